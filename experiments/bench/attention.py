@@ -3,20 +3,19 @@
 Random weights: time and memory depend on a model's shape, not on its weights. Imports neither torch nor transformers.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from experiments.bench.harness import (
     MEBIBYTE,
     Bench,
     Result,
     Say,
+    Setting,
     Turns,
     columns,
-    meter_for,
     no_memory,
     peaks,
     repeat,
@@ -25,7 +24,7 @@ from experiments.bench.harness import (
 )
 from experiments.config import Run
 from experiments.report.table import Table
-from experiments.shapes.models import IMAGE_TOKENS, QWEN_TEXT, SHAPES
+from experiments.shapes.models import IMAGE_TOKENS, QWEN_TEXT, SHAPES, configured, prompt_of
 from interp.errors import UserError
 
 if TYPE_CHECKING:
@@ -70,7 +69,8 @@ class AttentionBench(Bench):
     def measure(self, run: Run, device: str, say: Say) -> Result:
         """The peaks, shortest prompt first, then the times; the errors are of the first round's results."""
         lengths = sorted(set(self.lengths))
-        setting = AttentionSetting(self.size, device, lengths[-1], self.seed)
+        dtype = "float32" if device == "cpu" else "bfloat16"
+        setting = Setting(self.size, dtype, device, self.seed, longest=lengths[-1])
         held = peaks(AttentionRunner, setting, lengths, PEAKED, device, say)
         model = runner(AttentionRunner, setting)
         for variant in VARIANTS:  # so that no first time is measured
@@ -127,44 +127,32 @@ def summary(row: dict[str, Any]) -> str:
     )
 
 
-class AttentionSetting(NamedTuple):
-    """Which model and where: all that a child process needs to build the same one."""
-
-    size: str
-    device: str
-    longest: int
-    seed: int
-
-
-class EncodedPrompt(NamedTuple):
-    """One encoded prompt, and what its tokens are."""
-
-    encoded: Any
-    segments: Any
-
-
-def _forward(vlm: "VLM", inputs: EncodedPrompt, **options: Any) -> Any:
+def _forward(vlm: "VLM", encoded: Any, segments: Any, **options: Any) -> Any:
     """The prompt as ``generate()`` begins: with a cache, and logits of the last position alone."""
     import torch
 
     with torch.no_grad():
-        return vlm.model(**inputs.encoded, logits_to_keep=1, **options)
+        return vlm.model(**encoded, logits_to_keep=1, **options)
 
 
-def _recorded(vlm: "VLM", inputs: EncodedPrompt, *, queries: str, maps: tuple[int, ...] = ()) -> Any:
+def _recorded(vlm: "VLM", encoded: Any, segments: Any, *, queries: str, maps: tuple[int, ...] = ()) -> Any:
     from interp.attention.record import Queries, record_attention
 
-    with record_attention(vlm, queries=Queries[queries], maps=maps, segments=inputs.segments) as record:
-        _forward(vlm, inputs)
+    with record_attention(vlm, queries=Queries[queries], maps=maps, segments=segments) as record:
+        _forward(vlm, encoded, segments)
     return record
 
 
-def _eager(vlm: "VLM", inputs: EncodedPrompt) -> Any:
-    with _eager_attention(vlm):
-        return _forward(vlm, inputs, output_attentions=True).attentions
+def _eager(vlm: "VLM", encoded: Any, segments: Any) -> Any:
+    """The whole model as if loaded with ``attn_implementation="eager"``."""
+    vlm.model.set_attn_implementation("eager")
+    try:
+        return _forward(vlm, encoded, segments, output_attentions=True).attentions
+    finally:
+        vlm.model.set_attn_implementation("sdpa")
 
 
-VARIANTS: dict[str, Callable[["VLM", EncodedPrompt], Any]] = {
+VARIANTS: dict[str, Callable[["VLM", Any, Any], Any]] = {
     "native": _forward,
     "verdict": partial(_recorded, queries="VERDICT"),
     "mass": partial(_recorded, queries="ALL"),
@@ -173,40 +161,25 @@ VARIANTS: dict[str, Callable[["VLM", EncodedPrompt], Any]] = {
 }
 
 
-@contextmanager
-def _eager_attention(vlm: "VLM") -> Iterator[None]:
-    """The whole model as if loaded with ``attn_implementation="eager"``."""
-    vlm.model.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        vlm.model.set_attn_implementation("sdpa")
-
-
 class AttentionRunner:
     """A model with random weights in this process, and prompts for it; a case is a prompt's tokens."""
 
-    def __init__(self, setting: AttentionSetting) -> None:
+    def __init__(self, setting: Setting) -> None:
         import torch
 
-        from experiments.shapes.models import sized
-
-        self.device = torch.device(setting.device)
-        dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        self.vlm = sized(setting.size, longest=setting.longest, device=self.device, dtype=dtype, seed=setting.seed)
-        self.seed = setting.seed
-        self.inputs: dict[int, EncodedPrompt] = {}
+        self.device, self.seed = torch.device(setting.device), setting.seed
+        self.vlm = setting.build(configured(setting.size))
+        self.inputs: dict[int, tuple[Any, Any]] = {}  # prompts, encoded, and what their tokens are
         self.errors: dict[int, float] = {}
 
     def prepare(self, case: int) -> None:
         """See ``Runner``."""
-        from experiments.shapes.models import prompt_of
         from interp.segments import segment
 
         if case not in self.inputs:
             prompts = [prompt_of(self.vlm, case, seed=self.seed)]
             encoded = self.vlm.encode(prompts)
-            self.inputs[case] = EncodedPrompt(encoded, segment(self.vlm, prompts, encoded))
+            self.inputs[case] = encoded, segment(self.vlm, prompts, encoded)
 
     def once(self, variant: str, case: int) -> Any:
         """See ``Runner``; returns what the variant returns."""
@@ -214,7 +187,7 @@ class AttentionRunner:
 
         self.prepare(case)
         try:
-            return VARIANTS[variant](self.vlm, self.inputs[case])
+            return VARIANTS[variant](self.vlm, *self.inputs[case])
         except torch.OutOfMemoryError as error:
             raise UserError(no_memory(variant, case)) from error
 
@@ -225,10 +198,7 @@ class AttentionRunner:
         def taking(variant: str) -> float:
             say(f"{case} tokens, {variant}")
             results: list[Any] = []
-            work = timed(
-                lambda: results.append(self.once(variant, case)), synchronise=meter_for(self.device).synchronise
-            )
-            seconds = work()
+            seconds = timed(lambda: results.append(self.once(variant, case)), self.device)()
             if case not in self.errors:
                 seen[variant] = results.pop()
                 if variant == "eager":  # the last
@@ -246,7 +216,7 @@ class AttentionRunner:
         errors = []
         for layer, weights in enumerate(seen["eager"]):
             of_layer = weights[0].float()
-            indicator = self.inputs[case].segments.indicator(0, of_layer.shape[-1])[0].to(of_layer.device)
+            indicator = self.inputs[case][1].indicator(0, of_layer.shape[-1])[0].to(of_layer.device)
             expected = einsum(of_layer, indicator, "head query key, key segment -> head query segment").cpu()
             errors += [(one.pieces[0].mass[layer, 0] - expected).abs().max() for one in (masses, maps)]
             for row, one in enumerate(maps.maps):

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from http.client import HTTPConnection
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.console import Console
 
-from experiments.bench.harness import MEBIBYTE, Bench, Child, Result, Say, Turns, meter_for, repeat, result_of, timed
+from experiments.bench.harness import MEBIBYTE, Bench, Result, Say, Turns, child, kept, repeat, timed
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.scene import Scene
 from experiments.config import Run
@@ -36,7 +36,6 @@ from experiments.types import Kind, Loaded, Sample
 from interp.errors import UserError
 from mitigation.controls import TextOnly
 from mitigation.method import Baseline
-from mitigation.prior_correction import PriorCorrection
 from mitigation.prompting import ContextPrompt, SafetyPrompt
 from mitigation.threshold import ConstantShift
 from mitigation.vcd import VCD
@@ -81,11 +80,11 @@ def _as_file(sample: Sample, folder: Path, number: int) -> Sample:
     return replace(sample, image=path, prompt=f"{words} {sample.prompt}".strip())
 
 
+Ask = Callable[[], tuple[float, dict[tuple[str, str], str]]]  # lets clients ask all: seconds, answers by case and arm
 SIZES = ("tiny", "smol", "170m", "7b", "7b_qwen", "small", "small_qwen")
 LEAST = {"cpu": 3.0, "cuda": 8.0}  # required speed-up over the loop, by device
 LEAST_SERVED = 0.8  # required of the server, of the answers a second that a study gives to the same two arms
 ARMS: dict[str, Any] = {"baseline": Baseline(), "vcd": VCD(), "prompt": ContextPrompt(), "shift": ConstantShift(0.5)}
-NOISES, ALPHAS, WEIGHTS = (700, 999), (1.0, 2.0, 4.0, 8.0), (0.5, 0.8, 0.9, 1.0, 1.2)
 ARM_SETS: dict[str, dict[str, Any]] = {
     "few": ARMS,
     # Those of +exp=vcd_llava, with constants in place of what is fitted.
@@ -107,16 +106,6 @@ ARM_SETS: dict[str, dict[str, Any]] = {
         "prompt": ContextPrompt(),
         "safety_prompt": SafetyPrompt(),
     },
-    # Settings of VCD and of prior correction that +exp=mitigation_selection chooses among.
-    "selection": {
-        "baseline": Baseline(),
-        **{f"vcd {noise} {alpha}": VCD(alpha=alpha, noise_step=noise) for noise in NOISES for alpha in ALPHAS},
-        **{
-            f"{prior} {weight}": PriorCorrection(prior=prior, weight=weight)
-            for prior in ("none", "blank", "neutral")
-            for weight in WEIGHTS
-        },
-    },
 }
 SERVED_ARMS = {arm: ARMS[arm] for arm in ("baseline", "vcd")}
 LOOP, APART, STUDY, UNSERVED, SERVED = "one by one", "arms apart", "study", "two arms", "two arms, served"
@@ -133,8 +122,7 @@ ASKED_APART = (APART, "+ features")
 class EvalBench(Bench):
     """The task: ``cases`` under some ``arms``, in turns by every variant.
 
-    ``few`` are four: baseline, VCD, a prompt, a shift. ``vcd_llava``, ``papers`` and ``selection`` are those of these
-    experiments.
+    ``few`` are four: baseline, VCD, a prompt, a shift. ``vcd_llava`` and ``papers`` are those of these experiments.
     What is said on the command line (``batch_size``, ``batch_tokens``, ``image_workers``, ``max_new_tokens``) holds for
     the study's answering. On a GPU the study's peak of memory is recorded. So many ``clients`` (0: none) also ask the
     server, for answers of the plain model and of VCD, beside a study of these two arms that shares no features.
@@ -153,7 +141,7 @@ class EvalBench(Bench):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check("size", [self.size], SIZES, cases=[self.cases])
-        self.check("arms", [self.arms], tuple(ARM_SETS))
+        self.check("arms", [self.arms], ARM_SETS)
         if self.clients < 0:
             raise UserError(f"task.clients={self.clients}: clients of the server; give 0 (no server) or more")
 
@@ -170,7 +158,7 @@ class EvalBench(Bench):
             vlm = model_of(self.size, [sample.prompt for sample in loaded.samples], device=device, seed=self.seed)
             bench = AnswerTimes(given, vlm, loaded, folder)
             say("measuring")
-            with served(given, vlm, loaded, self.clients) as ask:
+            with served(given, vlm, loaded, self.clients) if self.clients else nullcontext() as ask:
                 bench.measure(self.repeats, self.seconds, ask)
             report = bench.study()
         metrics: dict[str, Any] = {
@@ -184,11 +172,10 @@ class EvalBench(Bench):
             "answers_unlike_arms_apart": bench.unlike(STUDY, APART),
             "least": LEAST["cpu" if device == "cpu" else "cuda"],
         }
-        lines = [*sentences(self, metrics), f"report of a whole study: {report}"]
         if self.clients:
             metrics["served_over_study"] = bench.turns.ratio(UNSERVED, SERVED)
             metrics["answers_unlike_the_study"] = bench.unlike(SERVED, UNSERVED)
-            lines.insert(0, served_sentence(metrics))
+        lines = [*sentences(self, metrics), f"report of a whole study: {report}"]
         return Result(metrics, [table(metrics["rows"])], lines)
 
 
@@ -205,15 +192,14 @@ class AnswerTimes:
     prefills: dict[str, int] = field(default_factory=dict)  # prompts that were read, and read by another arm
     turns: Turns = field(init=False)
 
-    def measure(self, repeats: int, seconds: float, ask: "Callable[[], Served] | None") -> None:
+    def measure(self, repeats: int, seconds: float, ask: Ask | None) -> None:
         """Rounds of all variants, after one untimed forward (with a server: a round of it) to warm up."""
-        wait = meter_for(self.vlm.device).synchronise
         work: dict[str, Callable[[], object]] = {LOOP: self._loop}
         work |= {name: partial(self._study, name, self.run.arms, changes) for name, changes in VARIANTS.items()}
         if ask is not None:
             work[UNSERVED] = partial(self._study, UNSERVED, SERVED_ARMS, {"feature_cache_mib": 0})
             ask()
-        variants = {name: timed(one, synchronise=wait) for name, one in work.items()}
+        variants = {name: timed(one, self.vlm.device) for name, one in work.items()}
         if ask is not None:
             variants[SERVED] = partial(self._served, ask)
         self._one(Baseline(), self.loaded.samples[0])
@@ -242,8 +228,8 @@ class AnswerTimes:
         from experiments.evaluation.answer import Answering
 
         run = replace(self.run, output_root=self.folder, **changes)
-        cuda = self.vlm.device.type == "cuda"
-        if cuda:
+        watched = name == STUDY and self.vlm.device.type == "cuda"
+        if watched:
             torch.cuda.reset_peak_memory_stats(self.vlm.device)
         with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True) as store:
             answering = Answering(run, self.vlm, store, Console(quiet=True))
@@ -252,13 +238,12 @@ class AnswerTimes:
             if name == STUDY:
                 self.prefills = answering.efficiency()["prefills"]
             self.answers[name] = {(line["case"], line["arm"]): line["response"] for line in store.records()}
-        if cuda and name == STUDY:
+        if watched:
             self.peak = torch.cuda.max_memory_allocated(self.vlm.device) / MEBIBYTE
 
-    def _served(self, ask: "Callable[[], Served]") -> float:
-        found = ask()
-        self.answers[SERVED] = found.answers
-        return found.seconds
+    def _served(self, ask: Ask) -> float:
+        seconds, self.answers[SERVED] = ask()
+        return seconds
 
     def rows(self) -> dict[str, dict[str, float]]:
         """By variant: cases a second (a case under an arm is one), and how many times the loop's they are."""
@@ -285,20 +270,9 @@ class AnswerTimes:
             return study.store.path / "report.html"
 
 
-@dataclass(frozen=True)
-class Served:
-    """Seconds that the clients took, and the answers by case and arm."""
-
-    seconds: float
-    answers: dict[tuple[str, str], str]
-
-
 @contextmanager
-def served(run: Run, vlm: "VLM", loaded: Loaded, clients: int) -> "Iterator[Callable[[], Served] | None]":
-    """A server for the plain model and VCD, and a function that lets the clients ask it all; None without clients."""
-    if not clients:
-        yield None
-        return
+def served(run: Run, vlm: "VLM", loaded: Loaded, clients: int) -> Iterator[Ask]:
+    """A server for the plain model and VCD, and a function that lets the clients ask it all."""
     from experiments.serving import served as arms
     from experiments.serving.task import Serve, bound, configured
 
@@ -307,15 +281,14 @@ def served(run: Run, vlm: "VLM", loaded: Loaded, clients: int) -> "Iterator[Call
     host = configured(server)
     names = {arm: next(name for name in server.served if ("+" in name) == (arm != "baseline")) for arm in SERVED_ARMS}
     asked = {(one.id, arm): body(one, name) for arm, name in names.items() for one in loaded.samples}
-    with bound("127.0.0.1", 0) as listener, Child() as child:
+    with bound("127.0.0.1", 0) as listener, child() as other:
         thread = threading.Thread(target=host.run, kwargs={"sockets": [listener]})
         thread.start()
         port = listener.getsockname()[1]
 
-        def ask() -> Served:
-            waiting = child.submit(ask_all, port, list(asked.values()), clients)
-            seconds, answers = result_of(waiting, "the clients' process ended; try again")
-            return Served(seconds, dict(zip(asked, answers, strict=True)))
+        def ask() -> tuple[float, dict[tuple[str, str], str]]:
+            seconds, answers = other.submit(ask_all, port, list(asked.values()), clients).result()
+            return seconds, dict(zip(asked, answers, strict=True))
 
         try:
             yield ask
@@ -368,27 +341,22 @@ def table(rows: Mapping[str, Mapping[str, float]]) -> Table:
 
 
 def sentences(bench: EvalBench, metrics: Mapping[str, Any]) -> list[str]:
-    """Whether the bound is met, how many answers differ from the loop's, and the peak of memory."""
+    """Whether the bounds are met, how many answers differ, and the peak of memory."""
     times, least = metrics["rows"][STUDY]["times"], metrics["least"]
-    kept = "kept" if times >= least else "missed"
-    lines = [f"{bench.size}: {times:.2f} times the loop, at least {least:.0f} wanted: {kept}"]
     total, read = bench.cases * len(ARM_SETS[bench.arms]), metrics["prefills"]
-    lines.append(f"{metrics['answers_unlike_the_loop']} of {total} answers unlike the loop's")
-    lines.append(
+    lines = [
+        f"{bench.size}: {times:.2f} times the loop, at least {least:.0f} wanted: {kept(times >= least)}",
+        f"{metrics['answers_unlike_the_loop']} of {total} answers unlike the loop's",
         f"{metrics['study_over_apart']:.2f} times arms apart, which share nothing: {read['prefills']:,} prompts were "
         f"read and {read['prefills_reused']:,} taken over; {metrics['answers_unlike_arms_apart']} of {total} answers "
-        "unlike"
-    )
+        "unlike",
+    ]
     if metrics["peak_mib"] is not None:
         lines.append(f"peak memory of the study: {metrics['peak_mib']:,.0f} MiB")
+    if (ratio := metrics.get("served_over_study")) is not None:
+        lines.append(
+            f"the server gives {ratio:.2f} of the study's answers a second, at least {LEAST_SERVED} wanted: "
+            f"{kept(ratio >= LEAST_SERVED)}; {metrics['answers_unlike_the_study']} of its answers are unlike the "
+            "study's"
+        )
     return lines
-
-
-def served_sentence(metrics: Mapping[str, Any]) -> str:
-    """Whether the server keeps to its bound, and how many of its answers differ from the study's."""
-    ratio = metrics["served_over_study"]
-    return (
-        f"the server gives {ratio:.2f} of the study's answers a second, at least {LEAST_SERVED} wanted: "
-        f"{'kept' if ratio >= LEAST_SERVED else 'missed'}; {metrics['answers_unlike_the_study']} of its answers are "
-        "unlike the study's"
-    )

@@ -12,8 +12,7 @@ import threading
 import time
 import warnings
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -27,9 +26,9 @@ import torch
 
 from experiments.bench.eval import EvalCases
 from experiments.bench.gpu_report import ROOT, Reading
-from experiments.bench.harness import Turns, meter_for, timed
+from experiments.bench.harness import Meter, Turns, timed
 from experiments.bench.vcd import BOUNDS
-from experiments.shapes.models import model_of, prompt_of, sized
+from experiments.shapes.models import configured, model_of, prompt_of, random_model
 from experiments.types import Loaded
 from interp.errors import UserError
 from interp.margin import AnswerIds
@@ -165,8 +164,7 @@ def compared(
         scores = {name: variant() for name, variant in variants.items()}  # also compiles
         kept = scores["eager"].isfinite()
         worst = max(worst, *((one[kept] - scores["eager"][kept]).abs().max().item() for one in scores.values()))
-        synchronise = meter_for(torch.device(device)).synchronise
-        turns = Turns({name: timed(partial(_often, one), synchronise=synchronise) for name, one in variants.items()})
+        turns = Turns({name: timed(partial(_often, one), torch.device(device)) for name, one in variants.items()})
         for _ in range(rounds):
             turns.run()
         times = " / ".join(f"{1e6 * turns.median(name) / CALLS:.1f}" for name in variants)
@@ -285,8 +283,8 @@ def plan(place: Place) -> list[Reading]:
     if not steps:
         raise UserError("the plan has no step of answering that fits this card")
     if place.large:
-        longest = planned["tokens"] + 64
-        vlm = sized(place.shape, longest=longest, device=torch.device(place.device), dtype=torch.bfloat16, seed=0)
+        config = configured(place.shape)
+        vlm = random_model(config, device=torch.device(place.device), dtype=torch.bfloat16, seed=0)
         vlm.__dict__["answer_ids"] = AnswerIds([10], [11])  # its vocabulary has neither word
         prompt = prompt_of(vlm, planned["tokens"], seed=0)
     else:
@@ -298,9 +296,7 @@ def plan(place: Place) -> list[Reading]:
         method: Any = VCD() if step["step"].endswith("vcd") else Baseline()
         rows = [replace(prompt, key=str(row)) for row in range(step["rows"])]
         method.generate(vlm, rows[:1], max_new_tokens=2)
-        with measured(place.device) as taken:
-            method.generate(vlm, rows, max_new_tokens=16)
-            seconds, above = taken()
+        seconds, above = measured(partial(method.generate, vlm, rows, max_new_tokens=16), place.device)
         peak = above + weights
         off = abs(step["peak"] / peak - 1)
         case = f"{step['step']}, {step['rows']} prompts of {planned['tokens']} tokens: planned / measured"
@@ -404,27 +400,17 @@ def tools(place: Place) -> list[Reading]:
 def tried(what: str, tool: Callable[[], object], device: str) -> Reading:
     """Time and peak of a tool, or what it said when it failed: the others go on."""
     try:
-        with measured(device) as taken:
-            tool()
-            seconds, peak = taken()
+        seconds, peak = measured(tool, device)
     except Exception as error:
         return Reading(what, f"failed: {type(error).__name__}: {error}"[:300], "works", met=False)
     return Reading(what, f"{seconds:.1f} s, {peak / GIB:.1f} GiB above the weights", "works", met=True)
 
 
-@contextmanager
-def measured(device: str) -> Iterator[Callable[[], tuple[float, int]]]:
-    """A function that says, so far: seconds, and peak bytes above what was held before."""
-    meter = meter_for(torch.device(device))
+def measured(work: Callable[[], object], device: str) -> tuple[float, int]:
+    """Seconds, and peak bytes above what was held before."""
+    meter = Meter(torch.device(device))
     meter.start()
-    meter.synchronise()
-    began = time.perf_counter()
-
-    def taken() -> tuple[float, int]:
-        meter.synchronise()
-        return time.perf_counter() - began, meter.peak()
-
-    yield taken
+    return timed(work, torch.device(device))(), meter.peak()
 
 
 def asked(place: Place, count: int) -> tuple[VLM, list[Prompt], Loaded]:

@@ -8,11 +8,11 @@ import platform
 import resource
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from itertools import product
@@ -21,19 +21,25 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
+import psutil
 from rich.console import Console
 
 from experiments.config import Run
 from experiments.report.table import Column, Table, terminal
 from experiments.runs.host_memory import return_freed_blocks
 from experiments.runs.resumption import open_run
+from experiments.shapes.models import LONGEST, random_model
 from interp.errors import UserError
 
 if TYPE_CHECKING:
     import torch
 
+    from interp.vlm import VLM
+
 T = TypeVar("T")
 MEBIBYTE = 2**20
+STATUS = Path("/proc/self/status")
+CLEAR = Path("/proc/self/clear_refs")
 Say = Callable[[str], None]
 
 
@@ -171,19 +177,32 @@ def repeat(measured: Sequence[Turns], repeats: int, seconds: float, *, least: fl
         min(fitting, key=lambda turns: turns.spent).run()
 
 
-def timed(work: Callable[[], object], *, synchronise: Callable[[], object] = lambda: None) -> Callable[[], float]:
-    """``work`` as a function that returns the seconds it took; ``synchronise`` waits for a GPU before and after."""
+def timed(work: Callable[[], object], device: "torch.device") -> Callable[[], float]:
+    """``work`` as a function that returns the seconds it took; a GPU is waited for before and after."""
 
     def seconds_taken() -> float:
-        synchronise()
+        synchronise(device)
         start = time.perf_counter()
         result = work()
-        synchronise()
+        synchronise(device)
         seconds = time.perf_counter() - start
         del result  # freeing the result is not part of the time
         return seconds
 
     return seconds_taken
+
+
+def synchronise(device: "torch.device") -> None:
+    """Waits until a GPU has done what it was asked for; on a CPU there is nothing to wait for."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
+
+
+def kept(met: bool) -> str:
+    """What a sentence says of a bound."""
+    return "kept" if met else "missed"
 
 
 def columns(headings: Iterable[str], *, fold: int = 0) -> list[Column]:
@@ -195,6 +214,23 @@ def columns(headings: Iterable[str], *, fold: int = 0) -> list[Column]:
     ]  # fmt: skip
 
 
+class Setting(NamedTuple):
+    """A model with random weights: all that a child process needs to build the same one."""
+
+    size: str
+    dtype: str
+    device: str
+    seed: int
+    longest: int = LONGEST  # tokens of a prompt with its answer
+
+    def build(self, config: Any) -> "VLM":
+        """The model of that configuration."""
+        import torch
+
+        device, dtype = torch.device(self.device), getattr(torch, self.dtype)
+        return random_model(config, device=device, dtype=dtype, seed=self.seed, longest=self.longest)
+
+
 class Runner(Protocol):
     """A model in a process. ``case`` tells its inputs apart: tokens of a prompt, prompts in a batch."""
 
@@ -204,7 +240,7 @@ class Runner(Protocol):
         """Makes the inputs, where they are not there yet."""
         ...
 
-    def once(self, variant: str, case: int) -> None:
+    def once(self, variant: str, case: int) -> object:
         """Runs a variant as far as its peak of memory."""
         ...
 
@@ -218,14 +254,17 @@ def peaks(
         UserError: a variant ran out of memory.
     """
     found: dict[int, dict[str, int]] = {}
-    with Child() as child:
+    with child() as other:
         for case, variant in product(sorted(cases), variants):
             say(f"memory of {case}, {variant}")
-            if device == "cpu":
-                waiting = child.submit(_peak, make, setting, variant, case)
-                found.setdefault(case, {})[variant] = result_of(waiting, no_memory(variant, case))
-            else:
-                found.setdefault(case, {})[variant] = _peak(make, setting, variant, case)
+            try:
+                if device == "cpu":
+                    peak = other.submit(_peak, make, setting, variant, case).result()
+                else:
+                    peak = _peak(make, setting, variant, case)
+            except BrokenProcessPool as error:
+                raise UserError(no_memory(variant, case)) from error
+            found.setdefault(case, {})[variant] = peak
     return found
 
 
@@ -246,139 +285,62 @@ def runner(make: Callable[..., T], setting: Hashable) -> T:
 def _peak(make: Callable[..., Runner], setting: Hashable, variant: str, case: int) -> int:
     model = runner(make, setting)
     model.prepare(case)
-    meter = meter_for(model.device)
+    meter = Meter(model.device)
     meter.start()
     model.once(variant, case)
     return meter.peak()
 
 
-STATUS = Path("/proc/self/status")
-CLEAR = Path("/proc/self/clear_refs")
-
-
-class Meter(Protocol):
-    """Measures peak memory. Make it when all that is not to be counted exists; then ``start``, work, ``peak``."""
-
-    def start(self) -> None:
-        """Forgets earlier peaks."""
-        ...
-
-    def peak(self) -> int:
-        """Most bytes held since ``start``, above those held when the meter was made."""
-        ...
-
-    def synchronise(self) -> None:
-        """Waits for the device."""
-        ...
-
-
-class Child:
+def child() -> ProcessPoolExecutor:
     """A process beside this one, which gives freed memory back at once (that would slow this one); a context manager.
 
     What is submitted runs in the order of submission. Functions and arguments are pickled.
-
-    It starts bare. ``as_loaded`` lets it begin with the modules that are loaded here, where that is safe: on Linux, as
-    long as this process has one thread and no torch. Its resident memory then says nothing.
     """
+    import torch
 
-    def __init__(self, *, as_loaded: bool = False) -> None:
-        torch = sys.modules.get("torch")
-        copied = as_loaded and torch is None and sys.platform == "linux" and threading.active_count() == 1
-        # a fork shares pages with this process, and does not start its threads
-        context = get_context("fork" if copied else "spawn")
-        threads = None if torch is None else torch.get_num_threads()
-        self._pool = ProcessPoolExecutor(1, context, _begin, (threads,))
-
-    def __enter__(self) -> "Child":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(cancel_futures=True)
-
-    def submit(self, work: Callable[..., T], *arguments: object) -> "Future[T]":
-        """``work(*arguments)`` over there; ``result_of`` waits for it."""
-        return self._pool.submit(work, *arguments)
+    return ProcessPoolExecutor(1, get_context("spawn"), _begin, (torch.get_num_threads(),))
 
 
-def result_of(waiting: "Future[T]", otherwise: str) -> T:
-    """What a child process returned.
+def _begin(threads: int) -> None:
+    import torch
 
-    Raises:
-        UserError: the process died, most often for want of memory; ``otherwise`` is the message.
-    """
-    try:
-        return waiting.result()
-    except BrokenProcessPool as error:
-        raise UserError(otherwise) from error
-
-
-def _begin(threads: int | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches every process; only the parent reports it
     return_freed_blocks()
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
+    torch.set_num_threads(threads)
 
 
-def meter_for(device: "torch.device") -> Meter:
-    """The meter of a device."""
-    return CudaMeter(device) if device.type == "cuda" else ProcessMeter()
+class Meter:
+    """Peak memory: what torch's allocator has handed out on a GPU, elsewhere what is resident of this process.
 
-
-class ProcessMeter:
-    """Resident memory of this process. Its peak is one variant's only if the process has run no other."""
-
-    def __init__(self) -> None:
-        self.before = _status("VmRSS") or _peak_since_start()
-
-    def start(self) -> None:
-        """Resets the high-water mark; a kernel that refuses counts from the start of the process: never too little."""
-        try:
-            CLEAR.write_text("5")
-        except OSError:
-            return
-
-    def peak(self) -> int:
-        """See ``Meter``."""
-        return (_status("VmHWM") or _peak_since_start()) - self.before
-
-    def synchronise(self) -> None:
-        """Nothing to wait for on a CPU."""
-
-
-class CudaMeter:
-    """Bytes that torch's allocator has handed out."""
+    Make it when all that is not to be counted exists; then ``start``, work, ``peak``. The peak of a process is one
+    variant's only if it has run no other.
+    """
 
     def __init__(self, device: "torch.device") -> None:
         import torch
 
-        self._cuda = torch.cuda
         self._device = device
-        self.before = torch.cuda.memory_allocated(device)
+        self._cuda = torch.cuda if device.type == "cuda" else None
+        self.before = self._cuda.memory_allocated(device) if self._cuda else psutil.Process().memory_info().rss
 
     def start(self) -> None:
-        """See ``Meter``."""
-        self._cuda.reset_peak_memory_stats(self._device)
+        """Forgets earlier peaks; a kernel that refuses counts from the start of the process: never too little."""
+        if self._cuda:
+            self._cuda.reset_peak_memory_stats(self._device)
+        else:
+            with suppress(OSError):
+                CLEAR.write_text("5")
 
     def peak(self) -> int:
-        """See ``Meter``."""
-        return self._cuda.max_memory_allocated(self._device) - self.before
-
-    def synchronise(self) -> None:
-        """Waits for all kernels."""
-        self._cuda.synchronize(self._device)
+        """Most bytes held since ``start``, above those held when the meter was made."""
+        most = self._cuda.max_memory_allocated(self._device) if self._cuda else _peak_of_process()
+        return int(most - self.before)
 
 
-def _status(key: str) -> int | None:
-    """A size in bytes from the kernel's account of this process, None where there is none (macOS)."""
+def _peak_of_process() -> int:
+    """By the kernel's account of this process, or where there is none (macOS) since its start."""
     try:
-        lines = STATUS.read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:")), None)
-
-
-def _peak_since_start() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
+        lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
+        return int(lines["VmHWM"].split()[0]) * 1024
+    except (OSError, KeyError):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

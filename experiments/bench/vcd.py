@@ -4,15 +4,16 @@ Random weights: time and memory depend on a model's shape, not on its weights. W
 a second branch is needed; so answers of the bundled organism are timed too. Imports neither torch nor transformers.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from experiments.bench.harness import MEBIBYTE, Bench, Result, Say, Turns, columns, peaks, repeat, runner
+from experiments.bench.harness import MEBIBYTE, Bench, Result, Say, Setting, Turns, columns, kept, peaks, repeat, runner
 from experiments.config import Run
 from experiments.report.table import Table
-from experiments.shapes.models import DECODING_SIZES, DecodingSetting
+from experiments.shapes.models import DECODING_SIZES
 from interp.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,10 +29,6 @@ class RatioBound(NamedTuple):
     ratio: str
     limit: float
     least: bool = False
-
-    def met(self, value: float) -> bool:
-        """Whether a measured ratio keeps to it."""
-        return value >= self.limit if self.least else value <= self.limit
 
 
 BOUNDS = (
@@ -93,7 +90,9 @@ class VcdBench(Bench):
 
     def measure(self, run: Run, device: str, say: Say) -> Result:
         """Models in the order of ``sizes``, of each its types, of each the numbers of items; then the answers."""
-        measured = [one for setting in self.settings(device) for one in self._prepared(setting, say)]
+        settings = [Setting(size, dtype, device, self.seed) for size in self.sizes for dtype in
+                    DECODING_SIZES[size].dtypes]  # fmt: skip
+        measured = [one for setting in settings for one in self._prepared(setting, say)]
         repeat([one.turns for one in measured], self.repeats, self.seconds, least=FIRST_SECONDS)
         answered = []
         if self.answers:
@@ -101,30 +100,21 @@ class VcdBench(Bench):
 
             say("answers of the organism")
             answered = answer_costs(self.answers, device=device, seed=self.seed)
-        rows = [one.row() for one in measured]
+        rows, details = [one.row() for one in measured], [one.details() for one in measured]
+        held = bounds(rows)
         metrics = {
             "weights": f"random, seed {self.seed}",
             "what": DOING,
             "sizes": {size: asdict(DECODING_SIZES[size]) for size in self.sizes},
             "rows": rows,
             "answers": answered,
-            "bounds": [
-                bound._asdict() | {"value": value, "met": bound.met(value)} for bound, value in applicable(rows)
-            ],
-            "details": [one.details() for one in measured],
+            "bounds": held,
+            "details": details,
         }
-        lines = [*bound_sentences(rows), *answer_sentences(answered, device)]
-        return Result(metrics, [*tables(measured), *answer_tables(answered)], lines)
+        lines = [*map(bound_sentence, held), *answer_sentences(answered, device)]
+        return Result(metrics, [*tables(rows, details), *answer_tables(answered)], lines)
 
-    def settings(self, device: str) -> list[DecodingSetting]:
-        """Every model in each of its types."""
-        return [
-            DecodingSetting(size, dtype, device, self.seed)
-            for size in self.sizes
-            for dtype in DECODING_SIZES[size].dtypes
-        ]
-
-    def _prepared(self, setting: DecodingSetting, say: Say) -> "list[DecodingMeasurements]":
+    def _prepared(self, setting: Setting, say: Say) -> "list[DecodingMeasurements]":
         from experiments.bench.vcd_variants import VARIANTS, DecodingRunner
 
         held: dict[int, dict[str, int]] = {}
@@ -140,21 +130,18 @@ class DecodingMeasurements:
     """All that was measured of one model with one number of items; ``peaks`` are bytes above the model, by variant."""
 
     def __init__(
-        self, setting: DecodingSetting, items: int, model: "DecodingRunner", say: Say, peaks: Mapping[str, int]
+        self, setting: Setting, items: int, model: "DecodingRunner", say: Say, peaks: Mapping[str, int]
     ) -> None:
-        self.setting, self.items, self.peaks = setting, items, peaks
-        self._model, self._say = model, say
+        self.about = {"size": setting.size, "dtype": setting.dtype, "items": items}
+        self.items, self.peaks, self._model, self._say = items, peaks, model, say
         self.readings: dict[str, list[GenerationReading]] = {}
-        self.turns = Turns({name: self._taking(name) for name in model.variants})
+        self.turns = Turns({name: partial(self._read, name) for name in model.variants})
 
-    def _taking(self, name: str) -> Callable[[], float]:
-        def taking() -> float:
-            self._say(f"{self.setting.size} {self.setting.dtype}, {self.items} items, {name}")
-            reading = self._model.read(name, self.items)
-            self.readings.setdefault(name, []).append(reading)
-            return reading.token
-
-        return taking
+    def _read(self, name: str) -> float:
+        self._say(f"{self.about['size']} {self.about['dtype']}, {self.items} items, {name}")
+        reading = self._model.read(name, self.items)
+        self.readings.setdefault(name, []).append(reading)
+        return reading.token
 
     def row(self) -> dict[str, Any]:
         """Ratios of seconds a decoded token, the prompt left out.
@@ -164,9 +151,7 @@ class DecodingMeasurements:
         steps that lazy decoding did without its noised branch.
         """
         return {
-            "size": self.setting.size,
-            "dtype": self.setting.dtype,
-            "items": self.items,
+            **self.about,
             **self.turns.ratios(RATIOS),
             "plain_ms_per_token": 1000 * self.turns.median("plain"),
             "lazy_skipped": self.readings["lazy"][0].skipped or 0.0,
@@ -184,9 +169,7 @@ class DecodingMeasurements:
         """Every time and peak behind the row, and whether the contrasting variants gave the same tokens."""
         expected = self.readings["two_forward"][0].tokens
         return {
-            "size": self.setting.size,
-            "dtype": self.setting.dtype,
-            "items": self.items,
+            **self.about,
             "seconds_per_token": self.turns.rounds,
             "prefill_seconds": {name: [one.prefill for one in found] for name, found in self.readings.items()},
             "first_token_over_plain": self.over_plain(lambda one: one.prefill),
@@ -195,58 +178,49 @@ class DecodingMeasurements:
             "same_tokens": {name: self.readings[name][0].tokens == expected for name in ("sequential", "paired")},
         }
 
-    def record(self) -> dict[str, str]:
-        """A line of the table of decoded tokens."""
-        row = self.row()
-        return {
-            **self._named(),
-            "rounds": str(len(self.turns.rounds)),
-            "plain (ms)": f"{row['plain_ms_per_token']:.3g}",
-            **{_heading(name): f"{row[name]:.2f}" for name in RATIOS if name != OF_OTHERS},
-        }
-
-    def prompt_record(self) -> dict[str, str]:
-        """A line of the table of prompts and peaks."""
-        first = {name: median(one.prefill for one in self.readings[name]) for name in PROMPTED}
-        return {
-            **self._named(),
-            **{_heading(f"{name} (s)"): f"{seconds:.3g}" for name, seconds in first.items()},
-            **{f"{name} (MiB)": f"{self.peaks[name] / MEBIBYTE:.0f}" if self.peaks else "–" for name in PEAKED},
-        }
-
-    def _named(self) -> dict[str, str]:
-        return {"model": f"{self.setting.size} {self.setting.dtype}", "items": str(self.items)}
-
 
 def _heading(name: str) -> str:
     return name.replace("_over_", "/").replace("two_forward", "two-forward")
 
 
-def tables(measured: Iterable[DecodingMeasurements]) -> list[Table]:
+def tables(rows: Sequence[Mapping[str, Any]], details: Sequence[Mapping[str, Any]]) -> list[Table]:
     """Medians and ratios of a decoded token; seconds to the first one, and peaks above the model in MiB."""
-    listed = list(measured)
-    about = {"A decoded token": [one.record() for one in listed],
-             "Prompt: seconds to the first token, and memory": [one.prompt_record() for one in listed]}  # fmt: skip
+    decoded, prompted = [], []
+    for row, detail in zip(rows, details, strict=True):
+        named = {"model": f"{row['size']} {row['dtype']}", "items": str(row["items"])}
+        rounds, ms, held = len(detail["seconds_per_token"]), row["plain_ms_per_token"], detail["peak_bytes"]
+        ratios = {_heading(name): f"{row[name]:.2f}" for name in RATIOS if name != OF_OTHERS}
+        decoded.append(named | {"rounds": str(rounds), "plain (ms)": f"{ms:.3g}"} | ratios)
+        first = {_heading(f"{name} (s)"): f"{median(detail['prefill_seconds'][name]):.3g}" for name in PROMPTED}
+        memory = {f"{name} (MiB)": f"{held[name] / MEBIBYTE:.0f}" if held else "–" for name in PEAKED}
+        prompted.append(named | first | memory)
     return [
-        Table.of(title, records, columns=columns(records[0], fold=10), legend="" if at else TERMS)
-        for at, (title, records) in enumerate(about.items())
+        Table.of("A decoded token", decoded, columns=columns(decoded[0], fold=10), legend=TERMS),
+        Table.of(
+            "Prompt: seconds to the first token, and memory", prompted, columns=columns(prompted[0], fold=10), legend=""
+        ),
     ]
 
 
-def applicable(rows: Iterable[Mapping[str, Any]]) -> list[tuple[RatioBound, float]]:
-    """The bounds that these rows are held to, each with the value measured."""
+def bounds(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The bounds that these rows are held to, each with the value measured and whether it is met."""
     measured = {(row["size"], row["dtype"], row["items"]): row for row in rows}
-    return [(bound, measured[bound[:3]][bound.ratio]) for bound in BOUNDS if bound[:3] in measured]
+    found = []
+    for bound in BOUNDS:
+        if (row := measured.get(bound[:3])) is not None:
+            value = row[bound.ratio]
+            met = value >= bound.limit if bound.least else value <= bound.limit
+            found.append(bound._asdict() | {"value": value, "met": met})
+    return found
 
 
-def bound_sentences(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """A sentence for each bound: the ratio, the limit, and whether it was kept."""
-    return [
-        f"{bound.size} {bound.dtype}, {bound.items} item{'s' * (bound.items > 1)}: {bound.ratio.replace('_', ' ')} "
-        f"{value:.2f}, {'at least' if bound.least else 'at most'} {bound.limit:.2f} wanted: "
-        f"{'kept' if bound.met(value) else 'missed'}"
-        for bound, value in applicable(rows)
-    ]
+def bound_sentence(bound: Mapping[str, Any]) -> str:
+    """The ratio, the limit, and whether it was kept."""
+    return (
+        f"{bound['size']} {bound['dtype']}, {bound['items']} item{'s' * (bound['items'] > 1)}: "
+        f"{bound['ratio'].replace('_', ' ')} {bound['value']:.2f}, {'at least' if bound['least'] else 'at most'} "
+        f"{bound['limit']:.2f} wanted: {kept(bound['met'])}"
+    )
 
 
 def answer_tables(rows: Iterable[Mapping[str, Any]]) -> list[Table]:
@@ -264,7 +238,7 @@ def answer_sentences(rows: Iterable[Mapping[str, Any]], device: str) -> list[str
     return [
         f"an answer of at most {row['limit']} token{'s' * (row['limit'] > 1)}: sequential over plain "
         f"{row['sequential_over_plain']:.2f}, at most {SEQUENTIAL:.2f} wanted: "
-        f"{'kept' if row['sequential_over_plain'] <= SEQUENTIAL else 'missed'}"
+        f"{kept(row['sequential_over_plain'] <= SEQUENTIAL)}"
         for row in rows
         if device == "cpu"
     ]

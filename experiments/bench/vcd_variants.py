@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -17,8 +18,8 @@ from torch import Tensor
 from transformers.generation.streamers import BaseStreamer
 
 from experiments.bench.eval import EvalCases
-from experiments.bench.harness import Turns, meter_for, no_memory, timed
-from experiments.shapes.models import DECODING_SIZES, DecodingSetting, model_of, prompt_of, sized
+from experiments.bench.harness import Setting, Turns, no_memory, synchronise, timed
+from experiments.shapes.models import DECODING_SIZES, configured, llava, model_of, prompt_of
 from interp.checkpoints.word_level import SPECIAL
 from interp.errors import UserError
 from interp.output_head import float32_head
@@ -66,15 +67,9 @@ class Batch(NamedTuple):
     noised: Mapping[str, Any]
 
 
-class Decoded(NamedTuple):
-    """Prompts and answers, and what a lazy branch left out."""
-
-    sequences: Int[Tensor, "row position"]
-    skipped: float | None = None
-
-
 _UNPADDED = ("input_ids", "attention_mask")  # the tokens are fed by themselves, and no prompt is padded
-Decode = Callable[[Any, Batch, TokenTimes, int], Decoded]
+Sequences = Int[Tensor, "row position"]
+Decode = Callable[[Any, Batch, TokenTimes, int], tuple[Sequences, float | None]]  # prompts and answers; see ``skipped``
 
 
 def _options(stamps: TokenTimes, new_tokens: int) -> dict[str, Any]:
@@ -82,37 +77,38 @@ def _options(stamps: TokenTimes, new_tokens: int) -> dict[str, Any]:
     return {"max_new_tokens": new_tokens, "streamer": stamps, "eos_token_id": None, "pad_token_id": 0}
 
 
-def _plain(model: Any, batch: Batch, stamps: TokenTimes, new_tokens: int) -> Decoded:
-    return Decoded(model.generate(**batch.clean, do_sample=False, **_options(stamps, new_tokens)))
+def _plain(
+    model: Any, batch: Batch, stamps: TokenTimes, new_tokens: int, **processors: Any
+) -> tuple[Sequences, float | None]:
+    options = _options(stamps, new_tokens)
+    return model.generate(**batch.clean, do_sample=False, **options, **processors), None
 
 
-def _answers(model: Any, batch: Batch, stamps: TokenTimes, new_tokens: int) -> Decoded:
+def _answers(model: Any, batch: Batch, *given: Any) -> tuple[Sequences, float | None]:
     """Plain, with two tokens' logits in float32, as ``VLM.generate`` does for margins."""
     with float32_head(model, [len(SPECIAL), len(SPECIAL) + 1]):
-        return _plain(model, batch, stamps, new_tokens)
+        return _plain(model, batch, *given)
 
 
-def _whole(model: Any, batch: Batch, stamps: TokenTimes, new_tokens: int) -> Decoded:
+def _whole(model: Any, batch: Batch, *given: Any, **processors: Any) -> tuple[Sequences, float | None]:
     """Plain, with all logits in float32, as contrasts have them."""
     with float32_head(model):
-        return _plain(model, batch, stamps, new_tokens)
+        return _plain(model, batch, *given, **processors)
 
 
-def _sequential(model: Any, batch: Batch, stamps: TokenTimes, new_tokens: int, *, lazy: bool = False) -> Decoded:
+def _sequential(model: Any, batch: Batch, *given: Any, lazy: bool = False) -> tuple[Sequences, float | None]:
     vcd = VisualContrastiveLogitsProcessor(model, batch.noised, alpha=ALPHA, beta=BETA, lazy=lazy)
-    options = _options(stamps, new_tokens)
-    with float32_head(model):
-        sequences = model.generate(**batch.clean, do_sample=False, logits_processor=[vcd], **options)
-    return Decoded(sequences, vcd.skips.skipped / vcd.skips.steps)
+    sequences, _ = _whole(model, batch, *given, logits_processor=[vcd])
+    return sequences, vcd.skips.skipped / vcd.skips.steps
 
 
-def _paired(model: Any, batch: Batch, stamps: TokenTimes, new_tokens: int) -> Decoded:
+def _paired(model: Any, batch: Batch, stamps: TokenTimes, new_tokens: int) -> tuple[Sequences, float | None]:
     options = _options(stamps, new_tokens)
-    return Decoded(generate_paired(model, batch.clean, batch.noised, alpha=ALPHA, beta=BETA, **options).sequences)
+    return generate_paired(model, batch.clean, batch.noised, alpha=ALPHA, beta=BETA, **options).sequences, None
 
 
 @torch.no_grad()
-def _two_forward(model: Any, batch: Batch, stamps: TokenTimes, new_tokens: int) -> Decoded:
+def _two_forward(model: Any, batch: Batch, stamps: TokenTimes, new_tokens: int) -> tuple[Sequences, float | None]:
     """The published loop, a forward of either branch a token, without what ``generate`` does around it.
 
     Each branch has a cache (the published code's shared one is a bug). Prompts are of equal length, so that it needs
@@ -132,7 +128,7 @@ def _two_forward(model: Any, batch: Batch, stamps: TokenTimes, new_tokens: int) 
         fed = _choice(*logits)
         ids = torch.cat([ids, fed], dim=1)
         stamps.put(fed.cpu())
-    return Decoded(ids)
+    return ids, None
 
 
 def _choice(clean: Float[Tensor, "row vocab"], noised: Float[Tensor, "row vocab"]) -> Int[Tensor, "row 1"]:
@@ -176,15 +172,9 @@ class DecodingRunner:
 
     variants = tuple(VARIANTS)
 
-    def __init__(self, setting: DecodingSetting) -> None:
+    def __init__(self, setting: Setting) -> None:
         self.size, self.device = DECODING_SIZES[setting.size], torch.device(setting.device)
-        dtype = getattr(torch, setting.dtype)
-        longest = self.size.prompt_tokens + self.size.new_tokens
-        self.vlm = sized(
-            setting.size, longest=longest, device=self.device, dtype=dtype, seed=setting.seed, shape=self.size.shape
-        )
-        with torch.no_grad():  # else it may answer with an image
-            self.vlm.model.get_submodule(self.vlm.layout.lm_head).weight[: len(SPECIAL)] = 0
+        self.vlm = setting.build(llava(self.size.shape) if self.size.shape else configured(setting.size))
         self.seed = setting.seed
         self._batches: dict[int, Batch] = {}
         for variant in VARIANTS:  # one-time allocations and first times belong to no variant
@@ -195,16 +185,15 @@ class DecodingRunner:
         self.prepare(items)
         batch, stamps = self._batches[items], TokenTimes()
         with certain_head(self.vlm) if variant == "lazy" else nullcontext():
-            meter_for(self.device).synchronise()
+            synchronise(self.device)
             start = time.perf_counter()
             try:
-                decoded = VARIANTS[variant](self.vlm.model, batch, stamps, new_tokens or self.size.new_tokens)
+                found, skipped = VARIANTS[variant](self.vlm.model, batch, stamps, new_tokens or self.size.new_tokens)
             except torch.OutOfMemoryError as error:
                 raise UserError(no_memory(variant, items)) from error
-        first = stamps.times[1] - start
-        between = [later - earlier for earlier, later in zip(stamps.times[1:], stamps.times[2:], strict=False)]
-        answers = decoded.sequences[:, batch.clean["input_ids"].shape[1] :]
-        return GenerationReading(first, median(between), answers.tolist(), decoded.skipped)
+        between = [later - earlier for earlier, later in pairwise(stamps.times[1:])]
+        answers = found[:, batch.clean["input_ids"].shape[1] :]
+        return GenerationReading(stamps.times[1] - start, median(between), answers.tolist(), skipped)
 
     def once(self, variant: str, case: int) -> None:
         """See ``Runner``."""
@@ -258,8 +247,7 @@ def _answer_row(vlm: VLM, prompts: list[Prompt], limit: int, rounds: int) -> dic
     work[LOOP] = loop
     for warm in work.values():
         warm()
-    wait = meter_for(vlm.device).synchronise
-    turns = Turns({name: timed(one, synchronise=wait) for name, one in work.items()})
+    turns = Turns({name: timed(one, vlm.device) for name, one in work.items()})
     for _ in range(rounds):
         turns.run()
     each = 1000 * turns.median("plain") / len(prompts)
@@ -270,5 +258,5 @@ def _answer_row(vlm: VLM, prompts: list[Prompt], limit: int, rounds: int) -> dic
 def _looped(vlm: VLM, prompt: Prompt, tokens: int) -> str:
     """An answer of ``tokens`` tokens by the published loop, from the same picture and noise."""
     batch = _encoded(vlm, [prompt], [prompt.key], seed=0)
-    ids = VARIANTS[LOOP](vlm.model, batch, TokenTimes(), tokens).sequences
+    ids, _ = VARIANTS[LOOP](vlm.model, batch, TokenTimes(), tokens)
     return str(vlm.tokenizer.decode(ids[0, batch.clean["input_ids"].shape[1] :], skip_special_tokens=True))

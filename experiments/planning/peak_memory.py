@@ -1,14 +1,11 @@
-"""Runs an experiment's steps on a pretended device and says what each would hold and take. In a process of its own.
+"""Runs an experiment's steps on a pretended device and says what each would hold and take.
 
 Importing this module loads no torch.
 """
 
-import atexit
 import gc
-import os
 import tempfile
 from dataclasses import dataclass, field
-from multiprocessing import parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,13 +72,6 @@ class Measured:
     outcomes: list[Outcome]
 
 
-def has_gpu() -> bool:
-    """Whether torch sees a GPU here."""
-    import torch
-
-    return torch.cuda.is_available()
-
-
 def room_of(gpu_gib: float | None, model: ModelConfig) -> Room:
     """The card of ``gpu_gib``, or else what is free now on the device that the model would go to.
 
@@ -118,8 +108,6 @@ def measured(run: Run, asked: Asked, gpu_gib: float | None, rates: tuple[float, 
     plan = blueprint(model)
     import torch
 
-    if parent_process() is not None:
-        atexit.register(os._exit, 0)  # triton, which torch loads, reports at length what it leaves behind
     dtype = dtype_on(model.dtype, torch.device("cpu")) if not room.on_gpu else _on_gpu(model.dtype)
     try:
         with world(fused=True) as pretended, tempfile.TemporaryDirectory() as folder:
@@ -137,6 +125,8 @@ def measured(run: Run, asked: Asked, gpu_gib: float | None, rates: tuple[float, 
             outcomes = [stage.outcome(step, tokens) for step in steps]
     except Unsupported as error:
         raise UserError(f"task=plan cannot be done here ({error}); use the torch of constraints.txt") from error
+    finally:
+        gc.unfreeze()
     kernel = "one fused kernel (flash or memory-efficient), as sdpa chooses on CUDA"
     if model.attn_implementation == "eager":
         kernel = "taken apart (attn_implementation=eager), so that queries × keys are held"

@@ -2,8 +2,7 @@
 
 ``python -m experiments.run task=plan +exp=vcd_llava model=llava_1_5_7b task.gpu_gib=24``: the rest of the command is
 composed as it would be without ``task=plan``, and its steps are run on a device that computes nothing
-(``experiments.planning.peak_memory``), in a process of their own. Importing this module loads neither torch nor
-transformers.
+(``experiments.planning.peak_memory``). Importing this module loads neither torch nor transformers.
 """
 
 import math
@@ -15,7 +14,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from experiments.bench.harness import Child, result_of
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.config import Run
 from experiments.evaluation.case_batches import size_of
@@ -38,7 +36,6 @@ CARDS = {16: (65.0, 320.0), 24: (125.0, 600.0), 40: (312.0, 1555.0), 80: (312.0,
 TOKENS_PER_WORD = 1.4  # assumed for English
 TEMPLATE_TOKENS = 20  # assumed: the chat template around a question
 DEFAULT_CASES = 100
-ENDED = "the planning process ended; free some memory of this machine and try again"
 NO_GPU = "This machine has no GPU; model.device=cpu plans for its CPU, task.gpu_gib=<GiB> for another card."
 
 
@@ -76,16 +73,12 @@ class Plan:
         console = Console()
         asked, cases, assumed = self.prompts(run)
         config = run.config | {"plan": repr(self)}
-        with (
-            open_run(run.output_root, "plan", config, run.config_hash, fresh=True) as store,
-            Child(as_loaded=True) as child,
-        ):
+        with open_run(run.output_root, "plan", config, run.config_hash, fresh=True) as store:
             plans = []
-            for card in self.cards(run, child):
+            for card in self.cards(run):
                 rates, notes = self.rates(card)
-                waiting = child.submit(measured, run, asked, card, rates)
                 with console.status("planning: the experiment's own code on shapes"):
-                    found = result_of(waiting, ENDED)
+                    found = measured(run, asked, card, rates)
                 sentences = [*assumptions(found, run, assumed, notes), *sharing(found, cases), *advice(found, run)]
                 plans.append(asdict(found) | {"sentences": sentences})
                 console.print(table(found, run, cases))
@@ -99,13 +92,13 @@ class Plan:
             store.finish()
             console.print(f"plan: {store.path / FILE}", highlight=False, soft_wrap=True)
 
-    def cards(self, run: Run, child: Child) -> Sequence[float | None]:
-        """The cards that are planned for, by their GiB; None is this machine's own device, which ``child`` looks at."""
-        from experiments.planning.peak_memory import has_gpu
+    def cards(self, run: Run) -> Sequence[float | None]:
+        """The cards that are planned for, by their GiB; None is this machine's own device."""
+        import torch
 
         if self.gpu_gib is not None or run.weights.path.startswith(ORGANISM) or run.weights.device != "auto":
             return [self.gpu_gib]
-        return [None] if result_of(child.submit(has_gpu), ENDED) else USUAL
+        return [None] if torch.cuda.is_available() else USUAL
 
     def prompts(self, run: Run) -> tuple[Asked, int, str]:
         """The prompts planned with, the number of cases, and a sentence on where both are from."""

@@ -5,9 +5,9 @@ imported once a model is built: the shapes are named before.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
@@ -53,6 +53,43 @@ SHAPES = {
 }
 
 
+# Qwen2.5-VL-7B-Instruct's config.json, and what differs in little.
+QWEN_TEXT: dict[str, Any] = {
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24], "rope_theta": 1e6},
+}
+QWEN_VISION: dict[str, Any] = {
+    "depth": 32,
+    "hidden_size": 1280,
+    "intermediate_size": 3420,
+    "num_heads": 16,
+    "out_hidden_size": 3584,
+    "patch_size": 14,
+    "window_size": 112,
+    "fullatt_block_indexes": [7, 15, 23, 31],
+}
+SMALL_TEXT: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 1024,
+    "rope_parameters": {**QWEN_TEXT["rope_parameters"], "mrope_section": [2, 1, 1]},
+}
+SMALL_VISION: dict[str, Any] = {
+    "depth": 2,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_heads": 2,
+    "out_hidden_size": 32,
+    "fullatt_block_indexes": [1],
+}
 QWEN_SIDE = 504  # pixels of a side of the picture shown to it
 QWEN_TOKENS = (QWEN_SIDE // 28) ** 2  # patches of 14 pixels, merged by two and two
 IMAGE_TOKENS = {name: shape.image_tokens for name, shape in SHAPES.items()} | dict.fromkeys(
@@ -88,31 +125,13 @@ DECODING_SIZES = {
 }
 
 
-class DecodingSetting(NamedTuple):
-    """Which model and where: all that a child process needs to build the same one."""
-
-    size: str
-    dtype: str
-    device: str
-    seed: int
-
-
 WORDS = tuple(f"word{number}" for number in range(400))
+LONGEST = 2048  # tokens of a prompt with its answer
+ORGANISMS = {"tiny": "llava", "smol": "smol"}  # trained, and no shapes with random weights
 
 
-def build(
-    shape: Shape,
-    *,
-    longest: int,
-    device: "torch.device",
-    dtype: "torch.dtype",
-    seed: int,
-    words: Sequence[str] = WORDS,
-) -> "VLM":
-    """A model with sdpa attention for prompts of up to ``longest`` tokens; equal seeds give equal weights per device.
-
-    ``words`` are those that it tells apart.
-    """
+def llava(shape: Shape) -> Any:
+    """The configuration of a LLaVA in that shape."""
     from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig
 
     vision = CLIPVisionConfig(
@@ -129,51 +148,70 @@ def build(
         intermediate_size=shape.intermediate,
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,
-        max_position_embeddings=longest,
     )
-    config = LlavaConfig(vision_config=vision, text_config=text, image_seq_length=shape.image_tokens)
-    return _random(config, words, longest, device, dtype, seed, name="random LLaVA")
+    return LlavaConfig(vision_config=vision, text_config=text, image_seq_length=shape.image_tokens)
 
 
-def qwen(
-    words: Sequence[str], device: "torch.device", dtype: "torch.dtype", seed: int, *, longest: int, small: bool = False
-) -> "VLM":
-    """Qwen2.5-VL in the shape of ``QWEN_TEXT`` and ``QWEN_VISION``; ``small``: in little."""
+def qwen(text: Mapping[str, Any], vision: Mapping[str, Any]) -> Any:
+    """The configuration of Qwen2.5-VL-7B, but for what ``text`` and ``vision`` give."""
     from transformers import Qwen2_5_VLConfig
 
-    text, vision = QWEN_TEXT, QWEN_VISION
-    if small:
-        rope = {**text["rope_parameters"], "mrope_section": [2, 1, 1]}
-        few = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-        text = {**text, **few, "num_key_value_heads": 2, "vocab_size": 1024, "rope_parameters": rope}
-        less = {"depth": 2, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
-        vision = {**vision, **less, "fullatt_block_indexes": [1]}
-    config = Qwen2_5_VLConfig(text_config=text, vision_config=vision)
-    return _random(config, words, longest, device, dtype, seed, name="random Qwen2.5-VL")
+    return Qwen2_5_VLConfig(text_config={**QWEN_TEXT, **text}, vision_config={**QWEN_VISION, **vision})
 
 
-def sized(
-    size: str, *, longest: int, device: "torch.device", dtype: "torch.dtype", seed: int, shape: Shape | None = None
+def configured(size: str) -> Any:
+    """The configuration of a size in ``IMAGE_TOKENS``."""
+    if size.endswith("_qwen"):
+        return qwen(SMALL_TEXT, SMALL_VISION) if size.startswith("small") else qwen({}, {})
+    return llava(SHAPES[size])
+
+
+def random_model(
+    config: Any,
+    *,
+    device: "torch.device",
+    dtype: "torch.dtype",
+    seed: int,
+    words: Sequence[str] = WORDS,
+    longest: int = LONGEST,
 ) -> "VLM":
-    """The model of a size in ``IMAGE_TOKENS``, or of ``shape``, for prompts of up to ``longest`` words of ``WORDS``."""
-    if shape is None and size.endswith("_qwen"):
-        return qwen(WORDS, device, dtype, seed, longest=longest, small=size.startswith("small"))
-    return build(shape or SHAPES[size], longest=longest, device=device, dtype=dtype, seed=seed)
+    """A model with sdpa attention for prompts of up to ``longest`` tokens; equal seeds give equal weights per device.
 
-
-def _random(
-    config: Any, words: Sequence[str], longest: int, device: "torch.device", dtype: "torch.dtype", seed: int, name: str
-) -> "VLM":
+    ``words`` are those that it tells apart. It never ends an answer.
+    """
     import torch
     from transformers import AutoModelForImageTextToText
 
+    from interp.checkpoints.word_level import SPECIAL
     from interp.vlm import VLM
 
+    config.text_config.max_position_embeddings = longest
     processor = stand_in(config, {}, words=words, longest=longest)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
         torch.manual_seed(seed)
         model = AutoModelForImageTextToText.from_config(config, dtype=dtype, attn_implementation="sdpa")
-    return VLM(model.eval(), processor, name=name)
+    vlm = VLM(model.eval(), processor, name=f"random {config.model_type}")
+    with torch.no_grad():
+        vlm.model.get_submodule(vlm.layout.lm_head).weight[: len(SPECIAL)] = 0
+    return vlm
+
+
+def model_of(size: str, texts: Sequence[str], *, device: str, seed: int) -> "VLM":
+    """The model of one size, which tells the words of ``texts`` apart.
+
+    ``small`` and ``small_qwen`` are the two large ones' shapes in little, for tests. On a CPU ``170m`` alone is in
+    bfloat16.
+    """
+    import torch
+
+    from interp.loading import load
+
+    if size in ORGANISMS:
+        return load(f"organism:{ORGANISMS[size]}", device=device)
+    where = torch.device(device)
+    dtype = torch.bfloat16 if where.type == "cuda" or size == "170m" else torch.float32
+    config = configured("tiny" if size == "small" else size)
+    return random_model(config, device=where, dtype=dtype, seed=seed, words=texts)
 
 
 def prompt_of(vlm: "VLM", tokens: int, *, seed: int) -> Prompt:
@@ -183,54 +221,3 @@ def prompt_of(vlm: "VLM", tokens: int, *, seed: int) -> Prompt:
     short = vlm.encode([Prompt(WORDS[0], image)])["input_ids"].shape[1]
     words = random.Random(seed).choices(WORDS, k=tokens - short + 1)
     return Prompt(" ".join(words), image)
-
-
-LONGEST = 2048  # tokens of a prompt with its answer
-# Qwen2.5-VL-7B-Instruct's config.json.
-QWEN_TEXT: dict[str, Any] = {
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "vocab_size": 152064,
-    "rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24], "rope_theta": 1e6},
-}
-QWEN_VISION: dict[str, Any] = {
-    "depth": 32,
-    "hidden_size": 1280,
-    "intermediate_size": 3420,
-    "num_heads": 16,
-    "out_hidden_size": 3584,
-    "patch_size": 14,
-    "window_size": 112,
-    "fullatt_block_indexes": [7, 15, 23, 31],
-}
-
-
-ORGANISMS = {"tiny": "llava", "smol": "smol"}  # trained, and no shapes with random weights
-
-
-def model_of(size: str, texts: Sequence[str], *, device: str, seed: int) -> "VLM":
-    """The model of one size, which tells the words of ``texts`` apart; never ends an answer where weights are random.
-
-    ``small`` and ``small_qwen`` are the two large ones' shapes in little, for tests. On a CPU ``170m`` alone is in
-    bfloat16.
-    """
-    import torch
-
-    from interp.checkpoints.word_level import SPECIAL
-    from interp.loading import load
-
-    if size in ORGANISMS:
-        return load(f"organism:{ORGANISMS[size]}", device=device)
-    where = torch.device(device)
-    dtype = torch.bfloat16 if where.type == "cuda" or size == "170m" else torch.float32
-    if size.endswith("_qwen"):
-        vlm = qwen(texts, where, dtype, seed, longest=LONGEST, small=size.startswith("small"))
-    else:
-        shape = SHAPES["tiny" if size == "small" else size]
-        vlm = build(shape, longest=LONGEST, device=where, dtype=dtype, seed=seed, words=texts)
-    with torch.no_grad():
-        vlm.model.get_submodule(vlm.layout.lm_head).weight[: len(SPECIAL)] = 0
-    return vlm

@@ -22,15 +22,10 @@ def seven_billion(family: str, layers: int = LAYERS) -> VLM:
     """LLaVA-1.5-7B or Qwen2.5-VL-7B in bfloat16 on torch's ``meta`` device: every width as published, fewer layers."""
     device, dtype = torch.device("meta"), torch.bfloat16
     if family == "llava":
-        shape = replace(shapes.SHAPES["7b"], layers=layers, vision_layers=3)
-        return shapes.build(shape, longest=2048, device=device, dtype=dtype, seed=0, words=TEXTS)
-    text, vision = shapes.QWEN_TEXT, shapes.QWEN_VISION
-    shapes.QWEN_TEXT = text | {"num_hidden_layers": layers}
-    shapes.QWEN_VISION = vision | {"depth": 2, "fullatt_block_indexes": [1]}
-    try:
-        return shapes.qwen(TEXTS, device, dtype, 0, longest=2048)
-    finally:
-        shapes.QWEN_TEXT, shapes.QWEN_VISION = text, vision
+        config = shapes.llava(replace(shapes.SHAPES["7b"], layers=layers, vision_layers=3))
+    else:
+        config = shapes.qwen({"num_hidden_layers": layers}, {"depth": 2, "fullatt_block_indexes": [1]})
+    return shapes.random_model(config, device=device, dtype=dtype, seed=0, words=TEXTS)
 
 
 def asked(side: int, texts: Sequence[str] = TEXTS) -> list[Prompt]:

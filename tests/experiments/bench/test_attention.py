@@ -1,9 +1,8 @@
 """The attention benchmark on its smallest size: what is measured, not how fast it was on this machine."""
 
 import json
+import os
 from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures.process import BrokenProcessPool
 from mmap import mmap
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from experiments.bench import harness
 from experiments.bench.attention import (
     COLUMNS,
     MAPPED,
@@ -19,18 +19,17 @@ from experiments.bench.attention import (
     VARIANTS,
     AttentionBench,
     AttentionRunner,
-    AttentionSetting,
     _record,
     added_memory,
     summary,
 )
-from experiments.bench.harness import ProcessMeter, Turns, columns, no_memory, repeat, result_of, timed
+from experiments.bench.harness import Meter, Setting, Turns, columns, peaks, repeat, timed
 from experiments.report.table import Table
 from interp.errors import UserError
 from tests.experiments.compose import run_of
 
 SHORT, LONG = 40, 400
-SETTING = AttentionSetting("tiny", "cpu", LONG, seed=0)
+SETTING = Setting("tiny", "float32", "cpu", seed=0, longest=LONG)
 
 
 @pytest.fixture(scope="module")
@@ -90,10 +89,10 @@ def test_on_a_gpu_all_variants_share_one_model_and_the_allocator_is_asked(tmp_pa
 @pytest.mark.parametrize("tokens", [SHORT, LONG])
 def test_prompts_are_real_inputs_of_exactly_that_length(probe: AttentionRunner, tokens: int) -> None:
     probe.prepare(tokens)
-    inputs = probe.inputs[tokens]
-    assert inputs.encoded["input_ids"].shape == (1, tokens)
-    assert inputs.encoded["pixel_values"].shape == (1, 3, 24, 24)
-    labels = inputs.segments.rows[0].labels
+    encoded, segments = probe.inputs[tokens]
+    assert encoded["input_ids"].shape == (1, tokens)
+    assert encoded["pixel_values"].shape == (1, 3, 24, 24)
+    labels = segments.rows[0].labels
     assert labels.count("image_0") == 9
     assert labels.count("user") > tokens - 9 - 16
 
@@ -170,11 +169,17 @@ def test_a_row_is_made_of_paired_ratios_and_of_added_memory() -> None:
     assert "1.20 times" in summary(row)
 
 
+class Dying(AttentionRunner):
+    """As a process that the kernel ends for want of memory."""
+
+    def once(self, variant: str, case: int) -> None:
+        os._exit(1)
+
+
+@pytest.mark.long  # a process of its own
 def test_a_child_that_dies_is_a_sentence() -> None:
-    died: Future[None] = Future()
-    died.set_exception(BrokenProcessPool())
     with pytest.raises(UserError, match=r"eager of 40 did not end.*task\.lengths"):
-        result_of(died, no_memory("eager", SHORT))
+        peaks(Dying, SETTING, [SHORT], ["eager"], "cpu", print)
 
 
 @pytest.mark.parametrize(
@@ -242,15 +247,16 @@ def test_short_rounds_are_repeated_more_often_and_none_is_begun_too_late(monkeyp
     assert (len(long.rounds), len(short.rounds)) == (1, 4)
 
 
-def test_a_time_is_taken_between_two_synchronisations() -> None:
+def test_a_time_is_taken_between_two_synchronisations(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    seconds = timed(lambda: calls.append("work"), synchronise=lambda: calls.append("wait"))()
+    monkeypatch.setattr(harness, "synchronise", lambda device: calls.append("wait"))
+    seconds = timed(lambda: calls.append("work"), torch.device("cpu"))()
     assert calls == ["wait", "work", "wait"]
     assert seconds > 0
 
 
 def test_a_peak_is_seen_after_it_has_passed() -> None:
-    meter = ProcessMeter()
+    meter = Meter(torch.device("cpu"))
     meter.start()
     with mmap(-1, 64 * 2**20) as held:  # pages of its own: an array may lie in what was freed before
         held.write(b"1" * len(held))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from experiments.bench.harness import Setting
 from experiments.bench.vcd import (
     BOUNDS,
     RATIOS,
@@ -17,8 +18,8 @@ from experiments.bench.vcd import (
     VcdBench,
     answer_sentences,
     answer_tables,
-    applicable,
-    bound_sentences,
+    bound_sentence,
+    bounds,
     tables,
 )
 from experiments.bench.vcd_variants import (
@@ -30,7 +31,7 @@ from experiments.bench.vcd_variants import (
     certain_head,
 )
 from experiments.report.table import terminal
-from experiments.shapes.models import DECODING_SIZES, DecodingSetting
+from experiments.shapes.models import DECODING_SIZES
 from interp.errors import UserError
 from mitigation.contrastive.formulas import plausible
 from tests.experiments.compose import run_of
@@ -52,7 +53,7 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def probe() -> DecodingRunner:
     """The tiny size with weights so wide that answers vary from step to step."""
-    made = DecodingRunner(DecodingSetting("tiny", "float32", "cpu", seed=0))
+    made = DecodingRunner(Setting("tiny", "float32", "cpu", seed=0))
     with torch.no_grad():
         for name, weight in made.vlm.model.named_parameters():
             if weight.ndim > 1 and "vision_tower" not in name:
@@ -174,7 +175,7 @@ def fake(size: str, items: int, *rounds: dict[str, float]) -> DecodingMeasuremen
     def read(name: str, items: int) -> GenerationReading:
         return GenerationReading(2.0, next(found[name]), [[1, 1, 1]], 1.0 if name == "lazy" else None)
 
-    setting = DecodingSetting(size, DECODING_SIZES[size].dtypes[0], "cpu", 0)
+    setting = Setting(size, DECODING_SIZES[size].dtypes[0], "cpu", 0)
     model: Any = SimpleNamespace(variants=tuple(VARIANTS), read=read)
     one = DecodingMeasurements(setting, items, model, lambda what: None, dict.fromkeys(VARIANTS, 2**33))
     for _ in rounds:
@@ -211,12 +212,13 @@ def test_a_row_is_made_of_paired_ratios_and_held_to_its_bounds() -> None:
             "lazy_skipped": 1.0,
         }
     )
-    assert [bound.met(value) for bound, value in applicable([row])] == [False, True, True]
-    paired, two_forward, lazy = bound_sentences([row])
+    held = bounds([row])
+    assert [bound["met"] for bound in held] == [False, True, True]
+    paired, two_forward, lazy = map(bound_sentence, held)
     assert paired == "tiny float32, 1 item: paired over plain 1.50, at most 1.40 wanted: missed"
     assert two_forward.endswith("2.00, at least 1.25 wanted: kept")
     assert lazy.endswith("kept")
-    assert not applicable([row | {"items": 2}])
+    assert not bounds([row | {"items": 2}])
     details = one.details()
     assert details["first_token_over_plain"]["paired"] == 1
     # three tokens: the first takes 2 s, the others as long as a token of that round
@@ -228,7 +230,8 @@ def test_its_tables_fit_eighty_columns_and_cut_no_heading() -> None:
     ratios = dict.fromkeys(RATIOS[:4], 1.5)
     answered = answer_tables([{"limit": 24, "tokens": 10.0, "plain_ms": 900.0, **ratios}])
     console = Console(width=80, file=io.StringIO(), legacy_windows=False)
-    console.print(*map(terminal, [*tables(rows), *answered]), sep="\n")
+    shown_rows = [one.row() for one in rows], [one.details() for one in rows]
+    console.print(*map(terminal, [*tables(*shown_rows), *answered]), sep="\n")
     assert isinstance(console.file, io.StringIO)
     shown = console.file.getvalue()
     assert max(map(len, shown.splitlines())) <= 80

@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from concurrent.futures import Future
 from dataclasses import replace
 from functools import cache
 from io import StringIO
@@ -243,39 +242,6 @@ def test_a_small_model_on_a_cpu_is_counted_in_small_units_and_no_card_is_spoken_
     assert "For CUDA itself" in told
 
 
-@pytest.mark.long
-def test_asking_for_a_plan_loads_no_torch() -> None:
-    code = """
-import sys
-from experiments.planning import task
-from experiments.planning.peak_memory import Measured, measured
-from tests.experiments.compose import run_of
-plan = task.Plan(gpu_gib=24)
-plan.prompts(run_of("benchmark=mossbench", "benchmark.root=nowhere"))
-plan.rates(24)
-print({"torch", "transformers"} & set(sys.modules))
-"""
-    command = [sys.executable, "-c", code]
-    assert subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout == "set()\n"
-
-
-@pytest.mark.long
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every process starts bare")
-def test_the_planning_process_begins_with_what_is_loaded_and_neither_loads_torch_for_it() -> None:
-    code = """
-import sys, types
-from experiments.bench.harness import Child
-sys.modules["here"] = types.ModuleType("here")
-for as_loaded in (True, False):
-    with Child(as_loaded=as_loaded) as child:
-        print(child.submit(eval, "sorted({'here', 'torch'} & set(__import__('sys').modules))").result())
-print("torch" in sys.modules)
-"""
-    command = [sys.executable, "-c", code]
-    said = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
-    assert said.splitlines() == ["['here']", "[]", "False"]
-
-
 def test_a_plan_composes_the_command_without_itself() -> None:
     command = ["task=plan", "+exp=mechanism", "task.width=8", "task.gpu_gib=24"]
     assert for_hydra(command) == ["+task@plan=plan", "+exp=mechanism", "task.width=8", "plan.gpu_gib=24"]
@@ -415,17 +381,11 @@ def test_a_model_in_parts_is_planned_with_its_adapter_and_without_its_language_m
     ],
 )
 def test_without_a_gpu_a_real_model_is_planned_for_usual_cards(
-    model: str, arguments: dict[str, Any], gpu: bool, cards: Any
+    model: str, arguments: dict[str, Any], gpu: bool, cards: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Looked:
-        def submit(self, *_: Any) -> "Future[bool]":
-            answer: Future[bool] = Future()
-            answer.set_result(gpu)
-            return answer
-
-    assert Plan(**arguments).cards(run_of(f"model={model}"), Looked()) == cards  # type: ignore[arg-type]
-    on_cpu = run_of("model=qwen2_5_vl_7b", "model.device=cpu")
-    assert Plan().cards(on_cpu, Looked()) == [None]  # type: ignore[arg-type]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    assert Plan(**arguments).cards(run_of(f"model={model}")) == cards
+    assert Plan().cards(run_of("model=qwen2_5_vl_7b", "model.device=cpu")) == [None]
 
 
 def test_a_real_model_is_planned_with_pictures_as_large_as_photographs() -> None:

@@ -64,11 +64,11 @@ def model(device: str, step: str) -> Any:
 
     import torch
 
-    from experiments.shapes.models import SHAPES, build
+    from experiments.shapes.models import SHAPES, llava, random_model
 
     # TRL's loss takes memory for 32,768 words whatever the vocabulary; a process is seen to hold what it writes to.
     shape = replace(SHAPES["cpu"], vocabulary=SHAPES["7b"].vocabulary) if step.startswith("lora") else SHAPES["cpu"]
-    return build(shape, longest=2048, device=torch.device(device), dtype=torch.float32, seed=SEED, words=["word"])
+    return random_model(llava(shape), device=torch.device(device), dtype=torch.float32, seed=SEED, words=["word"])
 
 
 def scene(vlm: Any, folder: str, begin: Any) -> Scene:
@@ -82,7 +82,7 @@ def real(name: str, rows: int) -> dict[str, float]:
 
     import torch
 
-    from experiments.bench.harness import ProcessMeter
+    from experiments.bench.harness import Meter
     from experiments.runs.host_memory import return_freed_blocks
 
     return_freed_blocks()
@@ -91,7 +91,7 @@ def real(name: str, rows: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         warm(step, folder)
         gc.collect()
-        meter = ProcessMeter()
+        meter = Meter(torch.device("cpu"))
         vlm = model("cpu", name)
         weights = sum(weight.numel() * weight.element_size() for weight in vlm.model.parameters())
         meter.start()
