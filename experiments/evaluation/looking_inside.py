@@ -1,65 +1,73 @@
 """A look inside the model as part of a study: measured once for the same cases and settings, then reported."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import RenderableType
 
 from experiments.config import digest
+from experiments.evaluation.analyses import NOTE
 from experiments.evaluation.study import Study
 from experiments.metrics.findings import RULES
 from experiments.report.sections import Section, SectionFigure, write_section
 from experiments.report.table import terminal
 from experiments.runs.records import now
 from experiments.runs.resumption import KEPT, read_object
+from experiments.types import Sample
+
+MOST_DRAWS = 2000  # of the intervals of what looks inside
+
+Result = dict[str, Any]
+Presented = tuple[Section, Mapping[str, SectionFigure]]
 
 
-def cached_result(
+def look_inside(
     work: Study,
     name: str,
-    settings: Mapping[str, Any],
-    examine: Callable[[], dict[str, Any]],
+    options: Mapping[str, Any],
+    samples: Sequence[Sample],
+    examine: Callable[[], Result],
+    present: Callable[[Result], Presented],
     *,
     status: str,
     of: object = None,
     within: str | None = None,
-) -> dict[str, Any]:
-    """What ``examine`` finds, kept in ``<name>.json``, or under ``name`` in the file of ``within``.
+) -> list[RenderableType]:
+    """What to print of a look at ``samples``, whose numbers are in ``<name>.json``, or ``name`` in that of ``within``.
 
-    What is there of the same ``settings`` and rules is given back. Batches are the study's, pictures that several
-    prompts share are encoded once, and a killed examination goes on where it was: ``of`` is all else that its forwards
-    depend on. ``status`` is shown meanwhile.
+    Where these are of the same cases and ``options`` they are kept, else ``examine`` finds them, with ``status`` shown
+    meanwhile; ``of`` is all else that its forwards depend on. ``present`` makes the report's section of them, and its
+    figures by name, which are kept as ``figures/<name>.svg`` and ``.png``.
+    """
+    folder, file = work.store.path, f"{within or name}.json"
+    cases = digest([work.loaded.manifest, [sample.id for sample in samples]])
+    settings = {"rules": RULES, **options, "seed": work.run.seed, "cases": cases}
+    known: Result = read_object(folder / file)
+    result = known if within is None else known.get(name) or {}
+    if result.get("settings") != settings:
+        found = _examined(work, name, digest([settings, of]), examine, status)
+        result = {"settings": settings, **found, "finished": now()}
+        work.store.write_json(file, result if within is None else known | {name: result})
+    section, figures = present(result)
+    write_section(folder, name, section, figures)
+    for one, drawn in figures.items():
+        drawn.figure.savefig(folder / "figures" / f"{one}.png", dpi=150)
+    files = f"numbers: {folder / file}; the report has tables and figures"
+    return [*map(terminal, section.tables), *section.sentences, f"{NOTE}{section.note}", files]
+
+
+def _examined(work: Study, name: str, of: str, examine: Callable[[], Result], status: str) -> Result:
+    """What ``examine`` finds. Batches are the study's, and pictures that several prompts share are encoded once.
+
+    A killed examination goes on where it was.
     """
     from interp.speed.vision_cache import FeatureCache, shared_features
 
-    store, vlm = work.store, work.vlm
-    settings = {"rules": RULES, **settings}
-    path = store.path / f"{within or name}.json"
-
-    def there() -> dict[str, Any]:
-        found: dict[str, Any] = read_object(path)
-        return found if within is None else found.get(name) or {}
-
-    if (kept := there()).get("settings") == settings:
-        return kept
+    vlm, kept = work.vlm, work.store.path / KEPT / name
     with (
         shared_features(vlm, FeatureCache(work.run.feature_cache_mib)),
         work.answering.batching(name),
-        vlm.batches.resumable(
-            store.path / KEPT / name, of=digest([settings, of, vlm.name, vlm.revision, str(vlm.dtype)])
-        ),
+        vlm.batches.resumable(kept, of=digest([of, vlm.name, vlm.revision, str(vlm.dtype)])),
+        work.console.status(status),
     ):
-        with work.console.status(status):
-            result = {"settings": settings, **examine(), "finished": now()}
-        store.write_json(path.name, result if within is None else read_object(path) | {name: result})
-    return result
-
-
-def shown(
-    work: Study, name: str, section: Section, figure: SectionFigure, *, dpi: int = 96
-) -> tuple[list[RenderableType], str]:
-    """Writes the section for the report, its figure also as ``figures/<name>.png``; tables to print, and that file."""
-    write_section(work.store.path, name, section, {name: figure})
-    picture = work.store.path / "figures" / f"{name}.png"
-    figure.figure.savefig(picture, dpi=dpi)
-    return [*map(terminal, section.tables)], str(picture)
+        return examine()

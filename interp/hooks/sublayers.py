@@ -86,6 +86,20 @@ def head_count(vlm: "VLM", layers: Sequence[int] | None = None) -> int:
     return counts.pop() if counts else 0
 
 
+def chosen_heads(vlm: "VLM", heads: Sequence[int] | None, layers: Sequence[int] | None = None) -> list[int]:
+    """``heads`` of each of the decoder layers ``layers``, by default all.
+
+    Raises:
+        UserError: no heads, one that does not exist, or as ``head_count``.
+    """
+    known = range(head_count(vlm, layers))
+    chosen = list(known if heads is None else heads)
+    if not chosen or not set(chosen) <= set(known):
+        named = next((f"head {head}" for head in chosen if head not in known), "heads")
+        raise UserError(f"no {named} in a layer of {vlm.name}; there are 0 to {known[-1]}; choose among these")
+    return chosen
+
+
 @contextmanager
 def edit_activations(
     vlm: "VLM", edit: Edit, *, what: str, layers: Sequence[int] | None = None, segments: Segments | None = None

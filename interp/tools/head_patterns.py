@@ -17,7 +17,7 @@ from interp.attention.record import record_attention
 from interp.attention.tables import patch_map, word_masses
 from interp.errors import UserError
 from interp.hooks.attention import chosen_layers
-from interp.hooks.sublayers import head_count
+from interp.hooks.sublayers import chosen_heads
 from interp.prompt import Prompt
 from interp.segments import RowSegments
 
@@ -117,11 +117,8 @@ def head_patterns(vlm: "VLM", prompt: Prompt, heads: Sequence[Head], *, step: in
             cannot be recorded (``interp.attention.record``).
     """
     heads = tuple((int(layer), int(head)) for layer, head in heads)
-    known = range(head_count(vlm, sorted({layer for layer, _ in heads} & vlm.layout.blocks.keys()) or None))
-    unknown = [head for _, head in heads if head not in known]
-    if unknown or not heads:
-        named = f"head {unknown[0]}" if unknown else "heads"
-        raise UserError(f"no {named} in a layer of {vlm.name}; there are 0 to {known[-1]}; choose among these")
+    known = sorted({layer for layer, _ in heads} & vlm.layout.blocks.keys())
+    chosen_heads(vlm, [head for _, head in heads], known or None)
     if step > 0:
         raise UserError(f"step={step} comes after the verdict, which is 0; use record_attention, which follows answers")
     layers = sorted(set(chosen_layers(vlm, [layer for layer, _ in heads])))

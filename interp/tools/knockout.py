@@ -10,7 +10,7 @@ word. A token's edge to itself is never cut, so every query keeps a key. Layers 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 import torch
@@ -21,7 +21,7 @@ from interp.device_copies import to_device
 from interp.errors import UserError
 from interp.hooks.attention import AttentionCall, chosen_layers, intercept
 from interp.hooks.forward import Follower, Forward, follow
-from interp.hooks.sublayers import head_count
+from interp.hooks.sublayers import chosen_heads
 from interp.prompt import listed
 from interp.segments import IMAGE, SEGMENTS, Finder, Segments, segment
 from interp.speed.lower_layers import record_lower_layers
@@ -67,7 +67,7 @@ def knockout(
     vlm.require("knockout")
     _check(vlm, edges)
     chosen = chosen_layers(vlm, layers)
-    cutter = _Cutter(vlm, edges, chosen, _heads(vlm, heads, chosen))
+    cutter = _Cutter(vlm, edges, chosen, None if heads is None else chosen_heads(vlm, heads, chosen))
     with follow(vlm, cutter, segments), intercept(vlm, edit=cutter.edit):
         yield
 
@@ -131,10 +131,7 @@ def knockout_effect(
     Raises:
         UserError: no prompts, no layers, or as ``knockout``.
     """
-    chosen = tuple(chosen_layers(vlm, layers))
-    if not chosen:
-        raise UserError("layers=[]; edges are cut in at least one; leave layers out for all of them")
-    return _found(vlm, listed(prompts), edges, [(chosen, None)], metric, batch_size)
+    return _effects(vlm, prompts, [Cut(edges, chosen_layers(vlm, layers))], metric, batch_size)
 
 
 def knockout_by_window(
@@ -154,7 +151,7 @@ def knockout_by_window(
     Raises:
         UserError: as ``knockout_effect`` and ``windows``.
     """
-    return _found(vlm, listed(prompts), edges, [(window, None) for window in windows(vlm, width)], metric, batch_size)
+    return _effects(vlm, prompts, [Cut(edges, window) for window in windows(vlm, width)], metric, batch_size)
 
 
 def knockout_by_head(
@@ -174,8 +171,10 @@ def knockout_by_head(
     Raises:
         UserError: as ``knockout_effect``.
     """
-    cuts = [((layer,), head) for layer in chosen_layers(vlm, layers) for head in range(vlm.layout.heads(layer))]
-    return _found(vlm, listed(prompts), edges, cuts, metric, batch_size)
+    cuts = [
+        Cut(edges, (layer,), head) for layer in chosen_layers(vlm, layers) for head in range(vlm.layout.heads(layer))
+    ]
+    return _effects(vlm, prompts, cuts, metric, batch_size)
 
 
 def windows(vlm: "VLM", width: int, stride: int = 1) -> list[tuple[int, ...]]:
@@ -195,82 +194,65 @@ def windows(vlm: "VLM", width: int, stride: int = 1) -> list[tuple[int, ...]]:
     return [layers[first : first + width] for first in range(0, len(layers) - width + 1, stride)]
 
 
-def _found(
-    vlm: "VLM",
-    prompts: "Sequence[Prompt]",
-    edges: Sequence[Edge],
-    cuts: Sequence[tuple[tuple[int, ...], int | None]],
-    metric: "Metric | None",
-    batch_size: int | None,
-) -> KnockoutEffects:
-    moved, whole = _effects(vlm, prompts, edges, cuts, metric, batch_size)
-    layers, heads = (tuple(some) for some in zip(*cuts, strict=True))
-    uncut = tuple(layer for layer, block in vlm.layout.blocks.items() if not block.attention)
-    return KnockoutEffects(moved, whole, tuple(edges), layers, heads, uncut)
+class Cut(NamedTuple):
+    """Edges that are cut together, the layers where, and the head that loses them (None: all)."""
+
+    edges: Sequence[Edge]
+    layers: Sequence[int] | None = None
+    head: int | None = None
 
 
 def _effects(
     vlm: "VLM",
-    prompts: "Sequence[Prompt]",
-    edges: Sequence[Edge],
-    cuts: Sequence[tuple[tuple[int, ...], int | None]],
+    prompts: "Prompt | Sequence[Prompt]",
+    cuts: Sequence[Cut],
     metric: "Metric | None",
     batch_size: int | None,
-) -> tuple[Float[Tensor, "cut row"], Float[Tensor, " row"]]:
-    """The effect of each cut, and the metric without one."""
+) -> KnockoutEffects:
+    """The effect of each of ``cuts``, which are of the same edges."""
+    prompts = listed(prompts)
+    if not cuts or not cuts[0].layers:
+        raise UserError("layers=[]; edges are cut in at least one; leave layers out for all of them")
+    edges = tuple(cuts[0].edges)
     _check(vlm, edges)
 
-    def effects(places: list[int]) -> Float[Tensor, "row cut"]:
+    def margins(places: list[int]) -> Float[Tensor, "row one_and_cuts"]:
         some = [prompts[place] for place in places]
-        layers, heads = zip(*cuts, strict=True)
-        every = [(edges, where) for where in layers]
-        found = cut_scores(vlm, some, vlm.encode(some), every, heads=heads, metric=metric)
-        whole = found[:, :1]
-        return torch.cat([whole, found[:, 1:] - whole], dim=1)
+        return cut_scores(vlm, some, vlm.encode(some), cuts, metric=metric)
 
-    whole, *moved = vlm.batches.measured(prompts, effects, batch_size=batch_size).unbind(1)
-    return torch.stack(moved), whole
+    whole, *cut = vlm.batches.measured(prompts, margins, batch_size=batch_size).unbind(1)
+    layers = tuple(tuple(one.layers or ()) for one in cuts)
+    uncut = tuple(layer for layer, block in vlm.layout.blocks.items() if not block.attention)
+    return KnockoutEffects(torch.stack(cut) - whole, whole, edges, layers, tuple(one.head for one in cuts), uncut)
 
 
 def cut_scores(
     vlm: "VLM",
     prompts: "Sequence[Prompt]",
     encoded: Mapping[str, Any],
-    cuts: Sequence[tuple[Sequence[Edge], Sequence[int] | None]],
+    cuts: Sequence[Cut],
     *,
-    heads: Sequence[int | None] | None = None,
     metric: "Metric | None" = None,
 ) -> Float[Tensor, "row one_and_cuts"]:
-    """The margins of one encoded batch as it is, and under each cut: edges, and the layers they are cut in (None: all).
+    """The margins of one encoded batch as it is, and under each cut.
 
-    ``heads`` has the head of each cut (None: all). What is below the first layer of a cut is run once for several.
+    What is below the first layer of a cut is run once for several.
 
     Raises:
         UserError: as ``knockout``.
     """
     segments = segment(vlm, prompts, encoded)
-    below = [min(chosen_layers(vlm, layers), default=0) - 1 for _, layers in cuts]
+    below = [min(chosen_layers(vlm, cut.layers), default=0) - 1 for cut in cuts]
     with record_lower_layers(vlm, below) as lower:
         margins = [vlm.score(prompts, encoded=encoded, metric=metric)]
-    for (edges, layers), head, last in zip(cuts, heads or [None] * len(cuts), below, strict=True):
+    for cut, last in zip(cuts, below, strict=True):
+        heads = None if cut.head is None else [cut.head]
         with (
-            knockout(vlm, edges, layers=layers, heads=None if head is None else [head], segments=segments),
+            knockout(vlm, cut.edges, layers=cut.layers, heads=heads, segments=segments),
             lower.reused_below(last),
         ):
             margins.append(vlm.score(prompts, encoded=encoded, metric=metric))
     return torch.stack(margins, dim=1)
-
-
-def _heads(vlm: "VLM", heads: Sequence[int] | None, layers: Sequence[int]) -> Bool[Tensor, " head"] | None:
-    """Which heads lose edges; None: all."""
-    if heads is None:
-        return None
-    count = head_count(vlm, layers)
-    unknown = [head for head in heads if not 0 <= head < count]
-    if unknown or not heads:
-        named = f"head {unknown[0]}" if unknown else "heads"
-        raise UserError(f"no {named} in a layer of {vlm.name}; there are 0 to {count - 1}; choose among these")
-    return torch.isin(torch.arange(count), torch.tensor(list(heads)))
 
 
 def _check(vlm: "VLM", edges: Sequence[Edge]) -> None:
@@ -286,9 +268,7 @@ def _check(vlm: "VLM", edges: Sequence[Edge]) -> None:
 class _Cutter:
     """The hooks of one ``knockout``, around each forward and at each attention call."""
 
-    def __init__(
-        self, vlm: "VLM", edges: Sequence[Edge], layers: Sequence[int], heads: Bool[Tensor, " head"] | None
-    ) -> None:
+    def __init__(self, vlm: "VLM", edges: Sequence[Edge], layers: Sequence[int], heads: Sequence[int] | None) -> None:
         self.edges, self.heads = tuple(edges), heads
         self.layers = frozenset(layers)
         self.follower = Follower(vlm)
@@ -318,7 +298,8 @@ class _Cutter:
         keys, device = call.key.shape[2], call.key.device
         if (keys, device) not in self.cuts:
             cut = _cut(self.forward, self.edges, keys)
-            cut = cut if self.heads is None else cut & self.heads[:, None, None]
+            if self.heads is not None:
+                cut = cut & torch.isin(torch.arange(call.query.shape[1]), torch.tensor(self.heads))[:, None, None]
             # A step without any of the queries keeps its mask.
             self.cuts[keys, device] = to_device(cut, device) if bool(cut.any()) else None
         edges = self.cuts[keys, device]

@@ -29,11 +29,11 @@ from torch import Tensor
 from interp.errors import UserError
 from interp.hooks.residual import READABLE, LayerStates, Place, check_places, edit_residual
 from interp.hooks.sublayers import activations, edit_activations, layers_of
-from interp.prompt import Prompt, listed
+from interp.prompt import Prompt
 from interp.speed.lower_layers import LowerLayers, record_lower_layers
 from interp.speed.prefix import Prefix
 from interp.tools.gradients import frozen_weights
-from interp.tools.patching import PATCHABLE, PairBatch
+from interp.tools.patching import PATCHABLE, PairBatch, paired
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
@@ -191,7 +191,7 @@ def part_set_effects(
     """
     vlm.require("sublayers")
     vlm.require("heads")
-    clean, other = _pairs(clean, other)
+    clean, other = paired(clean, other)
     check_precise(vlm)
     if replace not in _NAMED:
         raise UserError(f"replace={replace!r}; known: {', '.join(_NAMED)}; choose among these")
@@ -247,7 +247,7 @@ def part_attribution(
     """
     vlm.require("sublayers")
     vlm.require("heads")
-    clean, other = _pairs(clean, other)
+    clean, other = paired(clean, other)
     check_places(vlm, [place], PATCHABLE)
     if steps < 0:
         raise UserError(f"steps={steps}; 0 for the average of both runs, or a number of points between them")
@@ -321,13 +321,6 @@ def absent_parts(vlm: "VLM") -> tuple[str, ...]:
             "for the whole block, and are left out",)  # fmt: skip
 
 
-def _pairs(clean: Prompt | Sequence[Prompt], other: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], list[Prompt]]:
-    clean, other = listed(clean), listed(other)
-    if len(clean) != len(other):
-        raise UserError(f"{len(clean)} clean prompts, {len(other)} others; a pair has one of each; check the pairs")
-    return list(clean), list(other)
-
-
 def check_precise(vlm: "VLM") -> None:
     """Checks that effects of single parts are larger than what rounding does.
 
@@ -347,13 +340,19 @@ def _codes(groups: Sequence[Hashable], rows: int) -> np.ndarray:
     return pd.factorize(pd.Series(list(groups), dtype=object))[0]
 
 
+def _by_kind(parts: Sequence[Part]) -> dict[Kind, list[int]]:
+    """The layers of the parts of each kind."""
+    return {
+        kind: layers for kind in get_args(Kind) if (layers := sorted({one.layer for one in parts if one.kind == kind}))
+    }
+
+
 def _fixed(vlm: "VLM", parts: Sequence[Part], place: Place, replace: str, reference: Sequence[Prompt]) -> States:
     """The mean output, or 0, of each kind and layer."""
     if replace == "counterfactual":
         return {}
     found: States = {}
-    for kind in sorted({part.kind for part in parts}):
-        layers = sorted({part.layer for part in parts if part.kind == kind})
+    for kind, layers in _by_kind(parts).items():
         prompts = reference if replace == "mean" else reference[:1]
         values = activations(vlm, prompts, what=kind, places=(place,), layers=layers).values[0]
         for layer, states in zip(layers, values, strict=True):
@@ -366,16 +365,12 @@ def _states(vlm: "VLM", batch: PairBatch, parts: Sequence[Part], where: tuple[Te
     """What the parts of the batch's other prompts put out at ``where``, rows and columns."""
     found: States = {}
 
-    def keep(kind: str) -> Callable[[LayerStates], None]:
-        def reader(here: LayerStates) -> None:
-            found[kind, here.layer] = here.hidden[where]
-
-        return reader
+    def keep(here: LayerStates, kind: str) -> None:
+        found[kind, here.layer] = here.hidden[where]
 
     with ExitStack() as stack:
-        for kind in sorted({part.kind for part in parts}):
-            layers = sorted({part.layer for part in parts if part.kind == kind})
-            stack.enter_context(edit_activations(vlm, keep(kind), what=kind, layers=layers))
+        for kind, layers in _by_kind(parts).items():
+            stack.enter_context(edit_activations(vlm, partial(keep, kind=kind), what=kind, layers=layers))
         vlm.score(batch.other, encoded=batch.other_inputs)
     return found
 
@@ -396,15 +391,12 @@ def _replaced(
 ) -> tuple[Float[Tensor, " row"], list[Float[Tensor, " row"]]]:
     """The receiving prompts' margins, and by how much each set moves them."""
     last = batch.clean_segments.width - 1
-    run = Prefix.of(vlm, batch.clean_inputs, columns=last).score if alone else _whole(vlm, batch)
+    whole = partial(vlm.score, batch.clean, encoded=batch.clean_inputs)
+    run = Prefix.of(vlm, batch.clean_inputs, columns=last).score if alone else whole
     rows, columns = where[0], torch.full_like(where[1], -1) if alone else where[1]
     with record_lower_layers(vlm, [_lowest(parts) - 1 for parts in sets], every=alone) as lower:
         before = run()
     return before, [_run_with(vlm, run, lower, parts, (rows, columns), states) - before for parts in sets]
-
-
-def _whole(vlm: "VLM", batch: PairBatch) -> Callable[[], Float[Tensor, " row"]]:
-    return lambda: vlm.score(batch.clean, encoded=batch.clean_inputs)
 
 
 def _lowest(parts: Sequence[Part]) -> int:
@@ -419,23 +411,19 @@ def _run_with(
     where: tuple[Tensor, Tensor],
     states: States,
 ) -> Float[Tensor, " row"]:
-    heads: dict[tuple[str, int], list[int]] = {}
-    for part in parts:
-        heads.setdefault((part.kind, part.layer), []).extend([] if part.head is None else [part.head])
-
     def replacement(here: LayerStates, kind: str) -> Tensor:
         hidden, new = here.hidden.clone(), states[kind, here.layer].to(here.hidden)
-        if kind == "mlp":
-            hidden[where] = new
-        for head in heads[kind, here.layer]:
-            hidden[(*where, head)] = new[..., head, :]
+        for head in (part.head for part in parts if (part.kind, part.layer) == (kind, here.layer)):
+            if head is None:
+                hidden[where] = new
+            else:
+                hidden[(*where, head)] = new[..., head, :]
         return hidden
 
     with ExitStack() as stack:
         stack.enter_context(lower.reused_below(_lowest(parts) - 1))
-        for kind in get_args(Kind):
-            if layers := [layer for of, layer in heads if of == kind]:
-                stack.enter_context(edit_activations(vlm, partial(replacement, kind=kind), what=kind, layers=layers))
+        for kind, layers in _by_kind(parts).items():
+            stack.enter_context(edit_activations(vlm, partial(replacement, kind=kind), what=kind, layers=layers))
         return run()
 
 
@@ -451,13 +439,10 @@ class _Side:
         shifts: States = {}
         values: States = {}
 
-        def adding(kind: str) -> Callable[[LayerStates], Tensor]:
-            def edit(here: LayerStates) -> Tensor:
-                values[kind, here.layer] = here.hidden[self.where].detach()
-                shifts[kind, here.layer] = torch.zeros_like(values[kind, here.layer], requires_grad=True)
-                return here.hidden.index_put(self.where, shifts[kind, here.layer], accumulate=True)
-
-            return edit
+        def adding(here: LayerStates, kind: str) -> Tensor:
+            values[kind, here.layer] = here.hidden[self.where].detach()
+            shifts[kind, here.layer] = torch.zeros_like(values[kind, here.layer], requires_grad=True)
+            return here.hidden.index_put(self.where, shifts[kind, here.layer], accumulate=True)
 
         def enter(here: LayerStates) -> Tensor | None:
             if towards is not None:
@@ -471,7 +456,7 @@ class _Side:
             stack.enter_context(frozen_weights(vlm.model))
             stack.enter_context(edit_residual(vlm, enter, layers=[0]))
             for kind in get_args(Kind):
-                stack.enter_context(edit_activations(vlm, adding(kind), what=kind))
+                stack.enter_context(edit_activations(vlm, partial(adding, kind=kind), what=kind))
             margins = vlm.margin(vlm.model(**batch, logits_to_keep=1, use_cache=False).logits[:, -1])
             keys = list(shifts)
             found = torch.autograd.grad(margins.sum(), [shifts[key] for key in keys])

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from interp.errors import UserError
 from interp.hooks.residual import READABLE, LayerStates, Place, at_place, cell, check_places, place_name
-from interp.hooks.sublayers import edit_activations, head_count, layers_of
+from interp.hooks.sublayers import chosen_heads, edit_activations, layers_of
 from interp.measured_numbers import picture_ends
 from interp.prompt import Prompt, listed
 from interp.segments import IMAGE, Segments, segment
@@ -147,14 +147,12 @@ def patch(
             that has none, or a pair that is not aligned at a place (``misaligned``).
     """
     vlm.require("heads" if what == "head" else "patch" if what == "residual" else "sublayers")
-    clean, other, places = listed(clean), listed(other), tuple(places)
+    (clean, other), places = paired(clean, other), tuple(places)
     layers = layers_of(vlm, what, layers)
-    chosen = _heads_of(vlm, what, heads, layers)
+    if what != "head" and heads is not None:
+        raise UserError(f"heads={list(heads)} to patch in {what} outputs; only what='head' has some; leave heads out")
+    chosen = tuple(chosen_heads(vlm, heads, layers)) if what == "head" else ()
     check_places(vlm, places, PATCHABLE)
-    if len(clean) != len(other):
-        raise UserError(
-            f"{len(clean)} clean prompts, {len(other)} others; patching needs one other a clean prompt; check the pairs"
-        )
     pictured = what == "residual" and any(place in PICTURED for place in places)
     cells = [(place, layer, head) for place in places for layer in layers for head in chosen or (None,)]
 
@@ -211,13 +209,25 @@ def misaligned(vlm: "VLM", clean: Sequence[Prompt], other: Sequence[Prompt], *, 
         UserError: an unknown place, or lists of different lengths.
     """
     check_places(vlm, places, PATCHABLE)
-    if len(clean) != len(other):
-        raise UserError(f"{len(clean)} clean prompts and {len(other)} others; a pair has one of each; check the pairs")
     found = []
-    for i, (one, another) in enumerate(zip(clean, other, strict=True)):
+    for i, (one, another) in enumerate(zip(*paired(clean, other), strict=True)):
         batch = PairBatch.of(vlm, [one], [another], [i])
         found.append(next((reason for place in places if (reason := batch.mismatch(place, 0))), ""))
     return found
+
+
+def paired(
+    clean: Prompt | Sequence[Prompt], other: Prompt | Sequence[Prompt]
+) -> tuple[Sequence[Prompt], Sequence[Prompt]]:
+    """Both members of the pairs, as lists.
+
+    Raises:
+        UserError: no prompts, or not as many on both sides.
+    """
+    clean, other = listed(clean), listed(other)
+    if len(clean) != len(other):
+        raise UserError(f"{len(clean)} clean prompts and {len(other)} others; a pair has one of each; check the pairs")
+    return clean, other
 
 
 Columns = tuple[Int[Tensor, " n"], Int[Tensor, " n"]]
@@ -330,17 +340,6 @@ class PairBatch:
         # State l is what layer l − 1 puts out, and what sublayers of layer l start from.
         with lower.reused_below(layer - 1), edit_activations(vlm, replacement, what=self.what, layers=[layer]):
             return vlm.score(self.clean, encoded=self.clean_inputs, metric=self.metric)
-
-
-def _heads_of(vlm: "VLM", what: str, heads: Sequence[int] | None, layers: Sequence[int]) -> tuple[int, ...]:
-    """``heads``, by default all; none where something else is patched."""
-    known = range(head_count(vlm, layers)) if what == "head" else ()
-    unknown = [head for head in heads or () if head not in known]
-    if unknown or (heads is not None and not heads):
-        named = f"head {unknown[0]}" if unknown else "heads"
-        have = f"there are 0 to {len(known) - 1}" if known else "only what='head' has some"
-        raise UserError(f"no {named} to patch in {what} outputs of {vlm.name}; {have}; choose among these")
-    return tuple(known if heads is None else heads)
 
 
 def _over(by_place: Tensor, values: Float[Tensor, "place layer *head row"]) -> Tensor:

@@ -149,7 +149,7 @@ def refused(call: Callable[[], object], said: str) -> None:
 
 
 def test_what_cannot_be_asked_is_said(vlm: VLM) -> None:
-    refused(lambda: part_effects(vlm, CLEAN, OTHER[:1]), "2 clean prompts, 1 others")
+    refused(lambda: part_effects(vlm, CLEAN, OTHER[:1]), "2 clean prompts and 1 others")
     refused(lambda: part_effects(vlm, CLEAN, OTHER, parts=[Part("head", 99, 0)]), "no part L99H0")
     refused(lambda: part_effects(vlm, CLEAN, OTHER, replace="noise"), "counterfactual, mean, zero")
     refused(lambda: part_attribution(vlm, CLEAN, OTHER, steps=-1), "steps=-1")

@@ -264,12 +264,12 @@ def test_a_place_that_is_not_there_has_no_effect_rather_than_none(vlm: VLM) -> N
 @pytest.mark.parametrize(
     ("other", "options", "message"),
     [
-        (OTHER[:1], {}, "2 clean prompts, 1 others"),
+        (OTHER[:1], {}, "2 clean prompts and 1 others"),
         (OTHER, {"batch_size": 0}, "batches of 0"),
         (OTHER, {"places": ("generated",)}, "no place 'generated'"),
         (OTHER, {"layers": [7]}, "no layer 7"),
         (OTHER, {"places": (1,)}, "no position 1"),
-        (OTHER, {"what": "head", "heads": [4]}, "no head 4 to patch in head outputs of tiny; there are 0 to 3"),
+        (OTHER, {"what": "head", "heads": [4]}, "no head 4 in a layer of tiny; there are 0 to 3"),
         (OTHER, {"heads": [0]}, "only what='head' has some"),
     ],
 )

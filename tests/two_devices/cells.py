@@ -18,7 +18,7 @@ from interp.speed.vision_cache import FeatureCache, shared_features
 from interp.tensor_file import write_tensors
 from interp.tools.attribution import integrated_gradients, occlude_image, occlude_words
 from interp.tools.head_patterns import head_patterns
-from interp.tools.knockout import cut_scores, knockout, knockout_by_window, knockout_effect
+from interp.tools.knockout import Cut, cut_scores, knockout, knockout_by_window, knockout_effect
 from interp.tools.lens import logit_lens
 from interp.tools.logit_attribution import direct_logit_attribution
 from interp.tools.patching import patch
@@ -146,8 +146,8 @@ def heads(vlm: VLM, prompts: list[Prompt]) -> Any:
     patched = patch(
         vlm, prompts, swapped(prompts), what="head", places=("verdict",), layers=(layers[0], layers[-1]), heads=[1]
     )
-    cuts = [([("user", "verdict")], [layer]) for layer in (layers[0], layers[-1])]
-    cut = cut_scores(vlm, prompts, vlm.encode(prompts), cuts, heads=[0, 1])
+    cuts = [Cut([("user", "verdict")], [layer], head) for head, layer in enumerate((layers[0], layers[-1]))]
+    cut = cut_scores(vlm, prompts, vlm.encode(prompts), cuts)
     seen = head_patterns(vlm, prompts[0], [(layers[-1], 0)])
     return [patched.moved, cut, seen.weights]
 

@@ -8,12 +8,13 @@ together (*faithfulness*: 1 if they carry it all), all but these (*completeness*
 prompt's own answer), the k best by direct attribution, and random sets that share no part with the k best.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from scipy.stats import spearmanr
 
 from experiments.metrics.findings import SMALL, Answer, Finding, plain, statement
@@ -22,6 +23,7 @@ from experiments.studies.localise.cases import JOIN, TERMS, Cases, Half, Run
 from interp.errors import UserError
 from interp.tools.part_effects import (
     Part,
+    PartEffects,
     SetEffects,
     absent_parts,
     agreement,
@@ -42,25 +44,13 @@ EXACT_SAMPLE = 12  # parts whose estimates are compared with exact effects, wher
 HALF, MOST = 0.5, 0.8  # of the gap, whose smallest k is reported
 
 
-@dataclass(frozen=True)
-class LocaliseSettings:
-    """See ``experiments.studies.localise.study.Localise``."""
-
-    questions: tuple[str, ...]
-    place: str = "verdict"
-    candidates: int = 5
-    random_sets: int = 20
-    seed: int = 0
-    draws: int = 2000
-
-
 @dataclass
 class Measured:
     """What a question's replaced sets do: ``moved`` and ``gap`` as in ``SetEffects``, the runs of ``TERMS`` added."""
 
     moved: Float[np.ndarray, "direction set row"]
     gap: Float[np.ndarray, "direction row"]
-    signs: Float[np.ndarray, "direction row"] = field(default_factory=lambda: np.zeros((2, 0)))
+    signs: Float[np.ndarray, "direction row"]
 
     @classmethod
     def of(cls, question: str, effects: Mapping[str, SetEffects], sets: Sequence[int] | None = None) -> "Measured":
@@ -92,46 +82,60 @@ class Measured:
         return (np.sign(after) != np.sign(before)[:, None]).mean((0, 2)), whole
 
 
-def examine(vlm: "VLM", cases: Cases, settings: LocaliseSettings) -> dict[str, Any]:
-    """The contents of localise.json, but for sentences.
+def examine(
+    vlm: "VLM",
+    cases: Cases,
+    *,
+    questions: Sequence[str],
+    place: str = "verdict",
+    candidates: int = 5,
+    random_sets: int = 20,
+    seed: int = 0,
+    draws: int = 2000,
+) -> dict[str, Any]:
+    """The contents of localise.json, but for sentences; see ``experiments.studies.localise.study.Localise``.
 
     Raises:
         UserError: a question that cannot be asked of these cases, or as ``interp.part_effects``.
     """
-    rng = np.random.default_rng(settings.seed)
+    rng = np.random.default_rng(seed)
     parts = parts_of(vlm)
-    runs = {
-        name: half.runs(cases.references) for name, half in (("discover", cases.discover), ("confirm", cases.confirm))
-    }
-    asked = [one for one in settings.questions if all(name in runs["confirm"] for name, _ in TERMS[one])]
+    halves = {"discover": cases.discover, "confirm": cases.confirm}
+    runs = {name: half.runs(cases.references) for name, half in halves.items()}
+    asked = [one for one in questions if all(name in runs["confirm"] for name, _ in TERMS[one])]
     needed = dict.fromkeys(name for question in asked for name, _ in TERMS[question])
-    effects = {name: _ranked(vlm, runs["discover"][name], settings) for name in needed}
+    rank = part_effects if place == "verdict" else part_attribution
+    effects = {name: rank(vlm, *runs["discover"][name], place=place) for name in needed}
     slopes = {one: _slopes(Measured.of(one, effects), cases.discover) for one in asked}
     order = {one: np.argsort(-values, kind="stable") for one, values in slopes.items()}
-    direct = {one: _direct_order(vlm, runs["discover"], one, parts, cases.discover) for one in asked if one != JOIN}
+    direct = {one: _direct_order(vlm, runs["discover"], one, parts) for one in asked if one != JOIN}
 
-    strongest = {one: np.argsort(-abs(values), kind="stable")[: settings.candidates] for one, values in slopes.items()}
-    found_for = {at: [one for one in asked if at in strongest[one]] for at in range(len(parts))}
-    single = [at for at, names in found_for.items() if names]
-    plans = {one: Plan.of(parts, order[one], direct[one], settings.random_sets, rng) for one in direct}
+    strongest = {one: np.argsort(-abs(values), kind="stable")[:candidates] for one, values in slopes.items()}
+    single = sorted({int(at) for some in strongest.values() for at in some})
+    plans = {one: _planned(parts, order[one], direct[one], random_sets, rng) for one in direct}
     sets: dict[str, list[Sequence[int]]] = {name: [[at] for at in single] for name in needed}
     places: dict[str, range] = {}
     for one, plan in plans.items():
         (name, _) = TERMS[one][0]
-        places[one] = range(len(sets[name]), len(sets[name]) + len(plan.sets))
-        sets[name] += plan.sets
+        first = len(sets[name])
+        sets[name] += [some for by_kind in plan for of_kind in by_kind.values() for some in of_kind]
+        places[one] = range(first, len(sets[name]))
     exact = {
         name: part_set_effects(
-            vlm, *runs["confirm"][name], [[parts[at] for at in some] for some in sets[name]], place=settings.place
+            vlm, *runs["confirm"][name], [[parts[at] for at in some] for some in sets[name]], place=place
         )
         for name in needed
     }  # fmt: skip
-    rules = {"seed": settings.seed, "draws": settings.draws}
+    rules = {"seed": seed, "draws": draws}
+    chosen = [parts[at] for at in single]
     singles = {one: Measured.of(one, exact, range(len(single))) for one in asked}
-    curves = {one: Measured.of(one, exact, places[one]) for one in plans}
-    confirmed = {one: _confirmed(singles[one], cases.confirm, [parts[at] for at in single],
-                                 [one in found_for[at] for at in single], **rules) for one in asked}  # fmt: skip
-    described = {one: plans[one].described(curves[one], cases.confirm, parts, **rules) for one in plans}
+    confirmed = {
+        one: _confirmed(singles[one], cases.confirm, chosen, np.isin(single, strongest[one]), **rules) for one in asked
+    }
+    described = {
+        one: _curves(Measured.of(one, exact, places[one]), plan, cases.confirm, parts, **rules)
+        for one, plan in plans.items()
+    }
     findings = [
         Finding(CARRIES, Answer(row["statement"]), {key: row[key] for key in ("value", "low", "high", "clusters")},
                 f"{one}: {row['part']}")
@@ -139,98 +143,80 @@ def examine(vlm: "VLM", cases: Cases, settings: LocaliseSettings) -> dict[str, A
     ]  # fmt: skip
     return plain({
         "questions": asked,
-        "place": settings.place,
+        "place": place,
         "parts": len(parts),
         "layers": sorted({part.layer for part in parts}),
-        "absent": [*absent_parts(vlm), *_unasked(settings.questions, asked)],
+        "absent": [*absent_parts(vlm), *_unasked(questions, asked)],
         "how": {"discover": next(iter(effects.values())).how, "confirm": next(iter(exact.values())).how},
-        "halves": {name: {"units": list(half.names), "pairs": len(half.unsafe)}
-                   for name, half in (("discover", cases.discover), ("confirm", cases.confirm))},
+        "halves": {name: {"units": list(half.names), "pairs": len(half.unsafe)} for name, half in halves.items()},
         "references": [one.text for one in cases.references],
         "discover": {one: _listed(parts, slopes[one], order[one]) for one in asked},
         "map": {one: [[*part, float(value)] for part, value in zip(parts, slopes[one], strict=True)] for one in asked},
-        "agreement": _agreement(vlm, runs["discover"], effects, settings),
+        "agreement": _agreement(vlm, runs["discover"], effects, place),
         "across": _across(slopes),
         "confirm": confirmed,
-        "faithfulness": {one: found["faithfulness"] for one, found in described.items()},
-        "completeness": {one: found["completeness"] for one, found in described.items()},
-        "random": {one: found["random"] for one, found in described.items()},
-        "smallest": {one: found["smallest"] for one, found in described.items()},
+        **{name: {one: found[name] for one, found in described.items()}
+           for name in ("faithfulness", "completeness", "random", "smallest")},
         "findings": [one.as_json() for one in findings],
     })  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The sets of one question's curves: for each of ``counts`` the best, all but these, the best by direct attribution
-    (where there is an order), and random ones. Parts are places in the list of all."""
+Plan = list[dict[str, list[list[int]]]]
+"""For k = 1, 2, 4, … the sets of a curve by kind, as places in the list of all parts.
 
-    counts: tuple[int, ...]
-    sets: list[Sequence[int]]
-    random_sets: int
-    direct: bool
+``best``: the k best; ``rest``: all but these; ``direct``: the best by direct attribution, where there is an order;
+``random``: several.
+"""
 
-    @classmethod
-    def of(
-        cls, parts: Sequence[Part], order: np.ndarray, direct: np.ndarray | None, random_sets: int,
-        rng: np.random.Generator,
-    ) -> "Plan":  # fmt: skip
-        most = max(1, len(parts) // 4)
-        counts = tuple(2**power for power in range(most.bit_length()) if 2**power <= most)
-        sets: list[Sequence[int]] = []
-        for count in counts:
-            best = order[:count].tolist()
-            sets += [best, order[count:].tolist(), *([] if direct is None else [direct[:count].tolist()])]
-            sets += [random_alike(parts, best, rng) for _ in range(random_sets)]
-        return cls(counts, sets, random_sets, direct is not None)
 
-    def described(self, found: Measured, half: Half, parts: Sequence[Part], *, seed: int, draws: int) -> dict[str, Any]:
-        """Faithfulness, completeness and random sets by k, with intervals, and the smallest k of those tried."""
-        top, bottom = found.slope_sums(half.unit)
-        flips, ceiling = found.flips
-        faithfulness: list[dict[str, Any]] = []
-        completeness, random = [], []
-        step = 2 + self.direct + self.random_sets
-        for at, count in enumerate(self.counts):
-            best, rest = at * step, at * step + 1
-            drawn = slice(at * step + 2 + self.direct, (at + 1) * step)
-            columns = {
-                "best": top[:, best],
-                "rest": top[:, rest],
-                "random": top[:, drawn].mean(1),
-                "above": top[:, best] - top[:, drawn].mean(1),
-                **({"direct": top[:, at * step + 2]} if self.direct else {}),
-            }
-            entry = {
-                name: ratios(values[:, None], bottom, seed=seed, draws=draws).entries[0]
-                for name, values in columns.items()
-            }
-            chosen = [parts[place] for place in self.sets[best]]
-            faithfulness.append({
-                "k": count, **entry["best"], "parts": [str(part) for part in chosen],
-                "flips": float(flips[best]), "flips_of_all": ceiling,
-                "direct": entry.get("direct"), "above_random": entry["above"],
-            })  # fmt: skip
-            completeness.append({"k": count, **entry["rest"]})
-            values = top[:, drawn].sum(0) / bottom.sum()
-            layers = {part.layer for part in chosen}
-            shared = [np.mean([parts[one].layer in layers for one in some]) for some in self.sets[drawn]]
-            random.append({
-                "k": count, **entry["random"], "sets": self.random_sets, "least": float(values.min()),
-                "most": float(values.max()), "same_layers": float(np.mean(shared)),
-                "flips": float(flips[drawn].mean()),
-            })  # fmt: skip
-        smallest = {
-            str(share): next((row["k"] for row in faithfulness if row["value"] >= share), None)
-            for share in (HALF, MOST)
+def _planned(
+    parts: Sequence[Part], order: np.ndarray, direct: np.ndarray | None, random_sets: int, rng: np.random.Generator
+) -> Plan:
+    best, counts = order.tolist(), [2**power for power in range(max(1, len(parts) // 4).bit_length())]
+    return [
+        {
+            "best": [best[:k]],
+            "rest": [best[k:]],
+            **({} if direct is None else {"direct": [direct[:k].tolist()]}),
+            "random": [random_alike(parts, best[:k], rng) for _ in range(random_sets)],
         }
-        return {"faithfulness": faithfulness, "completeness": completeness, "random": random, "smallest": smallest}
+        for k in counts
+    ]
 
 
-def _ranked(vlm: "VLM", run: Run, settings: LocaliseSettings) -> SetEffects:
-    if settings.place == "verdict":
-        return part_effects(vlm, *run)
-    return part_attribution(vlm, *run, place=settings.place)
+def _curves(found: Measured, plan: Plan, half: Half, parts: Sequence[Part], *, seed: int, draws: int) -> dict[str, Any]:
+    """Faithfulness, completeness and random sets by k, with intervals, and the smallest k of those tried."""
+    top, bottom = found.slope_sums(half.unit)
+    flips, ceiling = found.flips
+    faithfulness: list[dict[str, Any]] = []
+    completeness, random = [], []
+    column = itertools.count()
+    for sets in plan:
+        columns = {kind: [next(column) for _ in some] for kind, some in sets.items()}
+        sums = {kind: top[:, some].mean(1) for kind, some in columns.items()}
+        sums["above"] = sums["best"] - sums["random"]
+        entry = {
+            kind: ratios(values[:, None], bottom, seed=seed, draws=draws).entries[0] for kind, values in sums.items()
+        }
+        (best,) = sets["best"]
+        k, layers = {"k": len(best)}, {parts[at].layer for at in best}
+        faithfulness.append({
+            **k, **entry["best"], "parts": [str(parts[at]) for at in best],
+            "flips": float(flips[columns["best"]].mean()), "flips_of_all": ceiling,
+            "direct": entry.get("direct"), "above_random": entry["above"],
+        })  # fmt: skip
+        completeness.append({**k, **entry["rest"]})
+        values = top[:, columns["random"]].sum(0) / bottom.sum()
+        shared = [np.mean([parts[at].layer in layers for at in some]) for some in sets["random"]]
+        random.append({
+            **k, **entry["random"], "sets": len(sets["random"]), "least": float(values.min()),
+            "most": float(values.max()), "same_layers": float(np.mean(shared)),
+            "flips": float(flips[columns["random"]].mean()),
+        })  # fmt: skip
+    smallest = {
+        str(share): next((row["k"] for row in faithfulness if row["value"] >= share), None) for share in (HALF, MOST)
+    }
+    return {"faithfulness": faithfulness, "completeness": completeness, "random": random, "smallest": smallest}
 
 
 def _slopes(found: Measured, half: Half) -> Float[np.ndarray, " part"]:
@@ -238,9 +224,7 @@ def _slopes(found: Measured, half: Half) -> Float[np.ndarray, " part"]:
     return top.sum(0) / bottom.sum()
 
 
-def _direct_order(
-    vlm: "VLM", runs: Mapping[str, Run], question: str, parts: Sequence[Part], half: Half
-) -> np.ndarray | None:
+def _direct_order(vlm: "VLM", runs: Mapping[str, Run], question: str, parts: Sequence[Part]) -> np.ndarray | None:
     """Parts by the slope of what they write into the margin themselves; None where the model cannot be read so."""
     from interp.tools.logit_attribution import direct_logit_attribution
 
@@ -261,57 +245,39 @@ def _direct_order(
 
 
 def _confirmed(
-    found: Measured, half: Half, parts: Sequence[Part], own: Sequence[bool], *, seed: int, draws: int
+    found: Measured, half: Half, parts: Sequence[Part], own: Bool[np.ndarray, " part"], *, seed: int, draws: int
 ) -> dict[str, Any]:
-    """Each candidate's slope and share of the truth, and the power.
+    """Each candidate's slope and share of the truth (Σ moved / Σ gap), and the power.
 
-    Intervals are simultaneous within a family: the question's own candidates, and those of the other questions.
+    Intervals are simultaneous within a family: the question's ``own`` candidates, and those of the other questions. The
+    truth is refused where the interval of the mean gap meets 0, or is missing.
     """
-    top, bottom = found.slope_sums(half.unit)
-    rows = _by_family(top, bottom, own, seed, draws)
-    lines = [
-        {"part": str(part), **part._asdict(), "found": bool(own[at]), **rows[at][0],
-         "power": None if np.isnan(rows[at][1]) else rows[at][1],
-         "statement": statement(rows[at][0], small=SMALL).value}
-        for at, part in enumerate(parts)
-    ]  # fmt: skip
-    size = float(np.sqrt((found.gap[0] ** 2).mean()))
-    (mean,) = ratios(
-        unit_sums(found.gap[0][:, None], half.unit), np.bincount(half.unit).astype(float), seed=seed, draws=draws
-    ).entries
+
+    def by_family(top: np.ndarray, bottom: np.ndarray) -> list[tuple[dict[str, Any], float]]:
+        """Each ratio's entry and power."""
+        rows: dict[int, tuple[dict[str, Any], float]] = {}
+        for family in (np.flatnonzero(own), np.flatnonzero(~own)):
+            some = ratios(top[:, family], bottom, seed=seed, draws=draws)
+            rows |= zip(family.tolist(), zip(some.entries, some.power(FIFTH).tolist(), strict=True), strict=True)
+        return [rows[at] for at in range(len(own))]
+
+    count = np.bincount(half.unit).astype(float)
+    (gap,) = ratios(unit_sums(found.gap[0][:, None], half.unit), count, seed=seed, draws=draws).entries
+    low, high = gap["low"], gap["high"]
+    refused = low is None or high is None or low <= 0 <= high
+    slopes, truths = by_family(*found.slope_sums(half.unit)), [] if refused else by_family(*found.truth_sums(half.unit))
     return {
-        "parts": lines,
-        "gap": {"size": size, **mean},
-        "truth": _truth(found, half, parts, own, mean, seed, draws),
-    }
-
-
-def _truth(
-    found: Measured,
-    half: Half,
-    parts: Sequence[Part],
-    own: Sequence[bool],
-    gap: Mapping[str, Any],
-    seed: int,
-    draws: int,
-) -> dict[str, Any]:
-    """Σ moved / Σ gap of each candidate; refused where the interval of the mean gap meets 0, or is missing."""
-    if gap["low"] is None or gap["low"] <= 0 <= gap["high"]:
-        return {"refused": True, "parts": []}
-    top, bottom = found.truth_sums(half.unit)
-    rows = _by_family(top, bottom, own, seed, draws)
-    return {"refused": False, "parts": [{"part": str(part), **rows[at][0]} for at, part in enumerate(parts)]}
-
-
-def _by_family(
-    top: np.ndarray, bottom: np.ndarray, own: Sequence[bool], seed: int, draws: int
-) -> dict[int, tuple[dict[str, Any], float]]:
-    """Each ratio's entry and power, by its place; those of ``own`` are one family, all others another."""
-    found: dict[int, tuple[dict[str, Any], float]] = {}
-    for family in (np.flatnonzero(own), np.flatnonzero(~np.asarray(own))):
-        rows = ratios(top[:, family], bottom, seed=seed, draws=draws)
-        found |= dict(zip(family.tolist(), zip(rows.entries, rows.power(FIFTH).tolist(), strict=True), strict=True))
-    return found
+        "parts": [
+            {"part": str(part), **part._asdict(), "found": bool(is_own), **entry,
+             "power": None if np.isnan(power) else power, "statement": statement(entry, small=SMALL).value}
+            for part, is_own, (entry, power) in zip(parts, own, slopes, strict=True)
+        ],
+        "gap": {"size": float(np.sqrt((found.gap[0] ** 2).mean())), **gap},
+        "truth": {
+            "refused": refused,
+            "parts": [{"part": str(part), **entry} for part, (entry, _) in zip(parts, truths, strict=not refused)],
+        },
+    }  # fmt: skip
 
 
 def _listed(parts: Sequence[Part], slopes: np.ndarray, order: np.ndarray) -> list[dict[str, Any]]:
@@ -319,15 +285,15 @@ def _listed(parts: Sequence[Part], slopes: np.ndarray, order: np.ndarray) -> lis
 
 
 def _agreement(
-    vlm: "VLM", runs: Mapping[str, Run], effects: Mapping[str, SetEffects], settings: LocaliseSettings
+    vlm: "VLM", runs: Mapping[str, Run], effects: Mapping[str, PartEffects], place: str
 ) -> list[dict[str, Any]] | None:
     """Where gradients estimate: their Spearman correlation with the exact effects of parts spread over the layers."""
-    if settings.place == "verdict":
+    if place == "verdict":
         return None
     parts = parts_of(vlm)
     sample = [parts[at * len(parts) // EXACT_SAMPLE] for at in range(min(EXACT_SAMPLE, len(parts)))]
-    exact = part_effects(vlm, *runs["own"], place=settings.place, parts=list(dict.fromkeys(sample)))
-    table = agreement(effects["own"], exact)  # type: ignore[arg-type]
+    exact = part_effects(vlm, *runs["own"], place=place, parts=list(dict.fromkeys(sample)))
+    table = agreement(effects["own"], exact)
     return [
         {str(key): value for key, value in row.items()}
         for row in table.astype(object).where(table.notna(), None).to_dict("records")

@@ -5,28 +5,23 @@ section of the report. Importing this module loads neither torch nor transformer
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import RenderableType
 
-from experiments.config import Run, digest
+from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
-from experiments.evaluation.looking_inside import cached_result
-from experiments.report.sections import Section, write_section
+from experiments.evaluation.looking_inside import MOST_DRAWS, Presented, look_inside
+from experiments.report.sections import Section
 from experiments.report.sentences.localise import NOTE, TITLE, sentences
-from experiments.report.table import terminal
 from experiments.studies.localise.cases import PICTURE, QUESTIONS, Cases, split
 from experiments.types import Loaded, Sample
 from interp.errors import UserError
 
-if TYPE_CHECKING:
-    from experiments.studies.localise.examination import LocaliseSettings
-
 NAME = "localise"
-MOST_DRAWS = 2000
 
 
 @dataclass(frozen=True)
@@ -91,31 +86,24 @@ class Localise:
     def _cases(self, samples: Sequence[Sample], run: Run) -> Cases:
         return split(samples, questions=self.questions, pairs=self.pairs, seed=run.seed)
 
-    def settings(self, run: Run) -> "LocaliseSettings":
-        """What the examination is told."""
-        from experiments.studies.localise.examination import LocaliseSettings
-
-        draws = min(run.draws, MOST_DRAWS)
-        return LocaliseSettings(tuple(self.questions), self.place, self.candidates, self.random_sets, run.seed, draws)
-
     def _examined(self, work: study.Study) -> list[RenderableType]:
-        from experiments.studies.localise import tables as localise_tables
+        from experiments.studies.localise import tables
         from experiments.studies.localise.examination import examine
 
-        cases = self._cases(work.samples, work.run)
-        ids = [one.id for half in (cases.discover, cases.confirm) for one in (*half.unsafe, *half.safe)]
-        settings = {"task": repr(self), "seed": work.run.seed, "draws": min(work.run.draws, MOST_DRAWS),
-                    "cases": digest([work.loaded.manifest, ids])}  # fmt: skip
+        cases, seed = self._cases(work.samples, work.run), work.run.seed
+        options = asdict(self) | {"draws": min(work.run.draws, MOST_DRAWS)}
+        chosen = {name: value for name, value in options.items() if name != "pairs"}
 
-        def found() -> dict[str, Any]:
-            result = examine(work.vlm, cases, self.settings(work.run))
-            return result | {"of_pairs": cases.of}
+        def present(result: dict[str, Any]) -> Presented:
+            section = Section(TITLE, sentences(result, seed=seed), tables.tables(result), note=NOTE)
+            return section, tables.figures(result, work.vlm, cases.confirm)
 
-        result = cached_result(work, NAME, settings, found, status="every head and MLP, one by one")
-        lines = sentences(result, seed=work.run.seed)
-        section = Section(TITLE, lines, localise_tables.tables(result), note=NOTE)
-        figures = localise_tables.figures(result, work.vlm, cases.confirm)
-        write_section(work.store.path, NAME, section, figures)
-        for name, one in figures.items():
-            one.figure.savefig(work.store.path / "figures" / f"{name}.png", dpi=96)
-        return [*map(terminal, section.tables), *lines, f"numbers: {work.store.path / f'{NAME}.json'}"]
+        return look_inside(
+            work,
+            NAME,
+            options,
+            [one for half in (cases.discover, cases.confirm) for one in (*half.unsafe, *half.safe)],
+            lambda: examine(work.vlm, cases, seed=seed, **chosen) | {"of_pairs": cases.of},
+            present,
+            status="every head and MLP, one by one",
+        )

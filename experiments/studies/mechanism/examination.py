@@ -53,7 +53,7 @@ from experiments.types import Sample
 from interp.hooks.residual import LayerStates, Place, Residuals, edit_residual, last_layer, residuals
 from interp.speed.lower_layers import share_run
 from interp.tools.directions import Direction
-from interp.tools.knockout import Edge, cut_scores, windows
+from interp.tools.knockout import Cut, Edge, cut_scores, windows
 from interp.tools.lens import lens_margins
 from interp.tools.patching import LEAST_GAP, PatchEffects, misaligned, patch
 from mitigation.prior_correction import prior_margins
@@ -242,7 +242,7 @@ def cut_margins(
     With ``latest``, only in so many of the last windows.
     """
     cuts: list[Sequence[int] | None] = [None, *_windows(vlm, width, stride, latest)]
-    every = [([edge], layers) for edge in edges for layers in cuts]
+    every = [Cut([edge], layers) for edge in edges for layers in cuts]
 
     def margins(places: list[int]) -> Tensor:
         some = [prompts[place] for place in places]

@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
-from experiments.evaluation.looking_inside import cached_result, shown
+from experiments.evaluation.looking_inside import Presented, look_inside
 from experiments.report.sections import Section, SectionFigure
 from experiments.report.sentences.mechanism import notes, sentences
 from interp.errors import UserError
@@ -69,31 +69,24 @@ class Mechanism:
     def _examined(self, work: study.Study) -> list[RenderableType]:
         """Writes mechanism.json, the figure and the report's section; what to print."""
         from experiments.studies.mechanism import figure, tables
-
-        result = self._examine(work)
-        title = f"Why it fails: {work.model_title} on {work.run.benchmark.name}"
-        section = Section(title, result["sentences"], tables.tables(result), note=" ".join(result["notes"]))
-        printed, picture = shown(work, NAME, section, SectionFigure(figure.draw(result), ALT, CAPTION), dpi=150)
-        numbered = [f"{number}. {sentence}" for number, sentence in enumerate(result["sentences"], start=1)]
-        files = f"mechanism: {work.store.path / NAME}.json, {picture}; the report has the tables’ intervals"
-        return [*printed, "", *numbered, "", *(f"note: {note}" for note in result["notes"]), files]
-
-    def _examine(self, work: study.Study) -> dict[str, Any]:
-        """The contents of mechanism.json; a result for the same cases and settings is kept."""
         from experiments.studies.mechanism.examination import Examination
         from experiments.studies.mechanism.findings import findings
 
-        run, records = work.run, work.records()
-        draws = min(self.draws, run.draws)
+        records = work.records()
+        options = asdict(self) | {"draws": min(self.draws, work.run.draws)}
 
         def examine() -> dict[str, Any]:
-            options = asdict(self) | {"draws": draws, "seed": run.seed}
-            result = Examination(work.vlm, work.samples, records, **options).examine()
+            result = Examination(work.vlm, work.samples, records, seed=work.run.seed, **options).examine()
             found = findings(result)
             texts = {"sentences": sentences(found), "notes": notes(result)}
             return result | {"findings": [finding.as_json() for finding in found]} | texts
 
-        settings = {"task": repr(self), "cases": len(work.samples), "draws": draws}
+        def present(result: dict[str, Any]) -> Presented:
+            title = f"Why it fails: {work.model_title} on {work.run.benchmark.name}"
+            numbered = [f"{number}. {sentence}" for number, sentence in enumerate(result["sentences"], start=1)]
+            section = Section(title, numbered, tables.tables(result), note=" ".join(result["notes"]))
+            return section, {NAME: SectionFigure(figure.draw(result), ALT, CAPTION)}
+
         answers = [(record["case"], record["verdict"]) for record in records]
         status = "causal tools on failures and matched successes"
-        return cached_result(work, NAME, settings, examine, status=status, of=answers)
+        return look_inside(work, NAME, options, work.samples, examine, present, status=status, of=answers)

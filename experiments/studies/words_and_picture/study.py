@@ -8,10 +8,10 @@ from typing import Any
 from rich.console import RenderableType
 
 from experiments.benchmarks.iconworld.perception import names_thing
-from experiments.config import Run, digest
+from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
-from experiments.evaluation.looking_inside import cached_result, shown
+from experiments.evaluation.looking_inside import MOST_DRAWS, Presented, look_inside
 from experiments.evaluation.perception import captions
 from experiments.report.sections import Section, SectionFigure, write_section
 from experiments.report.sentences import caption_ablation as caption_wording
@@ -143,19 +143,19 @@ class WordsAndPicture:
         look: Any = transplant if name == TRANSPLANT else caption_ablation
         drawn: Any = transplant_tables if name == TRANSPLANT else caption_ablation_tables
         wording: Any = transplant_wording if name == TRANSPLANT else caption_wording
-        option = {"layers": list(self.transplant or [])} if name == TRANSPLANT else {}
-        samples, rules = spread(work.samples, self.cases), {"seed": work.run.seed, "draws": work.run.draws}
+        samples, draws = spread(work.samples, self.cases), min(work.run.draws, MOST_DRAWS)
+        options = {"layers": list(self.transplant or [])} if name == TRANSPLANT else {}
 
         def examine() -> dict[str, Any]:
-            found = look.examine(work.vlm, samples, **option, **rules)
+            found = look.examine(work.vlm, samples, **options, seed=work.run.seed, draws=draws)
             return found | {"sentences": wording.sentences(found)}
 
-        cases = digest([work.loaded.manifest, sorted(sample.id for sample in samples)])
-        settings = {**option, "cases": cases, **rules}
-        result = cached_result(work, name, settings, examine, status=wording.TITLE, within=RESULT)
-        section = Section(wording.TITLE, result["sentences"], drawn.tables(result), note=wording.NOTE)
-        printed, picture = shown(work, name, section, SectionFigure(drawn.draw(result), drawn.ALT, drawn.CAPTION))
-        return [*printed, *section.sentences, f"figure: {picture}"]
+        def present(result: dict[str, Any]) -> Presented:
+            section = Section(wording.TITLE, result["sentences"], drawn.tables(result), note=wording.NOTE)
+            return section, {name: SectionFigure(drawn.draw(result), drawn.ALT, drawn.CAPTION)}
+
+        settings = {**options, "draws": draws}
+        return look_inside(work, name, settings, samples, examine, present, status=wording.TITLE, within=RESULT)
 
 
 def spread(samples: Sequence[Sample], count: int | None) -> list[Sample]:

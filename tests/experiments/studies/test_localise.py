@@ -15,7 +15,7 @@ from experiments.benchmarks.iconworld import IconWorld
 from experiments.evaluation.attention_log import prompts_of
 from experiments.report.sentences.localise import sentences
 from experiments.studies.localise.cases import JOIN, PICTURE, QUESTIONS, SENTENCE, WORDS, Cases, split
-from experiments.studies.localise.examination import LocaliseSettings, examine
+from experiments.studies.localise.examination import examine
 from experiments.studies.localise.study import Localise
 from experiments.studies.localise.tables import curves_figure, figures, parts_figure, tables
 from experiments.types import Sample
@@ -60,8 +60,7 @@ def coloured_pairs(units: int = 20, each: int = 2, *, lift: float = 1.0) -> list
 def localised(plan: Plan, samples: Sequence[Sample] | None = None, **options: Any) -> dict[str, Any]:
     vlm = planted(plan)
     cases = split(samples or coloured_pairs(), questions=[PICTURE], pairs=None, seed=0)
-    settings = LocaliseSettings((PICTURE,), candidates=3, random_sets=4, draws=500, **options)
-    result = examine(vlm, cases, settings)
+    result = examine(vlm, cases, questions=[PICTURE], candidates=3, random_sets=4, draws=500, **options)
     names = figures(result, vlm, cases.confirm)
     assert {"localise_parts", "localise_curves"} <= names.keys()
     return result
