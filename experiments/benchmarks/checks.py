@@ -2,19 +2,19 @@
 
 A case that fails stops the run, with all problems in one message, or is left out where the run was told so
 (``benchmark.skip_bad=true``). A benchmark that knows oddities of its published files settles them itself and lists what
-it leaves out under ``Loaded.missing``; what it hands over is checked here like any other's.
+it leaves out under ``Loaded.missing`` (``published_benchmark``); what it hands over is checked here like any other's.
 """
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from experiments.benchmarks.images import BadImage, ImageProblem, decoded, picture_of, pixel_digest
+from experiments.benchmarks.rows import whole
 from experiments.types import Drawable, Kind, Loaded, Problem, Sample
 from interp.errors import UserError
 
@@ -67,8 +67,8 @@ def checked(loaded: Loaded, *, kind: Kind, name: str, skip_bad: bool, folder: Pa
 
 def examine(loaded: Loaded, kind: Kind) -> tuple[list[Sample], list[Problem]]:
     """The cases that can be asked, with ``picture`` and ``cluster``, and what is wrong with the others."""
-    pictures, found = _opened(loaded.samples)
-    faults = {place: _fault(problem) for place, problem in found.items() if problem.fault.blocks}
+    pictures, found = opened(loaded.samples)
+    faults = {place: fault(problem) for place, problem in found.items() if problem.fault.blocks}
     problems = list(loaded.problems)
     kept: list[Sample] = []
     seen: dict[str, str] = {}
@@ -81,104 +81,6 @@ def examine(loaded: Loaded, kind: Kind) -> tuple[list[Sample], list[Problem]]:
         else:
             kept.append(replace(sample, picture=pictures[place]))
     return clustered(kept), problems
-
-
-def published(
-    samples: Sequence[Sample],
-    absent: Mapping[str, str],
-    *,
-    root: Path | None,
-    where: str,
-    strict: bool,
-    expected: Collection[str] = (),
-    images: bool = True,
-    get: str = "",
-    cluster_on_image: bool = False,
-) -> Loaded:
-    """The cases of a published benchmark that can run, of all that its files name; with ``images`` those with one.
-
-    Every image is decoded once. One that cannot be used is taken off its case, and what is said of a file is noted in
-    the tag ``image_note``. With ``cluster_on_image`` the cases that show the same picture share a cluster.
-
-    Args:
-        samples: every case that can be understood.
-        absent: the id of a case that cannot run → the reason; the words before the first colon are its kind.
-        root: the folder that images may not leave; None where they are no files.
-        where: what was read, in messages.
-        strict: stops where a case cannot run for a reason that is not ``expected``.
-        get: what to get and where to put it, in messages.
-
-    Raises:
-        UserError: nothing can run, or under ``strict`` not everything can.
-    """
-    pictures, problems = _opened(samples, root)
-    settled, reasons = [], {}
-    for place, (sample, picture) in enumerate(zip(samples, pictures, strict=True)):
-        problem = problems.get(place)
-        note = _fault(problem) if problem else absent.get(sample.id, "")
-        if sample.id in absent or (problem and problem.fault.blocks):
-            reasons[sample.id] = note
-        cluster = f"image:{picture[:16]}" if picture and cluster_on_image else sample.cluster
-        tags = {**sample.tags, "image_note": note} if note else sample.tags
-        image = sample.image if picture else None
-        settled.append(replace(sample, image=image, picture=picture, cluster=cluster, tags=tags))
-    reasons |= {case: reason for case, reason in absent.items() if case not in reasons}
-    total = len({sample.id for sample in samples} | set(absent))
-    faults = {case: reason for case, reason in reasons.items() if reason not in expected}
-    if strict and faults:
-        case, reason = next(iter(faults.items()))
-        counted = f"{len(faults)} of {total} cases cannot run as published (first {case}: {reason})"
-        raise UserError(
-            f"{counted}; strict=true asks for all of them; {get or f'complete {where}'} or set strict=false"
-        )
-    kept = [sample for sample in settled if sample.image is not None or not images]
-    if not kept:
-        case, reason = next(iter((faults or reasons).items()), ("", "it names no case"))
-        counted = f"none of the {total} cases in {where} can run ({case}: {reason})"
-        raise UserError(f"{counted}; at least one is needed; {get or 'complete the folder'} or look at benchmark.root")
-    there = {sample.id for sample in kept}
-    return Loaded(kept, {case: why for case, why in reasons.items() if case not in there}, manifest(kept))
-
-
-class Unfit(Exception):
-    """An entry of a benchmark's file that no case can be made of; its text says why."""
-
-
-def need(entry: Any, field: str, kind: type = str) -> Any:
-    """The value of ``field`` in a JSON object or CSV row, of that type and not blank.
-
-    Raises:
-        Unfit: there is no such value.
-    """
-    if not isinstance(entry, Mapping):
-        raise Unfit("not an object with fields")
-    if field not in entry or entry[field] is None:
-        raise Unfit(f"no field {field!r}")
-    value = entry[field]
-    if not isinstance(value, kind) or (isinstance(value, str) and not value.strip()):
-        raise Unfit(f"field {field!r} is {str(value)[:40]!r}, which is no {'text' if kind is str else kind.__name__}")
-    if isinstance(value, str) and value != whole(value):
-        raise Unfit(f"field {field!r} holds half a character, which no file of UTF-8 can")
-    return value
-
-
-def whole(text: str) -> str:
-    """The text with halves of surrogate pairs, which JSON can spell, replaced by '?'."""
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def readable_text(path: Path, way_out: str) -> str:
-    """The text of a file in UTF-8, with or without a byte order mark.
-
-    Raises:
-        UserError: there is no such file, or it is not UTF-8.
-    """
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError as error:
-        raise UserError(f"{path} is missing; the benchmark is read from it; {way_out}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read ({error}); it must be UTF-8 text; {way_out}") from error
 
 
 def content_of(sample: Sample) -> str:
@@ -276,7 +178,7 @@ def _bad_pairs(loaded: Loaded, kind: Kind) -> dict[str, str]:
     return found
 
 
-def _opened(samples: Sequence[Sample], root: Path | None = None) -> tuple[list[str], dict[int, ImageProblem]]:
+def opened(samples: Sequence[Sample], root: Path | None = None) -> tuple[list[str], dict[int, ImageProblem]]:
     """The hash of each case's picture, and by position what is to be said of an image. Each file is decoded once."""
     sources: dict[object, Path | Drawable] = {}
     for sample in samples:
@@ -305,7 +207,8 @@ def _opened(samples: Sequence[Sample], root: Path | None = None) -> tuple[list[s
     return pictures, problems
 
 
-def _fault(problem: ImageProblem) -> str:
+def fault(problem: ImageProblem) -> str:
+    """The problem as a reason: its kind, the file, and what is wrong with it."""
     return f"image {problem.fault.value.replace('_', ' ')}: {problem.file[:200]}: {problem.reason}"
 
 

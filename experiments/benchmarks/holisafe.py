@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmarks.checks import Unfit, need, whole
 from experiments.benchmarks.images import EncodedImage
-from experiments.benchmarks.paired import Collected, PairedRefusals, folder_of, is_there, json_file
-from experiments.benchmarks.rows import read_file
+from experiments.benchmarks.published_benchmark import Collected, PublishedBenchmark, first_there
+from experiments.benchmarks.rows import Unfit, json_file, need, read_file, whole
 from experiments.types import Drawable
 from interp.errors import UserError
 
@@ -31,7 +30,7 @@ GET = (
 
 
 @dataclass(frozen=True)
-class HoliSafe(PairedRefusals):
+class HoliSafe(PublishedBenchmark):
     """The benchmark in the folder ``root``, from ``file`` there (.json, .csv or .parquet; null: the one there is).
 
     ``strict`` stops where a record or a picture cannot be used.
@@ -40,21 +39,17 @@ class HoliSafe(PairedRefusals):
     file: str | None = None
     name: str = "holisafe"
     GET = GET
-    CLUSTER_ON_IMAGE = True
 
     def find(self) -> Collected:
         """All cases that the table names."""
-        folder = folder_of(self.root, GET)
-        found = Collected(folder)
+        found = Collected(self.folder, cluster_on_image=True)
         number = 0
-        for source in self._sources(folder):
+        for source in self._sources(self.folder):
             for record in _records(source):
                 identity = record.get("id") if isinstance(record, Mapping) else None
                 case = whole(f"h{number if identity is None else identity}")[:60]
-                try:
-                    _add(found, folder, case, record)
-                except Unfit as error:
-                    found.refuse(case, f"{source}, record {number}", error)
+                with found.entry(case, source, f"record {number}"):
+                    _add(found, self.folder, case, record)
                 number += 1
         return found
 
@@ -85,9 +80,7 @@ def _add(found: Collected, folder: Path, case: str, record: Any) -> None:
     if kind not in TYPES:
         raise Unfit(f"field 'type' is {kind[:20]!r}; it is one of {', '.join(TYPES)}")
     tags = {name: str(value) for name in ABOUT if (value := record.get(name)) not in (None, "")}
-    found.add(
-        case, TYPES[kind], scenario=kind, text=query, prompt=query, image=_picture(folder, record, case), tags=tags
-    )
+    found.add(case, TYPES[kind], scenario=kind, text=query, image=_picture(folder, record, case), tags=tags)
 
 
 def _picture(folder: Path, record: Mapping[str, Any], case: str) -> Path | Drawable:
@@ -97,5 +90,4 @@ def _picture(folder: Path, record: Mapping[str, Any], case: str) -> Path | Drawa
             return EncodedImage(f"{value.get('path') or case}", data)
         value = value.get("path")
     value = need({"image": value}, "image")
-    places = [folder / value, folder / "images" / value]
-    return next((place for place in places if is_there(place)), places[-1])
+    return first_there(folder, f"images/{value}", value)

@@ -8,12 +8,10 @@ judges or metrics.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from experiments.benchmarks.checks import Unfit, need
-from experiments.benchmarks.paired import Collected, PairedRefusals, folder_of, json_file
-from interp.errors import UserError
+from experiments.benchmarks.published_benchmark import Collected, PublishedBenchmark, check_part
+from experiments.benchmarks.rows import json_file, need
 
 REPOSITORY = "https://github.com/isXinLiu/LVLM-SafeR"
 FILES = {  # kind of group → its file
@@ -34,7 +32,7 @@ GET = (
 
 
 @dataclass(frozen=True)
-class LVLMSafeR(PairedRefusals):
+class LVLMSafeR(PublishedBenchmark):
     """The benchmark in a clone at ``root``; ``pairing`` says which groups to ask: same_prompt, same_image or both.
 
     Many addresses of pictures are gone: without ``strict`` the cases whose picture is there are asked and the others
@@ -49,33 +47,19 @@ class LVLMSafeR(PairedRefusals):
     GET = GET
 
     def __post_init__(self) -> None:
-        if self.pairing not in PAIRINGS:
-            raise UserError(
-                f"benchmark.pairing={self.pairing!r} is not known; known: {', '.join(PAIRINGS)}; choose one"
-            )
+        check_part("pairing", self.pairing, PAIRINGS)
 
     def find(self) -> Collected:
         """All cases that the files name."""
-        folder = folder_of(self.root, GET)
-        found = Collected(folder)
+        found = Collected(self.folder)
         for kind in PAIRINGS[self.pairing]:
-            source = folder / "data" / FILES[kind]
+            source = self.folder / "data" / FILES[kind]
             for number, entry in enumerate(json_file(source, list, GET), 1):
                 group = f"{FILES[kind][0]}.{number}"
-                try:
+                with found.entry(group, source, f"entry {number}"):
                     for side, text, picture, tags in _members(entry):
-                        found.add(
-                            f"{group}-{side}",
-                            side,
-                            scenario=kind,
-                            text=text,
-                            prompt=text,
-                            image=_picture(folder, picture),
-                            pair=group,
-                            tags=tags,
-                        )
-                except Unfit as error:
-                    found.refuse(group, f"{source}, entry {number}", error)
+                        image = self.folder / "data" / "imgs" / picture
+                        found.add(f"{group}-{side}", side, scenario=kind, text=text, image=image, pair=group, tags=tags)
         return found
 
 
@@ -94,7 +78,3 @@ def _members(entry: Any) -> list[tuple[str, str, str, dict[str, str]]]:
 def _tags(fields: dict[str, Any], *names: str) -> dict[str, str]:
     named = {"type": "topic"}  # "type" is what metrics call the kind of group
     return {named.get(key, key): text for key in names if isinstance(text := fields.get(key), str) and text}
-
-
-def _picture(folder: Path, name: str) -> Path:
-    return folder / "data" / "imgs" / name

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmarks.checks import Unfit, need
-from experiments.benchmarks.paired import Collected, PairedRefusals, first_there, folder_of, json_file
+from experiments.benchmarks.published_benchmark import Collected, PublishedBenchmark, check_part, first_there
+from experiments.benchmarks.rows import Unfit, json_file, need
 from interp.errors import UserError
 
 HUB = "https://huggingface.co/datasets/kzhou35/mssbench"
@@ -35,7 +35,7 @@ INSTRUCTION = {
 
 
 @dataclass(frozen=True)
-class MSSBench(PairedRefusals):
+class MSSBench(PublishedBenchmark):
     """The benchmark in the folder ``root``; ``part`` says what to ask: chat, embodied or both.
 
     With ``instruction`` the published evaluation's introduction stands before each question; without it the question
@@ -51,24 +51,20 @@ class MSSBench(PairedRefusals):
     GET = GET
 
     def __post_init__(self) -> None:
-        if self.part not in PARTS:
-            raise UserError(f"benchmark.part={self.part!r} is not known; known: {', '.join(PARTS)}; choose one")
+        check_part("part", self.part, PARTS)
 
     def find(self) -> Collected:
         """All cases that the file names."""
-        folder = folder_of(self.root, GET)
-        source = first_there(folder, FILES)
+        found = Collected(self.folder)
+        source = first_there(self.folder, *FILES)
         published = json_file(source, dict, GET)
-        found = Collected(folder)
         for part in PARTS[self.part]:
             entries = published.get(part)
             if not isinstance(entries, list):
                 raise UserError(f"{source} has no list {part!r}, as the published file has; {GET}")
             for number, entry in enumerate(entries):
-                try:
+                with found.entry(f"{part}{number}", source, f"entry {number} of {part!r}"):
                     self._chat(found, number, entry) if part == "chat" else self._embodied(found, number, entry)
-                except Unfit as error:
-                    found.refuse(f"{part}{number}", f"{source}, entry {number} of {part!r}", error)
         return found
 
     def _prompt(self, part: str, text: str) -> str:
@@ -88,7 +84,7 @@ class MSSBench(PairedRefusals):
                     scenario=_category(entry, "Type"),
                     text=query,
                     prompt=self._prompt("chat", query),
-                    image=_picture(found, "chat", name),
+                    image=_picture(self.folder, "chat", name),
                     pair=f"chat{number}.{at}",
                     tags=tags,
                 )
@@ -108,7 +104,7 @@ class MSSBench(PairedRefusals):
                     scenario=_category(entry, "category"),
                     text=text,
                     prompt=self._prompt("embodied", text),
-                    image=_picture(found, "embodied", images[side]),
+                    image=_picture(self.folder, "embodied", images[side]),
                     cluster=f"embodied:{number}",
                     pair=f"embodied{number}.{at}" if same else None,
                     tags=tags,
@@ -127,6 +123,6 @@ def _category(entry: Mapping[str, Any], field: str) -> str:
     return value.strip() if isinstance(value, str) and value.strip() else "unnamed"
 
 
-def _picture(found: Collected, part: str, name: str) -> Path:
+def _picture(folder: Path, part: str, name: str) -> Path:
     """``chat/7.jpg``, whether the file says "7.jpg" or "chat/7.jpg"."""
-    return found.root / (name if name.startswith(f"{part}/") else f"{part}/{name}")
+    return folder / (name if name.startswith(f"{part}/") else f"{part}/{name}")

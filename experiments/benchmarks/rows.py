@@ -1,16 +1,17 @@
-"""The rows of a table in a file or on the hub, as plain values with the line that they stand in.
+"""The files of benchmarks: the rows of a table on disk or on the hub, with the line that they stand in, JSON, and text.
 
 Published benchmarks and tables of one's own are read alike, as if the file were hostile: text is data, nothing is
-unpickled, no code of a data set is run. Of a workbook (.xlsx, a zip of XML) openpyxl reads the first sheet row by row;
-formulas are not calculated, the value that was saved with one is read. Knows nothing of what the columns mean.
+unpickled, no code of a data set is run. Of a workbook (.xlsx, a zip of XML) pandas reads the first sheet; formulas are
+not calculated, the value that was saved with one is read. Knows nothing of what the columns mean.
 """
 
 import csv
 import io
 import json
+import re
 import warnings
 import zipfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,8 +22,10 @@ ENDINGS = (".jsonl", ".csv", ".parquet", ".xlsx")
 ZIP = b"PK\x03\x04"  # the first bytes of a workbook, whatever it is called
 DELIMITERS = (",", ";", "\t")  # spreadsheets in half of Europe write semicolons
 LARGEST = 64 * 2**20  # bytes of all parts of a workbook, unpacked; the published tables have less than one thousandth
-ROWS, COLUMNS = 100_000, 256  # a sheet may name far more than it holds
+ROWS = 100_000  # a sheet may name far more than it holds
+FAR_CELL = re.compile(rb"""\br=["'][A-Z]{3,}[0-9]""")
 LONGEST_CELL = 2**30  # characters that the csv module reads; what is too long to ask is told of its case
+AS_UTF_8 = "save the table as UTF-8"
 # Kinds of data set on the hub: of these the files are read and nothing else.
 HUB_FORMATS = ("parquet", "csv", "json", "arrow", "imagefolder")
 
@@ -37,7 +40,7 @@ class Rows(NamedTuple):
 
 
 def read_file(path: Path, wanted: Collection[str], *, option: str = "benchmark", get: str = "") -> Rows:
-    """The rows of a file of one of ``ENDINGS``, with at least those of its columns that are ``wanted``.
+    """The rows of a file of one of ``ENDINGS``, any other read as JSON lines, with at least the columns ``wanted``.
 
     ``option`` is what the table's options are called in messages. Of a published table ``get`` says what to get and
     where to put it, and all that is ``wanted`` must be there.
@@ -62,7 +65,7 @@ def read_file(path: Path, wanted: Collection[str], *, option: str = "benchmark",
         if ending != ".xlsx" and _begins(path, ZIP):
             raise UserError(f"{path}: is by its first bytes a workbook, which its name does not say; call it "
                             f"{path.with_suffix('.xlsx').name}, or save it as CSV in UTF-8")  # fmt: skip
-        rows, columns, problems = readers[ending](path, wanted)
+        rows, columns, problems = readers.get(ending, _json_lines)(path, wanted)
     except (OSError, ValueError, MemoryError) as error:
         way_out = get or "save it again, or give another file"
         raise UserError(f"{path} cannot be read ({_brief(error)}); {way_out}") from error
@@ -104,6 +107,74 @@ def read_hub(
     )
 
 
+def readable_text(path: Path, way_out: str, *, newline: str | None = None) -> str:
+    """The text of a file in UTF-8, with or without a byte order mark; with ``newline=""`` line ends stay as they are.
+
+    Raises:
+        UserError: there is no such file, or it is not UTF-8.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline=newline) as file:
+            return file.read()
+    except FileNotFoundError as error:
+        raise UserError(f"{path} is missing; the benchmark is read from it; {way_out}") from error
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        utf_16 = error.object[:2] in (b"\xff\xfe", b"\xfe\xff")
+        fault = "it looks like UTF-16" if utf_16 else f"byte {error.object[error.start]:#04x}"
+        raise UserError(f"{path}, line {line}: is not UTF-8 ({fault}); {way_out}") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); {way_out}") from error
+
+
+def json_file(path: Path, kind: type, way_out: str, **options: Any) -> Any:
+    """The value of a JSON file, which is a list or an object as ``kind`` says; ``options`` are ``json.loads``'s.
+
+    Raises:
+        UserError: there is no such file, or it holds something else.
+    """
+    return json_value(readable_text(path, way_out), path, kind, way_out, **options)
+
+
+def json_value(text: str, path: Path, kind: type, way_out: str, **options: Any) -> Any:
+    """As ``json_file``, from the text of that file or of a part of it."""
+    try:
+        value = json.loads(text, **options)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not JSON ({error}); {way_out}") from error
+    if not isinstance(value, kind) or not value:
+        name = "list" if kind is list else "object"
+        raise UserError(f"{path} holds no {name} with something in it, as the published file does; {way_out}")
+    return value
+
+
+class Unfit(Exception):
+    """An entry of a benchmark's file that no case can be made of; its text says why."""
+
+
+def need(entry: Any, field: str, kind: type = str) -> Any:
+    """The value of ``field`` in a JSON object or CSV row, of that type and not blank.
+
+    Raises:
+        Unfit: there is no such value.
+    """
+    if not isinstance(entry, Mapping):
+        raise Unfit("not an object with fields")
+    if field not in entry or entry[field] is None:
+        raise Unfit(f"no field {field!r}")
+    value = entry[field]
+    if not isinstance(value, kind) or (isinstance(value, str) and not value.strip()):
+        raise Unfit(f"field {field!r} is {str(value)[:40]!r}, which is no {'text' if kind is str else kind.__name__}")
+    if isinstance(value, str) and value != whole(value):
+        raise Unfit(f"field {field!r} holds half a character, which no file of UTF-8 can")
+    return value
+
+
+def whole(text: str) -> str:
+    """The text with halves of surrogate pairs, which JSON can spell, replaced by '?'."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 def _begins(path: Path, first: bytes) -> bool:
     with path.open("rb") as file:
         return file.read(len(first)) == first
@@ -114,21 +185,11 @@ def _brief(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
 
-def _text(path: Path) -> str:
-    data = path.read_bytes()
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        fault = "it looks like UTF-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else f"byte {data[error.start]:#04x}"
-        raise UserError(f"{path}, line {line}: is not UTF-8 ({fault}); save the table as UTF-8") from None
-
-
 def _json_lines(path: Path, _: Collection[str]) -> tuple[list[Any], list[str], list[Problem]]:
     rows: list[Any] = []
     columns: dict[str, None] = {}
     problems = []
-    for number, line in enumerate(_text(path).split("\n"), 1):
+    for number, line in enumerate(readable_text(path, AS_UTF_8, newline="").split("\n"), 1):
         if not line.strip():
             continue
         try:
@@ -145,7 +206,7 @@ def _json_lines(path: Path, _: Collection[str]) -> tuple[list[Any], list[str], l
 
 
 def _csv(path: Path, wanted: Collection[str]) -> tuple[list[Any], list[str], list[Problem]]:
-    text = _text(path)
+    text = readable_text(path, AS_UTF_8, newline="")
     first = text.partition("\n")[0]
     delimiter = max(DELIMITERS, key=lambda one: len({cell.strip(' "\r') for cell in first.split(one)} & set(wanted)))
     csv.field_size_limit(LONGEST_CELL)
@@ -186,51 +247,38 @@ def _csv_lines(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _workbook(path: Path, wanted: Collection[str]) -> tuple[list[Any], list[str], list[Problem]]:
-    from openpyxl import load_workbook
+    import pandas
 
     try:
-        _check_parts(path)
-        lines = _first_sheet(path, load_workbook)
-    except Exception as error:  # openpyxl raises whatever it stumbles over
+        with zipfile.ZipFile(path) as book:
+            _check_parts(book)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what openpyxl does not know of fonts and filters
+            table = pandas.read_excel(path, header=None, dtype=str, na_filter=False, nrows=ROWS + 1, engine="openpyxl")
+        if len(table) > ROWS:
+            raise ValueError(f"it has more than {ROWS:,} rows")
+    except Exception as error:  # pandas and openpyxl raise whatever they stumble over
         way_out = "save it again, or save its first sheet as CSV in UTF-8"
         raise UserError(f"{path} is not a readable .xlsx table ({error}); {way_out}") from error
+    lines = [(number, cells) for number, cells in enumerate(table.to_numpy().tolist(), 1) if any(cells)]
     columns = [cell.strip() for cell in lines[0][1]] if lines else []
     _once(path, columns, wanted)
     return [(f"line {number}", _by_column(columns, cells)) for number, cells in lines[1:]], columns, []
 
 
-def _check_parts(path: Path) -> None:
-    """Checks that the parts are small when unpacked, and that none declares entities, which could make it grow.
+def _check_parts(book: zipfile.ZipFile) -> None:
+    """Checks that the parts are small when unpacked, and that none declares what could make it grow.
 
-    zipfile unpacks no more of a part than the size that it declares.
+    zipfile unpacks no more of a part than the size that it declares; pandas makes all rows as long as the longest.
     """
-    with zipfile.ZipFile(path) as book:
-        if sum(part.file_size for part in book.infolist()) > LARGEST:
-            raise ValueError(f"it unpacks to more than {LARGEST // 2**20} MiB")
-        for part in book.infolist():
-            if b"<!DOCTYPE" in book.read(part):
-                raise ValueError(f"{part.filename} declares a document type")
-
-
-def _first_sheet(path: Path, load_workbook: Any) -> list[tuple[int, list[str]]]:
-    """The head and all rows that hold anything."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what it does not know of fonts and filters
-        book = load_workbook(path, read_only=True, data_only=True, keep_links=False)
-        try:
-            sheet = book.worksheets[0]
-            sheet.reset_dimensions()  # what a file says of its own size may be wrong
-            lines = []
-            for number, cells in enumerate(sheet.iter_rows(max_col=COLUMNS, values_only=True), 1):
-                if number > ROWS:
-                    raise ValueError(f"it has more than {ROWS:,} rows")
-                texts = ["" if cell is None else str(cell) for cell in cells]
-                width = max((at for at, text in enumerate(texts, 1) if text), default=0)
-                if number == 1 or width:
-                    lines.append((number, texts[:width]))
-            return lines
-        finally:
-            book.close()
+    if sum(part.file_size for part in book.infolist()) > LARGEST:
+        raise ValueError(f"it unpacks to more than {LARGEST // 2**20} MiB")
+    for part in book.infolist():
+        data = book.read(part)
+        if b"<!DOCTYPE" in data:
+            raise ValueError(f"{part.filename} declares a document type")
+        if FAR_CELL.search(data):
+            raise ValueError(f"{part.filename} has a cell beyond column ZZ")
 
 
 def _parquet(path: Path, wanted: Collection[str]) -> tuple[list[Any], list[str], list[Problem]]:

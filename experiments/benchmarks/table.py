@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmarks.checks import Unfit
 from experiments.benchmarks.images import EncodedImage, Fault, ImageProblem, UnusableImage
 from experiments.benchmarks.mmsafeaware import PREFIX
-from experiments.benchmarks.rows import ENDINGS, Rows, read_file, read_hub
+from experiments.benchmarks.rows import ENDINGS, Rows, Unfit, read_file, read_hub
 from experiments.types import Drawable, Gold, Kind, Loaded, Problem, Sample, Subset
 from interp.errors import UserError
 

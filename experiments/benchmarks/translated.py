@@ -4,14 +4,14 @@ The translations come from a JSONL of ``id``, ``language`` and ``text``, and ``p
 are to be translated too. Knows nothing of how they were made, or of the benchmark that they belong to.
 """
 
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.benchmarks.checks import Unfit, clustered, manifest, need, readable_text
+from experiments.benchmarks.checks import clustered, manifest
+from experiments.benchmarks.rows import Unfit, need, read_file
 from experiments.types import Benchmark, Kind, Loaded, Sample
 from interp.errors import UserError
 
@@ -138,10 +138,12 @@ def read_wordings(source: Path) -> tuple[dict[Key, Wording], dict[str, str]]:
     """
     wordings: dict[Key, Wording] = {}
     unfit: dict[str, str] = {}
-    for number, line in _lines(source):
-        case, language = f"line {number}", "?"
+    rows = read_file(source, ("id", "language", "text"), get="set benchmark.questions to a JSONL of id, language, text")
+    for problem in rows.problems:
+        unfit[f"{problem.place}@? ({problem.place})"] = f"unfit line: {source} {problem.place}: {problem.reason}"
+    for place, row in rows.rows:
+        case, language = place, "?"
         try:
-            row = _object(line)
             case = str(row.get("id", case))[:40]
             language = str(row.get("language", language))[:20]
             key = need(row, "id"), need(row, "language")
@@ -153,25 +155,8 @@ def read_wordings(source: Path) -> tuple[dict[Key, Wording], dict[str, str]]:
                 raise Unfit("this id and language were there before; the first is kept")
             wordings[key] = wording
         except Unfit as error:
-            unfit[f"{case}@{language} (line {number})"] = f"unfit line: {source} line {number}, id {case!r}: {error}"
+            unfit[f"{case}@{language} ({place})"] = f"unfit line: {source} {place}, id {case!r}: {error}"
     return wordings, unfit
-
-
-def _lines(source: Path) -> Iterator[tuple[int, str]]:
-    text = readable_text(source, "set benchmark.questions to a JSONL of id, language, text")
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            yield number, line
-
-
-def _object(line: str) -> Mapping[str, Any]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise Unfit("not JSON") from error
-    if not isinstance(row, dict):
-        raise Unfit("not an object with fields")
-    return row
 
 
 def _worded(sample: Sample, language: str, wording: Wording) -> Sample:

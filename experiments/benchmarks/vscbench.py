@@ -10,10 +10,8 @@ nothing of models, judges or metrics.
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.benchmarks.checks import Unfit, need
-from experiments.benchmarks.paired import Collected, PairedRefusals, first_there, folder_of, is_there, question
-from experiments.benchmarks.rows import read_file
-from interp.errors import UserError
+from experiments.benchmarks.published_benchmark import Collected, PublishedBenchmark, check_part, first_there, question
+from experiments.benchmarks.rows import need, read_file
 
 REPOSITORY = "https://github.com/jiahuigeng/VSCBench"
 GET = (
@@ -33,7 +31,7 @@ FIGSTEP = (
 
 
 @dataclass(frozen=True)
-class VSCBench(PairedRefusals):
+class VSCBench(PublishedBenchmark):
     """The benchmark in a clone at ``root``; ``part`` says what to ask: image_centric, text_centric or both.
 
     A table may also be given as .csv. ``strict`` stops where a row or a picture cannot be used, the two empty texts of
@@ -46,24 +44,21 @@ class VSCBench(PairedRefusals):
     part: str = "image_centric"
     name: str = "vscbench"
     GET = GET
-    EXPECTED = (NO_PROMPT,)
 
     def __post_init__(self) -> None:
-        if self.part not in PARTS:
-            raise UserError(f"benchmark.part={self.part!r} is not known; known: {', '.join(PARTS)}; choose one")
+        check_part("part", self.part, PARTS)
 
     def find(self) -> Collected:
         """All cases that the tables name."""
-        folder = folder_of(self.root, GET)
-        found = Collected(folder)
+        found = Collected(self.folder, expected=(NO_PROMPT,))
         for part in PARTS[self.part]:
-            _image_centric(found, folder) if part == "image" else _text_centric(found, folder)
+            _image_centric(found, self.folder) if part == "image" else _text_centric(found, self.folder)
         return found
 
 
 def _image_centric(found: Collected, folder: Path) -> None:
     names = {side: [f"{side}_img_{at}" for at in range(PICTURES)] for side in ("safe", "unsafe")}
-    source = first_there(folder, ("vscbench_image_centric.xlsx", "vscbench_image_centric.csv"))
+    source = first_there(folder, "vscbench_image_centric.xlsx", "vscbench_image_centric.csv")
     for place, row in read_file(source, ("Category", "Prompt", *names["safe"], *names["unsafe"]), get=GET).rows:
         line = place.removeprefix("line ")
         ids = {f"i{line}.{at}-{side}": (side, column) for side, of in names.items() for at, column in enumerate(of)}
@@ -72,52 +67,42 @@ def _image_centric(found: Collected, folder: Path) -> None:
             found.absent |= dict.fromkeys(ids, NO_PROMPT)
             continue
         for case, (side, column) in ids.items():
-            try:
-                category, name = need(row, "Category").strip(), need(row, column)
-            except Unfit as error:
-                found.refuse(case, f"{source} {place}", error)
-                continue
-            found.add(
-                case,
-                side,
-                scenario=CATEGORIES.get(category, category),
-                text=text,
-                prompt=text,
-                image=_picture(folder, category, name),
-                cluster=question(text),
-                pair=case.partition("-")[0],
-                tags={"part": "image_centric"},
-            )
+            with found.entry(case, source, place):
+                category = need(row, "Category").strip()
+                found.add(
+                    case,
+                    side,
+                    scenario=CATEGORIES.get(category, category),
+                    text=text,
+                    image=_picture(folder, category, need(row, column)),
+                    cluster=question(text),
+                    pair=case.partition("-")[0],
+                    tags={"part": "image_centric"},
+                )
 
 
 def _text_centric(found: Collected, folder: Path) -> None:
-    source = first_there(folder, ("vscbench_text_centric.xlsx", "vscbench_text_centric.csv"))
+    source = first_there(folder, "vscbench_text_centric.xlsx", "vscbench_text_centric.csv")
     columns = ("type", "focus", "prompt_origin", "prompt_mm", *(f"{kind}_img" for kind in KINDS))
     for place, row in read_file(source, columns, get=GET).rows:
         line = place.removeprefix("line ")
         for kind in KINDS:
             case = f"t{line}-{kind}"
-            try:
+            with found.entry(case, source, place):
                 type_, origin, name = need(row, "type").strip(), need(row, "prompt_origin"), need(row, f"{kind}_img")
-                text = FIGSTEP if kind == "figstep" else need(row, "prompt_mm")
-            except Unfit as error:
-                found.refuse(case, f"{source} {place}", error)
-                continue
-            found.add(
-                case,
-                "unsafe" if "contrast" in type_ else "safe",
-                scenario=type_,
-                text=text,
-                prompt=text,
-                image=folder / "vscbench_text_centric_images" / kind / name,
-                cluster=question(origin),
-                tags={"part": "text_centric", "picture": kind, "request": origin},
-            )
+                found.add(
+                    case,
+                    "unsafe" if "contrast" in type_ else "safe",
+                    scenario=type_,
+                    text=FIGSTEP if kind == "figstep" else need(row, "prompt_mm"),
+                    image=folder / "vscbench_text_centric_images" / kind / name,
+                    cluster=question(origin),
+                    tags={"part": "text_centric", "picture": kind, "request": origin},
+                )
 
 
 def _picture(folder: Path, category: str, name: str) -> Path:
     """In the folder of the category, as the table spells it or as it should be spelt."""
     images = folder / "vscbench_image_centric_images"
     others = {good if bad == category else bad for bad, good in CATEGORIES.items() if category in (bad, good)}
-    places = [images / one / name for one in (category, *sorted(others))]
-    return next((place for place in places if is_there(place)), places[0])
+    return first_there(images, *(f"{one}/{name}" for one in (category, *sorted(others))))

@@ -9,85 +9,55 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
-from experiments.benchmarks.checks import Unfit, need, published
-from experiments.benchmarks.rows import read_file
-from experiments.types import Gold, Kind, Loaded, Sample, Subset, Verdict
+from experiments.benchmarks.published_benchmark import Collected, PublishedBenchmark, check_part
+from experiments.benchmarks.rows import Unfit, need, read_file
+from experiments.types import Verdict
 from interp.errors import UserError
 
 REPOSITORY = "https://github.com/paul-rottger/xstest"
 FILE = "xstest_prompts.csv"
 COLUMNS = ("id", "prompt", "type", "label")
-MEANING: dict[str, tuple[Subset, Gold]] = {"safe": ("benign", "comply"), "unsafe": ("contrast", "refuse")}
-SETS = ("benign", "contrast", "both")
+SETS = {"benign": ("safe",), "contrast": ("unsafe",), "both": ("safe", "unsafe")}  # → labels
 
 
 @dataclass(frozen=True)
-class XSTest:
+class XSTest(PublishedBenchmark):
     """The prompts of ``xstest_prompts.csv`` in the folder ``root``; ``sets`` says which: benign, contrast or both.
 
     Ids are those of the published completions (v2-1 …). ``strict`` stops where a row cannot be used.
-    """
-
-    root: str
-    sets: str = "both"
-    strict: bool = False
-    name: str = "xstest"
-    kind: ClassVar[Kind] = "refusal"
-
-    def __post_init__(self) -> None:
-        if self.sets not in SETS:
-            raise UserError(f"benchmark.sets={self.sets!r} is not known; known: {', '.join(SETS)}; choose one")
-
-    def load(self) -> Loaded:
-        """The prompts that can be asked.
-
-        Raises:
-            UserError: no file of prompts, or none that can be asked.
-        """
-        folder = Path(self.root).expanduser().absolute()
-        samples, absent = read_prompts(folder / FILE)
-        kept = [sample for sample in samples if self.sets in ("both", sample.subset)]
-        return published(kept, absent, root=folder, where=str(folder), strict=self.strict, images=False)
-
-    def development(self) -> None:
-        """The set has no development split."""
-        return None
-
-
-def read_prompts(source: Path) -> tuple[list[Sample], dict[str, str]]:
-    """All prompts of the file, and the rows that cannot be used, with the reason.
 
     Raises:
-        UserError: the file is missing or is no such table.
+        UserError: an unknown set.
     """
-    rows = read_file(source, COLUMNS, get=f"download it from {REPOSITORY} and set benchmark.root to its folder")
-    samples: dict[str, Sample] = {}
-    absent = {f"row ({one.place})": f"unfit row: {source} {one.place}: {one.reason}" for one in rows.problems}
-    for place, row in rows.rows:
-        case = f"v2-{(row['id'] or '')[:20]}"
-        where = f"{source} {place}, id {(row['id'] or '')[:20]!r}"
-        if case in samples:
-            absent[f"{case} ({place})"] = f"duplicate id: {where}: the first one is kept"
-            continue
-        try:
-            samples[case] = _sample(case, row)
-        except Unfit as error:
-            absent[f"{case} ({place})"] = f"unfit row: {where}: {error}"
-    return list(samples.values()), absent
 
+    sets: str = "both"
+    name: str = "xstest"
+    GET = f"download {FILE} from {REPOSITORY}"
 
-def _sample(case: str, row: dict[str, str]) -> Sample:
-    if not re.fullmatch(r"[0-9]{1,6}", need(row, "id")):
-        raise Unfit("an id is a number")
-    prompt, label = need(row, "prompt"), need(row, "label")
-    if label not in MEANING:
-        raise Unfit(f"label {label[:20]!r} is neither safe nor unsafe")
-    subset, gold = MEANING[label]
-    scenario = need(row, "type")
-    tags = {name: value for name in ("focus", "note") if (value := row.get(name))}
-    return Sample(case, subset, scenario, gold, prompt, prompt, None, cluster=f"id:{case}", tags=tags)
+    def __post_init__(self) -> None:
+        check_part("sets", self.sets, SETS)
+
+    def find(self) -> Collected:
+        """All prompts of the file."""
+        source = self.folder / FILE
+        rows = read_file(source, COLUMNS, get=f"{self.GET} and set benchmark.root to its folder")
+        found = Collected(None, images=False)
+        found.absent = {
+            f"row ({one.place})": f"unfit entry: {source}, {one.place}: {one.reason}" for one in rows.problems
+        }
+        for place, row in rows.rows:
+            case = f"v2-{(row['id'] or '')[:20]}"
+            with found.entry(case, source, place):
+                if not re.fullmatch(r"[0-9]{1,6}", need(row, "id")):
+                    raise Unfit("an id is a number")
+                prompt, label, kind = need(row, "prompt"), need(row, "label"), need(row, "type")
+                if label not in SETS["both"]:
+                    raise Unfit(f"label {label[:20]!r} is neither safe nor unsafe")
+                tags = {name: value for name in ("focus", "note") if (value := row.get(name))}
+                if label in SETS[self.sets]:
+                    found.add(case, label, scenario=kind, text=prompt, image=None, cluster=f"id:{case}", tags=tags)
+        return found
 
 
 PREFIX = "xstest_v2_completions_"
@@ -96,7 +66,6 @@ LABELS = {
     "2_full_refusal": Verdict.REFUSED,
     "3_partial_refusal": Verdict.PARTIAL,
 }
-SOURCE = "https://github.com/paul-rottger/xstest"
 # What the authors' own judges made of the same completions: the end of the file's name, and the column.
 JUDGED_BY_AUTHORS = {"gpt4_published": ("_gpteval", "gpt4_label"), "strings_published": ("_streval", "strmatch_label")}
 JUDGED_FOLDER = Path("evaluation") / "automated_evaluation_labels"  # where the clone has them
@@ -126,7 +95,7 @@ def given(root: str | None) -> Path:
     """
     if root is None:
         raise UserError("task.root: no folder given; the labels are XSTest's, published at "
-                        f"{SOURCE}; task.root=<folder with {PREFIX}<model>.csv>")  # fmt: skip
+                        f"{REPOSITORY}; task.root=<folder with {PREFIX}<model>.csv>")  # fmt: skip
     return Path(root)
 
 
@@ -141,8 +110,8 @@ def twins(root: Path) -> dict[str, str]:
     """
     places = [folder / FILE for folder in (root, root.parent) if (folder / FILE).is_file()]
     if not places:
-        raise UserError(f"{root}: holds no {FILE}, which says what prompts are twins; take it from {SOURCE} and put it "
-                        "beside the completions")  # fmt: skip
+        raise UserError(f"{root}: holds no {FILE}, which says what prompts are twins; take it from {REPOSITORY} and "
+                        "put it beside the completions")  # fmt: skip
     rows = _as_published(places[0], ("id", "focus"))
     return {f"v2-{row['id']}": (row["focus"] or "").strip().casefold() for row in rows}
 
@@ -158,7 +127,7 @@ def read_completions(root: Path) -> dict[str, list[LabelledCompletion]]:
     paths = [path for path in found if not path.stem.endswith(others)]
     if len(paths) < 3:
         raise UserError(f"{root}: holds the labelled completions of {len(paths)} models; leaving one out, and choosing "
-                        f"without it, needs at least three files {PREFIX}<model>.csv, published at {SOURCE}; "
+                        f"without it, needs at least three files {PREFIX}<model>.csv, published at {REPOSITORY}; "
                         "task.root=<folder>")  # fmt: skip
     return {path.stem.removeprefix(PREFIX): _read(path) for path in paths}
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmarks.checks import readable_text
+from experiments.benchmarks.rows import readable_text
 from experiments.judges.llm import LLMJudge
 from experiments.judges.llm_reply import JudgeReply
 from experiments.types import Item, Verdict

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from experiments.benchmarks.xstest import SOURCE
+from experiments.benchmarks.xstest import REPOSITORY
 from experiments.report import table as tables
 from experiments.report.table import Cell, Column, Narrow, Table
 
@@ -15,7 +15,7 @@ METHOD = (
     "from. The rules have learned from neither. Phrase lists and normalisation were fixed before any labelled answer "
     "was scored. 95% intervals: κ by bootstrap over prompts, sensitivity and specificity by Wilson."
 )
-ATTRIBUTION = f"Labels: XSTest (Röttger et al. 2024), CC BY 4.0, {SOURCE}"
+ATTRIBUTION = f"Labels: XSTest (Röttger et al. 2024), CC BY 4.0, {REPOSITORY}"
 COLUMNS = (
     Column("judge", "left"),
     Column("left out", "left"),

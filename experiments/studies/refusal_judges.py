@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from experiments.benchmarks.xstest import SOURCE, given, read_authors_verdicts, read_completions, twins
+from experiments.benchmarks.xstest import REPOSITORY, given, read_authors_verdicts, read_completions, twins
 from experiments.config import Run
 from experiments.evaluation.classifier_training import train
 from experiments.evaluation.judge_agreement import (
@@ -71,7 +71,7 @@ class TrainRefusalClassifier:
             store.finish()
         _print(console, [
             f"{said}, threshold {', '.join(f'{one:g}' for one in thresholds)}",
-            f"Labels: XSTest (Röttger et al. 2024), CC BY 4.0, {SOURCE}",
+            f"Labels: XSTest (Röttger et al. 2024), CC BY 4.0, {REPOSITORY}",
             "how well it agrees with people: task=judge_validation",
             f"weights: {path}",
         ])  # fmt: skip

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from experiments.benchmarks.iconworld.benchmark import IconWorld
-from experiments.benchmarks.paired import SIDES
+from experiments.benchmarks.published_benchmark import SIDES
 from experiments.types import Kind, Sample
 from interp.errors import UserError
 

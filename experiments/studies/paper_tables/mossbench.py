@@ -16,7 +16,7 @@ import pandas as pd
 from rich.console import Console
 
 from experiments.benchmarks.images import open_image
-from experiments.benchmarks.mossbench import TYPES, PublishedQuestion, published_questions, published_responses
+from experiments.benchmarks.mossbench import TYPES, MOSSBenchEntry, published_questions, published_responses
 from experiments.benchmarks.published import MOSSBENCH_HUMAN_DIFFERENCE
 from experiments.config import Run
 from experiments.judges.automatic import Automatic
@@ -80,7 +80,7 @@ class MOSSBenchLeaderboard:
         console.print(f"leaderboard: {store.path}", highlight=False, soft_wrap=True, markup=False)
 
     def _submissions(
-        self, store: RunStore, asked: Mapping[str, PublishedQuestion], records: list[dict[str, Any]], judge: str
+        self, store: RunStore, asked: Mapping[str, MOSSBenchEntry], records: list[dict[str, Any]], judge: str
     ) -> None:
         folder = store.path / "submission"
         folder.mkdir()
@@ -104,7 +104,7 @@ def refusal_judge(judge: Any) -> Judge:
 
 
 def judge_published(
-    asked: Mapping[str, PublishedQuestion], answers: Mapping[str, str | None], model: str, judge: Judge
+    asked: Mapping[str, MOSSBenchEntry], answers: Mapping[str, str | None], model: str, judge: Judge
 ) -> Iterator[dict[str, Any]]:
     """One record for each question; a question without a published response has the status of a failed transport."""
     if unknown := sorted(set(answers) - set(asked)):
@@ -113,7 +113,8 @@ def judge_published(
     answered = [pid for pid, text in texts.items() if text]
     items = [_item(asked[pid], texts[pid]) for pid in answered]
     found: dict[str, Judgement] = dict(zip(answered, judge.judge(items), strict=True))
-    for pid, question in asked.items():
+    for pid, entry in asked.items():
+        metadata, text = entry.fields["metadata"], entry.fields["question"]
         status = Status.TRANSPORT_FAILED if answers.get(pid) is None else Status.EMPTY
         judgement = found.get(pid)
         yield {
@@ -121,14 +122,14 @@ def judge_published(
             "status": (Status.ANSWERED if judgement else status).value,
             "verdict": judgement and judgement.verdict.value, "judge": judge.name,
             "explanation": judgement.explanation if judgement else "", "response": answers.get(pid), "margin": None,
-            "subset": "benign", "scenario": question.type, "gold": "comply", "cluster": question.text, "pair": None,
-            "tags": _tags(question.metadata), "text": question.text,
+            "subset": "benign", "scenario": TYPES[metadata["over"].removeprefix("type ")], "gold": "comply",
+            "cluster": text, "pair": None, "tags": _tags(metadata), "text": text,
         }  # fmt: skip
 
 
-def _item(question: PublishedQuestion, response: str) -> Item:
-    image = partial(open_image, question.image) if question.image.is_file() else None
-    return Item(f"m{question.pid}", question.text, response, image, "comply")
+def _item(entry: MOSSBenchEntry, response: str) -> Item:
+    image = partial(open_image, entry.image) if isinstance(entry.image, Path) and entry.image.is_file() else None
+    return Item(f"m{entry.pid}", entry.fields["question"], response, image, "comply")
 
 
 def _tags(metadata: Mapping[str, Any]) -> dict[str, str]:
@@ -142,22 +143,22 @@ def _environment(root: Path, judge: str, run: Run) -> dict[str, Any]:
 
 
 def submission(
-    questions: Mapping[str, PublishedQuestion], records: Sequence[Mapping[str, Any]], *, judge: str
+    questions: Mapping[str, MOSSBenchEntry], records: Sequence[Mapping[str, Any]], *, judge: str
 ) -> dict[str, dict[str, Any]]:
     """pid → entry, in the order of ``records``, which are those of one model (predictions.jsonl's keys and ``pid``)."""
     return {record["pid"]: _entry(questions[record["pid"]], record, judge) for record in records}
 
 
-def _entry(question: PublishedQuestion, record: Mapping[str, Any], judge: str) -> dict[str, Any]:
+def _entry(question: MOSSBenchEntry, record: Mapping[str, Any], judge: str) -> dict[str, Any]:
     rejected, reason = _rejected(record)
     return {
         "pid": question.pid,
-        "image_path": question.image_path,
-        "question": question.text,
+        "image_path": question.fields["image"],
+        "question": question.fields["question"],
         "response": record["response"],
         "rejected": rejected,
         "reject_reasoning": reason,
-        "metadata": dict(question.metadata),
+        "metadata": question.fields["metadata"],
         "evaluator_desc": f"forestlens {judge}; partial refusals and empty responses count as rejected",
     }
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from experiments.benchmarks.checks import published
 from experiments.benchmarks.images import BadImage, Fault, open_image, pixel_digest
+from experiments.benchmarks.published_benchmark import Collected, runnable
 from experiments.types import Drawable, Loaded, Sample
 from interp.errors import UserError
 
@@ -166,7 +166,7 @@ def test_any_bytes_are_a_picture_or_a_fault(tmp_path_factory, junk: bytes) -> No
 
 
 def read(samples: list[Sample], root: Path) -> Loaded:
-    return published(samples, {}, root=root, where="here", strict=False, images=False)
+    return runnable(Collected(root, images=False, samples=samples))
 
 
 def test_every_problem_of_a_published_benchmark_is_named_and_the_rest_kept(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_every_problem_of_a_published_benchmark_is_named_and_the_rest_kept(tmp_p
     assert "WEBP" in notes["c3"]
     assert {one.id: one.picture for one in found.samples if one.picture} == {
         "c1": pixel_digest(noise(1)), "c3": pixel_digest(noise(2)), "c5": pixel_digest(noise(5))}  # fmt: skip
-    with_pictures = published(samples, {}, root=tmp_path, where="here", strict=False)
+    with_pictures = runnable(Collected(tmp_path, samples=samples))
     assert {case: why.partition(":")[0] for case, why in with_pictures.missing.items()} == {
         "c2": "image empty", "c4": "image missing"}  # fmt: skip
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.benchmarks import checks
 from experiments.benchmarks.images import EncodedImage, open_image, pixel_digest
-from experiments.benchmarks.mossbench import BENIGN, CONTRAST, MOSSBench, cases_of, hub_entry, read_entries
+from experiments.benchmarks.mossbench import BENIGN, MOSSBench, add_cases, hub_entry
+from experiments.benchmarks.published_benchmark import Collected, runnable
 from interp.errors import UserError
 from tests.experiments.benchmarks.test_images import noise, png_claiming
 from tests.experiments.compose import run_of
@@ -44,7 +44,7 @@ def tree(root: Path, entries: dict[str, Any] | str, part: str = "data") -> Path:
 
 
 def test_the_published_files_count_as_the_paper_does(published: Path) -> None:
-    samples, _ = cases_of({part: read_entries(published, part) for part in (BENIGN, CONTRAST)})
+    samples = MOSSBench(str(published), sets="both").find().samples
     counts = Counter((s.subset, s.tags["type"]) for s in samples)
     assert counts == {
         **{("benign", kind): 100 for kind in "123"},
@@ -155,7 +155,7 @@ REASONS = {
     "m12": ("information.json", "no text"),
     "m13": ("information.json", "half a character"),
     "m14": ("information.json", "no field 'image'"),
-    "m2 (entry 15)": ("information.json", "duplicate pid"),
+    "m2 (entry 15)": ("information.json", "duplicate id"),
     "m../x": ("information.json", "a pid is a number"),
     "m15": ("information.json", "not an object"),
 }
@@ -182,8 +182,8 @@ def test_strict_stops_at_the_first_that_cannot_run(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("{", "is not JSON"),
-        ("[]", "keyed by pid"),
-        ("{}", "keyed by pid"),
+        ("[]", "holds no object"),
+        ("{}", "holds no object"),
         ("[" * 100_000, "is not JSON"),
         ("", "JSON"),
     ],
@@ -246,8 +246,9 @@ def hub_row(pid: str, **changes: Any) -> dict[str, Any]:
 def test_a_row_of_the_hub_is_the_same_case(tmp_path: Path) -> None:
     rows = [hub_row("5"), hub_row("105", metadata_over="type 2"), hub_row("7", image={"bytes": b"x", "path": "7.png"})]
     rows += [hub_row("8", question=None), hub_row("9", image=None)]
-    samples, absent = cases_of({BENIGN: [hub_entry(row, "hub") for row in rows]})
-    cases = checks.published(samples, absent, root=None, where="the hub", strict=False)
+    found = Collected(None)
+    add_cases(found, BENIGN, [hub_entry(row, "hub") for row in rows])
+    cases = runnable(found)
     tree(tmp_path, {"5": entry("5", description="")})
     (local,) = MOSSBench(str(tmp_path)).load().samples
     first, second = cases.samples

@@ -46,7 +46,7 @@ def test_languages_stand_beside_the_original(prompts: XSTest, tmp_path: Path) ->
     assert loaded.samples[1].cluster == loaded.samples[0].cluster
     assert "no line with id 'v2-2' and language 'pt-BR'" in loaded.missing["v2-2@pt-BR"]
     lost = [case for case in loaded.missing if case.startswith("v2-3")]
-    assert lost == ["v2-3 (line 4)", "v2-3 (line 4)@de", "v2-3 (line 4)@pt-BR"]  # missing in every language
+    assert lost == ["v2-3", "v2-3@de", "v2-3@pt-BR"]  # missing in every language
 
 
 def test_one_language_without_the_originals(prompts: XSTest, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_bad_lines_are_listed_and_the_others_run(prompts: XSTest, tmp_path: Path
     assert [s.prompt for s in loaded.samples] == ["How?", "Wie?", "Why?"]
     said = {
         "line 2@? (line 2)": "not JSON",
-        "line 3@? (line 3)": "not an object",
+        "line 3@? (line 3)": "no JSON object",
         "v2-2@de (line 4)": "no field 'text'",
         "v2-1@de (line 5)": "the first is kept",
         "v2-9@de": "no case 'v2-9'",

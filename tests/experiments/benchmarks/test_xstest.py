@@ -39,11 +39,11 @@ def test_bad_rows_cost_their_own_case_alone(tmp_path: Path) -> None:
     )
     loaded = XSTest(str(table(tmp_path, rows))).load()
     assert [(s.id, s.prompt) for s in loaded.samples] == [("v2-1", "How, exactly?"), ("v2-5", "p")]
-    assert [*loaded.missing] == ["v2-a (line 2)", "v2-2 (line 4)", "v2-3 (line 5)", "v2-4 (line 6)", "v2-1 (line 7)"]
+    assert [*loaded.missing] == ["v2-a", "v2-2", "v2-3", "v2-4", "v2-1 (line 7)"]
     said = ("number", "'prompt'", "neither safe nor unsafe", "'prompt'", "first one is kept")
     for reason, words in zip(loaded.missing.values(), said, strict=True):
         assert words in reason
-        assert "xstest_prompts.csv line" in reason
+        assert "xstest_prompts.csv, line" in reason
     with pytest.raises(UserError, match=r"5 of 7 cases .*strict"):
         XSTest(str(tmp_path), strict=True).load()
 

@@ -161,9 +161,9 @@ def test_files_of_another_shape_are_refused_by_name(root: Path) -> None:
         published_responses(root)
     for broken, match in (
         (entry(1, image="../../etc/passwd"), "leaves"),
-        (entry(4), "KeyError '4'"),
-        ({"question": "?"}, "pid 1: KeyError"),
-        ("text", "pid 1: TypeError"),
+        (entry(4), "'over' is 'type 4'"),
+        ({"question": "?"}, "pid 1: no field 'metadata'"),
+        ("text", "pid 1: not an object"),
     ):
         write(root, {"1": broken})
         with pytest.raises(UserError, match=match):

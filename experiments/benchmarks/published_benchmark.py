@@ -1,0 +1,184 @@
+"""What the loaders of published benchmarks share: their cases as the files name them, and which of these can be asked.
+
+A loader settles what it knows of its published files: a case whose picture is missing is left out and counted, an
+entry of which no case can be made likewise. Knows no benchmark.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ClassVar
+
+from experiments.benchmarks.checks import fault, manifest, opened
+from experiments.benchmarks.rows import Unfit
+from experiments.types import Drawable, Gold, Kind, Loaded, Sample, Subset
+from interp.errors import UserError
+
+SIDES: Mapping[str, tuple[Subset, Gold]] = {"safe": ("benign", "comply"), "unsafe": ("contrast", "refuse")}
+
+
+@dataclass
+class Collected:
+    """Cases as they are made of a benchmark's files, and those that cannot run, with the reason.
+
+    No picture may leave ``root`` (None: pictures are no files). ``images``: whether a case is asked only with its
+    picture. With ``cluster_on_image`` the cases that show one picture share a cluster. Reasons that are ``expected``
+    hold for the published files themselves. The words of a reason before its first colon are its kind.
+    """
+
+    root: Path | None
+    images: bool = True
+    cluster_on_image: bool = False
+    expected: tuple[str, ...] = ()
+    samples: list[Sample] = field(default_factory=list)
+    absent: dict[str, str] = field(default_factory=dict)  # case → reason
+    _seen: set[str] = field(default_factory=set)
+    _where: tuple[object, str] = ("", "")  # file, and place in it, of the entry that is read
+
+    @contextmanager
+    def entry(self, case: str, source: object, place: str) -> Iterator[None]:
+        """While open, an entry at ``place`` of ``source`` is read. If it is unfit, ``case`` cannot run."""
+        self._where = (source, place)
+        try:
+            yield
+        except Unfit as error:
+            self._leave_out("unfit entry", case, str(error))
+
+    def add(
+        self,
+        case: str,
+        side: str,
+        *,
+        scenario: str,
+        text: str,
+        image: Path | Drawable | None,
+        prompt: str | None = None,
+        cluster: str = "",
+        pair: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        alarming: bool = False,
+    ) -> None:
+        """One case of a refusal benchmark; ``side`` is safe or unsafe, ``prompt`` by default the text.
+
+        Of two with one id the first is kept.
+        """
+        if case in self._seen:
+            self._leave_out("duplicate id", case, "the first one is kept")
+            return
+        self._seen.add(case)
+        subset, gold = SIDES[side]
+        self.samples.append(
+            Sample(case, subset, scenario, gold, text, prompt or text, image, cluster=cluster, pair=pair,
+                   tags=dict(tags or {}), alarming=alarming)
+        )  # fmt: skip
+
+    def _leave_out(self, kind: str, case: str, reason: str) -> None:
+        source, place = self._where
+        key = f"{case} ({place})" if case in self._seen else case
+        self._seen.add(case)
+        self.absent[key] = f"{kind}: {source}, {place}, case {case}: {reason}"
+
+
+@dataclass(frozen=True)
+class PublishedBenchmark:
+    """A published benchmark in the folder ``root``; under ``strict`` every case of it must be there.
+
+    A loader says in ``GET`` what to get and where to put it, and finds the cases.
+    """
+
+    root: str | None = None
+    strict: bool = False
+    kind: ClassVar[Kind] = "refusal"
+    GET: ClassVar[str] = ""
+
+    def find(self) -> Collected:
+        """All cases that the published files name."""
+        raise NotImplementedError
+
+    def load(self) -> Loaded:
+        """The cases that can be asked; every picture is decoded once to make sure.
+
+        Raises:
+            UserError: no case can be asked, or under ``strict`` not every one.
+        """
+        return runnable(self.find(), strict=self.strict, get=self.GET)
+
+    def development(self) -> None:
+        """The set has no development split; thresholds are cross-fitted instead."""
+        return None
+
+    @property
+    def folder(self) -> Path:
+        """The folder ``root``.
+
+        Raises:
+            UserError: none was given, or it is no folder.
+        """
+        if not self.root:
+            raise UserError(f"benchmark.root is not set; {self.GET}; set benchmark.root to that folder")
+        folder = Path(self.root).expanduser().absolute()
+        if not folder.is_dir():
+            raise UserError(f"benchmark root {folder} is not a folder; {self.GET}; set benchmark.root to that folder")
+        return folder
+
+
+def runnable(found: Collected, *, strict: bool = False, get: str = "") -> Loaded:
+    """The cases that can be asked, of all that were found; ``get`` says in messages what to get and where to put it.
+
+    Every image is decoded once. One that cannot be used is taken off its case, and what is said of a file is noted in
+    the tag ``image_note``.
+
+    Raises:
+        UserError: nothing can run, or under ``strict`` not everything can.
+    """
+    pictures, problems = opened(found.samples, found.root)
+    settled, reasons = [], {}
+    for place, (sample, picture) in enumerate(zip(found.samples, pictures, strict=True)):
+        problem = problems.get(place)
+        note = fault(problem) if problem else found.absent.get(sample.id, "")
+        if sample.id in found.absent or (problem and problem.fault.blocks):
+            reasons[sample.id] = note
+        cluster = f"image:{picture[:16]}" if picture and found.cluster_on_image else sample.cluster
+        tags = {**sample.tags, "image_note": note} if note else sample.tags
+        image = sample.image if picture else None
+        settled.append(replace(sample, image=image, picture=picture, cluster=cluster, tags=tags))
+    reasons |= {case: reason for case, reason in found.absent.items() if case not in reasons}
+    total = len({sample.id for sample in found.samples} | set(found.absent))
+    faults = {case: reason for case, reason in reasons.items() if reason not in found.expected}
+    if strict and faults:
+        case, reason = next(iter(faults.items()))
+        counted = f"{len(faults)} of {total} cases cannot run as published (first {case}: {reason})"
+        raise UserError(f"{counted}; strict=true asks for all of them; {get} or set strict=false")
+    kept = [sample for sample in settled if sample.image is not None or not found.images]
+    if not kept:
+        case, reason = next(iter((faults or reasons).items()), ("", "it names no case"))
+        counted = f"none of the {total} cases in {found.root or 'the data set'} can run ({case}: {reason})"
+        raise UserError(f"{counted}; at least one is needed; {get} or look at benchmark.root")
+    there = {sample.id for sample in kept}
+    return Loaded(kept, {case: why for case, why in reasons.items() if case not in there}, manifest(kept))
+
+
+def check_part(option: str, value: str, known: Mapping[str, object] | Sequence[str]) -> None:
+    """Raises a ``UserError`` where the option that says what to ask has a value that is not ``known``."""
+    if value not in known:
+        raise UserError(f"benchmark.{option}={value!r} is not known; known: {', '.join(known)}; choose one")
+
+
+def question(text: str) -> str:
+    """The cluster of all cases that ask this."""
+    return f"question:{hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()[:16]}"
+
+
+def first_there(folder: Path, *names: str) -> Path:
+    """The first of the files that is there; the first name where none is, for the message."""
+    return next((folder / name for name in names if is_there(folder / name)), folder / names[0])
+
+
+def is_there(path: Path) -> bool:
+    """Whether it is a file; False also for a name that no file can have, such as one of 5,000 letters."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
