@@ -12,10 +12,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmarks.checks import Unfit, Words, checked, need
+from experiments.benchmarks.checks import Words, checked
 from experiments.benchmarks.disjoint import disjoint
 from experiments.benchmarks.iconworld.traces import PERCEPTION, Trace, Traces
 from experiments.benchmarks.images import BadImage, open_image
+from experiments.benchmarks.rows import Unfit, need
 from experiments.benchmarks.table import Table
 from experiments.types import Loaded, Problem, Sample
 from interp.errors import UserError
