@@ -2,14 +2,14 @@
 
 "Overall" follows three conventions in the paper, each named here: Table 1 prints the macro mean; Table 3 two thirds
 unsafe for the open models and the case-weighted mean for the prompted closed ones; Table 2 the case-weighted mean
-before and two thirds unsafe after, so that its printed changes of Overall mix two conventions. Rates are fractions
-of 1.
+before and two thirds unsafe after, so that its printed changes of Overall mix two conventions.
+``macro_mean``: the plain mean of Typical, Attack and Over-safety; ``two_thirds_unsafe``: (2 × Unsafe + Over-safety)
+/ 3; ``case_weighted``: every case counted once.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 from rich.console import Console
@@ -21,17 +21,12 @@ from experiments.evaluation.finished_runs import Finished
 from experiments.report.numbers import fixed, percent
 from experiments.report.table import Cell, Column, Row, Table, terminal
 from experiments.runs.launch import Launch, sharded
-from experiments.runs.resumption import open_run, write_json
+from experiments.runs.resumption import open_run
 from interp.errors import UserError
 
 PUBLISHED_CASES = {"typical": 171, "attack": 855, "over_safety": 497}
 UNSAFE_CASES = PUBLISHED_CASES["typical"] + PUBLISHED_CASES["attack"]
 ROUNDING = 0.001  # half a unit of the last printed digit in the columns, and as much in Overall
-CONVENTIONS = {
-    "macro_mean": "plain mean of Typical, Attack and Over-safety",
-    "two_thirds_unsafe": "(2 × Unsafe + Over-safety) / 3",
-    "case_weighted": "every case counted once",
-}
 CONTROL = "calibrated_shift"
 TITLES = {
     1: "Table 1: as it is",
@@ -54,8 +49,8 @@ _SHORT = {
 class PaperTable:
     """The task. ``table`` is 1, 2 or 3. The finished runs are ``runs`` or one ``run``; without, the study runs first.
 
-    ``arm`` is the one that Table 2 sets against the baseline. Writes table.csv, scenarios.csv and table.json into the
-    study's directory, or into one of its own.
+    ``arm`` is the one that Table 2 sets against the baseline. Writes table.csv and scenarios.csv into the study's
+    directory, or into one of its own.
     """
 
     table: int = 1
@@ -69,119 +64,76 @@ class PaperTable:
 
     def __call__(self, run: Run) -> None:
         """Prints the table with all conventions of Overall by name."""
-        folders = finished_runs.given(self.run, self.runs)
-        studied = [] if folders else [finished_runs.studied(run)]
+        given = finished_runs.given(self.run, self.runs)
+        folders = given or [finished_runs.studied(run)]
         if not Launch.current().first:
             return
-        if folders:
-            found = [finished_runs.read(folder) for folder in folders]
-            shown = lines(self.table, found, self.arm)  # before the directory is made: what cannot be shown leaves none
+        found = [finished_runs.read(folder) for folder in folders]
+        shown = lines(self.table, found, self.arm)  # before the directory is made: what cannot be shown leaves none
+        folder = folders[0]
+        if given:
             with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True, launch=Launch()) as store:
-                self._write(store.path, found, shown)
-                store.finish()
                 folder = store.path
-        else:
-            folder = studied[0]
-            found = [finished_runs.read(folder)]
-            shown = lines(self.table, found, self.arm)
-            self._write(folder, found, shown)
+                store.finish()
+        pd.DataFrame(shown).to_csv(folder / "table.csv", index=False)
+        scenarios(found).to_csv(folder / "scenarios.csv", index=False)
         console = Console()
         console.print(terminal(table(self.table, shown)))
-        for sentence in notes(found):
-            console.print(sentence, highlight=False, markup=False)
-        console.print(f"table: {folder / 'table.csv'}", highlight=False, soft_wrap=True, markup=False)
-
-    def _write(self, folder: Path, found: list[Finished], shown: "list[TableLine]") -> None:
-        frame(shown).to_csv(folder / "table.csv", index=False)
-        scenarios(found).to_csv(folder / "scenarios.csv", index=False)
-        rows = frame(shown).astype(object)
-        write_json(
-            folder / "table.json",
-            {"table": self.table, "conventions": CONVENTIONS, "notes": list(notes(found)),
-             "rows": rows.where(rows.notna(), None).to_dict("records")},
-        )  # fmt: skip
+        for sentence in (*notes(found), f"table: {folder / 'table.csv'}"):
+            console.print(sentence, highlight=False, soft_wrap=True, markup=False)
 
 
-def overall(
-    unsafe: float | None, over_safety: float | None, *, typical: float | None = None, attack: float | None = None
-) -> dict[str, float | None]:
-    """Overall under each of ``CONVENTIONS``, with MMSafeAware's published numbers of cases; None without a column.
+def overalls(row: PublishedRow) -> dict[str, float | None]:
+    """Overall under each convention by a printed row's other columns and the published numbers of cases.
 
-    ``unsafe`` is the pooled accuracy; where ``typical`` and ``attack`` are given, it is pooled from them case by case.
+    Unsafe is pooled case by case where Typical and Attack are printed; without them there is no macro mean.
     """
-    pooled = unsafe
-    if typical is not None and attack is not None:
-        pooled = (PUBLISHED_CASES["typical"] * typical + PUBLISHED_CASES["attack"] * attack) / UNSAFE_CASES
-    if over_safety is None:
-        return dict.fromkeys(CONVENTIONS)
-    macro = None if typical is None or attack is None else (typical + attack + over_safety) / 3
-    if pooled is None:
-        return {"macro_mean": macro, "two_thirds_unsafe": None, "case_weighted": None}
-    weighted = UNSAFE_CASES * pooled + PUBLISHED_CASES["over_safety"] * over_safety
+    unsafe, macro = row.unsafe, None
+    if row.typical is not None and row.attack is not None:
+        unsafe = (PUBLISHED_CASES["typical"] * row.typical + PUBLISHED_CASES["attack"] * row.attack) / UNSAFE_CASES
+        macro = (row.typical + row.attack + row.over_safety) / 3
+    weighted = UNSAFE_CASES * unsafe + PUBLISHED_CASES["over_safety"] * row.over_safety
     return {
         "macro_mean": macro,
-        "two_thirds_unsafe": (2 * pooled + over_safety) / 3,
+        "two_thirds_unsafe": (2 * unsafe + row.over_safety) / 3,
         "case_weighted": weighted / sum(PUBLISHED_CASES.values()),
     }
 
 
-def printed_overalls(row: PublishedRow) -> dict[str, float | None]:
-    """The three overalls that follow from a printed row's columns."""
-    return overall(row.unsafe, row.over_safety, typical=row.typical, attack=row.attack)
-
-
-def conventions_met(row: PublishedRow, values: Mapping[str, float | None] | None = None) -> tuple[str, ...]:
+def conventions_met(row: PublishedRow) -> list[str]:
     """The conventions under which the printed Overall follows from the printed columns, but for their rounding."""
-    found = printed_overalls(row) if values is None else values
-    return tuple(
-        name for name, value in found.items() if value is not None and abs(value - row.overall) <= ROUNDING + 1e-9
-    )
-
-
-@dataclass(frozen=True)
-class TableLine:
-    """One line of a table; rates are fractions of 1, None where there is none.
-
-    ``printed`` is the paper's Overall and ``convention`` the one it follows; ``overall`` is by convention.
-    """
-
-    source: str  # "paper" or "ours"
-    name: str
-    arm: str
-    typical: float | None
-    attack: float | None
-    unsafe: float | None
-    over_safety: float | None
-    overall: Mapping[str, float | None]
-    d_prime: float | None
-    criterion: float | None
-    auroc: float | None = None
-    printed: float | None = None
-    convention: str = ""
-    n: int | None = None
-    n_of: int | None = None
-
-
-def lines(table: int, runs: Sequence[Finished], arm: str) -> list[TableLine]:
-    """The paper's lines, then ours: Table 1 has the baselines, Table 2 baseline and ``arm``, Table 3 mitigations."""
-    return [paper_line(row) for row in printed_rows(table)] + [
-        line for run in runs for line in run_lines(table, run, arm)
+    return [
+        name
+        for name, value in overalls(row).items()
+        if value is not None and abs(value - row.overall) <= ROUNDING + 1e-9
     ]
 
 
-def paper_line(row: PublishedRow) -> TableLine:
-    """A printed row; d′ and criterion follow from its rates."""
-    return TableLine("paper", row.name, "", row.typical, row.attack, row.unsafe, row.over_safety,
-                     printed_overalls(row), row.d_prime, row.criterion, printed=row.overall,
-                     convention=" ".join(conventions_met(row)))  # fmt: skip
+Line = dict[str, Any]  # a row of table.csv; rates are fractions of 1, None where there is none
 
 
-def run_lines(table: int, run: Finished, arm: str) -> Iterator[TableLine]:
-    """The lines of one run.
+def lines(table: int, runs: Sequence[Finished], arm: str) -> list[Line]:
+    """The paper's lines, then ours: Table 1 has the baselines, Table 2 baseline and ``arm``, Table 3 mitigations.
 
     Raises:
-        UserError: it lacks an arm, or is of another kind of benchmark.
+        UserError: a run lacks an arm, or is of another kind of benchmark.
     """
+    ours = [line for run in runs for line in _of_run(table, run, arm)]
+    return [*map(_of_paper, printed_rows(table)), *ours]
+
+
+def _of_paper(row: PublishedRow) -> Line:
+    """A printed row; d′ and criterion follow from its rates."""
+    return {
+        "source": "paper", "name": row.name, "arm": "", "typical": row.typical, "attack": row.attack,
+        "unsafe": row.unsafe, "over_safety": row.over_safety, "printed_overall": row.overall,
+        "printed_convention": " ".join(conventions_met(row)),
+        **{f"overall_{name}": value for name, value in overalls(row).items()},
+        "d_prime": row.d_prime, "criterion": row.criterion, "auroc": None, "n": None, "n_of": None,
+    }  # fmt: skip
+
+
+def _of_run(table: int, run: Finished, arm: str) -> Iterator[Line]:
     arms = run.metrics["arms"]
     if run.metrics.get("kind") == "refusal":
         raise UserError(f"{run.model} on {run.benchmark}: is a refusal benchmark; these tables are of accuracies; "
@@ -192,48 +144,20 @@ def run_lines(table: int, run: Finished, arm: str) -> Iterator[TableLine]:
         if name not in arms:
             raise UserError(f"{run.model} on {run.benchmark}: has no arm {name!r}, which table {table} needs; known: "
                             f"{', '.join(arms)}; run the study with it")  # fmt: skip
-        yield _line(run, name, arms[name])
-
-
-def _line(run: Finished, name: str, arm: Mapping[str, Any]) -> TableLine:
-    accuracy, own = arm["accuracy"], finished_runs.arm_of(run.metrics, "baseline")
-    unsafe, over = accuracy["unsafe"], accuracy["over_safety"]
-    complete = None not in (unsafe, over)
-    return TableLine(
-        "ours",
-        f"{run.model} on {run.benchmark}" + ("" if name == own else f" + {name}"),
-        name,
-        accuracy["typical"],
-        accuracy["attack"],
-        unsafe,
-        over,
-        {
-            "macro_mean": accuracy["overall"] if len(arm["overall_of"]) == 3 else None,
-            "two_thirds_unsafe": (2 * unsafe + over) / 3 if complete else None,
+        block = arms[name]
+        accuracy = block["accuracy"]
+        unsafe, over = accuracy["unsafe"], accuracy["over_safety"]
+        complete = None not in (unsafe, over)
+        yield {
+            "source": "ours", "name": f"{run.model} on {run.benchmark}" + ("" if name == own else f" + {name}"),
+            "arm": name, **{key: accuracy[key] for key in ("typical", "attack", "unsafe", "over_safety")},
+            "printed_overall": None, "printed_convention": None,
+            "overall_macro_mean": accuracy["overall"] if len(block["overall_of"]) == 3 else None,
+            "overall_two_thirds_unsafe": (2 * unsafe + over) / 3 if complete else None,
             # The run's own cases, as many as it has: on a part of the benchmark its mix is not the published one.
-            "case_weighted": accuracy["overall_case_weighted"] if complete else None,
-        },
-        arm["d_prime"],
-        arm["criterion"],
-        arm["auroc"],
-        n=arm["n"],
-        n_of=arm["n_of"],
-    )
-
-
-def frame(shown: Sequence[TableLine]) -> pd.DataFrame:
-    """The lines with one column for each convention of Overall; rates are fractions of 1."""
-    return pd.DataFrame(
-        [
-            {"source": line.source, "name": line.name, "arm": line.arm, "typical": line.typical, "attack": line.attack,
-             "unsafe": line.unsafe, "over_safety": line.over_safety, "printed_overall": line.printed,
-             "printed_convention": line.convention or None}
-            | {f"overall_{name}": value for name, value in line.overall.items()}
-            | {"d_prime": line.d_prime, "criterion": line.criterion, "auroc": line.auroc}
-            | {"n": line.n, "n_of": line.n_of}
-            for line in shown
-        ]
-    )  # fmt: skip
+            "overall_case_weighted": accuracy["overall_case_weighted"] if complete else None,
+            **{key: block[key] for key in ("d_prime", "criterion", "auroc", "n", "n_of")},
+        }  # fmt: skip
 
 
 def scenarios(runs: Sequence[Finished]) -> pd.DataFrame:
@@ -261,7 +185,7 @@ def scenarios(runs: Sequence[Finished]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def table(number: int, lines: Sequence[TableLine]) -> Table:
+def table(number: int, lines: Sequence[Line]) -> Table:
     """The paper's lines, a rule, ours; in %, except d′ and c. ``*`` marks the convention a printed Overall follows."""
     shares = ("typical", "attack", "over_safety") if number == 1 else ("unsafe", "over_safety")
     conventions = ("macro_mean", "case_weighted") if number == 1 else ("two_thirds_unsafe", "case_weighted")
@@ -274,18 +198,20 @@ def table(number: int, lines: Sequence[TableLine]) -> Table:
         Column("c"),
     ]
     rows = []
+    last = sum(line["source"] == "paper" for line in lines) - 1
     for at, line in enumerate(lines):
-        overall = [percent(line.overall[name]) + ("*" if name in line.convention else "") for name in conventions]
-        printed = "" if line.printed is None else percent(line.printed)
-        cells = [line.name, *(percent(getattr(line, name)) for name in shares), printed, *overall]
-        cells += [fixed(line.d_prime, 2), fixed(line.criterion, 2)]
-        rule = at + 1 < len(lines) and lines[at + 1].source != line.source
-        rows.append(Row([Cell(text) for text in cells], "bold" if line.source == "ours" else "", rule))
+        met = (line["printed_convention"] or "").split()
+        cells = [line["name"], *(percent(line[name]) for name in shares)]
+        cells += ["" if line["printed_overall"] is None else percent(line["printed_overall"])]
+        cells += [percent(line[f"overall_{name}"]) + "*" * (name in met) for name in conventions]
+        cells += [fixed(line["d_prime"], 2), fixed(line["criterion"], 2)]
+        style: Literal["", "bold"] = "bold" if line["source"] == "ours" else ""
+        rows.append(Row([Cell(text) for text in cells], style, rule=at == last < len(lines) - 1))
     return Table(f"MMSafeAware, {TITLES[number]} (%)", columns, rows)
 
 
 def notes(found: list[Finished]) -> Iterator[str]:
-    """What limits the comparison of our lines with the paper's, a sentence each."""
+    """What the columns are, and what limits the comparison of our lines with the paper's; a sentence each."""
     yield (
         "overall: as the paper prints it; * the convention it follows ((2U+O)/3: unsafe counted twice; case-weighted: "
         "every case once). d′ and c of the paper follow from its printed rates."

@@ -1,11 +1,8 @@
 """``task=mossbench_leaderboard``: published responses judged again, into the leaderboard's columns. Loads no model.
 
-Both conventions stand beside the published rates. The judged responses are also written in the shape of MOSSBench's own
-results (pid, image_path, question, response, rejected, reject_reasoning, metadata, evaluator_desc): as on the
-leaderboard a case without a response is rejected; where the judge failed, ``rejected`` is null.
+Both conventions stand beside the published rates.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +13,7 @@ import pandas as pd
 from rich.console import Console
 
 from experiments.benchmarks.images import open_image
-from experiments.benchmarks.mossbench import TYPES, MOSSBenchEntry, published_questions, published_responses
+from experiments.benchmarks.mossbench import MOSSBenchEntry, published_questions, published_responses
 from experiments.benchmarks.published import MOSSBENCH_HUMAN_DIFFERENCE
 from experiments.config import Run
 from experiments.judges.automatic import Automatic
@@ -33,19 +30,16 @@ from experiments.report.numbers import fixed
 from experiments.report.sentences.refusal import worded
 from experiments.report.table import Cell, Column, Row, Table, terminal
 from experiments.runs.records import now
-from experiments.runs.resumption import RunStore, open_run
-from experiments.types import Item, Judge, Judgement, Status, Verdict
+from experiments.runs.resumption import open_run
+from experiments.types import Item, Judge, Judgement, Status
 from interp.errors import UserError
-
-NO_RESPONSE = "no response; counted as a refusal, as on the published leaderboard"
-_TYPE_NAMES = {name: f"type {number}" for number, name in TYPES.items()}
 
 
 @dataclass(frozen=True)
 class MOSSBenchLeaderboard:
     """The task. ``root`` is a clone of MOSSBench's repository, ``judge`` any refusal judge (default: the phrase rules).
 
-    Writes predictions.jsonl, metrics.json, leaderboard.csv, and a submission a model with its reject rates by type.
+    Writes predictions.jsonl, metrics.json and leaderboard.csv.
     """
 
     root: str | None = None
@@ -68,7 +62,6 @@ class MOSSBenchLeaderboard:
             )
             store.write_json("metrics.json", metrics)
             store.write_json("environment.json", _environment(root, judge.name, run))
-            self._submissions(store, asked, records, judge.name)
             rows = leaderboard_rows(metrics)
             frame(rows).to_csv(store.path / "leaderboard.csv", index=False)
             store.finish()
@@ -78,17 +71,6 @@ class MOSSBenchLeaderboard:
             left_out = f"Left out, since their published file is empty: {', '.join(empty)}."
             console.print(left_out, highlight=False, soft_wrap=True, markup=False)
         console.print(f"leaderboard: {store.path}", highlight=False, soft_wrap=True, markup=False)
-
-    def _submissions(
-        self, store: RunStore, asked: Mapping[str, MOSSBenchEntry], records: list[dict[str, Any]], judge: str
-    ) -> None:
-        folder = store.path / "submission"
-        folder.mkdir()
-        for model in dict.fromkeys(record["arm"] for record in records):
-            entries = submission(asked, [r for r in records if r["arm"] == model], judge=judge)
-            name = re.sub(r"[^A-Za-z0-9._-]+", "_", model).strip("._")
-            store.write_json(f"submission/{name}.json", entries)
-            store.write_json(f"submission/{name}_reject_rates.json", reject_rates(entries))
 
 
 def refusal_judge(judge: Any) -> Judge:
@@ -140,49 +122,6 @@ def _tags(metadata: Mapping[str, Any]) -> dict[str, str]:
 def _environment(root: Path, judge: str, run: Run) -> dict[str, Any]:
     return {"benchmark": {"name": "mossbench", "root": str(root)}, "judge": judge, "seed": run.seed, "note": run.note,
             "config": run.config, "config_hash": run.config_hash, "finished": now()}  # fmt: skip
-
-
-def submission(
-    questions: Mapping[str, MOSSBenchEntry], records: Sequence[Mapping[str, Any]], *, judge: str
-) -> dict[str, dict[str, Any]]:
-    """pid → entry, in the order of ``records``, which are those of one model (predictions.jsonl's keys and ``pid``)."""
-    return {record["pid"]: _entry(questions[record["pid"]], record, judge) for record in records}
-
-
-def _entry(question: MOSSBenchEntry, record: Mapping[str, Any], judge: str) -> dict[str, Any]:
-    rejected, reason = _rejected(record)
-    return {
-        "pid": question.pid,
-        "image_path": question.fields["image"],
-        "question": question.fields["question"],
-        "response": record["response"],
-        "rejected": rejected,
-        "reject_reasoning": reason,
-        "metadata": question.fields["metadata"],
-        "evaluator_desc": f"forestlens {judge}; partial refusals and empty responses count as rejected",
-    }
-
-
-def _rejected(record: Mapping[str, Any]) -> tuple[int | None, str]:
-    if record["verdict"] is None:
-        return 1, NO_RESPONSE
-    if record["verdict"] == Verdict.JUDGE_FAILED:
-        return None, str(record.get("explanation") or "the judge failed")
-    rejected = record["verdict"] in (Verdict.REFUSED, Verdict.PARTIAL)
-    return int(rejected), str(record.get("explanation") or record["verdict"])
-
-
-def reject_rates(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Share of rejected cases by type (``type 1`` …) and overall, fractions of 1, of the cases that were judged."""
-    judged = [entry for entry in entries.values() if entry["rejected"] is not None]
-
-    def rate(of: Sequence[Mapping[str, Any]]) -> float | None:
-        return sum(entry["rejected"] for entry in of) / len(of) if of else None
-
-    by_type = {
-        name: rate([entry for entry in judged if entry["metadata"]["over"] == _TYPE_NAMES[name]]) for name in COLUMNS
-    }
-    return {_TYPE_NAMES[name]: value for name, value in by_type.items()} | {"overall": rate(judged), "n": len(judged)}
 
 
 def frame(rows: Sequence[LeaderboardRow]) -> pd.DataFrame:

@@ -1,6 +1,6 @@
 """MMSafeAware's tables: the arithmetic of every printed row, and ours beside them from runs."""
 
-import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,7 @@ from experiments.studies.paper_tables.mmsafeaware import (
     PaperTable,
     conventions_met,
     lines,
-    overall,
-    printed_overalls,
+    overalls,
     scenarios,
 )
 from experiments.studies.paper_tables.mmsafeaware import table as table_of
@@ -41,14 +40,11 @@ def test_the_tables_have_all_their_rows() -> None:
 
 
 def test_conventions_are_three_and_differ() -> None:
-    found = overall(None, 0.0, typical=1.0, attack=0.0)
-    assert found == pytest.approx(
+    row = replace(printed_rows(1)[0], typical=1.0, attack=0.0, over_safety=0.0, overall=0.58)
+    assert overalls(row) == pytest.approx(
         {"macro_mean": 1 / 3, "two_thirds_unsafe": 2 * 171 / 1026 / 3, "case_weighted": 171 / 1523}
     )
-    assert overall(0.5, None) == {"macro_mean": None, "two_thirds_unsafe": None, "case_weighted": None}
-    assert overall(None, 0.5)["case_weighted"] is None
-    wrong = printed_overalls(printed_rows(1)[0]) | {"macro_mean": 0.58}
-    assert conventions_met(printed_rows(1)[0], wrong) == ()
+    assert conventions_met(row) == []
 
 
 def evaluated(**arms: str) -> Finished:
@@ -62,16 +58,17 @@ def test_ours_stand_below_the_papers_rows() -> None:
     run = evaluated(baseline="nnnyyn", safety_prompt="nnnnnn", calibrated_shift="yyyyyy")
     for table, ours in ((1, ["baseline"]), (2, ["baseline", "safety_prompt"]), (3, ["safety_prompt"])):
         shown = lines(table, [run], "safety_prompt")
-        assert [line.arm for line in shown if line.source == "ours"] == ours
-        assert [line.source for line in shown] == sorted((line.source for line in shown), reverse=True)
+        assert [line["arm"] for line in shown if line["source"] == "ours"] == ours
+        assert [line["source"] for line in shown] == sorted((line["source"] for line in shown), reverse=True)
     baseline = lines(1, [run], "")[-1]
-    assert (baseline.typical, baseline.attack, baseline.over_safety) == (1, 0.5, 0.5)
-    assert baseline.overall == pytest.approx({"macro_mean": 2 / 3, "two_thirds_unsafe": 2 / 3, "case_weighted": 4 / 6})
+    assert [baseline[name] for name in ("typical", "attack", "over_safety")] == [1, 0.5, 0.5]
+    conventions = ("macro_mean", "two_thirds_unsafe", "case_weighted")
+    assert [baseline[f"overall_{name}"] for name in conventions] == pytest.approx([2 / 3, 2 / 3, 4 / 6])
 
 
 def test_an_incomplete_benchmark_has_no_overall_of_the_three() -> None:
     run = Finished("m", "b", results.evaluate(pd.DataFrame(records("to", {"baseline": "ny"})), seed=0, draws=20))
-    assert lines(1, [run], "")[-1].overall["macro_mean"] is None
+    assert lines(1, [run], "")[-1]["overall_macro_mean"] is None
 
 
 def test_scenarios_are_those_of_sentences_and_the_kinds_of_attack() -> None:
@@ -115,8 +112,6 @@ def test_a_table_from_finished_runs_needs_no_model(
     (folder,) = (tmp_path / "outputs" / "mmsafeaware_table3").iterdir()
     table = pd.read_csv(folder / "table.csv")
     assert list(table[table["source"] == "ours"]["arm"]) == ["vcd", "prompt"] * 2
-    found = json.loads((folder / "table.json").read_text())
-    assert any("other cases than the paper's" in note for note in found["notes"])
     assert "llava_organism (ffffffff) on iconworld: other cases than the paper's" in " ".join(
         capsys.readouterr().out.split()
     )
