@@ -166,10 +166,7 @@ class FailureModes:
 
     def __call__(self, run: Run) -> None:
         """Labels, and prints the modes by arm and subset."""
-        folders = finished_runs.given(self.run)
-        if len(folders) != 1:
-            raise UserError("run=null: needs one finished run; give run=<outputs/name/time>")
-        (folder,) = folders
+        folder = finished_runs.needed(self.run, "failure_modes")
         finished_runs.read(folder)
         failed = [record for record in read_records(folder) if is_failure(record)]
         by_hand = read_hand_labels(folder / SHEET)

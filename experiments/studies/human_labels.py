@@ -10,6 +10,7 @@ import numpy as np
 from rich.console import Console
 
 from experiments.config import Run
+from experiments.evaluation import finished_runs
 from experiments.evaluation.human_verdicts import agreement_of_raters, agreement_sentence
 from experiments.metrics.agreement import agreement
 from experiments.runs.labels import (
@@ -44,12 +45,11 @@ class HumanLabels:
         Raises:
             UserError: no run, nothing to do, or a file that cannot be read or written.
         """
-        if self.run is None:
-            raise UserError("run=<dir>: task=human_labels needs a run's directory; give one, outputs/<name>/<time>")
+        folder = finished_runs.needed(self.run, "human_labels")
         if (self.export is None) == (not self.read):
             raise UserError("task.export and task.read: exactly one of them says what to do; task.export=<csv> writes "
                             "a sheet, task.read=[<csv>] reads filled ones")  # fmt: skip
-        folder, console = Path(self.run), Console()
+        console = Console()
         lines = read_records(folder)
         if self.export is not None:
             printed = _exported(lines, folder, Path(self.export))

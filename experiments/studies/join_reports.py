@@ -3,7 +3,6 @@
 Loads no model. Joined runs become a run of their own, whose arms are named after the runs they come from.
 """
 
-import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -12,8 +11,8 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments.config import Run, digest
-from experiments.evaluation import scoring
+from experiments.config import Run
+from experiments.evaluation import finished_runs, scoring
 from experiments.evaluation.arms import check_contrasts
 from experiments.report import next_commands, terminal
 from experiments.report.build import build
@@ -21,7 +20,6 @@ from experiments.report.cases import FILE, attention_of_cases
 from experiments.report.words import with_sentences
 from experiments.runs import analyses, records
 from experiments.runs.provenance import arm_title, model_title
-from experiments.runs.resumption import PREDICTIONS, open_run
 from experiments.runs.saved_run import SavedRun, read_run
 from experiments.types import Kind
 from interp.errors import UserError
@@ -72,20 +70,16 @@ class BuildReport:
             control=f"{names[0]}: calibrated_shift",
         )
         environment = _environment(parts, names, studied)
-        identity = digest([str(part.directory.resolve()) for part in parts] + [digest(lines)])
-        with open_run(run.output_root, "joined", run.config, identity, fresh=run.fresh) as store:
-            (store.path / PREDICTIONS).unlink(missing_ok=True)  # of a joining that was cut off
-            store.append(lines)
-            store.write_json("metrics.json", result)
-            store.write_json("environment.json", environment)
-            for part in parts:
-                if (part.directory / "thumbnails").is_dir():
-                    shutil.copytree(part.directory / "thumbnails", store.path / "thumbnails", dirs_exist_ok=True)
-            if looked := joined_attention(parts, names, {line["arm"] for line in lines}):
-                (store.path / FILE).parent.mkdir(exist_ok=True)
-                store.write_json(FILE, looked)
-            page = build(store.path)
-            store.finish()
+        looked = joined_attention(parts, names, {line["arm"] for line in lines})
+        folders = [part.directory for part in parts]
+        page = finished_runs.derived(
+            run,
+            "joined",
+            [str(folder.resolve()) for folder in folders],
+            lines,
+            {"metrics.json": result, "environment.json": environment} | ({FILE: looked} if looked else {}),
+            pictures=folders,
+        )
         shown = with_sentences(result, environment)
         console.print(terminal.shown(shown, verbose=run.verbose, width=console.width))
         return page

@@ -19,6 +19,7 @@ from typing import Any
 from rich.console import Console
 
 from experiments.config import Run
+from experiments.evaluation import finished_runs
 from experiments.evaluation.training import FOLDER as LEARNED
 from experiments.report import refusal, yes_no
 from experiments.report.table import Table, markdown
@@ -75,9 +76,7 @@ class Publish:
             UserError: no finished run, no such arm, files that have changed since, an adapter of a model that is known
                 by its folder alone, or the hub refuses.
         """
-        if self.run is None:
-            raise UserError("task=publish: no run; give run=<dir>, the directory of a finished run")
-        saved = read_run(Path(self.run))
+        saved = read_run(finished_runs.needed(self.run, "publish"))
         arm = self.arm or str(saved.environment.get("arm_under_study"))
         _check(saved, arm)
         target = Path(self.to).expanduser() if self.to else saved.directory / PUBLISHED

@@ -3,7 +3,6 @@
 The new verdicts, metrics and report go into a run directory of their own; the judged run stays as it is.
 """
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,19 +12,19 @@ from typing import Any
 from rich.console import Console
 
 from experiments.benchmarks.images import open_image
-from experiments.config import Run, digest
-from experiments.evaluation import scoring
+from experiments.config import Run
+from experiments.evaluation import finished_runs, scoring
 from experiments.evaluation.arms import check_contrasts
 from experiments.evaluation.case_batches import batches
 from experiments.evaluation.human_verdicts import agreement_of_raters, share_sentence
 from experiments.evaluation.judging import judgement_without_text
 from experiments.judges.automatic import Automatic
 from experiments.report import terminal
-from experiments.report.build import build
+from experiments.report.cases import FILE as CASES
 from experiments.report.words import with_sentences
 from experiments.runs import records
 from experiments.runs.labels import apply, read_labels
-from experiments.runs.resumption import PREDICTIONS, open_run
+from experiments.runs.resumption import read_object
 from experiments.runs.saved_run import read_run
 from experiments.types import Item, Judge, Judgement, Kind, Sample, Status
 from interp.errors import UserError
@@ -53,9 +52,7 @@ class Rejudge:
 
     def __call__(self, run: Run) -> None:
         """Writes the new run, and prints its table and how many verdicts changed."""
-        if self.run is None:
-            raise UserError("run=<dir>: task=rejudge needs a run's directory; give one, outputs/<name>/<time>")
-        old = read_run(Path(self.run))
+        old = read_run(finished_runs.needed(self.run, "rejudge"))
         kind: Kind = "refusal" if old.metrics.get("kind") == "refusal" else "yes_no"
         judge = self._judge(run, kind)
         if judge is not None and hasattr(judge, "check"):
@@ -85,7 +82,16 @@ class Rejudge:
         result = scoring.with_published_rows(result, benchmark, old.environment.get("model"), after)
         again = {"judge": judged_by, "judged_run": str(old.directory), "people": people, "finished": records.now()}
         environment = {**old.environment, **again}
-        page = self._write(run, environment, after, result)
+        attention = {file: read_object(old.directory / file) for file in ("attention.json", CASES)}
+        page = finished_runs.derived(
+            run,
+            f"{environment.get('config', {}).get('name', 'run')}_rejudged",
+            [str(old.directory.resolve()), judged_by],
+            after,
+            {"metrics.json": result, "environment.json": environment}
+            | {file: found for file, found in attention.items() if found},  # it does not depend on verdicts
+            pictures=[old.directory],
+        )
         console.print(terminal.shown(with_sentences(result, environment), verbose=run.verbose, width=console.width))
         for sentence in [
             *([] if run.verbose else people),
@@ -103,31 +109,6 @@ class Rejudge:
                                 "ones; choose another in conf/judge")  # fmt: skip
             return run.judge
         return None if self.labels is not None else Automatic().for_kind(kind)
-
-    def _write(
-        self, run: Run, environment: Mapping[str, Any], after: Sequence[Record], result: Mapping[str, Any]
-    ) -> Path:
-        """A run directory of the judged run's shape; its configuration hash holds what was judged and by whom."""
-        sources = [str(Path(self.run or "").resolve()), digest(list(after)), environment["judge"]]
-        name = f"{environment.get('config', {}).get('name', 'run')}_rejudged"
-        with open_run(run.output_root, name, run.config, digest(sources), fresh=run.fresh) as store:
-            (store.path / PREDICTIONS).unlink(missing_ok=True)  # of a rejudging that was cut off
-            store.append(after)
-            store.write_json("metrics.json", result)
-            store.write_json("environment.json", environment)
-            _copy_unjudged_files(Path(environment["judged_run"]), store.path)
-            page = build(store.path)
-            store.finish()
-        return page
-
-
-def _copy_unjudged_files(old: Path, new: Path) -> None:
-    """Copies pictures and attention, which do not depend on verdicts."""
-    for pattern in ("thumbnails/*", "attention.json", "attention/cases.json"):
-        for path in old.glob(pattern):
-            target = new / path.relative_to(old)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, target)
 
 
 def _judged(before: Sequence[Record], judge: Judge, run: Run) -> list[Record]:

@@ -123,7 +123,7 @@ def test_a_label_that_is_no_mode_is_refused_with_its_case(tmp_path: Path) -> Non
 
 def test_without_a_run_it_says_what_it_needs() -> None:
     run = run_of("task=failure_modes")
-    with pytest.raises(UserError, match="needs one finished run"):
+    with pytest.raises(UserError, match="needs a run's directory"):
         FailureModes()(run)
 
 

@@ -296,5 +296,5 @@ def test_options_that_make_no_sense_are_refused(finished: Path) -> None:
     with pytest.raises(UserError, match=r"task\.base=/weights: a repository of the hub is owner/name"):
         Publish(run="x", base="/weights")
     run: Run = replace(run_of("task=publish", f"run={finished}"))
-    with pytest.raises(UserError, match="task=publish: no run"):
+    with pytest.raises(UserError, match="task=publish needs a run's directory"):
         Publish()(run)
