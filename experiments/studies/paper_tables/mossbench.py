@@ -13,7 +13,7 @@ import pandas as pd
 from rich.console import Console
 
 from experiments.benchmarks.images import open_image
-from experiments.benchmarks.mossbench import MOSSBenchEntry, published_questions, published_responses
+from experiments.benchmarks.mossbench import TYPES, MOSSBenchEntry, published_questions, published_responses
 from experiments.benchmarks.published import MOSSBENCH_HUMAN_DIFFERENCE
 from experiments.config import Run
 from experiments.judges.automatic import Automatic
