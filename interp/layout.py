@@ -8,8 +8,7 @@ cannot be read. A layout that was read is a claim: ``interp.proof`` checks it on
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -184,7 +183,7 @@ def layout_for(model_or_config: Any) -> Layout:
     refuse_encoder_decoder(config)
     known = _KNOWN.get(model_or_config) if is_model else None
     if known is None:
-        known = _of_class(kind, _key(config), _Config(config))  # type: ignore[arg-type]
+        known = _of_config(kind, config)
         if known.unread and is_model and not is_empty(model_or_config):
             known = _read(model_or_config, model_or_config)
         if is_model:
@@ -193,6 +192,7 @@ def layout_for(model_or_config: Any) -> Layout:
 
 
 _KNOWN: "WeakKeyDictionary[nn.Module, Layout]" = WeakKeyDictionary()
+_BY_CONFIG: dict[tuple[Any, str], Layout] = {}
 
 
 def refuse_encoder_decoder(config: Any) -> None:
@@ -220,50 +220,30 @@ def _class_of(config: Any) -> Any:
     return MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
 
 
-class _Config:
-    """A config as an argument that a cache does not compare; ``_key`` stands for it."""
-
-    def __init__(self, config: Any) -> None:
-        self.config = config
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Config)
-
-    def __hash__(self) -> int:
-        return 0
-
-
-def _key(config: Any) -> str:
-    return f"{config.model_type} {config.to_json_string(use_diff=False)}"
-
-
-@lru_cache(maxsize=256)
-def _of_class(kind: Any, key: str, config: _Config) -> Layout:
-    own = copy.deepcopy(config.config)
-    with torch.device("meta"), torch.random.fork_rng(devices=[]):
-        model = kind._from_config(own) if hasattr(kind, "_from_config") else kind(own)
-    return _read(model.eval(), model)
+def _of_config(kind: Any, config: Any) -> Layout:
+    """The layout of a model of class ``kind`` without weights; read once for each configuration."""
+    key = kind, f"{config.model_type} {config.to_json_string(use_diff=False)}"
+    if key not in _BY_CONFIG:
+        own = copy.deepcopy(config)
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            model = kind._from_config(own) if hasattr(kind, "_from_config") else kind(own)
+        _BY_CONFIG[key] = _read(model.eval(), model)
+    return _BY_CONFIG[key]
 
 
 def _read(model: Any, traced: Any) -> Layout:
     """The layout of ``model``; ``traced`` is the model that runs the words."""
     facts: dict[str, Any] = dict(FACTS.get(model.config.model_type, {}))
-    found = _interface(model) | facts
-    layout = Layout(model_type=model.config.model_type, **found)
+    layout = Layout(model_type=model.config.model_type, **(_interface(model) | facts))
     if not layout.layers:
-        return _with(layout, unread="its decoder has no list of layers")
+        return replace(layout, unread="its decoder has no list of layers")
     try:
-        return _with(layout, **inside(traced, layout))
+        found = inside(traced, layout.language_model, layout.layers, layout.lm_head, pictured=layout.prompt == "pieces")
     except UserError as error:
-        return _with(layout, unread=str(error))
+        found = {"unread": str(error)}
     except Exception as error:  # whatever a model's own code raises on words alone
-        return _with(layout, unread=f"words alone do not run through it ({type(error).__name__}: {error})"[:300])
-
-
-def _with(layout: Layout, **changes: Any) -> Layout:
-    from dataclasses import replace
-
-    return replace(layout, **{name: value for name, value in changes.items() if value})
+        found = {"unread": f"words alone do not run through it ({type(error).__name__}: {error})"[:300]}
+    return replace(layout, **{name: value for name, value in found.items() if value})
 
 
 def _interface(model: Any) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def _measure(model: Any, layout: Layout, cap: float | None) -> Measured:
         stack.enter_context(bare(model))
         for module, key in (*kept, (layout.module(model, "lm_head"), ("head", 0))):
             stack.callback(module.register_forward_hook(partial(keep, key), with_kwargs=True).remove)
-        logits = run_words(model, layout).logits
+        logits = run_words(model, layout.lm_head).logits
     factors, off = {}, {}
     for i in layout.blocks:
         kinds = ["input", *(kind for kind in ("attention", "mixer", "mlp") if (kind, i) in seen)]

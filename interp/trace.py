@@ -8,7 +8,7 @@ from the memory that tensors share, so that a model without weights (torch's met
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,23 +19,6 @@ from interp.errors import UserError
 
 PROBE = "forestlens_probe"
 WORDS = 6  # tokens of the traced forward
-
-
-@runtime_checkable
-class Paths(Protocol):
-    """What a trace must know of a layout: dotted names, and whether the model runs on words alone."""
-
-    @property
-    def language_model(self) -> str: ...
-
-    @property
-    def layers(self) -> str: ...
-
-    @property
-    def lm_head(self) -> str: ...
-
-    @property
-    def prompt(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -95,10 +78,10 @@ class _Ran:
     calls: int  # of attention, before it ended
 
 
-def inside(model: Any, layout: Paths) -> dict[str, Any]:
-    """``blocks`` and ``final_norm``, from one forward of words."""
-    decoder, layers = model.get_submodule(layout.language_model), model.get_submodule(layout.layers)
-    head = model.get_submodule(layout.lm_head) if layout.lm_head else None
+def inside(model: Any, language_model: str, layers_at: str, lm_head: str, *, pictured: bool) -> dict[str, Any]:
+    """``blocks`` and ``final_norm``, from one forward of words; the other arguments are fields of a layout."""
+    decoder, layers = model.get_submodule(language_model), model.get_submodule(layers_at)
+    head = model.get_submodule(lm_head) if lm_head else None
     ran: dict[Any, list[_Ran]] = {owner: [] for owner in (*layers, decoder)}
     seen: dict[Any, tuple[Tensor | None, Tensor | None]] = {}
     head_takes: list[Tensor] = []
@@ -114,15 +97,15 @@ def inside(model: Any, layout: Paths) -> dict[str, Any]:
             stack.callback(_noted_whole(layer, seen))
         if head is not None:
             stack.callback(head.register_forward_pre_hook(lambda m, args: head_takes.append(args[0])).remove)
-        run_words(model, layout)
+        run_words(model, lm_head, pictured=pictured)
         calls = list(_CALLS)
     blocks = {i: _block(layer, ran[layer], calls, *seen[layer]) for i, layer in enumerate(layers) if layer in seen}
     norms = [one.name for one in ran[decoder] if any(same_memory(one.out, taken) for taken in head_takes)]
-    return {"blocks": blocks, "final_norm": f"{layout.language_model}.{norms[-1]}".lstrip(".") if norms else ""}
+    return {"blocks": blocks, "final_norm": f"{language_model}.{norms[-1]}".lstrip(".") if norms else ""}
 
 
-def run_words(model: Any, layout: Paths) -> Any:
-    """What ``model`` gives for a few words that are no special tokens."""
+def run_words(model: Any, lm_head: str, *, pictured: bool = False) -> Any:
+    """What ``model`` gives for a few words that are no special tokens, ``pictured`` with a blank picture."""
     device = next(model.parameters()).device
     named = [getattr(model.config, name) for name in vars(model.config) if name.endswith(("token_id", "token_index"))]
     special = {token for some in named for token in (some if isinstance(some, list | tuple) else [some])}
@@ -130,11 +113,11 @@ def run_words(model: Any, layout: Paths) -> Any:
     words = [token for token in range(5, vocabulary) if token not in special][:WORDS]
     ids = torch.tensor([words], device=device)
     picture: dict[str, Tensor] = {}
-    if layout.prompt == "pieces":  # IDEFICS does not run without a picture
+    if pictured:  # IDEFICS does not run without one
         side = model.config.vision_config.image_size
         picture["pixel_values"] = torch.zeros(1, 1, 3, side, side, device=device, dtype=model.dtype)
         picture["image_attention_mask"] = torch.zeros(1, WORDS, 1, device=device, dtype=torch.long)
-    speaker = model.get_submodule(layout.lm_head.rpartition(".")[0])
+    speaker = model.get_submodule(lm_head.rpartition(".")[0])
     with torch.no_grad():
         # With a mask: without one transformers looks for packed sequences, which a model without values cannot tell.
         return speaker(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **picture)

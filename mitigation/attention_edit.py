@@ -5,14 +5,13 @@ The second branch of a contrast (``interp.hooks.forward.paused``) is not changed
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.device_copies import to_device
-from interp.errors import UserError
 from interp.hooks.attention import CHUNK, AttentionCall, chosen_layers, intercept
 from interp.hooks.forward import Follower, Forward, follow, is_paused
 from interp.segments import IMAGE, SEGMENTS, Segments
@@ -57,45 +56,26 @@ def steer_attention(
         yield
         return
     steering = _Steering(vlm, weight, chosen, relative=relative, all_text=all_text)
-    with follow(vlm, steering, segments), intercept(vlm, edit=steering.edit):
+    with follow(steering, segments), intercept(vlm, edit=steering.edit):
         yield
 
 
-class _Steering:
-    """The hooks of one ``steer_attention``, around each forward and at each attention call."""
+class _Steering(Follower):
+    """What one ``steer_attention`` does at each attention call."""
 
     def __init__(self, vlm: "VLM", weight: float, layers: Sequence[int], *, relative: bool, all_text: bool) -> None:
+        super().__init__(vlm)
         self.weight, self.layers, self.relative, self.all_text = weight, frozenset(layers), relative, all_text
-        self.follower = Follower(vlm)
-        self.forward: Forward | None = None
-        # Edges of the queries that have any, and these queries, by number of keys and device.
-        self.raised: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
-
-    def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Runs before a forward; finds which columns it holds."""
-        self.forward, self.raised = None if is_paused() else self.follower.enter(args, kwargs), {}
-
-    def after(self, module: Any, args: Any, output: Any) -> None:
-        """Runs after a forward, and remembers its cache to recognise the next decoding step."""
-        if self.forward is not None:
-            self.follower.leave(self.forward, output)
-        self.forward, self.raised = None, {}
 
     def edit(self, call: AttentionCall) -> AttentionCall:
-        """Runs at each attention call; returns it with the image's logits raised."""
+        """The call with the image's logits raised."""
         if is_paused() or call.layer not in self.layers:
             return call
-        forward = self.forward
-        if forward is None or call.query.shape[2] != forward.total - forward.start:
-            raise UserError(
-                "attention ran outside a forward of the whole model; steering follows vlm.generate, vlm.score and "
-                "vlm.model(...); call one of these"
-            )
+        forward = self.current("steering", columns=call.query.shape[2])
         keys, device = call.key.shape[2], call.key.device
-        if (keys, device) not in self.raised:
-            edges, places = self._edges(forward, keys)
-            self.raised[keys, device] = to_device(edges, device), to_device(places, device)
-        edges, places = self.raised[keys, device]
+        edges, places = forward.once(
+            (keys, device), lambda: [to_device(part, device) for part in self._edges(forward, keys)]
+        )
         if not len(places):
             return call
         return call.raise_at(places, _added(call, edges, places, self.weight, relative=self.relative))

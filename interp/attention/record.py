@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 import torch
@@ -83,11 +83,11 @@ def record_attention(
     """
     vlm.require("record")
     recorder = _Recorder(vlm, queries, maps, chosen_layers(vlm, layers))
-    with follow(vlm, recorder, segments), intercept(vlm, observe=recorder.observe):
+    with follow(recorder, segments), intercept(vlm, observe=recorder.observe):
         yield recorder.record
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Capture:
     """Which columns of one forward to record, and what its layers have yielded so far."""
 
@@ -96,44 +96,35 @@ class _Capture:
     mapped: list[int]
     masses: dict[int, Tensor] = field(default_factory=dict)
     rows: dict[int, Tensor] = field(default_factory=dict)
-    indicators: dict[tuple[int, torch.dtype, torch.device], Tensor] = field(default_factory=dict)
-    indices: dict[tuple[bool, torch.device], Tensor] = field(default_factory=dict)
 
     def places(self, device: torch.device, *, mapped: bool) -> Int[Tensor, " query"]:
-        """Indices of the columns to map, or of those to log, among the forward's queries. Cached by device."""
-        if (mapped, device) not in self.indices:
-            columns = torch.tensor(self.mapped if mapped else self.logged) - self.forward.start
-            self.indices[mapped, device] = to_device(columns, device)
-        return self.indices[mapped, device]
+        """Indices of the columns to map, or of those to log, among the forward's queries."""
+        columns = self.mapped if mapped else self.logged
+        return self.forward.once(
+            (mapped, device), lambda: to_device(torch.tensor(columns) - self.forward.start, device)
+        )
 
     def indicator(self, call: AttentionCall, dtype: torch.dtype) -> Float[Tensor, "row key segment"]:
-        """Segments of a layer's keys, which end with the newest column. Cached by number of keys."""
-        start = self.forward.total - call.key.shape[2]
-        key = (start, dtype, call.key.device)
-        if key not in self.indicators:
-            one_hot = self.forward.batch.segments.indicator(start, self.forward.total)
-            self.indicators[key] = to_device(one_hot.to(dtype), call.key.device)
-        return self.indicators[key]
+        """Segments of a layer's keys, which end with the newest column."""
+        start, device = self.forward.total - call.key.shape[2], call.key.device
+        segments = self.forward.batch.segments
+        return self.forward.once(
+            (start, dtype, device), lambda: to_device(segments.indicator(start, self.forward.total).to(dtype), device)
+        )
 
 
-class _Recorder:
-    """The hooks of one ``record_attention``, around each forward and at each attention call."""
+class _Recorder(Follower):
+    """What one ``record_attention`` does around each forward and at each attention call."""
 
     def __init__(self, vlm: "VLM", queries: Steps, maps: Steps, layers: Sequence[int]) -> None:
-        self.name, self.imageless = vlm.name, vlm.layout.cross_attended
-        self.follower = Follower(vlm)
+        super().__init__(vlm)
         self.logs, self.maps = _wanted(queries), _wanted(maps)
         self.first = min([0, *(step for steps in (queries, maps) if not isinstance(steps, Queries) for step in steps)])
         self.layers = tuple(layers)
         self.record = Record()
-        self.sight: _Capture | None = None
 
-    def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Runs before a forward; selects the columns to record."""
-        self.sight = None
-        if is_paused():
-            return
-        forward = self.follower.enter(args, kwargs)
+    def begin(self, forward: Forward) -> None:
+        """Selects the columns to record."""
         batch = forward.batch
         if forward.new == 0:
             self.record.rows.extend(batch.segments.rows)
@@ -144,57 +135,51 @@ class _Recorder:
                 )
         new = range(forward.new, forward.total)
         logged = [column for column in new if self.logs(batch.step(column))]
-        self.sight = _Capture(forward, logged, [column for column in new if self.maps(batch.step(column))])
+        self.capture = _Capture(forward, logged, [column for column in new if self.maps(batch.step(column))])
 
     def observe(self, call: AttentionCall) -> None:
-        """Runs at each attention call; computes the masses and rows of the selected queries."""
-        sight = self.sight
+        """Computes the masses and rows of the selected queries of an attention call."""
         if is_paused() or call.layer not in self.layers:
             return
-        if sight is None or call.query.shape[2] != sight.forward.total - sight.forward.start:
-            raise UserError(
-                "attention ran outside a forward of the whole model; the recorder follows vlm.generate, vlm.score and "
-                "vlm.model(...); call one of these"
-            )
-        if sight.mapped:
-            sight.rows[call.layer] = _whole_rows(call, sight)
-        if sight.logged:
-            sight.masses[call.layer] = _mass(call, sight)
+        self.current("the recorder", columns=call.query.shape[2])
+        if self.capture.mapped:
+            self.capture.rows[call.layer] = _whole_rows(call, self.capture)
+        if self.capture.logged:
+            self.capture.masses[call.layer] = _mass(call, self.capture)
 
-    def after(self, module: Any, args: Any, output: Any) -> None:
-        """Runs after a forward; moves the layers' results to the CPU, with one wait for the device."""
-        sight, self.sight = self.sight, None
-        if sight is None:
-            return
-        self.follower.leave(sight.forward, output)
-        batch = sight.forward.batch
-        wanted = [found for found, columns in ((sight.masses, sight.logged), (sight.rows, sight.mapped)) if columns]
+    def end(self, forward: Forward) -> None:
+        """Moves the layers' results to the CPU, with one wait for the device."""
+        capture, batch = self.capture, forward.batch
+        del self.capture  # and what it holds on the device
+        wanted = [
+            found for found, columns in ((capture.masses, capture.logged), (capture.rows, capture.mapped)) if columns
+        ]
         if not wanted:
             return
         fetched = to_host([*map(self._stacked, wanted), *batch.unread()])
         batch.read(fetched[len(wanted) :])
-        if sight.logged:
+        if capture.logged:
             self.record.pieces.append(
                 Masses(
                     mass=fetched[0],
                     layers=self.layers,
-                    columns=tuple(sight.logged),
+                    columns=tuple(capture.logged),
                     width=batch.segments.width,
                     first_row=batch.first_row,
-                    tokens=batch.segments.indicator(0, sight.forward.total).sum(1),
-                    real=batch.real(sight.logged),
-                    imageless=self.imageless,
+                    tokens=batch.segments.indicator(0, forward.total).sum(1),
+                    real=batch.real(capture.logged),
+                    imageless=self.vlm.layout.cross_attended,
                 )
             )
-        if sight.mapped:
-            self.record.maps.extend(_maps(fetched[len(wanted) - 1], self.layers, sight.mapped, batch))
+        if capture.mapped:
+            self.record.maps.extend(_maps(fetched[len(wanted) - 1], self.layers, capture.mapped, batch))
 
     def _stacked(self, found: dict[int, Tensor]) -> Float[Tensor, "layer row head query _"]:
         missing = [layer for layer in self.layers if layer not in found]
         if missing:
             raise UserError(
-                f"layer {missing[0]} of {self.name} attends without transformers' attention interface; recording needs "
-                "that; load it with attn_implementation='eager' and pass output_attentions=True"
+                f"layer {missing[0]} of {self.vlm.name} attends without transformers' attention interface; recording "
+                "needs that; load it with attn_implementation='eager' and pass output_attentions=True"
             )
         device = found[self.layers[0]].device  # layers may be on several devices
         return torch.stack([found[layer].to(device) for layer in self.layers])

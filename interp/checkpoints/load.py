@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from interp.checkpoints.composed import check_base, compose, is_composed, no_progress_bar, parts_hash, weight_folders
 from interp.checkpoints.config import ORGANISM, ModelConfig
@@ -30,17 +30,10 @@ HASH_LENGTH = 12
 TILES = ("max_patches", "max_image_tiles")  # what image processors call the number of tiles
 
 
-class Checkpoint(NamedTuple):
-    """What ``interp.vlm.VLM`` is built from. ``revision`` is the hub commit, or a hash of a folder's weights."""
+def read_checkpoint(config: ModelConfig) -> tuple[Any, Any, str]:
+    """Model, processor and revision of the checkpoint that ``config`` names, from safetensors only.
 
-    model: Any
-    processor: Any
-    revision: str
-
-
-def read_checkpoint(config: ModelConfig) -> Checkpoint:
-    """Reads the checkpoint that ``config`` names, from safetensors only.
-
+    The revision is the hub commit, or a hash of a folder's weights.
     Whatever can fail quickly is checked first: device, location, architecture, file format, memory, processor.
 
     Raises:
@@ -67,7 +60,7 @@ def read_checkpoint(config: ModelConfig) -> Checkpoint:
     processor = read_processor(place, config)
     model = read_weights(place, config, target, dtype, places)
     revision = parts_hash(Path(place.path), base) if base else place.commit or weights_hash(Path(place.path))
-    return Checkpoint(model, processor, revision)
+    return model, processor, revision
 
 
 def resolve_device(name: str, model: str = "the model") -> "torch.device":
@@ -171,18 +164,18 @@ def read_processor(place: Source, config: ModelConfig) -> Any:
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
     remote = config.trust_remote_code
+    refusal = None
     try:
         processor = _reading(place, "processor", AutoProcessor.from_pretrained, trust_remote_code=remote)
-        refusal = None
     except UserError as error:
         processor, refusal = None, error
     if getattr(processor, "image_processor", None) is None:
         # InstructBLIP's processor config names the video processor: take the one of the model's own family.
         found = type(_reading(place, "configuration", AutoConfig.from_pretrained, trust_remote_code=remote))
-        own: Any = PROCESSOR_MAPPING.get(found, None)
-        if refusal is not None and (own is None or own.__name__ == _named_processor(place)):
+        if (own := PROCESSOR_MAPPING.get(found, None)) is not None:
+            processor = _reading(place, "processor", own.from_pretrained)
+        elif refusal is not None:
             raise refusal
-        processor = processor if own is None else _reading(place, "processor", own.from_pretrained)
     if getattr(processor, "image_processor", None) is None or getattr(processor, "tokenizer", None) is None:
         raise UserError(
             f"the processor at {place.path} is a {type(processor).__name__} without tokenizer or image processor; both "
@@ -196,15 +189,6 @@ def read_processor(place: Source, config: ModelConfig) -> Any:
     set_bounds(processor.image_processor, config)
     check_chat_template(processor, config.name)
     return processor
-
-
-def _named_processor(place: Source) -> str:
-    """The class that the checkpoint's processor config names; "" if it has none here."""
-    file = Path(place.path) / "processor_config.json"
-    try:
-        return str(json.loads(file.read_text(encoding="utf-8")).get("processor_class", ""))
-    except (OSError, ValueError, AttributeError):
-        return ""
 
 
 def set_bounds(image_processor: Any, config: ModelConfig) -> None:

@@ -4,11 +4,11 @@ A *pass* is the forward of a batch of prompts with its decoding steps, which are
 knockout, patching and steering use this to know which tokens a forward holds.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from interp.vlm import VLM
 
 Hook = TypeVar("Hook", bound=Callable[..., Any])
+Made = TypeVar("Made")
 _OWN_HOOKS = "transformers.utils.output_capturing"
 _PAUSED: ContextVar[bool] = ContextVar("following_paused", default=False)
 _FOLLOWERS: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # open ``follow`` blocks, by the module they hook
@@ -128,37 +129,99 @@ class Pass:
 
 @dataclass(frozen=True)
 class Forward:
-    """One forward with queries at the columns ``start`` to ``total``; those from ``new`` on are new."""
+    """One forward with queries at the columns ``start`` to ``total``; those from ``new`` on are new.
+
+    ``kept`` is for what hooks of one follower work out once a forward.
+    """
 
     batch: Pass
     start: int
     new: int
     total: int
+    kept: dict[Any, Any] = field(default_factory=dict, compare=False)
+
+    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """What ``make`` gives, made once in this forward."""
+        if key not in self.kept:
+            self.kept[key] = make()
+        return cast("Made", self.kept[key])
 
 
 class Follower:
-    """Tracks which columns each forward holds, from its inputs (``enter``) and outputs (``leave``)."""
+    """Follows forwards: which columns of which batch the one that runs holds. ``follow`` opens it.
+
+    Subclasses do their work in ``begin`` and ``end``; hooks deeper in the model ask for the ``current`` forward.
+    ``running``, ``start`` (its first column) and ``rows`` are known of a forward even if its batch is not.
+    """
+
+    in_pauses = False  # whether it follows forwards inside ``paused`` too
 
     def __init__(self, vlm: "VLM") -> None:
-        self.speaker = vlm.speaker
+        self.vlm, self.speaker = vlm, vlm.speaker
         self.known: list[Segments] = []
-        self.rows = 0
+        self.running, self.start, self.rows = False, 0, 0
+        self._forward: Forward | None = None
+        self._refusal: UserError | None = None
+        self._rows_before = 0
         self._by_cache: WeakKeyDictionary[Any, Pass] = WeakKeyDictionary()
         self._latest: Pass | None = None
         self._ends = {vlm.processor.tokenizer.pad_token_id, *vlm.end_ids}
 
-    def enter(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Forward:
-        """The forward with these arguments.
+    def begin(self, forward: Forward) -> None:
+        """Called before a forward of a known batch."""
+
+    def end(self, forward: Forward) -> None:
+        """Called after a forward of a known batch."""
+
+    def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Runs before a forward. An unknown batch is an error only if somebody asks for it."""
+        self._forward = self._refusal = None
+        self.running = self.in_pauses or not is_paused()
+        if not self.running:
+            return
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        embeddings, cache = kwargs.get("inputs_embeds"), kwargs.get("past_key_values")
+        self.start = int(cache.get_seq_length()) if cache is not None else 0
+        self.rows = len(embeddings if ids is None else ids)
+        try:
+            self._forward = self._enter(ids, embeddings, cache, self.start)
+        except UserError as error:
+            # With its frames, which are callers of this one too, it would keep what they hold until it is collected.
+            self._refusal = error.with_traceback(None)
+        else:
+            self.begin(self._forward)
+
+    def after(self, module: Any, args: Any, output: Any) -> None:
+        """Runs after a forward, and remembers the cache that it may have created, to recognise its next steps."""
+        forward = self._forward
+        self.running, self._forward, self._refusal = False, None, None
+        if forward is None:
+            return
+        cache = getattr(output, "past_key_values", None)
+        if cache is not None:
+            self._by_cache[cache] = forward.batch
+        self.end(forward)
+
+    def current(self, what: str, *, columns: int | None = None) -> Forward:
+        """The forward that runs, with ``columns`` queries (default: any number). ``what`` follows it, in errors.
 
         Raises:
-            UserError: its tokens belong to no batch in ``known``, or do not continue where their pass ended.
+            UserError: its tokens belong to no batch in ``known``, or do not continue where their pass ended; or no
+                forward of the whole model runs.
         """
-        ids = kwargs.get("input_ids", args[0] if args else None)
-        embeddings = kwargs.get("inputs_embeds")
-        cache = kwargs.get("past_key_values")
+        if self._refusal is not None:
+            raise self._refusal
+        forward = self._forward
+        if forward is None or columns not in (None, forward.total - forward.start):
+            raise UserError(
+                f"a decoder layer or its attention ran outside a forward of the whole model; {what} follows "
+                "vlm.generate, vlm.score and vlm.model(...); call one of these"
+            )
+        return forward
+
+    def _enter(self, ids: Any, embeddings: Any, cache: Any, past: int) -> Forward:
         if getattr(cache, "is_compileable", False):
             raise UserError(STATIC)
-        past = int(cache.get_seq_length()) if cache is not None else 0
         tokens: Any = embeddings if ids is None else ids
         shape = tuple(tokens.shape[:2])
         batch = self._pass(ids, embeddings, cache, past, shape)
@@ -170,20 +233,14 @@ class Follower:
             self._by_cache[cache] = batch
         return forward
 
-    def leave(self, forward: Forward, output: Any) -> None:
-        """Remembers the cache that the forward may have created, to recognise its next steps."""
-        cache = getattr(output, "past_key_values", None)
-        if cache is not None:
-            self._by_cache[cache] = forward.batch
-
     def _pass(self, ids: Any, embeddings: Any, cache: Any, past: int, shape: tuple[int, ...]) -> Pass:
         batch = self._by_cache.get(cache) if past else None
         if batch is not None and batch.total == past and shape[0] == len(batch.segments.rows):
             return batch
         for segments in reversed(self.known) if not past else ():
             if shape == tuple(segments.input_ids.shape) and self._same(segments, ids, embeddings):
-                self._latest = Pass(segments, self.rows, self._ends)
-                self.rows += len(segments.rows)
+                self._latest = Pass(segments, self._rows_before, self._ends)
+                self._rows_before += len(segments.rows)
                 return self._latest
         if not past and self._latest is not None and self._repeats(self._latest, ids, shape):
             return self._latest
@@ -209,25 +266,14 @@ class Follower:
         return torch.equal(ids[:, : batch.segments.width].cpu(), batch.segments.input_ids)
 
 
-@runtime_checkable
-class ForwardHooks(Protocol):
-    """Hooks to call around each forward of the model, and the follower that knows which columns it holds."""
-
-    follower: Follower
-
-    def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
-
-    def after(self, module: Any, args: Any, output: Any) -> None: ...
-
-
 @contextmanager
-def follow(vlm: "VLM", hooks: ForwardHooks, segments: Segments | None) -> Iterator[None]:
-    """Calls ``hooks`` around every forward while open.
+def follow(follower: Follower, segments: Segments | None) -> Iterator[None]:
+    """``follower`` follows every forward of its model while open.
 
-    Segments of prompts that ``vlm`` encodes inside are found automatically; ``segments`` are those of inputs encoded
+    Segments of prompts that the model encodes inside are found automatically; ``segments`` are those of inputs encoded
     before.
     """
-    follower = hooks.follower
+    vlm = follower.vlm
     follower.known.extend([segments] if segments is not None else [])
     _FOLLOWERS[follower.speaker] = _FOLLOWERS.get(follower.speaker, 0) + 1
 
@@ -237,8 +283,8 @@ def follow(vlm: "VLM", hooks: ForwardHooks, segments: Segments | None) -> Iterat
     handles = []
     vlm.on_encode.append(note)
     try:
-        handles.append(follower.speaker.register_forward_pre_hook(hooks.before, with_kwargs=True))
-        handles.append(follower.speaker.register_forward_hook(hooks.after))
+        handles.append(follower.speaker.register_forward_pre_hook(follower.before, with_kwargs=True))
+        handles.append(follower.speaker.register_forward_hook(follower.after))
         yield
     finally:
         for handle in handles:

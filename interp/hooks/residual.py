@@ -12,7 +12,7 @@ number, a word's columns are found by a function (``Place``).
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from interp.device_copies import to_device, to_host
 from interp.errors import UserError
-from interp.hooks.forward import Follower, Forward, follow
+from interp.hooks.forward import Follower, follow
 from interp.hooks.state_memory import memory_for
 from interp.segments import IMAGE, SEGMENTS, Finder, Segments
 
@@ -37,6 +37,7 @@ Place = str | int | Finder
 that finds columns of a prompt, such as those of a word."""
 
 READABLE = (*PLACES, "system")
+EDIT = "an edit of hidden states"
 EDITABLE = (*READABLE, "generated", "all")
 """``generated`` is every token after the prompt, ``all`` every column, padding included."""
 
@@ -207,10 +208,10 @@ def edit_residual(vlm: "VLM", edit: Edit, *, layers: Sequence[int], segments: Se
     if unknown or not layers:
         named = f"layer {unknown[0]}" if unknown else "layers"
         raise UserError(f"no {named} in the residual stream of {vlm.name}; there are 0 to {last}; choose among these")
-    sight = Watch(vlm, Follower(vlm))
+    sight = Watch(vlm)
     decoder = vlm.layout.module(vlm.model, "layers")
     with ExitStack() as stack:
-        stack.enter_context(follow(vlm, sight, segments))
+        stack.enter_context(follow(sight, segments))
         for layer in sorted(set(layers)):
             hook = StateHook(layer, edit, sight)
             if layer == 0:
@@ -225,54 +226,16 @@ def last_layer(vlm: "VLM") -> int:
     return len(vlm.layout.module(vlm.model, "layers"))
 
 
-@dataclass
-class Watch:
+class Watch(Follower):
     """Which columns the current forward holds and, if its batch is known, their segments."""
 
-    vlm: "VLM"
-    follower: Follower
-    running: bool = False
-    start: int = 0
-    rows: int = 0
-    forward: Forward | None = None
-    refusal: UserError | None = None
-    masks: dict[Place, Tensor] = field(default_factory=dict)
-
-    def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Runs before a forward. An unknown batch is an error only if an edit asks for its segments."""
-        cache = kwargs.get("past_key_values")
-        self.start = int(cache.get_seq_length()) if cache is not None else 0
-        tokens = kwargs.get("input_ids", args[0] if args else None)
-        self.rows = len(kwargs["inputs_embeds"] if tokens is None else tokens)
-        self.running, self.forward, self.refusal, self.masks = True, None, None, {}
-        try:
-            self.forward = self.follower.enter(args, kwargs)
-        except UserError as error:
-            # With its frames, which are callers of this one too, it would keep what they hold until it is collected.
-            self.refusal = error.with_traceback(None)
-
-    def after(self, module: Any, args: Any, output: Any) -> None:
-        """Runs after a forward, and remembers its cache to recognise the next decoding step."""
-        if self.forward is not None:
-            self.follower.leave(self.forward, output)
-        self.running, self.forward = False, None
+    in_pauses = True
 
     def where(self, place: Place, start: int, columns: int) -> Bool[Tensor, "row column"]:
         """A mask on the CPU, computed once per forward."""
-        if place not in self.masks:
-            check_places(self.vlm, [place], EDITABLE)
-            if self.refusal is not None:
-                raise self.refusal
-            if self.forward is None:
-                raise UserError(_OUTSIDE)
-            self.masks[place] = at_place(self.forward.batch.segments, place, start, start + columns)
-        return self.masks[place]
-
-
-_OUTSIDE = (
-    "a decoder layer ran outside a forward of the whole model; an edit of its hidden states follows vlm.generate, "
-    "vlm.score and vlm.model(...); call one of these"
-)
+        check_places(self.vlm, [place], EDITABLE)
+        segments = (forward := self.current(EDIT)).batch.segments
+        return forward.once(place, lambda: at_place(segments, place, start, start + columns))
 
 
 @dataclass(frozen=True)
@@ -302,7 +265,7 @@ class StateHook:
 
     def _edited(self, hidden: Tensor) -> Tensor:
         if not self.sight.running:
-            raise UserError(_OUTSIDE)
+            self.sight.current(EDIT)  # raises
         if hidden.ndim == 2:  # a mixture of experts that has put rows and columns into one axis
             return self._edited(hidden.unflatten(0, (self.sight.rows, -1))).flatten(0, 1)
         edited = self.edit(LayerStates(self.layer, hidden, self.sight.start, self.sight))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from interp.errors import UserError
-from interp.hooks.forward import Follower, follow
+from interp.hooks.forward import follow
 from interp.hooks.residual import (
     READABLE,
     Activations,
@@ -117,9 +117,9 @@ def edit_activations(
         with edit_residual(vlm, edit, layers=layers, segments=segments):
             yield
         return
-    sight = Watch(vlm, Follower(vlm))
+    sight = Watch(vlm)
     with ExitStack() as stack:
-        stack.enter_context(follow(vlm, sight, segments))
+        stack.enter_context(follow(sight, segments))
         for layer in sorted(set(layers)):
             hook = StateHook(layer, edit, sight)
             module = _modules(vlm, what)[layer]

@@ -49,7 +49,6 @@ _OPEN: ContextVar["PrefillStore | None"] = ContextVar("prefills", default=None)
 @dataclass
 class _Entry:
     output: Any
-    rows: int
     seconds: float
     size: int  # bytes
     uses: int = 1
@@ -129,7 +128,7 @@ class PrefillStore:
         if key is not None and (caches := _caches(output)):
             size = sum(map(_size, caches))
             if self.most is None or self.held + size <= self.most:
-                self._entries[key] = _Entry(_copied(output), rows, synchronised_time() - begun, size)
+                self._entries[key] = _Entry(_copied(output), synchronised_time() - begun, size)
                 self._own.add(key)
         return output, False
 

@@ -68,7 +68,7 @@ def knockout(
     _check(vlm, edges)
     chosen = chosen_layers(vlm, layers)
     cutter = _Cutter(vlm, edges, chosen, None if heads is None else chosen_heads(vlm, heads, chosen))
-    with follow(vlm, cutter, segments), intercept(vlm, edit=cutter.edit):
+    with follow(cutter, segments), intercept(vlm, edit=cutter.edit):
         yield
 
 
@@ -265,44 +265,30 @@ def _check(vlm: "VLM", edges: Sequence[Edge]) -> None:
         vlm.layout.require_image_tokens(vlm.name)
 
 
-class _Cutter:
-    """The hooks of one ``knockout``, around each forward and at each attention call."""
+class _Cutter(Follower):
+    """What one ``knockout`` does at each attention call."""
+
+    in_pauses = True
 
     def __init__(self, vlm: "VLM", edges: Sequence[Edge], layers: Sequence[int], heads: Sequence[int] | None) -> None:
-        self.edges, self.heads = tuple(edges), heads
-        self.layers = frozenset(layers)
-        self.follower = Follower(vlm)
-        self.forward: Forward | None = None
-        # By number of keys and device; None where nothing is cut.
-        self.cuts: dict[tuple[int, torch.device], Bool[Tensor, "row head query key"] | None] = {}
-
-    def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Runs before a forward; finds which columns it holds."""
-        self.forward, self.cuts = self.follower.enter(args, kwargs), {}
-
-    def after(self, module: Any, args: Any, output: Any) -> None:
-        """Runs after a forward, and remembers its cache to recognise the next decoding step."""
-        if self.forward is not None:
-            self.follower.leave(self.forward, output)
-        self.forward, self.cuts = None, {}
+        super().__init__(vlm)
+        self.edges, self.layers, self.heads = tuple(edges), frozenset(layers), heads
 
     def edit(self, call: AttentionCall) -> AttentionCall:
-        """Runs at each attention call; returns it without the edges."""
+        """The call without the edges."""
         if call.layer not in self.layers:
             return call
-        if self.forward is None or call.query.shape[2] != self.forward.total - self.forward.start:
-            raise UserError(
-                "attention ran outside a forward of the whole model; a knockout follows vlm.generate, vlm.score and "
-                "vlm.model(...); call one of these"
-            )
+        forward = self.current("a knockout", columns=call.query.shape[2])
         keys, device = call.key.shape[2], call.key.device
-        if (keys, device) not in self.cuts:
-            cut = _cut(self.forward, self.edges, keys)
+
+        def cut() -> Bool[Tensor, "row head query key"] | None:
+            edges = _cut(forward, self.edges, keys)
             if self.heads is not None:
-                cut = cut & torch.isin(torch.arange(call.query.shape[1]), torch.tensor(self.heads))[:, None, None]
+                edges = edges & torch.isin(torch.arange(call.query.shape[1]), torch.tensor(self.heads))[:, None, None]
             # A step without any of the queries keeps its mask.
-            self.cuts[keys, device] = to_device(cut, device) if bool(cut.any()) else None
-        edges = self.cuts[keys, device]
+            return to_device(edges, device) if bool(edges.any()) else None
+
+        edges = forward.once((keys, device), cut)
         return call if edges is None else call.without(edges)  # every token keeps the edge to itself
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from interp.device_copies import to_device
 from interp.errors import UserError
 from interp.hooks.attention import AttentionCall, chosen_layers, intercept
-from interp.hooks.forward import Follower, Forward, follow, is_paused
+from interp.hooks.forward import Follower, follow, is_paused
 from interp.hooks.residual import LayerStates, edit_residual, last_layer
 from interp.segments import IMAGE, SEGMENTS
 from mitigation.contrastive.own_states import OwnBranch, logits_of
@@ -53,7 +53,7 @@ def text_enhanced(vlm: "VLM", layer: int) -> "Iterator[TextEnhanced]":
     chosen_layers(vlm, [layer])
     branch = TextEnhanced(vlm, layer)
     before_last = [last_layer(vlm) - 1]
-    with follow(vlm, branch, None), intercept(vlm, observe=branch.observe):
+    with follow(branch.follower, None), intercept(vlm, observe=branch.observe):
         with edit_residual(vlm, branch.keep_input, layers=before_last):
             handle = vlm.layout.module(vlm.model, "final_norm").register_forward_hook(branch.keep_state)
             try:
@@ -68,28 +68,17 @@ class TextEnhanced(OwnBranch):
     def __init__(self, vlm: "VLM", layer: int) -> None:
         self.follower = Follower(vlm)
         self._vlm, self._layer = vlm, layer
-        self._forward: Forward | None = None
         self._heads: Tensor | None = None  # step 2's output of the attention, [row width]
         self._input: Tensor | None = None  # the last layer's, [row width]
         self._state: Tensor | None = None  # after the final norm, [row width]
         self._inside = False
 
-    def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Runs before a forward; finds which columns it holds."""
-        self._forward = None if is_paused() else self.follower.enter(args, kwargs)
-
-    def after(self, module: Any, args: Any, output: Any) -> None:
-        """Runs after a forward, and remembers its cache to recognise the next decoding step."""
-        if self._forward is not None:
-            self.follower.leave(self._forward, output)
-        self._forward = None
-
     def observe(self, call: AttentionCall) -> None:
         """Runs at each attention call."""
-        if self._forward is None or call.layer != self._layer:
+        if is_paused() or call.layer != self._layer:
             return
-        keys = call.key.shape[2]
-        codes = self._forward.batch.segments.indicator(0, self._forward.total).argmax(-1)[:, -keys:]
+        keys, forward = call.key.shape[2], self.follower.current("ONLY")
+        codes = forward.batch.segments.indicator(0, forward.total).argmax(-1)[:, -keys:]
         image = codes == SEGMENTS.index(IMAGE)
         text = ~image & (codes != SEGMENTS.index("padding")) & (codes != SEGMENTS.index("sink"))
         device = call.key.device
