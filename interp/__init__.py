@@ -55,7 +55,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from interp.answer_metric import logit_difference
     from interp.attention.check import check_recorder
     from interp.attention.record import Queries, record_attention
     from interp.attention.tables import image_share, normalised, patch_map, weights_of, word_masses
@@ -66,9 +65,9 @@ if TYPE_CHECKING:
     from interp.hooks.forward import paused
     from interp.hooks.residual import edit_residual, residuals
     from interp.hooks.sublayers import activations, edit_activations, load_activations, save_activations
+    from interp.image_grid import measure_places
     from interp.loading import load
     from interp.margin import Metric
-    from interp.measured_grid import measure_places
     from interp.output_head import float32_head, native_head
     from interp.prompt import Prompt
     from interp.proof import Proof, prove
@@ -91,7 +90,7 @@ if TYPE_CHECKING:
     from interp.tools.part_effects import Part, part_attribution, part_effects, part_set_effects
     from interp.tools.patching import misaligned, patch
     from interp.tools.probes import Probe, probe
-    from interp.vlm import VLM
+    from interp.vlm import VLM, logit_difference
 
 _NAMES = {
     "attention.record": ("Queries", "record_attention"),
@@ -118,19 +117,18 @@ _NAMES = {
     "tools.lens": ("logit_lens",),
     "tools.logit_attribution": ("direct_logit_attribution",),
     "margin": ("Metric",),
-    "answer_metric": ("logit_difference",),
     "tools.part_effects": ("Part", "part_attribution", "part_effects", "part_set_effects"),
     "tools.patching": ("misaligned", "patch"),
     "figures.attention": ("head_grid", "image_overlay", "layer_curves", "layer_groups", "text_heat"),
     "tools.probes": ("Probe", "probe"),
     "prompt": ("Prompt",),
     "attention.check": ("check_recorder",),
-    "measured_grid": ("measure_places",),
+    "image_grid": ("measure_places",),
     "segments": ("segment",),
     "speed.vision_cache": ("FeatureCache", "shared_features"),
     "loading": ("load",),
     "proof": ("Proof", "prove"),
-    "vlm": ("VLM",),
+    "vlm": ("VLM", "logit_difference"),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 

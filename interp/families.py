@@ -1,7 +1,7 @@
 """What a model does not say of itself, by family: how image tokens lie in the picture, cross-attention, caveats.
 
 Everything else of a model is read from it (``interp.layout``). ``FACTS`` is keyed by ``model_type``. A family that is
-not in it works: its image tokens get their places by measuring (``interp.measured_grid``).
+not in it works: its image tokens get their places by measuring (``interp.image_grid``).
 """
 
 from collections.abc import Mapping, Sequence

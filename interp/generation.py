@@ -1,8 +1,7 @@
 """Helpers around one call of ``generate()``: greedy settings, the generated ids, and what comes of them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +11,6 @@ from torch import Tensor
 
 from interp.errors import UserError
 
-_GIVEN: ContextVar[Mapping[str, Any] | None] = ContextVar("inputs_of_generate", default=None)
 # Overrides a checkpoint's generation_config: Qwen2.5-VL ships sampling and a repetition penalty, InstructBLIP five
 # beams. All of these but beams can still be requested per call.
 GREEDY: dict[str, Any] = {"do_sample": False, "num_beams": 1, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
@@ -93,24 +91,6 @@ def _until_end(row: list[int], ends: set[int], pad: int) -> list[int]:
     while row and row[-1] == pad:  # another stopping criterion ended this row early
         row = row[:-1]
     return row
-
-
-@contextmanager
-def generating_from(inputs: Mapping[str, Any]) -> Iterator[None]:
-    """While open, a prefill that ``generate`` asks for is one of these inputs (``given_inputs``).
-
-    What it gets is made of them: pictures may have become features by then.
-    """
-    token = _GIVEN.set(inputs)
-    try:
-        yield
-    finally:
-        _GIVEN.reset(token)
-
-
-def given_inputs() -> Mapping[str, Any] | None:
-    """The inputs that ``VLM.generate`` was called with, while it runs; None outside."""
-    return _GIVEN.get()
 
 
 @contextmanager

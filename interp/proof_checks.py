@@ -16,7 +16,7 @@ from transformers import LogitsProcessor
 from interp.errors import UserError
 from interp.generation import new_tokens
 from interp.hooks.attention import AttentionCall, intercept
-from interp.measured_numbers import AfterHead, fitted, is_gated, measured, off, pixel_inputs
+from interp.measured_numbers import FITS, AfterHead, fitted, is_gated, measured, off, pixel_inputs
 from interp.prompt import Prompt
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 State = Literal["passed", "failed", "not shown"]
 TIMES = 20
-EXACT = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
-"""Bounds of checks within one forward, relative to what is compared, by the model's type."""
 LOGITS = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 """Least bounds of checks across forwards; four times the model's own noise where that is more."""
 NOISES = 4.0
@@ -93,7 +91,7 @@ class Checks:
         self.done: dict[str, Check] = {}
         self.properties: dict[str, str] = {}
         self.forwards = 0
-        self.exact = EXACT[vlm.dtype]
+        self.exact = FITS[vlm.dtype]  # bound of checks within one forward, relative to what is compared
         self._kept: dict[str, Any] = {}
 
     def counted(self) -> ExitStack:

@@ -29,8 +29,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.errors import UserError
-from interp.image_grid import GRIDS, MEASURED, ImageTokens, PatchGrid, grid_of
-from interp.measured_grid import measured_grid
+from interp.image_grid import GRIDS, MEASURED, ImageTokens, PatchGrid, grid_of, measured_grid
 from interp.prompt import MARK
 
 if TYPE_CHECKING:

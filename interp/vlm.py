@@ -16,10 +16,9 @@ from torch import Tensor
 from transformers import BatchFeature, LogitsProcessor, StoppingCriteriaList
 
 from interp.batching import BatchContext
-from interp.checkpoints.memory import input_device
 from interp.errors import UserError
 from interp.families import encode_pieces
-from interp.generation import GREEDY, Generation, check_call, generating_from, new_tokens, own_length, seeded
+from interp.generation import GREEDY, Generation, check_call, new_tokens, own_length, seeded
 from interp.layout import layout_for
 from interp.margin import NO, YES, AnswerIds, FirstScores, Metric, answer_ids, margin_of
 from interp.output_head import float32_head, native_head
@@ -38,8 +37,8 @@ class VLM:
     The tokenizer is set to pad on the left, with its end token if it has no padding token. A peft wrapper is removed:
     the inner model contains the adapter's layers and has the module paths of ``layout``. Callables in ``on_encode`` are
     called with the prompts and the model inputs after every ``encode``. ``batches`` forms the batches of loops over
-    prompts (``interp.batching``).
-    ``refused`` are tools that a proof refuses, with the reason.
+    prompts (``interp.batching``). ``refused`` are tools that a proof refuses, with the reason. ``generating_from`` are
+    the inputs of ``generate`` while it runs, of which it makes those of its forwards (pictures become features).
 
     Raises:
         UserError: the family is not supported, or the tokenizer has no token to pad with.
@@ -54,6 +53,7 @@ class VLM:
         self.refused: Mapping[str, str] = {}
         self.on_encode: list[Callable[[Sequence[Prompt], BatchFeature], object]] = []
         self.batches = BatchContext(self)
+        self.generating_from: Mapping[str, Any] | None = None
         self.tokenizer = processor.tokenizer
         self.tokenizer.padding_side = "left"  # generate() continues from the last column
         if self.tokenizer.pad_token is None:
@@ -79,7 +79,11 @@ class VLM:
     @property
     def device(self) -> torch.device:
         """The device for inputs; if the model is spread over several, that of its embeddings."""
-        return input_device(self.model)
+        if getattr(self.model, "_hf_hook", None) is None:  # accelerate's hook, which moves inputs and weights
+            return self.model.device
+        embeddings = self.model.get_input_embeddings()
+        place = embeddings.weight.device
+        return torch.device(embeddings._hf_hook.execution_device) if place.type == "meta" else place
 
     @property
     def dtype(self) -> torch.dtype:
@@ -254,13 +258,12 @@ class VLM:
         options |= {"max_new_tokens": max_new_tokens, "logits_processor": first.processors}
         if self.batches.stop is not None:
             options["stopping_criteria"] = StoppingCriteriaList([*options.get("stopping_criteria", ()), self._go_on])
-        with (
-            own_length(self.speaker),
-            seeded(seed, self.device),
-            float32_head(self.model),
-            generating_from(batch),
-        ):
-            output = self.model.generate(**batch, **options)
+        with own_length(self.speaker), seeded(seed, self.device), float32_head(self.model):
+            before, self.generating_from = self.generating_from, batch
+            try:
+                output = self.model.generate(**batch, **options)
+            finally:
+                self.generating_from = before
         if logits_processor and not first.ran:
             raise UserError(
                 f"{self.name} has a generate of its own that runs no logits processor; a method that changes logits "
@@ -331,3 +334,19 @@ class VLM:
             columns = {token: column for column, token in enumerate(of.tolist())}
             yes, no = ([columns[token] for token in ids] for ids in self.answer_ids)
         return margin_of(logits[:, yes], logits[:, no])
+
+
+def logit_difference(vlm: VLM, one: str, other: str) -> Metric:
+    """logit(``one``) − logit(``other``), as ``VLM.margin`` is for Yes and No: over all tokens that begin the words.
+
+    For tools to measure in the margin's place.
+
+    Raises:
+        UserError: no first token tells the two words apart.
+    """
+    for_one, for_other = vlm.first_tokens(one, other)
+
+    def difference(logits: Float[Tensor, "row vocab"]) -> Float[Tensor, " row"]:
+        return margin_of(logits[:, for_one], logits[:, for_other])
+
+    return difference

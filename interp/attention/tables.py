@@ -6,6 +6,7 @@ together with the share without the sink and the share per token.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -61,28 +62,24 @@ def mass_table(pieces: Iterable[Masses]) -> pd.DataFrame:
 def _table(piece: Masses) -> pd.DataFrame:
     rows, queries = np.nonzero(piece.real.numpy())
     mass = piece.mass.numpy()[:, rows, :, queries]  # query layer head segment: numpy moves paired indices to the front
-    count, layers, heads, segments = mass.shape
     if piece.imageless:
         mass = np.where([name in IMAGE_SEGMENTS for name in SEGMENTS], np.nan, mass).astype(mass.dtype)
-    column = np.asarray(piece.columns, dtype=np.int32)[queries]
-    inner = layers * heads * segments
+    column = np.asarray(piece.columns)[queries]
 
-    def by_query(values: np.ndarray) -> np.ndarray:
-        return np.repeat(values.astype(np.int32), inner)
+    def along(axes: str, values: Any, kind: type[np.integer]) -> np.ndarray:
+        """``values`` along one or two of the axes q(uery), l(ayer), h(ead), s(egment), for each number of the mass."""
+        own = np.asarray(values, kind).reshape([mass.shape[i] if axis in axes else 1 for i, axis in enumerate("qlhs")])
+        return np.broadcast_to(own, mass.shape).reshape(-1)
 
-    layer = np.repeat(np.asarray(piece.layers, dtype=np.int16), heads * segments)
-    head = np.tile(np.repeat(np.arange(heads, dtype=np.int16), segments), layers)
-    code = np.tile(np.arange(segments, dtype=np.int8), count * layers * heads)
-    tokens = np.repeat(piece.tokens.numpy().astype(np.int32)[rows][:, None], layers * heads, axis=1)
     return pd.DataFrame(
         {
-            "row": by_query(rows + piece.first_row),
-            "step": by_query(column - piece.width + 1),
-            "query": by_query(column),
-            "layer": np.tile(layer, count),
-            "head": np.tile(head, count),
-            "segment": pd.Categorical.from_codes(code, categories=list(SEGMENTS)),
-            "tokens": tokens.reshape(-1),
+            "row": along("q", rows + piece.first_row, np.int32),
+            "step": along("q", column - piece.width + 1, np.int32),
+            "query": along("q", column, np.int32),
+            "layer": along("l", piece.layers, np.int16),
+            "head": along("h", range(mass.shape[2]), np.int16),
+            "segment": pd.Categorical.from_codes(along("s", range(mass.shape[3]), np.int8), categories=list(SEGMENTS)),
+            "tokens": along("qs", piece.tokens.numpy()[rows], np.int32),
             "mass": mass.reshape(-1),
         }
     )

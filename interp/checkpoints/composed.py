@@ -169,15 +169,6 @@ def fetched(name: str, why: str) -> Path:
     return place
 
 
-def weight_folders(folder: Path) -> list[Path]:
-    """The folders whose safetensors make up the model in ``folder``.
-
-    Raises:
-        UserError: as ``require_base``.
-    """
-    return [require_base(folder), folder, folder / ADAPTER]
-
-
 def check_base(folder: Path) -> str:
     """Compares the base on this machine with the one that ``folder``'s model was trained on; its ``content_hash``.
 

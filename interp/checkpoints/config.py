@@ -1,12 +1,10 @@
 """Which checkpoint a run uses, and how to load it. Imports neither torch nor transformers."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 from interp.errors import UserError
 
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-DTYPES: tuple[str, ...] = get_args(Dtype)
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 ORGANISM = "organism:"

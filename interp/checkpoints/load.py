@@ -9,7 +9,15 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from interp.checkpoints.composed import check_base, compose, is_composed, no_progress_bar, parts_hash, weight_folders
+from interp.checkpoints.composed import (
+    ADAPTER,
+    check_base,
+    compose,
+    is_composed,
+    no_progress_bar,
+    parts_hash,
+    require_base,
+)
 from interp.checkpoints.config import ORGANISM, ModelConfig
 from interp.checkpoints.hub import Source, brief, find, gated, warning_of_remote_code
 from interp.checkpoints.memory import (
@@ -89,7 +97,7 @@ def _stored(place: Source) -> dict[str, int] | None:
     folder = Path(place.path)
     if not folder.is_dir():
         return None
-    folders = weight_folders(folder) if is_composed(folder) else [folder]
+    folders = [require_base(folder), folder, folder / ADAPTER] if is_composed(folder) else [folder]
     return sum((stored_numbers(one) for one in folders), Counter())
 
 
@@ -172,7 +180,8 @@ def read_processor(place: Source, config: ModelConfig) -> Any:
     if getattr(processor, "image_processor", None) is None:
         # InstructBLIP's processor config names the video processor: take the one of the model's own family.
         found = type(_reading(place, "configuration", AutoConfig.from_pretrained, trust_remote_code=remote))
-        if (own := PROCESSOR_MAPPING.get(found, None)) is not None:
+        own: Any = PROCESSOR_MAPPING.get(found, None)
+        if own is not None:
             processor = _reading(place, "processor", own.from_pretrained)
         elif refusal is not None:
             raise refusal

@@ -203,14 +203,3 @@ def _bounds(config: ModelConfig) -> dict[int | str, int | str] | None:
 
     given: dict[int | str, int | str] = {int(k) if k.isdigit() else k: v for k, v in config.max_memory.items()}
     return get_max_memory() | given
-
-
-def input_device(model: Any) -> "torch.device":
-    """The device for a model's inputs; with a device map, the device of its embeddings."""
-    import torch
-
-    if getattr(model, "_hf_hook", None) is None:  # accelerate's hook, which moves inputs and weights
-        return model.device
-    embeddings = model.get_input_embeddings()
-    place = embeddings.weight.device
-    return torch.device(embeddings._hf_hook.execution_device) if place.type == "meta" else place

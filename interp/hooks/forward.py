@@ -181,8 +181,9 @@ class Follower:
             return
         ids = kwargs.get("input_ids", args[0] if args else None)
         embeddings, cache = kwargs.get("inputs_embeds"), kwargs.get("past_key_values")
+        tokens: Any = embeddings if ids is None else ids
         self.start = int(cache.get_seq_length()) if cache is not None else 0
-        self.rows = len(embeddings if ids is None else ids)
+        self.rows = len(tokens)
         try:
             self._forward = self._enter(ids, embeddings, cache, self.start)
         except UserError as error:

@@ -29,7 +29,6 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.utils import ModelOutput
 
-from interp.generation import given_inputs
 from interp.hooks.attention import NAME, SOFT_CAPPED_NAME
 from interp.hooks.forward import hooked, replaced
 from interp.speed.vision_cache import add_inputs, add_weights, keeps_features, synchronised_time
@@ -177,7 +176,7 @@ def shared_prefills(vlm: "VLM", store: PrefillStore | None) -> Iterator[None]:
         def read() -> Any:
             return prefill(input_ids, generation_config, model_kwargs, **more)
 
-        config, cache, given = generation_config, model_kwargs.get("past_key_values"), given_inputs()
+        config, cache, given = generation_config, model_kwargs.get("past_key_values"), vlm.generating_from
         if (
             config.prefill_chunk_size is not None
             or config.return_dict_in_generate

@@ -3,7 +3,7 @@
 captum runs our own forward function, which scores the first answer token. Its ``LLMAttribution`` (0.9) drops the image
 on the way to ``generate`` and returns zero for every region. All functions take one prompt and return attributions in
 logits of the margin, positive favours Yes; or in the unit of ``metric``, a function of the first answer token's logits
-(``interp.answer_metric``), which takes the margin's place. The baseline of a word replaces each of its tokens with
+(``interp.logit_difference``), which takes the margin's place. The baseline of a word replaces each of its tokens with
 a full stop, so that all other tokens keep their positions. The baseline of a picture is a plain one of the mean colour.
 InstructBLIP's Q-Former reads the question separately; what reaches the margin that way is not counted.
 """

@@ -75,7 +75,7 @@ class TextEnhanced(OwnBranch):
 
     def observe(self, call: AttentionCall) -> None:
         """Runs at each attention call."""
-        if is_paused() or call.layer != self._layer:
+        if not self.follower.running or call.layer != self._layer:
             return
         keys, forward = call.key.shape[2], self.follower.current("ONLY")
         codes = forward.batch.segments.indicator(0, forward.total).argmax(-1)[:, -keys:]

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from interp.answer_metric import logit_difference
 from interp.attention.record import Queries, record_attention
 from interp.errors import UserError
 from interp.hooks.attention import AttentionCall, intercept
 from interp.segments import SEGMENTS, RowSegments, Segments, segment
 from interp.tools.knockout import knockout, knockout_by_head, knockout_by_window, knockout_effect, windows
-from interp.vlm import VLM, Prompt
+from interp.vlm import VLM, Prompt, logit_difference
 from tests import families
 from tests.planted import MARGIN, Plan, coloured, planted
 from tests.tiny import picture

@@ -7,7 +7,6 @@ import pytest
 import torch
 from PIL import Image
 
-from interp.answer_metric import logit_difference
 from interp.errors import UserError
 from interp.tools.attribution import (
     integrated_gradients,
@@ -16,7 +15,7 @@ from interp.tools.attribution import (
     occlude_words,
     pixel_map,
 )
-from interp.vlm import VLM, Prompt
+from interp.vlm import VLM, Prompt, logit_difference
 from tests import families
 from tests.tiny import picture
 

@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from interp.answer_metric import logit_difference
 from interp.hooks.residual import last_layer, residuals
 from interp.tools.lens import lens_logits, logit_lens
-from interp.vlm import VLM, Prompt
+from interp.vlm import VLM, Prompt, logit_difference
 from tests import families
 from tests.planted import MARGIN, Plan, coloured, planted
 from tests.tiny import picture

@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from interp.answer_metric import logit_difference
 from interp.errors import UserError
 from interp.tools.logit_attribution import direct_logit_attribution
-from interp.vlm import VLM, Prompt
+from interp.vlm import VLM, Prompt, logit_difference
 from tests.families import FAMILIES, every_family
 from tests.planted import MARGIN, Plan, coloured, planted
 

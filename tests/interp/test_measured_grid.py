@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from interp import measured_grid as places
+from interp import image_grid as places
 from interp.errors import UserError
-from interp.image_grid import MEASURED
-from interp.measured_grid import measure_places
+from interp.image_grid import MEASURED, measure_places
 from interp.segments import segment
 from interp.vlm import VLM, Prompt
 from tests.families import FAMILIES

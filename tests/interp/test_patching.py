@@ -5,12 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from interp.answer_metric import logit_difference
 from interp.errors import UserError
 from interp.hooks.residual import last_layer
 from interp.segments import segment
 from interp.tools.patching import misaligned, patch
-from interp.vlm import VLM, Prompt
+from interp.vlm import VLM, Prompt, logit_difference
 from tests.families import FAMILIES, every_family
 from tests.planted import Plan, coloured, planted
 from tests.tiny import picture

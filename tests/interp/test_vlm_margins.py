@@ -7,10 +7,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from interp.answer_metric import logit_difference
 from interp.errors import UserError
 from interp.margin import AnswerIds, answer_ids
-from interp.vlm import VLM, Prompt
+from interp.vlm import VLM, Prompt, logit_difference
 from tests import families
 from tests.tiny import picture, tiny_tokenizer
 

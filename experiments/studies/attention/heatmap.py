@@ -138,7 +138,7 @@ class Heatmap:
 
 def _measured(vlm: "VLM", sample: Sample) -> str:
     """Measures where this picture's tokens lie, and says what was found, or why there will be no map."""
-    from interp.measured_grid import measure_places
+    from interp.image_grid import measure_places
 
     (prompt,) = prompts_of([sample])
     if prompt.image is None:
