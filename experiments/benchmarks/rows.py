@@ -42,8 +42,8 @@ class Rows(NamedTuple):
 def read_file(path: Path, wanted: Collection[str], *, option: str = "benchmark", get: str = "") -> Rows:
     """The rows of a file of one of ``ENDINGS``, any other read as JSON lines, with at least the columns ``wanted``.
 
-    ``option`` is what the table's options are called in messages. Of a published table ``get`` says what to get and
-    where to put it, and all that is ``wanted`` must be there.
+    ``option`` is what the table's options are called in messages. With ``get``, what to get and where to put it, all
+    that is ``wanted`` must be there.
 
     Raises:
         UserError: there is no such file, or it cannot be read as what its name says; or it lacks a published column.
@@ -56,7 +56,7 @@ def read_file(path: Path, wanted: Collection[str], *, option: str = "benchmark",
     }
     try:
         if get and not path.exists():
-            raise UserError(f"{path} is missing; the benchmark is read from it; {get}")
+            raise UserError(f"{path} is missing; {get}")
         if not path.exists():
             raise UserError(f"{option}.path={path}: there is no such file; give a table in {', '.join(ENDINGS)}")
         if not path.is_file():  # reading a pipe or a device would wait for ever
@@ -69,8 +69,8 @@ def read_file(path: Path, wanted: Collection[str], *, option: str = "benchmark",
     except (OSError, ValueError, MemoryError) as error:
         way_out = get or "save it again, or give another file"
         raise UserError(f"{path} cannot be read ({_brief(error)}); {way_out}") from error
-    if get and (missing := [name for name in wanted if name not in columns]):
-        raise UserError(f"{path} has no column {missing[0]!r}; the published table has {', '.join(wanted)}; {get}")
+    if get and (rows or not problems) and (missing := [name for name in wanted if name not in columns]):
+        raise UserError(f"{path} has no column {missing[0]!r}; it needs {', '.join(wanted)}; {get}")
     if not rows and not problems and not get:
         raise UserError(f"{path} has no rows; give at least one case a row")
     return Rows(rows, columns, problems, path.absolute().parent)
@@ -117,7 +117,7 @@ def readable_text(path: Path, way_out: str, *, newline: str | None = None) -> st
         with path.open(encoding="utf-8-sig", newline=newline) as file:
             return file.read()
     except FileNotFoundError as error:
-        raise UserError(f"{path} is missing; the benchmark is read from it; {way_out}") from error
+        raise UserError(f"{path} is missing; {way_out}") from error
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         utf_16 = error.object[:2] in (b"\xff\xfe", b"\xfe\xff")

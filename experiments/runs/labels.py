@@ -25,6 +25,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from experiments.benchmarks.rows import read_file
 from experiments.types import Verdict
 from interp.errors import UserError
 
@@ -37,8 +38,10 @@ LABELS = {
 }
 HUMAN = "human"  # the judge in records with a human verdict
 _FORMULA = re.compile(r"'*[=+\-@\t\r＝＋－＠]")
-_MOST_BYTES = 500_000_000
-_MOST_CELL = 10_000_000
+GET = (
+    f"a sheet of labels has {', '.join(NEEDED)}, or {ID} and label; export one with task=human_labels "
+    "task.export=<csv> and fill it in"
+)
 Record = dict[str, Any]
 
 
@@ -133,7 +136,7 @@ def write_sheet(records: Iterable[Record], path: Path, pictures: Mapping[str, st
 
 
 def read_labels(path: Path | Sequence[Path]) -> Labels:
-    """The labels in one or several CSV files; lines without a label are skipped, wrong ones left out with a note.
+    """The labels in one or several sheets (.csv, .xlsx); lines without one are skipped, others left out with a note.
 
     Without an annotator's name the file's is used. Of several labels of one answer by one person the first counts, with
     a note where they differ.
@@ -154,47 +157,26 @@ def read_labels(path: Path | Sequence[Path]) -> Labels:
 
 
 def _read(path: Path, notes: list[str]) -> Iterable[tuple[str, Label]]:
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise UserError(f"{path}: larger than {_MOST_BYTES:,} bytes; a sheet of labels is not; split it")
-        text = path.read_text(encoding="utf-8-sig").replace("\0", "")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read as UTF-8 ({error}); save the sheet as CSV in UTF-8") from error
-    csv.field_size_limit(_MOST_CELL)
-    head = text.partition("\n")[0]
-    rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=";" if head.count(";") > head.count(",") else ",")
-    columns = [plain_cell((name or "").strip()).lower() for name in rows.fieldnames or ()]
-    blind = ID in columns and "case" not in columns
-    if absent := [name for name in (("label",) if blind else NEEDED) if name not in columns]:
-        raise UserError(f"{path}: has no column {absent[0]!r}; labels need {', '.join(NEEDED)}, or {ID} and label; "
-                        "export a sheet with task=human_labels task.export=<csv> and fill it in")  # fmt: skip
-    rows.fieldnames = columns
+    found = read_file(path, ("label",), get=GET)
+    blind = ID in found.columns and "case" not in found.columns
+    if absent := [name for name in NEEDED if name not in found.columns and not blind]:
+        raise UserError(f"{path}: has no column {absent[0]!r}; {GET}")
+    notes += [f"{path.name}, {problem.place}: {problem.reason}; left out" for problem in found.problems]
     known = {verdict.value: verdict for verdicts in LABELS.values() for verdict in verdicts}
-    for line in _lines(rows, path):
-        cells = {name: plain_cell(cell.strip()) for name, cell in line.items() if name and isinstance(cell, str)}
-        where = f"{path.name}, line {rows.line_num}"
-        if not (label := cells.get("label", "").lower().replace(" ", "_")):
+    for place, row in found.rows:
+        cells = {name: plain_cell(str(cell or "").strip()) for name, cell in row.items()}
+        where = f"{path.name}, {place}"
+        if not (label := cells["label"].lower().replace(" ", "_")):
             continue
         if label not in known:
-            what = f"answer {cells.get(ID, '')[:80]!r}" if blind else f"case {cells.get('case', '')[:80]!r}"
-            notes.append(f"{where}: label {label[:40]!r} of {what} is not one of "
-                         f"{', '.join(known)}; left out")  # fmt: skip
+            what = f"answer {cells[ID][:80]!r}" if blind else f"case {cells['case'][:80]!r}"
+            notes.append(f"{where}: label {label[:40]!r} of {what} is not one of {', '.join(known)}; left out")
             continue
         annotator = cells.get("annotator") or path.stem
         if blind:
-            yield where, Label("", "", None, annotator, known[label], cells.get(ID, ""))
-            continue
-        yield (
-            where,
-            Label(cells.get("case", ""), cells.get("arm", ""), cells.get("settings") or None, annotator, known[label]),
-        )
-
-
-def _lines(rows: "csv.DictReader[str]", path: Path) -> Iterable[dict[str, Any]]:
-    try:
-        yield from rows
-    except csv.Error as error:
-        raise UserError(f"{path}, line {rows.line_num}: not CSV ({error}); save the sheet as CSV again") from error
+            yield where, Label("", "", None, annotator, known[label], cells[ID])
+        else:
+            yield where, Label(cells["case"], cells["arm"], cells.get("settings") or None, annotator, known[label])
 
 
 def resolved(records: Sequence[Record], labels: Labels) -> Labels:

@@ -3,23 +3,23 @@
 Imports neither torch nor transformers.
 """
 
-import csv
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from experiments.benchmarks.rows import read_file
 from experiments.types import Sample, Status
 from interp.errors import UserError
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt
 
-# Names of files that say nothing.
+GET = "responses come from a file with lines of id and response; check the path"
 READ = (".jsonl", ".csv", ".eval")
+# Names of files that say nothing.
 VAGUE = ("answers", "data", "output", "outputs", "predictions", "responses", "results")
 
 
@@ -66,7 +66,7 @@ class Responses:
         try:
             return f"sha256:{hashlib.sha256(Path(self.path).read_bytes()).hexdigest()[:12]}"
         except OSError as error:
-            raise _unread(Path(self.path), error) from None
+            raise UserError(f"{self.path} cannot be read ({error.strerror}); {GET}") from None
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """Always refused: a study reads ``answers`` instead.
@@ -126,38 +126,31 @@ def _read(path: str) -> dict[str, dict[str, Any]]:
         UserError: names the line that has no id or response, or an id that occurs twice.
     """
     found: dict[str, dict[str, Any]] = {}
-    for number, line in _lines(Path(path)):
-        if not isinstance(line, dict) or "id" not in line or "response" not in line:
-            raise UserError(f"{path}, line {number}: has no id or no response; every line has both; complete it")
+    for place, line in _lines(Path(path)):
+        if "id" not in line or "response" not in line:
+            raise UserError(f"{path}, {place}: has no id or no response; every line has both; complete it")
         identity, response = str(line["id"]), line["response"]
         if response is not None and not isinstance(response, str):
-            raise UserError(f"{path}, line {number}: the response is no text; give a string, or null for none")
+            raise UserError(f"{path}, {place}: the response is no text; give a string, or null for none")
         if identity in found:
-            raise UserError(f"{path}, line {number}: id {identity!r} occurs twice; keep one response a case")
+            raise UserError(f"{path}, {place}: id {identity!r} occurs twice; keep one response a case")
         found[identity] = line
     if not found:
         raise UserError(f"{path} holds no response; give at least one line of id and response")
     return found
 
 
-def _lines(path: Path) -> list[tuple[int, Any]]:
+def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Where each line stands, and its values by column."""
     if path.suffix == ".eval":
         from experiments.runs.inspect_log import read_answers
 
         if not path.is_file():
-            raise UserError(f"{path} cannot be read (no such file); responses come from a file; check the path")
-        return list(enumerate(read_answers(path), start=1))
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as handle:
-            if path.suffix == ".csv":
-                csv.field_size_limit(2**27)  # a response may be longer than the module's default of 128 kB
-                return list(enumerate(csv.DictReader(handle), start=2))
-            return [(number, json.loads(line)) for number, line in enumerate(handle, start=1) if line.strip()]
-    except OSError as error:
-        raise _unread(path, error) from None
-    except (ValueError, csv.Error) as error:
-        raise UserError(f"{path}: is not readable as {path.suffix[1:]} in UTF-8 ({error}); mend the file") from None
-
-
-def _unread(path: Path, error: OSError) -> UserError:
-    return UserError(f"{path} cannot be read ({error.strerror}); responses come from a file; check the path")
+            raise UserError(f"{path} is missing; {GET}")
+        return [(f"sample {number}", answer) for number, answer in enumerate(read_answers(path), start=1)]
+    rows = read_file(path, ("id", "response"), get=GET)
+    for problem in rows.problems:
+        raise UserError(f"{path}, {problem.place}: {problem.reason}; mend the file")
+    if path.suffix == ".csv":  # which cannot say that a request failed
+        return [(place, row | {"response": row["response"] or ""}) for place, row in rows.rows]
+    return rows.rows

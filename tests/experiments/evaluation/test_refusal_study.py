@@ -121,11 +121,12 @@ def test_ids_of_another_benchmark_are_refused(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("a.jsonl", '{"id": 1, "response": "x"}\n{"id": 1, "response": "y"}\n', "occurs twice"),
-        ("b.jsonl", '{"id": 1}\n', "line 1: has no id or no response"),
-        ("c.jsonl", "not json\n", "not readable as jsonl"),
-        ("d.jsonl", "", "holds no response"),
+        ("b.jsonl", '{"id": 1}\n{"id": 2, "response": "x"}\n', "line 1: has no id or no response"),
+        ("c.jsonl", "not json\n", "line 1: row: is not JSON"),
+        ("d.jsonl", "", "has no column 'id'"),
+        ("d.csv", "id,response\n", "holds no response"),
         ("e.jsonl", '{"id": 1, "response": 3}\n', "is no text"),
-        ("f.csv", "id,answer\n1,x\n", "line 2: has no id or no response"),
+        ("f.csv", "id,answer\n1,x\n", "has no column 'response'"),
     ],
 )
 def test_an_unusable_file_is_one_sentence(tmp_path: Path, name: str, content: str, message: str) -> None:

@@ -143,7 +143,7 @@ def test_most_annotators_decide_and_an_even_split_leaves_the_judge(tmp_path: Pat
 
 
 @pytest.mark.parametrize("raw", [b"case;arm;label\na;baseline;refused",
-                                 b"Label,CASE,arm,x\nREFUSED,a,baseline,1,2,3\n",
+                                 b"label,case,arm,x\nREFUSED,a,baseline\n",
                                  b'\xef\xbb\xbf"case","arm","label"\r\na,baseline,refused\r\n'])  # fmt: skip
 def test_what_spreadsheets_make_of_csv_is_read(raw: bytes, tmp_path: Path) -> None:
     path = tmp_path / "labels.csv"
@@ -152,7 +152,8 @@ def test_what_spreadsheets_make_of_csv_is_read(raw: bytes, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("raw", "expected"), [
-    (b"", "no column 'case'"), (b"case,arm\n", "no column 'label'"), (b"\xff\xfe\x00a", "UTF-8"),
+    (b"", "no column 'label'"), (b"label,arm\nrefused,a\n", "no column 'case'"), (b"case,arm\n", "no column 'label'"),
+    (b"\xff\xfe\x00a", "UTF-8"),
     (b'case,arm,label\n"' + b"x" * 10_000_001, "not CSV"),
 ])  # fmt: skip
 def test_what_is_no_sheet_is_refused(raw: bytes, expected: str, tmp_path: Path) -> None:
@@ -160,7 +161,7 @@ def test_what_is_no_sheet_is_refused(raw: bytes, expected: str, tmp_path: Path) 
     path.write_bytes(raw)
     with pytest.raises(UserError, match=expected):
         read_labels(path)
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="is missing; a sheet of labels has"):
         read_labels(tmp_path / "absent.csv")
 
 
