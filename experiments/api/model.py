@@ -4,8 +4,9 @@ Methods that work through prompts only (``mitigation.method.Abilities.works_over
 """
 
 import base64
+import hashlib
 import io
-import threading
+import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from experiments.api.client import AnswerCache, Endpoint, Request, content_key
+from experiments.api.client import AnswerCache, Endpoint, Request
 from experiments.api.config import ApiConfig
 from experiments.api.reply import Reply, one_line
 from experiments.benchmarks.images import pixel_digest
@@ -93,9 +94,9 @@ class ApiModel:
         )
 
     def _answers(self, prompts: "Sequence[Prompt]", budget: int) -> list[Reply]:
-        stop = threading.Event()
+        self._endpoint.stop.clear()
         with ThreadPoolExecutor(min(self.config.concurrency, len(prompts))) as pool:
-            futures = [pool.submit(self._answer, prompt, budget, stop) for prompt in prompts]
+            futures = [pool.submit(self._answer, prompt, budget) for prompt in prompts]
             try:
                 wait(futures, return_when=FIRST_EXCEPTION)
                 for future in futures:
@@ -103,11 +104,11 @@ class ApiModel:
                         future.result()
                 return [future.result() for future in futures]
             except BaseException:  # Ctrl-C, or an error that every request would meet: do not send the rest
-                stop.set()
+                self._endpoint.stop.set()
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def _answer(self, prompt: "Prompt", budget: int, stop: threading.Event) -> Reply:
+    def _answer(self, prompt: "Prompt", budget: int) -> Reply:
         try:
             picture = None if prompt.image is None else self._fitted(prompt.image)
             url = "" if picture is None else _data_url(picture)
@@ -119,15 +120,17 @@ class ApiModel:
         if kept is not None:
             return kept
         request = Request(_messages(prompt, url), budget, with_image=picture is not None)
-        answer = self._endpoint.ask(request, stop)
+        answer = self._endpoint.ask(request)
         if self._cache:
             self._cache.put(key, answer)
         return answer
 
     def _content_key(self, prompt: "Prompt", picture: Image.Image | None, budget: int) -> str:
+        """The hash of a request whose picture is given by the digest of its pixels."""
         shown = "" if picture is None else pixel_digest(picture)
         sent = self.config.identity() | {"max_tokens": budget, "token_field": self.config.token_field}
-        return content_key(sent | {"messages": _messages(prompt, shown)})
+        sent |= {"messages": _messages(prompt, shown)}
+        return hashlib.sha256(json.dumps(sent, sort_keys=True).encode()).hexdigest()
 
     def _fitted(self, image: Image.Image) -> Image.Image:
         image = image.convert("RGB")

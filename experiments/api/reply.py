@@ -40,9 +40,8 @@ class Garbage(Exception):
 
 
 class FailureKind(StrEnum):
-    """What an error status means for further attempts."""
+    """What an error status means, after all attempts."""
 
-    RETRY = "retry"
     BLOCKED = "blocked"
     BAD_IMAGE = "bad_image"
     NO_LOGPROBS = "no_logprobs"
@@ -95,8 +94,6 @@ def classify(status: int, body: str, *, with_image: bool, with_logprobs: bool) -
         return FailureKind.BAD_IMAGE
     if status in (401, 402, 403, 404, 405) or (status == 429 and "insufficient_quota" in body):
         return FailureKind.STOP
-    if status in (408, 409, 425, 429) or status >= 500:
-        return FailureKind.RETRY
     return FailureKind.FAILED
 
 

@@ -3,13 +3,11 @@
 import json
 import logging
 import math
-import random
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from experiments.api import client as pace_module
-from experiments.api.client import HEADERS, Pace, backoff, retry_after
+from experiments.api.client import HEADERS, Pace
 from experiments.api.config import ApiConfig
 from experiments.api.model import ApiModel, check_methods
 from interp.errors import UserError
@@ -59,7 +56,7 @@ def server() -> Iterator[Served]:
 @pytest.fixture(autouse=True, scope="module")
 def quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pace_module, "FIRST_BACKOFF", 0.005)
+        patch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.005)
         yield
 
 
@@ -133,15 +130,15 @@ def failing(status: int, message: str) -> Reply:
         (failing(413, "request too large"), "bad_image", "413", 1),
         (failing(400, "unknown parameter"), "transport_failed", "unknown parameter", 1),
         (failing(302, "moved"), "transport_failed", "302", 1),
-        (failing(500, "oops"), "transport_failed", "oops (3 attempts)", 3),
+        (failing(500, "oops"), "transport_failed", "oops", 3),
         (failing(529, "overloaded"), "transport_failed", "529", 3),
-        (Reply(b'{"error": {"message": "upstream died"}}'), "transport_failed", "upstream died", 3),
-        (Reply(b""), "transport_failed", "not JSON", 3),
-        (Reply(b"[" * 200_000), "transport_failed", "not JSON", 3),
-        (Reply(b'{"choices": [{"message": 3}]}'), "transport_failed", "no message", 3),
-        (Reply(b" " * (9 << 20)), "transport_failed", "longer than", 3),
+        (Reply(b'{"error": {"message": "upstream died"}}'), "transport_failed", "upstream died", 2),
+        (Reply(b""), "transport_failed", "not JSON", 2),
+        (Reply(b"[" * 200_000), "transport_failed", "not JSON", 2),
+        (Reply(b'{"choices": [{"message": 3}]}'), "transport_failed", "no message", 2),
+        (Reply(b" " * (9 << 20)), "transport_failed", "longer than", 2),
         (Reply(None), "transport_failed", "Error", 3),
-        (Reply(b"{}", 429, {"Retry-After": "4000"}), "transport_failed", "wait 4000 s", 1),
+        (Reply(b"{}", 429, {"Retry-After": "4000"}), "transport_failed", "429", 1),
         (Reply(b"{}", 429, {"Retry-After": "soon"}), "transport_failed", "429", 3),
     ],
 )
@@ -197,7 +194,7 @@ def test_what_no_request_survives_stops_the_run_at_once(
     assert len(served.requests) < 10
 
 
-def test_retry_after_is_honoured_and_holds_the_others_back() -> None:
+def test_retry_after_is_honoured() -> None:
     arrived: list[float] = []
 
     def reply(request: dict[str, Any]) -> Reply:
@@ -205,50 +202,18 @@ def test_retry_after_is_honoured_and_holds_the_others_back() -> None:
         return Reply(b"{}", 429, {"Retry-After": "0.4"}) if len(arrived) == 1 else stub(request)
 
     served = Served(reply)
-    # The second waits for a thread: when it comes free, the endpoint has asked for patience.
-    answer = ApiModel(config(served.url, concurrency=2)).generate([Prompt(str(i)) for i in range(6)])
+    answer = ApiModel(config(served.url)).generate([Prompt("a")])
     served.close()
-    assert answer.statuses == ["answered"] * 6
-    assert sum(moment - arrived[0] < 0.4 for moment in arrived) <= 3  # itself, and what was on its way
+    assert answer.statuses == ["answered"]
+    assert arrived[1] - arrived[0] >= 0.4
 
 
-def test_paces_are_even_and_held_together() -> None:
+def test_paces_are_even() -> None:
     now = 100.0
     pace = Pace(30, clock=lambda: now)
     assert [pace.reserve() for _ in range(3)] == [0.0, 2.0, 4.0]
-    pace.hold(20.0)
-    assert [pace.reserve(), pace.reserve()] == [20.0, 22.0]
     free = Pace(None, clock=lambda: now)
     assert [free.reserve(), free.reserve()] == [0.0, 0.0]
-    free.hold(5.0)
-    free.hold(1.0)
-    assert [free.reserve(), free.reserve()] == [5.0, 5.0]
-
-
-@given(attempt=st.integers(0, 10_000), seed=st.integers())
-def test_backoff_doubles_with_jitter_up_to_half_a_minute(attempt: int, seed: int) -> None:
-    longest = min(30.0, pace_module.FIRST_BACKOFF * 2.0 ** min(attempt, 20))
-    assert longest / 2 <= backoff(attempt, random.Random(seed)) <= longest
-
-
-@pytest.mark.parametrize(
-    ("value", "seconds"),
-    [
-        ("2", 2.0),
-        ("0.5", 0.5),
-        ("-3", 0.0),
-        ("inf", math.inf),
-        ("nan", None),
-        ("soon", None),
-        ("", None),
-        (None, None),
-        ("Sun, 22 Nov 2026 00:00:30 GMT", 30.0),
-        ("Sun, 22 Nov 2026 00:00:30 -0000", 30.0),
-        ("Sat, 21 Nov 2026 00:00:00 GMT", 0.0),
-    ],
-)
-def test_retry_after_is_a_number_or_a_date(value: str | None, seconds: float | None) -> None:
-    assert retry_after(value, datetime(2026, 11, 22, tzinfo=UTC)) == seconds
 
 
 def test_requests_keep_their_pace(server: Served) -> None:
@@ -335,15 +300,13 @@ def test_every_fault_ends_in_a_type_and_clears_when_the_faults_stop(server: Serv
 @given(seed=st.integers(0, 1000))
 def test_most_faults_are_outlived_by_asking_again(seed: int) -> None:
     upstream = Served(stub)
-    faults = tuple(fault for fault in FAULTS if fault not in ("timeout", "drip"))  # which cost their time each
-    proxy = FaultyProxy(upstream.url, faults=faults, rate=0.5, seed=seed)
+    proxy = FaultyProxy(upstream.url, faults=("429", "500", "cut"), rate=0.5, seed=seed)
     prompts = [Prompt(f"question {i}") for i in range(12)]
     answers = ApiModel(config(proxy.url, retries=30)).generate(prompts)
     proxy.close()
     upstream.close()
-    for prompt, text, status in zip(prompts, answers.texts, answers.statuses or [], strict=True):
-        assert status in ("answered", "empty")
-        assert text == ("" if status == "empty" else stub_answer(prompt.text))
+    assert answers.statuses == ["answered"] * len(prompts)
+    assert answers.texts == [stub_answer(prompt.text) for prompt in prompts]
 
 
 def test_an_image_that_cannot_be_sent_is_a_bad_image(server: Served) -> None:
@@ -450,12 +413,15 @@ def test_the_configuration_imports_neither_torch_nor_openai() -> None:
 
 def test_ctrl_c_ends_the_waiting(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     proxy = FaultyProxy(server.url, faults=("500",))
-    monkeypatch.setattr(pace_module, "FIRST_BACKOFF", 30.0)
 
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("experiments.api.model.wait", interrupted)
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.2)
     with pytest.raises(KeyboardInterrupt):
         ApiModel(config(proxy.url, retries=9)).generate([Prompt("a"), Prompt("b")])
+    sent = len(proxy.requests)
+    time.sleep(1)
+    assert len(proxy.requests) <= max(sent, 2)  # what was on its way, and nothing after it
     proxy.close()
