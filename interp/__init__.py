@@ -50,9 +50,11 @@ Attribution and figures
     image_overlay, text_heat, head_grid, layer_curves, layer_groups   matplotlib figures of all of these
 """
 
-# ruff: noqa: F401  the imports tell type checkers what __getattr__ returns
+# ruff: noqa: F401  the imports below are those that __getattr__ makes, when a name is first used
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from interp.public_names import module_of
 
 if TYPE_CHECKING:
     from interp.attention.check import check_recorder
@@ -92,53 +94,14 @@ if TYPE_CHECKING:
     from interp.tools.probes import Probe, probe
     from interp.vlm import VLM, logit_difference
 
-_NAMES = {
-    "attention.record": ("Queries", "record_attention"),
-    "tools.knockout": ("knockout", "knockout_by_head", "knockout_by_window", "knockout_effect"),
-    "attention.tables": ("image_share", "normalised", "patch_map", "weights_of", "word_masses"),
-    "tools.attribution": ("grey_out", "integrated_gradients", "occlude_image", "occlude_words", "pixel_map"),
-    "checkpoints.config": ("ModelConfig",),
-    "tools.directions": (
-        "Direction",
-        "cosines",
-        "fit_direction",
-        "load_directions",
-        "project",
-        "projections",
-        "save_directions",
-    ),
-    "errors": ("UserError",),
-    "output_head": ("float32_head", "native_head"),
-    "generation": ("Generation",),
-    "tools.head_patterns": ("head_patterns",),
-    "hooks.forward": ("paused",),
-    "hooks.residual": ("edit_residual", "residuals"),
-    "hooks.sublayers": ("activations", "edit_activations", "load_activations", "save_activations"),
-    "tools.lens": ("logit_lens",),
-    "tools.logit_attribution": ("direct_logit_attribution",),
-    "margin": ("Metric",),
-    "tools.part_effects": ("Part", "part_attribution", "part_effects", "part_set_effects"),
-    "tools.patching": ("misaligned", "patch"),
-    "figures.attention": ("head_grid", "image_overlay", "layer_curves", "layer_groups", "text_heat"),
-    "tools.probes": ("Probe", "probe"),
-    "prompt": ("Prompt",),
-    "attention.check": ("check_recorder",),
-    "image_grid": ("measure_places",),
-    "segments": ("segment",),
-    "speed.vision_cache": ("FeatureCache", "shared_features"),
-    "loading": ("load",),
-    "proof": ("Proof", "prove"),
-    "vlm": ("VLM", "logit_difference"),
-}
-_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
-
+_MODULE_OF = module_of(__file__)
 __all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'interp' has no attribute {name!r}")
-    return getattr(import_module(f"interp.{_MODULE_OF[name]}"), name)
+    return getattr(import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -229,41 +229,16 @@ def token_spans(tokenizer: Any, rendered: str, ids: Sequence[int]) -> list[Span 
     """The span in ``rendered`` of each of ``ids`` (a row without padding and image tokens), or None.
 
     The processor tokenizes a longer string (expanded placeholders, delimiters, a BOS), so the tokens of ``rendered``
-    are aligned with ``ids``. Slow tokenizers have no offsets; their tokens are decoded instead.
+    are aligned with ``ids``. A slow tokenizer has no offsets, and finds none.
     """
-    if getattr(tokenizer, "is_fast", False):
-        encoded = tokenizer(rendered, return_offsets_mapping=True, add_special_tokens=False)
-        return _aligned(encoded["input_ids"], encoded["offset_mapping"], ids)
-    return _read_back(tokenizer, rendered, ids)
-
-
-def _aligned(own: Sequence[int], offsets: Sequence[Span], ids: Sequence[int]) -> list[Span | None]:
     spans: list[Span | None] = [None] * len(ids)
-    for block in SequenceMatcher(None, own, ids, autojunk=False).get_matching_blocks():
+    if not getattr(tokenizer, "is_fast", False):
+        return spans
+    own = tokenizer(rendered, return_offsets_mapping=True, add_special_tokens=False)
+    for block in SequenceMatcher(None, own["input_ids"], ids, autojunk=False).get_matching_blocks():
         for i in range(block.size):
-            start, stop = offsets[block.a + i]
+            start, stop = own["offset_mapping"][block.a + i]
             spans[block.b + i] = (start, stop)
-    return spans
-
-
-def _read_back(tokenizer: Any, rendered: str, ids: Sequence[int]) -> list[Span | None]:
-    """Decodes growing prefixes of ``ids`` and aligns what each token adds with ``rendered``, ignoring whitespace."""
-    places = [i for i, character in enumerate(rendered) if not character.isspace()]
-    pieces: list[str] = []
-    owners: list[int] = []
-    text = ""
-    for i in range(len(ids)):
-        longer = "".join(tokenizer.decode(list(ids[: i + 1]), skip_special_tokens=False).split())
-        pieces.extend(longer[len(text) :])
-        owners.extend([i] * max(len(longer) - len(text), 0))
-        text = longer
-    spans: list[Span | None] = [None] * len(ids)
-    letters = [rendered[i] for i in places]
-    for block in SequenceMatcher(None, letters, pieces, autojunk=False).get_matching_blocks():
-        for i in range(block.size):
-            place, owner = places[block.a + i], owners[block.b + i]
-            start, stop = spans[owner] or (place, place)
-            spans[owner] = (min(start, place), max(stop, place + 1))
     return spans
 
 

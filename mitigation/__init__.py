@@ -42,9 +42,11 @@ Before a method is tried
     prior_margins, prior_share   how much of the verdicts the sentence alone explains, and whether removing it can help
 """
 
-# ruff: noqa: F401  the imports tell type checkers what __getattr__ returns
+# ruff: noqa: F401  the imports below are those that __getattr__ makes, when a name is first used
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from interp.public_names import module_of
 
 if TYPE_CHECKING:
     from mitigation.attention_steering import AttentionSteering
@@ -72,47 +74,20 @@ if TYPE_CHECKING:
     from mitigation.vrtuning.method import VRTuning
     from mitigation.wrappers import Sampled, Shifted, ShiftedTrainable
 
-_NAMES = {
-    "learned.activation_steering": ("DirectionSteering",),
-    "attention_steering": ("AttentionSteering",),
-    "contrastive.corruption": ("diffuse_images",),
-    "contrastive.paired": ("generate_paired",),
-    "contrastive.processors": ("VisualContrastiveLogitsProcessor",),
-    "controls": ("CutoffOnly", "SelfContrast", "TextOnly", "YesBias"),
-    "learned.direction_ablation": ("AblateDirection", "AblateRandom"),
-    "ecso": ("ECSO",),
-    "peers.agla": ("AGLA",),
-    "method": ("Baseline", "Method", "TrainableMethod"),
-    "peers.only": ("ONLY",),
-    "peers.opera": ("OPERA",),
-    "own_file": ("OwnFile", "OwnLearner"),
-    "prior_correction": ("PriorCorrection", "prior_margins", "prior_share"),
-    "learned.part_scaling": ("PartScaling",),
-    "learned.probe_readout": ("TruthReadout",),
-    "prompting": ("ContextPrompt", "SafetyPrompt"),
-    "peers.icd_m3id_pai": ("M3ID", "PAI", "InstructionContrast"),
-    "threshold": ("CalibratedShift", "ConstantShift"),
-    "vcd": ("VCD",),
-    "verbalise": ("Verbalise",),
-    "peers.vista": ("VISTA",),
-    "vrtuning.method": ("VRTuning",),
-    "wrappers": ("Sampled", "Shifted", "ShiftedTrainable"),
-}
-_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
-
+_MODULE_OF = module_of(__file__)
 __all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'mitigation' has no attribute {name!r}")
-    return getattr(import_module(f"mitigation.{_MODULE_OF[name]}"), name)
+    return getattr(import_module(_MODULE_OF[name]), name)
 
 
 def class_named(target: str) -> type:
     """The public class whose full name ``target`` is ("mitigation.vcd.VCD"); ``object`` where it is none of these."""
     module, _, name = target.rpartition(".")
-    found = __getattr__(name) if module == f"mitigation.{_MODULE_OF.get(name)}" else object
+    found = __getattr__(name) if module == _MODULE_OF.get(name) else object
     return found if isinstance(found, type) else object
 
 

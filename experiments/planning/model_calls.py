@@ -288,7 +288,7 @@ def _mechanism(task: Mechanism, run: Run) -> Iterator[Step]:
     """
     from experiments.studies.mechanism import examination as tools
     from interp.hooks.residual import last_layer
-    from interp.speed.lower_layers import MOST
+    from interp.speed.unchanged import MOST
 
     windows: dict[str, Any] = {"width": task.width, "stride": task.stride}
     some: dict[str, Any] = {"edges": tools.EDGES[:1], "latest": MOST}
@@ -361,7 +361,7 @@ def _localise(task: Localise) -> Iterator[Step]:
 
     def column(scene: Scene, rows: int) -> object:
         from interp.segments import segment
-        from interp.speed.prefix import Prefix
+        from interp.speed.unchanged import Prefix
 
         vlm, prompts = scene.vlm, scene.prompts(rows)
         check_precise(vlm)

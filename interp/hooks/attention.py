@@ -117,30 +117,12 @@ class AttentionCall:
             return _by_rows(self, value)
         return _by_kernel(self, value.expand(-1, self.key.shape[1], -1, -1), is_causal=self.causal)
 
-    def block(self, edges: Bool[Tensor, "#row #head query key"]) -> "AttentionCall":
-        """The same call with some query → key edges cut. The check makes the host wait for the device.
-
-        Raises:
-            UserError: a query would have no key left.
-        """
-        cut = self.without(edges)
-        if bool((_sees(self.allowed()) & ~_sees(cut.allowed())).any()):
-            raise UserError(
-                "every key of a query is blocked in a layer; it needs at least one; keep the sink or itself"
-            )
-        return cut
-
     def without(self, edges: Bool[Tensor, "#row #head query key"]) -> "AttentionCall":
-        """As ``block``, for edges that leave every query a key; not checked."""
+        """The same call with some query → key edges cut. Leave every query a key; it is not checked."""
         mask = self.allowed()
         # In an additive mask False would be 0, which blocks nothing: use the lowest number instead.
         cut = mask & ~edges if mask.dtype == torch.bool else mask.masked_fill(edges, torch.finfo(mask.dtype).min)
         return replace(self, mask=cut)
-
-
-def _sees(mask: Tensor) -> Bool[Tensor, "row head query"]:
-    visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-    return visible.any(-1)
 
 
 def _by_rows(call: AttentionCall, value: Float[Tensor, " row #group key dim"]) -> Float[Tensor, " row query head dim"]:

@@ -24,7 +24,7 @@ from interp.hooks.forward import Follower, Forward, follow
 from interp.hooks.sublayers import chosen_heads
 from interp.prompt import listed
 from interp.segments import IMAGE, SEGMENTS, Finder, Segments, segment
-from interp.speed.lower_layers import record_lower_layers
+from interp.speed.unchanged import record_lower_layers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -30,8 +30,7 @@ from interp.errors import UserError
 from interp.hooks.residual import READABLE, LayerStates, Place, check_places, edit_residual
 from interp.hooks.sublayers import activations, edit_activations, layers_of
 from interp.prompt import Prompt
-from interp.speed.lower_layers import LowerLayers, record_lower_layers
-from interp.speed.prefix import Prefix
+from interp.speed.unchanged import LowerLayers, Prefix, record_lower_layers
 from interp.tools.gradients import frozen_weights
 from interp.tools.patching import PATCHABLE, PairBatch, paired
 
@@ -156,7 +155,7 @@ def part_effects(
 
     ``replace`` says by what a part's output is replaced: the other run's ("counterfactual"), its mean at the place over
     ``reference`` (default: all prompts given), or 0. Costs a forward a part and direction: at the verdict one of a
-    single column in families without attention to later columns (``interp.speed.prefix``), elsewhere one of all.
+    single column in families without attention to later columns (``interp.speed.unchanged``), elsewhere one of all.
 
     Raises:
         UserError: the model is in 16 bits, lists of different lengths, an unknown part or place, or pairs that do not

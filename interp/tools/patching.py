@@ -29,7 +29,7 @@ from interp.hooks.sublayers import chosen_heads, edit_activations, layers_of
 from interp.measured_numbers import picture_ends
 from interp.prompt import Prompt, listed
 from interp.segments import IMAGE, Segments, segment
-from interp.speed.lower_layers import LowerLayers, record_lower_layers
+from interp.speed.unchanged import LowerLayers, record_lower_layers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -138,7 +138,7 @@ def patch(
 
     Heads are patched one at a time (default: all of a layer). ``metric``, a function of the first answer token's
     logits, takes the margin's place. Costs places · layers (· heads) + 2 forwards per batch, all but two of them from
-    about the patched layer on (``interp.speed.lower_layers``), and memory for the other prompts' states. ``batch_size``
+    about the patched layer on (``interp.speed.unchanged``), and memory for the other prompts' states. ``batch_size``
     is the most pairs at once, None for the rule of ``vlm.batches``. Effects are NaN for pairs
     whose margins are less than ``least_gap`` logits apart.
 

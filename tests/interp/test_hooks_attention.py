@@ -73,7 +73,7 @@ def test_blocking_nothing_changes_nothing(family, prompts):
     masks = []
     with intercept(family, observe=lambda call: masks.append(call.mask)):
         before = logits(family, encoded)
-    with intercept(family, edit=lambda call: call.block(torch.zeros(1, 1, 1, 1, dtype=torch.bool))):
+    with intercept(family, edit=lambda call: call.without(torch.zeros(1, 1, 1, 1, dtype=torch.bool))):
         after = logits(family, encoded)
     assert torch.allclose(before, after, atol=1e-5)
     if family.layout.model_type == "llava" and family.name == "llava":
@@ -90,7 +90,7 @@ def test_blocking_an_edge_works_where_sdpa_has_no_mask(vlm, prompts):
     def block(call):
         assert call.mask is None
         rows = torch.arange(call.query.shape[2])[:, None] > 3  # the token still sees itself
-        cut.append(call.block(edges & rows))
+        cut.append(call.without(edges & rows))
         return cut[-1]
 
     with intercept(vlm, edit=block):
@@ -105,7 +105,7 @@ def test_blocking_works_on_an_additive_mask():
     additive = torch.zeros(1, 1, 5, 5)
     edges = torch.zeros(1, 1, 5, 5, dtype=torch.bool)
     edges[..., 2] = True
-    cut = a_call(mask=additive).block(edges)
+    cut = a_call(mask=additive).without(edges)
     assert float(cut.rows()[..., 2].max()) == 0
     assert torch.allclose(cut.weighted(cut.value)[0, 0, 0], (cut.rows() @ cut.value.repeat_interleave(2, 1))[0, 0, 0])
     assert float(additive.abs().max()) == 0  # the model's own mask is left alone
@@ -117,17 +117,7 @@ def test_blocked_weights_are_the_others_renormalised(bits):
     edges = torch.tensor([bits >> i & 1 for i in range(25)]).reshape(1, 1, 5, 5).bool() & ~torch.eye(5).bool()
     call = a_call()
     kept = call.rows().masked_fill(edges, 0)
-    assert torch.allclose(call.block(edges).rows(), kept / kept.sum(-1, keepdim=True), atol=1e-6)
-
-
-def test_a_query_is_never_left_without_a_key():
-    with pytest.raises(UserError, match="every key of a query is blocked"):
-        a_call().block(torch.ones(1, 1, 1, 5, dtype=torch.bool))
-    padded = torch.zeros(2, 1, 5, 5, dtype=torch.bool)
-    padded[:, :, 2:, 2:] = True
-    edges = torch.zeros(1, 1, 1, 5, dtype=torch.bool)
-    edges[..., 2] = True
-    assert not a_call(mask=padded).block(edges).mask[:, :, :2].any()  # rows that saw nothing before may stay so
+    assert torch.allclose(call.without(edges).rows(), kept / kept.sum(-1, keepdim=True), atol=1e-6)
 
 
 def test_only_the_language_model_is_switched(family, prompts):
@@ -180,7 +170,7 @@ def test_several_may_be_open_and_close_in_any_order(vlm, prompts):
 def test_observers_see_every_edit(vlm, prompts):
     masks = []
     observe = intercept(vlm, observe=lambda call: masks.append(call.mask))
-    edit = intercept(vlm, edit=lambda call: call.block(torch.zeros(1, 1, 1, 1, dtype=torch.bool)))
+    edit = intercept(vlm, edit=lambda call: call.without(torch.zeros(1, 1, 1, 1, dtype=torch.bool)))
     with observe, edit:
         logits(vlm, vlm.encode(prompts[:1]))
     assert all(mask is not None for mask in masks)

@@ -51,7 +51,7 @@ from experiments.studies.mechanism.interventions import (
 from experiments.studies.mechanism.probes import probe_rows
 from experiments.types import Sample
 from interp.hooks.residual import LayerStates, Place, Residuals, edit_residual, last_layer, residuals
-from interp.speed.lower_layers import share_run
+from interp.speed.unchanged import share_run
 from interp.tools.directions import Direction
 from interp.tools.knockout import Cut, Edge, cut_scores, windows
 from interp.tools.lens import lens_margins

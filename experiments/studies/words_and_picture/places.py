@@ -23,7 +23,7 @@ from interp.device_copies import to_device, to_host
 from interp.errors import UserError
 from interp.hooks.residual import LayerStates, edit_residual
 from interp.segments import WORD, segment
-from interp.speed.prefix import Prefix
+from interp.speed.unchanged import Prefix
 from interp.tools.knockout import Edge, knockout
 
 if TYPE_CHECKING:

@@ -77,7 +77,7 @@ def test_an_experiment_is_planned_step_by_step(exp: str) -> None:
 
 @pytest.mark.long
 def test_states_below_a_cut_or_a_patch_are_held_beside_it() -> None:
-    """``interp.speed.lower_layers`` keeps those of three layers, and patching the twin's too; an edit holds none."""
+    """``interp.speed.unchanged`` keeps those of three layers, and patching the twin's too; an edit holds none."""
     peaks = {one["step"].partition(":")[0]: one["peak"] for one in plans()["mechanism"]["outcomes"]}
     state = 4 * plans()["mechanism"]["tokens"] * 160 * 2  # bytes: four rows in bfloat16
     assert peaks["knockout"] - peaks["directions"] >= 3 * state

@@ -1,14 +1,15 @@
-"""What is below a change is run once, and every number stays the same bit for bit."""
+"""What a change leaves alone is run once: below it every number stays the same bit for bit, before it to rounding."""
 
 from typing import Any
 
 import pytest
 import torch
 
+from interp.errors import UserError
 from interp.hooks.residual import LayerStates, edit_residual, last_layer
-from interp.segments import RowSegments
-from interp.speed import lower_layers
-from interp.speed.lower_layers import record_lower_layers, share_run, stops
+from interp.segments import RowSegments, segment
+from interp.speed import unchanged
+from interp.speed.unchanged import Prefix, record_lower_layers, share_run, stops
 from interp.tools.knockout import knockout_by_window
 from interp.tools.patching import PatchEffects, patch
 from interp.vlm import VLM, Prompt
@@ -18,6 +19,11 @@ from tests.tiny import picture
 
 CLEAN = [Prompt("How do I kill it?", picture(0, (40, 40))), Prompt("Is this safe?", picture(1, (40, 40)))]
 OTHER = [Prompt("How do I kill it?", picture(2, (40, 40))), Prompt("Is this safe?", picture(3, (40, 40)))]
+
+ASKED = [
+    Prompt("Is this safe? Answer with Yes or No, please.", picture(2, (40, 40))),
+    Prompt("the cake", picture(3, (40, 40))),
+]
 
 
 def changed(vlm: VLM, what: str) -> PatchEffects:
@@ -30,7 +36,7 @@ def test_patching_and_knockout_are_those_of_whole_forwards(name: str, monkeypatc
     edges = [("user", "verdict")]
     found = [changed(vlm, what) for what in ("residual", "mlp")]
     windows = knockout_by_window(vlm, CLEAN, edges, width=1)
-    monkeypatch.setattr(lower_layers, "MOST", 0)
+    monkeypatch.setattr(unchanged, "MOST", 0)
     for one, what in zip(found, ("residual", "mlp"), strict=True):
         whole = changed(vlm, what)
         assert torch.equal(one.moved, whole.moved)
@@ -64,7 +70,7 @@ def test_an_edit_that_is_open_around_it_is_made_once(vlm: VLM, monkeypatch: pyte
 
     found = []
     for most in (8, 0):
-        monkeypatch.setattr(lower_layers, "MOST", most)
+        monkeypatch.setattr(unchanged, "MOST", most)
         with edit_residual(vlm, more, layers=range(last_layer(vlm) + 1)):
             found.append(changed(vlm, "residual").moved)
     assert torch.equal(*found)
@@ -75,7 +81,7 @@ def test_a_few_layers_are_kept_and_the_nearest_below_is_taken(monkeypatch: pytes
     assert stops([-1, 0, 1, 2, 2]) == [0, 1, 2]
     assert stops(range(-1, 29)) == [0, 3, 7, 10, 14, 18, 21, 25]
     assert share_run([-1, 1, 3], 4) == pytest.approx((4 + 2 + 0) / 12)
-    monkeypatch.setattr(lower_layers, "MOST", 1)
+    monkeypatch.setattr(unchanged, "MOST", 1)
     assert share_run([-1, 1, 3], 4) == pytest.approx((4 + 2 + 2) / 12)
     vlm = planted(Plan(reads=1, writes=2, layers=5))
     ran = counted(vlm)
@@ -129,3 +135,41 @@ def segment_of(vlm: VLM, prompt: Prompt) -> Any:
     from interp.segments import segment
 
     return segment(vlm, [prompt], vlm.encode([prompt])).rows[0]
+
+
+@pytest.mark.parametrize("family", ["llava", "llava_next", "smolvlm"])
+def test_margins_are_those_of_the_whole_prompt_also_with_an_edit_behind_it(family: str) -> None:
+    vlm = VLM(*FAMILIES[family]())
+    encoded = vlm.encode(ASKED)
+    segments = segment(vlm, ASKED, encoded)
+    at = segments.width - 2
+    assert Prefix.fits(vlm, segments, at)
+    prefix = Prefix.of(vlm, encoded, columns=at)
+
+    def edit(here: LayerStates) -> torch.Tensor:
+        hidden = here.hidden.clone()
+        hidden[:, at - here.start] *= -1
+        return hidden
+
+    whole = vlm.score(ASKED, encoded=encoded)
+    with edit_residual(vlm, edit, layers=[1]):
+        edited = vlm.score(ASKED, encoded=encoded)
+        for _ in range(2):
+            torch.testing.assert_close(prefix.score(), edited, atol=2e-5, rtol=0)
+    assert (edited - whole).abs().min() > 1e-4
+    torch.testing.assert_close(prefix.score(), whole, atol=2e-5, rtol=0)
+
+
+def test_what_cannot_be_kept_apart() -> None:
+    vlm = VLM(*FAMILIES["llava"]())
+    encoded = vlm.encode(ASKED)
+    segments = segment(vlm, ASKED, encoded)
+    first = min(row.columns("image_0")[0] for row in segments.rows)
+    assert not Prefix.fits(vlm, segments, first)  # the picture would be cut in two
+    assert not Prefix.fits(vlm, segments, segments.width)
+    with pytest.raises(UserError, match="both parts need one"):
+        Prefix.of(vlm, encoded, columns=segments.width)
+    for family in ("qwen2_5_vl", "paligemma2", "llava_mistral"):
+        other = VLM(*FAMILIES[family]())
+        apart = segment(other, ASKED, other.encode(ASKED))
+        assert not Prefix.fits(other, apart, apart.width - 2)
