@@ -15,7 +15,7 @@ from interp.device_copies import to_device
 from interp.hooks.attention import CHUNK, AttentionCall, chosen_layers, intercept
 from interp.hooks.forward import Follower, Forward, follow, is_paused
 from interp.segments import IMAGE, SEGMENTS, Segments
-from mitigation.validation import check_layers, check_weight
+from mitigation.validation import check_layers, check_number
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
@@ -48,7 +48,7 @@ def steer_attention(
             encoded before the block without ``segments``, or a model that does not use transformers' attention
             interface.
     """
-    check_weight(weight)
+    check_number("weight", weight)
     check_layers(layers)
     vlm.layout.require_image_tokens(vlm.name)
     chosen = chosen_layers(vlm, layers)

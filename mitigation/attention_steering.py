@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from interp.errors import UserError
-from mitigation.method import Baseline
-from mitigation.validation import check_layers, check_pictured, check_weight
+from mitigation.method import Around, Baseline
+from mitigation.validation import check_layers, check_number, check_pictured
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt
 
 
 @dataclass(frozen=True)
-class AttentionSteering:
+class AttentionSteering(Around):
     """Greedy answers with ``weight`` added to the attention logits on image tokens in ``layers`` (None: all).
 
     ``layers`` are decoder layers, from 0. ``relative`` and ``all_text`` as in
@@ -34,17 +34,12 @@ class AttentionSteering:
     method: Any = None  # a Method; Any because Hydra instantiates it separately
 
     def __post_init__(self) -> None:
-        check_weight(self.weight)
+        check_number("weight", self.weight)
         check_layers(self.layers)
         if self.layers is not None:
             object.__setattr__(self, "layers", tuple(self.layers))
         if self.method is not None and not callable(getattr(self.method, "generate", None)):
             raise UserError(f"method={self.method!r}; what answers under steering is a method such as VCD(); name one")
-
-    @property
-    def wraps(self) -> Any:
-        """See ``mitigation.method.Abilities``."""
-        return self.method
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """Answers and margins of the steered model.

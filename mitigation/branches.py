@@ -12,7 +12,7 @@
         def scores(self, logits, step):
             return (1 + self.alpha) * logits.clean - self.alpha * logits.others[0]
 
-``answers_by_scores`` runs them: greedy, sampled (``mitigation.wrappers.Sampled``), shifted, served. Their logits can be
+``BranchMethod`` runs them: greedy, sampled (``mitigation.wrappers.Sampled``), shifted, served. Their logits can be
 kept (``keeping_logits``), for the same formula with other settings afterwards (``task=regrid``). Importing this module
 loads neither torch nor transformers.
 """
@@ -105,14 +105,43 @@ class BranchMethod:
         *,
         lazy: bool = False,
     ) -> "Generation":
-        """``answers_by_scores`` of this method, with these ``others``."""
-        return answers_by_scores(
-            *(vlm, prompts, encoded, others, self.scores),
+        """Answers to ``prompts`` (``encoded``) by ``scores`` of all branches' logits (``others``), then the cutoff.
+
+        A branch is given by its inputs, and costs a forward per token, or is there already
+        (``mitigation.contrastive.processors.Branch``). On a CPU, steps after the first are left out where the cutoff
+        leaves one token: to look costs nothing there, while an accelerator would be waited for. With ``lazy`` the first
+        one too: margins are NaN then, ``skips`` is set, and ``scores`` must not read ``after_image``.
+        """
+        if not others:
+            return vlm.generate(prompts, max_new_tokens=max_new_tokens, encoded=encoded)
+        from mitigation.contrastive.processors import RuleLogitsProcessor
+
+        answers, after_image = vlm.answer_ids, _after_image(vlm, encoded["input_ids"])
+        keeper, kept = _KEEPER.get(), None
+        if keeper is not None and not lazy:
+            from mitigation.contrastive.kept_steps import KeptSteps
+
+            kept = KeptSteps(after_image, answers, self.beta)
+
+        def rule(clean: "Tensor", others: "Tensor", step: int) -> "Tensor":
+            if kept is not None:
+                kept.add(clean, others, step)
+            return self.scores(BranchLogits(clean, others, answers, after_image), step)
+
+        later = kept is None and self.beta is not None and vlm.device.type == "cpu"
+        later = later and all(isinstance(other, Mapping) for other in others)
+        ruling = RuleLogitsProcessor(
+            *(vlm.model, encoded["input_ids"], others, rule),
             beta=self.beta,
-            uncut=self.uncut,
-            lazy=lazy,
-            max_new_tokens=max_new_tokens,
+            answers=[token for ids in answers for token in ids] if self.uncut else [],
+            lazy=lazy or later,
+            first=not lazy,
+            ends=vlm.end_ids,
         )
+        generation = vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[ruling], encoded=encoded)
+        if keeper is not None and kept is not None:
+            keeper(generation, kept)
+        return replace(generation, skips=asdict(ruling.skips)) if lazy else generation
 
 
 @dataclass(frozen=True)
@@ -137,57 +166,6 @@ class Contrast(BranchMethod):
         from mitigation.contrastive.formulas import contrast
 
         return contrast(logits.clean, logits.others[0], alpha=self.alpha)
-
-
-def answers_by_scores(
-    vlm: "VLM",
-    prompts: "Sequence[Prompt]",
-    encoded: Inputs,
-    others: "Branches",
-    scores: "Callable[[BranchLogits, int], Tensor]",
-    *,
-    beta: float | None,
-    uncut: bool = True,
-    lazy: bool = False,
-    max_new_tokens: int,
-) -> "Generation":
-    """Answers to ``prompts`` (``encoded``) by ``scores`` over the logits of the branches ``others``, then the cutoff.
-
-    A branch is given by its inputs, and costs a forward per token, or is there already
-    (``mitigation.contrastive.processors.Branch``). On a CPU, steps after the first are left out where the cutoff leaves
-    one token: to look costs nothing there, while an accelerator would be waited for. With ``lazy`` the first one too:
-    margins are NaN then, ``skips`` is set, and ``scores`` must not read ``after_image``.
-    """
-    if not others:
-        return vlm.generate(prompts, max_new_tokens=max_new_tokens, encoded=encoded)
-    from mitigation.contrastive.processors import RuleLogitsProcessor
-
-    answers, after_image = vlm.answer_ids, _after_image(vlm, encoded["input_ids"])
-    keeper, kept = _KEEPER.get(), None
-    if keeper is not None and not lazy:
-        from mitigation.contrastive.kept_steps import KeptSteps
-
-        kept = KeptSteps(after_image, answers, beta)
-
-    def rule(clean: "Tensor", others: "Tensor", step: int) -> "Tensor":
-        if kept is not None:
-            kept.add(clean, others, step)
-        return scores(BranchLogits(clean, others, answers, after_image), step)
-
-    later = kept is None and beta is not None and vlm.device.type == "cpu"
-    later = later and all(isinstance(other, Mapping) for other in others)
-    ruling = RuleLogitsProcessor(
-        *(vlm.model, encoded["input_ids"], others, rule),
-        beta=beta,
-        answers=[token for ids in answers for token in ids] if uncut else [],
-        lazy=lazy or later,
-        first=not lazy,
-        ends=vlm.end_ids,
-    )
-    generation = vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[ruling], encoded=encoded)
-    if keeper is not None and kept is not None:
-        keeper(generation, kept)
-    return replace(generation, skips=asdict(ruling.skips)) if lazy else generation
 
 
 @contextmanager

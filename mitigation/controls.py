@@ -8,7 +8,7 @@ nor transformers; generating does.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -37,7 +37,9 @@ class TextOnly(Contrast):
         Raises:
             UserError: the family does not support prompts without one.
         """
-        return [vlm.encode([replace(prompt, image=None) for prompt in prompts])]
+        from mitigation.contrastive.corruption import blind_inputs
+
+        return [blind_inputs(vlm, prompts)]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from interp.errors import UserError
 from mitigation import reference_resolution
 from mitigation.steps import Steps, check_words
-from mitigation.validation import check_pictured
+from mitigation.validation import check_count, check_pictured
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt
@@ -72,10 +72,7 @@ class ECSO:
                 raise UserError(
                     f"{name}={getattr(self, name)!r}; it has to hold {' and '.join(needed)}; add what lacks"
                 )
-        if not isinstance(self.description_tokens, int) or self.description_tokens < 1:
-            raise UserError(
-                f"description_tokens={self.description_tokens!r}; a description has at least one token, such as 96"
-            )
+        check_count("description_tokens", self.description_tokens, 1, hint="take 96")
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """Greedy answers, each the first or the second, with that one's margin.

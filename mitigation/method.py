@@ -80,6 +80,17 @@ def abilities(method: Any) -> Abilities:
     return Abilities(**declared)
 
 
+class Around:
+    """A base of methods around the one in their field ``method``."""
+
+    method: Any
+
+    @property
+    def wraps(self) -> Any:
+        """See ``Abilities``."""
+        return self.method
+
+
 OWES = (
     "a method owes, for each call of generate, one Generation with a text, token ids, a margin and finished for every "
     "prompt, in the order of the prompts"

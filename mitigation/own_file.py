@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from interp.errors import UserError
 from interp.tensor_file import NamedTensors, check_revision, digest_of, read_tensors, write_tensors
+from mitigation.branches import BranchLogits, BranchMethod
 from mitigation.method import Abilities, MethodFault, abilities
 from mitigation.wrappers import Shifted, ShiftedTrainable
 
@@ -195,20 +196,8 @@ class OwnFile:
             ruling = OwnRuleLogitsProcessor(own)
             return vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[ruling])
         if kind == "contrast":
-            from mitigation.branches import answers_by_scores
-            from mitigation.processors import same_shape
-
-            second = vlm.encode([replace(module.second(prompt), key=prompt.key) for prompt in prompts])
-
-            def contrasted(logits: Any, step: int) -> Any:
-                returned = own(logits.clean, logits.others[0], step)
-                return same_shape(returned, logits.clean, "contrast(clean, other, step)")
-
-            return answers_by_scores(
-                *(vlm, prompts, vlm.encode(prompts), [second], contrasted),
-                beta=getattr(module, "BETA", None),
-                max_new_tokens=max_new_tokens,
-            )
+            contrast = _OwnContrast(module.second, own, getattr(module, "BETA", None))
+            return contrast.generate(vlm, prompts, max_new_tokens=max_new_tokens)
         if kind == "edit":
             from interp.hooks.residual import edit_residual, last_layer
 
@@ -232,6 +221,24 @@ class OwnFile:
     def _file(self) -> NamedTensors:
         assert self.learned_file is not None
         return read_tensors(self.learned_file, OwnLearner.KIND)
+
+
+@dataclass(frozen=True)
+class _OwnContrast(BranchMethod):
+    """The file's ``contrast`` of the prompts and of what ``second`` makes of them."""
+
+    second: Callable[..., Any]
+    contrast: Callable[..., Any]
+    beta: float | None
+
+    def branches(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Any) -> list[Any]:
+        return [vlm.encode([replace(self.second(prompt), key=prompt.key) for prompt in prompts])]
+
+    def scores(self, logits: BranchLogits, step: int) -> "Tensor":
+        from mitigation.processors import same_shape
+
+        returned = self.contrast(logits.clean, logits.others[0], step)
+        return same_shape(returned, logits.clean, "contrast(clean, other, step)")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ Importing this module loads neither torch nor transformers; generating does.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ from jaxtyping import Float
 
 from interp.errors import UserError
 from mitigation.branches import BranchLogits, BranchMethod, Inputs
-from mitigation.validation import check_beta, check_pictured, check_prior, check_seed, check_weight
+from mitigation.validation import check_beta, check_number, check_pictured, check_prior, check_seed
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -64,7 +64,7 @@ class PriorCorrection(BranchMethod):
     pictured: ClassVar[str] = "prior correction takes the sentence's part out of what the picture gives"
 
     def __post_init__(self) -> None:
-        check_weight(self.weight, least=0.0)
+        check_number("weight", self.weight, 0.0)
         check_prior(self.prior, self.pictures)
         check_beta(self.beta)
         check_seed(self.seed)
@@ -100,21 +100,18 @@ def prior_inputs(
     Raises:
         UserError: a prompt has no image, or the family does not support prompts without one (``none``).
     """
-    from mitigation.contrastive.corruption import NONE, bank_picture, corrupt_inputs, diffuse_images
+    from mitigation.contrastive.corruption import bank_picture, blind_inputs, diffuse_images, donor, with_pictures
 
     check_prior(prior, pictures)
     check_pictured(prompts, "its prior is asked with another picture of the same size")
-
-    def shown(image: "Image") -> Mapping[str, Any]:
-        return vlm.encode([replace(p, image=image.resize(p.image.size)) for p in prompts if p.image is not None])
-
     if prior == "none":
-        return [corrupt_inputs(vlm, prompts, kind=NONE, step=0, seed=0)]
+        return [blind_inputs(vlm, prompts)]
     if prior == "neutral":
-        return [shown(bank_picture(number)) for number in range(pictures)]
+        return [with_pictures(vlm, prompts, lambda *_, at=at: bank_picture(at)) for at in range(pictures)]
     if prior == "swapped":
-        return [corrupt_inputs(vlm, prompts, kind=prior, step=0, seed=seed + number) for number in range(pictures)]
-    blank = shown(grey_picture((1, 1)))
+        seeds = range(seed, seed + pictures)
+        return [with_pictures(vlm, prompts, lambda prompt, _, at=at: donor(prompt.key, at)) for at in seeds]
+    blank = with_pictures(vlm, prompts, lambda _, image: grey_picture(image.size))
     if prior == "blank":
         return [blank]
     keys = [[f"prior {number}"] * len(prompts) for number in range(pictures)]

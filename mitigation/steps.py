@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, cast
 
 from interp.errors import UserError
 from mitigation.wrappers import unwrapped
@@ -37,26 +37,8 @@ class StepAnswer:
     reason: str = ""
 
 
-@runtime_checkable
-class Keeper(Protocol):
-    """Where what was said is kept, by a digest of what was asked of ``model``."""
-
-    @property
-    def model(self) -> Any:
-        """The model that it keeps the words of; others' are not kept."""
-        ...
-
-    def known(self, asked: str) -> StepAnswer | None:
-        """What was said, None if it was not asked."""
-        ...
-
-    def keep(self, answers: Mapping[str, StepAnswer]) -> None:
-        """Keeps what a batch has said before anything else is asked."""
-        ...
-
-
 _ASKING: ContextVar[bool] = ContextVar("asking_a_step", default=False)
-_KEEPER: ContextVar[Keeper | None] = ContextVar("keeper_of_steps", default=None)
+_KEEPER: ContextVar[Any] = ContextVar("keeper_of_steps", default=None)
 
 
 def asking() -> bool:
@@ -65,8 +47,12 @@ def asking() -> bool:
 
 
 @contextmanager
-def recorded_by(keeper: Keeper) -> Iterator[None]:
-    """While open, no step is asked twice: ``keeper`` gives what is known, and gets what is not."""
+def recorded_by(keeper: Any) -> Iterator[None]:
+    """While open, no step of the model ``keeper.model`` is asked twice.
+
+    ``keeper.known(digest)`` is the ``StepAnswer`` to what has this digest, or None; ``keeper.keep`` gets those of a
+    batch by digest, before anything else is asked.
+    """
     token = _KEEPER.set(keeper)
     try:
         yield
@@ -181,15 +167,15 @@ def _asked(
     keeper = _KEEPER.get()
     if keeper is not None and keeper.model is not vlm:
         keeper = None
-    keys = {row: _digest(prompt, budget) for row, prompt in prompts.items()} if keeper is not None else {}
-    found = {row: known for row in keys if keeper is not None and (known := keeper.known(keys[row])) is not None}
+    keys = {row: _digest(prompt, budget) for row, prompt in prompts.items()} if keeper else {}
+    found = {row: known for row, key in keys.items() if (known := keeper.known(key)) is not None}
     spent["known_seconds"] += sum(one.seconds for one in found.values())
     for pictured in (True, False):
         rows = [row for row in prompts if row not in found and (prompts[row].image is not None) is pictured]
         if not rows:
             continue
         fresh = dict(zip(rows, _generated(vlm, [prompts[row] for row in rows], budget), strict=True))
-        if keeper is not None:
+        if keeper:
             keeper.keep({keys[row]: one for row, one in fresh.items() if one.status not in LOST})
         found |= fresh
     spent["steps"] += len(found)

@@ -3,15 +3,16 @@
 Importing this module loads neither torch nor transformers; generating does.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from interp.errors import UserError
 from mitigation.branches import Contrast, Inputs, keeps_logits
 from mitigation.validation import (
+    NOISE_KINDS,
     check_branch,
-    check_noise_kind,
+    check_choice,
     check_noise_step,
     check_pictured,
     check_seed,
@@ -52,7 +53,7 @@ class VCD(Contrast):
         super().__post_init__()
         check_noise_step(self.noise_step)
         check_seed(self.seed)
-        check_noise_kind(self.noise)
+        check_choice("noise", self.noise, NOISE_KINDS, hint="for none at all take method=text_only")
         check_branch(self.branch, self.beta)
 
     @property
@@ -66,19 +67,32 @@ class VCD(Contrast):
         return replace(self, branch="sequential") if self.branch == "lazy" else None
 
     def branch_now(self, vlm: "VLM", *, max_new_tokens: int = 16) -> str:
-        """The branch that ``generate`` would run now: never ``auto``."""
+        """The branch that ``generate`` would run now: never ``auto``.
+
+        Raises:
+            UserError: ``paired``, where the inputs of two batches cannot be one.
+        """
         from interp.hooks.forward import is_followed
         from interp.speed.prefills import shares_prefills
+        from mitigation.contrastive.packing import joins_rows
         from mitigation.contrastive.paired import attention_is_watched
 
+        if self.branch == "paired" and not joins_rows(vlm):
+            raise UserError(
+                f"method.branch=paired with {vlm.name}, whose processor does not put one picture's pixels under the "
+                "other's; two pictures cannot be one batch; choose method.branch=sequential"
+            )
         if self.branch != "auto":
             return self.branch
         shares = max_new_tokens <= SHORT and shares_prefills(vlm)
-        return (
-            "sequential"
-            if shares or keeps_logits() or is_followed(vlm) or attention_is_watched(vlm.model)
-            else "paired"
-        )
+        apart = shares or keeps_logits() or is_followed(vlm) or attention_is_watched(vlm.model) or not joins_rows(vlm)
+        return "sequential" if apart else "paired"
+
+    def noised(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> Inputs:
+        """``encoded``, the inputs of ``prompts``, with the second picture of each in place of its own."""
+        from mitigation.contrastive.corruption import corrupt_inputs
+
+        return corrupt_inputs(vlm, prompts, encoded, kind=self.noise, step=self.noise_step, seed=self.seed)
 
     def branches(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> list[Inputs]:
         """The inputs with the second picture."""
@@ -97,42 +111,14 @@ class VCD(Contrast):
         vlm.require("vcd")
         branch = self.branch_now(vlm, max_new_tokens=max_new_tokens)
         encoded = vlm.encode(prompts)
-        if branch == "paired" and vlm.layout.geometry == "measured":
-            branch = self._pairable(vlm)
         noised = self.noised(vlm, prompts, encoded)
         if branch == "paired":
             return replace(self._paired(vlm, prompts, encoded, noised, max_new_tokens), branch=branch)
         generation = self.answers(vlm, prompts, encoded, [noised], max_new_tokens, lazy=branch == "lazy")
         return replace(generation, branch=branch)
 
-    def _pairable(self, vlm: "VLM") -> str:
-        """``paired``, or ``sequential`` where the inputs of two batches cannot be one."""
-        from mitigation.contrastive.packing import joins_rows
-
-        if joins_rows(vlm):
-            return "paired"
-        if self.branch == "auto":
-            return "sequential"
-        raise UserError(
-            f"method.branch=paired with {vlm.name}, whose processor does not put one picture's pixels under the "
-            "other's; two pictures cannot be one batch; choose method.branch=sequential"
-        )
-
-    def noised(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Mapping[str, Any]) -> Mapping[str, Any]:
-        """``encoded``, the inputs of ``prompts``, with the second picture of each in place of its own."""
-        from mitigation.contrastive.corruption import corrupt_inputs, diffuse_prompts
-
-        if self.noise == "diffusion":
-            return diffuse_prompts(vlm, prompts, encoded, step=self.noise_step, seed=self.seed)
-        return corrupt_inputs(vlm, prompts, kind=self.noise, step=self.noise_step, seed=self.seed)
-
     def _paired(
-        self,
-        vlm: "VLM",
-        prompts: "Sequence[Prompt]",
-        encoded: Mapping[str, Any],
-        noised: Mapping[str, Any],
-        max_new_tokens: int,
+        self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs, noised: Inputs, max_new_tokens: int
     ) -> "Generation":
         from mitigation.contrastive.paired import PairedContrastLogitsProcessor, pair_inputs, refuse_recording
 

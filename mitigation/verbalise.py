@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from interp.errors import UserError
 from mitigation import reference_resolution
 from mitigation.steps import Steps, check_words
-from mitigation.validation import check_pictured
+from mitigation.validation import check_choice, check_count, check_pictured
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt
@@ -57,13 +57,9 @@ class Verbalise:
     works_over_api: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for name, known in (("describe", DESCRIBES), ("resolve", RESOLVES)):
-            if getattr(self, name) not in known:
-                raise UserError(f"{name}={getattr(self, name)!r}; {name} is one of {', '.join(known)}; choose one")
-        if not isinstance(self.description_tokens, int) or self.description_tokens < 1:
-            raise UserError(
-                f"description_tokens={self.description_tokens!r}; a description has at least one token, such as 64"
-            )
+        check_choice("describe", self.describe, DESCRIBES)
+        check_choice("resolve", self.resolve, RESOLVES)
+        check_count("description_tokens", self.description_tokens, 1, hint="take 64")
         if self.describe == "model" and not self.question.strip():
             raise UserError(f"question={self.question!r}; the model is asked what the picture shows; give a question")
         if self.resolve in ("model", "both") and "{request}" not in self.rewrite:

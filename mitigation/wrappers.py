@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from interp.errors import UserError
-from mitigation.method import check_cases
+from mitigation.method import Around, check_cases
 from mitigation.validation import check_seed, check_shift, check_temperature
 
 if TYPE_CHECKING:
@@ -90,8 +90,35 @@ def with_model(vlm: "VLM", other: "VLM") -> "VLM":
     return cast("VLM", vlm.around(other)) if isinstance(vlm, ProcessingVLM) else other
 
 
+class Wrapper(Around):
+    """A base of methods that add a logits processor behind their ``method``'s own, which it chooses its tokens by."""
+
+    def _check_method(self, done: str) -> None:
+        """Checks what is ``done`` ("shifted", "sampled"): a method whose tokens are not drawn yet."""
+        if not callable(getattr(self.method, "generate", None)) or isinstance(self.method, Sampled):
+            raise UserError(
+                f"method={self.method!r}; what is {done} is a method such as VCD(), before its tokens are drawn; name "
+                "one, and sample last"
+            )
+
+    def _answers(self, vlm: "VLM", prompts: "Sequence[Prompt]", max_new_tokens: int, added: "Added") -> "Generation":
+        """The method's answers by scores that ``added`` made of its own.
+
+        Raises:
+            UserError: the method does not answer through ``vlm.generate``.
+        """
+        wrapped = ProcessingVLM(vlm, added)
+        generation = self.method.generate(cast("VLM", wrapped), prompts, max_new_tokens=max_new_tokens)
+        if not wrapped.used:
+            raise UserError(
+                f"method={self.method!r} decodes in a loop of its own, which can be neither shifted nor sampled; take "
+                "a method that answers through vlm.generate"
+            )
+        return generation
+
+
 @dataclass(frozen=True)
-class Shifted:
+class Shifted(Wrapper):
     """``method`` with ``shift`` logits added to its Yes/No margin at the first answer token, half on each side.
 
     The verdict follows the returned margin: if the method's most likely first token is an answer, a plausibility cutoff
@@ -106,16 +133,7 @@ class Shifted:
 
     def __post_init__(self) -> None:
         check_shift(self.shift)
-        if not callable(getattr(self.method, "generate", None)) or isinstance(self.method, Sampled):
-            raise UserError(
-                f"method={self.method!r}; what is shifted is a method such as VCD(), before its tokens are drawn; name "
-                "one, and sample the shifted one"
-            )
-
-    @property
-    def wraps(self) -> Any:
-        """See ``mitigation.method.Abilities``."""
-        return self.method
+        self._check_method("shifted")
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """The method's answers with the shift; margins include it, ``unshifted`` are the method's own.
@@ -123,13 +141,7 @@ class Shifted:
         Raises:
             UserError: the method does not answer through ``vlm.generate``, or an answer has no margin to shift.
         """
-        shifting = ProcessingVLM(vlm, self._shifting)
-        generation = self.method.generate(cast("VLM", shifting), prompts, max_new_tokens=max_new_tokens)
-        if not shifting.used:
-            raise UserError(
-                "the method decodes in a loop of its own, whose scores cannot be shifted; shift a method that answers "
-                "through vlm.generate"
-            )
+        generation = self._answers(vlm, prompts, max_new_tokens, self._shifting)
         if bool(generation.margins.isnan().any()):
             raise UserError(
                 "the method has answers without a margin to shift: a lazy branch leaves the second one out "
@@ -145,7 +157,7 @@ class Shifted:
 
 
 @dataclass(frozen=True)
-class ShiftedTrainable:
+class ShiftedTrainable(Around):
     """A trainable ``method`` that answers with ``shift`` logits added to its margin; see ``Shifted``."""
 
     method: Any  # a TrainableMethod; Any because Hydra instantiates it separately
@@ -154,11 +166,6 @@ class ShiftedTrainable:
 
     def __post_init__(self) -> None:
         check_shift(self.shift)
-
-    @property
-    def wraps(self) -> Any:
-        """See ``mitigation.method.Abilities``."""
-        return self.method
 
     def check_cases(self, questions: Sequence[str], safe: Sequence[bool]) -> None:
         """As of ``method``."""
@@ -174,7 +181,7 @@ class ShiftedTrainable:
 
 
 @dataclass(frozen=True)
-class Sampled:
+class Sampled(Wrapper):
     """``method`` with sampled tokens at ``temperature``; an answer does not depend on its batch.
 
     A case's draws depend only on its ``Prompt.key`` and ``seed`` (``mitigation.processors``), so that arms share random
@@ -191,13 +198,7 @@ class Sampled:
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
         check_seed(self.seed)
-        if not callable(getattr(self.method, "generate", None)) or isinstance(self.method, Sampled):
-            raise UserError(f"method={self.method!r}; what is sampled is a method such as VCD(), once; name one")
-
-    @property
-    def wraps(self) -> Any:
-        """See ``mitigation.method.Abilities``."""
-        return self.method
+        self._check_method("sampled")
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """Sampled answers.
@@ -205,14 +206,7 @@ class Sampled:
         Raises:
             UserError: ``method`` raises it, or does not answer through ``vlm.generate``.
         """
-        sampling = ProcessingVLM(vlm, self._sampling)
-        generation = self.method.generate(cast("VLM", sampling), prompts, max_new_tokens=max_new_tokens)
-        if not sampling.used:
-            raise UserError(
-                f"method={self.method!r} decodes in a loop of its own, which would stay greedy; sample a method that "
-                "answers through vlm.generate"
-            )
-        return generation
+        return self._answers(vlm, prompts, max_new_tokens, self._sampling)
 
     def _sampling(
         self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Mapping[str, Any], own: Any

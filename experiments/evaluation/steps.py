@@ -24,7 +24,7 @@ class StepStore:
         self._known = {line.pop("step"): StepAnswer(**line) for line in store.records(STEPS)}
 
     def known(self, asked: str) -> StepAnswer | None:
-        """See ``mitigation.steps.Keeper``."""
+        """See ``mitigation.steps.recorded_by``."""
         return self._known.get(self._key(asked))
 
     def keep(self, answers: Mapping[str, StepAnswer]) -> None:

@@ -21,21 +21,11 @@ from torch import Tensor
 from interp.measured_numbers import pixel_inputs
 from mitigation.contrastive.packing import pieces
 from mitigation.contrastive.pixels import pictures_of, repeats_pixels
-from mitigation.validation import (
-    NOISE_KINDS,
-    NOISE_STEPS,
-    check_noise_kind,
-    check_noise_step,
-    check_pictured,
-    check_seed,
-)
+from mitigation.validation import NOISE_STEPS, check_noise_step, check_seed
 
 if TYPE_CHECKING:
-    from transformers import BatchFeature
-
     from interp.vlm import VLM, Prompt
 
-NONE = "none"
 BLUR_SIGMA = 0.1
 """Standard deviation of the blur relative to the picture's shorter side: keeps colours and layout, removes objects."""
 DONORS = 32
@@ -104,7 +94,6 @@ def diffuse_images(
     Raises:
         UserError: as ``mitigation.contrastive.pixels.pictures_of``, and for a step or seed out of range.
     """
-    check_noise_step(step)
     pictures = pictures_of(inputs, len(keys), model=model)
     noised = [
         _diffuse_views(views, shown, pictures.copies, step, case_generator(key, seed))
@@ -125,7 +114,6 @@ def diffuse_prompts(
     """
     if vlm.layout.geometry != "measured" or repeats_pixels(encoded, vlm.model.config):
         return diffuse_images(encoded, [p.key for p in prompts], step=step, seed=seed, model=vlm.model)
-    check_noise_step(step)
     changed = {**encoded, **{name: encoded[name].clone() for name in pixel_inputs(encoded)}}
     for prompt, own in zip(prompts, pieces(vlm, prompts, changed), strict=True):
         generator = case_generator(prompt.key, seed)
@@ -163,38 +151,43 @@ def case_generator(key: str, seed: int) -> torch.Generator:
 
 
 def corrupt_inputs(
-    vlm: "VLM", prompts: "Sequence[Prompt]", *, kind: str, step: int, seed: int
-) -> "BatchFeature | dict[str, Any]":
-    """Inputs of the second branch: those of ``vlm.encode(prompts)`` with a distorted picture.
+    vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Mapping[str, Any], *, kind: str, step: int, seed: int
+) -> Mapping[str, Any]:
+    """``encoded``, the inputs of ``prompts``, with the picture of each distorted.
 
     Args:
         kind: ``diffusion`` (noise at ``step`` on the normalised pixels), ``blur`` (a Gaussian, sigma = ``BLUR_SIGMA`` ×
-            the shorter side), ``black``, ``swapped`` (one of a bank of ``DONORS`` drawn pictures of coloured shapes, by
-            hash of key and seed, resized to this one's size), or ``none`` (text only, with fewer token ids).
+            the shorter side), ``black``, or ``swapped`` (``donor``, resized to this one's size).
         step: diffusion step, for ``diffusion``.
         seed: for the diffusion noise and the choice from the bank.
 
     Raises:
-        UserError: an unknown kind, a step or seed out of range, a prompt without image, or a family that cannot be
-            asked without one.
+        UserError: as ``diffuse_prompts``.
     """
-    if kind != NONE:
-        check_noise_kind(kind)
-    check_noise_step(step)
-    check_seed(seed)
-    check_pictured(prompts, "VCD contrasts two pictures")
     if kind == "diffusion":
-        return diffuse_prompts(vlm, prompts, vlm.encode(prompts), step=step, seed=seed)
-    if kind == NONE:
-        return vlm.encode([replace(prompt, image=None) for prompt in prompts])
+        return diffuse_prompts(vlm, prompts, encoded, step=step, seed=seed)
     worse: Mapping[str, Callable[[Prompt, Image.Image], Image.Image]] = {
         "blur": lambda _, image: blurred(image),
         "black": lambda _, image: Image.new("RGB", image.size),
-        "swapped": lambda prompt, image: _donor(prompt.key, seed).resize(image.size),
+        "swapped": lambda prompt, _: donor(prompt.key, seed),
     }
-    assert set(worse) | {"diffusion"} == set(NOISE_KINDS)
-    changed = worse[kind]
-    return vlm.encode([replace(prompt, image=changed(prompt, prompt.image)) for prompt in prompts if prompt.image])
+    return with_pictures(vlm, prompts, worse[kind])
+
+
+def with_pictures(
+    vlm: "VLM", prompts: "Sequence[Prompt]", other: "Callable[[Prompt, Image.Image], Image.Image]"
+) -> Mapping[str, Any]:
+    """The inputs of ``prompts`` with another picture in place of each, resized to the size of its own."""
+    return vlm.encode([replace(p, image=other(p, p.image).resize(p.image.size)) for p in prompts if p.image])
+
+
+def blind_inputs(vlm: "VLM", prompts: "Sequence[Prompt]") -> Mapping[str, Any]:
+    """The inputs of ``prompts`` without their pictures.
+
+    Raises:
+        UserError: the family does not support prompts without one.
+    """
+    return vlm.encode([replace(prompt, image=None) for prompt in prompts])
 
 
 def blurred(image: Image.Image) -> Image.Image:
@@ -204,7 +197,8 @@ def blurred(image: Image.Image) -> Image.Image:
     return to_rgb(image).filter(ImageFilter.GaussianBlur(BLUR_SIGMA * min(image.size)))
 
 
-def _donor(key: str, seed: int) -> Image.Image:
+def donor(key: str, seed: int) -> Image.Image:
+    """One of a bank of ``DONORS`` drawn pictures of coloured shapes, by hash of key and seed."""
     digest = hashlib.sha256(f"{seed}\n{key}".encode()).digest()
     return bank_picture(int.from_bytes(digest[:8], "big") % DONORS)
 

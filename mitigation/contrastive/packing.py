@@ -46,6 +46,8 @@ def joins_rows(vlm: "VLM") -> bool:
     """
     from interp.prompt import Prompt
 
+    if vlm.layout.geometry != "measured":
+        return True
     if vlm not in _JOINS:
         prompt = Prompt("?", Image.new("RGB", (64, 48)))
         one, two = (dict(vlm.inputs([prompt] * times)) for times in (1, 2))

@@ -20,7 +20,7 @@ from interp.layout import layout_for
 from interp.output_head import float32_head
 from mitigation.contrastive.formulas import contrast
 from mitigation.contrastive.kernels import fused
-from mitigation.contrastive.processors import Steps
+from mitigation.contrastive.processors import ContrastLogitsProcessor
 from mitigation.contrastive.second_branch import check_inputs
 from mitigation.validation import check_alpha, check_beta
 
@@ -85,7 +85,7 @@ def generate_paired(
     return PairedOutput(sequences[:rows, both["input_ids"].shape[1] - width :], pairing.first_scores)
 
 
-class PairedContrastLogitsProcessor(LogitsProcessor):
+class PairedContrastLogitsProcessor(ContrastLogitsProcessor):
     """Contrasts the first half of the rows with the second and returns the result for both halves.
 
     ``prompt_ids`` are those of both halves (``pair_inputs``). ``kernel`` is one of ``mitigation.contrastive.kernels``.
@@ -107,20 +107,7 @@ class PairedContrastLogitsProcessor(LogitsProcessor):
         check_beta(beta)
         self.alpha, self.beta = alpha, beta
         self._fused = fused(kernel)
-        self._steps = Steps(prompt_ids, model)
-        self._first_scores: Tensor | None = None
-
-    @property
-    def first_scores(self) -> Float[Tensor, "pair vocab"]:
-        """The last call's first contrasted scores, float32, before the cutoff.
-
-        Raises:
-            UserError: there was no call.
-        """
-        if self._first_scores is None:
-            raise UserError("no scores yet; they are kept at the first step of generate(); generate first")
-        self._steps.check()
-        return self._first_scores
+        super().__init__(model, prompt_ids)
 
     def __call__(
         self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]

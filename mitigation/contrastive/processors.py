@@ -17,7 +17,7 @@ from interp.errors import UserError
 from interp.hooks.forward import is_paused, only_listens
 from mitigation.contrastive.formulas import contrast, plausible, uncut_answers
 from mitigation.contrastive.kernels import fused
-from mitigation.contrastive.second_branch import LazyBranch, SecondBranch, Skips, bare, check_inputs, speaker_of
+from mitigation.contrastive.second_branch import LazyBranches, SecondBranch, Skips, bare, check_inputs, speaker_of
 from mitigation.validation import check_alpha, check_beta
 
 Rule = Callable[[Tensor, Tensor, int], Tensor]
@@ -46,7 +46,29 @@ class Branch(Protocol):
         ...
 
 
-class RuleLogitsProcessor(LogitsProcessor):
+class ContrastLogitsProcessor(LogitsProcessor):
+    """A base of processors that follow one ``generate`` call after the other, and keep each one's first scores."""
+
+    def __init__(self, model: Any, prompt_ids: Int[Tensor, "row position"]) -> None:
+        self._steps = Steps(prompt_ids, model)
+        self._first_scores: Tensor | None = None
+
+    @property
+    def first_scores(self) -> Float[Tensor, "some vocab"]:
+        """The last call's scores of the first step, float32, before the cutoff; of a paired batch a row a pair.
+
+        Where a lazy branch may leave out the first step, those of rows that skipped it are the clean ones.
+
+        Raises:
+            UserError: there was no call.
+        """
+        if self._first_scores is None:
+            raise UserError("no scores yet; they are kept at the first step of generate(); generate first")
+        self._steps.check()
+        return self._first_scores
+
+
+class RuleLogitsProcessor(ContrastLogitsProcessor):
     """Applies ``rule`` to the scores of ``generate`` and of the branches ``others``, then the plausibility cutoff.
 
     ``prompt_ids`` are the prompts that generation starts from, ``others`` the inputs of each further branch (other
@@ -57,7 +79,8 @@ class RuleLogitsProcessor(LogitsProcessor):
     With ``lazy``, branches (all given by their inputs) are run only where several tokens pass the cutoff, since the
     choice is that of the clean scores elsewhere; ``rule`` then gets some of the rows. With ``first`` too, they are
     never left out at the first step, whose scores margins are made of, and ``rule`` gets all rows. A row that has one
-    of the tokens ``ends`` is neither run nor counted; without ``ends``, every row is to the last step.
+    of the tokens ``ends`` is neither run nor counted; without ``ends``, every row is to the last step. ``skips`` are
+    the cost of the last call; without ``lazy`` nothing is skipped, and ended rows are counted too.
 
     Raises:
         UserError: as ``VisualContrastiveLogitsProcessor``.
@@ -86,36 +109,16 @@ class RuleLogitsProcessor(LogitsProcessor):
                 "pass as many"
             )
         self._branches: list[Branch] = [*own, *(other for other in others if not isinstance(other, Mapping))]
-        self._lazy = [LazyBranch(branch) for branch in own] if lazy else []
-        self._steps = Steps(prompt_ids, model)
+        self._lazy = LazyBranches(own) if lazy else None
+        super().__init__(model, prompt_ids)
         self._rule, self._beta, self._answers, self._first = rule, beta, answers, first
         self._ends = torch.tensor([*ends], dtype=torch.long, device=prompt_ids.device)
-        self._first_scores: Tensor | None = None
-        self._skips = Skips()
-
-    @property
-    def first_scores(self) -> Float[Tensor, "row vocab"]:
-        """The last call's scores of the first step, float32, before the cutoff.
-
-        Lazy without ``first``: the clean scores of the rows whose first step was skipped.
-
-        Raises:
-            UserError: there was no call.
-        """
-        if self._first_scores is None:
-            raise UserError("no scores yet; they are kept at the first step of generate(); generate first")
-        self._steps.check()
-        return self._first_scores
+        self.skips = Skips()
 
     @property
     def unscored(self) -> str:
         """Why there are no margins: a lazy branch would mix clean with contrasted ones, which gives a wrong AUROC."""
-        return LAZY if self._lazy and not self._first else ""
-
-    @property
-    def skips(self) -> Skips:
-        """The cost of the last call. In eager mode nothing is skipped, and ended rows are counted too."""
-        return self._skips
+        return LAZY if self._lazy is not None and not self._first else ""
 
     def __call__(
         self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
@@ -124,13 +127,13 @@ class RuleLogitsProcessor(LogitsProcessor):
         generated = self._steps.follow(input_ids, scores)
         step = generated.shape[1]
         if not step:
-            self._skips = Skips()
-        if self._lazy:
+            self.skips = Skips()
+        if self._lazy is not None:
             kept = plausible(scores, beta=self._beta)
-            ruled = self._where_needed(generated, scores, kept)
+            ruled = self._where_needed(self._lazy, generated, scores, kept)
             cut = ruled.masked_fill(~kept, -torch.inf)
         else:
-            self._skips = Skips(steps=self._skips.steps + len(scores), prefills=len(scores))
+            self.skips = Skips(steps=self.skips.steps + len(scores), prefills=len(scores))
             others = [branch.extend(generated[:, -1:]) if step else branch.start() for branch in self._branches]
             ruled, cut = self._ruled(scores, torch.stack(others), step)
         if step:
@@ -144,29 +147,30 @@ class RuleLogitsProcessor(LogitsProcessor):
         return ruled, ruled.masked_fill(~plausible(scores, beta=self._beta), -torch.inf)
 
     def _where_needed(
-        self, generated: Int[Tensor, "row new"], scores: Float[Tensor, "row vocab"], kept: Bool[Tensor, "row vocab"]
+        self,
+        lazy: LazyBranches,
+        generated: Int[Tensor, "row new"],
+        scores: Float[Tensor, "row vocab"],
+        kept: Bool[Tensor, "row vocab"],
     ) -> Float[Tensor, "row vocab"]:
         """The clean scores, and the rule's in rows with several plausible tokens (and in their groups)."""
         step = generated.shape[1]
-        for lazy in self._lazy if not step else ():
+        if not step:
             lazy.reset()
         ended = torch.isin(generated, self._ends).any(dim=1)
         several, alive = _true_rows(kept.sum(dim=1) > 1, ~ended)
         whole = self._first and not step
         unsure = set(alive) if whole else set(several) & set(alive)
         ruled, asked = scores.float(), 0
-        consulted = [lazy.consult(generated, unsure=unsure, alive=alive) for lazy in self._lazy]
-        for group in zip(*consulted, strict=True):  # of every branch the same rows
-            rows, where, _ = group[0]
+        for rows, where, others in lazy.consult(generated, unsure=unsure, alive=alive):
             asked += len(rows & set(alive))
-            others = torch.stack([branch.logits for branch in group])
             if where is None:
                 ruled = self._rule(scores.float(), others, step)
             else:
                 own = self._rule(scores.float().index_select(0, where), others, step)
                 ruled = ruled.index_copy(0, where, own)
-        before, started = self._skips, self._lazy[0].started
-        self._skips = Skips(
+        before, started = self.skips, lazy.started
+        self.skips = Skips(
             steps=before.steps + len(alive),
             skipped=before.skipped + len(alive) - asked,
             prefills=started,

@@ -3,7 +3,7 @@
 It shares no state with the running ``generate``: positions are computed once for the prompt and then incremented, so
 that no state of the model (Qwen's ``rope_deltas``) is read or written, and the first forward creates the cache.
 
-``LazyBranch`` runs it only where it can matter. If a single token passes the plausibility cutoff, the contrast cannot
+``LazyBranches`` runs it only where it can matter. If a single token passes the plausibility cutoff, the contrast cannot
 change the choice, so the row skips the step; if a later step needs the branch, the skipped tokens are fed in one chunk.
 The result is exact.
 """
@@ -11,7 +11,7 @@ The result is exact.
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -26,6 +26,9 @@ from mitigation.contrastive.pixels import select_rows
 
 # More groups fit the rows more tightly but read the weights more often per step; the last one takes the remaining rows.
 MAX_GROUPS = 4
+
+Consulted = tuple[frozenset[int], Tensor | None, Tensor]
+"""Rows; their tensor, or None for all rows in order; the float32 logits of every branch for them."""
 
 
 class SecondBranch:
@@ -240,36 +243,31 @@ class Skips:
     skipped_prefills: int = 0
 
 
-class Consulted(NamedTuple):
-    """The second branch's float32 logits for ``rows``; ``where`` is their tensor, or None for all rows in order."""
-
-    rows: frozenset[int]
-    where: Int[Tensor, " some"] | None
-    logits: Float[Tensor, "some vocab"]
-
-
 @dataclass
 class _Group:
-    branch: SecondBranch
+    """The rows that first needed the branches at one step; ``index`` is their tensor, None for all rows in order."""
+
+    branches: Sequence[SecondBranch]
     rows: frozenset[int]
     index: Int[Tensor, " some"] | None
-    fed: int | None = None  # number of generated tokens the branch has seen; None before its prompt
+    fed: int | None = None  # number of generated tokens the branches have seen; None before their prompts
 
-    def advance(self, generated: Int[Tensor, "row new"]) -> Consulted:
-        """Feeds all tokens generated since the last call. Call at most once per step."""
+    def advance(self, generated: Int[Tensor, "row new"]) -> Float[Tensor, "branch some vocab"]:
+        """Feeds all tokens generated since the last call; their float32 logits. Call at most once per step."""
         own = generated if self.index is None else generated.index_select(0, self.index)
+        logits: list[Tensor] = []
         if self.fed is None:
-            self.fed, logits = 0, self.branch.start()
+            self.fed, logits = 0, [branch.start() for branch in self.branches]
         if own.shape[1] > self.fed:
-            logits = self.branch.extend(own[:, self.fed :])
+            logits = [branch.extend(own[:, self.fed :]) for branch in self.branches]
             self.fed = own.shape[1]
-        return Consulted(self.rows, self.index, logits)
+        return torch.stack(logits)
 
 
-class LazyBranch:
-    """Runs parts of ``whole``, the branch over all rows, on demand."""
+class LazyBranches:
+    """Runs parts of ``whole``, branches over all rows, on demand; each part runs all of them."""
 
-    def __init__(self, whole: SecondBranch) -> None:
+    def __init__(self, whole: Sequence[SecondBranch]) -> None:
         self._whole = whole
         self.reset()
 
@@ -279,13 +277,13 @@ class LazyBranch:
 
     @property
     def started(self) -> int:
-        """Number of rows whose prompt was run."""
+        """Number of rows whose prompts were run."""
         return sum(len(group.rows) for group in self._groups)
 
     def consult(self, generated: Int[Tensor, "row new"], *, unsure: Set[int], alive: Sequence[int]) -> list[Consulted]:
-        """Logits for at least the rows ``unsure``, after the tokens ``generated`` so far.
+        """Logits for at least the rows ``unsure``, after the tokens ``generated`` so far, a group each.
 
-        Rows that first need the branch at the same step form a group. ``alive`` are the rows that have not ended.
+        Rows that first need the branches at the same step form a group. ``alive`` are the rows that have not ended.
         """
         if not unsure:
             return []
@@ -294,13 +292,13 @@ class LazyBranch:
         if new := unsure - known:
             last = len(self._groups) == MAX_GROUPS - 1
             groups.append(self._group(sorted(set(alive) - known if last else new), len(generated)))
-        return [group.advance(generated) for group in groups]
+        return [(group.rows, group.index, group.advance(generated)) for group in groups]
 
     def _group(self, rows: list[int], total: int) -> _Group:
         if len(rows) == total:
             group = _Group(self._whole, frozenset(rows), None)
         else:
-            index = torch.tensor(rows, device=self._whole.prompt_ids.device)
-            group = _Group(self._whole.part(rows), frozenset(rows), index)
+            index = torch.tensor(rows, device=self._whole[0].prompt_ids.device)
+            group = _Group([branch.part(rows) for branch in self._whole], frozenset(rows), index)
         self._groups.append(group)
         return group

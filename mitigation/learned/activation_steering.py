@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from interp.errors import UserError
 from interp.tensor_file import digest_of
-from mitigation.validation import check_layer, check_seed, check_strength, check_teaches
+from mitigation.validation import check_choice, check_layer, check_number, check_seed, check_teaches
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,9 +49,8 @@ class DirectionSteering:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, value, known in (("towards", self.towards, TOWARDS), ("kind", self.kind, KINDS)):
-            if value not in known:
-                raise UserError(f"{name}={value!r}: must be one of {', '.join(known)}")
+        check_choice("towards", self.towards, TOWARDS)
+        check_choice("kind", self.kind, KINDS)
         check_layer(self.layer)
         check_seed(self.seed)
         LearnedSteering(Path(), "", self.strength, self.columns)
@@ -108,9 +106,8 @@ class LearnedSteering:
     columns: str = "answer"
 
     def __post_init__(self) -> None:
-        check_strength(self.strength)
-        if self.columns not in COLUMNS:
-            raise UserError(f"columns={self.columns!r}: must be one of {', '.join(COLUMNS)}")
+        check_number("strength", self.strength)
+        check_choice("columns", self.columns, COLUMNS)
 
     def direction(self, vlm: "VLM") -> "Direction":
         """The learned direction.

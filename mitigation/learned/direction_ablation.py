@@ -17,7 +17,7 @@ from interp.errors import UserError
 from interp.tensor_file import check_model, digest_of, read_tensors, write_tensors
 from mitigation.learned.activation_steering import says_yes
 from mitigation.method import TrainedFile
-from mitigation.validation import check_layer, check_seed, check_teaches
+from mitigation.validation import check_choice, check_layer, check_seed, check_teaches
 from mitigation.wrappers import with_model
 
 if TYPE_CHECKING:
@@ -56,9 +56,8 @@ class AblateDirection:
     shuffle: int | None = None
 
     def __post_init__(self) -> None:
-        for name, value, known in (("by", self.by, BY), ("to", self.to, TO)):
-            if value not in known:
-                raise UserError(f"{name}={value!r}: must be one of {', '.join(known)}")
+        check_choice("by", self.by, BY)
+        check_choice("to", self.to, TO)
         if self.weights and self.to != "zero":
             raise UserError(f"weights=true with to={self.to!r}; weights can only be made orthogonal; set to=zero")
         check_layer(self.layer)

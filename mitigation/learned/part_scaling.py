@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from interp.errors import UserError
 from interp.tensor_file import check_model, digest_of, read_tensors, write_tensors
 from mitigation.method import TrainedFile
-from mitigation.validation import check_seed, check_strength
+from mitigation.validation import check_choice, check_count, check_number, check_seed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,12 +48,10 @@ class PartScaling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.carries not in CARRIES:
-            raise UserError(f"carries={self.carries!r}: must be one of {', '.join(CARRIES)}")
-        if self.parts < 1:
-            raise UserError(f"parts={self.parts}: must be at least 1")
+        check_choice("carries", self.carries, CARRIES)
+        check_count("parts", self.parts, 1)
         if self.strength is not None:
-            check_strength(self.strength)
+            check_number("strength", self.strength)
         check_seed(self.seed)
 
     def check_cases(self, questions: Sequence[str], safe: Sequence[bool]) -> None:

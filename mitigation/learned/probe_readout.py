@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from interp.tensor_file import check_model, digest_of, read_tensors, write_tensors
 from mitigation.method import TrainedFile
-from mitigation.validation import check_layer, check_seed, check_strength
+from mitigation.validation import check_layer, check_number, check_seed
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -50,7 +50,7 @@ class TruthReadout:
     yes_no_only: ClassVar[bool] = True  # it acts on the Yes/No margin
 
     def __post_init__(self) -> None:
-        check_strength(self.strength)
+        check_number("strength", self.strength)
         check_layer(self.layer)
         check_seed(self.seed)
 
@@ -102,7 +102,7 @@ class LearnedReadout(TrainedFile):
     yes_no_only: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_strength(self.strength)
+        check_number("strength", self.strength)
 
     def logits(self, vlm: "VLM", prompts: "Sequence[Prompt]") -> "Float[Tensor, ' row']":
         """The probe's logit of safe for each prompt, with one forward per batch; float32 on the CPU."""

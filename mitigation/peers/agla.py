@@ -55,9 +55,9 @@ class AGLA(BranchMethod):
     pictured: ClassVar[str] = "AGLA shows parts of it"
 
     def __post_init__(self) -> None:
-        check_number("alpha", self.alpha, least=0.0)
+        check_number("alpha", self.alpha, 0.0)
         check_beta(self.beta)
-        check_number("keep", self.keep, least=0.0, most=1.0)
+        check_number("keep", self.keep, 0.0, 1.0, hint="0 keeps nothing")
         object.__setattr__(self, "_maps", None)
         if self.maps is not None:
             from interp.tensor_file import digest_of

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from interp.errors import UserError
 from mitigation.branches import BranchLogits, BranchMethod, Contrast, Inputs
 from mitigation.prior_correction import prior_inputs
-from mitigation.validation import check_alpha, check_beta, check_gamma
+from mitigation.validation import check_alpha, check_beta, check_count, check_number
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,9 +73,8 @@ class M3ID(BranchMethod):
 
     def __post_init__(self) -> None:
         check_beta(self.beta)
-        for name, value, most in (("forgetting", self.forgetting, 10.0), ("threshold", self.threshold, 1.0)):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
-                raise UserError(f"{name}={value!r}; {name} lies between 0 and {most:g}; 0 changes nothing")
+        check_number("forgetting", self.forgetting, 0.0, 10.0)
+        check_number("threshold", self.threshold, 0.0, 1.0)
 
     def branches(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> list[Inputs]:
         """The inputs without pictures; none where nothing is corrected.
@@ -120,9 +119,8 @@ class PAI(BranchMethod):
     def __post_init__(self) -> None:
         check_alpha(self.alpha)
         check_beta(self.beta)
-        check_gamma(self.gamma)
-        if isinstance(self.first_layer, bool) or not isinstance(self.first_layer, int) or self.first_layer < 0:
-            raise UserError(f"first_layer={self.first_layer!r}; layers count from 0; 0 steers all of them")
+        check_number("gamma", self.gamma, 1.0, hint="1 means no guidance")
+        check_count("first_layer", self.first_layer, 0, hint="0 steers all layers")
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """Greedy answers with margins by this rule, before the cutoff.

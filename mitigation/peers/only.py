@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from interp.errors import UserError
 from mitigation.branches import BranchLogits, BranchMethod
-from mitigation.validation import check_beta, check_layers, check_number, check_pictured
+from mitigation.validation import check_beta, check_count, check_number, check_pictured
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,14 +41,11 @@ class ONLY(BranchMethod):
     pictured: ClassVar[str] = "ONLY compares attention to the picture with attention to the text"
 
     def __post_init__(self) -> None:
-        check_number("alpha_1", self.alpha_1, least=0.0)
-        check_number("alpha_2", self.alpha_2, least=0.0)
-        check_number("gamma", self.gamma, least=0.0, most=2.0)  # two distributions are at most 2 apart
+        check_number("alpha_1", self.alpha_1, 0.0)
+        check_number("alpha_2", self.alpha_2, 0.0)
+        check_number("gamma", self.gamma, 0.0, 2.0)  # two distributions are at most 2 apart
         check_beta(self.beta)
-        try:
-            check_layers([self.layer])
-        except UserError as error:
-            raise UserError(f"layer={self.layer!r}; layers count from 0, and ONLY intervenes in one of them") from error
+        check_count("layer", self.layer, 0, hint="ONLY intervenes in one layer")
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """Greedy answers with margins by this rule, before the cutoff.

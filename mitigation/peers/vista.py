@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from interp.errors import UserError
 from mitigation.branches import BranchLogits, BranchMethod
-from mitigation.validation import check_number, check_pictured
+from mitigation.validation import check_count, check_number, check_pictured
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,10 +41,9 @@ class VISTA(BranchMethod):
     pictured: ClassVar[str] = "VISTA steers towards what it adds"
 
     def __post_init__(self) -> None:
-        check_number("strength", self.strength, least=0.0)
-        check_number("gamma", self.gamma, least=0.0, most=1.0)
-        if isinstance(self.window, bool) or not isinstance(self.window, int) or self.window < 1:
-            raise UserError(f"window={self.window!r}; it is the number of layers before the last one, 1 or more")
+        check_number("strength", self.strength, 0.0)
+        check_number("gamma", self.gamma, 0.0, 1.0)
+        check_count("window", self.window, 1, hint="it counts layers before the last one")
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """Greedy answers with margins of the augmented logits.

@@ -8,14 +8,26 @@ from PIL import Image
 
 from interp.errors import UserError
 from interp.vlm import VLM, Prompt
-from mitigation.contrastive.corruption import BLUR_SIGMA, DONORS, bank_picture, blurred, corrupt_inputs, diffuse_images
+from mitigation.contrastive.corruption import (
+    BLUR_SIGMA,
+    DONORS,
+    bank_picture,
+    blind_inputs,
+    blurred,
+    corrupt_inputs,
+    diffuse_images,
+)
+from mitigation.controls import TextOnly
+from mitigation.method import Method
+from mitigation.prior_correction import prior_inputs
 from mitigation.validation import NOISE_KINDS
+from mitigation.vcd import VCD
 from tests.families import FAMILIES
 from tests.tiny import picture
 
 
 def corrupted(vlm: VLM, prompts: list[Prompt], kind: str, **options: Any) -> Any:
-    return corrupt_inputs(vlm, prompts, kind=kind, **{"step": 700, "seed": 0} | options)
+    return corrupt_inputs(vlm, prompts, vlm.encode(prompts), kind=kind, **{"step": 700, "seed": 0} | options)
 
 
 def kept(vlm: VLM, image: Image.Image) -> torch.Tensor:
@@ -78,29 +90,22 @@ def test_swapped_shows_a_picture_of_the_bank_by_key_and_seed(vlm: VLM) -> None:
 
 
 def test_none_is_the_text_alone(vlm: VLM, prompts: list[Prompt]) -> None:
-    blind = corrupted(vlm, prompts, "none")
+    (blind,) = prior_inputs(vlm, prompts, "none", pictures=1, seed=0)
     assert "pixel_values" not in blind
     assert torch.equal(blind["input_ids"], vlm.encode([Prompt(p.text) for p in prompts])["input_ids"])
 
 
 def test_a_family_that_needs_a_picture_says_so(prompts: list[Prompt]) -> None:
     with pytest.raises(UserError, match="cannot answer without an image"):
-        corrupted(VLM(*FAMILIES["instructblip"](), name="instructblip"), prompts, "none")
+        blind_inputs(VLM(*FAMILIES["instructblip"](), name="instructblip"), prompts)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"kind": "fog"}, r"noise='fog'; .*diffusion, blur, black, swapped"),
-        ({"step": 1000}, r"noise_step=1000; .*0 .*999"),
-    ],
-)
-def test_what_is_out_of_range_is_refused(vlm: VLM, prompts: list[Prompt], change: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        corrupted(vlm, prompts, **{"kind": "black"} | change)
+def test_a_step_out_of_range_is_refused(vlm: VLM, prompts: list[Prompt]) -> None:
+    with pytest.raises(UserError, match=r"noise_step=1000; .*0 .*999"):
+        corrupted(vlm, prompts, "diffusion", step=1000)
 
 
-@pytest.mark.parametrize("kind", [*NOISE_KINDS, "none"])
-def test_a_prompt_without_picture_is_refused(vlm: VLM, prompts: list[Prompt], kind: str) -> None:
+@pytest.mark.parametrize("method", [*(VCD(noise=kind) for kind in NOISE_KINDS), TextOnly()])
+def test_a_prompt_without_picture_is_refused(vlm: VLM, prompts: list[Prompt], method: Method) -> None:
     with pytest.raises(UserError, match="no image in prompt 'blind'"):
-        corrupted(vlm, [*prompts, Prompt("what is red", key="blind")], kind)
+        method.generate(vlm, [*prompts, Prompt("what is red", key="blind")], max_new_tokens=1)

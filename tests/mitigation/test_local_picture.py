@@ -127,7 +127,7 @@ def test_other_maps_are_another_method_wherever_they_lie(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: AGLA(alpha=-1.0), r"alpha=-1\.0; .*at least 0"),
+        (lambda: AGLA(alpha=-1.0), r"alpha=-1\.0; .*0 or more"),
         (lambda: AGLA(keep=1.5), r"keep=1\.5; .*from 0 to 1"),
         (lambda: AGLA(beta=2.0), r"beta=2\.0"),
         (lambda: AGLA(maps="/no/such/file"), "/no/such/file"),

@@ -144,7 +144,7 @@ def test_verdicts_follow_their_shifted_margins(vlm: VLM, prompts: list[Prompt]) 
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: ONLY(alpha_1=-1.0), r"alpha_1=-1\.0; .*at least 0"),
+        (lambda: ONLY(alpha_1=-1.0), r"alpha_1=-1\.0; .*0 or more"),
         (lambda: ONLY(alpha_2=float("nan")), "alpha_2=nan; "),
         (lambda: ONLY(gamma=2.5), r"gamma=2\.5; .*from 0 to 2"),
         (lambda: ONLY(layer=-1), "layer=-1; "),

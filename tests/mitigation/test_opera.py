@@ -237,9 +237,9 @@ def test_batches_answer_as_one_by_one(name: str) -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: OPERA(beams=0), "beams=0; .*at least 1"),
+        (lambda: OPERA(beams=0), "beams=0; .*1 or more"),
         (lambda: OPERA(candidates=0), "candidates=0; "),
-        (lambda: OPERA(threshold=1), "threshold=1; .*at least 2"),
+        (lambda: OPERA(threshold=1), "threshold=1; .*2 or more"),
         (lambda: OPERA(rollbacks=True), "rollbacks=True; "),
         (lambda: OPERA(early=-1), "early=-1; "),
         (lambda: OPERA(scale=0.0), r"scale=0\.0; "),

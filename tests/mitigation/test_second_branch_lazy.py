@@ -14,7 +14,7 @@ from interp.vlm import VLM, Prompt
 from mitigation.contrastive.corruption import diffuse_images
 from mitigation.contrastive.formulas import plausible
 from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
-from mitigation.contrastive.second_branch import MAX_GROUPS, LazyBranch, SecondBranch, Skips
+from mitigation.contrastive.second_branch import MAX_GROUPS, LazyBranches, SecondBranch, Skips
 from mitigation.vcd import VCD
 from tests.mitigation.conftest import contrasting, generate
 from tests.mitigation.family_laws import SHARP, TEXTS
@@ -179,14 +179,14 @@ def test_there_are_never_more_groups_than_allowed(sharp: VLM, batch: Any, forwar
     said = torch.randint(5, 60, (ROWS, 6), generator=torch.Generator().manual_seed(0))
     steps = [whole.start(), *(whole.extend(said[:, i : i + 1]) for i in range(6))]
     forwards.clear()
-    lazy = LazyBranch(SecondBranch(sharp.model, noised))
+    lazy = LazyBranches([SecondBranch(sharp.model, noised)])
     wanted: list[set[int]] = [{1}, set(), {0, 2}, {1, 3}, {0, 4}, {5}, {6}]
     alive = [row for row in range(ROWS) if row != 7]
     for step, rows in enumerate(wanted):
         found = lazy.consult(said[:, :step], unsure=rows, alive=alive)
         assert rows <= frozenset().union(*(group for group, _, _ in found))
         for _, where, logits in found:
-            torch.testing.assert_close(logits, steps[step][where], atol=1e-3, rtol=1e-3)
+            torch.testing.assert_close(logits[0], steps[step][where], atol=1e-3, rtol=1e-3)
     prompts = [rows for rows, _, pictured in forwards if pictured]
     assert prompts == [1, 2, 1, 3]  # the last group takes 4, 5 and 6, but not 7, which has ended
     assert len(prompts) == MAX_GROUPS

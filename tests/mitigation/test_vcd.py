@@ -32,7 +32,7 @@ from tests.tiny import picture
         ({"noise_step": 1000}, "noise_step=1000; .*0 .*999"),
         ({"noise_step": -1}, "noise_step=-1; .*0 .*999"),
         ({"noise": "salt"}, "noise='salt'; .*diffusion.*swapped"),
-        ({"branch": "third"}, "branch='third'; .*auto, paired, sequential or lazy"),
+        ({"branch": "third"}, "branch='third'; .*auto, paired, sequential, lazy"),
         ({"branch": "lazy", "beta": None}, "branch='lazy' with beta=None; .*branch=auto"),
     ],
 )
@@ -45,7 +45,7 @@ def test_settings_are_checked_when_made(setting: dict[str, Any], message: str) -
 @pytest.mark.parametrize("noise", ["blur", "black", "swapped"])
 def test_every_noise_is_contrasted_by_every_branch(vlm: VLM, prompts: list[Prompt], noise: str, branch: str) -> None:
     got = VCD(alpha=3.0, beta=0.05, noise=noise, branch=branch).generate(vlm, prompts, max_new_tokens=4)
-    worse = corrupt_inputs(vlm, prompts, kind=noise, step=500, seed=0)
+    worse = corrupt_inputs(vlm, prompts, vlm.encode(prompts), kind=noise, step=500, seed=0)
     processor = VisualContrastiveLogitsProcessor(vlm.model, worse, alpha=3.0, beta=0.05)
     expected = vlm.generate(prompts, max_new_tokens=4, logits_processor=[processor])
     assert got.token_ids == expected.token_ids

@@ -93,7 +93,7 @@ def test_verdicts_follow_their_shifted_margins(vlm: VLM, prompts: list[Prompt]) 
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: VISTA(strength=-1.0), r"strength=-1\.0; .*at least 0"),
+        (lambda: VISTA(strength=-1.0), r"strength=-1\.0; .*0 or more"),
         (lambda: VISTA(gamma=1.5), r"gamma=1\.5; .*from 0 to 1"),
         (lambda: VISTA(window=0), "window=0; "),
         (lambda: VISTA(window=True), "window=True; "),

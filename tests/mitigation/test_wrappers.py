@@ -65,7 +65,7 @@ def test_only_the_first_token_is_shifted(vlm: VLM, prompts: list[Prompt]) -> Non
     ("build", "message"),
     [
         (lambda: Shifted(Baseline(), float("nan")), r"shift=nan; .*finite"),
-        (lambda: Shifted(Sampled(Baseline()), 1.0), "sample the shifted one"),
+        (lambda: Shifted(Sampled(Baseline()), 1.0), "sample last"),
         (lambda: Shifted(3, 1.0), "method=3; "),
     ],
 )
