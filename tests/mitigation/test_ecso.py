@@ -140,5 +140,5 @@ def test_what_it_cannot_work_on_is_refused_in_a_sentence(vlm: VLM) -> None:
         ECSO(describe="what")
     with pytest.raises(UserError, match=r"again='now'; it has to hold \{description\} and \{question\}"):
         ECSO(again="now")
-    with pytest.raises(UserError, match="description_tokens=.*1 or more"):
+    with pytest.raises(UserError, match=r"description_tokens=0; .*1 or more"):
         ECSO(description_tokens=0)
