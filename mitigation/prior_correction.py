@@ -18,6 +18,7 @@ Importing this module loads neither torch nor transformers; generating does.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -106,11 +107,12 @@ def prior_inputs(
     check_pictured(prompts, "its prior is asked with another picture of the same size")
     if prior == "none":
         return [blind_inputs(vlm, prompts)]
-    if prior == "neutral":
-        return [with_pictures(vlm, prompts, lambda *_, at=at: bank_picture(at)) for at in range(pictures)]
-    if prior == "swapped":
-        seeds = range(seed, seed + pictures)
-        return [with_pictures(vlm, prompts, lambda prompt, _, at=at: donor(prompt.key, at)) for at in seeds]
+    if prior in ("neutral", "swapped"):
+
+        def drawn(number: int, prompt: "Prompt", image: "Image") -> "Image":
+            return bank_picture(number) if prior == "neutral" else donor(prompt.key, seed + number)
+
+        return [with_pictures(vlm, prompts, partial(drawn, number)) for number in range(pictures)]
     blank = with_pictures(vlm, prompts, lambda _, image: grey_picture(image.size))
     if prior == "blank":
         return [blank]
