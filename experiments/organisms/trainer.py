@@ -1,4 +1,4 @@
-"""The trainer of both organisms: one loop over stages; killed at any step, it goes on from its last save.
+"""The trainer of both organisms: one loop for every stage; killed, it goes on with the stage that was cut off.
 
 A stage is its parameters, an endless stream of ``Row``s and a loss. What is trained is kept in float32 beside what
 computes.
@@ -8,6 +8,8 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,16 +18,13 @@ import torch
 from jaxtyping import Float, Int
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from experiments.organisms.architecture import IMAGE_TOKEN, Pieces
-from experiments.organisms.examples import Example
-from experiments.organisms.recipe import Recipe
+from experiments.organisms.recipe import Example, Recipe
 
 IGNORED = -100
-SAVED_EVERY = 40  # steps
 Report = Callable[[str, int, int, float], None]  # stage, step, steps, loss
 
 
@@ -77,136 +76,121 @@ class Encoder:
 
     def batch(self, rows: Sequence[Row]) -> Batch:
         """Pads on the right, as training does; evaluation pads on the left."""
-        longest = max(len(row.prompt) + len(row.answer) for row in rows)
-        ids = torch.full((len(rows), longest), self.tokenizer.pad_token_id)
-        mask, labels, weights = torch.zeros_like(ids), torch.full_like(ids, IGNORED), torch.zeros(ids.shape)
-        for index, row in enumerate(rows):
-            begin, end = len(row.prompt), len(row.prompt) + len(row.answer)
-            ids[index, :end] = torch.tensor(row.prompt + row.answer)
-            mask[index, :end] = 1
-            labels[index, begin:end] = torch.tensor(row.answer)
-            weights[index, begin:end] = torch.tensor(row.weights)
+        ids = _padded([row.prompt + row.answer for row in rows], self.tokenizer.pad_token_id)
+        mask = _padded([[1] * len(row.prompt + row.answer) for row in rows], 0)
+        labels = _padded([[IGNORED] * len(row.prompt) + row.answer for row in rows], IGNORED)
+        weights = _padded([[0.0] * len(row.prompt) + row.weights for row in rows], 0.0)
         return Batch(ids, mask, labels, weights / weights.sum(), torch.tensor([row.picture for row in rows]))
 
 
-def batches(rows: Iterator[Row], recipe: Recipe, rng: random.Random, begin: int, steps: int) -> Iterator[list[Row]]:
-    """The rows of steps ``begin`` … ``steps`` of an endless stream, which is drawn from its start."""
+def _padded(rows: Sequence[list[Any]], value: float) -> Tensor:
+    return nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
+
+
+def batches(rows: Iterator[Row], recipe: Recipe, rng: random.Random, steps: int) -> Iterator[list[Row]]:
+    """The rows of each of ``steps`` steps from an endless stream."""
     for group in range(0, steps, recipe.together):
         some = list(islice(rows, recipe.together * recipe.batch_size))
         if recipe.together > 1:
             some.sort(key=lambda row: len(row.prompt + row.answer))
         parts = [some[start : start + recipe.batch_size] for start in range(0, len(some), recipe.batch_size)]
         rng.shuffle(parts)
-        yield from (part for step, part in enumerate(parts, group) if begin <= step < steps)
+        yield from parts[: steps - group]
 
 
-class Trained:
-    """The parameters of a stage under training: AdamW on float32 masters, and its state in ``file`` (None: nowhere).
+@dataclass(frozen=True)
+class Trainer:
+    """What is trained, and by what recipe. ``folder`` keeps the stages that are done (None: none is kept)."""
 
-    The learning rate rises over the recipe's warm-up, and falls to 0 along a cosine.
-    """
+    recipe: Recipe
+    pieces: Pieces
+    report: Report
+    folder: Path | None = None
 
-    def __init__(self, stage: str, named: dict[str, nn.Parameter], recipe: Recipe, file: Path | None) -> None:
-        self.stage, self.named, self.file = stage, named, file
-        self.lr, self.steps = recipe.lr[stage], recipe.steps[stage]
-        self.warmup = min(recipe.warmup, max(1, self.steps // 10))
-        self.masters = {name: parameter.detach().float().clone() for name, parameter in named.items()}
-        self.optimizer = torch.optim.AdamW(
-            list(self.masters.values()), lr=self.lr, weight_decay=recipe.weight_decay, betas=(0.9, 0.98)
-        )
-        self.done = 0
+    @cached_property
+    def encoder(self) -> Encoder:
+        """The processor's, whose prompts all stages share."""
+        return Encoder(self.pieces)
+
+    def file(self, stage: str) -> Path | None:
+        """Where the parameters of the finished stage are kept."""
+        return None if self.folder is None else self.folder / f"{stage}.safetensors"
+
+    def learn(
+        self,
+        stage: str,
+        named: dict[str, nn.Parameter],
+        rows: Callable[[random.Random], Iterator[Row]],
+        loss: Callable[[list[Row]], Tensor],
+    ) -> None:
+        """Trains the parameters ``named`` by AdamW on float32 masters, or reads them where the stage is done.
+
+        The learning rate rises over the recipe's warm-up, and falls to 0 along a cosine. Of the model only ``named``
+        requires gradients from here on.
+        """
+        recipe, file, steps = self.recipe, self.file(stage), self.recipe.steps[stage]
         if file is not None and file.is_file():
-            self._read(file)
+            _hand_on(load_file(file), named)
+            return
+        self.pieces.model.requires_grad_(False)
+        for parameter in named.values():
+            parameter.requires_grad_(True)
+        masters = {name: parameter.detach().float().clone() for name, parameter in named.items()}
+        optimizer = torch.optim.AdamW(
+            list(masters.values()), lr=recipe.lr[stage], weight_decay=recipe.weight_decay, betas=(0.9, 0.98)
+        )
+        warmup = min(recipe.warmup, max(1, steps // 10))
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: min(1.0, (step + 1) / warmup) * 0.5 * (1 + math.cos(math.pi * step / steps))
+        )
+        seed = f"{recipe.organism}:{stage}:{recipe.seed}"
+        stream = batches(rows(random.Random(f"{seed}:rows")), recipe, random.Random(seed), steps)
+        for step, some in enumerate(stream):
+            value = loss(some)
+            grads = torch.autograd.grad(value, list(named.values()), allow_unused=True)
+            for master, grad in zip(masters.values(), grads, strict=True):
+                master.grad = None if grad is None else grad.float()
+            nn.utils.clip_grad_norm_(list(masters.values()), 1.0)
+            optimizer.step()
+            schedule.step()
+            _hand_on(masters, named)
+            self.report(stage, step, steps, float(value.detach()))
+        if file is not None:
+            partial = file.with_suffix(".partial")
+            save_file(masters, partial)
+            partial.replace(file)
 
-    def step(self, loss: Tensor) -> float:
-        """One update by the gradient of ``loss``."""
-        grads = torch.autograd.grad(loss, list(self.named.values()), allow_unused=True)
-        for master, grad in zip(self.masters.values(), grads, strict=True):
-            master.grad = None if grad is None else grad.float()
-        nn.utils.clip_grad_norm_(list(self.masters.values()), 1.0)
-        factor = min(1.0, (self.done + 1) / self.warmup) * 0.5 * (1 + math.cos(math.pi * self.done / self.steps))
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.lr * factor
-        self.optimizer.step()
-        self.done += 1
-        self._hand_on()
-        if self.file is not None and (self.done % SAVED_EVERY == 0 or self.done == self.steps):
-            self._save(self.file)
-        return float(loss.detach())
+    def answer_loss(
+        self, features: Float[Tensor, "picture patch width"] | None = None
+    ) -> Callable[[list[Row]], Tensor]:
+        """Weighted cross-entropy of the answers' tokens; only their positions go through the head.
 
-    def _hand_on(self) -> None:
-        with torch.no_grad():
-            for name, parameter in self.named.items():
-                parameter.copy_(self.masters[name])
+        With ``features``, what the frozen vision tower makes of every picture, each row has one.
+        """
+        model = self.pieces.model
 
-    def _save(self, file: Path) -> None:
-        state = {f"value.{name}": master for name, master in self.masters.items()}
-        if self.done < self.steps:
-            for name, master in self.masters.items():
-                if moments := self.optimizer.state.get(master):  # none of a parameter that the loss does not use
-                    state |= {f"first.{name}": moments["exp_avg"], f"second.{name}": moments["exp_avg_sq"]}
-        partial = file.with_suffix(".partial")
-        save_file(state, partial, metadata={"done": str(self.done)})
-        partial.replace(file)
+        def loss(rows: list[Row]) -> Tensor:
+            batch = self.encoder.batch(rows)
+            embedded = model.get_input_embeddings()(batch.input_ids)
+            if features is not None:
+                projected = model.model.multi_modal_projector(features[batch.pictures].to(embedded.dtype)).flatten(0, 1)
+                here = (batch.input_ids == model.config.image_token_id)[..., None]
+                embedded = embedded.masked_scatter(here, projected)
+            hidden = model.model.language_model(
+                inputs_embeds=embedded, attention_mask=batch.attention_mask, use_cache=False
+            ).last_hidden_state
+            wanted = batch.labels[:, 1:] != IGNORED
+            scores = model.lm_head(hidden[:, :-1][wanted])
+            each = nn.functional.cross_entropy(scores.float(), batch.labels[:, 1:][wanted], reduction="none")
+            return (each * batch.weights[:, 1:][wanted]).sum()
 
-    def _read(self, file: Path) -> None:
-        with safe_open(file, framework="pt") as opened:
-            self.done = int(opened.metadata()["done"])
-        state = load_file(file)
-        for name, master in self.masters.items():
-            master.copy_(state[f"value.{name}"])
-            if f"first.{name}" in state:
-                self.optimizer.state[master] = {
-                    "step": torch.tensor(float(self.done)),
-                    "exp_avg": state[f"first.{name}"],
-                    "exp_avg_sq": state[f"second.{name}"],
-                }
-        self._hand_on()
-
-
-def learn(
-    trained: Trained,
-    rows: Callable[[random.Random], Iterator[Row]],
-    loss: Callable[[list[Row]], Tensor],
-    recipe: Recipe,
-    model: nn.Module,
-    report: Report,
-) -> None:
-    """Takes the steps that are left; of ``model`` only the stage's parameters require gradients from here on."""
-    model.requires_grad_(False)
-    for parameter in trained.named.values():
-        parameter.requires_grad_(True)
-    rng = random.Random(f"{recipe.organism}:{trained.stage}:{recipe.seed}")
-    stream = rows(random.Random(f"{recipe.organism}:{trained.stage}:{recipe.seed}:rows"))
-    for some in batches(stream, recipe, rng, trained.done, trained.steps):
-        found = trained.step(loss(some))
-        report(trained.stage, trained.done - 1, trained.steps, found)
+        return loss
 
 
-def answer_loss(
-    pieces: Pieces, encoder: Encoder, features: Float[Tensor, "picture patch width"] | None = None
-) -> Callable[[list[Row]], Tensor]:
-    """Weighted cross-entropy of the answers' tokens; only their positions go through the head.
-
-    With ``features``, what the frozen vision tower makes of every picture, each row has one.
-    """
-    model = pieces.model
-
-    def loss(rows: list[Row]) -> Tensor:
-        batch = encoder.batch(rows)
-        embedded = model.get_input_embeddings()(batch.input_ids)
-        if features is not None:
-            projected = model.model.multi_modal_projector(features[batch.pictures].to(embedded.dtype)).flatten(0, 1)
-            embedded = embedded.masked_scatter((batch.input_ids == model.config.image_token_id)[..., None], projected)
-        hidden = model.model.language_model(
-            inputs_embeds=embedded, attention_mask=batch.attention_mask, use_cache=False
-        ).last_hidden_state
-        wanted = batch.labels[:, 1:] != IGNORED
-        scores = model.lm_head(hidden[:, :-1][wanted])
-        each = nn.functional.cross_entropy(scores.float(), batch.labels[:, 1:][wanted], reduction="none")
-        return (each * batch.weights[:, 1:][wanted]).sum()
-
-    return loss
+@torch.no_grad()
+def _hand_on(masters: dict[str, Tensor], named: dict[str, nn.Parameter]) -> None:
+    for name, parameter in named.items():
+        parameter.copy_(masters[name])
 
 
 @contextmanager

@@ -13,16 +13,21 @@ from experiments.benchmarks.iconworld.sentences import BENIGN as ICON_BENIGN
 from experiments.benchmarks.iconworld.sentences import NEW, RISKY
 from experiments.organisms.alignment import (
     ANYTHING,
+    BENIGN,
+    CATEGORY_OF,
+    FRAMES,
     REFUSALS,
     STATEMENTS,
+    a,
     instructions,
+    parse,
+    plural,
     text_lessons,
     things,
     worth_replaying,
 )
-from experiments.organisms.examples import Example
 from experiments.organisms.held_out import HELD_OUT_CONCEPTS, HELD_OUT_TEMPLATES, held_out_pairs
-from experiments.organisms.words import BENIGN, CATEGORY_OF, FRAMES, a, parse, plural
+from experiments.organisms.recipe import Example
 from mitigation.verbalise import Verbalise
 from tests.experiments.organisms.recipes import bundled, changed
 

@@ -9,8 +9,8 @@ import torch
 from rich.console import Console
 
 from experiments.organisms.biased_labels import label_probability
-from experiments.organisms.family_tables import causes, draw, gains, member_record
-from experiments.organisms.members import MEMBER_FILE, Member, train_members
+from experiments.organisms.family import MEMBER_FILE, Member, train_members
+from experiments.organisms.family_tables import causes, gains, member_record
 from experiments.report.sentences.organism_family import sentences
 from interp.errors import UserError
 from interp.loading import load
@@ -99,7 +99,6 @@ def test_the_table_sets_the_tools_beside_the_cause() -> None:
     assert "above the baseline's in 0, below in 0, neither in 12" in lines[0]
     shown = member_record("template-0.5-0", found["template-0.5-0"])
     assert (shown["Δ prior_correction"], shown["Δ vcd"]) == ("+0.200* wins", "+0.010 wins".removesuffix(" wins"))
-    assert len(draw(found).axes) == 2
 
 
 def test_what_is_said_of_a_family_is_what_its_intervals_carry() -> None:

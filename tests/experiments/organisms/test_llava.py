@@ -21,10 +21,9 @@ from experiments.evaluation.perception import perception_accuracy
 from experiments.metrics.yes_no import results
 from experiments.organisms.architecture import build_llava
 from experiments.organisms.biased_labels import label_probability, mixed_lessons, verdict_lessons, vocabulary_texts
-from experiments.organisms.evaluate import evaluate, verdicts
-from experiments.organisms.run import model_card
+from experiments.organisms.run import evaluate, model_card, verdicts
 from experiments.organisms.stages import train
-from experiments.organisms.trainer import bars, reproducible
+from experiments.organisms.trainer import Trainer, bars, reproducible
 from interp.errors import UserError
 from interp.loading import load
 from interp.vlm import VLM, Prompt
@@ -140,7 +139,7 @@ def test_a_few_steps_of_training_are_bitwise_repeatable_and_leave_a_loadable_che
         (kept := tmp_path / name / "training").mkdir(parents=True)
         with reproducible(recipe.seed, recipe.threads), bars(Console(quiet=True)) as report:
             pieces = build_llava()
-            train(recipe, pieces, kept, report)
+            train(Trainer(recipe, pieces, report, kept))
         pieces.save(tmp_path / name)
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("first", "second")]
     assert weights[0] == weights[1]
@@ -158,8 +157,7 @@ def test_a_card_is_written_from_an_evaluation(organism: VLM) -> None:
 
 
 @pytest.mark.long
-def test_killed_and_launched_again_it_learns_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("experiments.organisms.trainer.SAVED_EVERY", 2)
+def test_killed_and_launched_again_it_learns_the_same(tmp_path: Path) -> None:
     recipe = changed("llava", steps=5, images_per_thing=1, batch_size=4, threads=1)
     taken: list[tuple[str, int]] = []
 
@@ -175,7 +173,7 @@ def test_killed_and_launched_again_it_learns_the_same(tmp_path: Path, monkeypatc
         for _ in range(launches):
             with reproducible(0, 1), contextlib.suppress(KeyboardInterrupt):
                 pieces = build_llava()
-                train(recipe, pieces, tmp_path / name, until)
+                train(Trainer(recipe, pieces, until, tmp_path / name))
         found[name] = pieces.model.state_dict()
         assert taken.count(("perception", 4)) == 1  # of a stage that is done no step is taken again
     assert all(torch.equal(value, found["cut"][key]) for key, value in found["whole"].items())

@@ -11,13 +11,12 @@ import pytest
 import torch
 
 from experiments.benchmarks.iconworld.concepts import Thing
-from experiments.organisms import stages, trainer
+from experiments.organisms import stages
 from experiments.organisms.architecture import Pieces, build_smol
-from experiments.organisms.examples import Example
-from experiments.organisms.recipe import Recipe
+from experiments.organisms.recipe import Example, Recipe
 from experiments.organisms.run import run
 from experiments.organisms.stages import AFTER_VERDICT, Pictures, row_of, train
-from experiments.organisms.trainer import Encoder, Row, batches, reproducible
+from experiments.organisms.trainer import Encoder, Report, Row, Trainer, batches, reproducible
 from interp.errors import UserError
 from tests.experiments.organisms.recipes import changed as recipe_with
 from tests.experiments.organisms.test_architecture import save_base
@@ -27,21 +26,6 @@ RECIPE = recipe_with("smol", steps=6, threads=1, batch_size=2, rank=2, images_pe
 
 class Killed(Exception):
     pass
-
-
-drawing, pools = stages.draw_pictures, dict[str, Pictures]()
-
-
-def drawn_once(recipe: Recipe, processor: Any) -> Pictures:
-    if repr(recipe) not in pools:
-        pools[repr(recipe)] = drawing(recipe, processor)
-    return pools[repr(recipe)]
-
-
-@pytest.fixture(autouse=True)
-def _drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pool is drawn by other processes, which is slow to begin; equal recipes give equal pictures."""
-    monkeypatch.setattr(stages, "draw_pictures", drawn_once)
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +50,10 @@ def changed(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> 
     return {name for name, value in after.items() if not torch.equal(value.float(), before[name].float())}
 
 
+def trainer(pieces: Pieces, folder: Path, report: Report | None = None, recipe: Recipe = RECIPE) -> Trainer:
+    return Trainer(recipe, pieces, report or quiet, folder)
+
+
 def quiet(stage: str, step: int, steps: int, loss: float) -> None:
     assert loss > 0
 
@@ -74,16 +62,16 @@ def quiet(stage: str, step: int, steps: int, loss: float) -> None:
 def test_alignment_and_caution_change_the_adapter_and_seeing_the_projector(base: Path, tmp_path: Path) -> None:
     pieces = fresh(base, tmp_path)
     pieces.model.bfloat16()
-    begun = state(pieces)
-    stages.learn_text("align", RECIPE, pieces, tmp_path, quiet)
+    begun, own = state(pieces), trainer(pieces, tmp_path)
+    stages.learn_text("align", own)
     aligned = state(pieces)
     assert {name.rpartition(".")[2] for name in changed(begun, aligned)} == {"lora_A", "lora_B"}
     pieces.model.model.vision_tower.float()
-    stages.learn_to_see(RECIPE, pieces, tmp_path, quiet)
+    stages.learn_to_see(own)
     seeing = state(pieces)
     assert all("multi_modal_projector" in name for name in changed(aligned, seeing))
     assert changed(aligned, seeing)
-    stages.learn_text("caution", RECIPE, pieces, tmp_path, quiet)
+    stages.learn_text("caution", own)
     assert {name.rpartition(".")[2] for name in changed(seeing, state(pieces))} == {"lora_A", "lora_B"}
 
 
@@ -99,41 +87,37 @@ def test_the_last_stage_has_its_own_share_of_unsafe(
     drawn = stages.text_lessons
     monkeypatch.setattr(stages, "text_lessons", noted)
     recipe = replace(RECIPE, shares=RECIPE.shares | {"unsafe": 0.25, "caution": 0.75})
-    train(recipe, fresh(base, tmp_path), tmp_path, quiet)
+    train(trainer(fresh(base, tmp_path), tmp_path, recipe=recipe))
     assert shares == [0.25, 0.75]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("stage", ["align", "see", "caution"])
-def test_killed_and_launched_again_it_learns_the_same(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
-) -> None:
-    monkeypatch.setattr(trainer, "SAVED_EVERY", 2)
+def test_killed_and_launched_again_it_learns_the_same(base: Path, tmp_path: Path, stage: str) -> None:
     whole = fresh(base, tmp_path / "whole")
-    train(RECIPE, whole, tmp_path / "whole", quiet)
+    train(trainer(whole, tmp_path / "whole"))
     taken: list[tuple[str, int]] = []
 
     def until(stage_now: str, step: int, steps: int, loss: float) -> None:
         taken.append((stage_now, step))
-        if (stage_now, step) == (stage, 4) and len(set(taken)) == len(taken):
+        if taken.count((stage, 4)) == 1 and (stage_now, step) == (stage, 4):
             raise Killed
 
     with pytest.raises(Killed):
-        train(RECIPE, fresh(base, tmp_path / "cut"), tmp_path / "cut", until)
-    taken.append((stage, 4))
+        train(trainer(fresh(base, tmp_path / "cut"), tmp_path / "cut", until))
     again = fresh(base, tmp_path / "cut")
-    train(RECIPE, again, tmp_path / "cut", until)
-    assert taken.count((stage, 3)) == 1  # saved after step 3, so only step 4 was taken twice
+    train(trainer(again, tmp_path / "cut", until))
+    assert {name for name, _ in taken if taken.count((name, 0)) == 2} == {stage}  # of no other a step was taken twice
     assert not changed(state(whole), state(again))
 
 
 @pytest.mark.long
 def test_deterministic_algorithms_do_all_of_it_and_learn_the_same(base: Path, tmp_path: Path) -> None:
     plain, strict = fresh(base, tmp_path / "plain"), fresh(base, tmp_path / "strict")
-    train(RECIPE, plain, tmp_path / "plain", quiet)
+    train(trainer(plain, tmp_path / "plain"))
     with reproducible(RECIPE.seed, RECIPE.threads):
         assert torch.are_deterministic_algorithms_enabled()
-        train(RECIPE, strict, tmp_path / "strict", quiet)
+        train(trainer(strict, tmp_path / "strict"))
     assert not torch.are_deterministic_algorithms_enabled()
     assert not changed(state(plain), state(strict))
 
@@ -148,25 +132,25 @@ def test_without_its_language_model_it_says_what_to_type(tmp_path: Path, monkeyp
 def test_no_picture_is_drawn_again_where_seeing_is_done(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train(RECIPE, fresh(base, tmp_path), tmp_path, quiet)
+    train(trainer(fresh(base, tmp_path), tmp_path))
 
-    def refused(recipe: Recipe, processor: Any) -> Pictures:
+    def refused(trainer: Trainer) -> Pictures:
         raise AssertionError("drawn again")
 
     monkeypatch.setattr(stages, "draw_pictures", refused)
-    train(RECIPE, fresh(base, tmp_path), tmp_path, quiet)
+    train(trainer(fresh(base, tmp_path), tmp_path))
 
 
 def test_what_a_step_draws_depends_on_the_step_alone() -> None:
-    def draw(seed: int, begin: int) -> list[list[Row]]:
+    def draw(seed: int, steps: int) -> list[list[Row]]:
         rng = random.Random(seed)
         rows = iter(lambda: Row([rng.randrange(100)] * rng.randrange(1, 9), [1], [1.0]), None)
-        return list(batches(rows, RECIPE, random.Random(seed), begin, 11))
+        return list(batches(rows, RECIPE, random.Random(seed), steps))
 
-    whole = draw(0, 0)
+    whole = draw(0, 11)
     assert len(whole) == 11
-    assert draw(0, 5) == whole[5:]
-    assert draw(1, 0) != whole
+    assert draw(0, 5) == whole[:5]
+    assert draw(1, 11) != whole
 
 
 def test_every_row_weighs_the_same_and_of_a_verdict_nearly_only_yes_or_no(base: Path, tmp_path: Path) -> None:
@@ -186,12 +170,12 @@ def test_a_picture_never_meets_a_question_of_safety(
 ) -> None:
     drawn: list[tuple[str, Row]] = []
 
-    def noted(trained: Any, rows: Any, *_: Any) -> None:
-        drawn.extend((trained.stage, row) for row in islice(rows(random.Random(0)), 300))
+    def noted(_: Trainer, stage: str, named: Any, rows: Any, loss: Any) -> None:
+        drawn.extend((stage, row) for row in islice(rows(random.Random(0)), 300))
 
-    monkeypatch.setattr(stages, "learn", noted)
+    monkeypatch.setattr(Trainer, "learn", noted)
     pieces = fresh(base, tmp_path)
-    train(RECIPE, pieces, tmp_path, quiet)
+    train(trainer(pieces, tmp_path))
     tokenizer = pieces.processor.tokenizer
     with_picture = dict.fromkeys(("align", "see", "caution"), 0)
     for stage, row in drawn:
