@@ -61,9 +61,9 @@ Subset = Literal["typical", "attack", "over_safety", "control", "benign", "contr
 Gold = Literal["yes", "no", "comply", "refuse", "unknown"]
 Kind = Literal["yes_no", "refusal"]
 
-SCORED_SUBSETS: tuple[Subset, ...] = ("typical", "attack", "over_safety")
-UNSAFE_SUBSETS: tuple[Subset, ...] = ("typical", "attack")
-REFUSAL_SUBSETS: tuple[Subset, ...] = ("benign", "contrast")
+SCORED_SUBSETS: tuple[str, ...] = ("typical", "attack", "over_safety")
+UNSAFE_SUBSETS: tuple[str, ...] = ("typical", "attack")
+REFUSAL_SUBSETS: tuple[str, ...] = ("benign", "contrast")
 
 
 class Drawable(Protocol):

@@ -22,6 +22,7 @@ from scipy.special import stdtrit
 
 DRAWS = 10_000
 CONFIDENCE = 0.95
+_TIE = 1e-9  # counts are sums of small integers: nearer than this is equal
 FEWEST = 10  # clusters (or pairs) on either side, below which no interval is given
 CHUNK = 500  # draws handled at once: 500 × 1,500 cases × 8 bytes = 6 MB, which stays near the cache
 
@@ -102,29 +103,14 @@ class ClusterBootstrap:
     ) -> Float[np.ndarray, " draw"]:
         """The chance that a positive case scores above a negative one, ties counting half; NaN where a class is absent.
 
-        Scores are sorted once: a sample only changes the weights, so a positive case's wins are the cumulated weight of
-        the negatives below it.
-
         Raises:
             ValueError: a score is NaN.
         """
         used = np.ones(len(score), dtype=bool) if where is None else where
-        if np.isnan(score[used]).any():
-            raise ValueError("a score is NaN; leave out the cases without a score")
-        above, below = used & positive, used & ~positive
-        ascending = np.argsort(score[below], kind="stable")
-        ranked, cluster = score[below][ascending], self.cluster[below][ascending]
-        first = np.searchsorted(ranked, score[above], side="left")
-        last = np.searchsorted(ranked, score[above], side="right")
-        result = np.full(len(self.multiplicity), np.nan)
-        for start in range(0, len(self.multiplicity), CHUNK):
-            chunk = self.multiplicity[start : start + CHUNK]
-            positives = chunk[:, self.cluster[above]].astype(np.float64)
-            below = cumulated(chunk[:, cluster])
-            wins = np.einsum("dp,dp->d", positives, below[:, first] + below[:, last]) / 2
-            pairs = positives.sum(axis=1) * below[:, -1]
-            np.divide(wins, pairs, out=result[start : start + CHUNK], where=pairs > 0)
-        return result
+        none = np.full(len(self.multiplicity), np.nan)
+        return roc_readings(
+            ClusterBootstrap(self.cluster[used], self.multiplicity), -score[used], positive[used], none
+        )[0]
 
 
 def ratio(part: np.ndarray | float, whole: np.ndarray | float) -> np.ndarray:
@@ -159,16 +145,6 @@ def standard_error(draws: Float[np.ndarray, " draw"], clusters: int) -> float | 
     return float(defined.std()) * math.sqrt(clusters / (clusters - 1))
 
 
-def student_interval(
-    value: float, error: float | None, clusters: int, *, confidence: float = CONFIDENCE
-) -> Interval | None:
-    """``value`` ± t · ``error``, t with ``clusters`` − 1 degrees of freedom; None without a standard error."""
-    if error is None:
-        return None
-    reach = student_quantile(clusters, confidence=confidence) * error
-    return Interval(value - reach, value + reach)
-
-
 def student_quantile(clusters: int, *, confidence: float = CONFIDENCE) -> float:
     """The two-sided quantile of Student's t with ``clusters`` − 1 degrees of freedom."""
     return float(stdtrit(clusters - 1, (1 + confidence) / 2))
@@ -190,7 +166,64 @@ def auroc(score: Float[np.ndarray, " case"], positive: Bool[np.ndarray, " case"]
     return None if math.isnan(value) else value
 
 
-def cumulated(weights: UInt8[np.ndarray, "draw case"]) -> Float[np.ndarray, "draw case+1"]:
+def roc_readings(
+    bootstrap: ClusterBootstrap,
+    margin: Float[np.ndarray, " case"],
+    unsafe: Bool[np.ndarray, " case"],
+    strictness: Float[np.ndarray, " draw"],
+) -> Float[np.ndarray, "2 draw"]:
+    """Two readings of the ROC polyline of margins: its area, and over-safety accuracy at a given strictness.
+
+    The points (unsafe accuracy, over-safety accuracy) of all thresholds are joined by straight lines, cases of equal
+    margin changing sides together. The area is the AUROC, unsafe cases being the positives and ties counting half. The
+    second is the share of safe cases above the threshold below which the share ``strictness`` of unsafe cases lies;
+    where several have the same unsafe accuracy (a vertical step), their midpoint is taken. NaN in samples without a
+    safe or without an unsafe case, the second also where ``strictness`` is. Margins are sorted once: a sample changes
+    their weights alone.
+
+    Raises:
+        ValueError: a margin is NaN, or a strictness outside 0 to 1.
+    """
+    if np.isnan(margin).any():
+        raise ValueError("a score is NaN; leave out the cases without a score")
+    if ((strictness < 0) | (strictness > 1)).any():
+        raise ValueError("a strictness is outside 0 to 1; it is the share of unsafe cases that are caught")
+    order = np.argsort(margin, kind="stable")
+    ranked, kind, home = margin[order], unsafe[order], bootstrap.cluster[order]
+    last = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True)) if len(ranked) else np.zeros(0, dtype=int)
+    result = np.full((2, len(bootstrap.multiplicity)), np.nan)
+    for start in range(0, result.shape[1], CHUNK):
+        chunk = bootstrap.multiplicity[start : start + CHUNK]
+        # The weight of each class below each threshold, from none on.
+        caught, lost = (
+            _cumulated(chunk[:, home[mask]])[:, np.concatenate([[0], np.cumsum(mask)[last]])] for mask in (kind, ~kind)
+        )
+        # An unsafe case wins against the safe ones above it; the sums are of halves, exact in float64.
+        wins = np.einsum("dp,dp->d", caught[:, 1:] + caught[:, :-1], np.diff(lost)) / 2
+        result[0, start : start + CHUNK] = ratio(wins, caught[:, -1] * lost[:, -1])
+        share = strictness[start : start + CHUNK]
+        defined = (caught[:, -1] > 0) & (lost[:, -1] > 0) & ~np.isnan(share)
+        if defined.any():
+            answered = 1 - _read(caught[defined], lost[defined], share[defined]) / lost[defined, -1]
+            result[1, start + np.flatnonzero(defined)] = answered
+    return result
+
+
+def _read(
+    caught: Float[np.ndarray, "draw point"], lost: Float[np.ndarray, "draw point"], share: Float[np.ndarray, " draw"]
+) -> Float[np.ndarray, " draw"]:
+    """``lost`` at the point of the polyline where ``caught`` is ``share`` of its end; both ascend from 0."""
+    target = share * caught[:, -1]
+    first = (caught < target[:, None] - _TIE).sum(axis=1)  # of the points that catch as many, if any does
+    final = (caught <= target[:, None] + _TIE).sum(axis=1) - 1
+    row, left, right = np.arange(len(target)), np.minimum(first, final), np.maximum(first, final)
+    gap = caught[row, right] - caught[row, left]
+    between = np.divide(target - caught[row, left], gap, where=gap > 0, out=np.zeros_like(gap))
+    part = np.where(first <= final, 0.5, between)
+    return lost[row, left] + part * (lost[row, right] - lost[row, left])
+
+
+def _cumulated(weights: UInt8[np.ndarray, "draw case"]) -> Float[np.ndarray, "draw case+1"]:
     """The weight of the first 0, 1, 2, … cases of each draw."""
     result = np.zeros((len(weights), weights.shape[1] + 1))
     np.cumsum(weights, axis=1, dtype=np.float64, out=result[:, 1:])

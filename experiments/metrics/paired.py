@@ -1,17 +1,17 @@
-"""Two arms on the cases that both answered: the change of a quantity, flips with McNemar's test, and the cases needed.
+"""A difference between two arms on the same cases: its interval, what is said of it, flips, and the cases needed.
 
-Yes/no and refusal benchmarks both compare their arms by these (``docs/metrics.md``). Pure.
+Yes/no and refusal benchmarks and the studies all compare by these (``docs/metrics.md``). Pure.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
 
-from experiments.metrics.bootstrap import CONFIDENCE, FEWEST, standard_error, student_interval, student_quantile
+from experiments.metrics.bootstrap import CONFIDENCE, FEWEST, standard_error, student_quantile
 from experiments.metrics.findings import SMALL, Answer, statement
 from experiments.metrics.statistical_tests import cases_needed, holm, mcnemar
 
@@ -50,9 +50,11 @@ class Spread:
         return math.inf if self.error is None else student_quantile(self.clusters) * self.error
 
     def ends(self, value: float, *, confidence: float = CONFIDENCE) -> dict[str, Any]:
-        """``low`` and ``high`` around ``value``, None without a standard error, and ``clusters``."""
-        low, high = student_interval(value, self.error, self.clusters, confidence=confidence) or (None, None)
-        return {"low": low, "high": high, "clusters": self.clusters}
+        """Student's ``low`` and ``high`` around ``value``, None without a standard error, and ``clusters``."""
+        if self.error is None:
+            return {"low": None, "high": None, "clusters": self.clusters}
+        reach = student_quantile(self.clusters, confidence=confidence) * self.error
+        return {"low": value - reach, "high": value + reach, "clusters": self.clusters}
 
 
 def two_way(first: Spread, second: Spread, both: Spread) -> Spread:
@@ -68,13 +70,9 @@ def two_way(first: Spread, second: Spread, both: Spread) -> Spread:
     return Spread(float(np.sqrt(max(one + other - both.error**2, one, other))), clusters)
 
 
-def widest(spread: Spread, by_template: Spread | None = None) -> Spread:
+def widest(spread: Spread, by_template: Spread | None) -> Spread:
     """The one of two spreads that gives the wider interval; one without a standard error, where there is such."""
-    known = [one for one in (spread, by_template) if one is not None]
-    return max(known, key=lambda one: one.reach)
-
-
-_EQUAL = {"low": 0.0, "high": 0.0}  # the interval of a difference that is 0 by construction
+    return spread if by_template is None else max(spread, by_template, key=lambda one: one.reach)
 
 
 def rate_floor(*cases: int) -> float:
@@ -85,6 +83,29 @@ def rate_floor(*cases: int) -> float:
     flip among 20 cases would be an interval of width 0.
     """
     return sum(2 / (count + 2) ** 2 for count in cases) / max(len(cases), 1) ** 2
+
+
+class Difference(NamedTuple):
+    """A difference: its ``entry`` as metrics.json has it (None where it does not exist), its spreads and its draws."""
+
+    entry: Change | None
+    spread: Spread  # over clusters
+    by_template: Spread | None  # over templates (two-way), where cases are made from them
+    draws: Float[np.ndarray, " draw"]  # over clusters
+
+    @property
+    def widest(self) -> Spread:
+        """The spread that gives the wider interval."""
+        return widest(self.spread, self.by_template)
+
+    @property
+    def lower_bound(self) -> float | None:
+        """The one-sided lower 95% bound, by the wider of the spreads; None without an interval."""
+        if self.entry is None:
+            return None
+        value, confidence = self.entry["value"], 2 * CONFIDENCE - 1
+        lows = [one.ends(value, confidence=confidence)["low"] for one in (self.spread, self.by_template) if one]
+        return None if None in lows else min(lows)
 
 
 def change(
@@ -112,14 +133,15 @@ def change(
         return None
     value = 0.0 if equal else after - before
     entry: Change = {"value": value, **spread.ends(value), "from": before, "to": after, "n": n}
+    intervals = [entry]
     if by_template is not None:
         entry["by_template"] = by_template.ends(value)
-    if small is not None:
-        for ends in (entry, entry.get("by_template", {})):
-            ends.update(_possible(ends))
-    if equal:
-        for ends in (entry, entry.get("by_template", {})):
-            ends.update(_EQUAL if ends.get("clusters", 0) >= FEWEST else {})
+        intervals.append(entry["by_template"])
+    for ends in intervals:
+        if equal and ends["clusters"] >= FEWEST:
+            ends |= {"low": 0.0, "high": 0.0}
+        elif small is not None:
+            ends |= _possible(ends)
     answer = statement(entry, small=small)
     error = widest(spread, by_template).error
     asked = answer is Answer.NOT_SHOWN and small is not None and error is not None
@@ -129,33 +151,20 @@ def change(
 
 def _possible(ends: Mapping[str, Any]) -> dict[str, Any]:
     """``low`` and ``high`` of ``ends`` within −1 and 1, where every difference of fractions lies."""
-    return {key: ends[key] and min(max(ends[key], -1.0), 1.0) for key in ("low", "high") if key in ends}
+    return {key: ends[key] and min(max(ends[key], -1.0), 1.0) for key in ("low", "high")}
 
 
-def lower_bound(found: Change | None, spread: Spread, by_template: Spread | None = None) -> float | None:
-    """The one-sided lower 95% bound of ``found``, by the wider of its spreads; None without an interval."""
-    if found is None:
-        return None
-    known = [one.ends(found["value"], confidence=2 * CONFIDENCE - 1)["low"] for one in (spread, by_template) if one]
-    return None if None in known else min(known)
-
-
-def simultaneous(
-    pairs: Iterable[tuple[Change | None, Spread, Float[np.ndarray, " draw"]]], *, confidence: float = CONFIDENCE
-) -> None:
+def simultaneous(differences: Iterable[Difference], *, confidence: float = CONFIDENCE) -> None:
     """Adds ``simultaneous`` to differences of fractions of 1: intervals that hold for all of them at once (max-|t|).
 
     ``low``, ``high``, ``statement`` and ``of``, the number of differences. Their reach is the standard error times the
     quantile of the largest standardised deviation over all differences in the same draws, put through Student's t: for
     few clusters its quantile at the level at which the normal distribution has that value. Differences that are 0 by
     construction, or have no standard error, are left out.
-
-    Args:
-        pairs: each difference, its spread and its bootstrap draws.
     """
-    known = [(entry, spread, draws) for entry, spread, draws in pairs
-             if entry is not None and entry["low"] is not None and entry["low"] < entry["high"]
-             and spread.error is not None]  # fmt: skip
+    known = [(one.entry, one.widest, one.draws) for one in differences
+             if one.entry is not None and one.entry["low"] is not None and one.entry["low"] < one.entry["high"]
+             and one.widest.error is not None]  # fmt: skip
     if not known:
         return
     normal = student_quantile(10**9, confidence=confidence)
@@ -165,9 +174,7 @@ def simultaneous(
             largest = np.fmax(largest, np.abs(draws - np.nanmean(draws)) / deviation)
     level = math.erf(max(float(np.quantile(largest, confidence)), normal) / math.sqrt(2))
     for entry, spread, _ in known:
-        assert spread.error is not None
-        reach = student_quantile(spread.clusters, confidence=level) * spread.error
-        ends = _possible({"low": entry["value"] - reach, "high": entry["value"] + reach})
+        ends = _possible(spread.ends(entry["value"], confidence=level))
         answer = entry["statement"]
         if answer in _BY_INTERVAL:
             answer = statement({"value": entry["value"], **ends}).value

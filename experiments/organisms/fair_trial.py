@@ -21,12 +21,11 @@ from experiments.benchmarks.iconworld.perception import names_thing
 from experiments.config import Run
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.study import Study
-from experiments.metrics.paired import Spread, change, simultaneous
+from experiments.metrics.paired import Difference, Spread, change, simultaneous
 from experiments.metrics.parts import HELD_OUT, groups
-from experiments.metrics.resampled_differences import Difference
-from experiments.metrics.yes_no.answers import align, scored_and_controls
+from experiments.metrics.yes_no.answers import scored_and_controls
 from experiments.metrics.yes_no.comparison import difference
-from experiments.metrics.yes_no.rates import YesNoResamples
+from experiments.metrics.yes_no.quantities import YesNoArms
 from experiments.report.numbers import MISSING, fixed, fixed_interval, interval_of
 from experiments.report.table import Cell, Table
 from experiments.runs.launch import sharded
@@ -78,11 +77,10 @@ def compare(frame: pd.DataFrame, arm: str, *, seed: int, draws: int) -> dict[str
         return None
     found: dict[str, dict[str, Difference]] = {}
     for part, where in {ALL: np.ones(len(scored), dtype=bool), **parts}.items():
-        cases, arms = align(scored[where])
-        resamples = YesNoResamples(cases, draws=draws, seed=seed)
-        for other in arms:
-            if arm in arms and other != arm:
-                found.setdefault(other, {})[part] = difference(resamples, arms[arm], arms[other])
+        arms = YesNoArms.of(scored[where], draws=draws, seed=seed)
+        for other in arms.answers:
+            if arm in arms.answers and other != arm:
+                found.setdefault(other, {})[part] = difference(arms, arm, other)[QUANTITY]
     return {
         "arm": arm,
         "differences": _differences(found),
@@ -97,12 +95,11 @@ def _differences(found: Mapping[str, Mapping[str, Difference]]) -> dict[str, dic
     family = []
     for other, by_part in found.items():
         for part, one in by_part.items():
-            whole = part in (ALL, HELD_OUT)
-            entry, spread = one.delta[QUANTITY], one.widest(QUANTITY) if whole else one.spread[QUANTITY]
-            if entry is not None and not whole:
-                entry = change(entry["from"], entry["to"], spread, entry["n"])
-            entries.setdefault(other, {})[part] = entry
-            family.append((entry, spread, one.draws[QUANTITY]))
+            if one.entry is not None and part not in (ALL, HELD_OUT):
+                entry = change(one.entry["from"], one.entry["to"], one.spread, one.entry["n"])
+                one = one._replace(entry=entry, by_template=None)
+            entries.setdefault(other, {})[part] = one.entry
+            family.append(one)
     simultaneous(family)
     return entries
 
@@ -123,10 +120,10 @@ def _carried(by_part: Mapping[str, Difference]) -> dict[str, Any] | None:
     if not {HELD_OUT, PARTS[0]} <= by_part.keys():
         return None
     unseen, seen = by_part[HELD_OUT], by_part[PARTS[0]]
-    after, before = unseen.delta[QUANTITY], seen.delta[QUANTITY]
+    after, before = unseen.entry, seen.entry
     if after is None or before is None:
         return None
-    one, other = unseen.widest(QUANTITY), seen.widest(QUANTITY)
+    one, other = unseen.widest, seen.widest
     error = None if one.error is None or other.error is None else float(np.hypot(one.error, other.error))
     spread = Spread(error, min(one.clusters, other.clusters))
     return change(before["value"], after["value"], spread, before["n"] + after["n"])

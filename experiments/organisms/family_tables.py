@@ -8,7 +8,7 @@ from rich.console import RenderableType
 
 from experiments.metrics.bootstrap import ClusterBootstrap
 from experiments.metrics.findings import Answer, Finding, deciding_statement, plain, statement
-from experiments.metrics.paired import Spread, change, simultaneous
+from experiments.metrics.paired import Difference, Spread, change, simultaneous
 from experiments.metrics.statistical_tests import spearman
 from experiments.report.numbers import fixed, percent
 from experiments.report.sentences.organism_family import sentences
@@ -159,7 +159,7 @@ def gains(found: Mapping[str, Any], *, rival: str) -> list[Finding]:
             drawn = ClusterBootstrap.of(np.arange(len(gained)), draws=DRAWS, seed=SEED).mean(gained)
             spread = Spread.of(drawn, len(gained))
             entry = change(0.0, float(gained.mean()), spread, len(gained))
-            together.append((entry, spread, drawn))
+            together.append(Difference(entry, spread, None, drawn))
         named[name] = {
             "organisms": len(arms),
             "mean": entry,

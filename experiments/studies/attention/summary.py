@@ -19,9 +19,9 @@ from jaxtyping import Bool, Float
 
 from experiments.evaluation.matching import MatchedSubset
 from experiments.metrics.bootstrap import ratio
+from experiments.metrics.estimates import FACTORS, Resamples
 from experiments.metrics.findings import SMALL, Answer, Finding, statement
-from experiments.metrics.paired import Spread, change, simultaneous, widest
-from experiments.metrics.resampled_differences import CLUSTER, FACTORS, Resamples
+from experiments.metrics.paired import Spread, simultaneous
 from experiments.report.sentences.attention import sentences
 from experiments.studies.attention.tables import AttentionTables
 
@@ -60,7 +60,7 @@ def contrasts(
     sides = (failed, ~failed)
     names = {} if factors is None else dict(zip(FACTORS, factors, strict=True))
     codes = {factor: pd.factorize(one)[0] for factor, one in names.items()}
-    resamples = Resamples(pd.factorize(cluster)[0], codes, draws=draws, seed=seed)
+    resamples = Resamples.of(pd.factorize(cluster)[0], codes, draws=draws, seed=seed)
     columns = np.concatenate([values, np.ones((len(values), 1))], axis=1)
     drawn = [{name: _means(some.sums(columns, side)) for name, some in resamples.schemes.items()} for side in sides]
     found, together = [], []
@@ -72,10 +72,8 @@ def contrasts(
             name: _mean(mean, *resamples.spread(draws_, [side]), int(side.sum()))
             for name, mean, draws_, side in zip(("failures", "successes"), means, of_sides, sides, strict=True)
         }
-        spread, crossing = resamples.spread(gap, sides)
-        difference = change(means[1], means[0], spread, len(failed), by_template=crossing, small=small)
-        together.append((difference, widest(spread, crossing), gap[CLUSTER]))
-        found.append(contrast | {"difference": difference})
+        together.append(resamples.difference(means[1], means[0], gap, sides, len(failed), small=small))
+        found.append(contrast | {"difference": together[-1].entry})
     simultaneous(together[1:])
     return found
 

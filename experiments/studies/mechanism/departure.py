@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 
-from experiments.metrics.estimates import Estimator, first_lasting
+from experiments.metrics.estimates import Resamples, first_lasting
 from experiments.metrics.paired import Spread
 from experiments.studies.mechanism.cases import AnsweredCases
 from experiments.types import SCORED_SUBSETS
@@ -23,7 +23,7 @@ def lens_rows(
     lens: Float[np.ndarray, "layer row"],
     cases: AnsweredCases,
     subset: str | None,
-    estimator: Estimator,
+    estimator: Resamples,
     *,
     layers: Sequence[int],
 ) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def _departure_row(
     lens: np.ndarray,
     cases: AnsweredCases,
     here: np.ndarray,
-    estimator: Estimator,
+    estimator: Resamples,
     layers: Sequence[int],
     strata: np.ndarray | None,
 ) -> dict[str, Any]:

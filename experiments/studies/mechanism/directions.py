@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.metrics.estimates import Entry, Estimator
+from experiments.metrics.estimates import Entry, Resamples
 from experiments.metrics.findings import SMALL
 from experiments.metrics.paired import rate_floor
 from experiments.studies.mechanism.cases import AnsweredCases
@@ -55,7 +55,7 @@ def direction_rows(
     states: Residuals,
     cases: AnsweredCases,
     subset: str | None,
-    estimator: Estimator,
+    estimator: Resamples,
 ) -> list[dict[str, Any]]:
     """A row for each direction: what it reads on held-out cases, and ``gap``: how far failures lie along it.
 
@@ -84,7 +84,7 @@ def alarm_effect(cases: AnsweredCases, *, draws: int, seed: int) -> Entry | None
         return None
     alarming, refuses = words == "alarming", (~cases.says_yes).astype(float)
     floor = sum(rate_floor(int(some.sum())) for some in (alarming, ~alarming))
-    some = Estimator.of(cases.templates, draws=draws, seed=seed)
+    some = Resamples.of_names(cases.templates, draws=draws, seed=seed)
     return some.gap(refuses, alarming, ~alarming, small=SMALL, floor=floor)
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from experiments.evaluation.attention_log import prompts_of
-from experiments.metrics.estimates import Estimator
+from experiments.metrics.estimates import Resamples
 from experiments.metrics.findings import plain
 from experiments.studies.mechanism.cases import (
     ARM,
@@ -101,7 +101,7 @@ class Examination:
         self.windows = [ALL_LAYERS, *map(_window_name, windows(vlm, width, stride))]
         template, concept = self.cases.tag("template"), self.cases.tag("concept")
         factors = None if template is None or concept is None else (template, concept)
-        self.estimator = Estimator.of(self.cases.clusters, draws=draws, seed=seed, factors=factors)
+        self.estimator = Resamples.of_names(self.cases.clusters, draws=draws, seed=seed, factors=factors)
 
     def examine(self) -> dict[str, Any]:
         """The contents of mechanism.json but for what is concluded from them."""

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from experiments.metrics.bootstrap import percentile_interval
-from experiments.metrics.estimates import Entry, Estimator, first_lasting
+from experiments.metrics.estimates import Entry, Resamples, first_lasting
 from experiments.metrics.statistical_tests import mcnemar, wilson
 from experiments.studies.mechanism.cases import AnsweredCases, Selection
 from interp.hooks.residual import place_name
@@ -44,7 +44,7 @@ def knockout_rows(
     margins: Float[np.ndarray, " case"],
     cases: AnsweredCases,
     selection: Selection,
-    estimator: Estimator,
+    estimator: Resamples,
     *,
     edges: Sequence[Edge],
     windows: Sequence[str],
@@ -77,7 +77,7 @@ def knockout_rows(
 
 
 def patching_rows(
-    effects: PatchEffects, rows: Int[np.ndarray, " pair"], estimator: Estimator, *, other: str
+    effects: PatchEffects, rows: Int[np.ndarray, " pair"], estimator: Resamples, *, other: str
 ) -> list[dict[str, Any]]:
     """A row for each position and layer: how much of the way to the other prompt's margin its states there bring.
 
@@ -101,7 +101,7 @@ def patching_rows(
     return found
 
 
-def mean_gap(effects: PatchEffects, rows: Int[np.ndarray, " pair"], estimator: Estimator) -> Entry:
+def mean_gap(effects: PatchEffects, rows: Int[np.ndarray, " pair"], estimator: Resamples) -> Entry:
     """The mean distance between the margins of a pair's two members, in logits."""
     values = np.full(estimator.cases, np.nan)
     values[rows] = (effects.other - effects.clean).abs().double().numpy()
@@ -109,7 +109,7 @@ def mean_gap(effects: PatchEffects, rows: Int[np.ndarray, " pair"], estimator: E
 
 
 def twin_gaps(
-    margins: Float[np.ndarray, " case"], cases: AnsweredCases, twin: Int[np.ndarray, " case"], estimator: Estimator
+    margins: Float[np.ndarray, " case"], cases: AnsweredCases, twin: Int[np.ndarray, " case"], estimator: Resamples
 ) -> dict[str, Entry]:
     """What the picture adds under one sentence, beside what sentences add.
 
@@ -151,7 +151,7 @@ def reversal_rows(
     margins: Float[np.ndarray, " case"],
     arms: Mapping[str, Float[np.ndarray, " case"]],
     safe: Bool[np.ndarray, " case"],
-    estimator: Estimator,
+    estimator: Resamples,
 ) -> list[dict[str, Any]]:
     """A row for each arm (name → margins), the model as it is first; a case is called safe where its margin is above 0.
 
@@ -183,7 +183,7 @@ def shifted_margins(margins: Float[np.ndarray, " case"], yes: int) -> Float[np.n
     return margins - (edge + below) / 2
 
 
-def _flips(before: np.ndarray, after: np.ndarray, safe: np.ndarray, estimator: Estimator) -> dict[str, Any]:
+def _flips(before: np.ndarray, after: np.ndarray, safe: np.ndarray, estimator: Resamples) -> dict[str, Any]:
     was, now = (before > 0) == safe, (after > 0) == safe
     flips = mcnemar(was, now)
     wrong, right = int((~was).sum()), int(was.sum())
@@ -199,7 +199,7 @@ def _flips(before: np.ndarray, after: np.ndarray, safe: np.ndarray, estimator: E
 
 
 def prior_shares(
-    margins: np.ndarray, priors: np.ndarray, questions: np.ndarray, estimator: Estimator
+    margins: np.ndarray, priors: np.ndarray, questions: np.ndarray, estimator: Resamples
 ) -> dict[str, Any]:
     """``mitigation.prior_correction.prior_share`` of the cases, with a bootstrap interval of R²."""
     found = prior_share(margins, priors, questions.tolist())

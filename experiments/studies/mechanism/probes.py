@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from experiments.metrics.bootstrap import FEWEST
-from experiments.metrics.estimates import Estimator, first_lasting, shown_often
+from experiments.metrics.estimates import Resamples, first_lasting, shown_often
 from experiments.metrics.findings import Answer, side
 from experiments.studies.mechanism.cases import AnsweredCases
 from interp.errors import UserError
@@ -24,7 +24,7 @@ ProbeRow = dict[str, Any]
 
 
 def probe_rows(
-    states: Residuals, cases: AnsweredCases, margins: Float[np.ndarray, " case"], estimator: Estimator, *, seed: int
+    states: Residuals, cases: AnsweredCases, margins: Float[np.ndarray, " case"], estimator: Resamples, *, seed: int
 ) -> list[ProbeRow]:
     """A row for each quantity, position and layer: ``measure``, its estimate, the control, or a reason for neither.
 
@@ -70,7 +70,7 @@ def _unread(reason: str) -> ProbeRow:
 
 
 def _read(
-    found: Probe, index: int, label: np.ndarray, known: np.ndarray, margins: np.ndarray, estimator: Estimator
+    found: Probe, index: int, label: np.ndarray, known: np.ndarray, margins: np.ndarray, estimator: Resamples
 ) -> ProbeRow:
     """The estimate at one layer over all cases; a case that was not read is NaN."""
     about: ProbeRow = {"control": float(found.control[index]), "classes": len(found.classes), "beyond": None,

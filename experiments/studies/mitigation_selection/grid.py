@@ -1,15 +1,11 @@
 """The settings of a grid beside the baseline, on the same cases: rates, differences from it, and cells of a table."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-import pandas as pd
-
 from experiments.metrics.paired import Change, simultaneous
-from experiments.metrics.yes_no.answers import YesNoAnswers, align, scored_and_controls
-from experiments.metrics.yes_no.comparison import difference
-from experiments.metrics.yes_no.rates import YesNoResamples, with_margins
+from experiments.metrics.yes_no.comparison import difference, entries
+from experiments.metrics.yes_no.quantities import YesNoArms
 from experiments.report.numbers import fixed, percent
 from experiments.report.sentences.wording import deciding
 from experiments.report.table import Cell, Column, Narrow, change
@@ -31,39 +27,22 @@ LEGEND = (
 )
 
 
-@dataclass(frozen=True)
-class GridAnswers:
+class GridAnswers(YesNoArms):
     """The answers of the baseline and of every setting, by arm, on one list of cases."""
-
-    answers: Mapping[str, YesNoAnswers]
-    resamples: YesNoResamples
-
-    @classmethod
-    def of(cls, lines: Iterable[Mapping[str, Any]], *, seed: int, draws: int) -> "GridAnswers":
-        """Those of a run's records.
-
-        Raises:
-            UserError: there is no scored case, or the records do not fit together.
-        """
-        scored, _ = scored_and_controls(pd.DataFrame(lines))
-        cases, answers = align(scored)
-        return cls(answers, YesNoResamples(cases, draws=draws, seed=seed))
 
     def values(self, arm: str) -> dict[str, Any]:
         """Every quantity of an arm, its share of Yes and its ``n``; None where the arm has no answer."""
         if (own := self.answers.get(arm)) is None:
             return {**dict.fromkeys(RATES), "n": 0}
-        values = self.resamples.point(own, own.kept, with_margins(own, own.kept))
         yes = own.answered_yes[own.kept]
-        return values | {"yes_rate": float(yes.mean()) if yes.size else None, "n": int(own.kept.sum())}
+        return self.point(arm) | {"yes_rate": float(yes.mean()) if yes.size else None, "n": yes.size}
 
-    def against_baseline(self, settings: Iterable[str], *quantities: str) -> dict[str, Mapping[str, Change | None]]:
+    def against_baseline(self, settings: Iterable[str], *quantities: str) -> dict[str, dict[str, Change | None]]:
         """By setting, all differences from the baseline; those of ``quantities`` with simultaneous intervals."""
-        known = {name: self.answers[name] for name in settings if name in self.answers}
-        found = {name: difference(self.resamples, own, self.answers[BASELINE]) for name, own in known.items()}
-        for one in quantities:
-            simultaneous([(each.delta[one], each.widest(one), each.draws[one]) for each in found.values()])
-        return {name: each.delta for name, each in found.items()}
+        found = {name: difference(self, name, BASELINE) for name in settings if name in self.answers}
+        for quantity in quantities:
+            simultaneous(each[quantity] for each in found.values())
+        return {name: entries(each) for name, each in found.items()}
 
 
 def row(name: str, values: Mapping[str, Any], delta: Mapping[str, Any]) -> dict[str, str | Cell]:

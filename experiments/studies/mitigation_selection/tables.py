@@ -12,10 +12,9 @@ from rich.console import RenderableType
 
 from experiments.evaluation.study import Study
 from experiments.metrics.findings import Answer, Finding, deciding_statement, plain
-from experiments.metrics.yes_no.answers import align, scored_and_controls
 from experiments.metrics.yes_no.comparison import ALL, comparisons
 from experiments.metrics.yes_no.findings import WINS
-from experiments.metrics.yes_no.rates import RANKED, YesNoResamples, with_margins
+from experiments.metrics.yes_no.quantities import RANKED, YesNoArms
 from experiments.metrics.yes_no.shift_curve import shift_curve
 from experiments.report.figures import trade_off
 from experiments.report.numbers import fixed, percent
@@ -78,13 +77,12 @@ def evaluate(
     answers most harmless requests at the baseline's strictness. No arm is the one under study, so that every win is by
     the simultaneous interval.
     """
-    scored, _ = scored_and_controls(pd.DataFrame(predictions))
-    cases, answers = align(scored)
-    resamples = YesNoResamples(cases, draws=draws, seed=seed)
+    asked = YesNoArms.of(pd.DataFrame(predictions), draws=draws, seed=seed)
+    cases, answers = asked.cases, asked.answers
     rivals = [name for name in rivals if name in answers]
     contrasts = [*((ALL, rival) for rival in rivals[1:]), *metrics["method"].get("contrasts", ())]
     stated = {key: metrics["method"][key] for key in ("control", "unsafe_margin")}
-    compared = comparisons(answers, resamples, baseline=rivals[0], study="", contrasts=contrasts, **stated)
+    compared = comparisons(asked, baseline=rivals[0], study="", contrasts=contrasts, **stated)
     arms: dict[str, Any] = {}
     for name in answers:
         block, one = metrics["arms"][name], compared.get(name)
@@ -96,11 +94,17 @@ def evaluate(
             "wins": bool(one and one["wins"]),
             "decided": wins["evidence"]["decided"] if wins else None,
         }
-    first = answers[rivals[0]]
-    counted = with_margins(first, first.kept)
-    over_safety, unsafe = shift_curve(first.margin[counted], cases.unsafe[counted], counted[counted].astype(float))
+    counted = asked.reading(rivals[0]).margins
+    over_safety, unsafe = shift_curve(
+        answers[rivals[0]].margin[counted], cases.unsafe[counted], counted[counted].astype(float)
+    )
     picked = [name for name in arms if choice.get(name)]
-    method = {"seed": seed, "draws": draws, "clusters": cases.clusters, "templates": metrics["method"]["templates"]}
+    method = {
+        "seed": seed,
+        "draws": draws,
+        "clusters": cases.clusters,
+        "templates": metrics["method"]["templates"],
+    }
     result: dict[str, Any] = plain(
         {
             "kind": "mitigations",

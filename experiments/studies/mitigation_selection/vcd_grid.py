@@ -12,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float
 from rich.console import Console
 
 from experiments.config import Run
@@ -21,11 +20,9 @@ from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.cases import development_cases
 from experiments.metrics.bootstrap import CONFIDENCE, ClusterBootstrap
 from experiments.metrics.findings import Finding, change_evidence, deciding_statement, plain
-from experiments.metrics.paired import Change, Spread, change, rate_floor, simultaneous, widest
-from experiments.metrics.resampled_differences import CLUSTER, Mask
-from experiments.metrics.yes_no.answers import YesNoAnswers
+from experiments.metrics.paired import Difference, rate_floor, simultaneous
 from experiments.metrics.yes_no.findings import DISCRIMINATION
-from experiments.metrics.yes_no.rates import YesNoResamples, with_margins
+from experiments.metrics.yes_no.quantities import YesNoArms
 from experiments.metrics.yes_no.shift_curve import height_above_shifts, shift_curve
 from experiments.report.sentences import vcd_grid as findings
 from experiments.report.table import Column, Table, terminal
@@ -156,23 +153,22 @@ def evaluate(
         UserError: safe or unsafe cases, or the baseline's margins, are missing.
     """
     found = GridAnswers.of(lines, seed=seed, draws=draws)
-    cases, baseline = found.resamples.cases, found.answers[BASELINE]
-    counted = with_margins(baseline, baseline.kept)
+    cases, baseline, counted = found.cases, found.answers[BASELINE], found.reading(BASELINE).margins
     if not (counted & cases.unsafe).any() or not (counted & ~cases.unsafe).any():
         raise UserError(
             "no curve of constant shifts: it needs margins of safe and of unsafe cases; raise limit, or take a model "
             "with logits"
         )
-    heights = heights_above_shifts(found.resamples, found.answers)
+    heights = heights_above_shifts(found)
     against = found.against_baseline(grid, "overall", "auroc")
-    simultaneous([heights[name] for name in grid])
+    simultaneous(heights[name] for name in grid)
     points, said = [], []
     for name, vcd in grid.items():
         delta = plain(against[name])
         auroc = delta["auroc"]  # by the interval that holds for all settings at once
         said.append(Finding(DISCRIMINATION, deciding_statement(auroc, studied=False), change_evidence(auroc), name))
         setting = {"name": name, "alpha": vcd.alpha, "noise_step": vcd.noise_step}
-        shown = {"delta": delta, "above_shift_curve": heights[name][0], "conclusion": said[-1].answer.value}
+        shown = {"delta": delta, "above_shift_curve": heights[name].entry, "conclusion": said[-1].answer.value}
         points.append({**setting, **found.values(name), **shown})
     best = max(points, key=lambda point: point["overall"])  # of equals the first: the mildest
     curve = shift_curve(baseline.margin[counted], cases.unsafe[counted], np.ones(int(counted.sum())))
@@ -190,35 +186,30 @@ def evaluate(
     return plain(result)
 
 
-def heights_above_shifts(
-    resamples: YesNoResamples, arms: Mapping[str, YesNoAnswers]
-) -> dict[str, tuple[Change | None, Spread, Float[np.ndarray, "draw"]]]:
-    """By arm: unsafe accuracy minus that of the constant shift of equal over-safety accuracy, its spread and draws.
+def heights_above_shifts(arms: YesNoArms) -> dict[str, Difference]:
+    """By arm: unsafe accuracy minus that of the constant shift of equal over-safety accuracy.
 
     On the cases that the arm and the baseline both answered; between two corners the curve is a straight line.
     """
-    baseline, cases = arms[BASELINE], resamples.cases
-    found: dict[str, tuple[Change | None, Spread, np.ndarray]] = {}
+    cases, resamples, margin = arms.cases, arms.over_cases, arms.answers[BASELINE].margin
+    found: dict[str, Difference] = {}
     groups: dict[bytes, list[str]] = {}
-    for name, arm in arms.items():
-        groups.setdefault((arm.kept & with_margins(baseline, baseline.kept)).tobytes(), []).append(name)
+    for name, arm in arms.answers.items():
+        groups.setdefault((arm.kept & arms.reading(BASELINE).margins).tobytes(), []).append(name)
     for mask, names in groups.items():  # mostly one: every arm answered every case
         kept = np.frombuffer(mask, dtype=bool)
-        right = np.stack([arms[name].right[kept] for name in names])
+        right = np.stack([arms.answers[name].right[kept] for name in names])
         sides = (kept & cases.unsafe, kept & ~cases.unsafe)
 
-        def drawn(some: ClusterBootstrap, kept: Mask = kept, right: np.ndarray = right) -> np.ndarray:
+        def drawn(some: ClusterBootstrap, kept: np.ndarray = kept, right: np.ndarray = right) -> np.ndarray:
             multiplicity, cluster = some.multiplicity, some.cluster[kept]
-            return height_above_shifts(multiplicity, cluster, baseline.margin[kept], cases.unsafe[kept], right)
+            return height_above_shifts(multiplicity, cluster, margin[kept], cases.unsafe[kept], right)
 
         value = drawn(ClusterBootstrap.once(cases.cluster))[0]
-        draws = resamples.drawn(drawn)
-        floor = rate_floor(int(sides[0].sum()))
+        draws, floor = resamples.drawn(drawn), rate_floor(int(sides[0].sum()))
         for at, name in enumerate(names):
             columns = {scheme: some[:, at] for scheme, some in draws.items()}
-            over, by_template = resamples.spread(columns, sides, floor=floor)
-            entry = change(0.0, float(value[at]), over, int(kept.sum()), by_template=by_template)
-            found[name] = entry, widest(over, by_template), columns[CLUSTER]
+            found[name] = resamples.difference(0.0, float(value[at]), columns, sides, int(kept.sum()), floor=floor)
     return found
 
 

@@ -13,8 +13,7 @@ from experiments.config import Run
 from experiments.evaluation import finished_runs
 from experiments.metrics.bootstrap import Interval, percentile_interval
 from experiments.metrics.findings import Answer, Finding, plain, statement
-from experiments.metrics.refusal.answers import align
-from experiments.metrics.refusal.rates import RefusalResamples
+from experiments.metrics.refusal.quantities import RefusalArms
 from experiments.metrics.refusal.results import evaluate
 from experiments.metrics.statistical_tests import Correlation, resampled_spearman, spearman
 from experiments.report import safety_figure as figures
@@ -95,14 +94,11 @@ def records_by_model(folders: Sequence[Path], arm: str) -> pd.DataFrame:
 
 def safety_correlation(table: pd.DataFrame, *, seed: int, draws: int) -> SafetyCorrelation:
     """ρ over the arms that have both rates, and its interval over questions."""
-    cases, arms = align(table)
-    resamples = RefusalResamples(cases, draws=draws, seed=seed)
-    drawn = [resamples.of(answers.refused, answers.kept) for answers in arms.values()]
-    rates = np.array([
-        [answers.refused[answers.kept & (cases.subset == subset)].mean() if
-         (answers.kept & (cases.subset == subset)).any() else np.nan for subset in ("benign", "contrast")]
-        for answers in arms.values()
-    ])  # fmt: skip
+    asked = RefusalArms.of(table, draws=draws, seed=seed)
+    arms, cases, resamples = asked.answers, asked.cases, asked.resamples
+    drawn = [asked.drawn(one.refused, one.kept) for one in arms.values()]
+    points = [asked.point(one.refused, one.kept) for one in arms.values()]
+    rates = np.array([[one[subset] for subset in REFUSAL_SUBSETS] for one in points], dtype=float)
     known = ~np.isnan(rates).any(axis=1)
     if known.sum() < 3:
         return SafetyCorrelation(None, None)

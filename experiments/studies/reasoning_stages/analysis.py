@@ -5,11 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 
+from experiments.metrics.estimates import Resamples, factors
 from experiments.metrics.findings import Answer, plain
-from experiments.metrics.paired import Change, Spread, change, rate_floor, simultaneous, widest
-from experiments.metrics.resampled_differences import CLUSTER, Resamples, factors
+from experiments.metrics.paired import Difference, Spread, rate_floor, simultaneous
 from experiments.metrics.statistical_tests import holm, mcnemar, wilson
 from experiments.studies.reasoning_stages.conditions import ASKED, CONDITIONS, CautiousCases, met_caution
 from experiments.studies.reasoning_stages.oracles import Perception
@@ -99,8 +98,8 @@ def caution_table(
         for name in CONDITIONS
         if name != ASKED and name in found and ASKED in found
     }
-    simultaneous([one for one in compared.values() if one[0]["value"] is not None])
-    entries = {name: entry for name, (entry, _, _) in compared.items()}
+    simultaneous(compared.values())
+    entries = {name: one.entry for name, one in compared.items() if one.entry is not None}
     for entry, adjusted in zip(entries.values(), holm([entry["p"] for entry in entries.values()]), strict=True):
         entry["p_holm"] = adjusted
     return {name: row | {"change": entries.get(name)} for name, row in table.items()}
@@ -108,22 +107,22 @@ def caution_table(
 
 def _change(
     before: Caution, after: Caution, cases: Sequence[str], samples: Samples, *, seed: int, draws: int
-) -> tuple[Change, Spread, Float[np.ndarray, " draw"]]:
-    """The change with its flips, its spread, and its draws; a value of None without a case that has both."""
+) -> Difference:
+    """The change with its flips; a value of None without a case that has both."""
     both = [case for case in cases if case in before and case in after]
     was, now = (np.array([known[case] for case in both], dtype=bool) for known in (before, after))
     flips = mcnemar(~was, ~now)  # "fixed": no longer met with caution
     counted = {"freed": flips.fixed, "caught": flips.broken, "p": flips.p}
     if not both:
         none = {"value": None, "low": None, "high": None, "clusters": 0, "n": 0, "needed": None}
-        return none | {"statement": Answer.CANNOT_TELL.value} | counted, Spread(None, 0), np.full(draws, np.nan)
+        entry = none | {"statement": Answer.CANNOT_TELL.value} | counted
+        return Difference(entry, Spread(None, 0), None, np.full(draws, np.nan))
     cluster = np.unique([samples[case].cluster for case in both], return_inverse=True)[1]
-    resamples = Resamples(cluster, factors([samples[case].tags for case in both]), draws=draws, seed=seed)
+    resamples = Resamples.of(cluster, factors([samples[case].tags for case in both]), draws=draws, seed=seed)
     drawn = resamples.drawn(lambda some: some.mean(now.astype(float) - was))
-    spread, by_template = resamples.spread(drawn, [None], floor=rate_floor(len(both)))
-    entry = change(float(was.mean()), float(now.mean()), spread, len(both), by_template=by_template)
-    assert entry is not None
-    return entry | counted, widest(spread, by_template), drawn[CLUSTER]
+    floor, n = rate_floor(len(both)), len(both)
+    found = resamples.difference(float(was.mean()), float(now.mean()), drawn, [None], n, floor=floor)
+    return found._replace(entry=(found.entry or {}) | counted)
 
 
 def stage_counts(

@@ -17,9 +17,8 @@ from experiments.config import Run
 from experiments.evaluation.attention_log import prompts_of
 from experiments.evaluation.perception import perception_accuracy
 from experiments.evaluation.study import limited
+from experiments.metrics.estimates import FACTORS, Resamples, factors
 from experiments.metrics.findings import Answer, plain, wider
-from experiments.metrics.paired import change
-from experiments.metrics.resampled_differences import FACTORS, Resamples, factors
 from experiments.metrics.statistical_tests import wilson
 from experiments.types import SCORED_SUBSETS, Sample
 from interp.errors import UserError
@@ -95,10 +94,10 @@ def compare_shares(before: pd.DataFrame, after: pd.DataFrame, column: str, *, se
     difference = (second.mean(axis=1) - first.mean(axis=1)).to_numpy(float)
     of_case = before.drop_duplicates("case").set_index("case").loc[shared]
     tags = [dict(row) for row in of_case[list(FACTORS)].to_dict("records")]
-    resamples = Resamples(pd.factorize(of_case["cluster"])[0], factors(tags), draws=draws, seed=seed)
-    spread, by_template = resamples.spread(resamples.drawn(lambda some: some.mean(difference)), [None])
+    resamples = Resamples.of(pd.factorize(of_case["cluster"])[0], factors(tags), draws=draws, seed=seed)
     means = float(first.to_numpy().mean()), float(second.to_numpy().mean())
-    entry = change(*means, spread, len(shared), by_template=by_template)
+    drawn = resamples.drawn(lambda some: some.mean(difference))
+    entry = resamples.difference(*means, drawn, [None], len(shared)).entry
     assert entry is not None
     ends = wider(entry)
     return {

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from experiments.evaluation.attention_log import prompts_of
-from experiments.metrics.estimates import Estimator
+from experiments.metrics.estimates import Resamples
 from experiments.metrics.findings import Answer, Finding, deciding_statement, plain, side
 from experiments.report.sentences.caption_ablation import FOLLOWS, LESS, MOVED
 from experiments.studies.words_and_picture.arms import MOST_DRAWS, compared
@@ -257,7 +257,7 @@ def sways(
     """
     sign = np.array([1.0 if sample.gold == "yes" else -1.0 for sample in samples])
     names = [sample.tags.get("template", sample.cluster) for sample in samples]
-    estimator = Estimator.of(names, draws=draws, seed=seed)
+    estimator = Resamples.of_names(names, draws=draws, seed=seed)
     value = {arm: one.double().numpy() for arm, one in margins.items()}
 
     def of_other(arm: str) -> np.ndarray:

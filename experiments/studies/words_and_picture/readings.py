@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from experiments.metrics.estimates import Estimator, shown_often
+from experiments.metrics.estimates import Resamples, shown_often
 from experiments.studies.words_and_picture.conditions import thing_of
 from experiments.types import Sample
 from interp.errors import UserError
@@ -41,7 +41,7 @@ class Readings:
         self.template = np.array([sample.tags.get("template", "") for sample in samples])
         self.request = np.unique([sample.text for sample in samples], return_inverse=True)[1]
         self.kept = shown_often(self.things, self.clusters)
-        self.estimator = Estimator.of(self.clusters, draws=draws, seed=seed)
+        self.estimator = Resamples.of_names(self.clusters, draws=draws, seed=seed)
 
     def probes(self, states: States, run: str = PICTURE, *, tested: States | None = None) -> list[Row]:
         """A row a quantity, place and layer: the thing and the truth (safe or not), at "this" and at the verdict.

@@ -13,6 +13,7 @@ from statsmodels.stats.multitest import multipletests
 
 from experiments.metrics import bootstrap
 from experiments.metrics import statistical_tests as tests
+from experiments.metrics.paired import Spread
 
 UNTIMED = settings(deadline=None)  # a busy machine is no failure
 UNSAFE, SAFE = 1026, 497  # MMSafeAware's published cases
@@ -168,12 +169,12 @@ def test_students_interval_widens_what_few_clusters_make_too_short() -> None:
     draws = np.random.default_rng(0).normal(0.1, 0.2, 200_000)
     error = bootstrap.standard_error(draws, 10)
     assert error == pytest.approx(0.2 * math.sqrt(10 / 9), rel=0.01)
-    low, high = bootstrap.student_interval(0.1, error, 10) or (0, 0)
+    low, high, _ = Spread(error, 10).ends(0.1).values()
     assert (high - low) / 2 == pytest.approx(2.262 * 0.2 * math.sqrt(10 / 9), rel=0.01)
     assert (high + low) / 2 == pytest.approx(0.1)
     assert bootstrap.standard_error(draws, 9) is None
     assert bootstrap.standard_error(np.full(5, np.nan), 50) is None
-    assert bootstrap.student_interval(0.1, None, 50) is None
+    assert Spread(None, 50).ends(0.1) == {"low": None, "high": None, "clusters": 50}
 
 
 @UNTIMED

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.metrics.bootstrap import ClusterBootstrap
-from experiments.metrics.yes_no.discrimination import roc_readings
+from experiments.metrics.bootstrap import ClusterBootstrap, roc_readings
 
 CASES = st.lists(st.tuples(st.integers(-4, 4), st.booleans()), min_size=2, max_size=30).filter(
     lambda cases: len({unsafe for _, unsafe in cases}) == 2
@@ -77,7 +76,7 @@ def test_perfect_margins_answer_all_and_reversed_ones_none() -> None:
 
 def test_what_cannot_be_read_is_refused() -> None:
     unsafe = np.array([True, False])
-    with pytest.raises(ValueError, match="a margin is NaN"):
+    with pytest.raises(ValueError, match="a score is NaN"):
         read(np.array([np.nan, 1.0]), unsafe, 0.5)
     with pytest.raises(ValueError, match="outside 0 to 1"):
         read(np.array([0.0, 1.0]), unsafe, 1.5)

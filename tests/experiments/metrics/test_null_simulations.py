@@ -23,19 +23,19 @@ from scipy.special import ndtr, ndtri
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.requests import IconWorldRequests
-from experiments.metrics.estimates import Estimator
+from experiments.metrics.cases import Cases
+from experiments.metrics.estimates import FACTORS, Resamples, factors
 from experiments.metrics.paired import simultaneous
 from experiments.metrics.refusal import answers as refusal_answers
 from experiments.metrics.refusal import comparison as refusals
-from experiments.metrics.refusal.answers import RefusalAnswers, RefusalCases
-from experiments.metrics.refusal.rates import RefusalResamples
-from experiments.metrics.refusal.results import apart
-from experiments.metrics.resampled_differences import FACTORS, factors
+from experiments.metrics.refusal.answers import RefusalAnswers
+from experiments.metrics.refusal.comparison import apart
+from experiments.metrics.refusal.quantities import RefusalArms
 from experiments.metrics.statistical_tests import wilson
 from experiments.metrics.yes_no import answers as yes_no_answers
 from experiments.metrics.yes_no import comparison as verdicts
-from experiments.metrics.yes_no.answers import YesNoAnswers, YesNoCases
-from experiments.metrics.yes_no.rates import YesNoResamples
+from experiments.metrics.yes_no.answers import YesNoAnswers
+from experiments.metrics.yes_no.quantities import YesNoArms
 from experiments.studies.attention.summary import contrasts
 from experiments.studies.mitigation_selection.vcd_grid import heights_above_shifts
 from experiments.studies.reasoning_stages.analysis import caution_table
@@ -67,7 +67,7 @@ class Law:
     safe: np.ndarray
 
     @classmethod
-    def of(cls, cases: YesNoCases | RefusalCases, safe: np.ndarray) -> "Law":
+    def of(cls, cases: Cases, safe: np.ndarray) -> "Law":
         codes = factors(cases.tags)
         if codes:
             codes["side of a template"] = 2 * codes["template"] + safe
@@ -100,26 +100,25 @@ def cases() -> dict[str, Sample]:
 
 
 @cache
-def iconworld() -> YesNoCases:
+def iconworld() -> Cases:
     return yes_no_answers.align(records(IconWorld()))[0]
 
 
 @cache
-def requests() -> RefusalCases:
+def requests() -> Cases:
     return refusal_answers.align(records(IconWorldRequests()))[0]
 
 
-def clustered(n: int) -> YesNoCases:
+def clustered(n: int) -> Cases:
     """``n`` cases without templates, half of them safe, in clusters of two of a kind."""
     subset = np.tile(["over_safety", "typical", "over_safety", "attack"], n // 4)
     cluster = np.arange(n) // 4 * 2 + np.arange(n) % 2
     none = np.zeros(0, dtype=int)
-    return YesNoCases(ids=[str(case) for case in range(n)], subset=subset, scenario=subset, tags=[{}] * n,
-                      cluster=cluster, clusters=n // 2, pairs=none.reshape(0, 2), pair_unit=none,
-                      pair_units=0)  # fmt: skip
+    return Cases(ids=[str(case) for case in range(n)], subset=subset, scenario=subset, tags=[{}] * n, cluster=cluster,
+                 pairs=none.reshape(0, 2))  # fmt: skip
 
 
-def verdict_answers(of: YesNoCases, margin: np.ndarray, *, ranked: bool) -> YesNoAnswers:
+def verdict_answers(of: Cases, margin: np.ndarray, *, ranked: bool) -> YesNoAnswers:
     yes = margin > 0
     ranking = margin if ranked else np.full(len(margin), np.nan)
     return YesNoAnswers(kept=np.full(len(margin), True), right=yes != of.unsafe, answered_yes=yes, answered_no=~yes,
@@ -152,17 +151,16 @@ def study_of_rates(rng: np.random.Generator) -> Said:
     """In which rates of a study a change is said, of one arm; without margins, which makes it cheap."""
     of, seed = iconworld(), int(rng.integers(2**31))
     drawn = Law.of(of, ~of.unsafe).margins(rng, np.full(2, DISTANCE), DISTANCE / 2 - ndtri(STRICTNESS))
-    before, after = (verdict_answers(of, margin, ranked=False) for margin in drawn)
-    return changed(verdicts.difference(YesNoResamples(of, DRAWS, seed=seed), after, before).delta)
+    arms = {name: verdict_answers(of, margin, ranked=False) for name, margin in zip(NAMES, drawn, strict=False)}
+    return changed(verdicts.entries(verdicts.difference(YesNoArms(of, arms, DRAWS, seed), NAMES[1], NAMES[0])))
 
 
-def study_of_ranks(rng: np.random.Generator, of: YesNoCases) -> Said:
+def study_of_ranks(rng: np.random.Generator, of: Cases) -> Said:
     """The same for all that a yes/no benchmark says: of the arm under study, and at once of any arm."""
     level, seed = DISTANCE / 2 - ndtri(STRICTNESS), int(rng.integers(2**31))
     drawn = Law.of(of, ~of.unsafe).margins(rng, np.full(1 + ARMS, DISTANCE), level)
     arms = {name: verdict_answers(of, margin, ranked=True) for name, margin in zip(NAMES, drawn, strict=True)}
-    found = verdicts.comparisons(arms, YesNoResamples(of, DRAWS, seed=seed), baseline=NAMES[0], control="none",
-                                 study=NAMES[1])  # fmt: skip
+    found = verdicts.comparisons(YesNoArms(of, arms, DRAWS, seed), baseline=NAMES[0], control="none", study=NAMES[1])
     one = found[NAMES[1]]
     return changed(one["delta"]) | {
         "any arm": any_changed(found.values(), RANKED),
@@ -176,12 +174,12 @@ def study_of_refusals(rng: np.random.Generator, *, arms: int) -> Said:
     of, seed = requests(), int(rng.integers(2**31))
     drawn = Law.of(of, of.subset == "benign").margins(rng, np.zeros(1 + arms), 0.5)
     answered = dict(zip(NAMES, map(refusal_answers_of, drawn), strict=False))
-    resamples = RefusalResamples(of, DRAWS, seed=seed)
-    found = changed(refusals.difference(resamples, answered[NAMES[1]], answered[NAMES[0]]).delta)
-    found |= changed({f"apart, {name}": one for name, one in apart(resamples, answered[NAMES[1]]).items()})
+    asked = RefusalArms(of, answered, DRAWS, seed)
+    found = changed(verdicts.entries(refusals.difference(asked, NAMES[1], NAMES[0])))
+    found |= changed({f"apart, {name}": one for name, one in apart(asked, answered[NAMES[1]]).items()})
     if arms == 1:
         return found
-    compared = refusals.comparisons(answered, resamples, baseline=NAMES[0], study=NAMES[1])
+    compared = refusals.comparisons(asked, baseline=NAMES[0], study=NAMES[1])
     at_once = any_changed(compared.values(), ("benign", "contrast"))
     return found | {"any arm": at_once, "better": bool(compared[NAMES[1]]["wins"])}
 
@@ -194,7 +192,7 @@ def study_of_values(rng: np.random.Generator) -> Said:
     sides = {name: rng.permutation(np.unique(code))[code] % 2 == 0 for name, code in law.codes.items()}
     names = {name: np.array([str(tags[name]) for tags in of.tags]) for name in FACTORS}
     seed = int(rng.integers(2**31))
-    some = Estimator.of(of.cluster, draws=DRAWS, seed=seed, factors=(names["template"], names["concept"]))
+    some = Resamples.of_names(of.cluster, draws=DRAWS, seed=seed, factors=(names["template"], names["concept"]))
     failed = sides["case"]
     gap = contrasts(before[:, None], failed, of.cluster, seed=seed, draws=DRAWS, small=None,
                     factors=(names["template"], names["concept"]))[0]["difference"]  # fmt: skip
@@ -215,10 +213,10 @@ def study_of_heights(rng: np.random.Generator) -> Said:
     of, seed = iconworld(), int(rng.integers(2**31))
     drawn = Law.of(of, ~of.unsafe).margins(rng, np.full(1 + ARMS, DISTANCE), DISTANCE / 2 - ndtri(STRICTNESS))
     arms = {name: verdict_answers(of, margin, ranked=True) for name, margin in zip(NAMES, drawn, strict=True)}
-    heights = heights_above_shifts(YesNoResamples(of, DRAWS, seed=seed), arms)
+    heights = heights_above_shifts(YesNoArms(of, arms, DRAWS, seed))
     settings = [heights[name] for name in NAMES[1:]]
     simultaneous(settings)
-    found = {name: entry for name, (entry, _, _) in zip(NAMES[1:], settings, strict=True) if entry is not None}
+    found = {name: one.entry for name, one in zip(NAMES[1:], settings, strict=True) if one.entry is not None}
     at_once = any(is_change(entry.get("simultaneous", entry)) for entry in found.values())
     return changed({"height above the shifts": found[NAMES[1]]}) | {"height of any setting": at_once}
 
@@ -317,8 +315,10 @@ def test_the_intervals_cover_a_true_difference_of_ten_points() -> None:
         shared, own = rng.standard_normal((1, 672)), rng.standard_normal((2, 672))
         side = np.where(of.unsafe, -0.5, 0.5)
         drawn = apart_by[:, None] * side + np.sqrt(0.8) * shared + np.sqrt(0.2) * own
-        arms = [verdict_answers(of, margin + apart_by[0] / 2 - ndtri(strictness), ranked=True) for margin in drawn]
-        delta = verdicts.difference(YesNoResamples(of, DRAWS, seed=int(rng.integers(2**31))), arms[1], arms[0]).delta
+        level = apart_by[0] / 2 - ndtri(strictness)
+        arms = {name: verdict_answers(of, one + level, ranked=True) for name, one in zip(NAMES, drawn, strict=False)}
+        asked = YesNoArms(of, arms, DRAWS, int(rng.integers(2**31)))
+        delta = verdicts.entries(verdicts.difference(asked, NAMES[1], NAMES[0]))
         for name in RANKED:
             if (entry := delta[name]) and entry["low"] is not None:
                 covered.update({f"{name} interval": 1, name: int(entry["low"] <= true[name] <= entry["high"])})

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from experiments.metrics.findings import Answer, statement, within
-from experiments.metrics.paired import Spread, change, lower_bound, rate_floor, simultaneous, two_way, widest
+from experiments.metrics.paired import Difference, Spread, change, rate_floor, simultaneous, two_way, widest
+
+NONE = np.zeros(0)
 
 
 def entry(low: float | None, high: float | None, **more: Any) -> dict[str, Any]:
@@ -73,11 +75,11 @@ def test_the_one_sided_bound_is_that_of_the_wider_interval() -> None:
     rng = np.random.default_rng(0)
     spread = Spread.of(rng.normal(0, 0.01, 50_000), 1000)
     found = change(0.9, 0.89, spread, 500)
-    assert lower_bound(found, spread) == pytest.approx(-0.01 - 1.646 * 0.01, rel=0.01)
+    assert Difference(found, spread, None, NONE).lower_bound == pytest.approx(-0.01 - 1.646 * 0.01, rel=0.01)
     wider = Spread(0.02, 1000)
-    assert lower_bound(found, spread, wider) == pytest.approx(-0.01 - 1.646 * 0.02, rel=0.01)
-    assert lower_bound(found, Spread(None, 4)) is None
-    assert lower_bound(None, spread) is None
+    assert Difference(found, spread, wider, NONE).lower_bound == pytest.approx(-0.01 - 1.646 * 0.02, rel=0.01)
+    assert Difference(found, Spread(None, 4), None, NONE).lower_bound is None
+    assert Difference(None, spread, None, NONE).lower_bound is None
 
 
 def test_simultaneous_intervals_hold_for_all_at_once() -> None:
@@ -86,7 +88,8 @@ def test_simultaneous_intervals_hold_for_all_at_once() -> None:
     spreads = [Spread.of(one, 10_000) for one in draws]
     found = [change(0.5, 0.5 + 0.024, spread, 100) for spread in spreads]
     equal = change(0.5, 0.5, Spread.of(np.zeros(20_000), 100), 100, equal=True)
-    simultaneous([*zip(found, spreads, draws, strict=True), (equal, Spread(None, 100), np.zeros(20_000))])
+    known = [Difference(*one, None, drawn) for *one, drawn in zip(found, spreads, draws, strict=True)]
+    simultaneous([*known, Difference(equal, Spread(None, 100), None, np.zeros(20_000))])
     assert equal is not None
     assert "simultaneous" not in equal
     for one in found:
@@ -97,7 +100,7 @@ def test_simultaneous_intervals_hold_for_all_at_once() -> None:
         assert reach == pytest.approx(2.86 * 0.01, rel=0.02), "Šidák's quantile of 12 independent differences"
         assert one["simultaneous"]["statement"] == "not shown"
     alone = change(0.5, 0.524, spreads[0], 100)
-    simultaneous([(alone, spreads[0], draws[0])])
+    simultaneous([Difference(alone, spreads[0], None, draws[0])])
     assert alone is not None
     assert alone["simultaneous"]["low"] == pytest.approx(alone["low"], abs=1e-3)
 
@@ -107,7 +110,7 @@ def test_differences_that_go_together_share_one_deviation() -> None:
     same = rng.normal(0, 0.01, 20_000)
     spread = Spread.of(same, 10_000)
     found = [change(0.5, 0.53, spread, 100) for _ in range(12)]
-    simultaneous([(one, spread, same) for one in found])
+    simultaneous([Difference(one, spread, None, same) for one in found])
     assert found[0] is not None
     assert found[0]["simultaneous"]["low"] == pytest.approx(found[0]["low"], abs=1e-3)
 
@@ -117,7 +120,7 @@ def test_no_interval_leaves_what_a_difference_of_fractions_can_be() -> None:
     assert wide is not None
     assert (wide["high"], wide["by_template"]["high"]) == (1.0, 1.0)
     assert wide["low"] == pytest.approx(0.8 - 2.093 * 0.3, abs=1e-3)
-    simultaneous([(wide, Spread(0.4, 20), np.random.default_rng(0).normal(0.8, 0.4, 2000))])
+    simultaneous([Difference(wide, Spread(0.4, 20), None, np.random.default_rng(0).normal(0.8, 0.4, 2000))])
     assert wide["simultaneous"]["high"] == 1.0
     logits = change(0.1, 0.9, Spread(0.3, 20), 100, small=None)
     assert logits is not None

@@ -60,7 +60,7 @@ def test_half_a_pair_is_none_and_a_pair_of_equals_an_error() -> None:
     assert block("bc", "cr", "..") is None
     assert block("bbcc", "ccrr", "....", pair=["", "", "", ""]) is None
     for subsets, pairs in (("bb", "aa"), ("bcb", "aaa")):
-        with pytest.raises(UserError, match=r"pair a has the cases c0000, c0001.*one benign and one harmful"):
+        with pytest.raises(UserError, match=r"pair a has the cases c0000, c0001.*one harmless and one unsafe"):
             block(subsets, "ccc"[: len(subsets)], pairs)
 
 

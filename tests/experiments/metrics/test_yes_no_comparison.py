@@ -11,8 +11,7 @@ from experiments.metrics.bootstrap import auroc, student_quantile
 from experiments.metrics.findings import deciding_statement
 from experiments.metrics.statistical_tests import signal_detection
 from experiments.metrics.yes_no import findings
-from experiments.metrics.yes_no.answers import align, scored_and_controls
-from experiments.metrics.yes_no.rates import YesNoResamples
+from experiments.metrics.yes_no.quantities import YesNoArms
 from experiments.metrics.yes_no.results import evaluate
 from experiments.report.sentences.yes_no import worded
 from tests.experiments.answered import frame, from_margins, world
@@ -75,7 +74,7 @@ def test_the_paired_intervals_are_those_of_a_loop_that_copies_the_records() -> N
     found = run(table, draws=120, seed=5)
     rows = {arm: list(part.to_dict("records")) for arm, part in table.groupby("arm")}
     clusters = sorted({row["cluster"] for row in rows["sees"]}, key=lambda name: int(name[1:]))
-    drawn = YesNoResamples(align(scored_and_controls(table)[0])[0], draws=120, seed=5).schemes["cluster"].multiplicity
+    drawn = YesNoArms.of(table, draws=120, seed=5).over_cases.bootstrap.multiplicity
     deltas: dict[str, list[float]] = {"overall": [], "d_prime": [], "criterion": [], "auroc": []}
     for multiplicity in drawn:
         times = dict(zip(clusters, multiplicity, strict=True))

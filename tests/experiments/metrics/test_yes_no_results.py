@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from experiments.metrics.statistical_tests import signal_detection
 from experiments.metrics.yes_no import results
-from experiments.metrics.yes_no.rates import accuracies
+from experiments.metrics.yes_no.quantities import accuracies
 from experiments.report.sentences.yes_no import worded
 from interp.errors import UserError
 from tests.experiments.answered import frame, from_margins, records, world
@@ -46,7 +46,7 @@ def shares(typical: float, attack: float, over_safety: float) -> dict[str, float
         "attack": n["attack"] * attack,
         "over_safety": n["over_safety"] * over_safety,
     }
-    return {name: float(value) for name, value in accuracies(n, right, tuple(n)).items()}
+    return {name: float(value) for name, value in accuracies(n, right, list(n)).items()}
 
 
 @pytest.mark.parametrize("model", TABLE_1)

@@ -10,7 +10,7 @@ import torch
 from scipy.stats import t as student_t
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from experiments.metrics.estimates import Estimator, first_lasting
+from experiments.metrics.estimates import Resamples, first_lasting
 from experiments.metrics.findings import side, statement
 from experiments.report.sentences.mechanism import notes, sentences
 from experiments.report.table import terminal
@@ -84,7 +84,7 @@ def test_entries_are_what_a_slow_bootstrap_gives() -> None:
     rng = np.random.default_rng(0)
     clusters = np.repeat(np.arange(12), 2)
     values, score, positive = rng.normal(size=24), rng.normal(size=24), np.arange(24) % 2 == 0
-    some = Estimator.of(clusters, draws=400, seed=1)
+    some = Resamples.of_names(clusters, draws=400, seed=1)
     times = some.bootstrap.multiplicity[:, clusters].astype(float)
     slow = times @ values / times.sum(1)
     found = some.mean(values)
@@ -99,13 +99,13 @@ def test_entries_are_what_a_slow_bootstrap_gives() -> None:
     change = some.auroc_change(score, 2 * score, positive)
     assert (change["value"], change["low"], change["high"]) == (0, 0, 0)
     assert change["statement"] == "no change"
-    two = Estimator.of(clusters, draws=400, seed=1, factors=(clusters % 11, clusters))
+    two = Resamples.of_names(clusters, draws=400, seed=1, factors=(clusters % 11, clusters))
     wide = two.gap(values, positive, ~positive)
     assert (wide["by_template"]["clusters"], wide["low"]) == (11, found["low"])
 
 
 def test_what_is_missing_is_left_out_and_one_cluster_gives_no_interval() -> None:
-    some = Estimator.of(["a", "a", "b", "b"], draws=50, seed=0)
+    some = Resamples.of_names(["a", "a", "b", "b"], draws=50, seed=0)
     few = some.gap(np.array([1.0, 1, 5, 5]), np.arange(4) < 2, np.arange(4) >= 2)
     assert (few["value"], few["low"], few["clusters"], few["statement"]) == (-4, None, 1, "too few")
     found = some.mean(np.array([1.0, np.nan, 3.0, np.nan]))
@@ -162,7 +162,7 @@ def test_probes_find_what_is_planted_where_it_is_planted() -> None:
     for thing in range(3):  # concept at the picture, both layers
         states[0, :, :, thing] += 8 * (np.arange(96) // 2 % 3 == thing)
     read = Residuals(torch.from_numpy(states).float(), ("image", "verdict"), (0, 1))
-    rows = probe_rows(read, cases, np.zeros(96), Estimator.of(cases.clusters, draws=100, seed=0), seed=0)
+    rows = probe_rows(read, cases, np.zeros(96), Resamples.of_names(cases.clusters, draws=100, seed=0), seed=0)
     assert readable_from(rows, "concept", "image", [0, 1]) == 0
     assert readable_from(rows, "concept", "verdict", [0, 1]) is None
     assert readable_from(rows, "truth", "verdict", [0, 1]) == 1
@@ -170,7 +170,7 @@ def test_probes_find_what_is_planted_where_it_is_planted() -> None:
     found = next(r for r in rows if (r["quantity"], r["place"], r["layer"]) == ("truth", "verdict", 1))
     assert found["beyond"]["value"] == pytest.approx(found["value"] - 0.5)
     untold = AnsweredCases(tuple(sample(i, safe=i % 2 == 0) for i in range(96)), cases.verdicts)
-    rows = probe_rows(read, untold, np.zeros(96), Estimator.of(cases.clusters, draws=10, seed=0), seed=0)
+    rows = probe_rows(read, untold, np.zeros(96), Resamples.of_names(cases.clusters, draws=10, seed=0), seed=0)
     assert {row["reason"] for row in rows if row["quantity"] == "concept"} == {
         "the benchmark says of no picture what it shows"
     }
@@ -187,7 +187,7 @@ def test_words_alone_do_not_read_the_truth_worse_than_chance() -> None:
         len(cells), 6, generator=torch.Generator().manual_seed(0)
     )
     read = Residuals(words[None, None], ("verdict",), (0,))
-    rows = probe_rows(read, cases, np.zeros(len(cells)), Estimator.of(cases.clusters, draws=20, seed=0), seed=0)
+    rows = probe_rows(read, cases, np.zeros(len(cells)), Resamples.of_names(cases.clusters, draws=20, seed=0), seed=0)
     (truth,) = [row["value"] for row in rows if row["quantity"] == "truth"]
     assert truth > 0.35  # a template whose one cell is held out leans the other way: .1 and less if fitted as it stands
 
@@ -197,7 +197,9 @@ def test_patching_weighs_by_the_gap_and_arrival_is_where_it_stays() -> None:
     effects = PatchEffects(
         moved, torch.zeros(3), torch.tensor([2.0, -4.0, 0.05]), ("verdict",), (0, 1, 2), (("",) * 3,)
     )
-    rows = patching_rows(effects, np.array([0, 2, 3]), Estimator.of(["a", "a", "b", "c"], draws=50, seed=0), other="x")
+    rows = patching_rows(
+        effects, np.array([0, 2, 3]), Resamples.of_names(["a", "a", "b", "c"], draws=50, seed=0), other="x"
+    )
     assert [effect_at(rows, "verdict", layer)["value"] for layer in (0, 1, 2)] == pytest.approx([0, 2 / 6, 1])
     assert effect_at(rows, "verdict", 0)["n"] == 2  # a pair whose margins are all but equal says nothing
     assert arrives_at(rows, "verdict", [0, 1, 2]) == 2
@@ -209,7 +211,7 @@ def test_a_place_that_no_pair_has_is_left_out() -> None:
     one, none = torch.full((1, 2), 0.5), torch.full((1, 2), torch.nan)
     places = ("verdict", pointing, other_words)
     effects = PatchEffects(torch.stack([one, one, none]), torch.zeros(2), torch.ones(2), places, (0,), (("",) * 2,) * 3)
-    rows = patching_rows(effects, np.arange(2), Estimator.of(["a", "b"], draws=20, seed=0), other="picture")
+    rows = patching_rows(effects, np.arange(2), Resamples.of_names(["a", "b"], draws=20, seed=0), other="picture")
     assert [(row["place"], row["effect"]["value"]) for row in rows] == [("verdict", 0.5), ("pointing", 0.5)]
 
 
@@ -227,7 +229,7 @@ def test_knockouts_count_towards_the_truth() -> None:
     margins = np.array([-1.0, -2, -1, -2, 1, -2])
     looked = Selection("over_safety", np.array([0, 2]), np.array([4]), np.array([1, 3, 5]), 2, 1)
     cut = np.array([[[0.5, -2, 0, -2, 0.5, -2.0]]])
-    (row,) = knockout_rows(cut, margins, cases, looked, Estimator.of(cases.clusters, draws=50, seed=0),
+    (row,) = knockout_rows(cut, margins, cases, looked, Resamples.of_names(cases.clusters, draws=50, seed=0),
                        edges=[("image", "verdict")], windows=["all"])  # fmt: skip
     assert row["failures"]["value"] == pytest.approx(1.25)
     assert row["successes"]["value"] == pytest.approx(-0.5)
@@ -236,7 +238,7 @@ def test_knockouts_count_towards_the_truth() -> None:
     assert row["change"]["value"] == pytest.approx(0.0)
     looked = Selection("typical", np.array([1]), np.array([3]), np.array([0, 2]), 1, 1)
     cut = np.array([[[-1.0, -2.5, -1, -2]]])
-    (row,) = knockout_rows(cut, margins, cases, looked, Estimator.of(cases.clusters, draws=50, seed=0),
+    (row,) = knockout_rows(cut, margins, cases, looked, Resamples.of_names(cases.clusters, draws=50, seed=0),
                        edges=[("image", "verdict")], windows=["all"])  # fmt: skip
     assert row["failures"]["value"] == pytest.approx(0.5)  # towards No, which is the truth there
 
@@ -245,7 +247,7 @@ def test_twins_and_sentences_are_told_apart() -> None:
     samples = paired(4, lambda pair: f"s{pair % 2}")
     cases = AnsweredCases(samples, ("no",) * 8)
     margins = np.array([4.2, 4.0, -3.8, -4.0, 4.2, 4.0, -3.8, -4.0])
-    found = twin_gaps(margins, cases, twin_indices(cases), Estimator.of(cases.clusters, draws=50, seed=0))
+    found = twin_gaps(margins, cases, twin_indices(cases), Resamples.of_names(cases.clusters, draws=50, seed=0))
     assert found["gap"]["value"] == pytest.approx(0.2)
     assert found["ranked"]["value"] == 1
     assert found["spread"]["value"] == pytest.approx(8, abs=0.01)
@@ -260,14 +262,17 @@ def test_failures_part_pooled_and_within_a_sentence_where_planted() -> None:
     lens[0] += 0.1
     lens[1:] -= 2.0 * (np.arange(240) // 8 < 18)  # from layer 1 on the sentence
     lens[2] -= 0.3 * fails  # from layer 2 on the case
-    found = lens_rows(lens, cases, "over_safety", Estimator.of(cases.clusters, draws=200, seed=0), layers=[0, 1, 2])
+    found = lens_rows(
+        lens, cases, "over_safety", Resamples.of_names(cases.clusters, draws=200, seed=0), layers=[0, 1, 2]
+    )
     assert found["pooled"]["layer"] == 1
     assert found["within"]["layer"] == 2
     assert found["within"]["gaps"][2]["value"] == pytest.approx(-0.3, abs=0.01)
     assert (found["within"]["gaps"][2]["failures"], found["within"]["gaps"][2]["clusters"]) == (12, 12)
     assert found["settled"] == 1
     assert (
-        lens_rows(lens, cases, None, Estimator.of(cases.clusters, draws=20, seed=0), layers=[0, 1, 2])["within"] is None
+        lens_rows(lens, cases, None, Resamples.of_names(cases.clusters, draws=20, seed=0), layers=[0, 1, 2])["within"]
+        is None
     )
 
 
@@ -275,7 +280,7 @@ def test_taking_the_prior_away_brings_back_what_it_hid_and_a_constant_does_not()
     rng = np.random.default_rng(0)
     safe, prior = np.arange(80) % 2 == 0, rng.normal(size=80) * 5
     margins = prior + 0.5 * np.where(safe, 1, -1) + 0.1 * rng.normal(size=80)
-    some = Estimator.of(np.arange(80) // 2, draws=200, seed=0)
+    some = Resamples.of_names(np.arange(80) // 2, draws=200, seed=0)
     share = prior_shares(margins, prior, np.arange(80).astype(str), some)
     assert 0.9 < share["r2"]["low"] <= share["r2"]["value"] <= share["r2"]["high"] <= 1
     rows = reversal_rows(margins, {PRIOR: margins - share["weight"] * prior, "shifted": margins + 3}, safe, some)
