@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +25,6 @@ from interp.checkpoints.config import ORGANISM, ModelConfig
 from interp.errors import UserError
 
 DISTRIBUTION = "forestlens"
-PYTHON = (3, 11)
 REAL = "llava_1_5_7b"  # whose hub page is asked for where the run's own model is bundled
 REAL_GIB = 14.0  # its weights on disk
 FEW_GIB = 1.0  # of disk: less than this is worth a word
@@ -55,9 +55,8 @@ class State(Enum):
 
 
 class Finding(NamedTuple):
-    """One line of the doctor's: what was looked at, how it stands, and how to get what is missing."""
+    """One line of the doctor's: how something stands, and how to get what is missing."""
 
-    what: str
     state: State
     detail: str
 
@@ -72,18 +71,35 @@ class Doctor:
         Raises:
             UserError: something is missing without which nothing runs.
         """
+        checks: dict[str, Callable[[], Iterator[Finding]]] = {
+            "python": python,
+            "packages": packages,
+            "transformers": transformers,
+            "GPU": gpu,
+            "memory": memory,
+            "disk": partial(disk, run),
+            "hub": partial(hub, run),
+            "optional": optional,
+            "SmolLM2": language_model,
+            "a run": bundled_model,
+        }
         console = Console()
         missing, notes = [], 0
-        for name, check in checks(run).items():
+        for name, check in checks.items():
             table = Table(box=None, show_header=False, pad_edge=False)
             for width in (12, 9):
                 table.add_column(width=width, no_wrap=True)
             table.add_column(overflow="fold")
-            for found in _done(name, check):
+            try:
+                findings = list(check())
+            except Exception as error:  # the others go on
+                message = " ".join(str(error).split()) or "no message"
+                findings = [Finding(State.MISSING, f"could not be checked: {type(error).__name__}: {message}")]
+            for found in findings:
                 word, colour = found.state.value
-                table.add_row(found.what, Text(word, style=colour), Text(found.detail))
+                table.add_row(name, Text(word, style=colour), Text(found.detail))
                 notes += found.state is State.NOTE
-                missing += [found.what] if found.state is State.MISSING else []
+                missing += [name] if found.state is State.MISSING else []
             console.print(table)
         if missing:
             counted = f"{len(missing)} thing{'s are' if len(missing) > 1 else ' is'} missing"
@@ -94,38 +110,10 @@ class Doctor:
         console.print(f"{summary} Next: forestlens +exp=vcd_llava", highlight=False)
 
 
-def checks(run: Run) -> dict[str, Callable[[], Iterator[Finding]]]:
-    """The checks by name, in their order."""
-    return {
-        "python": python,
-        "packages": packages,
-        "transformers": transformers,
-        "GPU": gpu,
-        "memory": memory,
-        "disk": lambda: disk(run),
-        "hub": lambda: hub(run),
-        "optional": optional,
-        "SmolLM2": language_model,
-        "a run": bundled_model,
-    }
-
-
-def _done(name: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]:
-    """What the check found; one that breaks is a finding too, and the others go on."""
-    try:
-        return list(check())
-    except Exception as error:
-        message = " ".join(str(error).split()) or "no message"
-        return [Finding(name, State.MISSING, f"could not be checked: {type(error).__name__}: {message}")]
-
-
 def python() -> Iterator[Finding]:
     """The interpreter, and where this project was installed from."""
     here = ".".join(map(str, sys.version_info[:3]))
-    old = sys.version_info < PYTHON
-    detail = f"{here} in {sys.prefix}; {DISTRIBUTION} {_version(DISTRIBUTION) or '(not installed)'}"
-    wanted = "; at least 3.11 is needed: make a virtual environment with it" if old else ""
-    yield Finding("python", State.MISSING if old else State.OK, detail + wanted)
+    yield Finding(State.OK, f"{here} in {sys.prefix}; {DISTRIBUTION} {_version(DISTRIBUTION) or '(not installed)'}")
 
 
 def packages() -> Iterator[Finding]:
@@ -142,19 +130,18 @@ def packages() -> Iterator[Finding]:
         elif not one.specifier.contains(here, prereleases=True):
             wrong.append(f"'{one.name}{one.specifier}' (here: {here})")
     if wrong:
-        yield Finding("packages", State.MISSING, f"pip install {', '.join(wrong)}, or `make install` in the clone")
+        yield Finding(State.MISSING, f"pip install {', '.join(wrong)}, or `make install` in the clone")
     else:
-        yield Finding("packages", State.OK, f"{len(needed)} of {len(needed)}, in versions that fit")
+        yield Finding(State.OK, f"{len(needed)} of {len(needed)}, in versions that fit")
 
 
 def transformers() -> Iterator[Finding]:
     """The version of transformers beside the one that the contract tests ran with."""
     here, tested = _version("transformers"), read_contract(CONTRACT).get("transformers")
     if here == tested:
-        yield Finding("transformers", State.OK, f"{here}, with which every model family was tested")
+        yield Finding(State.OK, f"{here}, with which every model family was tested")
     else:
         yield Finding(
-            "transformers",
             State.NOTE,
             f"{here}; the families were tested with {tested}: `make contract` tests them with this one, or "
             f"pip install transformers=={tested}",
@@ -170,14 +157,14 @@ def gpu() -> Iterator[Finding]:
         for number in range(torch.cuda.device_count()):
             free, total = (size / 2**30 for size in torch.cuda.mem_get_info(number))
             name = torch.cuda.get_device_name(number)
-            yield Finding("GPU", State.OK, f"{name}: {free:.1f} of {total:.1f} GiB free; {detail}")
+            yield Finding(State.OK, f"{name}: {free:.1f} of {total:.1f} GiB free; {detail}")
     elif shutil.which("nvidia-smi") and torch.version.cuda is None:
-        yield Finding("GPU", State.NOTE, f"there is a driver, but {detail} was built without CUDA: {CUDA_TORCH}")
+        yield Finding(State.NOTE, f"there is a driver, but {detail} was built without CUDA: {CUDA_TORCH}")
     elif shutil.which("nvidia-smi"):
         cuda = torch.version.cuda
-        yield Finding("GPU", State.NOTE, f"{detail} for CUDA {cuda} finds no device: does the driver know CUDA {cuda}?")
+        yield Finding(State.NOTE, f"{detail} for CUDA {cuda} finds no device: does the driver know CUDA {cuda}?")
     else:
-        yield Finding("GPU", State.NOTE, f"none; {detail} on the CPU is enough for the bundled model, not for 7B")
+        yield Finding(State.NOTE, f"none; {detail} on the CPU is enough for the bundled model, not for 7B")
 
 
 def memory() -> Iterator[Finding]:
@@ -185,7 +172,7 @@ def memory() -> Iterator[Finding]:
     import psutil
 
     here = psutil.virtual_memory()
-    yield Finding("memory", State.OK, f"{here.available / 2**30:.1f} of {here.total / 2**30:.1f} GiB free")
+    yield Finding(State.OK, f"{here.available / 2**30:.1f} of {here.total / 2**30:.1f} GiB free")
 
 
 def disk(run: Run) -> Iterator[Finding]:
@@ -198,7 +185,7 @@ def disk(run: Run) -> Iterator[Finding]:
         ("hub's cache", cache, REAL_GIB, f"{HF_HUB_CACHE}; LLaVA-1.5-7B takes {REAL_GIB:.0f} GiB; HF_HOME moves it"),
     ):
         free = shutil.disk_usage(folder).free / 2**30
-        yield Finding("disk", State.OK if free > needed else State.NOTE, f"{free:.0f} GiB free for {what} ({purpose})")
+        yield Finding(State.OK if free > needed else State.NOTE, f"{free:.0f} GiB free for {what} ({purpose})")
 
 
 def hub(run: Run) -> Iterator[Finding]:
@@ -212,20 +199,20 @@ def hub(run: Run) -> Iterator[Finding]:
     try:
         place = find(config)
     except UserError as error:
-        yield Finding("hub", State.NOTE, str(error))
+        yield Finding(State.NOTE, str(error))
     else:
         where = "a local folder" if Path(place.path).is_dir() else "in the cache" if place.local_only else "on the hub"
-        yield Finding("hub", State.OK, f"{config.path} is {where}")
-    yield Finding("hub", State.OK, token)
+        yield Finding(State.OK, f"{config.path} is {where}")
+    yield Finding(State.OK, token)
 
 
 def optional() -> Iterator[Finding]:
     """What is not here and only some commands need."""
     absent = {extra: purpose for module, (extra, purpose) in OPTIONAL.items() if find_spec(module) is None}
     if not absent:
-        yield Finding("optional", State.OK, "all extras are here")
+        yield Finding(State.OK, "all extras are here")
     for extra, purpose in absent.items():
-        yield Finding("optional", State.NOTE, f"for {purpose}: pip install -e '.[{extra}]' in the clone")
+        yield Finding(State.NOTE, f"for {purpose}: pip install -e '.[{extra}]' in the clone")
 
 
 def language_model() -> Iterator[Finding]:
@@ -235,12 +222,12 @@ def language_model() -> Iterator[Finding]:
     place = base_folder(SMOLLM2)
     record = read_record(place)
     if record is None:
-        yield Finding("SmolLM2", State.NOTE, f"for model=smol_organism {GET[SMOLLM2]}: it is not at {place}")
+        yield Finding(State.NOTE, f"for model=smol_organism {GET[SMOLLM2]}: it is not at {place}")
     elif not record.exact:
         detail = f"{place} holds that of {record.source}, not the one that model=smol_organism was trained on"
-        yield Finding("SmolLM2", State.NOTE, detail)
+        yield Finding(State.NOTE, detail)
     else:
-        yield Finding("SmolLM2", State.OK, f"for model=smol_organism, at {place}")
+        yield Finding(State.OK, f"for model=smol_organism, at {place}")
 
 
 def bundled_model() -> Iterator[Finding]:
@@ -260,15 +247,12 @@ def bundled_model() -> Iterator[Finding]:
     detail = f"{len(cases)} answers of the bundled model on {vlm.device} in {time.perf_counter() - started:.0f} s"
     if off > TOLERANCE or not 0 < share < 1:
         yield Finding(
-            "a run",
             State.MISSING,
             f"{detail}, but its margins are off by {off:.3f} (at most {TOLERANCE} expected): this torch computes "
             "something else here; install the versions of constraints.txt (`make install`)",
         )
     else:
-        yield Finding(
-            "a run", State.OK, f"{detail}, as they should be (margins within {TOLERANCE}); attention recorded"
-        )
+        yield Finding(State.OK, f"{detail}, as they should be (margins within {TOLERANCE}); attention recorded")
 
 
 def _real() -> ModelConfig:

@@ -7,10 +7,12 @@ are left.
 import itertools
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
+from itertools import pairwise
 
 from hydra import compose, initialize_config_module
+from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -26,14 +28,8 @@ TWICE = re.compile(r"Multiple values for (?P<group>[\w/@.]+)\.")
 WRONG_TYPE = re.compile(r"Error merging override (?P<override>.*)")
 NOISE = ("See https://", "Set the environment variable", "full_key:", "object_type=", "To append to your config")
 OF_HYDRA = (HydraException, OmegaConfBaseException)
-CUTOFF = 0.6  # of difflib: below it, a word is no misspelling of another
 MOST = 12  # names that a sentence lists
 NAMED = {"+exp": "exp", "task": "task", "model": "model", "method": "method", "benchmark": "benchmark"}  # typed → group
-FLAGS = frozenset(  # Hydra's
-    ("-h", "--help", "--hydra-help", "--version", "-c", "--cfg", "--resolve", "-p", "--package", "-r", "--run", "-m",
-     "--multirun", "-sc", "--shell-completion", "-cp", "--config-path", "-cn", "--config-name", "-cd", "--config-dir",
-     "--experimental-rerun", "-i", "--info")
-)  # fmt: skip
 
 
 def in_a_sentence(error: Exception, arguments: Sequence[str]) -> str | None:
@@ -66,17 +62,16 @@ def unknown_flag(arguments: Sequence[str]) -> str | None:
 
     Hydra would answer with its usage, and takes ``--exp`` for the beginning of a flag of its own.
     """
-    for at, argument in enumerate(arguments):
+    flags = get_args_parser()._option_string_actions
+    for argument, following in pairwise([*arguments, "-"]):
         flag, _, value = argument.partition("=")
-        if not flag.startswith("-") or flag in FLAGS or (flag[1:2] != "-" and flag[:2] in FLAGS):
+        if not flag.startswith("-") or flag in flags or (flag[1:2] != "-" and flag[:2] in flags):
             continue
-        following = arguments[at + 1] if at + 1 < len(arguments) else ""
-        value = value or ("" if following.startswith("-") or "=" in following else following)
         name = flag.lstrip("-").replace("-", "_")
-        known = name == "exp" or name in _keys(_composed([]))
-        meant = (
-            f"did you mean {'+' * (name == 'exp')}{name}={value or 'VALUE'}?" if known else "--help lists everything"
-        )
+        value = value or ("VALUE" if following.startswith("-") or "=" in following else following)
+        meant = "--help lists everything"
+        if name == "exp" or name in _keys(_composed([])):
+            meant = f"did you mean {'+' * (name == 'exp')}{name}={value}?"
         return f"{flag}: there is no such flag; options are written KEY=VALUE, without dashes; {meant}"
     return None
 
@@ -91,6 +86,8 @@ def quoted(override: str) -> str:
 
 def _unread(error: OverrideParseException, arguments: Sequence[str]) -> str:
     override = error.override if error.override in arguments else next((a for a in arguments if not _reads(a)), "")
+    if not override:
+        return _plain(error)
     if "=" not in override:
         return f"{override}: is no KEY=VALUE and no flag; {_of_a_word(override, arguments)}"
     typed = quoted(override)
@@ -101,16 +98,15 @@ def _unread(error: OverrideParseException, arguments: Sequence[str]) -> str:
 
 def _of_a_word(word: str, arguments: Sequence[str]) -> str:
     """What may have been meant by a word that stands alone."""
-    following = arguments[arguments.index(word) + 1 :] if word in arguments else []
-    if following and following[0].startswith("="):
-        value = following[0].removeprefix("=") or "".join(following[1:2])
-        return f"no space may stand beside the =: write {word}={value}"
+    at = arguments.index(word)
+    following, value = [*arguments[at + 1 :], "", ""][:2]
+    if following.startswith("="):
+        return f"no space may stand beside the =: write {word}{following if following != '=' else f'={value}'}"
     if meant := [f"{typed}={word}" for typed, group in NAMED.items() if word in options_of(group)]:
-        return f"did you mean {_either(meant)}?"
-    before = [one for one in arguments[: arguments.index(word)] if "=" in one] if word in arguments else []
-    if before and not before[-1].startswith("-"):
-        rest = itertools.takewhile(lambda one: "=" not in one, arguments[arguments.index(before[-1]) + 1 :])
-        typed = quoted(" ".join([before[-1], *rest]))
+        return f"did you mean {' or '.join(meant)}?"
+    if at and "=" in arguments[at - 1] and not arguments[at - 1].startswith("-"):
+        rest = itertools.takewhile(lambda one: "=" not in one, arguments[at:])
+        typed = quoted(" ".join([arguments[at - 1], *rest]))
         return f"a value with spaces is put into quotes, which the shell must keep; write {typed}"
     return "--help lists both"
 
@@ -134,23 +130,23 @@ def _no_option(group: str, name: str, options: Sequence[str] | None, arguments: 
     typed = next((found[0] for one in arguments if (found := own.match(one)) and name in one), f"{group}=")
     known = sorted(options or options_of(group))
     longer = [one for one in known if name in one]
-    near = (longer if 0 < len(longer) <= MOST else []) or get_close_matches(name, known, n=3, cutoff=CUTOFF)
+    near = (longer if 0 < len(longer) <= MOST else []) or get_close_matches(name, known, n=3)
     close = [f"{typed}{one}" for one in near]
-    meant = f"did you mean {_either(close)}? There are" if close else "there are"
+    meant = f"did you mean {' or '.join(close)}? There are" if close else "there are"
     return f"{typed}{name}: there is no such option; {meant} {', '.join(known)}"
 
 
 def _no_key(key: str, arguments: Sequence[str]) -> str:
     own = re.compile(rf"[+~]*{re.escape(key)}(?:@[\w.]+)?(?:=|$)")
     override = next((one for one in arguments if own.match(one)), key)
-    value = override.partition("=")[1] + override.partition("=")[2]
+    value = "".join(override.partition("=")[1:])
     if key == "exp" and not override.startswith("+"):
         return f"{override}: an experiment is written with a plus; did you mean +{override}?"
     if (name := key.removeprefix("task.")) in SHORT and key != name:
         tasks = [
             f"task={task}" for task in options_of("task") if name in OmegaConf.load(CONF / "task" / f"{task}.yaml")
         ]
-        return f"{name}{value}: this task has no {name}; it is an option of {_either(tasks)}"
+        return f"{name}{value}: this task has no {name}; it is an option of {' or '.join(tasks)}"
     rest = [one for one in arguments if not own.match(one) and not one.startswith("-") and _reads(one)]
     known = _keys(_composed(rest))
     return f"{override}: there is no {key}; {_nearest(key, known, value)}"
@@ -185,21 +181,14 @@ def _keys(config: DictConfig, prefix: str = "") -> list[str]:
 
 
 def _nearest(key: str, known: Sequence[str], value: str) -> str:
-    """Keys below or above that end as ``key`` does, else keys spelt nearly so."""
+    """Keys of the same node that end as ``key`` does, or of others; else the one spelt most like it."""
     node, _, last = key.rpartition(".")
-    top = key.partition(".")[0]
     ending = [one for one in known if one.rpartition(".")[2] == last]
-    near = [one for one in ending if one.partition(".")[0] == top] or ending
-    if not near or len(near) > 3:
+    near = [one for one in ending if one.partition(".")[0] == key.partition(".")[0]] or ending
+    if not 0 < len(near) <= 3:
         siblings = [one for one in known if one.rpartition(".")[0] == node]
-        near = get_close_matches(key, siblings, n=1, cutoff=CUTOFF) or get_close_matches(
-            key, [*known], n=1, cutoff=CUTOFF
-        )
+        near = get_close_matches(key, siblings, n=1) or get_close_matches(key, known, n=1)
     if near:
-        return "did you mean " + _either(f"{one}{value}" for one in near) + "?"
+        return f"did you mean {' or '.join(f'{one}{value}' for one in near)}?"
     of = [one.rpartition(".")[2] for one in known if one.rpartition(".")[0] == (node if node in known else "")]
     return f"{node or 'the run'} has {', '.join(of[:MOST])}{', … (--cfg job shows all)' if len(of) > MOST else ''}"
-
-
-def _either(names: Iterable[str]) -> str:
-    return " or ".join(names)

@@ -1,6 +1,8 @@
 """From a composed configuration to a ``Run``, all of it checked."""
 
 import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -8,7 +10,6 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.config.choices import arm_name, check_method_fits, named_by_what_is_loaded
 from experiments.config.nodes import made
 from experiments.config.run import SKIP, Run, Schema, Settings, answered_elsewhere, without_skipping
 from experiments.judges.automatic import Automatic
@@ -17,8 +18,16 @@ from experiments.types import Benchmark, Judge
 from interp.errors import UserError
 
 NOWHERE = "nowhere"  # the folder of a benchmark that is only planned for
-ATTRIBUTIONS = ("none", "captum")
-PROTOCOLS = ("generate", "score")  # experiments/evaluation/answer.py
+ONE_OF = {"attribution": ("none", "captum"), "protocol": ("generate", "score")}
+LEAST = {  # option → its least value, and what else there is
+    "seed": (0, ""),
+    "image_workers": (0, ", which switches it off"),
+    "feature_cache_mib": (0, ", which switches it off"),
+    "batch_tokens": (1, ", or null for batches in order"),
+    "limit": (1, ", or null for all cases"),
+    **dict.fromkeys(("batch_size", "max_new_tokens", "draws", "attention_cases"), (1, "")),
+}
+OWN = "file"  # the option of a method in a file of the user's
 
 
 def register() -> None:
@@ -94,25 +103,63 @@ def _check_values(tree: dict[str, Any]) -> None:
     Raises:
         UserError: names the first value out of range.
     """
-    if tree["attribution"] not in ATTRIBUTIONS:
-        raise UserError(f"attribution={tree['attribution']}: must be one of {', '.join(ATTRIBUTIONS)}")
-    if tree["protocol"] not in PROTOCOLS:
-        raise UserError(f"protocol={tree['protocol']}: must be one of {', '.join(PROTOCOLS)}")
-    if tree["seed"] < 0:
-        raise UserError(f"seed={tree['seed']}: must be at least 0")
-    for key in ("image_workers", "feature_cache_mib", "verbose"):
-        if tree[key] < 0:
-            raise UserError(f"{key}={tree[key]}: must be at least 0, which switches it off")
-    if tree["batch_tokens"] is not None and tree["batch_tokens"] < 1:
-        raise UserError(f"batch_tokens={tree['batch_tokens']}: must be at least 1, or null for batches in order")
-    for key in ("batch_size", "max_new_tokens", "draws", "attention_cases"):
-        if tree[key] < 1:
-            raise UserError(f"{key}={tree[key]}: must be at least 1")
-    if tree["limit"] is not None and tree["limit"] < 1:
-        raise UserError(f"limit={tree['limit']}: must be at least 1, or null for all cases")
+    for key, known in ONE_OF.items():
+        if tree[key] not in known:
+            raise UserError(f"{key}={tree[key]}: must be one of {', '.join(known)}")
+    for key, (least, otherwise) in LEAST.items():
+        if tree[key] is not None and tree[key] < least:
+            raise UserError(f"{key}={tree[key]}: must be at least {least}{otherwise}")
 
 
 def _judge(node: Any, benchmark: Benchmark) -> Judge:
     """The configured judge, or the default for the benchmark's kind. Raises as ``made`` does."""
     judge = made(node, "judge")
     return judge.for_kind(benchmark.kind) if isinstance(judge, Automatic) else judge
+
+
+def arm_name(option: str, tree: Mapping[str, Any]) -> str:
+    """The name of the arm under study: that of its option, or of a user's own file without ``.py``.
+
+    Raises:
+        UserError: the file is called as another arm.
+    """
+    path = tree["method"].get("path") if option == OWN and isinstance(tree["method"], dict) else None
+    name = Path(str(path)).stem if path else option.rpartition("/")[2]  # method=tuned/vcd is the arm vcd
+    if path and (name == "baseline" or name in tree["arms"]):
+        raise UserError(f"method.path={path}: there is an arm {name} already; give the file another name")
+    return name
+
+
+def check_method_fits(only: str | None) -> None:
+    """Refuses another method than ``only``, that of an experiment which gives its settings to other arms.
+
+    Raises:
+        UserError: names the experiment, and how to add the method beside its own.
+    """
+    if only is None or not HydraConfig.initialized():
+        return
+    choices = HydraConfig.get().runtime.choices
+    if (chosen := str(choices.get("method"))) != only:
+        raise UserError(
+            f"+exp={choices.get('exp')} is about method={only}, and gives its settings to other arms; leave method "
+            f"out, or add {chosen} as a further arm: +method@arms.{chosen.replace('/', '_')}={chosen}"
+        )
+
+
+def named_by_what_is_loaded(node: Any) -> Any:
+    """The model's node; where the command line gives its path and no name, the path's last part is its name.
+
+    Of a model behind an API the id there stands for the path.
+    """
+    if not (isinstance(node, dict) and HydraConfig.initialized()):
+        return node
+    place = "model" if "base_url" in node else "path"
+    given = {override.partition("=")[0].lstrip("+") for override in HydraConfig.get().overrides.task}
+    moved = f"model.{place}" in given and "model.name" not in given
+    return node | {"name": _last_part(str(node[place]))} if moved and node.get(place) else node
+
+
+def _last_part(path: str) -> str:
+    """The last part of a path or hub id; of "." and the like that of the folder meant."""
+    last = path.rstrip("/").rpartition("/")[2]
+    return Path(path).resolve().name or path if last in ("", ".", "..") else last

@@ -4,7 +4,7 @@ import gc
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from interp.errors import UserError
@@ -32,14 +32,11 @@ class Cost:
 
 @dataclass
 class Forward:
-    """One forward of the model: when it began, then up to the next one the seconds and the most bytes held; and which
-    of the caches it wrote to, counted as they come (None: it kept none)."""
+    """One forward of the model: when it began, then up to the next one the seconds and the most bytes held."""
 
     began: float
     seconds: float = 0.0
     peak: int = 0
-    cache: int | None = None
-    prompts: tuple[int, int] | None = None  # rows and columns, of the first one on its cache
 
 
 class Recorder:
@@ -54,10 +51,11 @@ class Recorder:
         gc.collect()
         self.ledger.restart()
         self.start = self.ledger.seconds
-        self.forwards: list[Forward] = []
-        self._caches: list[weakref.ref[Any]] = []
         self.peak = 0
         self.stepping = False  # whether what runs is a question that comes before an answer
+        self.forwards: list[Forward] = []
+        self.answers: dict[weakref.ref[Any], list[Forward]] = {}  # those that wrote to each cache
+        self.prompts: tuple[int, int] | None = None  # rows and columns of the first one with a cache
 
     @contextmanager
     def following(self, vlm: "VLM") -> Iterator[None]:
@@ -69,14 +67,16 @@ class Recorder:
 
         def began(module: Any, _: Any) -> None:
             if type(module) is kind:
-                self._next(step=asking())
+                self._close()
+                self.stepping = asking()
+                if not self.stepping:
+                    self.forwards.append(Forward(self.ledger.seconds))
 
         def ended(module: Any, _: Any, output: Any) -> None:
-            if type(module) is kind and self.forwards and not self.stepping:
-                cache = getattr(output, "past_key_values", None)
-                if cache is not None and all(known() is not cache for known in self._caches):
-                    self.forwards[-1].prompts = (len(output.logits), int(cache.get_seq_length()))
-                self.forwards[-1].cache = self._number(cache)
+            cache = getattr(output, "past_key_values", None)
+            if type(module) is kind and cache is not None and self.forwards and not self.stepping:
+                self.prompts = self.prompts or (len(output.logits), int(cache.get_seq_length()))
+                self.answers.setdefault(weakref.ref(cache), []).append(self.forwards[-1])
 
         handles = [register_module_forward_pre_hook(began), register_module_forward_hook(ended)]
         try:
@@ -84,12 +84,6 @@ class Recorder:
         finally:
             for handle in handles:
                 handle.remove()
-
-    def _next(self, *, step: bool) -> None:
-        self._close()
-        self.stepping = step
-        if not step:
-            self.forwards.append(Forward(self.ledger.seconds))
 
     def _close(self) -> None:
         most = self.ledger.most
@@ -106,11 +100,8 @@ class Recorder:
 
     def cost(self) -> Cost:
         """Of what was done."""
-        return self._cost(self.peak, self.seconds)
-
-    def _cost(self, peak: int, seconds: float) -> Cost:
-        first = next((forward for forward in self.forwards if forward.prompts is not None), None)
-        return Cost(peak, seconds) if first is None else Cost(peak, seconds, first.prompts, first.seconds)
+        first = next(iter(self.answers.values()), None)
+        return Cost(self.peak, self.seconds, self.prompts, first[0].seconds if first else 0.0)
 
     def longer(self, done: int, tokens: int) -> Cost:
         """Of the same with answers of ``tokens`` tokens instead of ``done``: each adds as much as the last did.
@@ -121,8 +112,9 @@ class Recorder:
         Raises:
             UserError: no forwards of an answer, not one a token, or too few tokens.
         """
-        peak, seconds, more = self.peak, self.seconds, tokens - done
-        answers = [[self.forwards[at] for at in own] for own in self._by_cache() if len(own) > 2]
+        cost, more = self.cost(), tokens - done
+        peak, seconds = cost.peak, cost.seconds
+        answers = [forwards for forwards in self.answers.values() if len(forwards) > 2]
         least = 3 + SETTLING * any(len(own) == done + 1 for own in answers)
         if done < least or not answers or any(len(own) not in (done, done + 1) for own in answers):
             counts = ", ".join(str(len(own)) for own in answers) or "no"
@@ -130,21 +122,4 @@ class Recorder:
         for own in answers:
             seconds += own[-2].seconds * more
             peak = max(peak, own[-1].peak + more * max(0, own[-1].peak - own[-2].peak))
-        return self._cost(peak, seconds)
-
-    def _by_cache(self) -> list[list[int]]:
-        """The positions of the forwards on each cache."""
-        found: list[list[int]] = [[] for _ in self._caches]
-        for position, forward in enumerate(self.forwards):
-            if forward.cache is not None:
-                found[forward.cache].append(position)
-        return found
-
-    def _number(self, cache: Any) -> int | None:
-        if cache is None:
-            return None
-        for number, known in enumerate(self._caches):
-            if known() is cache:
-                return number
-        self._caches.append(weakref.ref(cache))
-        return len(self._caches) - 1
+        return replace(cost, peak=peak, seconds=seconds)

@@ -3,9 +3,10 @@
 Every step calls the very functions that the study calls, so that what changes there changes the plan.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,42 +118,31 @@ def steps_of(run: Run) -> list[Step]:
 
 def _answers(run: Run, arms: Mapping[str, Any], adapter: "Settings | None" = None) -> list[Step]:
     """One step for all arms that compute as much, and before it what a trainable one learns."""
-    alike: dict[str, list[str]] = {}
-    methods: dict[str, Any] = {}
+    alike: dict[str, tuple[Any, list[str]]] = {}
     absent = not_applicable(run)
     for name, method in arms.items():
-        if isinstance(method, AnsweredElsewhere) or name in absent:
-            continue
-        answering = ConstantShift(1.0) if abilities(method).fitted_to else abilities(method).worst_case or method
-        key = signature(answering)
-        alike.setdefault(key, []).append(name)
-        methods.setdefault(key, answering)
+        if not isinstance(method, AnsweredElsewhere) and name not in absent:
+            able = abilities(method)
+            answering = ConstantShift(1.0) if able.fitted_to else able.worst_case or method
+            alike.setdefault(signature(answering), (answering, []))[1].append(name)
+    learners: dict[str, tuple[list[str], list[Path]]] = {}
+    for method, names in alike.values():
+        learners.setdefault(signature(method, without=AFTER_LEARNING), ([], []))[0].extend(names)
     steps: list[Step] = []
-    learners: dict[str, list[str]] = {}
-    for key, names in alike.items():
-        learners.setdefault(signature(methods[key], without=AFTER_LEARNING), []).extend(names)
-    files: dict[str, list[Path]] = {how: [] for how in learners}
-    for key, names in alike.items():
-        method, label = methods[key], ", ".join(names)
-        how = signature(method, without=AFTER_LEARNING)
-        if isinstance(method, TrainableMethod) and (arms_alike := learners.pop(how, [])):
-            steps.append(
-                Step(
-                    f"learning: {', '.join(arms_alike)}",
-                    _learn(method, files[how]),
-                    times=len(arms_alike),
-                    least=LEARNING,
-                )
-            )
-        able, alters = abilities(method), isinstance(method, NewAdapter)
+    for method, names in alike.values():
+        able = abilities(method)
+        learn_alike, files = learners[signature(method, without=AFTER_LEARNING)]
+        if isinstance(method, TrainableMethod) and learn_alike[0] == names[0]:
+            label, do = f"learning: {', '.join(learn_alike)}", partial(_learn, method, files)
+            steps.append(Step(label, do, times=len(learn_alike), least=LEARNING))
         steps.append(
             Step(
-                f"answers: {label}",
-                _answer(method, adapter, files[how]),
+                f"answers: {', '.join(names)}",
+                partial(_answer, method, adapter, files),
                 rows=1 if able.one_by_one else None,
                 times=len(names),
                 generates=True,
-                alters=alters,
+                alters=isinstance(method, NewAdapter),
                 left_out=able.not_planned,
                 settling=SETTLING if able.one_by_one else 0,
             )
@@ -160,50 +150,45 @@ def _answers(run: Run, arms: Mapping[str, Any], adapter: "Settings | None" = Non
     return steps
 
 
-def _labels(count: int) -> list[bool]:
-    return [number % 2 == 0 for number in range(count)]
-
-
-def _learn(method: Any, files: list[Path]) -> "Callable[[Scene, int], object]":
+def _learn(method: Any, files: list[Path], scene: Scene, rows: int) -> None:
     """Puts the file of what has been learned into ``files``, for the steps that answer with it."""
-    if isinstance(method, TruthReadout) and method.layer is None:
+    if isinstance(method, TruthReadout):
         # Which layer it chooses depends on the numbers. The gradient down to the first one takes the most.
-        method = replace(method, layer=1)
-
-    def do(scene: Scene, rows: int) -> object:
-        # A few questions, each of several cases, for what learns by leaving questions out.
-        prompts = [
-            replace(prompt, text=f"{prompt.text} {number // 2 % QUESTIONS}")
-            for number, prompt in enumerate(scene.prompts(max(rows, LEARNING)))
-        ]
-        path = scene.folder / f"{id(method)}.safetensors"
-        found = method.learn(scene.vlm, prompts, _labels(len(prompts)), out=path)
-        files[:] = [path]
-        return found
-
-    return do
+        method = at_one_layer(method)
+    files[:] = [_taught(method, scene, scene.prompts(max(rows, LEARNING)))]
 
 
-def _answer(method: Any, adapter: "Settings | None", files: list[Path]) -> "Callable[[Scene, int], object]":
-    def do(scene: Scene, rows: int) -> object:
-        from interp.speed.vision_cache import FeatureCache, shared_features
+def at_one_layer(method: Any) -> Any:
+    """The method at its first layer, where it would choose among layers."""
+    return replace(method, layer=1) if getattr(method, "layer", 1) is None else method
 
-        answering, vlm = method, scene.vlm
-        if getattr(method, "weights", False) is True:  # a second checkpoint, which is on disk in the study
-            answering, vlm = Baseline(), second_copy(scene.vlm)
-        elif isinstance(method, TrainableMethod):
-            if not files:  # learning did not fit
-                files.append(_taught(method, scene))
-            answering = method.read(files[0])
-        elif isinstance(method, NewAdapter):
-            assert adapter is not None
-            answering, vlm = method.inner or Baseline(), _with_adapter(scene.vlm, adapter)
-        prompts = scene.prompts(rows)
-        scene.begin()
-        with shared_features(vlm, FeatureCache(scene.run.feature_cache_mib)), _prefills_apart(vlm):
-            return answering.generate(vlm, prompts, max_new_tokens=scene.new_tokens)
 
-    return do
+def _taught(method: Any, scene: Scene, prompts: "Sequence[Prompt]") -> Path:
+    """The file of what the method learns from a few questions, each of several cases: some learn by leaving them
+    out."""
+    asked = [replace(one, text=f"{one.text} {number // 2 % QUESTIONS}") for number, one in enumerate(prompts)]
+    path = scene.folder / f"{id(method)}.safetensors"
+    method.learn(scene.vlm, asked, [number % 2 == 0 for number in range(len(asked))], out=path)
+    return path
+
+
+def _answer(method: Any, adapter: "Settings | None", files: list[Path], scene: Scene, rows: int) -> object:
+    from interp.speed.vision_cache import FeatureCache, shared_features
+
+    answering, vlm = method, scene.vlm
+    if getattr(method, "weights", False) is True:  # a second checkpoint, which is on disk in the study
+        answering, vlm = Baseline(), second_copy(scene.vlm)
+    elif isinstance(method, TrainableMethod):
+        if not files:  # learning did not fit
+            files.append(_taught(at_one_layer(method), scene, Asked(8, 56, 56).prompts(LEARNING)))
+        answering = method.read(files[0])
+    elif isinstance(method, NewAdapter):
+        assert adapter is not None
+        answering, vlm = method.inner or Baseline(), _with_adapter(scene.vlm, adapter)
+    prompts = scene.prompts(rows)
+    scene.begin()
+    with shared_features(vlm, FeatureCache(scene.run.feature_cache_mib)), _prefills_apart(vlm):
+        return answering.generate(vlm, prompts, max_new_tokens=scene.new_tokens)
 
 
 def _prefills_apart(vlm: "VLM") -> "AbstractContextManager[None]":
@@ -218,17 +203,6 @@ def _prefills_apart(vlm: "VLM") -> "AbstractContextManager[None]":
             return b"%d" % len(self._entries)
 
     return shared_prefills(vlm, Apart())
-
-
-def _taught(method: Any, scene: Scene) -> Path:
-    """The file of what the method learns from a few cases; where it would choose among layers, at the first one."""
-    if getattr(method, "layer", 1) is None:
-        method = replace(method, layer=1)
-    path = scene.folder / f"taught-{id(method)}.safetensors"
-    few = Asked(8, 56, 56).prompts(LEARNING)
-    prompts = [replace(prompt, text=f"{prompt.text} {number // 2 % QUESTIONS}") for number, prompt in enumerate(few)]
-    method.learn(scene.vlm, prompts, _labels(LEARNING), out=path)
-    return path
 
 
 def second_copy(vlm: "VLM") -> "VLM":

@@ -97,6 +97,8 @@ def measured(run: Run, asked: Asked, gpu_gib: float | None, rates: tuple[float, 
     Raises:
         UserError: an unknown model, a task that is not planned, or a torch that cannot pretend a device.
     """
+    import torch
+
     from experiments.planning.model_calls import steps_of
     from experiments.shapes.device import Unsupported, world
     from experiments.shapes.ledger import Rates
@@ -106,22 +108,17 @@ def measured(run: Run, asked: Asked, gpu_gib: float | None, rates: tuple[float, 
     steps = steps_of(run)
     room = room_of(gpu_gib, model)
     plan = blueprint(model)
-    import torch
-
-    dtype = dtype_on(model.dtype, torch.device("cpu")) if not room.on_gpu else _on_gpu(model.dtype)
+    if not room.on_gpu:
+        dtype = dtype_on(model.dtype, torch.device("cpu"))
+    else:
+        dtype = torch.bfloat16 if model.dtype == "auto" else getattr(torch, model.dtype)
     try:
-        with world(fused=True) as pretended, tempfile.TemporaryDirectory() as folder:
+        with world() as pretended, tempfile.TemporaryDirectory() as folder:
             pretended.ledger.rates = Rates(*rates)
-            stage = Stage(run, asked, room, plan, dtype, pretended.ledger, Path(folder), four_bit=_four_bit(run))
-            vlm = stage.vlm
+            stage = Stage(run, asked, room, plan, dtype, pretended.ledger, Path(folder))
+            parameters = sum(weight.numel() for weight in stage.vlm.model.parameters())
             weights = pretended.ledger.now
-            encoded = vlm.encode(asked.prompts(1))
-            tokens = int(encoded["input_ids"].shape[1])
-            image = 0
-            if not vlm.layout.cross_attended:
-                image = int((encoded["input_ids"].cpu() == vlm.layout.image_token_id(vlm.model.config)).sum())
-            parameters = sum(weight.numel() for weight in vlm.model.parameters())
-            del encoded, vlm
+            tokens, image = stage.tokens()
             outcomes = [stage.outcome(step, tokens) for step in steps]
     except Unsupported as error:
         raise UserError(f"task=plan cannot be done here ({error}); use the torch of constraints.txt") from error
@@ -131,30 +128,18 @@ def measured(run: Run, asked: Asked, gpu_gib: float | None, rates: tuple[float, 
     if model.attn_implementation == "eager":
         kernel = "taken apart (attn_implementation=eager), so that queries × keys are held"
     return Measured(
-        room.title,
-        room.usable,
-        weights,
-        parameters,
-        str(dtype).removeprefix("torch."),
-        plan.origin,
-        plan.stand_in,
-        tokens,
-        image,
-        kernel,
-        outcomes,
+        room=room.title,
+        usable=room.usable,
+        weights=weights,
+        parameters=parameters,
+        dtype=str(dtype).removeprefix("torch."),
+        origin=plan.origin,
+        stand_in=plan.stand_in,
+        tokens=tokens,
+        image_tokens=image,
+        attention=kernel,
+        outcomes=outcomes,
     )
-
-
-def _on_gpu(name: str) -> "torch.dtype":
-    import torch
-
-    found = torch.bfloat16 if name == "auto" else getattr(torch, name)
-    assert isinstance(found, torch.dtype)
-    return found
-
-
-def _four_bit(run: Run) -> bool:
-    return bool(getattr(getattr(run.task, "settings", None), "four_bit", False))
 
 
 @dataclass
@@ -168,7 +153,6 @@ class Stage:
     dtype: "torch.dtype"
     ledger: "Ledger"
     folder: Path
-    four_bit: bool = False
     _vlm: "VLM | None" = field(default=None)
     _answered: int | None = None
     _plain: tuple[int, int] | None = None  # rows and columns of the prompts that the first arm reads
@@ -183,11 +167,16 @@ class Stage:
             gc.freeze()  # what is there now need not be looked through again
         return self._vlm
 
+    def tokens(self) -> tuple[int, int]:
+        """Of a prompt, and of its picture among them."""
+        layout, ids = self.vlm.layout, self.vlm.encode(self.asked.prompts(1))["input_ids"]
+        image = 0 if layout.cross_attended else (ids.cpu() == layout.image_token_id(self.vlm.model.config)).sum()
+        return int(ids.shape[1]), int(image)
+
     def outcome(self, step: "Step", tokens: int) -> Outcome:
         """A step at the most rows that fit, halved as a study halves them."""
         budget = self.run.batch_size if self.run.batch_tokens is None else self.run.batch_tokens // tokens
-        rows = step.rows or max(1, min(self.run.batch_size, budget))
-        asked = rows
+        asked = rows = step.rows or max(1, min(self.run.batch_size, budget))
         if step.generates:  # none is lighter than the plain answer, which is the first
             rows = min(rows, self._answered or rows)
         try:
@@ -195,20 +184,20 @@ class Stage:
                 if (cost := self.cost(step, rows, self.room.usable)) is not None and cost.peak <= self.room.usable:
                     if step.generates and step.rows is None and self._answered is None:
                         self._answered = rows
-                    return self._outcome(step, rows, asked, rows, cost)
+                    return self._outcome(step, rows, asked, cost)
                 rows //= 2
             cost = self.cost(step, 1, None)
             assert cost is not None
-            return self._outcome(step, 0, asked, 1, cost)
+            return self._outcome(step, 0, asked, cost)
         except UserError as error:
-            return Outcome(step.name, 0, asked, trains=step.trains, error=str(error))
+            why = str(error)
         except Exception as error:  # the others are still worth knowing
-            reason = f"on shapes it fails ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
-            return Outcome(step.name, 0, asked, trains=step.trains, error=reason)
+            why = f"on shapes it fails ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+        return Outcome(step.name, 0, asked, trains=step.trains, error=why)
 
-    def _outcome(self, step: "Step", fits: int, asked: int, rows: int, cost: Cost) -> Outcome:
+    def _outcome(self, step: "Step", fits: int, asked: int, cost: Cost) -> Outcome:
         times = step.times(self.vlm) if callable(step.times) else step.times
-        each = 2 if step.trains else max(rows, step.least)
+        each = 2 if step.trains else max(fits, 1, step.least)
         again = 0.0
         if step.generates and cost.prompts is not None:
             again = times - 1 if self._plain is None else times if cost.prompts == self._plain else 0.0
@@ -225,13 +214,6 @@ class Stage:
             shared=cost.reading * again / each,
         )
 
-    def holds_weights(self, step: "Step", capacity: int | None) -> bool:
-        """Whether the weights alone fit, which a step that trains on them in 4 bits packs first."""
-        vlm = self.vlm
-        if step.trains and self.four_bit:
-            _packed(vlm)
-        return capacity is None or self.ledger.now <= capacity
-
     def cost(self, step: "Step", rows: int, capacity: int | None) -> Cost | None:
         """A batch of ``rows``; None where the device of ``capacity`` bytes runs out of memory."""
         import torch
@@ -239,16 +221,18 @@ class Stage:
         from experiments.planning.model_calls import Scene
         from interp.batching import BatchRule, out_of_memory
 
-        if not self.holds_weights(step, capacity):
+        vlm = self.vlm
+        if step.trains and self.run.task.settings.four_bit:  # type: ignore[attr-defined]
+            packed(vlm)
+        if capacity is not None and self.ledger.now > capacity:  # the weights alone do not fit
             return None
-        short = min(self.run.max_new_tokens, PLANNED_TOKENS + step.settling)
         long = self.run.max_new_tokens if self.run.protocol == "generate" else 1
-        short = min(short, long)
+        short = min(long, PLANNED_TOKENS + step.settling)
         recorder = Recorder(self.ledger)
-        scene = Scene(self.run, self.vlm, self.asked, self.folder, short, self.room.on_gpu, recorder.begin)
+        scene = Scene(self.run, vlm, self.asked, self.folder, short, self.room.on_gpu, recorder.begin)
         self.ledger.capacity = capacity
         try:
-            with recorder.following(self.vlm), self.vlm.batches.by(BatchRule(rows, None), on_lowered=_refuse):
+            with recorder.following(vlm), vlm.batches.by(BatchRule(rows, None), on_lowered=_refuse):
                 step.do(scene, rows)
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
@@ -287,7 +271,7 @@ def placed(vlm: "VLM") -> "VLM":
     return vlm
 
 
-def _packed(vlm: "VLM") -> None:
+def packed(vlm: "VLM") -> None:
     """Gives the decoder's linear layers the memory that they have in 4 bits; what unpacks them is not counted."""
     from torch import nn
 

@@ -15,8 +15,8 @@ With ``values=True`` they have values too, and answers are those of the CPU: for
 tensors made on the host for the device, and shapes that depend on values (``nonzero``, a mask as an index).
 
 *Memory and work* are counted by device (``ledger``: ``experiments.shapes.ledger``): what a run would hold at most, and
-what it would compute. A device of a given ``capacity`` runs out of memory where a GPU of that size would. Attention is
-taken apart into its products, which hold queries × keys; with ``fused`` it is one kernel, which does not.
+what it would compute. A ledger with a ``capacity`` runs out of memory where a GPU of that size would. Attention by
+``scaled_dot_product_attention`` is one kernel, which never holds queries × keys.
 
 torch's own ``FakeTensorMode`` has no values of whole numbers either: ``nonzero``, ``.item()`` and the test that stops
 ``generate`` raise there, so the real code would not run. Of its ``FlopCounterMode`` the ledger has the formulas.
@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from experiments.shapes.ledger import Ledger, fused_attention
+from experiments.shapes.ledger import fused_attention
 from experiments.shapes.tensor import NAME, TOKEN, DeviceMismatch, Pretended, World, here, opened
 
 __all__ = ["NAME", "TOKEN", "DeviceMismatch", "Unsupported", "World", "place", "world"]
@@ -68,7 +68,7 @@ class _Functions(TorchFunctionMode):
             if isinstance(data, Pretended):
                 return data.detach().clone().to(device, kwargs.get("dtype"))
             return func(_read(data), *args[1:], **kwargs).to(device)
-        if func is torch.nn.functional.scaled_dot_product_attention and here().fused:
+        if func is torch.nn.functional.scaled_dot_product_attention:
             return (fused_attention if isinstance(args[0], Pretended) else func)(*args, **kwargs)
         if func in _BACKWARD:
             return here().backward(func, args, kwargs)
@@ -101,20 +101,17 @@ def _listed(index: Any) -> Any:
 
 
 @contextmanager
-def world(
-    *, values: bool = False, fused: bool = False, float64: bool = True, capacity: int | None = None
-) -> Iterator[World]:
+def world(*, values: bool = False, float64: bool = True) -> Iterator[World]:
     """The devices ``pretend:<n>`` while open, for this process alone; see the module's docstring.
 
-    ``capacity`` is in bytes a device; None for as much as is asked for. Without ``float64`` a tensor of that type
-    raises TypeError on the device, as on Apple's MPS.
+    Without ``float64`` a tensor of that type raises TypeError on the device, as on Apple's MPS.
 
     Raises:
         Unsupported: a torch without the private hook.
     """
     _register()
     # The engine knows of one such device, and would look for threads of the others.
-    with opened(World(values, fused, float64, Ledger(capacity))) as found:
+    with opened(World(values, float64)) as found:
         with _Dispatch(), _Functions(), torch.autograd.set_multithreading_enabled(False):
             yield found
 

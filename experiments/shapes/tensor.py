@@ -5,7 +5,7 @@ hold, and enters memory and work in the ledger.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from experiments.shapes.ledger import Ledger, Storage, aliased_input
 
@@ -88,7 +89,6 @@ class World:
     """What ``world`` yields. ``waits`` are those since the beginning, or since the list was last cleared."""
 
     values: bool
-    fused: bool = False
     float64: bool = True
     ledger: Ledger = field(default_factory=Ledger)
     waits: list[Wait] = field(default_factory=list)
@@ -98,7 +98,7 @@ class World:
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """One operation of torch."""
-        flat = _leaves((args, kwargs))
+        flat = tree_leaves((args, kwargs))
         ours = [one for one in flat if isinstance(one, Pretended)]
         asked = kwargs.get("device")
         asked = None if asked is None else torch.device(asked)
@@ -129,9 +129,9 @@ class World:
             return out
         source = aliased_input(func)
         if source is not None and isinstance(viewed := args[source], Pretended):
-            return _mapped(lambda one: self._wrapped(one, place, viewed.memory), found)
-        made = _mapped(lambda one: self._wrapped(one, place), found)
-        self.ledger.count(func, args, kwargs, ours, [one for one in _leaves([made]) if isinstance(one, Pretended)])
+            return tree_map(lambda one: self._wrapped(one, place, viewed.memory), found)
+        made = tree_map(lambda one: self._wrapped(one, place), found)
+        self.ledger.count(func, args, kwargs, ours, [one for one in tree_leaves([made]) if isinstance(one, Pretended)])
         return made
 
     def backward(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -172,11 +172,11 @@ class World:
 
     def _computed(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The operation on what the tensors hold."""
-        args, kwargs = _mapped(_held, (args, kwargs))
-        tensors = [one for one in _leaves((args, kwargs)) if isinstance(one, Tensor)]
+        args, kwargs = tree_map(_held, (args, kwargs))
+        tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
         unknown = any(one.is_meta for one in tensors)
         if unknown and func in _SHAPED_BY_VALUES:
-            args, kwargs = _mapped(_zeros, (args, kwargs))
+            args, kwargs = tree_map(_zeros, (args, kwargs))
             unknown = False
         if unknown and func._schema.name.endswith("_") and not args[0].is_meta:
             return args[0]  # whole numbers do not take on what has no value
@@ -188,18 +188,18 @@ class World:
     def _shaped(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What an operation on tensors without values gives. Layers repeat each other, so that most are known."""
         try:
-            key = (func, *_signature((args, kwargs)))
+            key = _signature(func, args, kwargs)
             if key in self._seen:
                 found = self._seen[key]
             else:
-                args, kwargs = _mapped(lambda one: one.to("meta") if isinstance(one, Tensor) else one, (args, kwargs))
+                args, kwargs = tree_map(lambda one: one.to("meta") if isinstance(one, Tensor) else one, (args, kwargs))
                 found = self._seen[key] = func(*args, **kwargs)
         except TypeError as error:
             if "unhashable" not in str(error):
                 raise
             found = func(*args, **kwargs)
         index = TOKEN if func is aten.argmax.default else 0
-        return _mapped(lambda one: self._decided(one, index), found)
+        return tree_map(lambda one: self._decided(one, index), found)
 
     def _known(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
         """Whether a tensor that is made anew has values."""
@@ -208,7 +208,7 @@ class World:
             return True
         if dtype is not None:
             return False
-        numbers = _leaves(args)
+        numbers = tree_leaves(args)
         tensors = [one for one in numbers if isinstance(one, Tensor)]
         if tensors:
             return not tensors[0].is_floating_point()
@@ -299,47 +299,13 @@ class World:
 _MUTATING = {aten._index_put_impl_.default}
 
 
-def _leaves(tree: Any) -> list[Any]:
-    """What lists, tuples and dictionaries hold. As torch's ``pytree``, and faster."""
-    found: list[Any] = []
-    waiting = [tree]
-    while waiting:
-        for one in waiting.pop():
-            if isinstance(one, list | tuple):
-                waiting.append(one)
-            elif isinstance(one, dict):
-                waiting.append(one.values())
-            else:
-                found.append(one)
-    return found
-
-
-def _mapped(change: Callable[[Any], Any], tree: Any) -> Any:
-    if isinstance(tree, list | tuple):
-        return (
-            [_mapped(change, one) for one in tree]
-            if isinstance(tree, list)
-            else tuple(_mapped(change, one) for one in tree)
-        )
-    if isinstance(tree, dict):
-        return {name: _mapped(change, one) for name, one in tree.items()}
-    return change(tree)
-
-
-def _signature(tree: Any) -> Iterator[Any]:
+def _signature(func: Any, args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
     """All that the shape of an operation's outcome depends on."""
-    if isinstance(tree, list | tuple):
-        yield len(tree)
-        for one in tree:
-            yield from _signature(one)
-    elif isinstance(tree, dict):
-        for name, one in tree.items():
-            yield name
-            yield from _signature(one)
-    elif isinstance(tree, Tensor):
-        yield (tree.shape, tree.stride(), tree.dtype)
-    else:
-        yield (type(tree), tree)
+    leaves = (
+        (one.shape, one.stride(), one.dtype) if isinstance(one, Tensor) else (type(one), one)
+        for one in tree_leaves((args, kwargs))
+    )
+    return func, *kwargs, *leaves
 
 
 def _held(one: Any) -> Any:

@@ -9,14 +9,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.command_line.mistakes import FLAGS, in_a_sentence, quoted, unknown_flag
+from experiments.command_line.mistakes import in_a_sentence, quoted, unknown_flag
 from experiments.run import main
 from interp.errors import UserError
 from tests.conftest import REPOSITORY
@@ -105,10 +104,6 @@ def test_a_flag_that_there_is_not_is_answered_with_the_option(arguments: list[st
 @pytest.mark.parametrize("arguments", [["-m", "seed=0,1"], ["--cfg", "job"], ["-cjob"], ["--config-dir=x"], ["~task"]])
 def test_hydras_flags_are_left_to_it(arguments: list[str]) -> None:
     assert unknown_flag(arguments) is None
-
-
-def test_every_flag_of_hydra_is_known() -> None:
-    assert set(get_args_parser()._option_string_actions) == FLAGS
 
 
 def test_the_version_is_ours(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -124,7 +124,7 @@ def logits(vlm: VLM) -> None:
 
 def main() -> None:
     for layers in (SHALLOW, DEEP):
-        with world(fused=True) as here:
+        with world() as here:
             vlm = on_one_device(seven_billion("llava", layers))
             vlm.score(PROMPTS[:1])  # what is made once
             memory(here, vlm, layers)

@@ -21,10 +21,12 @@ from experiments.planning import peak_memory
 from experiments.planning.advice import advice
 from experiments.planning.model_calls import LEARNING, Scene, Step, signature, steps_of
 from experiments.planning.models import Asked, blueprint, build, known
-from experiments.planning.peak_memory import Measured, Outcome, Stage, room_of
+from experiments.planning.peak_memory import Measured, Outcome, Room, Stage, room_of
 from experiments.planning.task import Plan, assumptions
 from experiments.planning.task import table as drawn
+from experiments.shapes.ledger import Ledger
 from experiments.studies.mechanism.study import Mechanism
+from interp.batching import BatchContext
 from interp.checkpoints import load as loading
 from interp.checkpoints import memory
 from interp.checkpoints.config import ModelConfig
@@ -126,19 +128,22 @@ def test_what_depends_on_the_numbers_is_taken_at_its_most_or_said_to_be_left_out
     assert not [step for step in never if step.left_out]
 
 
-def test_weights_that_are_trained_in_four_bits_are_packed_before_they_are_weighed() -> None:
-    account = SimpleNamespace(now=0)
+def test_weights_that_are_trained_in_four_bits_are_packed_before_they_are_weighed(tmp_path: Path) -> None:
+    ledger: Any = Ledger()
     layers = torch.nn.ModuleList(torch.nn.Linear(64, 64, bias=False) for _ in range(4))
     for layer in layers:
-        layer.weight.memory = SimpleNamespace(size=2 * 64 * 64, account=account)  # type: ignore[attr-defined]
-        account.now += 2 * 64 * 64
-    vlm = SimpleNamespace(model=None, layout=SimpleNamespace(module=lambda model, name: layers))
-    stage = Stage(None, None, None, None, torch.bfloat16, account, Path(), four_bit=True, _vlm=vlm)  # type: ignore[arg-type]
-    answering, training = Step("answers", print), Step("training", print, trains=True)
-    between = int(0.6 * account.now)
-    assert not stage.holds_weights(answering, between)
-    assert stage.holds_weights(training, between)
-    assert not stage.holds_weights(training, int(0.2 * 8 * 64 * 64))
+        layer.weight.memory = ledger.held(layer.weight.detach().bfloat16(), torch.device("meta"))  # type: ignore[attr-defined]
+    vlm: Any = SimpleNamespace(model=None, layout=SimpleNamespace(module=lambda model, name: layers))
+    vlm.speaker, vlm.batches = layers[0], BatchContext(layers)
+    run: Any = SimpleNamespace(task=SimpleNamespace(settings=SimpleNamespace(four_bit=True)), max_new_tokens=1)
+    run.protocol = "score"
+    stage = Stage(run, None, Room("", 0, True), None, torch.bfloat16, ledger, tmp_path, _vlm=vlm)  # type: ignore[arg-type]
+    nothing = lambda scene, rows: None  # noqa: E731
+    answering, training = Step("answers", nothing), Step("training", nothing, trains=True)
+    between = int(0.6 * ledger.now)
+    assert stage.cost(answering, 1, between) is None
+    assert stage.cost(training, 1, between) is not None
+    assert stage.cost(training, 1, int(0.2 * 8 * 64 * 64)) is None
 
 
 @pytest.mark.long

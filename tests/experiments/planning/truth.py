@@ -40,14 +40,14 @@ def steps() -> dict[str, Step]:
         return Step("lora", partial(_train, settings), trains=True, alters=True)
 
     return {
-        "plain": Step("plain", planned._answer(Baseline(), None, []), generates=True),
-        "vcd sequential": Step("vcd", planned._answer(VCD(branch="sequential"), None, []), generates=True),
-        "vcd paired": Step("vcd", planned._answer(VCD(branch="paired"), None, []), generates=True),
+        "plain": Step("plain", partial(planned._answer, Baseline(), None, []), generates=True),
+        "vcd sequential": Step("vcd", partial(planned._answer, VCD(branch="sequential"), None, []), generates=True),
+        "vcd paired": Step("vcd", partial(planned._answer, VCD(branch="paired"), None, []), generates=True),
         "recording": planned._recording("recording"),
         "hidden states": tools["recording"],
         "knockout": tools["knockout"],
         "patching": tools["patching"],
-        "read-out": Step("read-out", planned._learn(TruthReadout(), [])),
+        "read-out": Step("read-out", partial(planned._learn, TruthReadout(), [])),
         "lora": trained("off"),
         "lora checkpointed": trained("on"),
     }
@@ -114,7 +114,7 @@ def planned(name: str, rows: int) -> dict[str, float]:
     from experiments.shapes.device import world
 
     step = steps()[name]
-    with world(fused=True) as pretended, tempfile.TemporaryDirectory() as folder:
+    with world() as pretended, tempfile.TemporaryDirectory() as folder:
         vlm = placed(model("meta", name))
         recorder = Recorder(pretended.ledger)
         with recorder.following(vlm), vlm.batches.by(BatchRule(rows, None), on_lowered=print):

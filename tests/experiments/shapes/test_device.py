@@ -64,7 +64,7 @@ try:
             raise AssertionError("it fitted")
         except torch.OutOfMemoryError:
             here.ledger.capacity = None  # an exception within torch's engine would have aborted the process
-    with world(fused=True):  # what runs again in a backward pass attends by the same kernel as before
+    with world():  # what runs again in a backward pass attends by the same kernel as before
         query = torch.ones(1, 2, 8, 4, device="pretend:0", requires_grad=True)
         attend = torch.nn.functional.scaled_dot_product_attention
         for options in ({}, {"preserve_rng_state": False}):

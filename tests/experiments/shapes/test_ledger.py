@@ -16,7 +16,7 @@ from experiments.shapes.device import Unsupported, place, world
 
 MIB = 2**20
 try:
-    with world(fused=True) as here:
+    with world() as here:
         ledger = here.ledger
 
         def held():
@@ -75,7 +75,8 @@ try:
             tied = Tied()
         place(tied, {"": torch.device("pretend:0")})
         assert tied.one.weight is tied.other.weight and held() == MIB
-    with world(capacity=2 * MIB) as here:
+    with world() as here:
+        here.ledger.capacity = 2 * MIB
         one = torch.ones(512, 512, device="pretend:0")
         two = torch.ones(512, 512, device="pretend:0")
         try:
