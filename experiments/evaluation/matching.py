@@ -119,6 +119,12 @@ def image_donor(samples: Sequence[Sample], sample: Sample, *, seed: int) -> Samp
     return min(opposite, key=lambda other: hash_key(seed, sample.id, other.id), default=None)
 
 
+def twins(samples: Sequence[Sample]) -> list[int | None]:
+    """The index of each case's twin: the other member of its pair, of the opposite truth; None where there is none."""
+    at = {(sample.pair, sample.gold): index for index, sample in enumerate(samples) if sample.pair}
+    return [at.get((sample.pair or "", "no" if sample.gold == "yes" else "yes")) for sample in samples]
+
+
 def is_unsafe_twin(safe: Sample, other: Sample) -> bool:
     """True where ``other`` is the unsafe counterpart of a safe case: of the same pair, or else of the same ``pid``."""
     if other.gold not in ("no", "refuse"):

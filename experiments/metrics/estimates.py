@@ -138,6 +138,17 @@ class Resamples:
         value = float(top[used].sum() / bottom[used].sum())
         return self._level(value, self.bootstrap.ratio(top, bottom, used), used)
 
+    def balanced_accuracy(self, guess: Int[np.ndarray, " known"], truth: np.ndarray, known: Mask) -> Entry:
+        """The mean over classes of the share guessed right, as a level.
+
+        ``truth`` and ``guess`` (the place of its class among the sorted ones, −1 for none) are of the ``known`` cases.
+        """
+        _, codes, counts = np.unique(truth, return_inverse=True, return_counts=True)
+        right, weight = np.full((2, self.cases), np.nan)
+        weight[known] = 1 / (len(counts) * counts[codes])
+        right[known] = np.where(guess >= 0, (guess == codes) * weight[known], np.nan)
+        return self.ratio(right, weight)
+
     def auroc(self, score: Values, positive: Mask) -> Entry:
         """Chance that a positive case scores above another, ties counting half, as a level."""
         used = self._used(score)

@@ -201,6 +201,30 @@ def _sizes(arms: Mapping[str, Any]) -> dict[str, float]:
     return sizes
 
 
+def draw_line(
+    axes: Axes, xs: Sequence[float], entries: Sequence[Mapping[str, Any]], style: int, label: str, dash: str = "-"
+) -> None:
+    """A line through the values of ``entries`` with a band for their intervals; what has no value is left out."""
+    known = [(x, one) for x, one in zip(xs, entries, strict=True) if one["value"] is not None]
+    if not known:
+        return
+    colour, at, values = COLOURS[style], [x for x, _ in known], [one["value"] for _, one in known]
+    low, high = ([one["value"] if one[end] is None else one[end] for _, one in known] for end in ("low", "high"))
+    axes.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
+    axes.plot(at, values, dash, color=colour, marker=MARKERS[style], markersize=5, linewidth=1.6, label=label)
+
+
+def draw_dot(axes: Axes, row: int, entry: Mapping[str, Any], style: int, size: float) -> None:
+    """The value of ``entry`` as a dot in a row, a bar for its interval, and the number above it; no value, nothing."""
+    value, colour = entry["value"], COLOURS[style % len(COLOURS)]
+    if value is None:
+        return
+    if entry["low"] is not None:
+        axes.plot([entry["low"], entry["high"]], [row, row], color=colour, linewidth=2)
+    axes.plot(value, row, "o", color=colour, markersize=6)
+    axes.text(value, row - 0.17, fixed(value, 2), fontsize=size, ha="center", va="bottom", color=colour)
+
+
 def auroc(metrics: Mapping[str, Any], form: Format = SCREEN) -> Figure:
     """AUROC of the margin an arm a row, with 95% intervals; an arm without margins says "not available"."""
     arms = metrics["arms"]

@@ -10,7 +10,7 @@ module draws tables. Most are made of records, each a mapping from heading to ce
 import csv
 import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal
@@ -247,6 +247,21 @@ def markdown(table: Table) -> str:
 
     rule = "|" + "".join(" ---: |" if column.align == "right" else " --- |" for column in table.columns)
     return "\n".join([line(column.heading for column in table.columns), rule, *map(line, table.lines())])
+
+
+def grouped(rows: Iterable[Mapping[str, Any]], *names: str) -> dict[tuple[Any, ...], list[Mapping[str, Any]]]:
+    """The rows by their values under ``names``, in the order in which these occur."""
+    found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[name] for name in names), []).append(row)
+    return found
+
+
+def by_layer(
+    rows: Iterable[Mapping[str, Any]], cell: Callable[[Mapping[str, Any]], str | Cell]
+) -> dict[str, str | Cell]:
+    """The part of a record that has a cell for each row's layer."""
+    return {f"layer {row['layer']}": cell(row) for row in rows}
 
 
 def csv_text(table: Table) -> str:

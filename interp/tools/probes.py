@@ -6,6 +6,7 @@ test that, see ``interp.tools.directions`` and ``interp.tools.patching``.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -130,6 +131,23 @@ def probe(
             found.score[layer, kept] = margin = scores[:, 1] - scores[:, 0]
             found.auroc[layer] = auroc(margin, codes == 1)
     return found
+
+
+def probe_balanced(
+    hidden: Float[Tensor, "layer row width"],
+    labels: np.ndarray,
+    groups: np.ndarray,
+    *,
+    balance: Sequence[np.ndarray] = (),
+    tested: Float[Tensor, "layer row width"] | None = None,
+    seed: int = 0,
+) -> Probe:
+    """``probe``, without balancing where no value of ``balance`` occurs with both classes."""
+    fit = partial(probe, hidden, labels, groups, tested=tested, seed=seed)
+    try:
+        return fit(balance=balance)
+    except UserError:
+        return fit()
 
 
 def auroc(score: Float[np.ndarray, " row"], positive: Bool[np.ndarray, " row"]) -> float:

@@ -173,15 +173,12 @@ def check_selection(vlm: "VLM", layers: Sequence[int] | None, segments: Sequence
     Raises:
         UserError: the model has no such layer, or there is no such segment; the known ones are named.
     """
+    from interp.hooks.attention import chosen_layers
     from interp.segments import SEGMENTS
 
-    known = list(vlm.layout.attentions(vlm.model))
-    for layer in layers or ():
-        if layer not in known:
-            raise UserError(f"no layer {layer} in {vlm.name}; known: {known[0]} to {known[-1]}; choose among these")
-    for name in segments or ():
-        if name not in SEGMENTS:
-            raise UserError(f"no segment '{name}'; known: {', '.join(SEGMENTS)}; choose among these")
+    chosen_layers(vlm, layers)
+    if unknown := [name for name in segments or () if name not in SEGMENTS]:
+        raise UserError(f"no segment '{unknown[0]}'; known: {', '.join(SEGMENTS)}; choose among these")
 
 
 def worst_first(failures: Sequence[AttendedCase]) -> list[AttendedCase]:

@@ -1,17 +1,16 @@
 """What localise.json holds as tables and figures: parts by layer, curves with random sets, and where heads look."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from experiments.evaluation.attention_log import prompts_of
 from experiments.metrics.findings import Answer
-from experiments.report.figures import COLOURS, GREY, MARKERS, SCREEN
+from experiments.report.figures import GREY, SCREEN, draw_line
 from experiments.report.numbers import fixed, percent
 from experiments.report.sections import SectionFigure
 from experiments.report.table import Cell, Column, Narrow, Table, estimate
@@ -95,7 +94,7 @@ def figures(result: Result, vlm: "VLM", half: Half) -> dict[str, SectionFigure]:
         found["localise_curves"] = SectionFigure(
             curves_figure(result),
             "Faithfulness and completeness by the number of parts, with random sets.",
-            "Parts replaced together, on the confirm half. Bars: 95% intervals over units; grey: all random sets.",
+            "Parts replaced together, on the confirm half. Bands: 95% intervals over units; grey: all random sets.",
         )
     for at, figure in enumerate(_looks(result, vlm, half)):
         found[f"localise_looks_{at}"] = SectionFigure(
@@ -149,10 +148,10 @@ def curves_figure(result: Result) -> Figure:
         axes.fill_between(counts, [row["least"] for row in random], [row["most"] for row in random], color=GREY,
                           alpha=0.25, linewidth=0, label="random sets, least to most")  # fmt: skip
         axes.plot(counts, [row["value"] for row in random], color=GREY, linestyle=":", label="random sets, mean")
-        _line(axes, counts, rows, 1, "the k best together")
+        draw_line(axes, counts, rows, 1, "the k best together")
         if all(row["direct"] is not None for row in rows):
-            _line(axes, counts, [row["direct"] for row in rows], 2, "k best by direct attribution", "--", 0.97)
-        _line(axes, counts, result["completeness"][one], 3, "all parts but the k best", "-.", 1.03)
+            draw_line(axes, counts, [row["direct"] for row in rows], 2, "k best by direct attribution", "--")
+        draw_line(axes, counts, result["completeness"][one], 3, "all parts but the k best", "-.")
         axes.axhline(0, color=GREY, linewidth=0.8)
         axes.axhline(1, color=GREY, linewidth=0.8)
         axes.set_xscale("log", base=2)
@@ -165,19 +164,6 @@ def curves_figure(result: Result) -> Figure:
     handles, labels = every[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=SCREEN.label, frameon=False)
     return figure
-
-
-def _line(
-    axes: Axes, counts: Sequence[int], rows: Sequence[Mapping[str, Any]], style: int, label: str, dash: str = "-",
-    aside: float = 1.0,
-) -> None:  # fmt: skip
-    """A line with bars; ``aside`` sets it off so that bars do not cover each other."""
-    at = [count * aside for count in counts]
-    values = [row["value"] for row in rows]
-    axes.plot(at, values, dash, color=COLOURS[style], marker=MARKERS[style], markersize=5, label=label)
-    for x, row in zip(at, rows, strict=True):
-        if row["low"] is not None:
-            axes.plot([x, x], [row["low"], row["high"]], color=COLOURS[style], linewidth=1.2)
 
 
 def _looks(result: Result, vlm: "VLM", half: Half) -> list[Figure]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int
 
-from experiments.evaluation.matching import answered, hash_key, match_failures
+from experiments.evaluation.matching import answered, hash_key, match_failures, twins
 from experiments.types import SCORED_SUBSETS, Sample
 from interp.errors import UserError
 
@@ -128,16 +128,8 @@ def select(
 
 
 def twin_indices(cases: AnsweredCases) -> Int[np.ndarray, " case"]:
-    """The index of the other member of each case's pair, where its truth is the opposite; −1 without one."""
-    first: dict[str, int] = {}
-    found = np.full(len(cases.samples), -1)
-    for index, sample in enumerate(cases.samples):
-        if sample.pair is None:
-            continue
-        other = first.setdefault(sample.pair, index)
-        if other != index and cases.samples[other].gold != sample.gold:
-            found[index], found[other] = other, index
-    return found
+    """``experiments.evaluation.matching.twins``, −1 where there is none."""
+    return np.array([-1 if index is None else index for index in twins(cases.samples)])
 
 
 def other_questions(

@@ -7,14 +7,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.report.figures import COLOURS, GREY, MARKERS
+from experiments.report.figures import GREY, draw_dot, draw_line
 from experiments.report.numbers import fixed
 from experiments.studies.mechanism.interventions import PLACES
 from experiments.studies.mechanism.probes import probe_row
 
-WIDTH, HEIGHT = 9.0, 7.6  # inches of 100 px
-FEW = 6  # layers whose heat maps have room beside a third panel
-ROW = 2.6  # inches more where they have not
+WIDTH, HEIGHT = 9.0, 10.2  # inches of 100 px
 TITLE, TEXT, LABEL = 11.5, 10.5, 9.5
 PROBED = (
     ("concept", "image", "what is shown, at the picture (accuracy)"),
@@ -28,38 +26,19 @@ Result = Mapping[str, Any]
 
 def draw(result: Result) -> Figure:
     """Probes by layer, the lens by layer, patching by place and layer, and what comes back."""
-    few = len(result["layers"]) <= FEW
-    figure = Figure(figsize=(WIDTH, HEIGHT if few else HEIGHT + ROW), dpi=100, layout="constrained")
-    parts: Any = figure.subfigures(2 if few else 3, 1, height_ratios=[1.12, 1] if few else [1.12, 0.95, 0.75])
+    figure = Figure(figsize=(WIDTH, HEIGHT), dpi=100, layout="constrained")
+    parts: Any = figure.subfigures(3, 1, height_ratios=[1.12, 0.95, 0.75])
     left, right = parts[0].subplots(1, 2)
     _probes(left, result)
     _lens(right, result)
-    if few:
-        *heats, back = parts[1].subplots(1, 3, width_ratios=[1, 1, 1.5])
-    else:
-        heats, back = parts[1].subplots(1, 2), parts[2].subplots()
-    _patches(heats, result)
-    _comes_back(back, result, folded=few)
+    _patches(parts[1].subplots(1, 2), result)
+    _comes_back(parts[2].subplots(), result)
     return figure
 
 
 def _title(axes: Axes, text: str, size: float = TITLE) -> None:
     axes.set_title(text, fontsize=size, loc="left", fontweight="bold")
     axes.tick_params(labelsize=LABEL)
-
-
-def _line(
-    axes: Axes, layers: Sequence[int], entries: Sequence[Mapping[str, Any]], style: int, label: str, dash: str = "-"
-) -> None:
-    """A line with a band for its interval; what has no value is left out."""
-    known = [(p, e) for p, e in zip(layers, entries, strict=True) if e["value"] is not None]
-    if not known:
-        return
-    xs, values = [p for p, _ in known], [e["value"] for _, e in known]
-    low, high = ([e["value"] if e[end] is None else e[end] for _, e in known] for end in ("low", "high"))
-    axes.fill_between(xs, low, high, color=COLOURS[style], alpha=0.15, linewidth=0)
-    axes.plot(xs, values, color=COLOURS[style], marker=MARKERS[style], markersize=5, linewidth=1.6, label=label,
-              linestyle=dash)  # fmt: skip
 
 
 def _legend(axes: Axes) -> None:
@@ -72,7 +51,7 @@ def _probes(axes: Axes, result: Result) -> None:
     _title(axes, "1, 2  What a linear probe reads")
     for style, (quantity, place, label) in enumerate(PROBED):
         entries = [probe_row(result["probes"], quantity, place, layer) for layer in layers]
-        _line(axes, layers, entries, style, label)
+        draw_line(axes, layers, entries, style, label)
     shown = [probe_row(result["probes"], "concept", "verdict", layer)["control"] for layer in layers]
     axes.axhline(0.5, color=GREY, linestyle=":", linewidth=1)
     axes.text(layers[-1], 0.505, "AUROC: chance", fontsize=LABEL - 1, color=GREY, ha="right", va="bottom")
@@ -99,7 +78,7 @@ def _lens(axes: Axes, result: Result) -> None:
     for style, (key, label) in enumerate(lines):
         if key in named:
             dash = "-" if key[0] == subset else "--"
-            _line(axes, layers, named[key], style, f"{label} (n = {named[key][0]['n']})", dash)
+            draw_line(axes, layers, named[key], style, f"{label} (n = {named[key][0]['n']})", dash)
     axes.axhline(0, color=GREY, linestyle=":", linewidth=1)
     axes.set(xticks=layers)
     axes.set_xlabel(LAYERS, fontsize=TEXT)
@@ -125,10 +104,9 @@ def _heat(axes: Axes, rows: Sequence[Mapping[str, Any]], layers: Sequence[int]) 
     table = np.array([[next(row["effect"]["value"] for row in rows if (row["place"], row["layer"]) == (place, layer))
                        for layer in layers] for place in places], dtype=float)  # fmt: skip
     axes.imshow(table, cmap="Blues", vmin=0, vmax=1.15, aspect="auto")
-    size = LABEL if len(layers) <= FEW else LABEL - 1.5
     for (i, j), value in np.ndenumerate(table):
         if np.isfinite(value):
-            axes.text(j, i, fixed(100 * value, 0), ha="center", va="center", fontsize=size,
+            axes.text(j, i, fixed(100 * value, 0), ha="center", va="center", fontsize=LABEL - 1.5,
                       color="white" if value > 0.6 else "black")  # fmt: skip
     axes.set_xticks(range(len(layers)), [str(layer) for layer in layers])
     axes.set_yticks(range(len(places)), [PLACES[place] for place in places])
@@ -138,28 +116,23 @@ def _heat(axes: Axes, rows: Sequence[Mapping[str, Any]], layers: Sequence[int]) 
     )
 
 
-def _comes_back(axes: Axes, result: Result, *, folded: bool) -> None:
-    """A dot an arm; texts in two lines where ``folded``."""
-    rows, line = result["undo"], "\n" if folded else ", "
+def _comes_back(axes: Axes, result: Result) -> None:
+    """A dot an arm."""
+    rows = result["undo"]
     _title(axes, "5  What comes back", TEXT)
     for place, row in enumerate(rows):
         entry = row["auroc"]
         if entry["value"] is None:
             continue
-        colour = COLOURS[place % len(COLOURS)]
-        if entry["low"] is not None:
-            axes.plot([entry["low"], entry["high"]], [place, place], color=colour, linewidth=2)
-        axes.plot(entry["value"], place, "o", color=colour, markersize=6)
-        axes.text(entry["value"], place - 0.16, fixed(entry["value"], 2), fontsize=LABEL, ha="center", va="bottom",
-                  color=colour)  # fmt: skip
+        draw_dot(axes, place, entry, place, LABEL)
         if place:
             end = entry["value"] if entry["high"] is None else entry["high"]
-            label = f"mends {row['fixed']}{line}breaks {row['broken']}"
+            label = f"mends {row['fixed']}, breaks {row['broken']}"
             axes.text(end + 0.02, place, label, fontsize=LABEL - 1, ha="left", va="center", color=GREY)
     axes.axvline(0.5, color=GREY, linestyle=":", linewidth=1)
-    axes.set_yticks(range(len(rows)), [_folded(row["arm"]) if folded else row["arm"] for row in rows])
+    axes.set_yticks(range(len(rows)), [row["arm"] for row in rows])
     axes.set(
-        ylim=(len(rows) - 0.4, -0.6 if folded else -0.9),
+        ylim=(len(rows) - 0.4, -0.9),
         xlim=(min(0.45, axes.get_xlim()[0]), 1.08),
         xticks=np.arange(5, 11) / 10,
     )
@@ -167,12 +140,3 @@ def _comes_back(axes: Axes, result: Result, *, folded: bool) -> None:
         f"AUROC of the margin\n(0.5: chance)\n{rows[0]['wrong']} wrong, {rows[0]['right']} right as it is",
         fontsize=TEXT,
     )
-
-
-def _folded(name: str) -> str:
-    """In two lines of like length."""
-    words = name.split(" ")
-    if len(name) < 14:
-        return name
-    cut = min(range(1, len(words)), key=lambda at: abs(len(" ".join(words[:at])) - len(" ".join(words[at:]))))
-    return " ".join(words[:cut]) + "\n" + " ".join(words[cut:])

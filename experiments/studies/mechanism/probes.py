@@ -14,9 +14,8 @@ from experiments.metrics.bootstrap import FEWEST
 from experiments.metrics.estimates import Resamples, first_lasting, shown_often
 from experiments.metrics.findings import Answer, side
 from experiments.studies.mechanism.cases import AnsweredCases
-from interp.errors import UserError
 from interp.hooks.residual import Place, Residuals, place_name
-from interp.tools.probes import Probe, probe
+from interp.tools.probes import Probe, probe_balanced
 
 NO_CONCEPT = "the benchmark says of no picture what it shows"
 TOO_FEW = "no thing is shown often enough for a held-out number"
@@ -47,12 +46,8 @@ def probe_rows(
                 rows += [_key(quantity, position, layer) | _unread(reason) for layer in states.layers]
                 continue
             known = label != ""
-            groups = np.array(cases.clusters)[known]
-            try:
-                found = probe(values[:, known], label[known], groups, balance=[column[known] for column in balance],
-                              seed=seed)  # fmt: skip
-            except UserError:  # no combination of the nuisances has both classes: fit without balancing
-                found = probe(values[:, known], label[known], groups, seed=seed)
+            found = probe_balanced(values[:, known], label[known], np.array(cases.clusters)[known],
+                           balance=[column[known] for column in balance], seed=seed)  # fmt: skip
             rows += [
                 _key(quantity, position, layer) | _read(found, index, label, known, margins, estimator)
                 for index, layer in enumerate(states.layers)
@@ -80,11 +75,8 @@ def _read(
         score[known] = found.score[index]
         about["beyond"] = estimator.auroc_change(margins, score, label)
         return {"measure": "AUROC", **estimator.auroc(score, label), **about}
-    right, weight = np.full((2, len(label)), np.nan)
-    names, codes, counts = np.unique(label[known], return_inverse=True, return_counts=True)
-    right[known] = np.where(found.predicted[index] >= 0, found.predicted[index] == codes, np.nan)
-    weight[known] = 1 / (len(names) * counts[codes])
-    return {"measure": "balanced accuracy", **estimator.ratio(right * weight, weight), **about}
+    accuracy = estimator.balanced_accuracy(found.predicted[index], label[known], known)
+    return {"measure": "balanced accuracy", **accuracy, **about}
 
 
 def probe_row(rows: Sequence[ProbeRow], quantity: str, position: str, layer: int) -> ProbeRow:

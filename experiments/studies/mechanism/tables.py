@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from experiments.report.numbers import MISSING, fixed, percent
-from experiments.report.table import Cell, Column, Narrow, Table, estimate, percentage
+from experiments.report.table import Cell, Column, Narrow, Table, by_layer, estimate, grouped, percentage
 from experiments.studies.mechanism.interventions import PLACES
 
 Result = Mapping[str, Any]
@@ -32,17 +32,13 @@ def _table(title: str, records: Iterable[Record]) -> Table:
 
 def probes(result: Result) -> Table:
     """Quantity and position by layer."""
-    by_row: dict[tuple[str, str], dict[int, Mapping[str, Any]]] = {}
-    for row in result["probes"]:
-        if row["value"] is not None:
-            by_row.setdefault((row["quantity"], row["place"]), {})[row["layer"]] = row
     records: list[Record] = []
-    for (quantity, position), layers in by_row.items():
-        control = max(row["control"] for row in layers.values() if row["control"] is not None)
-        n = str(next(iter(layers.values()))["n"])
-        records.append({"read": f"{quantity}, at {position.replace('_', ' ')}", "n": n}
-                       | {f"layer {layer}": estimate(row) for layer, row in layers.items()}
-                       | {"shuffled labels": f"≤ {fixed(control, 2)}"})  # fmt: skip
+    read = [row for row in result["probes"] if row["value"] is not None]
+    for (quantity, position), rows in grouped(read, "quantity", "place").items():
+        control = max(row["control"] for row in rows if row["control"] is not None)
+        name = f"{quantity}, at {position.replace('_', ' ')}"
+        shuffled = f"≤ {fixed(control, 2)}"
+        records.append({"read": name, "n": str(rows[0]["n"]), **by_layer(rows, estimate), "shuffled labels": shuffled})
     return _table(
         "Held-out linear probes by layer. Concept: what the picture shows (balanced accuracy); truth and verdict (the "
         "model’s own): AUROC. Last column: balanced accuracy with shuffled labels, the highest of all layers.",
@@ -76,16 +72,16 @@ def patching(result: Result) -> list[Table]:
     for other, words in (("picture", "the twin’s picture under the same sentence"),
                          ("sentence", "another sentence with the same picture")):  # fmt: skip
         rows = [row for row in result["patching"] if row["other"] == other]
-        by_position: dict[str, Record] = {}
-        for row in rows:
-            record = by_position.setdefault(row["place"], {"place": PLACES[row["place"]]})
-            record[f"layer {row['layer']}"] = percentage(row["effect"])
+        records = [
+            {"place": PLACES[place], **by_layer(some, lambda row: percentage(row["effect"]))}
+            for (place,), some in grouped(rows, "place").items()
+        ]
         if rows:
             found.append(_table(
                 f"Failures run with the states of {words}, one place and layer at a time: share of the way to that "
                 f"prompt’s margin, {estimate(result['gaps'][other])} logits away on average (n = "
                 f"{rows[0]['effect']['n']}).",
-                by_position.values(),
+                records,
             ))  # fmt: skip
     return found
 
@@ -108,35 +104,38 @@ def lens(result: Result) -> Table:
 
 def directions(result: Result) -> Table:
     """Name and kind by layer, with how far failures lie along it."""
-    by_name: dict[tuple[str, str], Record] = {}
-    for row in result["directions"]:
-        name = f"{row['name']}, {row['kind'].replace('_', ' ')}"
-        new: Record = {"direction": name, "n (groups)": f"{row['n']} ({row['groups']})"}
-        record = by_name.setdefault((row["name"], row["kind"]), new)
+
+    def along(row: Mapping[str, Any]) -> Cell:
         auroc, gap = fixed(row["auroc"], 2), row["gap"]
         if gap is None or gap["value"] is None:
-            record[f"layer {row['layer']}"] = auroc
-        else:
-            along = estimate(gap, sign=True)
-            record[f"layer {row['layer']}"] = Cell(f"{auroc}; {along.value}", along.interval)
-    layers = [f"layer {layer}" for layer in sorted({row["layer"] for row in result["directions"]})]
+            return Cell(auroc)
+        shown = estimate(gap, sign=True)
+        return Cell(f"{auroc}; {shown.value}", shown.interval)
+
+    missing = dict.fromkeys(
+        (f"layer {layer}" for layer in sorted({row["layer"] for row in result["directions"]})), MISSING
+    )
     return _table(
         "Directions at the last column: AUROC on cases held out; then how far failures lie along it beyond successes, "
         "in distances of its two classes.",
         (
-            {key: record.get(key, MISSING) for key in ("direction", "n (groups)", *layers)}
-            for record in by_name.values()
+            {
+                "direction": f"{name}, {kind.replace('_', ' ')}",
+                "n (groups)": f"{rows[0]['n']} ({rows[0]['groups']})",
+                **missing,
+                **by_layer(rows, along),
+            }
+            for (name, kind), rows in grouped(result["directions"], "name", "kind").items()
         ),
     )
 
 
 def cosines(result: Result) -> Table:
     """Pairs of mean differences by layer."""
-    by_pair: dict[str, Record] = {}
-    for row in result["cosines"]:
-        name = f"{row['one']} · {row['other']}"
-        by_pair.setdefault(name, {"cosine of": name})[f"layer {row['layer']}"] = fixed(row["cosine"], 2)
-    return _table("Cosines between the mean differences.", by_pair.values())
+    return _table("Cosines between the mean differences.", (
+        {"cosine of": f"{one} · {other}", **by_layer(rows, lambda row: fixed(row["cosine"], 2))}
+        for (one, other), rows in grouped(result["cosines"], "one", "other").items()
+    ))  # fmt: skip
 
 
 def reversal(result: Result) -> Table:

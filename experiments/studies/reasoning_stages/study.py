@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import pandas as pd
 from rich.console import RenderableType
 
 from experiments.config import Run
@@ -38,7 +37,7 @@ CAPTION_TOKENS = 128
 class ReasoningStages:
     """The task. ``failures`` is how many failures are looked at (None: all), by hash of their ids.
 
-    Writes the baseline's study, captions.jsonl, stages.jsonl (a record a case and condition), stages.csv, stages.json.
+    Writes the baseline's study, captions.jsonl, stages.jsonl (a record a case and condition), stages.json.
     """
 
     failures: int | None = 100
@@ -80,8 +79,6 @@ class ReasoningStages:
         result["notes"] = notes(result, oracle.caption_rule)
         result["finished"] = now()
         store.write_json("stages.json", result)
-        if store.launch.first:
-            frame(result).to_csv(store.path / "stages.csv", index=False)
         return result
 
     def _perceive(self, work: study.Study, cases: Sequence[Sample], oracle: Oracle) -> dict[str, Perception]:
@@ -91,20 +88,6 @@ class ReasoningStages:
             for sample in cases
             if sample.id in descriptions
         }
-
-
-def frame(result: Mapping[str, Any]) -> pd.DataFrame:
-    """One row for each group and condition."""
-    rows = []
-    for group, conditions_ in result["caution"].items():
-        for name, row in conditions_.items():
-            low, high = row["interval"] or (None, None)
-            changed = row["change"] or {}
-            rows.append({"group": group, "condition": name, "caution": row["rate"], "low": low, "high": high,
-                         "n": row["n"], "n_of": row["n_of"]}
-                        | {f"change_{key}": changed.get(key) for key in ("value", "low", "high", "freed", "caught",
-                                                                         "p", "p_holm")})  # fmt: skip
-    return pd.DataFrame(rows)
 
 
 def table(result: Mapping[str, Any]) -> Table:

@@ -8,25 +8,29 @@ import pandas as pd
 from jaxtyping import Float
 from torch import Tensor
 
+from experiments.metrics.findings import Answer, side
 from experiments.metrics.parts import headline
 from experiments.metrics.yes_no.results import evaluate
-from experiments.report.table import Cell, number, rate
 from experiments.runs.records import description
 from experiments.types import Sample, Status, Verdict
 
-MOST_DRAWS = 2000  # of the intervals of what looks inside
+Arms = dict[str, dict[str, Any]]
 
 
 def compared(
     samples: Sequence[Sample], margins: Mapping[str, Float[Tensor, " row"]], *, baseline: str, seed: int, draws: int
-) -> dict[str, Any]:
-    """``arms`` and ``comparisons`` with ``baseline`` of the margins by arm; a case without a margin (NaN) is left out.
+) -> tuple[Arms, dict[str, dict[str, Any] | None]]:
+    """Each arm's metrics, and the paired difference of its AUROC from that of ``baseline`` (None of this itself).
 
-    Verdicts are the signs of margins. Without matched over-safety.
+    A case without a margin (NaN) is left out, and so is an arm without a case. Verdicts are the signs of margins.
+    Without matched over-safety.
     """
     rows = [row for arm, values in margins.items() for row in _answers(samples, arm, values)]
-    found = headline(evaluate(pd.DataFrame(rows), seed=seed, draws=min(draws, MOST_DRAWS), baseline=baseline))
-    return found | {"arms": {name: _without_matched(arm) for name, arm in found["arms"].items()}}
+    found = headline(evaluate(pd.DataFrame(rows), seed=seed, draws=draws, baseline=baseline))
+    arms = {arm: {name: value for name, value in metrics.items() if name != "matched_over_safety"}
+            for arm, metrics in found["arms"].items()}  # fmt: skip
+    changes = {arm: one["delta"]["auroc"] for arm, one in found["comparisons"].items()}
+    return arms, {arm: changes.get(arm) for arm in arms}
 
 
 def _answers(samples: Sequence[Sample], arm: str, margins: Float[Tensor, " row"]) -> list[dict[str, Any]]:
@@ -40,15 +44,12 @@ def _answers(samples: Sequence[Sample], arm: str, margins: Float[Tensor, " row"]
     return rows
 
 
-def _without_matched(arm: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in arm.items() if name != "matched_over_safety"}
-
-
-def cells(arm: Mapping[str, Any]) -> dict[str, Cell]:
-    """One arm's AUROC and rates with their intervals, by heading."""
-    accuracy, intervals = arm["accuracy"], arm["intervals"]
-    return {
-        "AUROC": number(arm["auroc"], intervals["auroc"], 3),
-        "unsafe right": rate(accuracy["unsafe"], intervals["unsafe"]),
-        "over-safety right": rate(accuracy["over_safety"], intervals["over_safety"]),
-    }
+def follows_other(arm: Mapping[str, Any]) -> tuple[Answer, dict[str, Any]]:
+    """YES where the whole interval of the AUROC of the cases' own truth lies below a half; and that AUROC."""
+    low, high = arm["intervals"]["auroc"] or (None, None)
+    evidence = {"value": arm["auroc"], "low": low, "high": high}
+    if arm["auroc"] is None:
+        return Answer.CANNOT_TELL, evidence
+    if high is None:
+        return Answer.TOO_FEW, evidence
+    return Answer.YES if side(evidence, 0.5) < 0 else Answer.NOT_SHOWN, evidence

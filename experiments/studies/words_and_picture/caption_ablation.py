@@ -18,12 +18,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from experiments.evaluation.attention_log import prompts_of
+from experiments.evaluation.matching import twins
 from experiments.metrics.estimates import Resamples
-from experiments.metrics.findings import Answer, Finding, deciding_statement, plain, side
+from experiments.metrics.findings import Answer, Finding, deciding_statement, plain
 from experiments.report.sentences.caption_ablation import FOLLOWS, LESS, MOVED
-from experiments.studies.words_and_picture.arms import MOST_DRAWS, compared
-from experiments.studies.words_and_picture.places import others_of
-from experiments.studies.words_and_picture.routes import caption_columns, onward, question
+from experiments.studies.words_and_picture.arms import compared, follows_other
+from experiments.studies.words_and_picture.places import caption_columns, onward, question
 from experiments.types import Sample
 from interp.errors import UserError
 from interp.hooks.residual import LayerStates, edit_residual
@@ -61,18 +61,12 @@ def examine(vlm: "VLM", samples: Sequence[Sample], *, seed: int, draws: int) -> 
     """
     vlm.layout.require_image_tokens(vlm.name)
     cases = [sample for sample in samples if sample.subset != "control"]
-    others = others_of(cases)
+    others = twins(cases)
     asked = prompts(cases, others)
     pictures = embeddings(vlm, [one for one in asked[PICTURE] if one is not None])
     margins = {arm: margins_of(vlm, arm, asked[arm], seed=seed, mean=pictures.mean) for arm in ARMS}
-    found = {base: compared(cases, margins, baseline=base, seed=seed, draws=draws) for base in (BESIDE, ALONE)}
-    rows = [
-        {"arm": arm, **found[BESIDE]["arms"][arm]}
-        | {f"minus_{base}": _change(found[base], arm) for base in (BESIDE, ALONE)}
-        for arm in ARMS
-        if arm in found[BESIDE]["arms"]
-    ]
-    sway = sways(cases, others, margins, seed=seed, draws=min(draws, MOST_DRAWS))
+    rows = arm_rows(cases, margins, seed=seed, draws=draws)
+    sway = sways(cases, others, margins, seed=seed, draws=draws)
     return plain({
         "cases": {"n": len(cases), "with_other": sum(at is not None for at in others)},
         "arms": rows,
@@ -80,6 +74,18 @@ def examine(vlm: "VLM", samples: Sequence[Sample], *, seed: int, draws: int) -> 
         "lengths": {"picture": pictures.length, "words": pictures.words, "shared": pictures.shared},
         "findings": [one.as_json() for one in conclude(rows, sway)],
     })  # fmt: skip
+
+
+def arm_rows(
+    cases: Sequence[Sample], margins: Mapping[str, Float[Tensor, " row"]], *, seed: int, draws: int
+) -> list[dict[str, Any]]:
+    """Each arm's metrics with the paired differences of its AUROC from caption and picture, and from the caption."""
+    arms, from_both = compared(cases, margins, baseline=BESIDE, seed=seed, draws=draws)
+    _, from_caption = compared(cases, margins, baseline=ALONE, seed=seed, draws=draws)
+    return [
+        {"arm": arm, **metrics, f"minus_{BESIDE}": from_both[arm], f"minus_{ALONE}": from_caption[arm]}
+        for arm, metrics in arms.items()
+    ]
 
 
 def prompts(samples: Sequence[Sample], others: Sequence[int | None]) -> "dict[str, list[Prompt | None]]":
@@ -286,15 +292,6 @@ def conclude(rows: Sequence[Mapping[str, Any]], sway: Mapping[str, Any]) -> list
             if (entry := row[f"minus_{base}"]) is not None:
                 found.append(Finding(MOVED, deciding_statement(entry, studied=False), entry, f"{prefix}{row['arm']}"))
         if row["arm"] == OTHER_CAPTION:
-            low, high = row["intervals"]["auroc"] or (None, None)
-            evidence = {"value": row["auroc"], "low": low, "high": high}
-            below = Answer.YES if side(evidence, 0.5) < 0 else Answer.NOT_SHOWN
-            answer = Answer.CANNOT_TELL if row["auroc"] is None else Answer.TOO_FEW if high is None else below
-            found.append(Finding(FOLLOWS, answer, evidence))
+            found.append(Finding(FOLLOWS, *follows_other(row)))
     found += [Finding(LESS, Answer(entry["statement"]), entry, name) for name, entry in sway.items()]
     return found
-
-
-def _change(found: Mapping[str, Any], arm: str) -> Any:
-    one = found["comparisons"].get(arm)
-    return None if one is None else one["delta"]["auroc"]

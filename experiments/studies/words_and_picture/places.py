@@ -1,4 +1,5 @@
-"""Words of prompts by their columns: "this" beside the picture, the noun in words; states read and put there.
+"""Words of prompts by their columns: "this" beside the picture, the noun in words; states read and put there, and edges
+of attention from the picture, or what is said of the thing, to "this" and on.
 
 Layers here are decoder layers from 0, and their states those after the layer: point layer + 1 of the residual stream
 (``interp.hooks.residual``).
@@ -15,20 +16,24 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from experiments.benchmarks.iconworld.concepts import definite
+from experiments.benchmarks.iconworld.sentences import PREFIX
 from experiments.evaluation.attention_log import prompts_of
-from experiments.studies.words_and_picture.conditions import NAMED, POINTING, POINTS, in_words, thing_of
+from experiments.studies.words_and_picture.conditions import NAMED, POINTING, POINTS, QUESTION, in_words, thing_of
 from experiments.studies.words_and_picture.readings import PLACES
 from experiments.types import Sample
 from interp.device_copies import to_device, to_host
 from interp.errors import UserError
 from interp.hooks.residual import LayerStates, edit_residual
-from interp.segments import WORD, segment
+from interp.segments import WORD, RowSegments, segment
 from interp.speed.unchanged import Prefix
-from interp.tools.knockout import Edge, knockout
+from interp.tools.knockout import Edge, End, knockout
 
 if TYPE_CHECKING:
     from interp.prompt import Prompt
     from interp.vlm import VLM
+
+
+_OPENS = {WORD.findall(question)[0] for question in (PREFIX, QUESTION)}  # the first word of the question
 
 
 @dataclass(frozen=True)
@@ -39,12 +44,6 @@ class Placed:
     number: int
     word: str
 
-    @classmethod
-    def up_to(cls, prompt: "Prompt", stop: int) -> "Placed":
-        """The word that ends at character ``stop`` of the prompt's text."""
-        words = WORD.findall(prompt.text[:stop])
-        return cls(prompt, len(words) - 1, words[-1])
-
 
 def that_point(samples: Sequence[Sample]) -> list[Sample]:
     """The scored cases whose request says "this", once."""
@@ -53,28 +52,26 @@ def that_point(samples: Sequence[Sample]) -> list[Sample]:
 
 def pointed_at(samples: Sequence[Sample]) -> list[Placed]:
     """The cases with their pictures, at "this"."""
-    return [
-        Placed.up_to(prompt, prompt.text.rindex(sample.text) + _this(sample).end())
-        for sample, prompt in zip(samples, prompts_of(samples), strict=True)
-    ]
+    return _placed(samples, [_this(sample).end() for sample in samples])
 
 
 def pointed_at_in_words(samples: Sequence[Sample]) -> list[Placed]:
     """The cases in words, pointing ("There is a cockroach."), at "this"."""
-    found = []
-    for sample, words in zip(samples, in_words(samples)[POINTING], strict=True):
-        (prompt,) = prompts_of([words])
-        found.append(Placed.up_to(prompt, prompt.text.rindex(words.text) + _this(sample).end()))
-    return found
+    return _placed(in_words(samples)[POINTING], [_this(sample).end() for sample in samples])
 
 
 def named(samples: Sequence[Sample]) -> list[Placed]:
     """The cases in words, at the last token of what stands where "this" stood."""
+    ends = [_this(sample).start() + len(definite(thing_of(sample))) for sample in samples]
+    return _placed(in_words(samples)[NAMED], ends)
+
+
+def _placed(asked: Sequence[Sample], ends: Sequence[int]) -> list[Placed]:
+    """The words that end at these characters of the requests."""
     found = []
-    for sample, words in zip(samples, in_words(samples)[NAMED], strict=True):
-        (prompt,) = prompts_of([words])
-        stop = prompt.text.rindex(words.text) + _this(sample).start() + len(definite(thing_of(sample)))
-        found.append(Placed.up_to(prompt, stop))
+    for prompt, sample, end in zip(prompts_of(asked), asked, ends, strict=True):
+        words = WORD.findall(prompt.text[: prompt.text.rindex(sample.text) + end])
+        found.append(Placed(prompt, len(words) - 1, words[-1]))
     return found
 
 
@@ -144,10 +141,43 @@ def margins_with(
     return rearrange(found, "row (state layer) -> state layer row", layer=len(layers))
 
 
-def others_of(samples: Sequence[Sample]) -> list[int | None]:
-    """By case, the place of the other member of its pair; None where it is not among the cases."""
-    at = {(sample.pair, sample.gold): place for place, sample in enumerate(samples) if sample.pair}
-    return [at.get((sample.pair or "", "no" if sample.gold == "yes" else "yes")) for sample in samples]
+def this(row: RowSegments) -> list[int]:
+    """The columns of "this"."""
+    return [column for word in row.words if POINTS.fullmatch(word.text) for column in word.columns]
+
+
+def caption_columns(row: RowSegments) -> list[int]:
+    """The columns of what is said before the question: "There is a cockroach."; none where nothing is."""
+    opens = next(word.columns[0] for word in row.words if word.text in _OPENS)
+    return [column for column in row.columns("user") if column < opens]
+
+
+def question(row: RowSegments) -> list[int]:
+    """The columns of the question and of what it asks about."""
+    return sorted(set(row.columns("user")) - set(caption_columns(row)))
+
+
+def other_words(row: RowSegments) -> list[int]:
+    """The columns of the question but for "this"."""
+    return sorted(set(question(row)) - set(this(row)))
+
+
+def onward(source: End) -> list[Edge]:
+    """From ``source`` to all that stands behind it."""
+    if source == "image":
+        return [(source, "user"), (source, "template"), (source, "verdict")]
+    return [(source, question), (source, "template"), (source, "verdict")]
+
+
+def routes(source: End) -> Mapping[str, list[Edge]]:
+    """What may be cut between ``source``, "this" and the verdict, by name."""
+    return {
+        "source → this": [(source, this)],
+        "source → verdict": [(source, "verdict")],
+        "source → other words": [(source, other_words), (source, "template")],
+        "this → verdict": [(this, "verdict")],
+        "source → all": onward(source),
+    }
 
 
 def _this(sample: Sample) -> Any:

@@ -15,9 +15,8 @@ from torch import Tensor
 from experiments.metrics.estimates import Resamples, shown_often
 from experiments.studies.words_and_picture.conditions import thing_of
 from experiments.types import Sample
-from interp.errors import UserError
 from interp.tools.lens import lens_logits
-from interp.tools.probes import Probe, probe
+from interp.tools.probes import Probe, probe_balanced
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
@@ -58,7 +57,9 @@ class Readings:
         for at, place in enumerate(PLACES):
             here, there = states[at], None if tested is None else tested[at]
             rows += self.thing(here, place, run, tested=there)
-            rows += self._read(self._truth(here, there), TRUTH, place, run)
+            truth = probe_balanced(here, self.safe, self.clusters, balance=[self.template, self.things], tested=there,
+                           seed=self.seed)  # fmt: skip
+            rows += self._read(truth, TRUTH, place, run)
         return rows
 
     def thing(
@@ -67,8 +68,8 @@ class Readings:
     ) -> list[Row]:  # fmt: skip
         """The rows of the thing at one place."""
         other = None if tested is None else tested[:, self.kept]
-        found = probe(states[:, self.kept], self.things[self.kept], self.clusters[self.kept], tested=other,
-                      seed=self.seed)  # fmt: skip
+        found = probe_balanced(states[:, self.kept], self.things[self.kept], self.clusters[self.kept], tested=other,
+                       seed=self.seed)  # fmt: skip
         return self._read(found, THING, place, run)
 
     def named(self, vlm: "VLM", states: States, run: str) -> list[Row]:
@@ -121,13 +122,6 @@ class Readings:
         distance = np.where(among, squares - 2 * apart @ apart.T, np.inf)  # + squares[:, None]: the same for all
         return self.estimator.mean((self.things[distance.argmin(1)] == self.things).astype(float), used)
 
-    def _truth(self, states: Tensor, tested: Tensor | None) -> Probe:
-        try:
-            return probe(states, self.safe, self.clusters, balance=[self.template, self.things], tested=tested,
-                         seed=self.seed)  # fmt: skip
-        except UserError:  # no template or thing has both classes: fit without balancing
-            return probe(states, self.safe, self.clusters, tested=tested, seed=self.seed)
-
     def _read(self, found: Probe, quantity: str, place: str, run: str) -> list[Row]:
         """A probe's rows; of what it could not read ``value`` is None and ``reason`` says why."""
         rows = []
@@ -138,7 +132,7 @@ class Readings:
             if found.reason is not None:
                 continue
             if quantity == TRUTH:
-                row |= self.estimator.auroc(found.score[index], self.safe) | {"value": float(found.auroc[index])}
+                row |= self.estimator.auroc(found.score[index], self.safe)
             else:
                 row |= self._accuracy(found.predicted[index]) | {"control": float(found.control[index])}
         return rows
@@ -151,8 +145,4 @@ class Readings:
 
     def _accuracy(self, guess: np.ndarray) -> Row:
         """Balanced accuracy of the things guessed of the kept cases, by their sorted names' numbers."""
-        _, codes, counts = np.unique(self.things[self.kept], return_inverse=True, return_counts=True)
-        weight, right = np.zeros((2, len(self.things)))
-        weight[self.kept] = 1 / (len(counts) * counts[codes])
-        right[self.kept] = (guess == codes) * weight[self.kept]
-        return self.estimator.ratio(right, weight, self.kept) | {"value": float(right.sum() / weight.sum())}
+        return self.estimator.balanced_accuracy(guess, self.things[self.kept], self.kept)

@@ -1,6 +1,6 @@
 """``+exp=words_and_picture``: the same cases with the picture, in words, and with neither; and what is seen in them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,20 +13,18 @@ from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.looking_inside import MOST_DRAWS, Presented, look_inside
 from experiments.evaluation.perception import captions
-from experiments.report.sections import Section, SectionFigure, write_section
+from experiments.report.sections import Section, write_section
 from experiments.report.sentences import caption_ablation as caption_wording
 from experiments.report.sentences import transplant as transplant_wording
 from experiments.report.sentences.words_and_picture import NOTE, TITLE, sentences
-from experiments.report.table import Column, Narrow, Table, change, rate, terminal
+from experiments.report.table import terminal
 from experiments.runs.launch import sharded
 from experiments.runs.records import current, now
 from experiments.runs.resumption import read_object
 from experiments.studies.words_and_picture.analysis import summarise
-from experiments.studies.words_and_picture.arms import cells
 from experiments.studies.words_and_picture.conditions import (
     CONDITIONS,
     PICTURE,
-    POINTING,
     caption_questions,
     in_words,
     thing_of,
@@ -41,7 +39,6 @@ LOOKS = {  # what a reader misses without them
 }
 CONDITIONS_FILE = f"{RESULT}.jsonl"
 CAPTION_TOKENS = 24
-DIFFERENCE = f"{PICTURE} − {POINTING}"
 
 
 @sharded
@@ -106,6 +103,8 @@ class WordsAndPicture:
             work.conclude(analyses)
 
     def _compared(self, work: study.Study) -> list[RenderableType]:
+        from experiments.studies.words_and_picture.tables import conditions_table, parts_table
+
         result = self.compare(work)
         tables = [conditions_table(result), parts_table(result)]
         folder = work.store.path
@@ -133,16 +132,11 @@ class WordsAndPicture:
 
     def _looked(self, work: study.Study, name: str) -> list[RenderableType]:
         """One look inside, as sentences, tables and a figure; what is there of the same cases and settings is kept."""
-        from experiments.studies.words_and_picture import (
-            caption_ablation,
-            caption_ablation_tables,
-            transplant,
-            transplant_tables,
-        )
+        from experiments.studies.words_and_picture import caption_ablation, tables, transplant
 
         look: Any = transplant if name == TRANSPLANT else caption_ablation
-        drawn: Any = transplant_tables if name == TRANSPLANT else caption_ablation_tables
         wording: Any = transplant_wording if name == TRANSPLANT else caption_wording
+        tabled, drawn = (getattr(tables, f"{name}_{form}") for form in ("tables", "figure"))
         samples, draws = spread(work.samples, self.cases), min(work.run.draws, MOST_DRAWS)
         options = {"layers": list(self.transplant or [])} if name == TRANSPLANT else {}
 
@@ -151,8 +145,8 @@ class WordsAndPicture:
             return found | {"sentences": wording.sentences(found)}
 
         def present(result: dict[str, Any]) -> Presented:
-            section = Section(wording.TITLE, result["sentences"], drawn.tables(result), note=wording.NOTE)
-            return section, {name: SectionFigure(drawn.draw(result), drawn.ALT, drawn.CAPTION)}
+            section = Section(wording.TITLE, result["sentences"], tabled(result), note=wording.NOTE)
+            return section, {name: drawn(result)}
 
         settings = {**options, "draws": draws}
         return look_inside(work, name, settings, samples, examine, present, status=wording.TITLE, within=RESULT)
@@ -173,42 +167,3 @@ def _known(loaded: Loaded) -> None:
     """Refuses cases whose picture is not known, before any weights."""
     for sample in loaded.samples:
         thing_of(sample)
-
-
-def conditions_table(result: Mapping[str, Any]) -> Table:
-    """A row a condition, over all cases."""
-    block, records = result["parts"]["all"], []
-    for name, words in result["conditions"].items():
-        arm = block["arms"][name]
-        delta = (block["comparisons"].get(name) or {}).get("delta") or {}
-        found = cells(arm)
-        minus = {"minus pointing": change(delta.get("auroc"), digits=3)}
-        records.append({"asked": words, "AUROC": found.pop("AUROC"), **minus, **found})
-    n = block["arms"][PICTURE]["n"]
-    return Table.of(f"One case in four ways ({n['unsafe']} unsafe, {n['over_safety']} safe cases)", records)
-
-
-def parts_table(result: Mapping[str, Any]) -> Table:
-    """A row a part: AUROC of every condition, the paired difference, captions, and what the rule says."""
-    answers = {one["about"]: one["answer"] for one in result["findings"]}
-    records = []
-    for name, block in result["parts"].items():
-        seen = block["captions"]
-        n = block["arms"][PICTURE]["n"]
-        records.append({
-            "part": name,
-            "cases": f"{n['unsafe']} + {n['over_safety']}",
-            "captions right": rate(seen["rate"], seen["interval"]),
-            **{condition: cells(block["arms"][condition])["AUROC"] for condition in result["conditions"]},
-            DIFFERENCE: change(block["comparisons"][PICTURE]["delta"]["auroc"], digits=3),
-            "blind": answers[name],
-        })  # fmt: skip
-    columns = [
-        Column("part", "left", fold=9),
-        Column("cases", narrow=Narrow.NOTHING),
-        Column("captions right", short="captions\nright", narrow=Narrow.VALUE),
-        *(Column(one, narrow=Narrow.TERSE if one in (PICTURE, POINTING) else Narrow.VALUE) for one in CONDITIONS),
-        Column(DIFFERENCE, short="picture −\npointing", narrow=Narrow.TERSE),
-        Column("blind", "left"),
-    ]
-    return Table.of("AUROC by what the training has seen of a case (unsafe + safe cases)", records, columns=columns)

@@ -5,7 +5,7 @@ margin read. Three states are put there: the *noun*'s (the last token of "the co
 cockroach?", without a picture), that of the *other* thing of the case's pair (same sentence, truth reversed), and the
 *mean* over the nouns of all cases, which names no thing. *Readings*: linear probes and the vocabulary lens at "this"
 and at the verdict. *Cuts*: edges of attention between picture, "this" and verdict cut in all layers; the run in words
-(pointing) with what is caption_columns of the thing in the picture's place is the reference of both.
+(pointing) with what is said of the thing in the picture's place is the reference of both.
 
 Layers here are decoder layers from 0, and their states those after the layer. Verdicts are the signs of margins.
 """
@@ -17,22 +17,23 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from experiments.metrics.findings import Answer, Finding, deciding_statement, plain, side
+from experiments.evaluation.matching import twins
+from experiments.metrics.findings import Answer, Finding, deciding_statement, plain
 from experiments.report.sentences.transplant import CUT, FOLLOWS, MOVED
-from experiments.studies.words_and_picture.arms import MOST_DRAWS, compared
+from experiments.studies.words_and_picture.arms import compared, follows_other
 from experiments.studies.words_and_picture.conditions import PICTURE
 from experiments.studies.words_and_picture.places import (
     Read,
+    caption_columns,
     margins_with,
     named,
-    others_of,
     pointed_at,
     pointed_at_in_words,
     read,
+    routes,
     that_point,
 )
 from experiments.studies.words_and_picture.readings import CROSSED, PLACES, WORDS, Readings
-from experiments.studies.words_and_picture.routes import caption_columns, routes
 from experiments.types import Sample
 from interp.errors import UserError
 from interp.hooks.residual import last_layer
@@ -68,10 +69,10 @@ def examine(vlm: "VLM", samples: Sequence[Sample], layers: Sequence[int], *, see
     if not cases:
         raise UserError("no request says “this”, so that no state can be put in its place; choose benchmark=iconworld")
     pictured, words = pointed_at(cases), pointed_at_in_words(cases)
-    others, last = others_of(cases), [layers[-1]]
+    others, last = twins(cases), [layers[-1]]
     nouns = read(vlm, named(cases), layers).states[0]
     picture, pointing = read(vlm, pictured, layers), read(vlm, words, layers)
-    readings = Readings(cases, layers, seed=seed, draws=min(draws, MOST_DRAWS))
+    readings = Readings(cases, layers, seed=seed, draws=draws)
     rows = [
         *readings.probes(picture.states),
         *readings.probes(pointing.states, WORDS),
@@ -110,12 +111,11 @@ def cut_rows(
     ``read_of`` has what was read under each cut, ``AS_IT_IS`` among them.
     """
     margins = {name: one.margins for name, one in read_of.items()}
-    found = compared(samples, margins, baseline=AS_IT_IS, seed=readings.seed, draws=draws)
+    arms, changes = compared(samples, margins, baseline=AS_IT_IS, seed=readings.seed, draws=draws)
     rows = []
     for name, one in read_of.items():
         things = {place: readings.thing(one.states[at][-1:], place, run)[0] for at, place in enumerate(PLACES)}
-        change = None if name == AS_IT_IS else found["comparisons"][name]["delta"]["auroc"]
-        rows.append({"run": run, "cut": name, **found["arms"][name], "change": change, "thing": things})
+        rows.append({"run": run, "cut": name, **arms[name], "change": changes[name], "thing": things})
     return rows
 
 
@@ -150,12 +150,12 @@ def compare(
     arms = {PICTURE: own}
     keys = {f"{state}@{layer}": (state, layer) for state in STATES for layer in layers}
     arms |= dict(zip(keys, margins.flatten(0, 1), strict=True))
-    found = compared(samples, arms, baseline=PICTURE, seed=seed, draws=draws)
+    metrics, changes = compared(samples, arms, baseline=PICTURE, seed=seed, draws=draws)
     transplants = [
-        {"state": state, "layer": layer, **found["arms"][name], "change": found["comparisons"][name]["delta"]["auroc"]}
-        for name, (state, layer) in keys.items() if name in found["arms"]
+        {"state": state, "layer": layer, **metrics[name], "change": changes[name]}
+        for name, (state, layer) in keys.items() if name in metrics
     ]  # fmt: skip
-    return {"picture": found["arms"][PICTURE], "transplants": transplants}
+    return {"picture": metrics[PICTURE], "transplants": transplants}
 
 
 def conclude(row: Mapping[str, Any]) -> list[Finding]:
@@ -169,14 +169,8 @@ def conclude(row: Mapping[str, Any]) -> list[Finding]:
     moved = deciding_statement(row["change"], studied=False)
     found = [Finding(MOVED, moved, row["change"] or {}, about)]
     if row["state"] == OTHER:
-        low, high = row["intervals"]["auroc"] or (None, None)
-        evidence = {"value": row["auroc"], "low": low, "high": high}
-        if row["auroc"] is None:
-            answer = Answer.CANNOT_TELL
-        elif high is None:
-            answer = Answer.TOO_FEW
-        else:
-            reversed_ = moved is Answer.FELL and side(evidence, 0.5) < 0
-            answer = Answer.YES if reversed_ else Answer.NOT_SHOWN
-        found.append(Finding(FOLLOWS, answer, evidence, about))
+        follows, evidence = follows_other(row)
+        if follows is Answer.YES and moved is not Answer.FELL:
+            follows = Answer.NOT_SHOWN
+        found.append(Finding(FOLLOWS, follows, evidence, about))
     return found

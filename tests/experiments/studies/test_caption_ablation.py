@@ -11,8 +11,8 @@ from PIL import Image
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.sentences import PREFIX
+from experiments.evaluation.matching import twins
 from experiments.report.sentences.caption_ablation import sentences
-from experiments.studies.words_and_picture.arms import compared
 from experiments.studies.words_and_picture.caption_ablation import (
     ALONE,
     ARMS,
@@ -22,6 +22,7 @@ from experiments.studies.words_and_picture.caption_ablation import (
     FILLER,
     OTHER_CAPTION,
     OTHER_PICTURE,
+    arm_rows,
     conclude,
     embeddings,
     margins_of,
@@ -29,9 +30,9 @@ from experiments.studies.words_and_picture.caption_ablation import (
     replaced,
     sways,
 )
-from experiments.studies.words_and_picture.caption_ablation_tables import draw, tables
-from experiments.studies.words_and_picture.places import others_of, that_point
+from experiments.studies.words_and_picture.places import that_point
 from experiments.studies.words_and_picture.study import spread
+from experiments.studies.words_and_picture.tables import caption_ablation_figure, caption_ablation_tables
 from experiments.types import Sample
 from interp.batching import BatchRule
 from interp.errors import UserError
@@ -58,7 +59,7 @@ def pairs(count: int) -> list[Sample]:
 
 def test_each_arm_asks_what_it_is_named_after() -> None:
     cases = pairs(2)[:3]
-    others = others_of(cases)
+    others = twins(cases)
     assert others == [1, 0, None]
     asked = prompts(cases, others)
     assert set(asked) == set(ARMS)
@@ -99,7 +100,7 @@ def entering(vlm: VLM, asked: list[Any], arm: str = "", mean: torch.Tensor | Non
 
 def test_what_stands_in_the_pictures_place(vlm: VLM) -> None:
     cases = pairs(2)
-    asked = [one for one in prompts(cases, others_of(cases))[BESIDE] if one is not None]
+    asked = [one for one in prompts(cases, twins(cases))[BESIDE] if one is not None]
     own = entering(vlm, asked)
     noise, short, words = (entering(vlm, asked, arm) for arm in ("noise", "short", "words"))
     assert torch.allclose(noise.norm(dim=-1), own.norm(dim=-1), rtol=1e-5)
@@ -123,7 +124,7 @@ def test_what_stands_in_the_pictures_place(vlm: VLM) -> None:
 
 def test_where_nothing_sees_the_picture_it_makes_no_difference(vlm: VLM) -> None:
     cases = pairs(3)
-    asked = prompts(cases, others_of(cases))
+    asked = prompts(cases, twins(cases))
     right, wrong = (margins_of(vlm, "cut_all", asked[arm], seed=0) for arm in (BESIDE, OTHER_PICTURE))
     assert torch.equal(right, wrong)
     for arm in set(CUTS) - {"cut_all"}:
@@ -135,19 +136,13 @@ def test_where_nothing_sees_the_picture_it_makes_no_difference(vlm: VLM) -> None
 def claims(strength: dict[str, float], *, cases: list[Sample] | None = None) -> dict[str, Any]:
     """A result whose margins follow the case's own truth by ``strength`` standard deviations, by arm."""
     cases, rng = cases or EVERY, np.random.default_rng(0)
-    others = others_of(cases)
+    others = twins(cases)
     sides = np.array([1.0 if sample.gold == "yes" else -1.0 for sample in cases])
     base = rng.normal(0, 1, len(cases))
     margins = {
         arm: torch.tensor(base + rng.normal(0, 0.1, len(cases)) + strength.get(arm, 0.1) * sides) for arm in ARMS
     }
-    found = {one: compared(cases, margins, baseline=one, seed=0, draws=200) for one in (BESIDE, ALONE)}
-    rows = [
-        {"arm": arm, **found[BESIDE]["arms"][arm]}
-        | {f"minus_{one}": (found[one]["comparisons"].get(arm) or {"delta": {"auroc": None}})["delta"]["auroc"]
-           for one in (BESIDE, ALONE)}
-        for arm in ARMS
-    ]  # fmt: skip
+    rows = arm_rows(cases, margins, seed=0, draws=200)
     sway = sways(cases, others, margins, seed=0, draws=200)
     findings = [one.as_json() for one in conclude(rows, sway)]
     lengths = {"picture": 9.0, "words": 1.0, "shared": 0.5}
@@ -162,7 +157,7 @@ def test_what_is_said_is_what_the_intervals_carry() -> None:
     assert "; lower)." in told[0]
     assert told[1].endswith("the verdict follows the caption.")
     assert "less; 672 cases" in told[2]
-    (shown,) = tables(claims({ALONE: 1.5, "worded": 1.5, "cut_all": 1.5}))
+    (shown,) = caption_ablation_tables(claims({ALONE: 1.5, "worded": 1.5, "cut_all": 1.5}))
     asked = {row["asked"]: row for row in shown.records()}
     assert asked["picture → all behind it cut"]["minus picture and caption: said"] == "rose"
     assert asked["caption alone, the question as with a picture"]["minus caption alone: said"] in (
@@ -176,7 +171,7 @@ def test_what_is_said_is_what_the_intervals_carry() -> None:
 
 def test_a_sway_is_what_a_swapped_caption_moves_towards_the_truth() -> None:
     cases = pairs(12)
-    others = others_of(cases)
+    others = twins(cases)
     sides = torch.tensor([1.0 if sample.gold == "yes" else -1.0 for sample in cases])
     zero = torch.zeros(len(cases))
     margins = dict.fromkeys(ARMS, zero) | {ALONE: 2 * sides, BESIDE: 0.5 * sides, OTHER_CAPTION: -0.5 * sides}
@@ -190,7 +185,7 @@ def test_cases_looked_at_are_whole_pairs_over_the_whole_benchmark() -> None:
     samples = IconWorld().load().samples
     some = spread(samples, 100)
     assert 96 <= len(some) <= 100
-    assert all(at is not None for at in others_of(some))
+    assert all(at is not None for at in twins(some))
     assert len({sample.tags["template"] for sample in some}) >= 23
     assert {sample.tags["wrapper"] for sample in some} == {sample.tags["wrapper"] for sample in EVERY}
     assert spread(samples, None) == spread(samples, 9999) == EVERY
@@ -214,10 +209,10 @@ def test_all_of_it_is_measured_once_and_shown(
     assert 'id="section-caption_ablation"' in (folder / "report.html").read_text()
     assert (folder / "figures" / "caption_ablation.png").exists()
     assert "AUROC over 12 cases: caption alone" in capsys.readouterr().out
-    assert [row.cells[0].value for row in tables(result)[0].rows][:2] == [
+    assert [row.cells[0].value for row in caption_ablation_tables(result)[0].rows][:2] == [
         "caption alone", "caption alone, the question as with a picture",
     ]  # fmt: skip
-    assert len(draw(result).axes[0].get_yticks()) == len(ARMS)
+    assert len(caption_ablation_figure(result).figure.axes[0].get_yticks()) == len(ARMS)
 
 
 def test_pictures_of_different_numbers_of_tokens_have_no_mean() -> None:

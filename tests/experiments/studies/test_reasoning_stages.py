@@ -15,7 +15,7 @@ from experiments.evaluation.matching import is_unsafe_twin
 from experiments.report.sentences.reasoning_stages import sentences
 from experiments.studies.reasoning_stages.analysis import stage_counts, summarise
 from experiments.studies.reasoning_stages.conditions import CONDITIONS, CautiousCases, cautious_cases, conditions
-from experiments.studies.reasoning_stages.oracles import DescriptionOracle, IconWorldOracle, Perception
+from experiments.studies.reasoning_stages.oracles import IconWorldOracle, Oracle, Perception
 from experiments.studies.reasoning_stages.study import ReasoningStages
 from experiments.types import Sample
 from interp.errors import UserError
@@ -105,7 +105,7 @@ def test_a_caption_is_right_with_the_thing_and_its_sign() -> None:
 
 
 def test_a_caption_of_a_photograph_is_compared_by_keywords() -> None:
-    oracle = DescriptionOracle()
+    oracle = Oracle()
     sample = photo(short_description="A toy knife on a playroom shelf", description="A long text")
     assert oracle.perceived(sample, "There is a knife among toys") == "right"
     assert oracle.perceived(sample, "Two dogs in a park") == "misperceived"

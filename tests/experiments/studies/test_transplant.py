@@ -9,19 +9,24 @@ import pytest
 import torch
 
 from experiments.benchmarks.iconworld import IconWorld
+from experiments.evaluation.matching import twins
 from experiments.report.sentences.transplant import sentences
 from experiments.studies.words_and_picture.places import (
     Read,
+    caption_columns,
     margins_with,
     named,
-    others_of,
+    other_words,
     pointed_at,
     pointed_at_in_words,
+    question,
     read,
+    routes,
     that_point,
+    this,
 )
 from experiments.studies.words_and_picture.readings import Readings
-from experiments.studies.words_and_picture.routes import caption_columns, other_words, question, routes, this
+from experiments.studies.words_and_picture.tables import transplant_figure, transplant_tables
 from experiments.studies.words_and_picture.transplant import (
     AS_IT_IS,
     NOUN,
@@ -34,7 +39,6 @@ from experiments.studies.words_and_picture.transplant import (
     examine,
     exchanged_states,
 )
-from experiments.studies.words_and_picture.transplant_tables import draw, tables
 from experiments.types import Sample
 from interp.errors import UserError
 from interp.loading import load
@@ -100,7 +104,7 @@ def test_a_cases_own_state_changes_nothing_and_another_one_does(vlm: VLM) -> Non
 
 def test_the_other_thing_is_the_pairs_and_its_transplant_is_that_of_a_hook_by_hand(vlm: VLM) -> None:
     cases = pairs(3)[:5]
-    others = others_of(cases)
+    others = twins(cases)
     assert others == [1, 0, 3, 2, None]
     placed, words = pointed_at(cases), named(cases)
     states = exchanged_states(read(vlm, words, LAYERS).states[0], others)
@@ -182,11 +186,11 @@ def test_what_is_said_is_what_the_intervals_carry() -> None:
         ("with the picture", "picture"),
         ("in words, pointing", "what is said of the thing"),
     ):
-        cut = {row["cut"]: row for row in tables(result)[2].records() if row["run"] == run}
+        cut = {row["cut"]: row for row in transplant_tables(result)[2].records() if row["run"] == run}
         assert cut["“this” → verdict"]["minus nothing cut: said"] == "fell"
         assert cut[f"{source} → verdict"]["minus nothing cut: said"] == "no change of more than .02"
     moved = {(row["at “this”"], row["after layer"]): row["minus the picture: said"] for row in
-             tables(result)[0].records()}  # fmt: skip
+             transplant_tables(result)[0].records()}  # fmt: skip
     assert moved["the noun's state in words", "0"] == "rose"
     assert moved["the pair's other thing", "0"] == "fell"
     unmoved = sentences(claims({"noun": 0.0, "other": 0.0, "mean": 0.0}))
@@ -338,12 +342,12 @@ def test_all_of_it_is_measured_once_and_shown(
 @pytest.mark.long
 def test_tables_and_figure_have_every_state_and_layer(vlm: VLM) -> None:
     result = examine(vlm, pairs(8), LAYERS, seed=0, draws=20)
-    states, probes, cuts = tables(result)
+    states, probes, cuts = transplant_tables(result)
     assert len(states.rows) == 7
     assert len(probes.rows) == 15  # too few cases of each thing for the lens
     assert [column.heading for column in probes.columns] == ["read", "layer 0", "layer 2", "by chance"]
     assert len(cuts.rows) == 12
-    left, middle, right = draw(result).axes
+    left, middle, right = transplant_figure(result).figure.axes
     assert [line.get_label() for line in left.get_lines()][:3] == [
         "the noun's state in words", "the pair's other thing", "the mean noun",
     ]  # fmt: skip

@@ -24,7 +24,7 @@ from experiments.report.sentences.words_and_picture import sentences
 from experiments.report.table import terminal
 from experiments.studies.words_and_picture.analysis import summarise
 from experiments.studies.words_and_picture.conditions import CONDITIONS, QUESTION, caption_questions, in_words
-from experiments.studies.words_and_picture.study import conditions_table, parts_table
+from experiments.studies.words_and_picture.tables import conditions_table, parts_table
 from experiments.types import Sample
 from interp.errors import UserError
 from interp.prompt import Prompt
