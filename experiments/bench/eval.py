@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
@@ -25,7 +25,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.console import Console
 
-from experiments.bench.harness import MEBIBYTE, Bench, Result, Say, Turns, child, kept, repeat, timed
+from experiments.bench.harness import (
+    MEBIBYTE,
+    Bench,
+    Result,
+    Say,
+    Turns,
+    child,
+    kept,
+    peaks,
+    repeat,
+    runner,
+    timed,
+)
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.scene import Scene
 from experiments.config import Run
@@ -83,6 +95,7 @@ def _as_file(sample: Sample, folder: Path, number: int) -> Sample:
 Ask = Callable[[], tuple[float, dict[tuple[str, str], str]]]  # lets clients ask all: seconds, answers by case and arm
 SIZES = ("tiny", "smol", "170m", "7b", "7b_qwen", "small", "small_qwen")
 LEAST = {"cpu": 3.0, "cuda": 8.0}  # required speed-up over the loop, by device
+MOST_HELD = 1.5  # times the peak of the largest arm alone, for a study of all arms
 LEAST_SERVED = 0.8  # required of the server, of the answers a second that a study gives to the same two arms
 ARMS: dict[str, Any] = {"baseline": Baseline(), "vcd": VCD(), "prompt": ContextPrompt(), "shift": ConstantShift(0.5)}
 ARM_SETS: dict[str, dict[str, Any]] = {
@@ -124,8 +137,9 @@ class EvalBench(Bench):
 
     ``few`` are four: baseline, VCD, a prompt, a shift. ``vcd_llava`` and ``papers`` are those of these experiments.
     What is said on the command line (``batch_size``, ``batch_tokens``, ``image_workers``, ``max_new_tokens``) holds for
-    the study's answering. On a GPU the study's peak of memory is recorded. So many ``clients`` (0: none) also ask the
-    server, for answers of the plain model and of VCD, beside a study of these two arms that shares no features.
+    the study's answering. With ``memory`` the peaks of a study and of each arm alone are measured. So many ``clients``
+    (0: none) also ask the server, for answers of the plain model and of VCD, beside a study of these two arms that
+    shares no features.
 
     Raises:
         UserError: an unknown size, numbers below 1, or a 7b size without a GPU.
@@ -135,6 +149,7 @@ class EvalBench(Bench):
     arms: str = "few"
     cases: int = 64
     clients: int = 0
+    memory: bool = True
     name = "eval"
     about = "answering cases in batches, beside a loop that asks one at a time"
 
@@ -147,25 +162,26 @@ class EvalBench(Bench):
 
     def measure(self, run: Run, device: str, say: Say) -> Result:
         """Every way of asking in turns; then the full study once, for its report."""
-        from experiments.shapes.models import model_of
-
         with TemporaryDirectory() as folder:
-            benchmark: Any = EvalCases(self.cases, None if self.size in ("tiny", "smol") else folder)
-            loaded = benchmark.load()
             arms = ARM_SETS[self.arms]
             studied = next(arm for arm in arms if arm.startswith("vcd"))
-            given = replace(run, benchmark=benchmark, arms=arms, arm=studied, fresh=True)
-            vlm = model_of(self.size, [sample.prompt for sample in loaded.samples], device=device, seed=self.seed)
-            bench = AnswerTimes(given, vlm, loaded, folder)
+            asked = replace(run, arms=arms, arm=studied, fresh=True)
+            given = EvalSetting(self.size, device, self.seed, self.cases, folder, asked)
+            bench = runner(AnswerTimes, given)
+            held = (
+                peaks(AnswerTimes, given, [self.cases], [STUDY, *arms], device, say)[self.cases] if self.memory else {}
+            )
             say("measuring")
-            with served(given, vlm, loaded, self.clients) if self.clients else nullcontext() as ask:
+            with served(bench.run, bench.vlm, bench.loaded, self.clients) if self.clients else nullcontext() as ask:
                 bench.measure(self.repeats, self.seconds, ask)
             report = bench.study()
+        weights = bench.vlm.model.get_memory_footprint()
         metrics: dict[str, Any] = {
-            "dtype": str(vlm.dtype).removeprefix("torch."),
+            "dtype": str(bench.vlm.dtype).removeprefix("torch."),
             "rows": bench.rows(),
             "rounds": bench.turns.rounds,
-            "peak_mib": bench.peak,
+            "weights_mib": weights / MEBIBYTE,
+            "peak_mib": {name: (weights + peak) / MEBIBYTE for name, peak in held.items()},
             "prefills": bench.prefills,
             "study_over_apart": bench.turns.ratio(APART, STUDY),
             "answers_unlike_the_loop": bench.unlike(STUDY, LOOP),
@@ -179,18 +195,44 @@ class EvalBench(Bench):
         return Result(metrics, [table(metrics["rows"])], lines)
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
+class EvalSetting:
+    """A model, cases and arms: all that a child process needs to ask the same. Files are drawn in ``folder``."""
+
+    size: str
+    device: str
+    seed: int
+    cases: int
+    folder: str
+    run: Run
+
+
 class AnswerTimes:
     """One model, its cases, and the variants of asking them; answers are by variant, of a case under an arm."""
 
-    run: Run
-    vlm: "VLM"
-    loaded: Loaded
-    folder: str
-    peak: float | None = None  # MiB on a GPU, weights and all
-    answers: dict[str, dict[tuple[str, str], str]] = field(default_factory=dict)
-    prefills: dict[str, int] = field(default_factory=dict)  # prompts that were read, and read by another arm
-    turns: Turns = field(init=False)
+    turns: Turns
+
+    def __init__(self, setting: EvalSetting) -> None:
+        from experiments.shapes.models import model_of
+
+        files = None if setting.size in ("tiny", "smol") else setting.folder
+        benchmark: Any = EvalCases(setting.cases, files)
+        self.folder, self.loaded = setting.folder, benchmark.load()
+        self.run = replace(setting.run, benchmark=benchmark)
+        texts = [sample.prompt for sample in self.loaded.samples]
+        self.vlm = model_of(setting.size, texts, device=setting.device, seed=setting.seed)
+        self.device = self.vlm.device
+        self.answers: dict[str, dict[tuple[str, str], str]] = {}
+        self.prefills: dict[str, int] = {}  # prompts that were read, and read by another arm
+
+    def prepare(self, case: int) -> None:
+        """Opens one picture and asks it once, so that what every way of asking needs is not counted as its own."""
+        self._one(Baseline(), self.loaded.samples[0])
+
+    def once(self, variant: str, case: int) -> None:
+        """All cases under all arms together, or under the arm named ``variant`` alone."""
+        arms = self.run.arms if variant == STUDY else {variant: self.run.arms[variant]}
+        self._study(STUDY, arms, {})
 
     def measure(self, repeats: int, seconds: float, ask: Ask | None) -> None:
         """Rounds of all variants, after one untimed forward (with a server: a round of it) to warm up."""
@@ -223,23 +265,16 @@ class AnswerTimes:
         return str(method.generate(self.vlm, [prompt], max_new_tokens=self.run.max_new_tokens).texts[0])
 
     def _study(self, name: str, arms: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
-        import torch
-
         from experiments.evaluation.answer import Answering
 
         run = replace(self.run, output_root=self.folder, **changes)
-        watched = name == STUDY and self.vlm.device.type == "cuda"
-        if watched:
-            torch.cuda.reset_peak_memory_stats(self.vlm.device)
         with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True) as store:
             answering = Answering(run, self.vlm, store, Console(quiet=True))
             for some in [{arm: method} for arm, method in arms.items()] if name in ASKED_APART else [arms]:
                 answering.answer(some, self.loaded.samples)
             if name == STUDY:
-                self.prefills = answering.efficiency()["prefills"]
+                self.prefills = answering.efficiency().get("prefills", {})
             self.answers[name] = {(line["case"], line["arm"]): line["response"] for line in store.records()}
-        if watched:
-            self.peak = torch.cuda.max_memory_allocated(self.vlm.device) / MEBIBYTE
 
     def _served(self, ask: Ask) -> float:
         seconds, self.answers[SERVED] = ask()
@@ -351,8 +386,13 @@ def sentences(bench: EvalBench, metrics: Mapping[str, Any]) -> list[str]:
         f"read and {read['prefills_reused']:,} taken over; {metrics['answers_unlike_arms_apart']} of {total} answers "
         "unlike",
     ]
-    if metrics["peak_mib"] is not None:
-        lines.append(f"peak memory of the study: {metrics['peak_mib']:,.0f} MiB")
+    if held := dict(metrics["peak_mib"]):
+        study, (largest, alone) = held.pop(STUDY), max(held.items(), key=lambda one: one[1])
+        lines.append(
+            f"peak memory of the study: {study:,.0f} MiB with the weights ({metrics['weights_mib']:,.0f} MiB), "
+            f"{study / alone:.2f} times that of the largest arm alone ({largest}, {alone:,.0f} MiB), at most "
+            f"{MOST_HELD} wanted: {kept(study <= MOST_HELD * alone)}"
+        )
     if (ratio := metrics.get("served_over_study")) is not None:
         lines.append(
             f"the server gives {ratio:.2f} of the study's answers a second, at least {LEAST_SERVED} wanted: "

@@ -263,8 +263,12 @@ def read_eval(metrics: Mapping[str, Any]) -> list[Reading]:
         Reading("cases a second", f"{study['cases_per_second']:.1f}"),
         Reading("answers unlike the loop's", f"{metrics['answers_unlike_the_loop']}"),
     ]
-    peak = metrics["peak_mib"]
-    return found if peak is None else [*found, Reading("peak memory of the study", f"{peak / 1024:.1f} GiB")]
+    peaks = metrics["peak_mib"]
+    study = peaks["study"]
+    most = max(peak for name, peak in peaks.items() if name != "study")
+    found.append(Reading("peak memory of the study", f"{study / 1024:.1f} GiB"))
+    over = Reading("over the largest arm's alone", f"{study / most:.2f} ×", "≤ 1.5 ×", study <= 1.5 * most)
+    return [*found, over]
 
 
 def plan(place: Place) -> list[Reading]:

@@ -37,7 +37,8 @@ def test_every_way_of_asking_is_measured_and_the_study_answers_as_the_loop(
     assert found["prefills"] == {"prefills": 9, "prefills_reused": 6}  # of a case: clean, noised, prompt
     assert found["study_over_apart"] == pytest.approx(taken["arms apart"] / taken["study"])
     assert found["least"] == 3.0
-    assert found["peak_mib"] is None
+    assert list(found["peak_mib"]) == ["study", "baseline", "vcd", "prompt", "shift"]
+    assert min(found["peak_mib"].values()) > found["weights_mib"] > 0
     assert found["dtype"] == "float32"
     assert f"{size}: " in capsys.readouterr().out
 
@@ -63,7 +64,8 @@ def test_the_server_is_asked_for_the_same_answers(tmp_path: Path, capsys: pytest
 
 def test_the_sentence_says_whether_the_bound_is_kept() -> None:
     bench = bench_eval.EvalBench(size="7b", cases=5, device="cuda")
-    result: dict[str, Any] = {"answers_unlike_the_loop": 2, "peak_mib": 20000.0, "least": 8.0}
+    result: dict[str, Any] = {"answers_unlike_the_loop": 2, "least": 8.0, "weights_mib": 13000.0}
+    result["peak_mib"] = {"study": 20000.0, "baseline": 15000.0, "vcd": 16000.0}
     result |= {"study_over_apart": 1.5, "answers_unlike_arms_apart": 0}
     result |= {"prefills": {"prefills": 15, "prefills_reused": 10}}
     kept = bench_eval.sentences(bench, result | {"rows": {"study": {"times": 8.5}}})
@@ -71,9 +73,14 @@ def test_the_sentence_says_whether_the_bound_is_kept() -> None:
     assert kept[1:] == [
         "2 of 20 answers unlike the loop's",
         "1.50 times arms apart, which share nothing: 15 prompts were read and 10 taken over; 0 of 20 answers unlike",
-        "peak memory of the study: 20,000 MiB",
+        "peak memory of the study: 20,000 MiB with the weights (13,000 MiB), 1.25 times that of the largest arm alone "
+        "(vcd, 16,000 MiB), at most 1.5 wanted: kept",
     ]
     assert bench_eval.sentences(bench, result | {"rows": {"study": {"times": 7.5}}})[0].endswith("missed")
+    more = {"peak_mib": {"study": 30000.0, "baseline": 15000.0}, "rows": {"study": {"times": 8.5}}}
+    assert bench_eval.sentences(bench, result | more)[-1].endswith("missed")
+    without = {"peak_mib": {}, "rows": {"study": {"times": 8.5}}}
+    assert bench_eval.sentences(bench, result | without) == kept[:-1]
     served = {"served_over_study": 0.79, "answers_unlike_the_study": 3}
     said = bench_eval.sentences(bench, result | served | {"rows": {"study": {"times": 7.5}}})[-1]
     assert said.endswith("missed; 3 of its answers are unlike the study's")
@@ -81,9 +88,9 @@ def test_the_sentence_says_whether_the_bound_is_kept() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("size", ["small", "small_qwen"])
-def test_on_a_gpu_the_peak_is_recorded(size: str, tmp_path: Path) -> None:
+def test_on_a_gpu_the_peaks_are_recorded(size: str, tmp_path: Path) -> None:
     found = measured(tmp_path, size, "task.device=cuda")
-    assert found["peak_mib"] > 0
+    assert min(found["peak_mib"].values()) > found["weights_mib"] > 0
     assert found["least"] == 8.0
 
 

@@ -208,8 +208,10 @@ def test_numbers_are_held_to_their_bounds() -> None:
     assert [reading.met for reading in found if reading.bound] == [False, False, True, True]
     assert found[3].value == "two-forward 2.00, paired 1.20 ×"
     study = {"times": 7.9, "cases_per_second": 5.0}
-    found = gpu_steps.read_eval({"rows": {"study": study}, "peak_mib": 2048, "answers_unlike_the_loop": 0})
+    peaks = {"study": 2048, "baseline": 1024, "vcd": 1280}
+    found = gpu_steps.read_eval({"rows": {"study": study}, "peak_mib": peaks, "answers_unlike_the_loop": 0})
     assert (found[0].bound, found[0].met, found[3].value) == ("≥ 8 ×", False, "2.0 GiB")
+    assert (found[4].value, found[4].met) == ("1.60 ×", False)
 
 
 def test_every_kernel_is_timed_and_errors_are_found() -> None:
