@@ -42,7 +42,10 @@ class VRTuning:
             raise UserError(
                 f"inner={self.inner!r} is no method; it is one that answers prompts; choose one of conf/method"
             )
-        object.__setattr__(self, "revision", adapter_hash(folder_of(Path(self.adapter))))
+        object.__setattr__(self, "revision", self._revision())
+
+    def _revision(self) -> str:
+        return adapter_hash(folder_of(Path(self.adapter)))
 
     @property
     def unscored(self) -> str:

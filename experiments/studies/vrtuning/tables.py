@@ -83,7 +83,7 @@ def before_after(arm: str, name: str, metrics: Mapping[str, Any], result: Mappin
         if kind in second:
             shown = "perception, all kinds" if kind == "all" else f"perception: {kind}"
             rows.append(_change(shown, first[kind]["accuracy"], second[kind]["accuracy"], None))
-    share = measured.get(name, {}).get("image_share", {}).get("verdict")
+    share = measured.get(name, {}).get("image_share")
     if share and share["before"] is not None:
         rows.append(_change("image share of attention at the verdict", share["before"], share["after"],
                             {"value": share["difference"], "low": (share["interval"] or [None] * 2)[0],
@@ -147,7 +147,7 @@ def _perception(measured: Mapping[str, Any], kind: str) -> str:
 
 def _share(arm: str, measured: Mapping[str, Any]) -> str:
     """The baseline's own share, or the share after with the paired change."""
-    found = measured.get("image_share", {}).get("verdict")
+    found = measured.get("image_share")
     if not found or found["after"] is None:
         return NOT_MEASURED
     if arm == "baseline":

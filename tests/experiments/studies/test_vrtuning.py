@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
+import numpy as np
 import pytest
 
 from experiments.benchmarks.iconworld import IconWorld
@@ -17,6 +17,7 @@ from experiments.studies.vrtuning.arms import NewAdapter
 from experiments.studies.vrtuning.side_effects import compare_shares, image_shares
 from experiments.studies.vrtuning.sources import LlavaCot, build_data
 from experiments.studies.vrtuning.study import VRTuningStudy
+from experiments.types import Sample
 from interp.errors import UserError
 from interp.loading import load
 from interp.vlm import VLM
@@ -282,41 +283,35 @@ def test_the_image_share_is_that_of_the_query_before_the_verdict() -> None:
     vlm: VLM = load("organism:llava")
     samples = IconWorld().load().samples[:3]
     shares = image_shares(vlm, samples, max_new_tokens=4)
-    assert list(shares["case"].unique()) == [sample.id for sample in samples]
-    none = image_shares(vlm, [], max_new_tokens=4)
-    assert compare_shares(none, none, "verdict", seed=0, draws=10)["n"] == 0
-    for sample in samples:
+    for sample, share in zip(samples, shares, strict=True):
         with record_attention(vlm) as log:
             vlm.generate(prompts_of([sample]), max_new_tokens=1)
-        expected = image_share(log.masses).sort_values("layer")["share"]
-        own = shares[shares["case"] == sample.id].sort_values("layer")
-        assert own["verdict"].to_numpy() == pytest.approx(expected.to_numpy(), abs=1e-5)
+        assert share == pytest.approx(image_share(log.masses)["share"].mean(), abs=1e-5)
+    assert compare_shares([], np.array([]), np.array([]), seed=0, draws=10)["n"] == 0
 
 
-def table(values: list[float], templates: int = 0) -> pd.DataFrame:
-    cases = [f"c{index}" for index in range(len(values))]
-    made = [at % templates if templates else None for at in range(len(values))]
-    return pd.concat([pd.DataFrame({"case": cases, "cluster": cases, "template": made, "concept": made, "layer": layer,
-                                    "verdict": values, "answer": values}) for layer in (0, 1)])  # fmt: skip
+def compared(before: list[float], after: list[float], templates: int = 0, draws: int = 50) -> dict[str, Any]:
+    made = [{"template": str(at % templates), "concept": str(at % templates)} if templates else {}
+            for at in range(len(before))]  # fmt: skip
+    samples = [Sample(f"c{at}", "typical", "", "no", "", "", None, f"c{at}", tags=tags) for at, tags in enumerate(made)]
+    return compare_shares(samples, np.array(before), np.array(after), seed=0, draws=draws)
 
 
 def test_shares_are_compared_on_the_cases_that_have_both() -> None:
-    before, after = table([0.2, 0.4, 0.6]), table([0.3, 0.5, float("nan")])
-    found = compare_shares(before, after, "verdict", seed=0, draws=50)
+    before, none = [0.2, 0.4, 0.6], float("nan")
+    found = compared(before, [0.3, 0.5, none])
     assert (found["n"], found["before"], found["after"]) == (2, pytest.approx(0.3), pytest.approx(0.4))
     assert found["difference"] == pytest.approx(0.1)
     assert (found["interval"], found["statement"]) == (None, "too few")  # two cases with one difference say no spread
-    many = compare_shares(table([0.2] * 20), table([0.3 + 0.01 * (at % 3) for at in range(20)]), "verdict", seed=0,
-                          draws=50)  # fmt: skip
+    many = compared([0.2] * 20, [0.3 + 0.01 * (at % 3) for at in range(20)])
     assert many["interval"][0] < many["difference"] < many["interval"][1]
     assert (many["clusters"], many["statement"]) == (20, "rose")
     by_template = [0.3 + 0.2 * (at % 12 < 6) for at in range(120)]  # half of the templates alone
-    plain, made = (compare_shares(table([0.2] * 120, of), table(by_template, of), "verdict", seed=0, draws=200)
-                   for of in (0, 12))  # fmt: skip
+    plain, made = (compared([0.2] * 120, by_template, of, draws=200) for of in (0, 12))
     assert made["interval"][0] < plain["interval"][0] - 0.02
-    same = compare_shares(before, before, "verdict", seed=0, draws=50)
+    same = compared(before, before)
     assert (same["difference"], same["n"]) == (0, 3)
-    assert compare_shares(before, table([float("nan")] * 3), "verdict", seed=0, draws=50)["difference"] is None
+    assert compared(before, [none] * 3)["difference"] is None
 
 
 def test_training_data_is_described_by_its_settings() -> None:
