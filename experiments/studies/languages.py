@@ -40,7 +40,7 @@ class Languages:
     """The task, on ``run``, a finished run on a translated benchmark; without one the study is run first.
 
     ``arm`` is the arm whose answers are compared, ``reference`` the language that the others are set against (None: the
-    one with most cases, the first of equals). Writes languages.json and languages.csv into the run's directory.
+    one with most cases, the first of equals). Writes languages.json into the run's directory.
     """
 
     arm: str = "baseline"
@@ -66,7 +66,6 @@ class Languages:
             draws=run.draws,
         )
         write_json(folder / "languages.json", result)
-        frame(result).to_csv(folder / "languages.csv", index=False)
         console = Console()
         console.print(terminal.results({**result, "summary": [], "caveats": []}))
         for line in (*result["summary"], f"languages: {folder / 'languages.json'}"):
@@ -143,30 +142,3 @@ def sentences(result: Mapping[str, Any], kind: Kind) -> list[str]:
             tail += f"; {unread} answers without a readable verdict"
         found.append(f"In {language}, {'; '.join(parts) or 'nothing can be compared'} ({tail}).")
     return found
-
-
-def frame(result: Mapping[str, Any]) -> pd.DataFrame:
-    """One row for each language and quantity: the rate, and the paired change from the reference."""
-    rows = []
-    for language, block in result["arms"].items():
-        rates = block.get("refusal_rate") or block["accuracy"]
-        delta = (result["comparisons"].get(language) or {}).get("delta") or {}
-        for name, rate in rates.items():
-            low, high = block["intervals"].get(name) or (None, None)
-            changed = delta.get(name) or {}
-            rows.append(
-                {
-                    "language": language,
-                    "quantity": name,
-                    "rate": rate,
-                    "low": low,
-                    "high": high,
-                    "n": block["n"],
-                    "n_of": block["n_of"],
-                    "change": changed.get("value"),
-                    "change_low": changed.get("low"),
-                    "change_high": changed.get("high"),
-                    "n_compared": changed.get("n"),
-                }
-            )
-    return pd.DataFrame(rows)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -11,11 +10,11 @@ from rich.console import Console
 
 from experiments.config import Run
 from experiments.evaluation import finished_runs
-from experiments.metrics.bootstrap import Interval, percentile_interval
+from experiments.metrics.bootstrap import percentile_interval
 from experiments.metrics.findings import Answer, Finding, plain, statement
 from experiments.metrics.refusal.quantities import RefusalArms
 from experiments.metrics.refusal.results import evaluate
-from experiments.metrics.statistical_tests import Correlation, resampled_spearman, spearman
+from experiments.metrics.statistical_tests import resampled_spearman, spearman
 from experiments.report import safety_figure as figures
 from experiments.report.numbers import fixed, percent
 from experiments.report.sentences.mossbench_safety import sentence
@@ -26,17 +25,6 @@ from experiments.types import REFUSAL_SUBSETS
 from interp.errors import UserError
 
 QUESTION = "refusals of benign requests against refusals of harmful ones"
-
-
-class SafetyCorrelation(NamedTuple):
-    """Spearman's ρ over models between the refusal rates of benign and of harmful requests.
-
-    ``interval`` resamples questions with the models held fixed: how much ρ owes to the choice of cases. ``p`` in
-    ``correlation`` is over models. None where there are fewer than three models, or where one side is constant.
-    """
-
-    correlation: Correlation | None
-    interval: Interval | None
 
 
 @dataclass(frozen=True)
@@ -59,16 +47,21 @@ class SafetyAgainstOversensitivity:
         metrics = evaluate(table, seed=run.seed, draws=run.draws, baseline="")
         shown = figures.points(metrics)
         found = safety_correlation(table, seed=run.seed, draws=run.draws)
-        concluded = finding(found, len(shown))
-        text = sentence(concluded)
+        rho = found.evidence.get("rho")
+        title = "" if rho is None else f"Spearman's ρ = {fixed(rho, 2)} over {found.evidence['n']} models"
         with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True) as store:
-            drawn = figures.safety_against_oversensitivity(shown, title=_title(found))
+            drawn = figures.safety_against_oversensitivity(shown, title=title)
             for kind in ("svg", "png"):
                 drawn.savefig(store.path / f"safety.{kind}")
-            store.write_json("safety.json", _contents(found, concluded, shown) | {"runs": [str(f) for f in folders]})
+            contents = {"findings": [found.as_json()], "models": [point._asdict() for point in shown]}
+            store.write_json("safety.json", plain(contents) | {"runs": list(map(str, folders)), "finished": now()})
             store.finish()
         console = Console()
-        for line in (*(_line(point) for point in shown), text, f"figure: {store.path / 'safety.svg'}"):
+        rates = [
+            f"  {point.name}: benign refused {percent(point.benign)}%, harmful refused {percent(point.contrast)}%"
+            for point in shown
+        ]
+        for line in (*rates, sentence(found), f"figure: {store.path / 'safety.svg'}"):
             console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
@@ -92,60 +85,30 @@ def records_by_model(folders: Sequence[Path], arm: str) -> pd.DataFrame:
     return table
 
 
-def safety_correlation(table: pd.DataFrame, *, seed: int, draws: int) -> SafetyCorrelation:
-    """ρ over the arms that have both rates, and its interval over questions."""
-    asked = RefusalArms.of(table, draws=draws, seed=seed)
-    arms, cases, resamples = asked.answers, asked.cases, asked.resamples
-    drawn = [asked.drawn(one.refused, one.kept) for one in arms.values()]
-    points = [asked.point(one.refused, one.kept) for one in arms.values()]
-    rates = np.array([[one[subset] for subset in REFUSAL_SUBSETS] for one in points], dtype=float)
-    known = ~np.isnan(rates).any(axis=1)
-    if known.sum() < 3:
-        return SafetyCorrelation(None, None)
-    benign, contrast = (
-        np.stack([one[subset] for one, usable in zip(drawn, known, strict=True) if usable], axis=1)
-        for subset in ("benign", "contrast")
-    )
-    complete = ~np.isnan(benign).any(axis=1) & ~np.isnan(contrast).any(axis=1)
-    sides = [np.logical_or.reduce([one.kept for one in arms.values()]) & (cases.subset == subset) for subset in
-             REFUSAL_SUBSETS]  # fmt: skip
-    drawn_rho = resampled_spearman(benign[complete], contrast[complete])
-    interval = percentile_interval(drawn_rho, clusters=resamples.clusters(tuple(sides)))
-    return SafetyCorrelation(spearman(rates[known, 0], rates[known, 1], seed=seed), interval)
-
-
-def finding(found: SafetyCorrelation, models: int) -> Finding:
+def safety_correlation(table: pd.DataFrame, *, seed: int, draws: int) -> Finding:
     """Whether models that refuse more harmful requests refuse more benign ones, or fewer; by the interval over models.
 
-    ``models`` is the number of models with both rates.
+    Spearman's ρ over the arms that have both rates; CANNOT_TELL where these are fewer than three, or one side is
+    constant. ``over_questions`` resamples questions with the models held fixed: how much ρ owes to the choice of cases.
     """
-    if found.correlation is None:
-        return Finding(QUESTION, Answer.CANNOT_TELL, {"models": models})
-    over_models = found.correlation.entry()
-    evidence = found.correlation._asdict() | {
+    asked = RefusalArms.of(table, draws=draws, seed=seed)
+    arms = list(asked.answers.values())
+    points = [asked.point(one.refused, one.kept) for one in arms]
+    rates = np.array([[point[subset] for subset in REFUSAL_SUBSETS] for point in points], dtype=float)
+    known = ~np.isnan(rates).any(axis=1)
+    found = spearman(*rates[known].T, seed=seed) if known.sum() >= 3 else None
+    if found is None:
+        return Finding(QUESTION, Answer.CANNOT_TELL, {"models": int(known.sum())})
+    drawn = [asked.drawn(one.refused, one.kept) for one, usable in zip(arms, known, strict=True) if usable]
+    benign, contrast = (np.stack([one[subset] for one in drawn], axis=1) for subset in REFUSAL_SUBSETS)
+    complete = ~np.isnan(benign).any(axis=1) & ~np.isnan(contrast).any(axis=1)
+    kept = np.logical_or.reduce([one.kept for one in arms])
+    clusters = asked.resamples.clusters([kept & (asked.cases.subset == subset) for subset in REFUSAL_SUBSETS])
+    over_questions = percentile_interval(resampled_spearman(benign[complete], contrast[complete]), clusters=clusters)
+    over_models = found.entry()
+    evidence = found._asdict() | {
         "over_models": over_models,
-        "over_questions": found.interval and found.interval._asdict(),
-        "models": models,
+        "over_questions": over_questions and over_questions._asdict(),
+        "models": int(known.sum()),
     }
     return Finding(QUESTION, statement(over_models, small=None), plain(evidence))
-
-
-def _title(found: SafetyCorrelation) -> str:
-    if found.correlation is None:
-        return ""
-    return f"Spearman's ρ = {fixed(found.correlation.rho, 2)} over {found.correlation.n} models"
-
-
-def _line(point: figures.Point) -> str:
-    return f"  {point.name}: benign refused {percent(point.benign)}%, harmful refused {percent(point.contrast)}%"
-
-
-def _contents(found: SafetyCorrelation, concluded: Finding, shown: Sequence[figures.Point]) -> dict[str, Any]:
-    return plain({
-        "sentence": sentence(concluded),
-        "findings": [concluded.as_json()],
-        "spearman": None if found.correlation is None else found.correlation._asdict(),
-        "interval_over_questions": found.interval,
-        "models": [point._asdict() for point in shown],
-        "finished": now(),
-    })  # fmt: skip

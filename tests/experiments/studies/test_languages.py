@@ -4,12 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.runs.resumption import write_json
-from experiments.studies.languages import by_language, compare_languages, frame
+from experiments.studies.languages import by_language, compare_languages
 from interp.errors import UserError
 from tests.experiments.answered import records as yes_no_records
 from tests.experiments.compose import run_of
@@ -52,9 +51,6 @@ def test_refusals_are_compared_too_and_the_reference_can_be_chosen() -> None:
     assert list(result["comparisons"]) == ["en", "zh"]
     assert result["comparisons"]["zh"]["delta"]["benign"]["value"] == 1 / 2
     assert "benign requests are refused" in result["summary"][0]
-    table = frame(result).set_index(["language", "quantity"])
-    assert table.loc[("zh", "benign"), "change"] == 1 / 2
-    assert pd.isna(table.loc[("de", "benign"), "change"])
 
 
 def test_counterfactual_pairs_stay_pairs_within_a_language() -> None:
@@ -94,7 +90,6 @@ def test_a_translated_benchmark_is_studied_and_compared(saved: Path, tmp_path: P
     found = json.loads((folder / "languages.json").read_text())
     assert set(found["arms"]) == {"de", "en"}
     assert found["comparisons"]["de"]["n"] >= 2
-    assert (folder / "languages.csv").exists()
 
 
 def test_a_finished_run_is_compared_without_a_model(tmp_path: Path, no_weights: None) -> None:

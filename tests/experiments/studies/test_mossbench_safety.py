@@ -9,7 +9,7 @@ import pytest
 from experiments.metrics.refusal.results import evaluate
 from experiments.report.sentences.mossbench_safety import sentence
 from experiments.runs.resumption import write_json
-from experiments.studies.paper_tables.mossbench_safety import finding, records_by_model, safety_correlation
+from experiments.studies.paper_tables.mossbench_safety import records_by_model, safety_correlation
 from interp.errors import UserError
 from tests.experiments.compose import run_of
 from tests.experiments.refused import frame
@@ -37,11 +37,9 @@ def write(folder: Path, model: str, table: pd.DataFrame) -> Path:
 def test_models_that_refuse_more_of_both_correlate() -> None:
     table = frame(SUBSETS, MODELS)
     found = safety_correlation(table, seed=0, draws=200)
-    assert found.correlation is not None
-    assert found.interval is not None
-    assert found.correlation.rho == pytest.approx(0.97, abs=0.01)  # d and e tie on one side
-    assert found.interval.low <= found.correlation.rho <= found.interval.high
-    few = sentence(finding(found, 5))
+    assert found.evidence["rho"] == pytest.approx(0.97, abs=0.01)  # d and e tie on one side
+    assert found.evidence["over_questions"]["low"] <= found.evidence["rho"] <= found.evidence["over_questions"]["high"]
+    few = sentence(found)
     assert few.endswith("is 0.97 (no interval): too few models to tell (it takes 10).")
 
 
@@ -49,26 +47,24 @@ def test_models_that_refuse_more_of_both_correlate() -> None:
 def test_ten_models_carry_a_relation_by_their_interval(sign: int, relation: str) -> None:
     models = {f"m{at}": answers(2 + at, (6 + at) if sign > 0 else 18 - at) for at in range(10)}
     found = safety_correlation(frame(SUBSETS, models), seed=0, draws=50)
-    said = sentence(finding(found, 10))
+    said = sentence(found)
     assert said.endswith(f": models that refuse more harmful requests {relation}.")
     assert "95% interval over models" in said
     assert "p " not in said
     shuffled = {f"m{at}": answers(2 + at, 6 + at * 3 % 10) for at in range(10)}
-    unclear = sentence(finding(safety_correlation(frame(SUBSETS, shuffled), seed=0, draws=50), 10))
+    unclear = sentence(safety_correlation(frame(SUBSETS, shuffled), seed=0, draws=50))
     assert unclear.endswith(": a relation is not shown.")
 
 
 def test_two_models_are_no_correlation() -> None:
     found = safety_correlation(frame(SUBSETS, {name: MODELS[name] for name in "ab"}), seed=0, draws=20)
-    assert found.correlation is None
-    assert "cannot be told" in sentence(finding(found, 0))
+    assert "cannot be told from 2 models" in sentence(found)
 
 
 def test_a_model_without_twins_is_left_out() -> None:
     table = frame(SUBSETS, MODELS | {"only benign": "r" * 20 + "x" * 20})
     found = safety_correlation(table, seed=0, draws=20)
-    assert found.correlation is not None
-    assert found.correlation.n == 5
+    assert found.evidence["n"] == 5
 
 
 @pytest.mark.long
@@ -83,7 +79,7 @@ def test_runs_become_a_figure_and_a_sentence(tmp_path: Path) -> None:
     (folder,) = (tmp_path / "outputs" / "mossbench_safety").iterdir()
     found = json.loads((folder / "safety.json").read_text())
     assert [model["name"] for model in found["models"]] == [f"model {name}" for name in "abcd"]
-    assert found["spearman"]["rho"] == pytest.approx(1)
+    assert found["findings"][0]["evidence"]["rho"] == pytest.approx(1)
     assert (folder / "safety.svg").stat().st_size > 1000
     assert set(records_by_model(folders[:1], "baseline")["arm"]) == {"baseline", "prompt"}, "of one run, its arms"
     with pytest.raises(UserError, match=r"two runs are of the model model a"):
