@@ -6,14 +6,12 @@ Importing this module loads neither torch nor transformers.
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interp.checkpoints.config import ORGANISM
 from interp.errors import UserError
-from mitigation.vrtuning.settings import Settings
 
 if TYPE_CHECKING:
     from interp.checkpoints.config import ModelConfig
@@ -104,7 +102,7 @@ def save(model: Any, folder: Path, origin: Origin) -> None:
     model.save_pretrained(folder, save_embedding_layers=False)  # "auto" would query the hub for the vocabulary size
     record = json.dumps(dataclasses.asdict(origin), indent=2, sort_keys=True, ensure_ascii=False)
     (folder / RECORD).write_text(record + "\n", encoding="utf-8")
-    write_card(folder)
+    (folder / "README.md").write_text(card(origin), encoding="utf-8")
 
 
 def merge(model: "VLM | ModelConfig", adapter: Path, folder: Path) -> Path:
@@ -131,24 +129,12 @@ def merge(model: "VLM | ModelConfig", adapter: Path, folder: Path) -> Path:
     return folder
 
 
-def write_card(folder: Path, before_after: Sequence[Mapping[str, str]] = ()) -> Path:
-    """Writes README.md from the record; ``before_after`` are rows of the before/after table (column → cell).
-
-    Raises:
-        UserError: no record in ``folder``.
-    """
-    origin = read_origin(folder)
-    if origin is None:
-        raise UserError(f"no {RECORD} in {folder}; the card is written from it; give a folder that a training wrote")
-    path = folder / "README.md"
-    path.write_text(card(origin, before_after), encoding="utf-8")
-    return path
-
-
-def card(origin: "Origin", rows: Sequence[Mapping[str, str]]) -> str:
-    """The card as Markdown; ``rows`` are those of the before/after table (column → cell)."""
+def card(origin: Origin) -> str:
+    """The card as Markdown."""
     revision = f" (`{origin.base_revision}`)" if origin.base_revision else ", built in memory"
     versions = ", ".join(f"{name} {version}" for name, version in origin.versions.items())
+    shown = {name: value for name, value in origin.settings.items() if name not in ("report_to", "merge")}
+    settings = "\n".join(f"- {name}: {_listed(value)}" for name, value in shown.items())
     return f"""\
 ---
 base_model: {json.dumps(origin.base_path or origin.base)}
@@ -169,13 +155,9 @@ LoRA on the language model only; vision tower, projector and output head are the
 - Last logged loss: {origin.final_loss:.4f}
 - Versions: {versions}
 
-## Before and after
-
-{_table(rows)}
-
 ## Settings
 
-{_table(_settings(origin))}
+{settings}
 
 ## Licence and limits
 
@@ -185,7 +167,7 @@ safety guarantee.
 """
 
 
-def _loading(origin: "Origin") -> str:
+def _loading(origin: Origin) -> str:
     """The lines of Python that load base and adapter, indented; they read the adapter from ``folder``."""
     if origin.base_path.startswith(ORGANISM):
         note = [f"# {origin.base_path} is bundled with forestlens; AutoPeftModel looks for it on the hub, in vain."]
@@ -202,23 +184,5 @@ def _loading(origin: "Origin") -> str:
     return "\n".join(f"    {line}" for line in lines)
 
 
-def _settings(origin: "Origin") -> list[dict[str, str]]:
-    shown = {name: value for name, value in origin.settings.items() if name not in ("report_to", "merge")}
-    return [{"setting": name, "value": _cell(value)} for name, value in shown.items()]
-
-
-def _table(rows: Sequence[Mapping[str, str]]) -> str:
-    if not rows:
-        return "Not measured."
-    columns = list(rows[0])
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    return "\n".join(lines + ["| " + " | ".join(str(row[column]) for column in columns) + " |" for row in rows])
-
-
-def _cell(value: Any) -> str:
+def _listed(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
-def settings_record(settings: Settings) -> dict[str, Any]:
-    """The settings as plain JSON values."""
-    return json.loads(json.dumps(dataclasses.asdict(settings)))

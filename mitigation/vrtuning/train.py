@@ -227,7 +227,7 @@ def _origin(
         examples=len(dataset),
         steps=steps,
         processes=_processes(),
-        settings=checkpoint.settings_record(settings),
+        settings=json.loads(json.dumps(dataclasses.asdict(settings))),
         final_loss=math.nan,
         versions={name: version(name) for name in VERSIONS},
     )

@@ -23,7 +23,7 @@ from mitigation.reasoning import Continued, verdict_position
 from mitigation.threshold import ConstantShift
 from mitigation.vcd import VCD
 from mitigation.vrtuning import model as active
-from mitigation.vrtuning.checkpoint import read_origin, save, write_card
+from mitigation.vrtuning.checkpoint import read_origin, save
 from mitigation.vrtuning.method import VRTuning
 from mitigation.vrtuning.model import lora_config
 from mitigation.vrtuning.train import Trained, train
@@ -245,17 +245,16 @@ def test_a_model_with_an_adapter_takes_no_second_one(trained: Trained, base: VLM
         method(trained).generate(wrapped, PROMPTS, max_new_tokens=1)
 
 
-def test_the_card_says_what_it_was_made_from(trained: Trained, tmp_path: Path) -> None:
-    folder = shutil.copytree(trained.adapter, tmp_path / "adapter")
-    card = (folder / "README.md").read_text()
-    record = json.loads((folder / "vrtuning.json").read_text())
-    for part in ("tiny", record["base_revision"], record["data_digest"], "25 optimiser steps", "seed 0", "licence"):
+def test_the_card_says_what_it_was_made_from(trained: Trained) -> None:
+    card = (trained.adapter / "README.md").read_text()
+    record = json.loads((trained.adapter / "vrtuning.json").read_text())
+    for part in (
+        "tiny",
+        record["base_revision"],
+        record["data_digest"],
+        "25 optimiser steps",
+        "seed 0",
+        "- rank: 4",
+        "licence",
+    ):
         assert part in card
-    assert "Not measured." in card
-    write_card(folder, [{"quantity": "AUROC", "before": "0.6", "after": "0.7"}])
-    card = (folder / "README.md").read_text()
-    assert "| quantity | before | after |\n|---|---|---|\n| AUROC | 0.6 | 0.7 |" in card
-    assert "Not measured." not in card
-    (folder / "vrtuning.json").unlink()
-    with pytest.raises(UserError, match=r"no vrtuning\.json"):
-        write_card(folder)

@@ -1,4 +1,4 @@
-"""vrtuning.json and metrics.json → one table of all arms, and the before/after table of each model card.
+"""vrtuning.json and metrics.json → one table of all arms.
 
 Rates are in percent, changes in points, with 95% intervals; what was not measured is a dash.
 """
@@ -11,12 +11,11 @@ from rich.console import RenderableType
 
 from experiments.benchmarks.iconworld.parts import PARTS
 from experiments.metrics.parts import HELD_OUT
-from experiments.report.numbers import MISSING, fixed, fixed_interval, percent, percent_interval
+from experiments.report.numbers import fixed, fixed_interval, percent, percent_interval
 from experiments.report.table import Cell, Column, Narrow, Table, markdown, terminal
 from experiments.report.words import with_sentences
 from experiments.runs.resumption import read_object
 from experiments.studies.vrtuning.arms import NewAdapter
-from mitigation.vrtuning.checkpoint import write_card
 
 SUBSETS = {"typical": "typical", "attack": "attack", "over_safety": "over-safety", "overall": "overall"}
 # In a terminal the study has printed the rest already.
@@ -41,7 +40,7 @@ PARTED = NOTE.replace(
 def write_tables(
     folder: Path, arms: Mapping[str, Any], further: Callable[[Mapping[str, Any]], Sequence[Table]]
 ) -> list[RenderableType]:
-    """Writes ``vrtuning.md`` and the model cards of the run in ``folder``; returns what to print.
+    """Writes ``vrtuning.md`` of the run in ``folder``; returns what to print.
 
     ``arms`` are the run's as configured: a ``NewAdapter`` says which adapter an arm answers with. ``further`` makes a
     trial's own tables of vrtuning.json.
@@ -53,58 +52,8 @@ def write_tables(
     summary = with_sentences(metrics, read_object(folder / "environment.json"))["summary"]
     page = "\n".join([*summary, "", shown, "", PARTED if metrics.get("parts") else NOTE])
     (folder / "vrtuning.md").write_text(page + "\n", encoding="utf-8")
-    cards = []
-    for arm, name in names.items():
-        plain = name is not None and getattr(arms[arm], "inner", None) is None
-        if name is not None and plain and arm in metrics.get("arms", {}):
-            cards.append(write_card(folder / "adapters" / name / "adapter", before_after(arm, name, metrics, result)))
+    cards = [folder / "adapters" / name / "adapter" / "README.md" for name in dict.fromkeys(names.values()) if name]
     return [*map(terminal, tables), f"tables: {folder / 'vrtuning.md'}", *(f"model card: {card}" for card in cards)]
-
-
-def before_after(arm: str, name: str, metrics: Mapping[str, Any], result: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The rows of a model card: quantity, base model, with the adapter, change with its interval."""
-    base, own = (metrics["arms"][one] for one in ("baseline", arm))
-    delta = metrics["comparisons"][arm]["delta"]
-    rows = [_change(f"{shown} accuracy", base["accuracy"][key], own["accuracy"][key], delta.get(key))
-            for key, shown in SUBSETS.items()]  # fmt: skip
-    rows.append(_change("flip rate", base["flip_rate"], own["flip_rate"], delta.get("flip_rate")))
-    auroc = delta.get("auroc")
-    rows.append(
-        {
-            "quantity": "AUROC of the margin",
-            "base": fixed(base["auroc"], 3),
-            "adapter": fixed(own["auroc"], 3),
-            "change (95%)": _interval(auroc and auroc["value"], auroc and (auroc["low"], auroc["high"]), 3, scale=1),
-        }
-    )
-    measured = result.get("measured", {})
-    first, second = (measured.get(one, {}).get("utility") or {} for one in ("baseline", name))
-    for kind in first:
-        if kind in second:
-            shown = "perception, all kinds" if kind == "all" else f"perception: {kind}"
-            rows.append(_change(shown, first[kind]["accuracy"], second[kind]["accuracy"], None))
-    share = measured.get(name, {}).get("image_share")
-    if share and share["before"] is not None:
-        rows.append(_change("image share of attention at the verdict", share["before"], share["after"],
-                            {"value": share["difference"], "low": (share["interval"] or [None] * 2)[0],
-                             "high": (share["interval"] or [None] * 2)[1]}))  # fmt: skip
-    return rows
-
-
-def _change(name: str, before: float | None, after: float | None, delta: Mapping[str, Any] | None) -> dict[str, str]:
-    value = delta["value"] if delta else (None if before is None or after is None else after - before)
-    interval = (delta["low"], delta["high"]) if delta else None
-    change = _interval(value, interval, 1, scale=100)
-    return {"quantity": name, "base": percent(before), "adapter": percent(after), "change (95%)": change}
-
-
-def _interval(value: float | None, interval: Any, digits: int, *, scale: float) -> str:
-    if value is None:
-        return MISSING
-    text = fixed(scale * value, digits, sign=True)
-    if interval is None or None in interval:
-        return text
-    return f"{text} [{fixed_interval((scale * interval[0], scale * interval[1]), digits)}]"
 
 
 def table(names: Mapping[str, str | None], metrics: Mapping[str, Any], result: Mapping[str, Any]) -> Table:
