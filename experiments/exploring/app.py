@@ -4,9 +4,7 @@
 lines of JSON. Imports no torch: the desk's thread does, after the page is there.
 """
 
-import asyncio
 import json
-import logging
 import secrets
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -17,9 +15,7 @@ from typing import Any
 
 import anyio
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
@@ -30,16 +26,12 @@ from experiments.exploring.code import code, command
 from experiments.exploring.desk import Desk, Full, Work
 from experiments.exploring.experiment import Experiment, read_experiment
 from experiments.exploring.pictures import Pictures, as_url
-from experiments.serving.cancellable_reply import Stream
 from experiments.serving.pictures import PictureLimits, read_picture
-from experiments.serving.requests import BadRequest, holds_key, read_body
+from experiments.serving.requests import BadRequest
 from experiments.serving.socket_server import LOOPBACK
-from experiments.serving.unread_bodies import ReadsOn
+from experiments.serving.web import Stream, Talk, guards, holds_key, json_body, refusal
 from interp.errors import UserError
 
-log = logging.getLogger(__name__)
-BODY_SECONDS = 30.0
-DROPPED = 4  # times the largest body, that is read of a refused one and dropped
 SCRIPTS = ("elements", "picture")  # of the report, which the page loads before its own
 OWN_SCRIPTS = ("state", "draw", "ask", "look", "change", "keep", "main")
 STYLES = ("report.css", "browser.css")
@@ -97,11 +89,7 @@ class Server:
                 )
             ),
         ]
-        guard = [
-            Middleware(ReadsOn, most=DROPPED * self.body, seconds=BODY_SECONDS),
-            Middleware(TrustedHostMiddleware, allowed_hosts=[*LOOPBACK, "[::1]"]),
-        ]
-        return Starlette(routes=routes, middleware=guard)
+        return Starlette(routes=routes, middleware=guards(self.body, LOOPBACK))
 
     async def state(self, _: Any) -> Any:
         """What the page has to know before it asks: the model, as far as it is loaded, arms, things to draw."""
@@ -200,14 +188,14 @@ class Server:
         """Puts an experiment before the model; its events come line by line, and the last has ``done`` or ``error``."""
         if not isinstance(body, dict) or set(body) - {"tab", "experiment"}:
             raise BadRequest("a request has a tab and an experiment")
-        asked, events = read_experiment(body.get("experiment")), _Events()
+        asked, events = read_experiment(body.get("experiment")), Talk[dict[str, Any]]()
         work = Work(str(body.get("tab") or uuid.uuid4())[:64], partial(self._answer, asked, events.tell), events.tell)
         try:
             self.desk.put(work)
         except Full:
             raise BadRequest("as many requests wait as may; try again in a moment", status=429) from None
         drop = partial(self.desk.drop, work)
-        return Stream(events.lines(), drop, media_type="application/x-ndjson", headers=HEADERS)
+        return Stream(_lines(events), drop, media_type="application/x-ndjson", headers=HEADERS)
 
     def _answer(self, asked: Experiment, tell: Callable[[dict[str, Any]], object], vlm: Any) -> dict[str, Any]:
         tell({"begun": True})
@@ -255,21 +243,11 @@ class Server:
         async def guarded(request: Request) -> Response:
             try:
                 self._check(request)
-                with anyio.fail_after(BODY_SECONDS):
-                    raw = await read_body(request, self.body, "task.body_mib")
-                found = await endpoint(_parsed(raw))
+                found = await endpoint(_parsed(await json_body(request, self.body)))
                 return found if isinstance(found, Response) else JSONResponse(found, headers=HEADERS)
-            except BadRequest as error:
-                return _refused(str(error), error.status)
-            except UserError as error:
-                return _refused(" ".join(str(error).split()), 400)
-            except TimeoutError:
-                return _refused("the body did not arrive in time; send it at once", 408)
-            except ClientDisconnect:
-                return _refused("the client left", 499)
             except Exception as error:
-                log.error("a request failed", exc_info=error)
-                return _refused("something went wrong here; the terminal says what", 500)
+                told = refusal(error)
+                return _refused(told.sentence, told.status)
 
         return guarded
 
@@ -277,31 +255,17 @@ class Server:
         origin, host = request.headers.get("origin"), request.headers.get("host", "")
         if origin is not None and origin.partition("://")[2] != host:
             raise BadRequest("requests come from this server's own page alone", status=403)
-        if not holds_key(request.headers.get("authorization", ""), self.token):
+        if not holds_key(request, self.token):
             raise BadRequest("the token is missing or wrong; open the address that the terminal shows", status=401)
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            raise BadRequest("the body must be JSON", status=415)
 
 
-class _Events:
-    """Events from the model's thread, heard in the event loop."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._heard: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-
-    def tell(self, event: dict[str, Any]) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._heard.put_nowait, event)
-        except RuntimeError:  # the loop has ended, and with it whoever listened
-            log.debug("an event came after the server had stopped")
-
-    async def lines(self) -> AsyncIterator[str]:
-        while True:
-            event = await self._heard.get()
-            yield json.dumps(_finite(event)) + "\n"
-            if "arm" not in event and ("done" in event or "error" in event):
-                return
+async def _lines(events: Talk[dict[str, Any]]) -> AsyncIterator[str]:
+    """Events as lines, until the last."""
+    while True:
+        event = await events.hear()
+        yield json.dumps(_finite(event)) + "\n"
+        if "arm" not in event and ("done" in event or "error" in event):
+            return
 
 
 def _finite(value: Any) -> Any:

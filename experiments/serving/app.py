@@ -5,7 +5,6 @@ Nothing here touches the model: requests are read, checked and put into the queu
 
 import asyncio
 import hashlib
-import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -16,8 +15,6 @@ from typing import Any
 import anyio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -25,21 +22,16 @@ from starlette.routing import Route
 from experiments.benchmarks.images import pixel_digest
 from experiments.config import digest
 from experiments.serving import replies
-from experiments.serving.cancellable_reply import Stream
 from experiments.serving.pictures import PictureLimits, read_picture
 from experiments.serving.request_queue import Asked, Failed, Full, Waiting
-from experiments.serving.requests import BadRequest, Question, holds_key, read_body, read_question
+from experiments.serving.requests import BadRequest, Question, read_question
 from experiments.serving.served import Served
 from experiments.serving.streamed_decoding import Answer, Row
-from experiments.serving.unread_bodies import ReadsOn
-from interp.errors import UserError
+from experiments.serving.web import Refusal, Stream, Talk, guards, holds_key, json_body, refusal
 from interp.prompt import Prompt
 
-log = logging.getLogger(__name__)
 RETRY_AFTER = "1"  # seconds
-BODY_SECONDS = 30.0  # within which a body must have arrived
 READERS = 4  # bodies that are parsed, and pictures decoded, at a time
-DROPPED = 4  # times the largest body, that is read of a refused one and dropped
 BODIES = 8  # times the largest body, that are held at a time
 
 
@@ -78,10 +70,8 @@ class Server:
             Route("/v1/models/{name:path}", self._guarded(self.model), methods=["GET"]),
             Route("/v1/chat/completions", self._guarded(self.completions), methods=["POST"]),
         ]
-        guard = [Middleware(ReadsOn, most=DROPPED * self.limits.body, seconds=BODY_SECONDS)]
-        guard += [Middleware(TrustedHostMiddleware, allowed_hosts=list(self.hosts))] if self.hosts else []
         handlers: dict[Any, Any] = {HTTPException: _no_such_endpoint}
-        return Starlette(routes=routes, middleware=guard, exception_handlers=handlers)
+        return Starlette(routes=routes, middleware=guards(self.limits.body, self.hosts), exception_handlers=handlers)
 
     def fingerprint(self, name: str) -> str:
         """A hash of the weights and of the method with its settings."""
@@ -100,14 +90,14 @@ class Server:
         question, prompt = await self._read(request)
         served = self._named(question.model)
         head = replies.Head(served.name, self.fingerprint(served.name))
-        talk = _Talk(len(_draws(question)))
+        talk = _Rows()
         asked = [
             Asked(
                 served.name,
                 served.method,
-                Row(prompt, key, seed, talk.texts(place) if question.stream else None),
+                Row(prompt, key, seed, talk.says(place) if question.stream else None),
                 question.decoding,
-                talk.ends(place),
+                talk.says(place),
             )
             for place, (key, seed) in enumerate(_draws(question, prompt.key))
         ]
@@ -124,7 +114,7 @@ class Server:
                 first = await _unless_gone(request, talk.next())
                 events, drop = _events(head, question, talk, first, asked), partial(_give_up, asked)
                 return Stream(events, drop, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-            answers = await _unless_gone(request, talk.answers())
+            answers = await _unless_gone(request, talk.answers(len(asked)))
             return JSONResponse(replies.completion(head, _repeated(answers, question)))
         except BaseException:
             _give_up(asked)
@@ -141,19 +131,13 @@ class Server:
         """The question and its prompt.
 
         Raises:
-            BadRequest: see ``read_question`` and ``read_picture``; or the body is too large, too slow, or not JSON.
+            BadRequest: see ``json_body``, ``read_question`` and ``read_picture``.
         """
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":  # a form could be sent by any web page, without asking
-            raise BadRequest("the body must be JSON; send the header Content-Type: application/json", status=415)
         held = _Held(self)
         try:
-            with anyio.fail_after(BODY_SECONDS):
-                body = await read_body(request, self.limits.body, "task.body_mib", held.take)
+            body = await json_body(request, self.limits.body, held.take)
             self._readers = self._readers or anyio.CapacityLimiter(READERS)
             return await anyio.to_thread.run_sync(partial(self._parsed, body), limiter=self._readers)
-        except TimeoutError:
-            raise BadRequest("the body did not arrive in time; send it at once", status=408) from None
         finally:
             held.release()
 
@@ -174,11 +158,11 @@ class Server:
 
         async def guarded(request: Request) -> Response:
             try:
-                if self.key and not holds_key(request.headers.get("authorization", ""), self.key):
+                if self.key and not holds_key(request, self.key):
                     raise BadRequest("the API key is missing or wrong", status=401, code="invalid_api_key")
                 return await endpoint(request)
             except Exception as error:
-                return _refusal(error)
+                return _refused(error)
 
         return guarded
 
@@ -199,24 +183,11 @@ class _Held:
         self._server._held -= self._bytes
 
 
-class _Talk:
-    """What the model's thread says of the rows of one request, heard in the event loop."""
+class _Rows(Talk[tuple[int, str | Answer | Exception]]):
+    """What the model's thread says of the rows of one request."""
 
-    def __init__(self, rows: int) -> None:
-        self._loop, self._rows = asyncio.get_running_loop(), rows
-        self._heard: asyncio.Queue[tuple[int, str | Answer | Exception]] = asyncio.Queue()
-
-    def texts(self, place: int) -> Callable[[str], None]:
-        return lambda piece: self._tell((place, piece))
-
-    def ends(self, place: int) -> Callable[[Answer | Exception], None]:
-        return lambda found: self._tell((place, found))
-
-    def _tell(self, item: tuple[int, str | Answer | Exception]) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._heard.put_nowait, item)
-        except RuntimeError:  # the loop has ended, and with it whoever listened
-            log.debug("an answer came after the server had stopped")
+    def says(self, place: int) -> Callable[[str | Answer | Exception], None]:
+        return lambda found: self.tell((place, found))
 
     async def next(self) -> tuple[int, str | Answer]:
         """The next piece of text or answer, with the place of its row.
@@ -224,14 +195,14 @@ class _Talk:
         Raises:
             Exception: what went wrong with a row.
         """
-        place, item = await self._heard.get()
+        place, item = await self.hear()
         if isinstance(item, Exception):
             raise item
         return place, item
 
-    async def answers(self) -> list[Answer]:
+    async def answers(self, rows: int) -> list[Answer]:
         found: dict[int, Answer] = {}
-        while len(found) < self._rows:
+        while len(found) < rows:
             place, item = await self.next()
             if isinstance(item, Answer):
                 found[place] = item
@@ -239,7 +210,7 @@ class _Talk:
 
 
 async def _events(
-    head: replies.Head, question: Question, talk: _Talk, first: tuple[int, str | Answer], asked: Sequence[Asked]
+    head: replies.Head, question: Question, talk: _Rows, first: tuple[int, str | Answer], asked: Sequence[Asked]
 ) -> AsyncIterator[str]:
     """The server-sent events of a streamed answer; an error is the last of them."""
     copies = question.choices // len(asked)
@@ -260,8 +231,7 @@ async def _events(
             answers = [ended[place] for place in sorted(ended)]
             yield replies.event(replies.last_chunk(head, _repeated(answers, question)))
     except Exception as error:  # the status is sent already
-        status, sentence, field, code = _described(error)
-        yield replies.event(replies.error(sentence, field, code, status=status))
+        yield replies.event(replies.error(refusal(error, Failed)))
     yield replies.DONE
 
 
@@ -304,27 +274,14 @@ async def _left(request: Request) -> None:
         pass
 
 
-def _described(error: Exception) -> tuple[int, str, str | None, str | None]:
-    """Status, sentence, parameter and code of an error."""
-    if isinstance(error, BadRequest):
-        return error.status, str(error), error.field, error.code
-    if isinstance(error, UserError):
-        return 400, " ".join(str(error).split()), None, None
-    if isinstance(error, ClientDisconnect):
-        return 499, "the client left", None, None
-    if not isinstance(error, Failed):
-        log.error("a request failed", exc_info=error)
-    return 500, "something went wrong here; the server's log says what", None, None
-
-
-def _refusal(error: Exception) -> Response:
-    status, sentence, field, code = _described(error)
-    headers = {"Retry-After": RETRY_AFTER} if status in (429, 503) else {}
-    if status == 401:
+def _refused(error: Exception) -> Response:
+    told = refusal(error, Failed)
+    headers = {"Retry-After": RETRY_AFTER} if told.status in (429, 503) else {}
+    if told.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return JSONResponse(replies.error(sentence, field, code, status=status), status, headers)
+    return JSONResponse(replies.error(told), told.status, headers)
 
 
 async def _no_such_endpoint(request: Request, error: HTTPException) -> Response:
-    sentence = f"{request.method[:20]} {request.url.path[:100]}: {error.detail}"
-    return JSONResponse(replies.error(sentence, None, None, status=error.status_code), error.status_code)
+    told = Refusal(error.status_code, f"{request.method[:20]} {request.url.path[:100]}: {error.detail}")
+    return JSONResponse(replies.error(told), told.status)

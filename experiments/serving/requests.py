@@ -3,8 +3,6 @@
 What would change the answer and cannot be done here is refused, never left out in silence. Imports no torch.
 """
 
-import hmac
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -49,34 +47,6 @@ class BadRequest(Exception):
     def __init__(self, sentence: str, field: str | None = None, *, status: int = 400, code: str | None = None) -> None:
         super().__init__(sentence)
         self.field, self.status, self.code = field, status, code
-
-
-async def read_body(request: Any, most: int, option: str, take: Callable[[int], object] = lambda count: None) -> bytes:
-    """The body of a request (starlette's), refused as soon as it is known to be too large; ``take`` is told each part.
-
-    Raises:
-        BadRequest: it has more than ``most`` bytes, which ``option`` sets.
-    """
-    announced = request.headers.get("content-length", "")
-    rule = f"the body has more than {most:,} bytes, the most that are read ({option})"
-    if announced.isdigit() and int(announced) > most:
-        raise BadRequest(rule, status=413)
-    parts: list[bytes] = []
-    total = 0
-    async for part in request.stream():
-        total += len(part)
-        if total > most:
-            raise BadRequest(rule, status=413)
-        take(len(part))
-        parts.append(part)
-    return b"".join(parts)
-
-
-def holds_key(header: str, key: str) -> bool:
-    """Whether the header Authorization carries the key, in a time that does not tell how much of it is right."""
-    scheme, _, given = header.partition(" ")
-    same = hmac.compare_digest(given.strip().encode("utf-8", "replace"), key.encode())
-    return same and scheme.lower() == "bearer"
 
 
 class _Strict(BaseModel):

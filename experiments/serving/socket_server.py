@@ -7,7 +7,7 @@ from typing import Any
 from experiments.runs.stopping import forget
 from interp.errors import UserError
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 CONNECTIONS = 512
 HEADERS = 64 * 1024  # bytes, of all headers of a request
 GOODBYE = 5  # seconds that open requests have when the server ends

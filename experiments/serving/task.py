@@ -114,7 +114,7 @@ class Serve:
         most = max(self.max_tokens, run.max_new_tokens)
         limits = Limits(body, most, run.max_new_tokens, PictureLimits(body, pixels))
         weights = f"{vlm.name} {vlm.revision} {vlm.dtype}"
-        hosts = [*LOOPBACK, "[::1]"] if self.host in LOOPBACK else []
+        hosts = LOOPBACK if self.host in LOOPBACK else ()
         return Server(arms, waiting, limits, weights, key, hosts)
 
     def until_stopped(self, server: "Server", listener: socket.socket) -> None:
