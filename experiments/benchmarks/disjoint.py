@@ -6,14 +6,14 @@ a pair or a cluster. A cluster that was made of the cases themselves (``checks.c
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from experiments.benchmarks.checks import Words, derived, message, picture_in
 from experiments.types import Loaded, Problem, Sample
 from interp.errors import UserError
 
+SAME = "picture and text: are those"
 BENCHMARK = Words(
     fault="cases to learn from are evaluated too",
     way_out="keep each case, pair and cluster on one side, or learn from the others alone: benchmark.skip_bad=true",
@@ -53,74 +53,45 @@ def disjoint(
 
 def shared(learned: Sequence[Sample], tested: Sequence[Sample], *, clusters: bool = True) -> dict[int, Problem]:
     """By position in ``learned``, what a case shares with one that is ``tested``."""
-    known = _Traits.of(tested)
+    known: dict[tuple[str, str], Sample] = {}  # what identifies a case → the first tested one that has it
+    asked: dict[str, list[tuple[str, Sample]]] = {}  # by picture, the words of each
+    for sample in tested:
+        for trait in _traits(sample, clusters=True):
+            known.setdefault(trait, sample)
+        if picture := picture_in(sample):
+            asked.setdefault(picture, []).append((f" {_plain(sample.text)} ", sample))
     found = {}
     for place, sample in enumerate(learned):
-        if reason := known.shared_with(sample, clusters=clusters):
-            found[place] = Problem(sample.place, sample.id, reason)
+        traits = ((what, known.get((what, value))) for what, value in _traits(sample, clusters=clusters))
+        for what, one in ((SAME, _same(sample, asked)), *traits):
+            if one is not None:
+                where = f" ({one.place})" if one.place else ""
+                found[place] = Problem(sample.place, sample.id, f"{what} of the evaluated case {one.id[:60]!r}{where}")
+                break
     return found
 
 
-Asked = tuple[str, Sample]
+def _traits(sample: Sample, *, clusters: bool) -> Iterator[tuple[str, str]]:
+    """What a case shares with another where they are one or depend on each other, in words, and its value."""
+    if sample.image is None:
+        yield SAME, _plain(sample.text)
+    yield "id: is that", sample.id
+    if sample.pair:
+        yield "pair: is that", sample.pair
+    if derived(sample.cluster):
+        yield "picture: is that", picture_in(sample) or f"text:{_plain(sample.text)}"
+    elif sample.cluster and clusters:
+        yield "cluster: is that", sample.cluster
 
 
-class _Traits(NamedTuple):
-    """What identifies the tested cases: trait → one that has it."""
-
-    ids: dict[str, Sample]
-    pairs: dict[str, Sample]
-    clusters: dict[str, Sample]
-    alone: dict[str, Sample]  # by picture, else text, where the cluster was made of these
-    words: dict[str, Sample]  # by text, of those without a picture
-    asked: dict[str, list[Asked]]  # by picture
-
-    @classmethod
-    def of(cls, tested: Iterable[Sample]) -> "_Traits":
-        traits = cls({}, {}, {}, {}, {}, {})
-        for sample in tested:
-            traits.ids.setdefault(sample.id, sample)
-            if sample.pair:
-                traits.pairs.setdefault(sample.pair, sample)
-            if derived(sample.cluster):
-                traits.alone.setdefault(_shown(sample), sample)
-            elif sample.cluster:
-                traits.clusters.setdefault(sample.cluster, sample)
-            if picture := picture_in(sample):
-                traits.asked.setdefault(picture, []).append((f" {_plain(sample.text)} ", sample))
-            else:
-                traits.words.setdefault(_plain(sample.text), sample)
-        return traits
-
-    def shared_with(self, sample: Sample, *, clusters: bool) -> str:
-        """In words; "" where there is nothing."""
-        same = self._same(sample)
-        named = sample.cluster if clusters and not derived(sample.cluster) else ""
-        alone = _shown(sample) if derived(sample.cluster) else ""
-        for what, one in (
-            ("picture and text: are those", same[0] if same else None),
-            ("id: is that", self.ids.get(sample.id)),
-            ("pair: is that", self.pairs.get(sample.pair or "")),
-            ("cluster: is that", self.clusters.get(named)),
-            ("picture: is that", self.alone.get(alone)),
-        ):
-            if one is not None:
-                return f"{what} of the evaluated case {one.id[:60]!r}{f' ({one.place})' if one.place else ''}"
-        return ""
-
-    def _same(self, sample: Sample) -> list[Sample]:
-        """Those with its picture and text, be it in other words around it; it is only opened where a text is known."""
-        if sample.image is None:
-            here = self.words.get(_plain(sample.text))
-            return [] if here is None else [here]
-        prompt = f" {_plain(sample.text)}  {_plain(sample.prompt)} "
-        if sample.picture:
-            return [one for text, one in self.asked.get(sample.picture, ()) if text in prompt]
-        asked = {picture: [one for text, one in ones if text in prompt] for picture, ones in self.asked.items()}
-        return asked.get(picture_in(sample), []) if any(asked.values()) else []
-
-
-def _shown(sample: Sample) -> str:
-    return picture_in(sample) or f"text:{_plain(sample.text)}"
+def _same(sample: Sample, asked: Mapping[str, Sequence[tuple[str, Sample]]]) -> Sample | None:
+    """One with its picture and text, be it in other words around it; it is only opened where a text is known."""
+    if sample.image is None:
+        return None
+    prompt = f" {_plain(sample.text)}  {_plain(sample.prompt)} "
+    if not sample.picture and not any(text in prompt for ones in asked.values() for text, _ in ones):
+        return None
+    return next((one for text, one in asked.get(picture_in(sample), ()) if text in prompt), None)
 
 
 def _plain(text: str) -> str:

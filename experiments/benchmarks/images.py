@@ -50,22 +50,18 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True)
 class ImageProblem:
-    """One finding on one file. ``case`` is the sample's id, "" where a file was opened outside a benchmark."""
+    """One finding on one file."""
 
-    case: str
     file: str
     fault: Fault
     reason: str
-
-    def __str__(self) -> str:
-        return f"{f'case {self.case}: ' if self.case else ''}{self.file}: {self.reason}"
 
 
 class BadImage(UserError):
     """An image that cannot be used; ``problem`` says which and why."""
 
     def __init__(self, problem: ImageProblem) -> None:
-        super().__init__(str(problem))
+        super().__init__(f"{problem.file}: {problem.reason}")
         self.problem = problem
 
 
@@ -105,12 +101,6 @@ class Decoded(NamedTuple):
 
     image: Image.Image
     note: ImageProblem | None
-
-
-class _Refused(Exception):
-    def __init__(self, fault: Fault, reason: str) -> None:
-        super().__init__(reason)
-        self.fault, self.reason = fault, reason
 
 
 def open_image(
@@ -171,17 +161,18 @@ def decoded(
     if not isinstance(source, Path | EncodedImage):
         return Decoded(source.render().convert("RGB"), None)
     name = str(source) if isinstance(source, Path) else source.name
-    try:
-        data = _read(source, root) if isinstance(source, Path) else source.data
-        if not data:
-            raise _Refused(Fault.EMPTY, "has zero bytes; fetch it again")
-        image, form = _picture(data, max_pixels, formats)
-    except _Refused as refused:
-        raise BadImage(ImageProblem("", name, refused.fault, refused.reason)) from refused
+    data = _read(source, root) if isinstance(source, Path) else source.data
+    if not data:
+        raise _bad(name, Fault.EMPTY, "has zero bytes; fetch it again")
+    image, form = _picture(name, data, max_pixels, formats)
     if form == FORMAT_OF_EXTENSION.get(PurePath(name).suffix.lower()):
         return Decoded(image, None)
     reason = f"holds {form} data, which its name does not say; read as {form}"
-    return Decoded(image, ImageProblem("", name, Fault.WRONG_EXTENSION, reason))
+    return Decoded(image, ImageProblem(name, Fault.WRONG_EXTENSION, reason))
+
+
+def _bad(file: object, fault: Fault, reason: str) -> BadImage:
+    return BadImage(ImageProblem(str(file), fault, reason))
 
 
 def _read(path: Path, root: Path | None) -> bytes:
@@ -189,35 +180,35 @@ def _read(path: Path, root: Path | None) -> bytes:
         target = path.resolve()
         if root is not None and not target.is_relative_to(root.resolve()):
             rule = f"leads to {target}, outside {root}; only files under that folder are read"
-            raise _Refused(Fault.OUTSIDE_ROOT, f"{rule}; copy the file into it")
+            raise _bad(path, Fault.OUTSIDE_ROOT, f"{rule}; copy the file into it")
         if not target.exists():
-            raise _Refused(Fault.MISSING, "no such file")
+            raise _bad(path, Fault.MISSING, "no such file")
         if not target.is_file():  # reading a pipe or a device would wait for ever
-            raise _Refused(Fault.UNREADABLE, "not a regular file")
+            raise _bad(path, Fault.UNREADABLE, "not a regular file")
         return target.read_bytes()
     except (OSError, RuntimeError, ValueError) as error:  # no permission; a loop of links; a NUL character in the name
-        raise _Refused(Fault.UNREADABLE, f"cannot be opened ({error})") from error
+        raise _bad(path, Fault.UNREADABLE, f"cannot be opened ({error})") from error
 
 
-def _picture(data: bytes, max_pixels: int, formats: Sequence[str]) -> tuple[Image.Image, str]:
+def _picture(name: str, data: bytes, max_pixels: int, formats: Sequence[str]) -> tuple[Image.Image, str]:
     """The picture in RGB and the format that its bytes have. The size is judged from the header, before decoding."""
     try:
         with Image.open(io.BytesIO(data), formats=tuple(formats)) as image:
             width, height = image.size
             if width * height > max_pixels:
                 rule = f"{width} x {height} pixels, more than the {max_pixels:,} that are read"
-                raise _Refused(Fault.TOO_LARGE, f"{rule}; scale it down")
+                raise _bad(name, Fault.TOO_LARGE, f"{rule}; scale it down")
             form = "JPEG" if image.format == "MPO" else str(image.format)  # MPO: a JPEG with further views behind it
             image.load()  # here, so that a damaged picture is not taken for damaged EXIF below
             return _to_rgb(_upright(image)), form
-    except _Refused:
+    except BadImage:
         raise
     except Image.DecompressionBombError as error:
         rule = f"more than {PILLOW_PIXELS:,} pixels, at most {min(max_pixels, PILLOW_PIXELS):,} are read"
-        raise _Refused(Fault.TOO_LARGE, f"{rule}; scale it down") from error
+        raise _bad(name, Fault.TOO_LARGE, f"{rule}; scale it down") from error
     except Exception as error:  # the decoders raise whatever bad bytes provoke: OSError, SyntaxError, struct.error …
         rule = f"not a complete image in one of {', '.join(formats)}"
-        raise _Refused(Fault.UNREADABLE, f"{rule} ({type(error).__name__}); replace it") from error
+        raise _bad(name, Fault.UNREADABLE, f"{rule} ({type(error).__name__}); replace it") from error
 
 
 def _upright(image: Image.Image) -> Image.Image:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from experiments.benchmarks.images import EncodedImage
 from experiments.benchmarks.published_benchmark import Collected, PublishedBenchmark, check_part, question
-from experiments.benchmarks.rows import Unfit, json_file, json_value, need, readable_text, whole
+from experiments.benchmarks.rows import Unfit, json_file, json_value, need, read_hub, readable_text, whole
 from experiments.types import Drawable
 from interp.errors import UserError
 
@@ -190,19 +190,13 @@ def hub_entries(part: Part, revision: str | None) -> list[MOSSBenchEntry]:
         UserError: it cannot be fetched.
     """
     name = "oversensitivity" if part is BENIGN else "contrast"
-    try:
-        import datasets
-
-        table = datasets.load_dataset(DATASET, name, split="train", revision=revision)
-        # Undecoded: pictures from the hub are opened as carefully as those on disk.
-        rows = list(table.cast_column("image", datasets.Image(decode=False)))
-    except Exception as error:  # offline, no such revision, a table that its own card contradicts: each its own type
-        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        raise UserError(
-            f"{DATASET} ({name}) cannot be fetched from the hub ({reason}); it needs a network or an earlier download; "
-            "or clone the repository and set benchmark.source=repository benchmark.root=<clone>"
-        ) from error
-    return [hub_entry(row, f"{DATASET} ({name})") for row in rows]
+    get = (
+        "it needs a network or an earlier download; or clone the repository and set benchmark.source=repository "
+        "benchmark.root=<clone>"
+    )
+    return [
+        hub_entry(row, f"{DATASET} ({name})") for _, row in read_hub(DATASET, name, revision, "train", get=get).rows
+    ]
 
 
 def hub_entry(row: dict[str, Any], where: str) -> MOSSBenchEntry:

@@ -76,10 +76,8 @@ def read_file(path: Path, wanted: Collection[str], *, option: str = "benchmark",
     return Rows(rows, columns, problems, path.absolute().parent)
 
 
-def read_hub(
-    name: str, configuration: str | None, revision: str | None, split: str, *, option: str = "benchmark"
-) -> Rows:
-    """The rows of one split of a data set on the hub, pictures as their bytes. ``option`` as in ``read_file``.
+def read_hub(name: str, configuration: str | None, revision: str | None, split: str, *, get: str) -> Rows:
+    """The rows of one split of a data set on the hub, pictures as their bytes; ``get`` says what to do without it.
 
     Raises:
         UserError: it cannot be fetched, or is of a kind that is more than files of data.
@@ -98,8 +96,7 @@ def read_hub(
             return Rows(rows, list(table.column_names), [], Path(datasets.config.HF_CACHE_HOME))
     except Exception as error:  # offline, no such name, revision or split, a damaged file: each its own type
         raise UserError(
-            f"the hub's {name} ({split}) cannot be fetched ({_brief(error)}); look at {option}.path, "
-            f"{option}.configuration, {option}.split and {option}.revision, or download it and give a file"
+            f"the hub's {name} ({configuration or split}) cannot be fetched ({_brief(error)}); {get}"
         ) from error
     raise UserError(
         f"the hub's {name} is a data set of the kind {form}; only files of {', '.join(HUB_FORMATS)} are read; "
@@ -144,7 +141,7 @@ def json_value(text: str, path: Path, kind: type, way_out: str, **options: Any) 
         raise UserError(f"{path} is not JSON ({error}); {way_out}") from error
     if not isinstance(value, kind) or not value:
         name = "list" if kind is list else "object"
-        raise UserError(f"{path} holds no {name} with something in it, as the published file does; {way_out}")
+        raise UserError(f"{path} holds no {name} with something in it; {way_out}")
     return value
 
 

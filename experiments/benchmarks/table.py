@@ -153,7 +153,9 @@ class Table:
     def _read(self, path: str, split: str) -> Rows:
         wanted = [called for name in self._known if (called := self._column(name))]
         if self._on_hub(path):
-            found = read_hub(path, self.configuration, self.revision, split, option=self.option)
+            options = ", ".join(f"{self.option}.{name}" for name in ("path", "configuration", "split", "revision"))
+            get = f"look at {options}, or download it and give a file"
+            found = read_hub(path, self.configuration, self.revision, split, get=get)
         else:
             found = read_file(Path(path).expanduser(), wanted, option=self.option)
         for name in ("id", "label", "text"):
@@ -314,32 +316,30 @@ def _image(value: Any, case: str, root: Path | None, option: str) -> Path | Draw
         try:
             held = base64.b64decode(held[uri.end() :], validate=True)
         except (binascii.Error, ValueError):
-            return _unusable(case, "data:image", Fault.UNREADABLE, "is no base64; write the picture's bytes again")
+            return _unusable("data:image", Fault.UNREADABLE, "is no base64; write the picture's bytes again")
     if isinstance(held, bytes | bytearray | memoryview):
         return EncodedImage(f"the picture of {case[:60]!r}", bytes(held))
     if held is None or held == "":
-        return _unusable(
-            case, "", Fault.MISSING, "the cell is empty; name a file, or leave the column out of the table"
-        )
+        return _unusable("", Fault.MISSING, "the cell is empty; name a file, or leave the column out of the table")
     if not isinstance(held, str):
-        return _unusable(case, "", Fault.UNREADABLE, f"the cell holds {_shown(held)}; give a path or the bytes")
+        return _unusable("", Fault.UNREADABLE, f"the cell holds {_shown(held)}; give a path or the bytes")
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", held):
-        return _unusable(case, held, Fault.UNREADABLE, "is an address; download it, and give the file's path")
+        return _unusable(held, Fault.UNREADABLE, "is an address; download it, and give the file's path")
     if root is None:
-        return _unusable(case, held, Fault.MISSING, f"is a path; say in which folder it lies with {option}.images")
-    return _inside(held, case, root, option)
+        return _unusable(held, Fault.MISSING, f"is a path; say in which folder it lies with {option}.images")
+    return _inside(held, root, option)
 
 
-def _inside(name: str, case: str, root: Path, option: str) -> Path | Drawable:
+def _inside(name: str, root: Path, option: str) -> Path | Drawable:
     try:
         path = (root / name).resolve()
     except (OSError, RuntimeError, ValueError) as error:  # a NUL character, a loop of links, a name too long
-        return _unusable(case, name, Fault.UNREADABLE, f"cannot be opened ({type(error).__name__})")
+        return _unusable(name, Fault.UNREADABLE, f"cannot be opened ({type(error).__name__})")
     if not path.is_relative_to(root):
         rule = f"leads out of {root}; only files in it are read; copy the file, or set {option}.images"
-        return _unusable(case, name, Fault.OUTSIDE_ROOT, rule)
+        return _unusable(name, Fault.OUTSIDE_ROOT, rule)
     return path
 
 
-def _unusable(case: str, file: str, fault: Fault, reason: str) -> UnusableImage:
-    return UnusableImage(ImageProblem(case, file[:200], fault, reason))
+def _unusable(file: str, fault: Fault, reason: str) -> UnusableImage:
+    return UnusableImage(ImageProblem(file[:200], fault, reason))

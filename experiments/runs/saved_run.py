@@ -5,7 +5,6 @@ While a run is open, its ``predictions.jsonl`` is read through ``experiments.run
 
 import base64
 import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.benchmarks.images import BadImage, open_image
+from experiments.benchmarks.rows import json_file
 from experiments.runs import records
 from experiments.runs.resumption import PREDICTIONS
 from experiments.types import Sample, Status
@@ -63,7 +63,7 @@ def read_run(run_dir: Path) -> SavedRun:
     if not run_dir.is_dir():
         raise UserError(f"{run_dir} is not a directory; a report is built from a run's directory; give one, "
                         "outputs/<name>/<time>")  # fmt: skip
-    metrics = _json_object(run_dir / "metrics.json")
+    metrics = json_file(run_dir / "metrics.json", dict, _WAY_OUT)
     if not isinstance(metrics.get("arms"), dict) or not metrics["arms"]:
         raise UserError(f"{run_dir / 'metrics.json'} has no arms; a report needs at least one; {_WAY_OUT}")
     for name, arm in metrics["arms"].items():
@@ -75,7 +75,7 @@ def read_run(run_dir: Path) -> SavedRun:
     return SavedRun(
         directory=run_dir,
         metrics=metrics,
-        environment=_json_object(run_dir / "environment.json"),
+        environment=json_file(run_dir / "environment.json", dict, _WAY_OUT),
         predictions=read_records(run_dir, RECORD_KEYS),
     )
 
@@ -88,16 +88,6 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); check its permissions") from None
-
-
-def _json_object(path: Path) -> dict[str, Any]:
-    try:
-        loaded = json.loads(_text(path))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg}); {_WAY_OUT}") from None
-    if not isinstance(loaded, dict):
-        raise UserError(f"{path} holds a {type(loaded).__name__}; it must be a JSON object; {_WAY_OUT}")
-    return loaded
 
 
 def read_records(run_dir: Path, keys: Sequence[str] = ("case", "arm")) -> list[dict[str, Any]]:

@@ -272,7 +272,7 @@ def test_without_a_network_the_hub_is_one_sentence(monkeypatch: pytest.MonkeyPat
     def offline(*_: Any, **__: Any) -> None:
         raise ConnectionError("no route to host\nmore")
 
-    monkeypatch.setattr(datasets, "load_dataset", offline)
+    monkeypatch.setattr(datasets, "load_dataset_builder", offline)
     with pytest.raises(UserError, match=r"cannot be fetched .*no route to host\).*benchmark.root=<clone>") as caught:
         MOSSBench(source="hub").load()
     assert "\n" not in str(caught.value)

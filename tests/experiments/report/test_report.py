@@ -259,11 +259,12 @@ def test_missing_file_is_named(run: Path, missing: str) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("metrics.json", "{", "metrics.json, line 1: not JSON"),
-        ("metrics.json", "[]", "must be a JSON object"),
-        ("metrics.json", "{}", "has no arms"),
+        ("metrics.json", "{", "metrics.json is not JSON"),
+        ("metrics.json", "[]", "holds no object"),
+        ("metrics.json", "{}", "holds no object"),
+        ("metrics.json", '{"arms": {}}', "has no arms"),
         ("metrics.json", '{"arms": {"a": {"n": 1}}}', "arm 'a' has no 'accuracy'"),
-        ("environment.json", "3", "must be a JSON object"),
+        ("environment.json", "3", "holds no object"),
         ("predictions.jsonl", "", "is empty"),
         ("predictions.jsonl", '{"case": "1"', "predictions.jsonl, line 1: not JSON"),
         ("predictions.jsonl", '{"case": "1"}', "line 1: lacks arm, status"),
