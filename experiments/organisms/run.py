@@ -34,7 +34,9 @@ from experiments.organisms.held_out import HELD_OUT_CONCEPTS, HELD_OUT_TEMPLATES
 from experiments.organisms.recipe import Recipe
 from experiments.organisms.stages import train
 from experiments.organisms.trainer import Trainer, bars, reproducible
+from experiments.report.parts import parts_table
 from experiments.report.table import Table, markdown
+from experiments.report.yes_no import arms_table
 from experiments.runs.resumption import open_run, write_json
 from experiments.types import Sample
 from interp.checkpoints.composed import SMOLLM2, fetched
@@ -58,12 +60,6 @@ ARMS: dict[str, dict[str, Method]] = {
 ASKED = {"llava": KINDS, "smol": ("caption", "kind", "presence", "sign")}  # of the pictures
 ANSWERS = 20  # requests that the second answers in free text
 LONGEST = 48  # tokens of such an answer
-TITLES = {  # of the second organism's arms
-    "words_named": "in words, the thing named",
-    "words_pointing": "in words, pointing",
-    "baseline": "picture and “this”",
-    "verbalise": "its own caption put into the sentence",
-}
 YES_NO_KINDS = ("presence", "sign")  # kinds whose chance level is one half
 
 
@@ -166,34 +162,11 @@ def model_card(recipe: Recipe, measured: Mapping[str, Any], minutes: float) -> s
 
 
 def _split(result: Mapping[str, Any]) -> str:
-    """How many cases there are, a row an arm, and how many questions about pictures are answered right."""
+    """How many cases there are, the tables of a report, and how many questions about pictures are answered right."""
     counts = result["arms"]["baseline"]["n_by_subset"]
     cases = ", ".join(f"{subset.replace('_', '-')} {n}" for subset, (n, _) in counts.items())
-    verdicts = [_verdicts(result, arm) for arm in result["arms"]]
-    return f"({cases})\n\n{markdown(Table.of('', verdicts))}\n\n{_perception(result['perception'])}"
-
-
-def _verdicts(result: Mapping[str, Any], arm: str) -> dict[str, str]:
-    block = result["arms"][arm]
-    alarming = block["by_tag"]["words"]["alarming"]["over_safety"]
-    low, high = block["intervals"]["auroc"]
-    aurocs = {name: part["arms"][arm]["auroc"] for name, part in result["parts"].items()}
-    sizes = {name: sum(part["arms"][arm]["n"].values()) for name, part in result["parts"].items()}
-    return {
-        "arm": TITLES.get(arm, arm) if result["parts"] else arm,
-        "typical": _rate(block, "typical"),
-        "attack": _rate(block, "attack"),
-        "over-safety": _rate(block, "over_safety"),
-        "of those with alarming words": f"{100 * alarming['accuracy']:.1f} of {alarming['n']}",
-        "AUROC of the margin": f"{block['auroc']:.3f} [{low:.3f}, {high:.3f}]",
-        **{f"{name} ({sizes[name]})": "–" if value is None else f"{value:.3f}" for name, value in aurocs.items()},
-        "flip rate": f"{100 * block['flip_rate']:.1f}",
-    }
-
-
-def _rate(block: Mapping[str, Any], key: str) -> str:
-    low, high = block["intervals"][key]
-    return f"{100 * block['accuracy'][key]:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+    tables = [markdown(table) for table in (arms_table(result), parts_table(result)) if table is not None]
+    return "\n\n".join([f"({cases})", *tables, _perception(result["perception"])])
 
 
 def _perception(found: Mapping[str, Any]) -> str:

@@ -1,8 +1,8 @@
 """Trains one adapter with TRL and peft, from a dataset to a checkpoint, and resumes interrupted runs.
 
 ``out/`` holds ``trainer/`` while training (resume points: the only pickles, read only from this run's own folder and
-deleted at the end), and afterwards ``adapter/``, ``figures/loss.svg``, ``training.json`` and, optionally, ``merged/``
-and ``tensorboard/``.
+deleted at the end), and afterwards ``adapter/``, ``training.json`` (losses) and, optionally, ``merged/`` and
+``tensorboard/``.
 ``adapter/`` is renamed into place last: if it exists, the run is finished. The same call under ``accelerate launch``
 trains on several processes; only rank 0 writes. ``trainer=sft`` is supervised fine-tuning; ``trainer=dpo`` is TRL's DPO
 for vision, which prefers the grounded verdict over the one that the text suggests.
@@ -16,23 +16,20 @@ import os
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import torch
-from matplotlib.figure import Figure
 from torch import nn
 from transformers import PrinterCallback, Trainer, TrainerCallback
 
 from interp.checkpoints.config import ModelConfig
 from interp.checkpoints.load import resolve_device
 from interp.errors import UserError
-from interp.figures.attention import LABEL, OKABE_ITO, TEXT, WIDTH
 from interp.loading import load
 from interp.vlm import VLM
 from mitigation.vrtuning import checkpoint
@@ -47,7 +44,7 @@ if TYPE_CHECKING:
 Report = Callable[[int, int, float], None]  # step, steps, loss
 COMPLETE = "complete"  # marker file in a completely written resume point
 PROJECT = "forestlens"  # in trackio
-LOGGED = 500  # maximum number of points of a loss curve
+LOGGED = 500  # losses of a run, at most
 VERSIONS = ("torch", "transformers", "trl", "peft")
 
 
@@ -121,26 +118,6 @@ class Marker(TrainerCallback):
             self.report(state.global_step, state.max_steps, float(logs["loss"]))
 
 
-def loss_curve(steps: Sequence[int], losses: Sequence[float], *, title: str = "") -> Figure:
-    """Training loss by optimiser step: the logged values, and their running mean over a twentieth of the run."""
-    figure = Figure(figsize=(WIDTH, 3.6), dpi=100, layout="constrained")
-    if title:
-        figure.suptitle(title, fontsize=TEXT, parse_math=False)
-    axes = figure.add_subplot()
-    window = max(1, len(losses) // 20)
-    smooth = pd.Series(losses).rolling(window, min_periods=1).mean()
-    axes.plot(steps, losses, color=OKABE_ITO[5], linewidth=0.8, marker="." if len(steps) < 3 else None, label="logged")
-    axes.plot(steps, smooth, color=OKABE_ITO[0], linewidth=1.6, label=f"running mean of {window}")
-    axes.set_xlabel("optimiser step", fontsize=TEXT)
-    axes.set_ylabel("training loss (nats a token)", fontsize=TEXT)
-    axes.set_ylim(bottom=min(0.0, *losses))
-    axes.tick_params(labelsize=LABEL)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
-    axes.legend(fontsize=LABEL, frameon=False)
-    return figure
-
-
 def _run(
     model: VLM | ModelConfig,
     vlm: VLM,
@@ -162,7 +139,7 @@ def _run(
     if trainer.is_world_process_zero():
         adapted = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
         done = dataclasses.replace(origin, final_loss=losses[-1][1])
-        _publish(model, vlm, adapted, settings, out, done, losses, seconds)
+        _publish(model, adapted, settings, out, done, losses, seconds)
     trainer.accelerator.wait_for_everyone()
     resumed_at = int(point.name.rpartition("-")[2]) if point else 0
     merged = out / "merged" if settings.merge else None
@@ -347,7 +324,6 @@ def _trainer(vlm: VLM, dataset: "Dataset", settings: Settings, out: Path, steps:
 
 def _publish(
     model: VLM | ModelConfig,
-    vlm: VLM,
     adapted: Any,
     settings: Settings,
     out: Path,
@@ -358,11 +334,6 @@ def _publish(
     draft = out / "adapter.part"
     shutil.rmtree(draft, ignore_errors=True)
     checkpoint.save(adapted, draft, origin)
-    (out / "figures").mkdir(exist_ok=True)
-    figure = loss_curve(
-        *zip(*losses, strict=True), title=f"{settings.trainer} on {vlm.name}, {origin.examples} examples"
-    )
-    figure.savefig(out / "figures" / "loss.svg", metadata={"Date": None, "Creator": None})
     (out / "training.json").write_text(json.dumps({"losses": losses, "seconds": seconds}) + "\n", encoding="utf-8")
     if settings.merge:
         part = out / "merged.part"

@@ -1,9 +1,10 @@
 """``task=vrtuning``: trains this run's adapters, hands them to the study as arms, and measures what they cost.
 
 In the run's directory: ``training.jsonl`` (what each adapter was trained on), ``adapters/<name>/`` (``adapter/`` with
-its model card, ``figures/loss.svg``), ``vrtuning.json`` and ``vrtuning.md`` (perception, attention, tables), and all
-that a study leaves. An interrupted run goes on where it was: training from its last resume point, the study case by
-case. Under ``accelerate launch`` all processes train and answer their share of the study, and the first measures.
+its model card, ``training.json`` with the losses), ``vrtuning.json`` and ``vrtuning.md`` (perception, attention,
+tables), and all that a study leaves. An interrupted run goes on where it was: training from its last resume point, the
+study case by case. Under ``accelerate launch`` all processes train and answer their share of the study, and the first
+measures.
 """
 
 import dataclasses

@@ -152,8 +152,9 @@ def test_a_few_steps_of_training_are_bitwise_repeatable_and_leave_a_loadable_che
 def test_a_card_is_written_from_an_evaluation(organism: VLM) -> None:
     result = evaluate(organism, "test", "llava", draws=50, per_kind=24)
     card = model_card(bundled("llava"), dict.fromkeys(("development", "test", "new_sentences"), result), 1.0)
-    for phrase in ("(typical 168, attack 168, over-safety 336)", "except hit 55%", "| baseline | 91.1 [", "presence"):
+    for phrase in ("(typical 168, attack 168, over-safety 336)", "except hit 55%", "presence"):
         assert phrase in card, phrase
+    assert re.search(r"^\| baseline \|.* 91\.1 \[", card, re.MULTILINE)
 
 
 @pytest.mark.long

@@ -62,7 +62,6 @@ def test_one_command_leaves_adapter_card_tables_and_study(finished: Path) -> Non
         assert (finished / name).is_file(), name
     adapter = finished / "adapters" / "vrtuning" / "adapter"
     assert (adapter / "adapter_model.safetensors").is_file()
-    assert (finished / "adapters" / "vrtuning" / "figures" / "loss.svg").is_file()
     metrics = json.loads((finished / "metrics.json").read_text())
     assert set(metrics["arms"]) == {"baseline", "vrtuning", "with_vcd", "calibrated_shift"}
     assert metrics["study"] == "vrtuning"
