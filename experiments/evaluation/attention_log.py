@@ -8,7 +8,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from interp.attention.tables import AttentionMap
     from interp.image_grid import PatchGrid
     from interp.segments import RowSegments
-    from interp.vlm import VLM, Generation, Prompt
+    from interp.vlm import VLM, Prompt
     from mitigation.method import Method
 
 
@@ -74,14 +74,6 @@ def finest(*, layers: int, maps: int) -> MapResolution:
 
 WHOLE_PICTURE = ("base", "global")  # grids that cover the picture at once; tiles are left out where there is one
 DROPPED = ("padding",)
-
-
-class _RecordedBatch(NamedTuple):
-    """One batch of cases under one arm."""
-
-    generation: "Generation"
-    maps: "Mapping[tuple[int, int], AttentionMap]"  # by row of the batch and step
-    rows: "Sequence[RowSegments]"
 
 
 def cases_to_show(
@@ -153,16 +145,15 @@ def _recorded(
                 f"{len(log.rows)} prompts were forwarded for {len(some)} cases; its attention is not one answer's; "
                 "look at it with branch=auto or sequential"
             )
-        batch = _RecordedBatch(generation, {(m.row, m.step): m for m in log.maps}, log.rows)
-        return [{"branch": generation.branch} | _packed(vlm, batch, row, resolution) for row in range(len(some))]
+        maps = {(one.row, one.step): one for one in log.maps}
+        found = []
+        for row, (ids, segments) in enumerate(zip(generation.token_ids, log.rows, strict=True)):
+            shown = [step for step in steps if (row, step) in maps and step < max(1, len(ids))]
+            entry = packed(vlm, {step: maps[row, step] for step in shown}, segments, ids, resolution)
+            found.append({"branch": generation.branch} | entry)
+        return found
 
     return vlm.batches.gathered(prompts_of(samples), ask)
-
-
-def _packed(vlm: "VLM", batch: _RecordedBatch, row: int, resolution: MapResolution) -> dict[str, Any]:
-    ids = batch.generation.token_ids[row]
-    steps = [step for step in range(resolution.tokens) if (row, step) in batch.maps and step < max(1, len(ids))]
-    return packed(vlm, {step: batch.maps[row, step] for step in steps}, batch.rows[row], ids, resolution)
 
 
 def packed(

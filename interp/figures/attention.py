@@ -30,6 +30,7 @@ LABEL = 9.5
 OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", "--", "-.", ":")
+GREY = "#bdbdbd"
 MONOSPACE = 0.602  # width of a DejaVu Sans Mono character / font size
 
 ATTENTION = "share of attention (%)"
@@ -153,13 +154,9 @@ def head_grid(
     for axes in panels.flat[len(grids) :]:
         axes.set_axis_off()
     for axes, (name, grid) in zip(panels.flat, grids.items(), strict=False):
-        axes.imshow(grid * scale.factor, cmap=scale.colours, norm=scale.norm, aspect="auto", interpolation="nearest")
+        draw_grid(axes, grid, scale, rows=names)
         axes.set_title(name, fontsize=LABEL)
         axes.set_xlabel("head", fontsize=LABEL)
-        axes.tick_params(labelsize=LABEL)
-        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-        step = math.ceil(len(names) / 16)
-        axes.set_yticks(range(0, len(names), step), [str(name) for name in names[::step]])
     for axes in panels[:, 0]:
         axes.set_ylabel("layer", fontsize=LABEL)
     colour_bar(figure, scale, list(panels.flat))
@@ -245,6 +242,20 @@ def colour_bar(figure: Figure, scale: Scale, axes: list[Axes]) -> None:
     bar.set_label(scale.unit, fontsize=LABEL)
     bar.ax.tick_params(labelsize=LABEL)
     bar.ax.xaxis.set_major_locator(MaxNLocator(7))
+
+
+def draw_grid(
+    axes: Axes, values: Float[np.ndarray, "row column"], scale: Scale, *, rows: Sequence[int] | None = None
+) -> None:
+    """Cells coloured by their values, grey where there is none; ``rows`` are the lines' names, of many not all."""
+    shown = np.ma.masked_invalid(values * scale.factor)
+    colours = scale.colours.with_extremes(bad=GREY)
+    axes.imshow(shown, cmap=colours, norm=scale.norm, aspect="auto", interpolation="nearest")
+    axes.tick_params(labelsize=LABEL)
+    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    if rows is not None:
+        step = math.ceil(len(rows) / 16)
+        axes.set_yticks(range(0, len(rows), step), [str(name) for name in rows[::step]])
 
 
 def _overlay(axes: Axes, picture: Image.Image, values: np.ndarray, box: Box, scale: Scale) -> None:

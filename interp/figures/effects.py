@@ -20,6 +20,7 @@ from interp.figures.attention import (
     TEXT,
     Scale,
     colour_bar,
+    draw_grid,
     figure_of,
     head_grid,
     readable_on,
@@ -30,7 +31,6 @@ from interp.hooks.residual import Place, place_name
 EFFECT = "effect of patching (% of the way to the other prompt)"
 DIRECT = "direct effect on the margin (logits); above 0 speaks for Yes"
 MOVED = "change of the margin (logits)"
-GREY = "#bdbdbd"
 
 
 def attribution_figure(
@@ -45,10 +45,9 @@ def attribution_figure(
     scale = scale_of([heads], DIRECT, signed=True)
     figure = figure_of(0.28 * max(len(layers), 6) + 1.6, title)
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=[1.3, 1])
-    _grid(left, heads, scale)
+    draw_grid(left, heads, scale, rows=layers)
     left.set(xlabel="head", ylabel="layer")
     left.set_title("heads", fontsize=LABEL)
-    _ticks(left, layers)
     height = 0.8 / max(len(parts), 1)
     for i, (name, (own, values)) in enumerate(parts.items()):
         places = [_line_of(layer, layers) - 0.4 + (i + 0.5) * height for layer in own]
@@ -81,7 +80,7 @@ def patch_figure(
     scale = scale_of([np.nan_to_num(means)], EFFECT, signed=True)
     figure = figure_of(0.3 * max(len(places), 3) + 1.5, title)
     axes = figure.add_subplot()
-    _grid(axes, means, scale)
+    draw_grid(axes, means, scale)
     axes.set_yticks(range(len(places)), [_place(place) for place in places], fontsize=LABEL)
     axes.set_xlabel(f"layer ({'residual stream' if what == 'residual' else what + ' outputs'})")
     step = math.ceil(len(layers) / 20)
@@ -147,9 +146,8 @@ def lens_figure(
     scale = scale_of([np.nan_to_num(shares)], "probability of the likeliest token (%)", signed=False, shares="Blues")
     figure = figure_of(0.28 * max(len(layers), 4) + 1.5, title)
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=[3, 1]) if single else (figure.add_subplot(), None)
-    _grid(left, shares, scale)
+    draw_grid(left, shares, scale, rows=layers)
     left.invert_yaxis()
-    _ticks(left, layers)
     left.set_ylabel("layer", fontsize=LABEL)
     letters = max(3, int(42 / columns))
     for (layer, column), share in np.ndenumerate(np.nan_to_num(shares)):
@@ -169,19 +167,6 @@ def lens_figure(
         right.xaxis.set_major_locator(MaxNLocator(4))
     colour_bar(figure, scale, [left] if right is None else [left, right])
     return figure
-
-
-def _grid(axes: Axes, values: Float[np.ndarray, "row column"], scale: Scale) -> None:
-    colours = scale.colours.with_extremes(bad=GREY)
-    shown = np.ma.masked_invalid(values * scale.factor)
-    axes.imshow(shown, cmap=colours, norm=scale.norm, aspect="auto", interpolation="nearest")
-    axes.tick_params(labelsize=LABEL)
-    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-
-
-def _ticks(axes: Axes, layers: Sequence[int]) -> None:
-    step = math.ceil(len(layers) / 16)
-    axes.set_yticks(range(0, len(layers), step), [str(layer) for layer in layers[::step]])
 
 
 def _line_of(layer: int, layers: Sequence[int]) -> float:

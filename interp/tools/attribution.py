@@ -1,4 +1,4 @@
-"""Attributes the Yes/No margin, or another metric, to picture and question: integrated gradients, occlusion (captum).
+"""Attributes the Yes/No margin, or another metric, to picture and question: integrated gradients (captum), occlusion.
 
 captum runs our own forward function, which scores the first answer token. Its ``LLMAttribution`` (0.9) drops the image
 on the way to ``generate`` and returns zero for every region. All functions take one prompt and return attributions in
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
-from captum.attr import FeatureAblation, IntegratedGradients
+from captum.attr import IntegratedGradients
 from einops import rearrange, reduce
 from jaxtyping import Float, Int
 from PIL import Image
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
 
 FILLER = "."
+Region = tuple[int, int, int, int]
+"""Left, top, right and bottom in pixels."""
+
 SPATIAL = ("patches", "queries")  # geometries that do not cut the picture into tiles
 
 
@@ -165,18 +168,12 @@ def occlude_image(
             f"{rows} × {columns} regions in a picture of {picture.width} × {picture.height} px; a region has at least "
             "one pixel; ask for fewer"
         )
-    boxes = _boxes(picture, rows, columns)
-
-    def margins(present: Float[Tensor, "variant region"]) -> Float[Tensor, " variant"]:
-        variants = []
-        for kept in present.tolist():
-            painted = picture.copy()
-            for box in (box for box, keep in zip(boxes, kept, strict=True) if not keep):
-                painted.paste(colour, box)
-            variants.append(replace(prompt, image=painted))
-        return vlm.batches.scores(variants, metric=metric)
-
-    return rearrange(_ablate(margins, len(boxes), batch_size), "(row column) -> row column", row=rows)
+    across, down = ([round(side * at / count) for at in range(count + 1)]
+                    for side, count in ((picture.width, columns), (picture.height, rows)))  # fmt: skip
+    regions = [(left, top, right, bottom) for top, bottom in pairwise(down) for left, right in pairwise(across)]
+    variants = [prompt, *(replace(prompt, image=_painted(picture, [region], colour)) for region in regions)]
+    margins = vlm.batches.scores(variants, metric=metric, batch_size=batch_size)
+    return rearrange(margins[0] - margins[1:], "(row column) -> row column", row=rows)
 
 
 def occlude_words(
@@ -192,21 +189,15 @@ def occlude_words(
     if not words:
         raise UserError(f"no word in the question {prompt.text!r}; occlusion removes one at a time; ask in words")
 
-    def margins(present: Float[Tensor, "variant word"]) -> Float[Tensor, " variant"]:
-        ids = [
-            _filled(vlm, encoded["input_ids"], [c for word, keep in zip(words, row, strict=True) if not keep
-                                                for c in word.columns])
-            for row in present.tolist()
-        ]  # fmt: skip
+    ids = [encoded["input_ids"], *(_filled(vlm, encoded["input_ids"], list(word.columns)) for word in words)]
 
-        def scored(some: Sequence[Tensor]) -> Float[Tensor, " variant"]:
-            batch = _repeated(encoded, len(some)) | {"input_ids": torch.cat(list(some))}
-            return vlm.score([prompt] * len(some), encoded=batch, metric=metric)
+    def scored(places: list[int]) -> Float[Tensor, " variant"]:
+        batch = _repeated(encoded, len(places)) | {"input_ids": torch.cat([ids[place] for place in places])}
+        return vlm.score([prompt] * len(places), encoded=batch, metric=metric)
 
-        return torch.cat(vlm.batches.limit.parts(ids, scored, name=lambda _: prompt.key or prompt.text))
-
-    values = _ablate(margins, len(words), batch_size)
-    return pd.DataFrame({"word": [word.text for word in words], "attribution": values.tolist()})
+    margins = vlm.batches.measured([prompt] * len(ids), scored, batch_size=batch_size)
+    values = (margins[0] - margins[1:]).tolist()
+    return pd.DataFrame({"word": [word.text for word in words], "attribution": values})
 
 
 def grey_out(vlm: "VLM", prompt: "Prompt", boxes: Sequence[Box]) -> "Prompt":
@@ -217,17 +208,23 @@ def grey_out(vlm: "VLM", prompt: "Prompt", boxes: Sequence[Box]) -> "Prompt":
     Raises:
         UserError: the prompt has no image, or a box that does not lie in the picture.
     """
-    picture, colour = _picture(prompt).copy(), mean_colour(vlm)
+    picture, regions = _picture(prompt), []
     for left, top, right, bottom in boxes:
         if not (0 <= left < right <= 1 and 0 <= top < bottom <= 1):
             raise UserError(
                 f"a box of {(left, top, right, bottom)}; left, top, right and bottom are shares of the picture, 0 to "
                 "1, and the first two smaller than the last two"
             )
-        across, down = ([round(share * side) for share in ends] for ends, side in
-                        (((left, right), picture.width), ((top, bottom), picture.height)))  # fmt: skip
-        picture.paste(colour, (across[0], down[0], across[1], down[1]))
-    return replace(prompt, image=picture)
+        width, height = picture.size
+        regions.append((round(left * width), round(top * height), round(right * width), round(bottom * height)))
+    return replace(prompt, image=_painted(picture, regions, mean_colour(vlm)))
+
+
+def _painted(picture: Image.Image, regions: Sequence[Region], colour: tuple[int, int, int]) -> Image.Image:
+    painted = picture.copy()
+    for region in regions:
+        painted.paste(colour, region)
+    return painted
 
 
 def mean_colour(vlm: "VLM") -> tuple[int, int, int]:
@@ -235,16 +232,6 @@ def mean_colour(vlm: "VLM") -> tuple[int, int, int]:
     mean = getattr(vlm.processor.image_processor, "image_mean", None) or (0.5, 0.5, 0.5)
     red, green, blue = (round(255 * share) for share in mean)
     return red, green, blue
-
-
-def _ablate(
-    margins: Callable[[Float[Tensor, "variant feature"]], Float[Tensor, " variant"]], features: int, batch_size: int
-) -> Float[Tensor, " feature"]:
-    """captum's feature ablation over indicators: 1 keeps a feature, 0 removes it."""
-    _at_least_one("batch_size", batch_size)
-    with torch.no_grad():
-        found = FeatureAblation(margins).attribute(torch.ones(1, features), perturbations_per_eval=batch_size)
-    return found[0].float()
 
 
 def _forward(
@@ -289,13 +276,6 @@ def _filled(vlm: "VLM", ids: Int[Tensor, "1 column"], columns: list[int]) -> Int
     filled = ids.clone()
     filled[:, columns] = vlm.tokenizer(FILLER, add_special_tokens=False)["input_ids"][-1]
     return filled
-
-
-def _boxes(picture: Image.Image, rows: int, columns: int) -> list[tuple[int, int, int, int]]:
-    """Left, top, right, bottom of each region, row by row."""
-    across = [round(picture.width * i / columns) for i in range(columns + 1)]
-    down = [round(picture.height * i / rows) for i in range(rows + 1)]
-    return [(left, top, right, bottom) for top, bottom in pairwise(down) for left, right in pairwise(across)]
 
 
 def _check_pixels(vlm: "VLM", encoded: Mapping[str, Any]) -> None:

@@ -16,9 +16,8 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 from interp.errors import UserError
-from interp.tools.lda import Fold, discriminant, grouped_folds, raked
+from interp.tools.lda import FOLDS, Fold, discriminant, grouped_folds, raked
 
-FOLDS = 5
 SHUFFLES = 3
 DEALS = 100  # attempts at shuffling labels among groups
 
@@ -119,14 +118,15 @@ def probe(
     except UserError as error:
         return replace(found, reason=str(error))
     rng = np.random.default_rng(seed)
-    task = _task(codes, splits, nuisances)
-    controls = [_task(_shuffled(codes, group, splits, rng), splits, nuisances) for _ in range(shuffles)]
+    weighted = _weighted(codes, splits, nuisances)
+    dealt = [_shuffled(codes, group, splits, rng) for _ in range(shuffles)]
+    controls = [(labels, _weighted(labels, splits, nuisances)) for labels in dealt]
     for layer, (state, other) in enumerate(zip(states[:, kept], others[:, kept], strict=True)):
-        scores = task.held_out(state, other)
+        scores = _held_out(state, other, codes, weighted)
         found.predicted[layer, kept] = guess = scores.argmax(1)
         found.accuracy[layer] = (guess == codes).mean()
-        found.balanced_accuracy[layer] = task.balanced(guess)
-        found.control[layer] = np.mean([one.balanced(one.held_out(state, other).argmax(1)) for one in controls])
+        found.balanced_accuracy[layer] = _balanced(guess, codes)
+        found.control[layer] = np.mean([_balanced(_held_out(state, other, *one).argmax(1), one[0]) for one in controls])
         if len(names) == 2:
             found.score[layer, kept] = margin = scores[:, 1] - scores[:, 0]
             found.auroc[layer] = auroc(margin, codes == 1)
@@ -159,33 +159,34 @@ def auroc(score: Float[np.ndarray, " row"], positive: Bool[np.ndarray, " row"]) 
     return float(wins / positive.sum() / (~positive).sum())
 
 
-@dataclass(frozen=True)
-class _Task:
-    """Labels, and the weights of the training cases in each fold."""
-
-    codes: Int[np.ndarray, " row"]
-    splits: list[Fold]
-    weights: list[np.ndarray]
-
-    def held_out(
-        self, state: Float[np.ndarray, "row width"], tested: Float[np.ndarray, "row width"]
-    ) -> Float[np.ndarray, "row class"]:
-        """The scores of each case's ``tested`` state by the probe that was fitted on ``state`` without the case."""
-        scores = np.empty((len(state), int(self.codes.max()) + 1))
-        for (train, test), weight in zip(self.splits, self.weights, strict=True):
-            used = train[weight > 0]
-            fitted = discriminant(state[used], self.codes[used], weight[weight > 0])
-            scores[test] = fitted.scores(tested[test])
-        return scores
-
-    def balanced(self, guess: Int[np.ndarray, " row"]) -> float:
-        """Balanced accuracy: the mean recall over classes."""
-        return float(np.mean([(guess[self.codes == code] == code).mean() for code in np.unique(self.codes)]))
+Weighted = list[tuple[np.ndarray, np.ndarray, np.ndarray]]
+"""By fold: the cases to fit on that have a weight, these weights, and the cases held out."""
 
 
-def _task(codes: Int[np.ndarray, " row"], splits: list[Fold], nuisances: Sequence[np.ndarray]) -> _Task:
-    weights = [raked(codes[train], [nuisance[train] for nuisance in nuisances]) for train, _ in splits]
-    return _Task(codes, splits, weights)
+def _weighted(codes: Int[np.ndarray, " row"], splits: list[Fold], nuisances: Sequence[np.ndarray]) -> Weighted:
+    found = []
+    for train, test in splits:
+        weights = raked(codes[train], [nuisance[train] for nuisance in nuisances])
+        found.append((train[weights > 0], weights[weights > 0], test))
+    return found
+
+
+def _held_out(
+    state: Float[np.ndarray, "row width"],
+    tested: Float[np.ndarray, "row width"],
+    codes: Int[np.ndarray, " row"],
+    folds: Weighted,
+) -> Float[np.ndarray, "row class"]:
+    """The scores of each case's ``tested`` state by the probe that was fitted on ``state`` without the case."""
+    scores = np.empty((len(state), int(codes.max()) + 1))
+    for used, weights, test in folds:
+        scores[test] = discriminant(state[used], codes[used], weights).scores(tested[test])
+    return scores
+
+
+def _balanced(guess: Int[np.ndarray, " row"], codes: Int[np.ndarray, " row"]) -> float:
+    """Balanced accuracy: the mean recall over classes."""
+    return float(np.mean([(guess[codes == code] == code).mean() for code in np.unique(codes)]))
 
 
 def _shuffled(

@@ -171,7 +171,7 @@ def test_words_take_their_tokens(vlm: VLM) -> None:
         (lambda vlm: occlude_image(vlm, PROMPT, rows=0), "rows=0"),
         (lambda vlm: occlude_image(vlm, PROMPT, columns=41), "6 × 41 regions in a picture of 40 × 40 px"),
         (lambda vlm: occlude_words(vlm, Prompt("?", picture(1))), "no word"),
-        (lambda vlm: occlude_words(vlm, PROMPT, batch_size=0), "batch_size=0"),
+        (lambda vlm: occlude_words(vlm, PROMPT, batch_size=0), "batches of 0"),
     ],
 )
 def test_what_cannot_be_attributed_is_refused(vlm: VLM, call: Callable[[VLM], object], message: str) -> None:

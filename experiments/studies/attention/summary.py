@@ -11,17 +11,18 @@ failures than in successes says little; its sign within the failures says someth
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from experiments.evaluation.matching import MatchedSubset
-from experiments.metrics.bootstrap import ratio
+from experiments.metrics.bootstrap import ClusterBootstrap
 from experiments.metrics.estimates import FACTORS, Resamples
 from experiments.metrics.findings import SMALL, Answer, Finding, statement
-from experiments.metrics.paired import Spread, simultaneous
+from experiments.metrics.paired import simultaneous
 from experiments.report.sentences.attention import sentences
 from experiments.studies.attention.tables import AttentionTables
 
@@ -31,63 +32,38 @@ Contrast = dict[str, Any]  # failures, successes, difference
 
 
 def contrasts(
+    cases: pd.DataFrame,
     values: Float[np.ndarray, "case column"],
-    failed: Bool[np.ndarray, " case"],
-    cluster: np.ndarray,
     *,
     seed: int,
     draws: int,
-    small: float | None,
-    factors: tuple[np.ndarray, np.ndarray] | None = None,
+    small: float | None = SMALL,
 ) -> list[Contrast]:
-    """For each column its mean in failures and in successes, and the former minus the latter.
+    """For each column its mean in failures and in successes (as ``Resamples.effect``), and their difference.
 
-    ``failures`` and ``successes`` have ``value``, ``low``, ``high``, ``clusters`` and ``n``; ``difference`` is as
-    ``paired.change`` gives it, over the clusters of the side that has fewer, and None where a side has no case.
-    Differences carry ``simultaneous`` intervals over all columns but the first, which is not one of many. With
-    ``factors`` all carry ``by_template``, a second interval.
-
-    Args:
-        values: what is compared, a column each.
-        failed: which cases are failures; the others are successes.
-        cluster: the name of each case's cluster.
-        seed: of the draws.
-        draws: their number.
-        small: δ in the unit of the values; None where none is agreed on.
-        factors: the template and the thing of each case, where cases are made from them.
+    ``difference`` is as ``paired.change`` gives it, over the clusters of the side that has fewer, and None where a side
+    has no case. Differences carry ``simultaneous`` intervals over all columns but the first, which is not one of many.
+    Where all ``cases`` are made from a template and a thing, all carry ``by_template``, a second interval. ``small`` is
+    δ in the unit of the values; None where none is agreed on.
     """
-    assert len(values) == len(failed) == len(cluster) > 0
+    failed = (cases["outcome"] == "failure").to_numpy(bool)
     sides = (failed, ~failed)
-    names = {} if factors is None else dict(zip(FACTORS, factors, strict=True))
-    codes = {factor: pd.factorize(one)[0] for factor, one in names.items()}
-    resamples = Resamples.of(pd.factorize(cluster)[0], codes, draws=draws, seed=seed)
-    columns = np.concatenate([values, np.ones((len(values), 1))], axis=1)
-    drawn = [{name: _means(some.sums(columns, side)) for name, some in resamples.schemes.items()} for side in sides]
+    made = not cases[list(FACTORS)].isna().any(axis=None)
+    codes = {factor: pd.factorize(cases[factor])[0] for factor in FACTORS if made}
+    resamples = Resamples.of(pd.factorize(cases["cluster"])[0], codes, draws=draws, seed=seed)
     found, together = [], []
-    for column in range(values.shape[1]):
-        of_sides = [{name: means[:, column] for name, means in one.items()} for one in drawn]
-        gap = {name: of_sides[0][name] - of_sides[1][name] for name in resamples.schemes}
-        means = [float(values[side, column].mean()) if side.any() else None for side in sides]
+    for column in values.T:
         contrast: Contrast = {
-            name: _mean(mean, *resamples.spread(draws_, [side]), int(side.sum()))
-            for name, mean, draws_, side in zip(("failures", "successes"), means, of_sides, sides, strict=True)
+            name: resamples.effect(column, side) for name, side in zip(("failures", "successes"), sides, strict=True)
         }
-        together.append(resamples.difference(means[1], means[0], gap, sides, len(failed), small=small))
+        for level in contrast.values():
+            del level["statement"]  # which is of differences
+        after, before = (contrast[name]["value"] for name in ("failures", "successes"))
+        gap = resamples.drawn(partial(ClusterBootstrap.gap, values=column, ones=failed, others=~failed))
+        together.append(resamples.difference(before, after, gap, sides, len(failed), small=small))
         found.append(contrast | {"difference": together[-1].entry})
     simultaneous(together[1:])
     return found
-
-
-def _means(sums: Float[np.ndarray, "draw column+1"]) -> Float[np.ndarray, "draw column"]:
-    """Each column's sum over the last one's, the number of cases."""
-    return ratio(sums[:, :-1], sums[:, -1:].repeat(sums.shape[1] - 1, axis=1))
-
-
-def _mean(value: float | None, spread: Spread, by_template: Spread | None, n: int) -> dict[str, Any]:
-    if value is None:
-        return {"value": None, "low": None, "high": None, "clusters": spread.clusters, "n": n}
-    crossed = {} if by_template is None else {"by_template": by_template.ends(value)}
-    return {"value": value, **spread.ends(value), **crossed, "n": n}
 
 
 def summarise(
@@ -131,7 +107,7 @@ def _block(cases: pd.DataFrame, tables: AttentionTables, *, seed: int, draws: in
     for value, name in (("share", "image_share"), ("share_with_sink", "image_share_with_sink")):
         wide = shares.pivot(index="case", columns="layer", values=value).loc[cases["case"]]
         wide.insert(0, "all_layers", wide.mean(axis=1))
-        found = _contrasts(cases, wide.to_numpy(float), seed=seed, draws=draws)
+        found = contrasts(cases, wide.to_numpy(float), seed=seed, draws=draws)
         block[name] = {
             "all_layers": found[0],
             "by_layer": dict(zip(map(str, wide.columns[1:]), found[1:], strict=True)),
@@ -159,17 +135,7 @@ def _over_defined(cases: pd.DataFrame, values: pd.Series, *, seed: int, draws: i
     if not defined.any():
         return None
     logits = values[defined].to_numpy(float)[:, None]
-    return _contrasts(cases[defined], logits, seed=seed, draws=draws, small=None)[0]
-
-
-def _contrasts(
-    cases: pd.DataFrame, values: np.ndarray, *, seed: int, draws: int, small: float | None = SMALL
-) -> list[Contrast]:
-    failed = (cases["outcome"] == "failure").to_numpy(bool)
-    template, concept = (cases[name].to_numpy() for name in ("template", "concept"))
-    factors = None if pd.isna(template).any() or pd.isna(concept).any() else (template, concept)
-    clusters = cases["cluster"].to_numpy()
-    return contrasts(values, failed, clusters, seed=seed, draws=draws, small=small, factors=factors)
+    return contrasts(cases[defined], logits, seed=seed, draws=draws, small=None)[0]
 
 
 def top_words(words: pd.DataFrame, cases: pd.DataFrame) -> list[dict[str, Any]]:

@@ -4,8 +4,7 @@ Margins in, rows out; no model is involved.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -75,25 +74,21 @@ def _departure_row(
     ends = [Spread.of(found.draws[:, i], groups).ends(float(found.gap[i])) for i in range(len(layers))]
     low, high = (np.array([np.nan if end[name] is None else end[name] for end in ends]) for name in ("low", "high"))
     first = departs_at(low, high)
-    counts = {"failures": found.failures, "successes": found.successes}
+    counts = {"failures": int(failed[found.counted].sum()), "successes": int((~failed)[found.counted].sum())}
     rows = [{"layer": layer, "value": found.gap[i], **ends[i], **counts} for i, layer in enumerate(layers)]
     return {"layer": None if first is None else layers[first], "gaps": rows, "reason": None}
 
 
-@dataclass(frozen=True)
-class Departure:
-    """How the margins of failures differ from those of successes, layer by layer.
+class Departure(NamedTuple):
+    """How the margins of failures differ from those of successes, layer by layer: mean minus mean, within strata.
 
-    ``gap`` is the mean margin of failures minus that of successes, within strata if there are any. ``draws`` is the gap
-    in each resample, NaN where a resample lacks one side. Failures and successes without a counterpart in their stratum
-    are not counted, which ``counted`` says by case.
+    ``draws`` is the same in each resample, NaN where a resample lacks one side. Failures and successes without a
+    counterpart in their stratum are not counted, which ``counted`` says by case.
     """
 
     gap: Float[np.ndarray, " layer"]
     draws: Float[np.ndarray, "draw layer"]
     counted: Bool[np.ndarray, " row"]
-    failures: int
-    successes: int
 
 
 def departure(
@@ -129,8 +124,6 @@ def departure(
         gap=_gaps(margins, fails, once, [stratum == s for s in both])[0],
         draws=_gaps(margins, fails, multiplicity, [stratum == s for s in both]),
         counted=counted,
-        failures=int(fails[counted].sum()),
-        successes=int((~fails[counted]).sum()),
     )
 
 

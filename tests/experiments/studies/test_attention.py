@@ -142,12 +142,17 @@ def test_an_unknown_case_or_arm_is_named_with_known_ones() -> None:
 # Statistics
 
 
+def compared_cases(failed: np.ndarray, cluster: np.ndarray, template: Any = None, concept: Any = None) -> pd.DataFrame:
+    outcome = np.where(failed, "failure", "success")
+    return pd.DataFrame({"outcome": outcome, "cluster": cluster, "template": template, "concept": concept})
+
+
 def test_contrasts_equal_a_slow_bootstrap() -> None:
     rng = np.random.default_rng(0)
     values = rng.normal(size=(30, 2)) + np.arange(30)[:, None] % 2
     failed = np.arange(30) % 2 == 0
     cluster = np.array([f"c{i // 3}" for i in range(30)])
-    found = contrasts(values, failed, cluster, seed=1, draws=4000, small=None)
+    found = contrasts(compared_cases(failed, cluster), values, seed=1, draws=4000, small=None)
     for column, contrast in enumerate(found):
         own = values[:, column]
         assert contrast["failures"]["value"] == pytest.approx(own[failed].mean())
@@ -172,8 +177,9 @@ def test_of_clusters_and_templates_the_wider_decides() -> None:
     own = rng.normal(size=20)[template]  # what a template's cases share
     values = (0.3 * failed + own * (0.3 + failed) + 0.01 * rng.normal(size=400))[:, None]
     cases = np.array([f"c{at}" for at in range(400)])
-    (alone,) = contrasts(values, failed, cases, seed=0, draws=2000, small=None)
-    (found,) = contrasts(values, failed, cases, seed=0, draws=2000, small=None, factors=(template, concept))
+    (alone,) = contrasts(compared_cases(failed, cases), values, seed=0, draws=2000, small=None)
+    made = compared_cases(failed, cases, template, concept)
+    (found,) = contrasts(made, values, seed=0, draws=2000, small=None)
     difference = found["difference"]
     assert (difference["low"], difference["high"]) == (alone["difference"]["low"], alone["difference"]["high"])
     assert difference["by_template"]["clusters"] == 20
@@ -183,7 +189,7 @@ def test_of_clusters_and_templates_the_wider_decides() -> None:
 
 def test_a_group_without_cases_has_no_value() -> None:
     failed, cluster = np.ones(4, dtype=bool), np.array(list("abcd"))
-    contrast = contrasts(np.ones((4, 1)), failed, cluster, seed=0, draws=50, small=None)[0]
+    contrast = contrasts(compared_cases(failed, cluster), np.ones((4, 1)), seed=0, draws=50, small=None)[0]
     assert contrast["failures"]["value"] == 1
     assert (contrast["successes"]["value"], contrast["successes"]["n"]) == (None, 0)
     assert contrast["difference"] is None
