@@ -1,6 +1,6 @@
 """Helpers around one call of ``generate()``: greedy settings, the generated ids, and what comes of them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -53,6 +53,17 @@ class Generation:
             name: value[:rows] for name, value in vars(self).items() if isinstance(value, list | Tensor)
         }
         return replace(self, **kept)
+
+    def with_rows(self, rows: Sequence[int], others: "Generation") -> "Generation":
+        """These answers, with ``others`` in place of those in ``rows``; what either lacks stays as it is."""
+        changed: dict[str, Any] = {}
+        for name, own in vars(self).items():
+            other = getattr(others, name)
+            if name != "steps" and isinstance(own, list | Tensor) and other is not None:
+                changed[name] = list(own) if isinstance(own, list) else own.clone()
+                for row, value in zip(rows, other, strict=True):
+                    changed[name][row] = value
+        return replace(self, **changed)
 
 
 def check_call(options: dict[str, Any], attention_mask: Int[Tensor, "row column"], seed: int | None) -> None:

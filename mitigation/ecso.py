@@ -8,8 +8,8 @@ no torch.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
 from interp.errors import UserError
 from mitigation import reference_resolution
@@ -100,7 +100,7 @@ class ECSO:
         if again:
             rows = sorted(again)
             second = vlm.generate([again[row] for row in rows], max_new_tokens=max_new_tokens)
-            first = _with_rows(first, rows, second)
+            first = first.with_rows(rows, second)
         return steps.noted(_lost(first, steps))
 
     def checking(self, prompt: "Prompt", answer: str) -> "Prompt":
@@ -123,23 +123,6 @@ class ECSO:
 def _filled(template: str, **parts: str) -> str:
     """``template`` with the parts in their places; braces within a part stay as they are."""
     return re.sub(r"\{(\w+)\}", lambda found: parts.get(found[1], found[0]), template)
-
-
-def _with_rows(answers: "Generation", rows: Sequence[int], second: "Generation") -> "Generation":
-    """``answers`` with those of ``second`` in these rows."""
-    changed: dict[str, Any] = {}
-    for each in fields(answers):
-        own, other = getattr(answers, each.name), getattr(second, each.name)
-        if each.name in ("steps", "spent", "skips") or own is None or other is None:
-            continue
-        if isinstance(own, list):
-            changed[each.name] = list(own)
-            for row, value in zip(rows, other, strict=True):
-                changed[each.name][row] = value
-        elif hasattr(own, "clone"):
-            changed[each.name] = own.clone()
-            changed[each.name][list(rows)] = other
-    return replace(answers, **changed)
 
 
 def _lost(answers: "Generation", steps: Steps) -> "Generation":

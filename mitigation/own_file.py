@@ -57,7 +57,7 @@ def own_method(path: str, settings: dict[str, Any] | None = None, shift: float =
     Raises:
         UserError: as ``OwnFile`` and ``OwnLearner``.
     """
-    learns = callable(getattr(_Code.of(path).module, LEARN, None))
+    learns = _Code.of(path).learns
     method = OwnLearner(path, settings or {}) if learns else OwnFile(path, settings or {})
     if not shift:
         return method
@@ -96,6 +96,11 @@ class _Code:
         module = _run(file, digest)
         return cls(file.name, digest, module, _only_method(module, file.name))
 
+    @property
+    def learns(self) -> bool:
+        """Whether the file has a function ``learn``."""
+        return callable(getattr(self.module, LEARN, None))
+
     def bound(self, settings: Mapping[str, Any]) -> Any:
         """The method's function with its settings bound, or the class made with them.
 
@@ -108,13 +113,12 @@ class _Code:
             if abilities(found := made()).fitted_to:
                 raise _learns(self.name, self.kind)
             return found
-        learn = getattr(self.module, LEARN, None)
-        if callable(learn) is not (LEARNED in _given(own)):
+        if self.learns is not (LEARNED in _given(own)):
             raise UserError(
                 f"{self.name}: what {LEARN}({LEARN_ARGUMENTS}) returns reaches {self.kind} as its parameter {LEARNED}, "
                 f"and one of the two is missing; write both, and {self.kind}({ARGUMENTS[self.kind]}, *, {LEARNED})"
             )
-        others = set() if learn is None else _parameters(learn) - _parameters(own)
+        others = _parameters(getattr(self.module, LEARN)) - _parameters(own) if self.learns else set()
         mine = {name: value for name, value in settings.items() if name not in others}
         return self._called(own, self.kind, ARGUMENTS[self.kind], mine)
 
@@ -143,8 +147,26 @@ class _Code:
 
 
 @dataclass(frozen=True)
-class OwnFile:
-    """The method in the file ``path`` with its ``settings``; ``digest`` identifies the code in ``repr``.
+class _Own:
+    """The file ``path`` with the ``settings`` of its functions; ``digest`` identifies the code in ``repr``."""
+
+    path: str = field(repr=False)
+    settings: dict[str, Any] = field(default_factory=dict)
+    name: str = field(init=False, default="")
+    digest: str = field(init=False, default="")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self._code.name)
+        object.__setattr__(self, "digest", self._code.digest)
+
+    @cached_property
+    def _code(self) -> _Code:
+        return _Code.of(self.path)
+
+
+@dataclass(frozen=True)
+class OwnFile(_Own):
+    """The method in the file ``path`` with its ``settings``.
 
     ``learned_file`` is what the file's ``learn`` returned, as ``OwnLearner`` saved it.
 
@@ -153,32 +175,28 @@ class OwnFile:
             ``learn`` whose result is not given.
     """
 
-    path: str = field(repr=False)
-    settings: dict[str, Any] = field(default_factory=dict)
     learned_file: Path | None = field(default=None, repr=False, compare=False)
-    name: str = field(init=False, default="")
-    digest: str = field(init=False, default="")
     learned_digest: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
-        code = _Code.of(self.path)
-        if self.learned_file is None and callable(getattr(code.module, LEARN, None)):
-            raise UserError(f"{code.name}: it learns first; make it with OwnLearner(path), which has learn and read")
-        object.__setattr__(self, "name", code.name)
-        object.__setattr__(self, "digest", code.digest)
+        super().__post_init__()
         if self.learned_file is not None:
             object.__setattr__(self, "learned_digest", digest_of(self.learned_file))
-        object.__setattr__(self, "_kind", code.kind)
-        object.__setattr__(self, "_module", code.module)
-        object.__setattr__(self, "_own", code.bound(self.settings))
+        elif self._code.learns:
+            raise UserError(f"{self.name}: it learns first; make it with OwnLearner(path), which has learn and read")
+        _ = self._bound
+
+    @cached_property
+    def _bound(self) -> Any:
+        return self._code.bound(self.settings)
 
     def __getattr__(self, name: str) -> Any:
         """What the file's class declares of itself; of a function, that one which only changes words can do so."""
-        if name not in Abilities.__dataclass_fields__ or "_own" not in self.__dict__:
+        if name not in Abilities.__dataclass_fields__ or "_bound" not in self.__dict__:
             raise AttributeError(name)
-        if name == "works_over_api" and self.__dict__["_kind"] == "ask":
+        if name == "works_over_api" and self._code.kind == "ask":
             return True
-        return getattr(abilities(self.__dict__["_own"]), name)
+        return getattr(abilities(self._bound), name)
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """The answers of the file's method.
@@ -186,18 +204,18 @@ class OwnFile:
         Raises:
             UserError: it was learned on another model.
         """
-        kind, own, module = self.__dict__["_kind"], self.__dict__["_own"], self.__dict__["_module"]
+        kind, module = self._code.kind, self._code.module
         if kind not in ARGUMENTS:
-            return own.generate(vlm, prompts, max_new_tokens=max_new_tokens)
-        own = self._with_what_is_given(own, vlm, prompts)
+            return self._bound.generate(vlm, prompts, max_new_tokens=max_new_tokens)
+        own = self._with_what_is_given(self._bound, vlm, prompts)
+        if kind == "contrast":
+            contrast = _OwnContrast(module.second, own, getattr(module, "BETA", None))
+            return contrast.generate(vlm, prompts, max_new_tokens=max_new_tokens)
         if kind == "rule":
             from mitigation.processors import OwnRuleLogitsProcessor
 
             ruling = OwnRuleLogitsProcessor(own)
             return vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[ruling])
-        if kind == "contrast":
-            contrast = _OwnContrast(module.second, own, getattr(module, "BETA", None))
-            return contrast.generate(vlm, prompts, max_new_tokens=max_new_tokens)
         if kind == "edit":
             from interp.hooks.residual import edit_residual, last_layer
 
@@ -242,25 +260,23 @@ class _OwnContrast(BranchMethod):
 
 
 @dataclass(frozen=True)
-class OwnLearner:
+class OwnLearner(_Own):
     """The method in the file ``path`` before its ``learn(vlm, prompts, safe)`` was called: a ``TrainableMethod``.
 
     Raises:
         UserError: as ``OwnFile``; or the file's method has no parameter for what is learned.
     """
 
-    path: str = field(repr=False)
-    settings: dict[str, Any] = field(default_factory=dict)
-    name: str = field(init=False, default="")
-    digest: str = field(init=False, default="")
     KIND: ClassVar[str] = "OwnLearner"
 
     def __post_init__(self) -> None:
-        code = _Code.of(self.path)
-        object.__setattr__(self, "name", code.name)
-        object.__setattr__(self, "digest", code.digest)
-        code.bound(self.settings)
-        object.__setattr__(self, "_learn", code.learner(self.settings))
+        super().__post_init__()
+        self._code.bound(self.settings)
+        _ = self._learner
+
+    @cached_property
+    def _learner(self) -> Any:
+        return self._code.learner(self.settings)
 
     def learn(self, vlm: "VLM", prompts: "Sequence[Prompt]", safe: Sequence[bool], *, out: Path) -> OwnFile:
         """Calls the file's ``learn``, and writes what it returns to ``out``.
@@ -269,9 +285,8 @@ class OwnLearner:
             MethodFault: it raised something, or returned anything but tensors and finite numbers by name.
             UserError: raised by it.
         """
-        learn = self.__dict__["_learn"]
         try:
-            returned = learn(vlm, list(prompts), list(safe))
+            returned = self._learner(vlm, list(prompts), list(safe))
         except (UserError, OSError, MemoryError):
             raise
         except Exception as error:
@@ -304,7 +319,7 @@ class OwnLearner:
 
     def _made_by(self) -> dict[str, str]:
         """What of the file decides what is learned."""
-        return {"code": self.digest, "settings": repr(sorted(self.__dict__["_learn"].keywords.items()))}
+        return {"code": self.digest, "settings": repr(sorted(self._learner.keywords.items()))}
 
 
 def _parted(returned: Any, name: str) -> "tuple[dict[str, Tensor], dict[str, float]]":

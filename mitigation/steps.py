@@ -99,39 +99,32 @@ class Steps:
         """The answers of all rows that are not lost, by the model as it was passed (wrapped), with these steps."""
         rows = [row for row in sorted(prompts) if row not in self.lost]
         asked = [prompts[row] for row in rows]
-        given = self.vlm.generate(asked, max_new_tokens=max_new_tokens) if asked else None
-        return self.noted(given if len(rows) == self.count and given is not None else self._spread(given, rows))
+        if len(rows) == self.count and asked:
+            return self.noted(self.vlm.generate(asked, max_new_tokens=max_new_tokens))
+        answers = self._lost_answers()
+        if asked:
+            given = self.vlm.generate(asked, max_new_tokens=max_new_tokens)
+            answers = replace(answers.with_rows(rows, given), sampled=given.sampled)
+        return self.noted(answers)
 
     def noted(self, generation: "Generation") -> "Generation":
         """The answers with these steps."""
         return replace(generation, steps=self.rows, spent=self.spent)
 
-    def _spread(self, given: "Generation | None", rows: list[int]) -> "Generation":
-        """The answers of some rows, and for the others what became of their step."""
+    def _lost_answers(self) -> "Generation":
+        """Empty answers, with what became of the steps of those that are lost."""
         import torch
 
         from interp.generation import Generation
 
-        places = {row: place for place, row in enumerate(rows)}
-        margins = torch.full((self.count,), torch.nan)
-        if given is not None:
-            margins[rows] = given.margins
-
-        def each(name: str, otherwise: Any) -> list[Any]:
-            values = None if given is None else getattr(given, name)
-            return [
-                values[places[row]] if values is not None and row in places else otherwise(row)
-                for row in range(self.count)
-            ]
-
+        lost = [self.lost.get(row, StepAnswer("", 0, 0.0)) for row in range(self.count)]
         return Generation(
-            texts=each("texts", lambda row: ""),
-            token_ids=each("token_ids", lambda row: []),
-            margins=margins,
-            finished=each("finished", lambda row: False),
-            statuses=each("statuses", lambda row: self.lost[row].status),
-            reasons=each("reasons", lambda row: self.lost[row].reason),
-            sampled=given is not None and given.sampled,
+            texts=[""] * self.count,
+            token_ids=[[] for _ in lost],
+            margins=torch.full((self.count,), torch.nan),
+            finished=[False] * self.count,
+            statuses=[one.status for one in lost],
+            reasons=[one.reason for one in lost],
         )
 
 

@@ -7,7 +7,7 @@ and penalty are chosen by cross-validation, and scores are calibrated to logits 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from interp.errors import UserError
 from interp.hooks.residual import LayerStates, Residuals, edit_residual, last_layer, residuals
 from interp.hooks.state_memory import memory_for
 from interp.tools.gradients import activation_gradients
+from interp.tools.probes import auroc
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
@@ -39,11 +40,6 @@ class Pooled(NamedTuple):
     verdict: Float[Tensor, "row width"]
     question: Float[Tensor, "row width"]
     image: Float[Tensor, "row width"] | None = None
-
-    def rows(self, chosen: Tensor) -> "Pooled":
-        """The rows ``chosen`` (indices or a mask)."""
-        image = None if self.image is None else self.image[chosen]
-        return Pooled(self.verdict[chosen], self.question[chosen], image)
 
 
 @dataclass(frozen=True)
@@ -70,14 +66,9 @@ class Readout:
 
     def scaled(self, slope: float, offset: float) -> "Readout":
         """The probe with logits slope · logit + offset."""
-        return Readout(
-            self.verdict * slope,
-            self.question * slope,
-            self.bias * slope + offset,
-            self.question_mean,
-            self.image_mean,
-            None if self.conjunction is None else self.conjunction * slope,
-        )
+        conjunction = None if self.conjunction is None else self.conjunction * slope
+        verdict, question, bias = self.verdict * slope, self.question * slope, self.bias * slope + offset
+        return replace(self, verdict=verdict, question=question, bias=bias, conjunction=conjunction)
 
     def tensors(self) -> dict[str, Tensor]:
         """Tensors by field, without those that are None."""
@@ -207,9 +198,8 @@ class HeldOut:
 
 
 def area(scores: Float[Tensor, " row"], labels: Bool[Tensor, " row"]) -> float:
-    """AUROC: the share of (safe, unsafe) pairs in which the safe case scores higher, ties counting half."""
-    differences = scores[labels][:, None] - scores[~labels][None, :]
-    return float((differences > 0).double().mean() + (differences == 0).double().mean() / 2)
+    """AUROC of the safe cases' scores against the unsafe ones' (``interp.tools.probes``)."""
+    return auroc(scores.numpy(), labels.numpy())
 
 
 def platt(scores: Float[Tensor, " row"], labels: Bool[Tensor, " row"]) -> tuple[float, float]:
@@ -270,11 +260,11 @@ def learn_readout(
     for here in layers:
         validated = HeldOut(_at(read, here, conjunction), parts)
         for penalty in PENALTIES:
-            auroc = area(validated.scores(labels, penalty), labels)
-            if best is None or auroc > best[0]:
-                best = (auroc, here, penalty, validated)
+            held_out = area(validated.scores(labels, penalty), labels)
+            if best is None or held_out > best[0]:
+                best = (held_out, here, penalty, validated)
     assert best is not None
-    auroc, chosen, penalty, validated = best
+    held_out, chosen, penalty, validated = best
     share = validated.share_penalty
     calibration = platt(validated.scores(labels, penalty), labels)
     readout = fit_readout(_at(read, chosen, conjunction), labels, penalty, share).scaled(*calibration)
@@ -286,7 +276,7 @@ def learn_readout(
         "n": len(labels),
         "n_safe": int(labels.sum()),
         "folds": folds,
-        "auroc": auroc,
+        "auroc": held_out,
         "auroc_shuffled": validated.shuffled_area(labels, penalty, seed),
     }
     return readout.tensors(), about

@@ -144,6 +144,10 @@ def test_a_probe_needs_both_kinds_and_several_questions(vlm: VLM, tmp_path: Path
         TruthReadout().learn(vlm, prompts[:2], [True, False], out=tmp_path / "x.safetensors")
 
 
+def rows(read: Pooled, chosen: torch.Tensor) -> Pooled:
+    return Pooled(*(None if part is None else part[chosen] for part in read))
+
+
 def test_the_question_is_taken_away_and_a_conjunction_is_found() -> None:
     generator = torch.Generator().manual_seed(0)
     truth = torch.arange(400) % 2 == 0
@@ -152,9 +156,9 @@ def test_the_question_is_taken_away_and_a_conjunction_is_found() -> None:
     verdict[:, 0] += 5 * question[:, 0] + 0.5 * truth  # the truth under ten times as much of the question
     new = torch.arange(400) >= 200
     read = Pooled(verdict, question)
-    fitted = fit_readout(read.rows(~new), truth[~new], 1.0, 0.001)
+    fitted = fit_readout(rows(read, ~new), truth[~new], 1.0, 0.001)
     assert area(verdict[new][:, 0], truth[new]) < 0.6
-    assert area(fitted.logits(read.rows(new)), truth[new]) > 0.95
+    assert area(fitted.logits(rows(read, new)), truth[new]) > 0.95
     fold = torch.arange(400) // 20 % 5
     validated = HeldOut(read, question_parts(question, fold), 0.001)
     assert area(validated.scores(truth, 1.0), truth) > 0.95
@@ -162,8 +166,8 @@ def test_the_question_is_taken_away_and_a_conjunction_is_found() -> None:
     image = torch.randn(400, 6, generator=generator)
     joined = (image[:, 1] * question[:, 2]) > 0
     products = Pooled(verdict, question, image)
-    joint = fit_readout(products.rows(~new), joined[~new], 0.1, 0.001).logits(products.rows(new))
-    alone = fit_readout(read.rows(~new), joined[~new], 0.1, 0.001).logits(read.rows(new))
+    joint = fit_readout(rows(products, ~new), joined[~new], 0.1, 0.001).logits(rows(products, new))
+    alone = fit_readout(rows(read, ~new), joined[~new], 0.1, 0.001).logits(rows(read, new))
     assert area(joint, joined[new]) > 0.9
     assert area(alone, joined[new]) < 0.7
 
@@ -192,7 +196,7 @@ def test_cross_validation_is_the_fit_without_each_fold(width: int, conjunction: 
             found = validated.scores(labels, penalty)
             for number in range(5):
                 out = fold == number
-                expected = fit_readout(read.rows(~out), labels[~out], penalty, share).logits(read.rows(out))
+                expected = fit_readout(rows(read, ~out), labels[~out], penalty, share).logits(rows(read, out))
                 torch.testing.assert_close(found[out], expected, atol=1e-5, rtol=1e-5)
     chosen = HeldOut(read, question_parts(question, fold)).share_penalty
     assert chosen == SHARE_PENALTIES[int(np.argmin(errors))]
