@@ -5,7 +5,6 @@ What is kept of a step: ``mitigation.contrastive.kept_steps``.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -14,23 +13,8 @@ from interp.margin import margin_of
 from mitigation.branches import BranchLogits, BranchMethod
 from mitigation.contrastive.formulas import plausible, uncut_answers
 
-Step = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class KeptAnswer:
-    """The logits along one answer, and its tokens."""
-
-    tokens: tuple[int, ...]
-    steps: Sequence[Step]
-    answers: tuple[Sequence[int], Sequence[int]]
-    after_image: int
-
-    @classmethod
-    def of(cls, line: Mapping[str, Any]) -> "KeptAnswer":
-        """From a line of ``KeptSteps.lines``."""
-        yes, no = line["answers"]
-        return cls(tuple(line["tokens"]), line["steps"], (yes, no), line["after_image"])
+Line = Mapping[str, Any]
+"""The logits along one answer, and its tokens: a line of ``KeptSteps.lines``."""
 
 
 class Replayed(NamedTuple):
@@ -40,16 +24,17 @@ class Replayed(NamedTuple):
     tokens: tuple[int, ...] | None
 
 
-def replayed(method: BranchMethod, answers: Sequence[KeptAnswer]) -> Replayed:
+def replayed(method: BranchMethod, answers: Sequence[Line]) -> Replayed:
     """What ``method`` answers, by the logits along ``answers``: those of one prompt and of one set of branches.
 
     The margin is exact. The tokens are None from where they leave all ``answers``, or where a token that was not kept
     may pass the cutoff.
     """
-    steps: dict[tuple[int, ...], tuple[KeptAnswer, Step]] = {}
-    for one in sorted(answers, key=_breadth):  # with a lower cutoff, more was kept
-        steps |= {one.tokens[:at]: (one, step) for at, step in enumerate(one.steps)}
-    complete = {one.tokens for one in answers}
+    steps: dict[tuple[int, ...], tuple[Line, Line]] = {}
+    for one in sorted(answers, key=lambda one: sum(len(step["ids"]) for step in one["steps"][:1])):
+        # With a lower cutoff, more was kept.
+        steps |= {tuple(one["tokens"][:at]): (one, step) for at, step in enumerate(one["steps"])}
+    complete = {tuple(one["tokens"]) for one in answers}
     taken: tuple[int, ...] = ()
     margin, sure = math.nan, True
     while taken not in complete and sure and taken in steps:
@@ -70,11 +55,7 @@ def replayed(method: BranchMethod, answers: Sequence[KeptAnswer]) -> Replayed:
     return Replayed(margin, taken if sure and taken in complete else None)
 
 
-def _breadth(one: KeptAnswer) -> int:
-    return sum(len(step["ids"]) for step in one.steps[:1])
-
-
-def _restored(one: KeptAnswer, step: Step) -> tuple[BranchLogits, list[int]]:
+def _restored(one: Line, step: Line) -> tuple[BranchLogits, list[int]]:
     """A step's logits [1 token], and the ids of the tokens.
 
     Behind them are columns that stand for all other tokens: with their logsumexp, none of them above the most likely
@@ -87,8 +68,8 @@ def _restored(one: KeptAnswer, step: Step) -> tuple[BranchLogits, list[int]]:
     columns = max(1, math.ceil(math.exp(over))) if math.isfinite(over) else 1
     branches = torch.cat([kept, (rest - math.log(columns))[:, None].expand(-1, columns)], dim=1)[:, None]
     places = {token: at for at, token in enumerate(ids)}
-    yes, no = ([places[token] for token in some if token in places] for some in one.answers)
-    return BranchLogits(branches[0], branches[1:], (yes, no), torch.tensor([[one.after_image]])), ids
+    yes, no = ([places[token] for token in some if token in places] for some in one["answers"])
+    return BranchLogits(branches[0], branches[1:], (yes, no), torch.tensor([[one["after_image"]]])), ids
 
 
 def _read(values: Sequence[float | None]) -> list[float]:

@@ -77,11 +77,26 @@ class PriorCorrection(BranchMethod):
         return prior_inputs(vlm, prompts, self.prior, pictures=self.pictures, seed=self.seed)
 
     def scores(self, logits: BranchLogits, step: int) -> "Tensor":
-        """log p(token | picture) − weight × log p(token | prior)."""
-        from mitigation.contrastive.formulas import less_prior
+        """log p(token | picture) − weight × the mean over the prior's pictures of log p(token | prior).
 
-        answers = None if step else logits.answers
-        return less_prior(logits.clean, logits.others, weight=self.weight, answers=answers)
+        For the first token every spelling of an answer gets the prior of the answer over all spellings. The margin is
+        then exactly the clean one minus weight × the mean of the priors' margins, and a spelling does not win because
+        it is rare in the prior. For the same reason, all other tokens are −inf if the most likely clean token is an
+        answer.
+        """
+        import torch
+
+        clean, prior = logits.clean, logits.others.log_softmax(-1)
+        if not step:
+            for ids in logits.answers:
+                prior[..., ids] = prior[..., ids].logsumexp(-1, keepdim=True)
+        scores = clean.log_softmax(-1) - self.weight * prior.mean(0)
+        if step:
+            return scores
+        either = torch.tensor([token for ids in logits.answers for token in ids], device=clean.device)
+        other = ~torch.isin(torch.arange(clean.shape[1], device=clean.device), either)
+        verdict = torch.isin(clean.argmax(-1, keepdim=True), either)
+        return scores.masked_fill(verdict & other, -torch.inf)
 
 
 def grey_picture(size: tuple[int, int]) -> "Image":

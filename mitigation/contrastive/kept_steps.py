@@ -48,7 +48,7 @@ class KeptSteps:
         )
 
     def lines(self, token_ids: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
-        """By row, the answer's tokens with the logits that each was chosen from, for ``KeptAnswer.of``."""
+        """By row, the answer's tokens with the logits that each was chosen from, for ``mitigation.kept_logits``."""
         return [
             {
                 "answers": [list(ids) for ids in self._answers],

@@ -16,7 +16,6 @@ from transformers import LogitsProcessor
 from interp.errors import UserError
 from interp.hooks.forward import is_paused, only_listens
 from mitigation.contrastive.formulas import contrast, plausible, uncut_answers
-from mitigation.contrastive.kernels import fused
 from mitigation.contrastive.second_branch import LazyBranches, SecondBranch, Skips, bare, check_inputs, speaker_of
 from mitigation.validation import check_alpha, check_beta
 
@@ -128,23 +127,18 @@ class RuleLogitsProcessor(ContrastLogitsProcessor):
         step = generated.shape[1]
         if not step:
             self.skips = Skips()
+        kept = plausible(scores, beta=self._beta)
         if self._lazy is not None:
-            kept = plausible(scores, beta=self._beta)
             ruled = self._where_needed(self._lazy, generated, scores, kept)
-            cut = ruled.masked_fill(~kept, -torch.inf)
         else:
             self.skips = Skips(steps=self.skips.steps + len(scores), prefills=len(scores))
             others = [branch.extend(generated[:, -1:]) if step else branch.start() for branch in self._branches]
-            ruled, cut = self._ruled(scores, torch.stack(others), step)
+            ruled = self._rule(scores.float(), torch.stack(others), step)
+        cut = ruled.masked_fill(~kept, -torch.inf)
         if step:
             return cut
         self._first_scores = ruled
         return uncut_answers(cut, ruled, self._answers) if self._answers else cut
-
-    def _ruled(self, scores: Tensor, others: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """The rule's scores, and these after the cutoff."""
-        ruled = self._rule(scores.float(), others, step)
-        return ruled, ruled.masked_fill(~plausible(scores, beta=self._beta), -torch.inf)
 
     def _where_needed(
         self,
@@ -205,7 +199,6 @@ class VisualContrastiveLogitsProcessor(RuleLogitsProcessor):
             only).
         ends: tokens that end an answer. A lazy branch neither runs nor counts rows that have ended; without ``ends``,
             every row counts to the last step.
-        kernel: implementation of the eager steps (``mitigation.contrastive.kernels``).
 
     Raises:
         UserError: settings out of range; lazy without a cutoff; right padding; prompts without image. While generating:
@@ -226,11 +219,8 @@ class VisualContrastiveLogitsProcessor(RuleLogitsProcessor):
         first: bool = False,
         prompt_ids: Int[Tensor, "row position"] | None = None,
         ends: Collection[int] = (),
-        kernel: str = "torch",
     ) -> None:
         check_alpha(alpha)
-        self._fused = fused(kernel)
-        self.alpha, self.beta = alpha, beta
         if prompt_ids is None:
             check_inputs(bare(model), noised)
         prompts = noised["input_ids"] if prompt_ids is None else prompt_ids
@@ -240,10 +230,6 @@ class VisualContrastiveLogitsProcessor(RuleLogitsProcessor):
 
         super().__init__(model, prompts, [noised], rule, beta=beta, lazy=lazy, first=first, ends=ends)
         self.branch = self._branches[0]
-
-    def _ruled(self, scores: Tensor, others: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        cut = self._fused(scores, others[0], alpha=self.alpha, beta=self.beta)
-        return cut if step else self._rule(scores, others, step), cut
 
 
 class Steps:

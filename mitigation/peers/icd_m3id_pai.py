@@ -5,6 +5,7 @@ about objects, mostly with sampling; here they decode greedily. Importing this m
 transformers; generating does.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
@@ -89,12 +90,12 @@ class M3ID(BranchMethod):
         return prior_inputs(vlm, prompts, "none", pictures=1, seed=0)
 
     def scores(self, logits: BranchLogits, step: int) -> "Tensor":
-        """Algorithm 1."""
-        from mitigation.contrastive.formulas import m3id
-
-        start = 1 + (logits.after_image if self.from_picture else logits.after_image.new_zeros(1, 1))
-        settings = {"forgetting": self.forgetting, "threshold": self.threshold}
-        return m3id(logits.clean, logits.others[0], place=start.to(logits.clean.device) + step, **settings)
+        """l_c + 1[max p_c < θ]·(1 − γ)/γ·(l_c − l_u), γ = exp(−λt)."""
+        seen, unseen = logits.clean.log_softmax(-1), logits.others[0].log_softmax(-1)
+        after_image = logits.after_image if self.from_picture else logits.after_image.new_zeros(1, 1)
+        weight = (self.forgetting * (1 + after_image + step).to(seen)).expm1()  # (1 − γ) / γ
+        unsure = seen.amax(-1, keepdim=True) < math.log(self.threshold)
+        return (seen + weight * (seen - unseen)).where(unsure, seen)
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,4 @@ class PAI(BranchMethod):
 
     def scores(self, logits: BranchLogits, step: int) -> "Tensor":
         """γ·log p − (γ − 1)·log p of the text alone."""
-        from mitigation.contrastive.formulas import guided
-
-        return guided(logits.clean, logits.others[0], gamma=self.gamma)
+        return self.gamma * logits.clean.log_softmax(-1) - (self.gamma - 1) * logits.others[0].log_softmax(-1)

@@ -61,8 +61,8 @@ class ONLY(BranchMethod):
             return self.answers(vlm, prompts, vlm.encode(prompts), [branch], max_new_tokens)
 
     def scores(self, logits: BranchLogits, step: int) -> "Tensor":
-        """f + α₁·f̃ or (1 + α₂)·f − α₂·f̃."""
-        from mitigation.contrastive.formulas import agreeing
-
-        weights = {"alpha_1": self.alpha_1, "alpha_2": self.alpha_2, "gamma": self.gamma}
-        return agreeing(logits.clean, logits.others[0], **weights)
+        """f + α₁·f̃ in rows where Σ|p − p̃| < γ, else (1 + α₂)·f − α₂·f̃."""
+        clean, other = logits.clean, logits.others[0]
+        distance = (clean.softmax(-1) - other.softmax(-1)).abs().sum(-1, keepdim=True)
+        agreeing, apart = clean + self.alpha_1 * other, (1 + self.alpha_2) * clean - self.alpha_2 * other
+        return agreeing.where(distance < self.gamma, apart)

@@ -12,7 +12,7 @@ from interp.errors import UserError
 from interp.segments import segment
 from interp.vlm import VLM, Prompt
 from mitigation.attention_edit import steer_attention
-from mitigation.contrastive.formulas import guided, m3id
+from mitigation.branches import BranchLogits
 from mitigation.method import Baseline
 from mitigation.peers.icd_m3id_pai import M3ID, PAI, InstructionContrast
 from mitigation.wrappers import Shifted
@@ -78,7 +78,8 @@ def test_m3id_as_published_does_nothing_to_a_confident_verdict(vlm: VLM, prompts
 
 def test_the_gate_is_a_rows_own() -> None:
     clean = torch.tensor([[5.0, 0.0, 0.0], [0.1, 0.0, 0.0]])
-    scores = m3id(clean, clean.flip(1), forgetting=1.0, threshold=0.5, place=torch.ones(1, 1, dtype=torch.long))
+    logits = BranchLogits(clean, clean.flip(1)[None], ([], []), torch.zeros(2, 1, dtype=torch.long))
+    scores = M3ID(forgetting=1.0, threshold=0.5).scores(logits, 0)
     assert torch.equal(scores[0], clean[0].log_softmax(-1))
     assert (scores[1] - clean[1].log_softmax(-1)).abs().max() > 0.1
 
@@ -93,7 +94,7 @@ def test_pai(vlm: VLM, prompts: list[Prompt]) -> None:
     unsteered = PAI(alpha=0.0, gamma=1.8, first_layer=1, beta=0.05)
 
     def slow(prompt: Prompt) -> tuple[list[int], float]:
-        rule = lambda clean, others, step: guided(clean[None], others[0][None], gamma=1.8)[0]  # noqa: E731
+        rule = lambda clean, others, step: 1.8 * clean.log_softmax(0) - 0.8 * others[0].log_softmax(0)  # noqa: E731
         return slow_rule(vlm, vlm.encode([prompt]), [blind(vlm, prompt)], rule, beta=0.05, tokens=TOKENS)
 
     held(unsteered.generate(vlm, prompts, max_new_tokens=TOKENS), vlm, prompts, slow)

@@ -24,7 +24,7 @@ from mitigation import (
 )
 from mitigation.branches import BranchMethod, keeping_logits
 from mitigation.contrastive.kept_steps import KeptSteps
-from mitigation.kept_logits import KeptAnswer, replayed
+from mitigation.kept_logits import Line, replayed
 
 TOKENS = 3
 GRID: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -50,12 +50,12 @@ def keeper(kept: Kept) -> Callable[[Generation, KeptSteps], None]:
     return keep
 
 
-def asked(vlm: VLM, prompts: list[Prompt], *methods: Any) -> tuple[list[Generation], list[list[KeptAnswer]]]:
+def asked(vlm: VLM, prompts: list[Prompt], *methods: Any) -> tuple[list[Generation], list[list[Line]]]:
     """The answers of each method, and by prompt the logits kept along all of them."""
     kept: Kept = []
     with keeping_logits(keeper(kept)):
         answers = [method.generate(vlm, prompts, max_new_tokens=TOKENS) for method in methods]
-    return answers, [[KeptAnswer.of(lines[row]) for _, lines in kept] for row in range(len(prompts))]
+    return answers, [[lines[row] for _, lines in kept] for row in range(len(prompts))]
 
 
 @pytest.mark.parametrize("name", GRID)
@@ -76,14 +76,14 @@ def test_a_replay_is_what_asking_gives(vlm: VLM, prompts: list[Prompt], name: st
             if len(kept) == 2:  # both answers were recorded, so that none can leave them
                 assert again.tokens is not None
         first = kept[0]  # from one answer alone: that one, or unknown where it goes another way
-        same = tuple(plain[1].token_ids[row]) == first.tokens
-        assert replayed(other, [first]).tokens == (first.tokens if same else None)
+        same = plain[1].token_ids[row] == first["tokens"]
+        assert replayed(other, [first]).tokens == (tuple(first["tokens"]) if same else None)
 
 
 def test_a_lower_cutoff_is_known_only_where_no_left_out_token_passes_it(vlm: VLM, prompts: list[Prompt]) -> None:
     method = VCD(beta=0.9)
     for row, kept in enumerate(asked(vlm, prompts, method)[1]):
-        assert len(kept[0].steps[0]["ids"]) < 10  # of a hundred
+        assert len(kept[0]["steps"][0]["ids"]) < 10  # of a hundred
         lower, none = (replayed(replace(method, beta=beta), kept) for beta in (0.001, None))
         assert lower.tokens is none.tokens is None
         live = replace(method, beta=0.001).generate(vlm, [prompts[row]], max_new_tokens=1)

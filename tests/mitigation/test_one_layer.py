@@ -10,7 +10,7 @@ from torch import Tensor
 from interp.errors import UserError
 from interp.segments import segment
 from interp.vlm import VLM, Prompt
-from mitigation.contrastive.formulas import agreeing
+from mitigation.branches import BranchLogits
 from mitigation.method import Baseline
 from mitigation.peers.only import ONLY
 from mitigation.wrappers import Shifted
@@ -115,7 +115,7 @@ def test_against_loops(vlm: VLM, prompts: list[Prompt], method: ONLY, agree: set
 def test_the_rule_is_a_rows_own() -> None:
     clean = torch.tensor([[4.0, 0.0, 0.0], [4.0, 0.0, 0.0]])
     other = torch.tensor([[4.0, 0.1, 0.0], [0.0, 4.0, 0.0]])
-    scores = agreeing(clean, other, alpha_1=3.0, alpha_2=1.0, gamma=0.2)
+    scores = ONLY().scores(BranchLogits(clean, other[None], ([], []), torch.zeros(2, 1, dtype=torch.long)), 0)
     torch.testing.assert_close(scores, torch.stack([clean[0] + 3 * other[0], 2 * clean[1] - other[1]]))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from interp.errors import UserError
 from interp.margin import AnswerIds
 from interp.vlm import VLM, Prompt
-from mitigation.contrastive.formulas import less_prior
+from mitigation.branches import BranchLogits
 from mitigation.method import Baseline
 from mitigation.prior_correction import PriorCorrection, prior_inputs, prior_margins
 from mitigation.validation import PRIORS
@@ -114,13 +114,14 @@ def test_spellings_of_an_answer_share_its_prior() -> None:
     clean, prior = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
     prior[:, 1] = -30.0  # a spelling that the sentence alone never has
     answers = AnswerIds([0, 1], [2, 5])
-    scores = less_prior(clean, prior[None], weight=2.0, answers=answers)
+    logits = BranchLogits(clean, prior[None], answers, torch.zeros(3, 1, dtype=torch.long))
+    scores = PriorCorrection(weight=2.0).scores(logits, 0)
 
     def margin(logits: Tensor) -> Tensor:
         return logits[:, answers.yes].logsumexp(-1) - logits[:, answers.no].logsumexp(-1)
 
     torch.testing.assert_close(margin(scores), margin(clean) - 2 * margin(prior))
-    plain = less_prior(clean, prior[None], weight=2.0)
+    plain = PriorCorrection(weight=2.0).scores(logits, 1)
     assert plain.argmax(-1).tolist() == [1, 1, 1]  # by its rarity
     for row, best in enumerate(clean.argmax(-1).tolist()):  # a verdict stays one, other words stay free
         assert bool(scores[row, [3, 4, 6, 7]].isinf().all()) == (best in (0, 1, 2, 5))

@@ -131,7 +131,7 @@ def test_steps_out_of_order_are_refused(vlm: VLM, inputs: Any, noised: Any) -> N
 
 @pytest.mark.parametrize(
     ("setting", "named"),
-    [({"alpha": -1.0}, "alpha=-1.0"), ({"beta": 0.0}, r"beta=0\.0"), ({"kernel": "x"}, "unknown kernel 'x'")],
+    [({"alpha": -1.0}, "alpha=-1.0"), ({"beta": 0.0}, r"beta=0\.0")],
 )
 def test_settings_out_of_range_are_refused(vlm: VLM, noised: Any, setting: dict[str, Any], named: str) -> None:
     with pytest.raises(UserError, match=named):

@@ -201,7 +201,7 @@ def evaluate(kept: _KeptRun, grid: Mapping[str, Any], *, seed: int, draws: int) 
 
 def _replayed(kept: _KeptRun, method: Any) -> list[Record]:
     """The records under another setting; ``replayed`` is whether what is answered is known."""
-    from mitigation.kept_logits import KeptAnswer, replayed
+    from mitigation.kept_logits import replayed
 
     found = []
     for record in kept.studied:
@@ -209,7 +209,7 @@ def _replayed(kept: _KeptRun, method: Any) -> list[Record]:
         if lines is None:  # what could not be asked has no answer in any setting
             found.append(record | {"margin": None, "replayed": Status(record["status"]).excluded})
             continue
-        again = replayed(method, [KeptAnswer.of(line) for _, line in lines])
+        again = replayed(method, [line for _, line in lines])
         new = record | {"margin": again.margin, "replayed": True}
         if record.get("protocol") == "score":
             found.append(new | _by_sign(again.margin))
