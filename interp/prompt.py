@@ -1,12 +1,12 @@
 """A question to a model, and how it is rendered: text by the processor's chat template, pictures as RGB."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jinja2.exceptions import TemplateError
-from PIL import Image
+from PIL import Image, ImageOps
 
 from interp.errors import UserError
 
@@ -48,6 +48,11 @@ class Prompt:
 def listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """The prompts as a list, where one alone may be given."""
     return [prompts] if isinstance(prompts, Prompt) else list(prompts)
+
+
+def inverted(prompt: Prompt) -> Prompt:
+    """The prompt with the negative of its picture, which has the same size and so as many tokens."""
+    return prompt if prompt.image is None else replace(prompt, image=ImageOps.invert(prompt.image.convert("RGB")))
 
 
 def render(processor: Any, prompt: Prompt, *, layout: "Layout", name: str) -> str:

@@ -3,13 +3,12 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from PIL import ImageOps
 from torch import Tensor
 from transformers import LogitsProcessor
 
@@ -17,7 +16,7 @@ from interp.errors import UserError
 from interp.generation import new_tokens
 from interp.hooks.attention import AttentionCall, intercept
 from interp.measured_numbers import FITS, AfterHead, fitted, is_gated, measured, off, pixel_inputs
-from interp.prompt import Prompt
+from interp.prompt import Prompt, inverted
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
@@ -85,14 +84,12 @@ class Checks:
 
     def __init__(self, vlm: "VLM", prompts: list[Prompt]) -> None:
         self.vlm, self.prompts = vlm, prompts
-        self.others = [
-            replace(one, image=ImageOps.invert(one.image.convert("RGB"))) for one in prompts if one.image is not None
-        ]
+        self.others = [inverted(one) for one in prompts]
         self.done: dict[str, Check] = {}
         self.properties: dict[str, str] = {}
         self.forwards = 0
         self.exact = FITS[vlm.dtype]  # bound of checks within one forward, relative to what is compared
-        self._kept: dict[str, Any] = {}
+        self.added = 0  # decoder layers behind which the picture is added again
 
     def counted(self) -> ExitStack:
         """Counts the forwards of the module with the head while open."""
@@ -126,12 +123,6 @@ class Checks:
                 "failed", why=text if isinstance(error, UserError) else f"{type(error).__name__}: {text}"
             )
 
-    def once(self, name: str, make: Callable[[], Any]) -> Any:
-        """What several checks need, made once."""
-        if name not in self._kept:
-            self._kept[name] = make()
-        return self._kept[name]
-
     def compare(self, number: float, bound: float, why: str, effect: float | None = None) -> Check:
         """The finding of a comparison; not shown where ``effect``, what it is held against, is too small."""
         if not number <= bound:
@@ -149,34 +140,31 @@ class Checks:
         with torch.no_grad():
             return self.vlm.model(**encoded, use_cache=False).logits[:, -1].float().cpu()
 
-    @property
+    @cached_property
     def alone(self) -> Tensor:
         """Each prompt's logits, asked alone."""
-        return self.once("alone", lambda: torch.cat([self.logits(self.vlm.encode([one])) for one in self.prompts]))
+        return torch.cat([self.logits(self.vlm.encode([one])) for one in self.prompts])
 
-    @property
+    @cached_property
     def alone_other(self) -> Tensor:
         """Each prompt's logits with the other picture, asked alone."""
-        return self.once("other", lambda: torch.cat([self.logits(self.vlm.encode([one])) for one in self.others]))
+        return torch.cat([self.logits(self.vlm.encode([one])) for one in self.others])
 
-    @property
+    @cached_property
     def bound(self) -> float:
         """How far logits of two forwards may be apart."""
+        twice = self.logits(self.vlm.encode([self.prompts[0]] * 2))
+        return max(LOGITS[self.vlm.dtype], NOISES * off(twice[:1], self.alone[:1]))
 
-        def noise() -> float:
-            twice = self.logits(self.vlm.encode([self.prompts[0]] * 2))
-            return off(twice[:1], self.alone[:1])
-
-        return max(LOGITS[self.vlm.dtype], NOISES * self.once("noise", noise))
-
-    @property
+    @cached_property
     def both(self) -> Any:
         """Both prompts in one batch, of which one is padded."""
-        return self.once("both", lambda: self.vlm.encode(self.prompts))
+        return self.vlm.encode(self.prompts)
 
-    @property
+    @cached_property
     def both_other(self) -> Any:
-        return self.once("both_other", lambda: self.vlm.encode(self.others))
+        """The same with the other pictures."""
+        return self.vlm.encode(self.others)
 
     def states(
         self, encoded: Any, modules: Mapping[Any, Any], attention: Callable[[AttentionCall], None] | None
@@ -196,20 +184,16 @@ class Checks:
             seen["logits", None] = self.logits(encoded)
         return seen
 
-    @property
+    @cached_property
     def whole(self) -> dict[Any, Tensor]:
         """One forward of the first prompt alone, layer by layer."""
         vlm, layout = self.vlm, self.vlm.layout
-
-        def made() -> dict[Any, Tensor]:
-            layers = layout.module(vlm.model, "layers")
-            modules: dict[Any, Any] = {("layer", i): layer for i, layer in enumerate(layers)}
-            modules |= {part: layout.module(vlm.model, part) for part in ("final_norm", "lm_head")}
-            for kind in ("attention", "mixer", "mlp"):
-                modules |= {(kind, i): module for i, module in layout.sublayers(vlm.model, kind).items()}  # type: ignore[arg-type]
-            return self.states(vlm.encode(self.prompts[:1]), modules, None)
-
-        return self.once("whole", made)
+        layers = layout.module(vlm.model, "layers")
+        modules: dict[Any, Any] = {("layer", i): layer for i, layer in enumerate(layers)}
+        modules |= {part: layout.module(vlm.model, part) for part in ("final_norm", "lm_head")}
+        for kind in ("attention", "mixer", "mlp"):
+            modules |= {(kind, i): module for i, module in layout.sublayers(vlm.model, kind).items()}  # type: ignore[arg-type]
+        return self.states(vlm.encode(self.prompts[:1]), modules, None)
 
     # the checks
 
@@ -339,7 +323,7 @@ class Checks:
                 f"the picture is added again behind layers {between[0]} to {between[-1]} (DeepStack): patching an "
                 f"image token means something from residual layer {between[-1] + 2} on"
             )
-        self._kept["added"] = between[-1] + 1 if between else 0
+        self.added = between[-1] + 1 if between else 0
         return self._ends(run[-1])
 
     def _ends(self, last: int) -> Check:
@@ -472,7 +456,7 @@ class Checks:
         """All states behind the last addition, put in the place of another prompt's, give that one's logits."""
         from interp.hooks.residual import LayerStates, edit_residual
 
-        vlm, layer = self.vlm, self._kept.get("added", 0)
+        vlm, layer = self.vlm, self.added
         if vlm.layout.cross_attended:
             raise _NotShown("pictures are read by cross-attention")
         kept: list[Tensor] = []

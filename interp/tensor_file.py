@@ -83,28 +83,18 @@ def digest_of(path: Path) -> str:
         raise UserError(f"nothing learned at {path} ({error.strerror}); learn it first") from error
 
 
-def check_model(vlm: "VLM", learned: NamedTensors, width: int) -> None:
-    """Checks that ``learned``, of ``width`` channels, was written for the weights of ``vlm``.
+def check_model(vlm: "VLM", learned: NamedTensors, width: int | None = None) -> None:
+    """Checks that ``learned``, of ``width`` channels where it has any, was written for the weights of ``vlm``.
 
     Raises:
         UserError: another width or another revision.
     """
-    kind = learned.about["kind"]
+    kind, about = learned.about["kind"], learned.about
     own = int(vlm.model.config.get_text_config().hidden_size)
-    if own != width:
+    if width not in (None, own):
         raise UserError(
             f"{kind} was learned on a model of width {width}, and {vlm.name} has {own}; learn it on this model"
         )
-    check_revision(vlm, learned)
-
-
-def check_revision(vlm: "VLM", learned: NamedTensors) -> None:
-    """Checks that ``learned`` was written for the weights of ``vlm``.
-
-    Raises:
-        UserError: another revision.
-    """
-    kind, about = learned.about["kind"], learned.about
     if about.get("revision") != vlm.revision:
         raise UserError(
             f"{kind} was learned on {about.get('model')} at revision {about.get('revision')}, "

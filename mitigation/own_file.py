@@ -32,7 +32,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from interp.errors import UserError
-from interp.tensor_file import NamedTensors, check_revision, digest_of, read_tensors, write_tensors
+from interp.tensor_file import NamedTensors, check_model, digest_of, read_tensors, write_tensors
 from mitigation.branches import BranchLogits, BranchMethod
 from mitigation.method import Abilities, MethodFault, abilities
 from mitigation.wrappers import Shifted, ShiftedTrainable
@@ -231,7 +231,7 @@ class OwnFile(_Own):
         wanted = _given(own)
         given: dict[str, Any] = {PROMPTS: prompts} if PROMPTS in wanted else {}
         if LEARNED in wanted:
-            check_revision(vlm, self._file)
+            check_model(vlm, self._file)
             given[LEARNED] = {**self._file.about["numbers"], **self._file.tensors}
         return partial(own, **given)
 

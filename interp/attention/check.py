@@ -20,10 +20,11 @@ from interp.attention.record import Queries, Record, record_attention
 from interp.errors import UserError
 from interp.hooks.attention import AttentionCall, intercept
 from interp.output_head import float32_head
+from interp.prompt import Prompt, inverted
 from interp.segments import Segments, segment
 
 if TYPE_CHECKING:
-    from interp.vlm import VLM, Prompt
+    from interp.vlm import VLM
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 """Largest allowed absolute difference of a mass, by the model's dtype; and of a logit, where that is larger than
@@ -55,7 +56,7 @@ class RecorderCheck:
         return max(self.tolerance, NOISES * self.noise)
 
 
-def check_recorder(vlm: "VLM", prompts: "Sequence[Prompt] | None" = None) -> RecorderCheck:
+def check_recorder(vlm: "VLM", prompts: Sequence[Prompt] | None = None) -> RecorderCheck:
     """Runs the self-test on ``prompts``: with images, and of different lengths so that one is padded (default: two
     synthetic ones).
 
@@ -79,7 +80,7 @@ def check_recorder(vlm: "VLM", prompts: "Sequence[Prompt] | None" = None) -> Rec
         kernel_error=_error(every, eager),
         rows_error=_error(verdict, eager),
         logit_error=float((logits - native).abs().max()),
-        image_effect=float((_verdict_logits(vlm, vlm.encode(_swapped(prompts))) - native).abs().max()),
+        image_effect=float((_verdict_logits(vlm, vlm.encode([inverted(one) for one in prompts])) - native).abs().max()),
         tolerance=TOLERANCE[vlm.dtype],
         dtype=str(vlm.dtype).removeprefix("torch."),
         noise=float((torch.cat([_verdict_logits(vlm, vlm.encode([one])) for one in prompts]) - native).abs().max()),
@@ -106,22 +107,11 @@ def _judge(result: RecorderCheck, name: str) -> None:
         )
 
 
-def _made_up() -> "list[Prompt]":
+def _made_up() -> list[Prompt]:
     """Two questions of different lengths about noise images, in which every patch matters a little."""
-    from interp.vlm import Prompt
-
     noise = np.random.default_rng(0).integers(0, 256, (2, 336, 336, 3), dtype=np.uint8)
     texts = ("Is this safe?", "Look at the picture before you answer. Is it safe to do what it shows?")
     return [Prompt(text, Image.fromarray(pixels)) for text, pixels in zip(texts, noise, strict=True)]
-
-
-def _swapped(prompts: "Sequence[Prompt]") -> "list[Prompt]":
-    """Each prompt with the negative of its picture, which has the same size and so the same tokens."""
-    from dataclasses import replace
-
-    from PIL import ImageOps
-
-    return [replace(p, image=ImageOps.invert(p.image.convert("RGB"))) if p.image is not None else p for p in prompts]
 
 
 def _verdict_logits(vlm: "VLM", encoded: Any) -> Float[Tensor, "row vocab"]:
