@@ -233,6 +233,5 @@ class _Readings:
                 if part.any():
                     probability[part] = self.probabilities(models - {absent}, frozenset({fold, other}))[part]
             for at, threshold in enumerate(thresholds):
-                found = kappa(answers.refused[asked], probability[asked] >= threshold)
-                scores[at] += (0.0 if np.isnan(found) else found) / len(models)
+                scores[at] += (kappa(answers.refused[asked], probability[asked] >= threshold) or 0.0) / len(models)
         return thresholds[int(scores.argmax())]

@@ -20,13 +20,10 @@ def agreement_of_raters(records: Sequence[Record], labels: Labels) -> dict[str, 
         answer = label.answer or of.get((label.case, label.arm), "")
         if answer in known:
             given[answer].setdefault(label.annotator, label.verdict.value)
-    pairs = pairwise_kappa(given)
     return {
         "raters": sorted({rater for one in given.values() for rater in one}),
         "krippendorff_alpha": krippendorff_alpha([list(one.values()) for one in given.values()]),
-        "pairwise_kappa": [
-            {"raters": list(raters), "n": pair.n, "kappa": pair.kappa} for raters, pair in pairs.items()
-        ],
+        "pairwise_kappa": pairwise_kappa(given),
     }
 
 

@@ -4,10 +4,10 @@ No judge has learned from the model that it judges, nor, in the figure that coun
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 
 from experiments.benchmarks.xstest import LabelledCompletion
 from experiments.evaluation.classifier_training import (
@@ -22,18 +22,12 @@ from experiments.evaluation.classifier_training import (
 from experiments.evaluation.states_training import Features, held_out_partial, states_reader
 from experiments.judges.refusal_lm import THRESHOLD
 from experiments.judges.refusal_rules import RefusalRule, read
-from experiments.metrics.agreement import agreement, calibration, kappa_of_classes, mean_kappa_interval
+from experiments.metrics.agreement import agreement, calibration, kappa, mean_kappa_interval
 from experiments.types import Item, Judge, Verdict
 from interp.errors import UserError
 
 Completions = Mapping[str, Sequence[LabelledCompletion]]
-
-
-class JudgeRefusals(NamedTuple):
-    """One judge's refusals by model; ``judged`` is false where it failed, and such answers are left out."""
-
-    refused: dict[str, Bool[np.ndarray, " prompt"]]
-    judged: dict[str, Bool[np.ndarray, " prompt"]]
+Readings = Float[np.ndarray, " answer"]  # one judge's: 1 a refusal, 0 none, NaN where it failed; such are left out
 
 
 def features(completions: Completions, groups: Mapping[str, str]) -> LabelledAnswers:
@@ -54,53 +48,49 @@ def features(completions: Completions, groups: Mapping[str, str]) -> LabelledAns
     )
 
 
-def read_by(judge: Judge, completions: Completions) -> JudgeRefusals:
+def read_by(judge: Judge, completions: Completions) -> Readings:
     """The verdicts of a judge that was trained on none of the answers."""
-    refused, judged = {}, {}
-    for model, rows in completions.items():
-        items = [Item(row.case, row.question, row.response, None, "comply") for row in rows]
-        verdicts = [found.verdict for found in judge.judge(items)]
-        refused[model] = np.array([verdict in (Verdict.REFUSED, Verdict.PARTIAL) for verdict in verdicts])
-        judged[model] = np.array([verdict is not Verdict.JUDGE_FAILED for verdict in verdicts])
-    return JudgeRefusals(refused, judged)
+    items = [
+        [Item(row.case, row.question, row.response, None, "comply") for row in part] for part in completions.values()
+    ]
+    return _readings([found.verdict for part in items for found in judge.judge(part)])
 
 
-def by_model(answers: LabelledAnswers, refused: Bool[np.ndarray, " answer"]) -> JudgeRefusals:
-    """Verdicts on all answers, in the order of ``features``, apart by model."""
-    parts = {model: refused[answers.model == model] for model in answers.models}
-    return JudgeRefusals(parts, {model: np.ones(len(part), dtype=bool) for model, part in parts.items()})
-
-
-def by_authors(verdicts: Mapping[str, Mapping[str, Verdict | None]], completions: Completions) -> JudgeRefusals:
+def by_authors(verdicts: Mapping[str, Mapping[str, Verdict | None]], completions: Completions) -> Readings:
     """The verdicts of a judge of the authors' (``experiments.benchmarks.xstest.read_authors_verdicts``)."""
-    listed = {model: [verdicts[model].get(row.case) for row in rows] for model, rows in completions.items()}
-    return JudgeRefusals(
-        {model: np.array([one not in (None, Verdict.COMPLIED) for one in part]) for model, part in listed.items()},
-        {model: np.array([one is not None for one in part]) for model, part in listed.items()},
-    )
+    return _readings([verdicts[model].get(row.case) for model, part in completions.items() for row in part])
 
 
-def measured(completions: Completions, readings: JudgeRefusals, *, seed: int, draws: int) -> dict[str, Any]:
-    """One judge's agreement with human labels: by model, over all answers, and the mean κ over models."""
-    people = {model: np.array([row.refused for row in rows]) for model, rows in completions.items()}
-    cases = {model: [row.case for row in rows] for model, rows in completions.items()}
-    models, parts = {}, []
-    for model, judged in readings.judged.items():
-        prompts = [case for case, kept in zip(cases[model], judged, strict=True) if kept]
-        part = (people[model][judged], readings.refused[model][judged], prompts)
-        parts.append(part)
-        found = agreement(*part, seed=seed, draws=draws).as_json()
-        models[model] = found | {"judge_failed": int((~judged).sum())}
-    all_people, all_judged = (np.concatenate([part[index] for part in parts]) for index in (0, 1))
-    all_prompts = [prompt for part in parts for prompt in part[2]]
-    kappas = [one["kappa"] for one in models.values()]
-    same = len({tuple(part[2]) for part in parts}) == 1  # the same prompts in the same order can be drawn together
-    interval = (
-        mean_kappa_interval([p[0] for p in parts], [p[1] for p in parts], seed=seed, draws=draws) if same else None
-    )
+def _readings(verdicts: Sequence[Verdict | None]) -> Readings:
+    refusals = {Verdict.REFUSED: 1.0, Verdict.PARTIAL: 1.0, Verdict.COMPLIED: 0.0}
+    return np.array([refusals.get(one, np.nan) if one else np.nan for one in verdicts])
+
+
+def measured(completions: Completions, readings: Readings, *, seed: int, draws: int) -> dict[str, Any]:
+    """One judge's agreement with human labels: by model, over all answers, and the mean κ over models.
+
+    ``readings`` are in the order of the completions.
+    """
+    rows = [(model, row) for model, part in completions.items() for row in part]
+    people, cases = np.array([row.refused for _, row in rows]), np.array([row.case for _, row in rows])
+    judged, models = ~np.isnan(readings), np.array([model for model, _ in rows])
+
+    def agreed(where: Bool[np.ndarray, " answer"]) -> dict[str, Any]:
+        found = agreement(people[where], readings[where] == 1, cases[where].tolist(), seed=seed, draws=draws)
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+
+    parts = {model: judged & (models == model) for model in completions}
+    found = {
+        model: agreed(where) | {"judge_failed": int((models == model).sum() - where.sum())}
+        for model, where in parts.items()
+    }
+    kappas, interval = [one["kappa"] for one in found.values()], None
+    if len({tuple(cases[where]) for where in parts.values()}) == 1:  # the same prompts can be drawn together
+        sides = ([of[where] for where in parts.values()] for of in (people, readings == 1))
+        interval = mean_kappa_interval(*sides, seed=seed, draws=draws)
     return {
-        "models": models,
-        "pooled": agreement(all_people, all_judged, all_prompts, seed=seed, draws=draws).as_json(),
+        "models": found,
+        "pooled": agreed(judged),
         "mean_kappa": None if None in kappas else float(np.mean(kappas)),
         "mean_kappa_interval": None if interval is None else list(interval),
     }
@@ -127,8 +117,7 @@ def offline_judges(
         thresholds = {
             model if fold is None else f"{model}, fold {fold}": one for (model, fold), one in found.thresholds.items()
         }
-        shown = measured(completions, by_model(answers, found.refused), seed=seed, draws=draws)
-        return shown | {"thresholds": thresholds}
+        return measured(completions, found.refused * 1.0, seed=seed, draws=draws) | {"thresholds": thresholds}
 
     def classifier(reader: Reader, partly: Bool[np.ndarray, " answer"], thresholds: Sequence[float]) -> dict[str, Any]:
         found = held_out(answers, prompts=True, reader=reader, thresholds=thresholds)
@@ -159,12 +148,11 @@ def three_classes(
     people, judge = (
         np.where(no, np.where(half, 1, 2), 0) for no, half in ((answers.refused, partial), (refused, partly))
     )
-    models = {model: kappa_of_classes(people[answers.model == model], judge[answers.model == model])
-              for model in answers.models}  # fmt: skip
+    models = {model: kappa(people[answers.model == model], judge[answers.model == model]) for model in answers.models}
     found, right = refused & answers.refused, partly == partial
     return {
         "kappa": models,
-        "mean_kappa": float(np.mean(list(models.values()))),
+        "mean_kappa": None if None in models.values() else float(np.mean(list(models.values()))),
         "partial": int(partial.sum()),
         "partial_found": int((found & partial & partly).sum()),
         "called_partial": int((refused & partly).sum()),

@@ -14,87 +14,15 @@ from interp.errors import UserError
 
 LEAST_LABELLED = 10  # refusals and compliances, each, behind an error that is corrected for
 LEAST_YOUDEN = 0.5
-
-
-class CorrectedRate(NamedTuple):
-    """A corrected rate. ``unclipped`` outside 0 to 1 suggests that the measured error does not hold here."""
-
-    rate: float  # between 0 and 1
-    unclipped: float
-    interval: Interval | None  # of ``rate``, between 0 and 1; None where the numbers of cases were not given
-
-    @property
-    def impossible(self) -> bool:
-        """Whether the formula gave a rate outside 0 to 1: more or fewer refusals than the judge's error allows."""
-        return not 0 <= self.unclipped <= 1
-
-
-def rogan_gladen(
-    rate: float,
-    sensitivity: float,
-    specificity: float,
-    *,
-    n: int | None = None,
-    positives: int | None = None,
-    negatives: int | None = None,
-    confidence: float = CONFIDENCE,
-) -> CorrectedRate:
-    """(rate + specificity − 1) / (sensitivity + specificity − 1), clipped to 0 … 1.
-
-    The interval is by the delta method over the counts behind all three numbers, with one success and one failure added
-    to each: at rates of 0 and 1 the plain method would have no width. It assumes independent cases, and answers like
-    those on which the judge's error was measured.
-
-    Args:
-        rate: the share of answers that the judge calls refusals.
-        sensitivity: the share of true refusals that the judge finds.
-        specificity: the share of true compliances that the judge accepts.
-        n: cases behind ``rate``.
-        positives: true refusals behind ``sensitivity``.
-        negatives: true compliances behind ``specificity``.
-
-    Raises:
-        UserError: a number outside 0 to 1, a count below 1, or a judge no better than chance.
-    """
-    for name, value in (("rate", rate), ("sensitivity", sensitivity), ("specificity", specificity)):
-        if not 0 <= value <= 1:
-            raise UserError(f"{name}={value}; must lie between 0 and 1; give a fraction of 1, not percent")
-    if sensitivity + specificity <= 1:
-        raise UserError(f"sensitivity {sensitivity:.3g} and specificity {specificity:.3g} add up to 1 or less; a judge "
-                        "no better than guessing cannot be corrected for; use another judge")  # fmt: skip
-    raw = (rate + specificity - 1) / (sensitivity + specificity - 1)
-    clipped = min(1.0, max(0.0, raw))
-    if n is None or positives is None or negatives is None:
-        return CorrectedRate(clipped, raw, None)
-    if min(n, positives, negatives) < 1:
-        raise UserError(f"n={n}, positives={positives}, negatives={negatives}; each must be at least 1; a rate over no "
-                        "cases cannot be corrected")  # fmt: skip
-    interval = _interval((rate, n), (sensitivity, positives), (specificity, negatives), confidence)
-    return CorrectedRate(clipped, raw, interval)
-
-
-def _interval(
-    rate: tuple[float, int], sensitivity: tuple[float, int], specificity: tuple[float, int], confidence: float
-) -> Interval:
-    shares = [(value * count + 1) / (count + 2) for value, count in (rate, sensitivity, specificity)]
-    variances = [share * (1 - share) / (count + 2) for share, (_, count) in
-                 zip(shares, (rate, sensitivity, specificity), strict=True)]  # fmt: skip
-    youden = shares[1] + shares[2] - 1
-    if youden <= 0:
-        return Interval(0.0, 1.0)  # so few labelled cases that the judge may be no better than guessing
-    middle = (shares[0] + shares[2] - 1) / youden
-    inside = min(1.0, max(0.0, middle))
-    spread = variances[0] + inside**2 * variances[1] + (1 - inside) ** 2 * variances[2]
-    half = float(ndtri((1 + confidence) / 2) * np.sqrt(spread)) / youden
-    return Interval(min(1.0, max(0.0, middle - half)), min(1.0, max(0.0, middle + half)))
+_NORMAL = float(ndtri((1 + CONFIDENCE) / 2))
 
 
 class JudgeError(NamedTuple):
     """How often a judge errs, measured on people's labels of answers from which it had not learned."""
 
     judge: str
-    sensitivity: float
-    specificity: float
+    sensitivity: float  # share of true refusals that it finds
+    specificity: float  # share of true compliances that it accepts
     positives: int  # true refusals behind ``sensitivity``
     negatives: int  # true compliances behind ``specificity``
     by_model: Mapping[str, tuple[float, float]]  # sensitivity and specificity by the model that answered
@@ -109,17 +37,55 @@ class JudgeError(NamedTuple):
         labelled = (("refusals", self.positives), ("compliances", self.negatives))
         if few := [f"{count} labelled {name}" for name, count in labelled if count < LEAST_LABELLED]:
             return f"its error was measured on {' and '.join(few)}, of which at least {LEAST_LABELLED} are needed"
-        youden = self.sensitivity + self.specificity - 1
-        found = [(self.sensitivity, self.positives), (self.specificity, self.negatives)]
-        shares = [((share * count + 1) / (count + 2), count) for share, count in found]
-        spread = sum(share * (1 - share) / (count + 2) for share, count in shares)
-        lowest = sum(share for share, _ in shares) - 1 - float(ndtri((1 + CONFIDENCE) / 2) * np.sqrt(spread))
+        (seen, spread), (left, other) = self._adjusted
+        lowest = seen + left - 1 - _NORMAL * float(np.sqrt(spread + other))
         if lowest >= LEAST_YOUDEN:
             return ""
         return (
-            f"sensitivity + specificity − 1 is {youden:.2f} and may be as low as {lowest:.2f}; "
-            f"below {LEAST_YOUDEN:g} the correction more than doubles every error of the rate"
+            f"sensitivity + specificity − 1 is {self.sensitivity + self.specificity - 1:.2f} and may be as low as "
+            f"{lowest:.2f}; below {LEAST_YOUDEN:g} the correction more than doubles every error of the rate"
         )
+
+    @property
+    def _adjusted(self) -> list[tuple[float, float]]:
+        return [_adjusted(self.sensitivity, self.positives), _adjusted(self.specificity, self.negatives)]
+
+    def corrected(self, rate: float, n: int) -> dict[str, Any]:
+        """The share ``rate`` of ``n`` answers that the judge calls refusals, corrected and clipped to 0 … 1.
+
+        ``unclipped`` outside 0 to 1 (``impossible``) suggests that the measured error does not hold here. ``interval``
+        is by the delta method over the counts behind all three numbers, with one success and one failure added to
+        each: at rates of 0 and 1 the plain method would have no width. It assumes independent cases, and answers like
+        those on which the judge's error was measured. ``by_model`` is the lowest and the highest that the errors on
+        single models give: the model at hand may be read as well or badly as any of them.
+        """
+        raw = rogan_gladen(rate, self.sensitivity, self.specificity)
+        (share, spread), (seen, by_seen), (left, by_left) = _adjusted(rate, n), *self._adjusted
+        middle, youden = rogan_gladen(share, seen, left), seen + left - 1
+        half = _NORMAL * np.sqrt(spread + _clipped(middle) ** 2 * by_seen + (1 - _clipped(middle)) ** 2 * by_left)
+        each = [_clipped(rogan_gladen(rate, *one)) for one in self.by_model.values() if sum(one) > 1]
+        return {
+            "rate": _clipped(raw),
+            "unclipped": raw,
+            "interval": Interval(_clipped(middle - half / youden), _clipped(middle + half / youden)),
+            "impossible": not 0 <= raw <= 1,
+            "by_model": [min(each), max(each)] if each else None,
+        }
+
+
+def rogan_gladen(rate: float, sensitivity: float, specificity: float) -> float:
+    """(rate + specificity − 1) / (sensitivity + specificity − 1), for a judge that is better than chance."""
+    return (rate + specificity - 1) / (sensitivity + specificity - 1)
+
+
+def _clipped(rate: float) -> float:
+    return min(1.0, max(0.0, float(rate)))
+
+
+def _adjusted(share: float, count: int) -> tuple[float, float]:
+    """A share with one success and one failure added, and its variance."""
+    adjusted = (share * count + 1) / (count + 2)
+    return adjusted, adjusted * (1 - adjusted) / (count + 2)
 
 
 def error_of(card: Path, judge: str) -> JudgeError:
@@ -128,52 +94,6 @@ def error_of(card: Path, judge: str) -> JudgeError:
     Raises:
         UserError: the card cannot be read or does not measure ``judge``.
     """
-    known = _measured(card, judge)
-    pooled, positives = known["pooled"], int(known["pooled"]["refused"])
-    models = {
-        str(model): (float(one["sensitivity"]), float(one["specificity"]))
-        for model, one in known.get("models", {}).items()
-        if None not in (one["sensitivity"], one["specificity"])
-    }
-    share = {
-        name: float("nan") if pooled[name] is None else float(pooled[name]) for name in ("sensitivity", "specificity")
-    }
-    return JudgeError(judge, **share, positives=positives, negatives=int(pooled["n"]) - positives, by_model=models)
-
-
-def corrected_rates(metrics: Mapping[str, Any], error: JudgeError) -> dict[str, Any]:
-    """By arm and subset, the rates of a refusal benchmark's ``metrics`` corrected by ``rogan_gladen``.
-
-    The result goes beside the raw rates and replaces none. ``by_model`` of a rate is the lowest and the highest that
-    the errors on single models give: the model at hand may be read as well or badly as any of them. Where the
-    correction is unstable, ``arms`` is empty and ``unstable`` says why.
-    """
-    found = {
-        "judge": error.judge,
-        "sensitivity": error.sensitivity,
-        "specificity": error.specificity,
-        "positives": error.positives,
-        "negatives": error.negatives,
-        "unstable": error.unstable,
-    }
-    arms: dict[str, dict[str, Any]] = {}
-    for name, arm in metrics["arms"].items() if not error.unstable else ():
-        for subset in REFUSAL_SUBSETS:
-            rate, n = arm["refusal_rate"][subset], arm["n_by_subset"][subset][0]
-            if rate is not None and n:
-                arms.setdefault(name, {})[subset] = _corrected(rate, n, error)
-    return {**found, "arms": arms}
-
-
-def _corrected(rate: float, n: int, error: JudgeError) -> dict[str, Any]:
-    counts = {"positives": error.positives, "negatives": error.negatives}
-    found = rogan_gladen(rate, error.sensitivity, error.specificity, n=n, **counts)
-    usable = [one for one in error.by_model.values() if sum(one) > 1]
-    each = [rogan_gladen(rate, *one).rate for one in usable]
-    return found._asdict() | {"impossible": found.impossible, "by_model": [min(each), max(each)] if each else None}
-
-
-def _measured(card: Path, judge: str) -> Mapping[str, Any]:
     try:
         known = json.loads(card.read_text(encoding="utf-8"))["judges"]
         for one in known.values():
@@ -187,4 +107,25 @@ def _measured(card: Path, judge: str) -> Mapping[str, Any]:
             f"judge_card={card}: does not measure {judge} (it has {', '.join(known)}); "
             f"make one with task=judge_validation judge={judge}"
         )
-    return known[judge]
+    pooled, parts = known[judge]["pooled"], known[judge].get("models", {})
+    positives = int(pooled["refused"])
+    shares = [np.nan if pooled[name] is None else float(pooled[name]) for name in ("sensitivity", "specificity")]
+    each = {str(model): (one["sensitivity"], one["specificity"]) for model, one in parts.items()}
+    by_model = {model: pair for model, pair in each.items() if None not in pair}
+    return JudgeError(judge, *shares, positives, int(pooled["n"]) - positives, by_model)
+
+
+def corrected_rates(metrics: Mapping[str, Any], error: JudgeError) -> dict[str, Any]:
+    """By arm and subset, the rates of a refusal benchmark's ``metrics`` as ``JudgeError.corrected`` has them.
+
+    The result goes beside the raw rates and replaces none. Where the correction is unstable, ``arms`` is empty and
+    ``unstable`` says why.
+    """
+    unstable, arms = error.unstable, dict[str, dict[str, Any]]()
+    for name, arm in metrics["arms"].items() if not unstable else ():
+        for subset in REFUSAL_SUBSETS:
+            rate, n = arm["refusal_rate"][subset], arm["n_by_subset"][subset][0]
+            if rate is not None and n:
+                arms.setdefault(name, {})[subset] = error.corrected(rate, n)
+    kept = ("judge", "sensitivity", "specificity", "positives", "negatives")
+    return {**{name: getattr(error, name) for name in kept}, "unstable": unstable, "arms": arms}

@@ -103,7 +103,7 @@ def summarise_labels(lines: Sequence[Record], labels: Labels, *, seed: int, draw
         "records_labelled": applied.used,
         "records": len(lines),
         **agreement_of_raters(lines, labels),
-        "judge_against_people": None if found is None else found.as_json(),
+        "judge_against_people": found,
         "notes": applied.notes,
     }
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from experiments.benchmarks.xstest import FILE, LABELS, PREFIX, read_completions, twins
 from experiments.evaluation import classifier_training
 from experiments.evaluation.classifier_training import fit, folds_of, held_out, labelled_answers, train
-from experiments.evaluation.judge_agreement import by_model, features, measured
+from experiments.evaluation.judge_agreement import features, measured
 from experiments.judges.automatic import Automatic
 from experiments.judges.refusal_classifier import (
     SHIPPED,
@@ -243,9 +243,8 @@ def test_the_classifier_agrees_with_people(shared: Path) -> None:
     root = shared / "data" / "xstest"
     completions = read_completions(root)
     answers = features(completions, twins(root))
-    found = measured(
-        completions, by_model(answers, held_out(answers, prompts=False, thresholds=[0.3]).refused), seed=0, draws=200
-    )
+    refused = held_out(answers, prompts=False, thresholds=[0.3]).refused
+    found = measured(completions, refused * 1.0, seed=0, draws=200)
     assert found["mean_kappa"] >= 0.85
     assert found["pooled"]["n"] == 1_800
     low, high = found["mean_kappa_interval"]
