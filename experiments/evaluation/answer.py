@@ -30,7 +30,6 @@ from experiments.evaluation.arms import by_prefill
 from experiments.evaluation.case_batches import Opened, form, opened, prompt_of
 from experiments.evaluation.judging import judge_batch, scored
 from experiments.evaluation.shift_ranges import RANGES, ranged, take_over
-from experiments.evaluation.steps import STEPS, StepStore
 from experiments.runs import records
 from experiments.runs.resumption import PREDICTIONS, RunStore
 from experiments.runs.stopping import written_first
@@ -40,7 +39,7 @@ from interp.errors import UserError
 from mitigation.branches import keeping_logits
 from mitigation.method import OWES, Baseline, MethodFault, abilities, check_answers
 from mitigation.own_file import line_in
-from mitigation.steps import recorded_by
+from mitigation.steps import StepAnswer, recorded_by
 
 if TYPE_CHECKING:
     from interp.speed.prefills import PrefillStore
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
 
 BASELINE = "baseline"
 PREFILLS = ("prefills", "prefills_reused")
+STEPS = "steps.jsonl"
 SKIPS = "skips.jsonl"
 COST = "cost.jsonl"  # a line a batch: its cases, tokens, seconds, and what its steps took
 LOGITS = "logits.jsonl"  # a line a case and arm: its kept logits (``mitigation.kept_logits``)
@@ -148,7 +148,6 @@ class Answering:
         launch, each_costs = self.store.launch, self.run.endpoint is not None
         shares = self._computes and len(arms) > 1
         work = [_due(asked.values(), batch, each_costs=each_costs) for batch in launch.share(pending)]
-        stamp = {} if fold is None else {"fold": fold}
         left: set[str] = set()
         with (
             _progress(self.console, hidden=not pending and file != PREDICTIONS) as progress,
@@ -168,29 +167,16 @@ class Answering:
                 for name in by_prefill(arms):
                     arm = asked[name]
                     wanted = arm.to_ask(batch, each_costs=each_costs) if name not in left else []
-                    if wanted:
-                        known = {sample.id for sample in wanted if arm.holds(sample)}
-                        if shares:
+                    try:
+                        if wanted and shares:
                             self.prefills.turn()
-                        try:
-                            kept: dict[str, dict[str, Any]] = {}
-                            keeper = partial(_keep, kept) if self.keep_logits and file == PREDICTIONS else None
-                            with written_first(), self.batching(name), keeping_logits(keeper):
-                                answered = list(self._answer_batch(arm, wanted, [shown[one.id] for one in wanted]))
-                                fresh = [line for line in answered if line["case"] not in known]
-                                lines = [r | {"settings": arm.settings[r["case"]]} | stamp for r in fresh]
-                                for notes, found in ((LOGITS, kept), (RANGES, self._ranges)):
-                                    if noted := [
-                                        records.of_key(r) | found[r["case"]] for r in lines if r["case"] in found
-                                    ]:
-                                        self.store.append(noted, notes)  # first: an answer has its notes
-                                self._ranges.clear()
-                                self.store.append(lines, file)
-                        except MethodFault as fault:
-                            if on_fault is None:
-                                raise
-                            left |= {name, *on_fault(name, fault)}
-                            continue
+                        if wanted:
+                            self._answer_batch(arm, wanted, shown, file, fold)
+                    except MethodFault as fault:
+                        if on_fault is None:
+                            raise
+                        left |= {name, *on_fault(name, fault)}
+                        continue
                     progress.advance(bars[name], sum(len(batch) for batch in here if arm.lacks(batch)))
                 if shares:
                     self.prefills.clear()
@@ -293,7 +279,7 @@ class Answering:
     def _steps(self) -> AbstractContextManager[None]:
         if self.vlm is None:
             return nullcontext()
-        return recorded_by(StepStore(self.store, self.vlm, _identity(self.run, self.vlm)))
+        return recorded_by(_StepStore(self.store, self.vlm, _identity(self.run, self.vlm)))
 
     def settings(self, method: "Method | AnsweredElsewhere", samples: Sequence[Sample]) -> dict[str, str]:
         """By case, a hash of everything that can change its answer: model, method, token budget, and its content."""
@@ -308,27 +294,38 @@ class Answering:
             return [repr(method), method.fingerprint()]
         return [*_identity(self.run, self.vlm), repr(method), self._new_tokens, *(["score"] if self._scored else [])]
 
-    def _answer_batch(self, arm: _Arm, batch: Sequence[Sample], pictures: Sequence[Opened]) -> Iterator[dict[str, Any]]:
-        """The records of a batch under an arm, but for their settings, which depend on the case."""
-        name, method, settings = arm.name, arm.method, ""
-        if isinstance(method, AnsweredElsewhere):
-            known, generation = method.answers(batch)
-            yield from judge_batch(known, name, settings, generation, self.run.judge)
-            return
-        prompts: list[Prompt] = []
-        shown: list[Sample] = []
-        for sample, picture in zip(batch, pictures, strict=True):
-            if isinstance(picture, BadImage):
-                yield records.failed(sample, name, settings, Status.BAD_IMAGE, str(picture))
+    def _answer_batch(
+        self, arm: _Arm, batch: Sequence[Sample], pictures: Mapping[str, Opened], file: str, fold: int | None
+    ) -> None:
+        """Answers a batch under an arm, has the answers judged, and records those that were not recorded before."""
+        name, method, kept = arm.name, arm.method, dict[str, dict[str, Any]]()
+        known = {sample.id for sample in batch if arm.holds(sample)}
+        keeper = partial(_keep, kept) if self.keep_logits and file == PREDICTIONS else None
+        with written_first(), self.batching(name), keeping_logits(keeper):
+            if isinstance(method, AnsweredElsewhere):
+                asked, generation = method.answers(batch)
+                found = [*judge_batch(asked, name, "", generation, self.run.judge)]
             else:
-                prompts.append(prompt_of(sample, picture))
-                shown.append(sample)
-        if prompts:
-            generation = self._generate(name, method, prompts)
-            if self._scored:
-                yield from scored(shown, name, settings, generation)
-            else:
-                yield from judge_batch(shown, name, settings, generation, self.run.judge)
+                bad = {sample.id for sample in batch if isinstance(pictures[sample.id], BadImage)}
+                found = [
+                    records.failed(sample, name, "", Status.BAD_IMAGE, str(pictures[sample.id]))
+                    for sample in batch
+                    if sample.id in bad
+                ]
+                if asked := [sample for sample in batch if sample.id not in bad]:
+                    prompts = [prompt_of(sample, cast("Any", pictures[sample.id])) for sample in asked]
+                    generation = self._generate(name, method, prompts)
+                    if self._scored:
+                        found += scored(asked, name, "", generation)
+                    else:
+                        found += judge_batch(asked, name, "", generation, self.run.judge)
+            own = {} if fold is None else {"fold": fold}
+            lines = [r | {"settings": arm.settings[r["case"]]} | own for r in found if r["case"] not in known]
+            for notes, of_case in ((LOGITS, kept), (RANGES, self._ranges)):
+                if noted := [records.of_key(r) | of_case[r["case"]] for r in lines if r["case"] in of_case]:
+                    self.store.append(noted, notes)  # first: an answer has its notes
+            self._ranges.clear()
+            self.store.append(lines, file)
 
     def _generate(self, arm: str, method: "Method", prompts: "Sequence[Prompt]") -> "Generation":
         vlm = self.vlm
@@ -369,36 +366,20 @@ class Answering:
         self.console.print(f"{arm}: out of memory; asking {rows} at once from here on", highlight=False, markup=False)
 
     def efficiency(self) -> dict[str, Any]:
-        """For environment.json: batch sizes lowered for lack of memory, prompts that were read and that were not
-        because another arm had read them, and image features reused in this launch."""
-        fitted: dict[str, int] = {}
-        for line in self.store.records(MEMORY):
-            fitted[line["arm"]] = min(line["rows"], fitted.get(line["arm"], line["rows"]))
-        found: dict[str, Any] = {"batch_rows": fitted} if fitted else {}
+        """For environment.json, of what there is: by arm its ``cost``, and the work ``skips`` of its second branch;
+        batch sizes lowered for lack of memory; prompts that were read, and that were not because another arm had read
+        them; image features reused in this launch."""
+        lowered = {line["arm"]: self._fitted(line["arm"]) for line in self.store.records(MEMORY)}
         read = {name: sum(arm.get(name, 0) for arm in self._totals(COST).values()) for name in PREFILLS}
-        if any(read.values()):
-            found["prefills"] = read
-        if self._computes and self.prefills.off:
-            found["prefills_not_shared"] = self.prefills.off
-        return found | ({"vision_features": self.features.counts()} if self.features.reused else {})
-
-    def shared(self) -> list[str]:
-        """Sentences on the prefills and image features reused in this launch; empty where none were."""
-        read, known = self._read(), self.features
-        notes = []
-        if read.get("prefills_reused"):
-            total = read["prefills"] + read["prefills_reused"]
-            notes = [
-                f"{read['prefills_reused']:,} of {total:,} prompts were not read again: another arm had asked the same "
-                f"({read['prefill_seconds_saved']:.1f} s saved)."
-            ]
-        if not known.reused:
-            return notes
-        return [
-            *notes,
-            f"The image features of {known.reused:,} of {known.reused + known.computed:,} pictures were those of an "
-            f"earlier arm: {known.seconds:.1f} s saved, {known.counts()['mib']:.1f} MiB held.",
-        ]
+        found = {
+            "skips": self._totals(SKIPS),
+            "cost": self.cost(),
+            "batch_rows": lowered,
+            "prefills": read if any(read.values()) else {},
+            "prefills_not_shared": self.prefills.off if self._computes else "",
+            "vision_features": self.features.counts() if self._computes and self.features.reused else {},
+        }
+        return {name: value for name, value in found.items() if value}
 
     def _count(
         self, arm: str, prompts: "Sequence[Prompt]", generation: "Generation", spent: Mapping[str, int | float]
@@ -410,10 +391,6 @@ class Answering:
         tokens = sum(map(len, generation.token_ids))
         taken = {"cases": len(prompts), "tokens": tokens, **spent}
         self.store.append([batch | taken | (generation.spent or {})], COST)
-
-    def skips(self) -> dict[str, dict[str, int]]:
-        """By arm, the work skipped in the run so far; of a batch that was answered twice, the last counts."""
-        return self._totals(SKIPS)
 
     def cost(self) -> dict[str, dict[str, float]]:
         """By arm, its cases with their tokens and seconds in the run so far, its development split's among them.
@@ -432,11 +409,39 @@ class Answering:
         return totals
 
     def _totals(self, file: str) -> dict[str, dict[str, Any]]:
+        """By arm, the sums of a file's counts; of a batch that was answered twice, the last counts."""
         latest = {(line.pop("arm"), line.pop("first")): line for line in self.store.records(file)}
         totals: dict[str, Counter[str]] = {}
         for (arm, _), counts in latest.items():
             totals.setdefault(arm, Counter()).update(counts)
         return {arm: dict(counts) for arm, counts in totals.items()}
+
+
+class _StepStore:
+    """steps.jsonl: what ``model`` said to the questions that methods ask before an answer, kept as soon as it is said.
+
+    A run that is killed between two steps of a batch goes on after the last one, and arms that ask the same of the same
+    picture share the answer. What each step took stands beside it, so that an arm's cost can be told as if it were
+    alone. ``identity`` is all that tells the model's words from another's.
+    """
+
+    def __init__(self, store: RunStore, model: Any, identity: list[object]) -> None:
+        self.model = model
+        self._store, self._identity = store, identity
+        self._known = {line.pop("step"): StepAnswer(**line) for line in store.records(STEPS)}
+
+    def known(self, asked: str) -> StepAnswer | None:
+        """See ``mitigation.steps.recorded_by``."""
+        return self._known.get(self._key(asked))
+
+    def keep(self, answers: Mapping[str, StepAnswer]) -> None:
+        """Writes them to disk before it returns."""
+        lines = {self._key(asked): vars(one) | {"text": records.writable(one.text)} for asked, one in answers.items()}
+        self._store.append([{"step": key, **line} for key, line in lines.items()], STEPS)
+        self._known |= {key: StepAnswer(**line) for key, line in lines.items()}
+
+    def _key(self, asked: str) -> str:
+        return digest([*self._identity, asked])
 
 
 def _due(arms: Iterable[_Arm], batch: Sequence[Sample], *, each_costs: bool) -> list[Sample]:

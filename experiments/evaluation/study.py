@@ -375,11 +375,9 @@ class Study:
         self.store.write_json("metrics.json", result)
         write_thumbnails(self.store.path, self.samples)
         states.expect(self.store.path, to_come)  # before the run says that its arms are measured
-        skips, cost = self.answering.skips(), self.answering.cost()
         reported = sorted(getattr(self.vlm, "reported", ()))  # what an API called the model that answered
-        more = {"reported": reported, "skips": skips, "cost": cost}
-        more = {name: found for name, found in more.items() if found} | branches(current)
-        self._close(more | self.answering.efficiency(), finished=not self._lost())
+        more = ({"reported": reported} if reported else {}) | branches(current) | self.answering.efficiency()
+        self._close(more, finished=not self._lost())
         return result
 
     def _lost(self) -> int:
@@ -402,12 +400,7 @@ class Study:
         self.console.print()
         self.console.print(shown)
         if self.run.verbose:
-            savings = [
-                *_savings(self.answering.skips()),
-                *self.answering.shared(),
-                *cost_sentences(self.answering.cost()),
-            ]
-            for sentence in savings:
+            for sentence in cost_sentences(self.answering.cost()):
                 self.console.print(sentence, highlight=False, markup=False)
         if lost := self._lost():
             total = f"{lost} of {len(self.records())} requests never got through"
@@ -447,16 +440,6 @@ class Study:
     def _close(self, more: Mapping[str, Any], *, finished: bool) -> None:
         ended = {"finished": records.now()} if finished else {}
         self.store.write_json("environment.json", {**self.environment, **ended, **more})
-
-
-def _savings(skips: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Sentences on what arms with a lazy second branch did not have to compute."""
-    found = []
-    for arm, counts in skips.items():
-        steps = f"{counts['skipped']} of {counts['steps']} steps"
-        prefills = f"{counts['skipped_prefills']} of {counts['prefills'] + counts['skipped_prefills']} prompts"
-        found.append(f"{arm}: the second branch was skipped on {steps}, and its prefill altogether for {prefills}.")
-    return found
 
 
 def _failed_arm(arm: str, fault: MethodFault) -> Analysis:

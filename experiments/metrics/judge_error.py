@@ -109,10 +109,10 @@ def error_of(card: Path, judge: str) -> JudgeError:
         )
     pooled, parts = known[judge]["pooled"], known[judge].get("models", {})
     positives = int(pooled["refused"])
-    shares = [np.nan if pooled[name] is None else float(pooled[name]) for name in ("sensitivity", "specificity")]
+    seen, left = (np.nan if pooled[name] is None else float(pooled[name]) for name in ("sensitivity", "specificity"))
     each = {str(model): (one["sensitivity"], one["specificity"]) for model, one in parts.items()}
     by_model = {model: pair for model, pair in each.items() if None not in pair}
-    return JudgeError(judge, *shares, positives, int(pooled["n"]) - positives, by_model)
+    return JudgeError(judge, seen, left, positives, int(pooled["n"]) - positives, by_model)
 
 
 def corrected_rates(metrics: Mapping[str, Any], error: JudgeError) -> dict[str, Any]:

@@ -123,9 +123,7 @@ def test_arms_that_share_features_and_open_ahead_answer_with_the_same_bits(vlm: 
     without, alone, _ = answered(run_in(tmp_path, "fresh=true", "feature_cache_mib=0", "image_workers=0"), vlm, arms)
     assert list(with_all.items()) == list(without.items())
     assert answering.efficiency()["vision_features"]["pictures_reused"] == 10
-    assert "10 of 30 pictures" in answering.shared()[-1]
     assert "vision_features" not in alone.efficiency()
-    assert not [said for said in alone.shared() if "pictures" in said]
 
 
 SHARED_ARMS: dict[str, Any] = {
@@ -185,7 +183,6 @@ def test_arms_share_prefills_and_a_killed_run_goes_on_with_the_same_bits(
     }
     assert answering.efficiency()["prefills"] == {"prefills": 10 * DISTINCT, "prefills_reused": 10 * 6}
     assert cost["shift"]["seconds"] > cost["shift"]["shared_seconds"] > 0  # alone it would have read the prompts
-    assert any("60 of 90 prompts were not read again" in said for said in answering.shared())
     for dies_at in (1, 4, 7, 11):
         run = run_in(tmp_path / str(dies_at))
         before, part, _ = asked_until(monkeypatch, run, vlm, dies_at)

@@ -11,9 +11,8 @@ import pytest
 from rich.console import Console
 
 from experiments.benchmarks.iconworld import IconWorld
-from experiments.evaluation.answer import Answering
+from experiments.evaluation.answer import STEPS, Answering
 from experiments.evaluation.arms import undescribed
-from experiments.evaluation.steps import STEPS
 from experiments.evaluation.study import limited, opened
 from experiments.report.cases import payload
 from experiments.report.page import cost_sentences
