@@ -98,15 +98,6 @@ class AnswerCache:
         return self.folder / key[:2] / f"{key}.json"
 
 
-@dataclass(frozen=True)
-class Request:
-    """The fields of a chat completion beside the model's name; ``with_image`` says whether a picture is among them."""
-
-    messages: list[dict[str, Any]]
-    max_tokens: int
-    with_image: bool
-
-
 class Endpoint:
     """The connection to one endpoint; safe for several threads. Only this object holds the key; it never shows it.
 
@@ -120,19 +111,26 @@ class Endpoint:
         self._key = config.key()
         self._client = _client(config, self._key, self._wait)
 
-    def ask(self, request: Request, *, again: bool = True) -> Reply:
-        """The answer, or the status of a request without one; an empty or garbled one is asked for ``again``, once.
+    def ask(self, messages: list[dict[str, Any]], max_tokens: int, *, with_image: bool, again: bool = True) -> Reply:
+        """The answer to ``messages``, or the status of a request without one.
+
+        An empty or garbled one is asked for ``again``, once. ``with_image`` says whether there is a picture in them.
 
         Raises:
             UserError: the endpoint refuses the key, the model or the account, so that no request can succeed.
         """
         import openai
 
-        fields = self._fields(request)
+        fields = self._fields(messages, max_tokens)
         try:
             answer = read_completion(self._send(fields))
         except openai.APIStatusError as error:
-            return self._refused(error, request, with_logprobs="logprobs" in fields)
+            status, body, logprobs = error.status_code, error.response.text, "logprobs" in fields
+            kind = classify(status, body, with_image=with_image, with_logprobs=logprobs)
+            if kind is FailureKind.NO_LOGPROBS:
+                self._logprobs = False
+                return self.ask(messages, max_tokens, with_image=with_image)
+            return self._refused(error, kind)
         except openai.APITimeoutError:
             return _failed(f"no reply within {self.config.timeout:g} s")
         except Garbage as error:
@@ -140,7 +138,7 @@ class Endpoint:
         except (openai.OpenAIError, OSError, ValueError) as error:
             return _failed(self._clean(_innermost(error)))
         if again and answer.status in (Status.EMPTY, Status.TRANSPORT_FAILED):
-            return self.ask(request, again=False)
+            return self.ask(messages, max_tokens, with_image=with_image, again=False)
         text, model = self._without_key(answer.text), self._without_key(answer.model)
         return replace(answer, text=text, reason=self._clean(answer.reason), model=model)
 
@@ -174,8 +172,8 @@ class Endpoint:
         except httpx2.HTTPError as error:  # while the body is read, the client does not translate errors
             raise Garbage(f"the connection broke: {error}") from error
 
-    def _fields(self, request: Request) -> dict[str, Any]:
-        fields: dict[str, Any] = {"messages": request.messages, self.config.token_field: request.max_tokens}
+    def _fields(self, messages: list[dict[str, Any]], max_tokens: int) -> dict[str, Any]:
+        fields: dict[str, Any] = {"messages": messages, self.config.token_field: max_tokens}
         if self.config.temperature is not None:
             fields["temperature"] = self.config.temperature
         if self._logprobs:
@@ -184,20 +182,16 @@ class Endpoint:
             fields["extra_body"] = dict(self.config.extra_body)
         return fields
 
-    def _refused(self, error: Any, request: Request, *, with_logprobs: bool) -> Reply:
+    def _refused(self, error: Any, kind: FailureKind) -> Reply:
         """The outcome that an error status means.
 
         Raises:
             UserError: no request can succeed.
         """
-        status, body = error.status_code, error.response.text
-        reason = self._clean(f"{status}: {_message(body)}")
-        kind = classify(status, body, with_image=request.with_image, with_logprobs=with_logprobs)
+        reason = self._clean(f"{error.status_code}: {_message(error.response.text)}")
         if kind is FailureKind.STOP:
-            raise UserError(f"{self.config.base_url} refuses {self.config.model}: {reason}; {self._way_out(status)}")
-        if kind is FailureKind.NO_LOGPROBS:
-            self._logprobs = False
-            return self.ask(request)
+            way_out = self._way_out(error.status_code)
+            raise UserError(f"{self.config.base_url} refuses {self.config.model}: {reason}; {way_out}")
         statuses = {FailureKind.BLOCKED: Status.PROVIDER_BLOCKED, FailureKind.BAD_IMAGE: Status.BAD_IMAGE}
         return Reply(statuses.get(kind, Status.TRANSPORT_FAILED), reason=reason)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from experiments.api.client import AnswerCache, Endpoint, Request
+from experiments.api.client import AnswerCache, Endpoint
 from experiments.api.config import ApiConfig
 from experiments.api.reply import Reply, one_line
 from experiments.benchmarks.images import pixel_digest
@@ -119,8 +119,7 @@ class ApiModel:
         kept = self._cache.get(key) if self._cache else None
         if kept is not None:
             return kept
-        request = Request(_messages(prompt, url), budget, with_image=picture is not None)
-        answer = self._endpoint.ask(request)
+        answer = self._endpoint.ask(_messages(prompt, url), budget, with_image=picture is not None)
         if self._cache:
             self._cache.put(key, answer)
         return answer

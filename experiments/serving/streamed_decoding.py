@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformers import LogitsProcessor, StoppingCriteria, StoppingCriteriaList
+from transformers import LogitsProcessor, StoppingCriteriaList
 
 from experiments.serving.requests import Decoding
 from interp.errors import UserError
@@ -96,7 +96,7 @@ class _WatchedVLM(ProcessingVLM):
     """A VLM whose first ``generate`` is watched; methods that ask again, for a margin, do so unwatched."""
 
     def __init__(self, vlm: "VLM", watch: "_Watch") -> None:
-        super().__init__(vlm, lambda vlm, prompts, encoded, own: watch.begin(encoded))
+        super().__init__(vlm, lambda vlm, prompts, encoded, own: watch.begun_with(encoded))
         self.watch = watch
 
     def encode(self, prompts: "Sequence[Prompt]") -> Any:
@@ -110,17 +110,21 @@ class _WatchedVLM(ProcessingVLM):
         """``VLM.generate``, watched the first time."""
         if self.watch.begun:
             return self._vlm.generate(prompts, **options)
-        stopping = StoppingCriteriaList([*options.pop("stopping_criteria", ()), self.watch.stopping])
+        stopping = StoppingCriteriaList([*options.pop("stopping_criteria", ()), self.watch.stopped])
         generation = super().generate(prompts, stopping_criteria=stopping, **options)
         self.watch.made = generation.token_ids[: len(self.watch.rows)]
         return generation
 
 
-class _Watch:
+class _Watch(LogitsProcessor):
     """What is known of one call of ``generate`` while it runs; its rows are the first of the batch.
 
-    Below them a paired branch has as many others, which get the same tokens.
+    Below them a paired branch has as many others, which get the same tokens. As a logits processor it runs last: it
+    keeps the scores that the token is chosen from, then draws it (``CaseSampler``). The log-probabilities are those of
+    the method's final scores, before temperature and top-p.
     """
+
+    sampled: ClassVar[bool] = True  # so that margins are read before it
 
     def __init__(self, vlm: "VLM", rows: Sequence[Row], decoding: Decoding) -> None:
         self.rows, self.decoding, self.tokenizer, self.ends = rows, decoding, vlm.tokenizer, vlm.end_ids
@@ -129,13 +133,50 @@ class _Watch:
         self.lengths: list[int] = []  # of the prompts, in tokens
         self.made: list[list[int]] = []  # the tokens that were watched
         self.kept: list[tuple[Tensor, Tensor, Tensor]] = []  # by step: log-probability chosen, of the likeliest, which
-        self.processor, self.stopping = _Draw(self), _Stop(self)
+        self._sampler: CaseSampler | None = None
+        if decoding.temperature:
+            keys, seeds = [row.draw_key for row in rows], [row.seed for row in rows]
+            self._sampler = CaseSampler(keys, temperature=decoding.temperature, seed=seeds, top_p=decoding.top_p)
 
-    def begin(self, encoded: Mapping[str, Any]) -> LogitsProcessor:
-        """Notes the prompts' lengths; the processor to add."""
+    def begun_with(self, encoded: Mapping[str, Any]) -> "_Watch":
+        """Notes the prompts' lengths; itself."""
         self.begun = True
         self.lengths = encoded["attention_mask"][: len(self.rows)].sum(-1).tolist()
-        return self.processor
+        return self
+
+    def __call__(
+        self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
+    ) -> Float[Tensor, "row vocab"]:
+        """The scores, with noise where tokens are drawn."""
+        if self.columns is None:
+            self.columns = input_ids.shape[1]
+        final = scores if self._sampler is None else self._sampler(input_ids, scores)
+        if self.decoding.alternatives is not None:
+            rows = len(self.rows)
+            logprobs = scores[:rows].float().log_softmax(-1)
+            chosen = logprobs.gather(1, final[:rows].argmax(-1, keepdim=True))[:, 0]
+            likeliest = logprobs.topk(min(max(self.decoding.alternatives, 1), logprobs.shape[1]))
+            self.kept.append((chosen, likeliest.values, likeliest.indices))
+        return final
+
+    def stopped(self, input_ids: Int[Tensor, "row position"], scores: Any, **_: Any) -> Bool[Tensor, " row"]:
+        """Which rows are done: at a stop string, or where nobody wants the answer any more. Streams on the way."""
+        done = [row.given_up() for row in self.rows]
+        if self.decoding.stop or any(row.on_text is not None for row in self.rows):
+            assert self.columns is not None  # the processor ran before
+            for place, tokens in enumerate(input_ids[: len(self.rows), self.columns :].tolist()):
+                done[place] = self._stops(self.rows[place], tokens) or done[place]
+        return torch.tensor(done * (len(input_ids) // len(self.rows)), device=input_ids.device)
+
+    def _stops(self, row: Row, tokens: list[int]) -> bool:
+        """Whether a stop string is in the answer; streams it otherwise. Nothing is new after an end token."""
+        if any(token in self.ends for token in tokens[:-1]):
+            return False  # ended before this step: what follows is padding
+        if self.stop_in(self.text(tokens)) >= 0:
+            return True
+        if row.on_text is not None:
+            self.stream_certain(row, tokens)
+        return False
 
     def text(self, tokens: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
@@ -207,65 +248,3 @@ class _Watch:
         """One token's text, with the space that it begins with, which decoding alone would drop."""
         text, piece = str(self.tokenizer.decode([token])), str(self.tokenizer.convert_ids_to_tokens(token))
         return f" {text}" if piece[:1] in ("▁", "Ġ") and not text.startswith(" ") else text
-
-
-class _Draw(LogitsProcessor):
-    """Runs last: keeps the scores that the token is chosen from, then draws it (``CaseSampler``).
-
-    The log-probabilities are those of the method's final scores, before temperature and top-p.
-    """
-
-    sampled: ClassVar[bool] = True  # so that margins are read before it
-
-    def __init__(self, watch: _Watch) -> None:
-        self._watch, decoding = watch, watch.decoding
-        self._sampler: CaseSampler | None = None
-        if decoding.temperature:
-            keys, seeds = [row.draw_key for row in watch.rows], [row.seed for row in watch.rows]
-            self._sampler = CaseSampler(keys, temperature=decoding.temperature, seed=seeds, top_p=decoding.top_p)
-
-    def __call__(
-        self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
-    ) -> Float[Tensor, "row vocab"]:
-        """The scores, with noise where tokens are drawn."""
-        watch, decoding = self._watch, self._watch.decoding
-        if watch.columns is None:
-            watch.columns = input_ids.shape[1]
-        final = scores if self._sampler is None else self._sampler(input_ids, scores)
-        if decoding.alternatives is not None:
-            rows = len(watch.rows)
-            logprobs = scores[:rows].float().log_softmax(-1)
-            chosen = logprobs.gather(1, final[:rows].argmax(-1, keepdim=True))[:, 0]
-            likeliest = logprobs.topk(min(max(decoding.alternatives, 1), logprobs.shape[1]))
-            watch.kept.append((chosen, likeliest.values, likeliest.indices))
-        return final
-
-
-class _Stop(StoppingCriteria):
-    """Ends a row at a stop string, or where nobody wants its answer any more; streams on the way."""
-
-    def __init__(self, watch: _Watch) -> None:
-        self._watch = watch
-
-    def __call__(self, input_ids: Int[Tensor, "row position"], scores: Any, **_: Any) -> Bool[Tensor, " row"]:
-        """Which rows are done."""
-        watch = self._watch
-        rows = watch.rows
-        done = [row.given_up() for row in rows]
-        if watch.decoding.stop or any(row.on_text is not None for row in rows):
-            assert watch.columns is not None  # the processor ran before
-            for place, tokens in enumerate(input_ids[: len(rows), watch.columns :].tolist()):
-                done[place] = self._after(rows[place], tokens) or done[place]
-        copies = len(input_ids) // len(rows)
-        return torch.tensor(done * copies, device=input_ids.device)
-
-    def _after(self, row: Row, tokens: list[int]) -> bool:
-        """Whether a stop string is in the answer; streams it otherwise. Nothing is new after an end token."""
-        watch = self._watch
-        if any(token in watch.ends for token in tokens[:-1]):
-            return False  # ended before this step: what follows is padding
-        if watch.stop_in(watch.text(tokens)) >= 0:
-            return True
-        if row.on_text is not None:
-            watch.stream_certain(row, tokens)
-        return False
