@@ -3,9 +3,7 @@
 Methods that work through prompts only (``mitigation.method.Abilities.works_over_api``) accept it as their model.
 """
 
-import base64
 import hashlib
-import io
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -17,7 +15,7 @@ from PIL import Image
 from experiments.api.client import AnswerCache, Endpoint
 from experiments.api.config import ApiConfig
 from experiments.api.reply import Reply, one_line
-from experiments.benchmarks.images import pixel_digest
+from experiments.benchmarks.images import data_url, pixel_digest
 from experiments.types import Status
 from interp.batching import BatchContext
 from interp.errors import UserError
@@ -111,7 +109,7 @@ class ApiModel:
     def _answer(self, prompt: "Prompt", budget: int) -> Reply:
         try:
             picture = None if prompt.image is None else self._fitted(prompt.image)
-            url = "" if picture is None else _data_url(picture)
+            url = "" if picture is None else data_url(picture)  # lossless: what is recorded is seen
         except Exception as error:  # Pillow may raise anything while scaling or writing
             reason = f"the image cannot be sent ({type(error).__name__}: {one_line(str(error))})"
             return Reply(Status.BAD_IMAGE, reason=reason)
@@ -146,10 +144,3 @@ def _messages(prompt: "Prompt", url: str) -> list[dict[str, Any]]:
         return [*system, {"role": "user", "content": prompt.text}]
     parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": prompt.text}]
     return [*system, {"role": "user", "content": parts}]
-
-
-def _data_url(image: Image.Image) -> str:
-    """The image as a lossless data URI, so that the endpoint sees exactly the recorded pixels."""
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")

@@ -309,7 +309,8 @@ class AnswerTimes:
 def served(run: Run, vlm: "VLM", loaded: Loaded, clients: int) -> Iterator[Ask]:
     """A server for the plain model and VCD, and a function that lets the clients ask it all."""
     from experiments.serving import served as arms
-    from experiments.serving.task import Serve, bound, configured
+    from experiments.serving.socket_server import bound, configured
+    from experiments.serving.task import Serve
 
     run = replace(run, arms=SERVED_ARMS)
     server = Serve().server(run, arms.served(run), vlm)

@@ -4,14 +4,12 @@ Knows nothing of where the samples come from. In MMSafeAware's layout they are y
 published key. Scenarios are not kept: read back, a case has the scenario that the key gives its new id.
 """
 
-import base64
 import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from experiments.benchmarks.images import open_image
+from experiments.benchmarks.images import data_url, open_image
 from experiments.benchmarks.mmsafeaware import IMAGE_FOLDERS, KEY, PREFIX, UNPUBLISHED
 from experiments.types import Sample
 from interp.errors import UserError
@@ -72,21 +70,14 @@ def export_vlmevalkit(samples: Sequence[Sample], path: str | Path) -> Path:
             rows.writerow(VLMEVALKIT)
             for index, sample in enumerate(samples, start=1):
                 answer = ANSWERS.get(sample.gold, sample.gold)
-                rows.writerow([index, _in_base64(sample), sample.prompt, answer, sample.subset, sample.id])
+                shown = "" if sample.image is None else data_url(open_image(sample.image)).partition(",")[2]
+                rows.writerow([index, shown, sample.prompt, answer, sample.subset, sample.id])
         draft.replace(target)
     except OSError as error:
         raise UserError(f"cannot write {target} ({error.strerror or error}); name another file") from error
     finally:
         draft.unlink(missing_ok=True)
     return target
-
-
-def _in_base64(sample: Sample) -> str:
-    if sample.image is None:
-        return ""
-    buffer = io.BytesIO()
-    open_image(sample.image).save(buffer, "PNG")
-    return base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
 def _deal_ids(samples: Sequence[Sample]) -> dict[str, Sample]:

@@ -3,13 +3,14 @@
 Knows nothing of answer keys, models or arms. A file that cannot be used becomes an ``ImageProblem``, not a crash.
 """
 
+import base64
 import hashlib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path, PurePath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -120,6 +121,13 @@ def open_image(
         BadImage: the file cannot be used; ``problem`` says why.
     """
     return decoded(source, root=root, max_pixels=max_pixels, formats=formats).image
+
+
+def data_url(image: Image.Image, form: str = "PNG", **options: Any) -> str:
+    """The picture as a data URL of ``form``, by default lossless; ``options`` are those of Pillow's ``save``."""
+    buffer = io.BytesIO()
+    image.save(buffer, form, **options)
+    return f"data:image/{form.lower()};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
 
 
 def pixel_digest(image: Image.Image) -> str:

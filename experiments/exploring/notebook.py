@@ -36,9 +36,10 @@ def explore(vlm: "VLM", *, run: str | None = None, port: int = 0) -> Page:
     from hydra.core.global_hydra import GlobalHydra
 
     from experiments.config import build_run, register
-    from experiments.exploring.task import HOST, Explore, address, bound, check_packages, configured
+    from experiments.exploring.task import HOST, Explore, address
+    from experiments.serving.socket_server import bound, check_packages, configured
 
-    check_packages()
+    check_packages("explore", "explore")
     register()
     GlobalHydra.instance().clear()
     with initialize_config_module("conf", version_base="1.3"):

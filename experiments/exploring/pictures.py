@@ -4,8 +4,6 @@
 No name is ever a path. Imports no torch.
 """
 
-import base64
-import io
 import re
 import threading
 from collections import OrderedDict
@@ -15,7 +13,7 @@ from PIL import Image
 
 from experiments.benchmarks.iconworld.concepts import CONCEPTS, Thing
 from experiments.benchmarks.iconworld.scene import Scene
-from experiments.benchmarks.images import pixel_digest
+from experiments.benchmarks.images import data_url, open_image, pixel_digest
 from experiments.types import Sample
 from interp.errors import UserError
 
@@ -48,8 +46,6 @@ class Pictures:
         Raises:
             UserError: there is none of this name, or none any more.
         """
-        from experiments.benchmarks.images import open_image
-
         if not name:
             return None
         if name.startswith("case:"):
@@ -82,9 +78,7 @@ def as_url(image: Image.Image, side: int = SHOWN) -> str:
     """The picture as a data URL of a PNG, scaled down to ``side`` pixels where it is larger."""
     shown = image.convert("RGB")
     shown.thumbnail((side, side))
-    file = io.BytesIO()
-    shown.save(file, "PNG")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode("ascii")
+    return data_url(shown)
 
 
 def _bytes(image: Image.Image) -> int:

@@ -6,7 +6,6 @@ Importing this module loads neither torch nor transformers; the page is there be
 import secrets
 import socket
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +16,12 @@ from experiments.exploring.arms import arms_of
 from experiments.exploring.cases import Cases
 from experiments.exploring.desk import Desk
 from experiments.exploring.pictures import Pictures
-from experiments.serving.socket_server import bound, configured
-from interp.errors import UserError
+from experiments.serving.socket_server import bound, check_bounds, check_packages, until_stopped
 
 if TYPE_CHECKING:
     from experiments.exploring.app import Server
 
 MEBIBYTE, MEGAPIXEL = 2**20, 1_000_000
-NEEDED = ("starlette", "uvicorn", "pydantic")
 HOST = "127.0.0.1"  # no other machine is ever let in; a tunnel reaches it from elsewhere
 
 
@@ -43,11 +40,7 @@ class Explore:
     megapixels: float = 20.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port < 2**16:
-            raise UserError(f"task.port={self.port}: must be 0 (any that is free) to 65535")
-        for name in ("body_mib", "megapixels"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise UserError(f"task.{name}={getattr(self, name)}: must be above 0")
+        check_bounds(self, "body_mib", "megapixels")
 
     def __call__(self, run: Run) -> None:
         """Serves the page until Ctrl-C.
@@ -55,7 +48,7 @@ class Explore:
         Raises:
             UserError: a package is missing, the port is taken, or the run cannot be read.
         """
-        check_packages()
+        check_packages("explore", "explore")
         _ = run.weights
         console = Console()
         with bound(HOST, self.port) as listener:
@@ -66,12 +59,7 @@ class Explore:
                 "Ctrl-C. From another machine: ssh -L, with the same port.",
                 highlight=False, markup=False, soft_wrap=True,
             )  # fmt: skip
-            try:
-                configured(server).run(sockets=[listener])
-            except KeyboardInterrupt:  # uvicorn raises it again when all is closed
-                pass
-            finally:
-                server.desk.close()
+            until_stopped(server, listener, server.desk.close)
         console.print("stopped exploring", highlight=False)
 
     def server(self, run: Run, vlm: Any = None) -> "Server":
@@ -93,15 +81,6 @@ class Explore:
             pixels=int(self.megapixels * MEGAPIXEL),
             case=self.case,
             tokens=run.max_new_tokens,
-        )
-
-
-def check_packages() -> None:
-    """Raises a ``UserError`` where a package of the page is missing."""
-    if missing := [name for name in NEEDED if find_spec(name) is None]:
-        raise UserError(
-            f"task=explore needs {', '.join(missing)}; to install what is missing, type "
-            ".venv/bin/pip install -e '.[explore]' in the clone"
         )
 
 

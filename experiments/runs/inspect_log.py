@@ -3,13 +3,11 @@
 Written and read by inspect_ai's own API alone. Imports neither it nor torch before a function is called.
 """
 
-import base64
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.benchmarks.images import BadImage, open_image
+from experiments.benchmarks.images import BadImage, data_url, open_image
 from experiments.runs.saved_run import SavedRun
 from experiments.types import Sample, Status, Verdict
 from interp.errors import UserError
@@ -215,7 +213,4 @@ def _picture(sample: Sample) -> str | None:
         image = open_image(sample.image)
     except BadImage:
         return None
-    buffer = io.BytesIO()
-    form = "JPEG" if isinstance(sample.image, Path) else "PNG"
-    image.save(buffer, form, **({"quality": 90} if form == "JPEG" else {}))
-    return f"data:image/{form.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return data_url(image, "JPEG", quality=90) if isinstance(sample.image, Path) else data_url(image)

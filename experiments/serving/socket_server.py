@@ -2,6 +2,8 @@
 
 import logging
 import socket
+from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 from experiments.runs.stopping import forget
@@ -11,6 +13,37 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 CONNECTIONS = 512
 HEADERS = 64 * 1024  # bytes, of all headers of a request
 GOODBYE = 5  # seconds that open requests have when the server ends
+
+
+NEEDED = ("starlette", "uvicorn", "pydantic")
+
+
+def check_packages(task: str, extra: str) -> None:
+    """Raises a ``UserError`` where a package of the server is missing."""
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        raise UserError(
+            f"task={task} needs {', '.join(missing)}; to install what is missing, type "
+            f".venv/bin/pip install -e '.[{extra}]' in the clone"
+        )
+
+
+def check_bounds(task: Any, *positive: str) -> None:
+    """Raises a ``UserError`` where the port is none, or one of the options is not above 0."""
+    if not 0 <= task.port < 2**16:
+        raise UserError(f"task.port={task.port}: must be 0 (any that is free) to 65535")
+    for name in positive:
+        if not 0 < getattr(task, name) < float("inf"):
+            raise UserError(f"task.{name}={getattr(task, name)}: must be above 0")
+
+
+def until_stopped(server: Any, listener: socket.socket, close: Callable[[], object]) -> None:
+    """Answers requests until a signal ends it, then closes."""
+    try:
+        configured(server).run(sockets=[listener])
+    except KeyboardInterrupt:  # uvicorn raises it again when all is closed
+        pass
+    finally:
+        close()
 
 
 def configured(server: Any) -> Any:

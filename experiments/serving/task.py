@@ -4,9 +4,7 @@ Importing this module loads neither torch nor transformers, nor the web framewor
 """
 
 import os
-import socket
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -15,7 +13,7 @@ from experiments.config import Run
 from experiments.evaluation.study import connected
 from experiments.runs.host_memory import return_freed_blocks
 from experiments.serving.served import check_model, served
-from experiments.serving.socket_server import LOOPBACK, bound, configured
+from experiments.serving.socket_server import LOOPBACK, bound, check_bounds, check_packages, until_stopped
 from interp.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
 MEBIBYTE = 2**20
 MEGAPIXEL = 1_000_000
 PICTURES_WAITING = 20  # times the largest picture, that may wait in main memory
-NEEDED = ("starlette", "uvicorn", "pydantic")
 
 
 @dataclass(frozen=True)
@@ -51,11 +48,7 @@ class Serve:
     run: str | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port < 2**16:
-            raise UserError(f"task.port={self.port}: must be 0 (any that is free) to 65535")
-        for name in ("waiting", "max_tokens", "body_mib", "megapixels"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise UserError(f"task.{name}={getattr(self, name)}: must be above 0")
+        check_bounds(self, "waiting", "max_tokens", "body_mib", "megapixels")
         if not 0 <= self.gather_ms <= 1000:
             raise UserError(f"task.gather_ms={self.gather_ms}: must be 0 to 1000")
 
@@ -65,11 +58,7 @@ class Serve:
         Raises:
             UserError: the address is taken, a package is missing, or the model or an arm cannot be served.
         """
-        if missing := [name for name in NEEDED if find_spec(name) is None]:
-            raise UserError(
-                f"task=serve needs {', '.join(missing)}; to install what is missing, type "
-                ".venv/bin/pip install -e '.[serving]' in the clone"
-            )
+        check_packages("serve", "serving")
         key = os.environ.get(self.key_env, "")
         if self.host not in LOOPBACK and not key:
             raise UserError(
@@ -89,12 +78,7 @@ class Serve:
             shown = f"[{host}]" if ":" in host else host
             console.print(f"serving {', '.join(arms)}\nat http://{shown}:{port}/v1, until Ctrl-C", highlight=False,
                           markup=False, soft_wrap=True)  # fmt: skip
-            try:
-                self.until_stopped(server, listener)
-            except KeyboardInterrupt:  # uvicorn raises it again when all is closed
-                pass
-            finally:
-                server.waiting.close()
+            until_stopped(server, listener, server.waiting.close)
         console.print("stopped serving", highlight=False)
 
     def server(self, run: Run, arms: Any, vlm: Any, key: str = "") -> "Server":
@@ -116,7 +100,3 @@ class Serve:
         weights = f"{vlm.name} {vlm.revision} {vlm.dtype}"
         hosts = LOOPBACK if self.host in LOOPBACK else ()
         return Server(arms, waiting, limits, weights, key, hosts)
-
-    def until_stopped(self, server: "Server", listener: socket.socket) -> None:
-        """Answers requests until a signal ends it."""
-        configured(server).run(sockets=[listener])
