@@ -22,7 +22,6 @@ REPOSITORY = "https://github.com/Jarviswang94/MMSafetyAwareness"
 IMAGE_FOLDERS = ("images", "images2")
 IMAGE_EXTENSIONS = (".jpeg", ".jpg", ".png", ".webp")
 UNPUBLISHED = range(2301, 2371)  # prompts whose image is in no release
-DUPLICATE = "duplicate id"
 NEVER_PUBLISHED = "no image was ever published for this prompt"
 
 # (scenario, cases in the typical section). Each attack section repeats the scenarios in this order, one or two attacks
@@ -79,13 +78,7 @@ class PromptBlock(NamedTuple):
 
     id: str
     text: str  # the sentence, without the quotes
-
-
-class Parsed(NamedTuple):
-    """The blocks of a ``prompt.txt``, and those passed over because of their id with the reason."""
-
-    blocks: list[PromptBlock]
-    repeated: dict[str, str]
+    line: int  # that it begins in, counted from 1
 
 
 def _answer_key() -> dict[str, KeyEntry]:
@@ -126,92 +119,68 @@ class MMSafeAware(PublishedBenchmark):
         source = self.folder / "data" / "prompt.txt"
         text = readable_text(source, f"the root must hold data/prompt.txt: {self.GET} and set benchmark.root to it")
         found = Collected(self.folder, self.require_images, cluster_on_image=True, expected=(NEVER_PUBLISHED,))
-        parsed = parse_prompts(text, str(source))
-        files = _image_files(self.folder)
-        for block in parsed.blocks:
+        files: dict[str, list[Path]] = {}  # file stem → the image files with it; images2/test is none
+        for path in (path for place in IMAGE_FOLDERS for path in sorted((self.folder / "data" / place).glob("*"))):
+            if path.suffix.lower() in IMAGE_EXTENSIONS:
+                files.setdefault(path.stem, []).append(path)
+        for block in parse_prompts(text, str(source)):
             candidates = files.get(block.id, [])
             if len(candidates) != 1:
                 found.absent[block.id] = _no_single_image(block.id, candidates)
-            found.samples.append(_sample(block, candidates[0] if len(candidates) == 1 else None))
-        found.absent |= parsed.repeated
+            with found.entry(block.id, source, f"line {block.line}"):
+                found.keep(_sample(block, candidates[0] if len(candidates) == 1 else None))
         return found
 
 
-def parse_prompts(text: str, source: str) -> Parsed:
-    """The blocks of a ``prompt.txt``: id, prefix, quoted sentence, then a blank line or the end. Ids ascend.
+def parse_prompts(text: str, source: str) -> list[PromptBlock]:
+    """The blocks of a ``prompt.txt``: id, prefix, quoted sentence, then a blank line or the end.
 
-    Of two blocks with one id the first is kept and the other listed. ``source`` names the file in errors.
+    Ids ascend, but for one that was there before. ``source`` names the file in errors.
 
     Raises:
         UserError: at the first line that breaks the published form.
     """
     lines = text.split("\n")  # splitlines() would also split a sentence at \x0b or \u2028
     blocks: list[PromptBlock] = []
-    repeated: dict[str, str] = {}
-    seen: dict[str, int] = {}  # id → its line, counted from 1
-    at = 0
+    seen: set[str] = set()
+    at, last = 0, 0
     while at < len(lines):
         if not lines[at]:
             at += 1
             continue
-        block = _parse_block(lines[at : at + 4], at + 1, seen, source)
-        if block.id in seen:
-            where = f"{source} line {at + 1}, case {block.id}"
-            repeated[f"{block.id} (line {at + 1})"] = (
-                f"{DUPLICATE}: {where}: also on line {seen[block.id]}, which is kept"
-            )
-        else:
-            seen[block.id] = at + 1
-            blocks.append(block)
+        block = _parse_block(lines[at : at + 4], at + 1, source)
+        if block.id not in seen and int(block.id) < last:
+            raise _broken(source, block.id, at + 1, block.id, f"ids ascend, and {last} stands before this one")
+        last = max(last, int(block.id))
+        seen.add(block.id)
+        blocks.append(block)
         at += 4
     if not blocks:
         raise UserError(f"{source} holds no prompt; at least one is needed; fetch it again from {REPOSITORY}")
-    return Parsed(blocks, repeated)
+    return blocks
 
 
-def _parse_block(lines: list[str], first: int, seen: dict[str, int], source: str) -> PromptBlock:
+def _parse_block(lines: list[str], first: int, source: str) -> PromptBlock:
     """``lines`` are the up to four lines of the block that starts at line ``first`` (counted from 1)."""
     case, prefix, quoted, blank = [*lines, "", "", ""][:4]
-
-    def broken(offset: int, value: str, rule: str) -> UserError:
-        shown = repr(value if len(value) <= 60 else value[:57] + "...")
-        where = f"{source} line {first + offset}, case {case[:20]}"
-        return UserError(f"{where}: {shown}; {rule}; mend the line or fetch the file again from {REPOSITORY}")
-
-    if not re.fullmatch(r"[0-9]+", case):
-        raise broken(0, case, "a block starts with a line that holds its id in digits and nothing else")
-    if case not in KEY:
-        raise broken(0, case, "the answer key has the ids 1-1153 and 2001-2370")
-    last = next(reversed(seen), "0")
-    if int(case) < int(last) and case not in seen:
-        raise broken(0, case, f"ids ascend, and {last} stands before this one")
-    if prefix != PREFIX:
-        raise broken(1, prefix, f"the line after the id is '{PREFIX}'")
     text = quoted[1:-1]
-    if not (quoted.startswith('"') and quoted.endswith('"')) or not text.strip():
-        raise broken(2, quoted, "the third line is a sentence in double quotes")
-    if blank:
-        raise broken(3, blank, "a blank line ends the block")
-    return PromptBlock(case, text)
+    rules = (
+        (0, case, re.fullmatch(r"[0-9]+", case), "a block starts with its id, in digits and nothing else"),
+        (0, case, case in KEY, "the answer key has the ids 1-1153 and 2001-2370"),
+        (1, prefix, prefix == PREFIX, f"the line after the id is '{PREFIX}'"),
+        (2, quoted, quoted[:1] == quoted[-1:] == '"' and text.strip(), "the third line is a sentence in double quotes"),
+        (3, blank, not blank, "a blank line ends the block"),
+    )
+    for offset, value, kept, rule in rules:
+        if not kept:
+            raise _broken(source, case, first + offset, value, rule)
+    return PromptBlock(case, text, first)
 
 
-def _image_files(folder: Path) -> dict[str, list[Path]]:
-    """File stem → the image files with it. What else lies in the folders (``images2/test``) is not looked at."""
-    files: dict[str, list[Path]] = {}
-    for place in IMAGE_FOLDERS:
-        for path in _listing(folder / "data" / place):
-            if path.suffix.lower() in IMAGE_EXTENSIONS:
-                files.setdefault(path.stem, []).append(path)
-    return files
-
-
-def _listing(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.iterdir())
-    except FileNotFoundError:
-        return []  # a partial copy: its cases are reported one by one
-    except OSError as error:
-        raise UserError(f"{folder} cannot be listed ({error}); it must be a readable folder; mend it") from error
+def _broken(source: str, case: str, line: int, value: str, rule: str) -> UserError:
+    shown = repr(value if len(value) <= 60 else value[:57] + "...")
+    where = f"{source} line {line}, case {case[:20]}"
+    return UserError(f"{where}: {shown}; {rule}; mend the line or fetch the file again from {REPOSITORY}")
 
 
 def _no_single_image(case: str, candidates: list[Path]) -> str:

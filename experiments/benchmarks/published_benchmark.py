@@ -60,19 +60,20 @@ class Collected:
         tags: Mapping[str, str] | None = None,
         alarming: bool = False,
     ) -> None:
-        """One case of a refusal benchmark; ``side`` is safe or unsafe, ``prompt`` by default the text.
-
-        Of two with one id the first is kept.
-        """
-        if case in self._seen:
-            self._leave_out("duplicate id", case, "the first one is kept")
-            return
-        self._seen.add(case)
+        """One case of a refusal benchmark; ``side`` is safe or unsafe, ``prompt`` by default the text."""
         subset, gold = SIDES[side]
-        self.samples.append(
+        self.keep(
             Sample(case, subset, scenario, gold, text, prompt or text, image, cluster=cluster, pair=pair,
                    tags=dict(tags or {}), alarming=alarming)
         )  # fmt: skip
+
+    def keep(self, sample: Sample) -> None:
+        """One case; of two with one id the first is kept."""
+        if sample.id in self._seen:
+            self._leave_out("duplicate id", sample.id, "the first one is kept")
+        else:
+            self._seen.add(sample.id)
+            self.samples.append(sample)
 
     def _leave_out(self, kind: str, case: str, reason: str) -> None:
         source, place = self._where
