@@ -26,7 +26,7 @@ from experiments.exploring.code import code, command
 from experiments.exploring.desk import Desk, Full, Work
 from experiments.exploring.experiment import Experiment, read_experiment
 from experiments.exploring.pictures import Pictures, as_url
-from experiments.serving.pictures import PictureLimits, read_picture
+from experiments.serving.pictures import read_picture
 from experiments.serving.requests import BadRequest
 from experiments.serving.socket_server import LOOPBACK
 from experiments.serving.web import Stream, Talk, guards, holds_key, json_body, refusal
@@ -122,8 +122,7 @@ class Server:
         """Takes in a picture of one's own, as a data URL; its name."""
         if not isinstance(body, dict) or not isinstance(body.get("url"), str):
             raise BadRequest('a picture is sent as {"url": "data:image/png;base64,…"}')
-        limits = PictureLimits(self.body, self.pixels)
-        image = await anyio.to_thread.run_sync(partial(read_picture, body["url"], limits))
+        image = await anyio.to_thread.run_sync(read_picture, body["url"], self.pixels)
         return {"name": await anyio.to_thread.run_sync(self.pictures.keep, image)}
 
     async def show(self, body: Any) -> Any:

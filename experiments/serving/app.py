@@ -22,7 +22,7 @@ from starlette.routing import Route
 from experiments.benchmarks.images import pixel_digest
 from experiments.config import digest
 from experiments.serving import replies
-from experiments.serving.pictures import PictureLimits, read_picture
+from experiments.serving.pictures import read_picture
 from experiments.serving.request_queue import Asked, Failed, Full, Waiting
 from experiments.serving.requests import BadRequest, Question, read_question
 from experiments.serving.served import Served
@@ -35,19 +35,10 @@ READERS = 4  # bodies that are parsed, and pictures decoded, at a time
 BODIES = 8  # times the largest body, that are held at a time
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What one request may have: bytes of its body, tokens of its answer (``default_tokens`` if it names none)."""
-
-    body: int
-    tokens: int
-    default_tokens: int
-    pictures: PictureLimits
-
-
 @dataclass
 class Server:
-    """What the endpoints know. ``fingerprints`` has, by name, what stands for weights and settings in a reply.
+    """What the endpoints know, and what one request may have: bytes of its ``body``, ``pixels``, and ``tokens`` of its
+    answer (``default_tokens`` if it names none). ``weights`` stand in replies, hashed with a method's settings.
 
     ``key`` is the one that clients must send, "" for none; ``hosts`` the names that they may call this machine by, none
     for any.
@@ -55,7 +46,10 @@ class Server:
 
     served: Mapping[str, Served]
     waiting: Waiting
-    limits: Limits
+    body: int
+    pixels: int
+    tokens: int
+    default_tokens: int
     weights: str
     key: str = ""
     hosts: Sequence[str] = ()
@@ -71,7 +65,7 @@ class Server:
             Route("/v1/chat/completions", self._guarded(self.completions), methods=["POST"]),
         ]
         handlers: dict[Any, Any] = {HTTPException: _no_such_endpoint}
-        return Starlette(routes=routes, middleware=guards(self.limits.body, self.hosts), exception_handlers=handlers)
+        return Starlette(routes=routes, middleware=guards(self.body, self.hosts), exception_handlers=handlers)
 
     def fingerprint(self, name: str) -> str:
         """A hash of the weights and of the method with its settings."""
@@ -135,7 +129,7 @@ class Server:
         """
         held = _Held(self)
         try:
-            body = await json_body(request, self.limits.body, held.take)
+            body = await json_body(request, self.body, held.take)
             self._readers = self._readers or anyio.CapacityLimiter(READERS)
             return await anyio.to_thread.run_sync(partial(self._parsed, body), limiter=self._readers)
         finally:
@@ -143,10 +137,9 @@ class Server:
 
     def _parsed(self, body: bytes) -> tuple[Question, Prompt]:
         """In a thread of its own, as decoding a picture takes a while."""
-        limits = self.limits
-        question = read_question(body, default_tokens=limits.default_tokens, most_tokens=limits.tokens)
+        question = read_question(body, default_tokens=self.default_tokens, most_tokens=self.tokens)
         self._named(question.model)
-        image = None if question.image_url is None else read_picture(question.image_url, limits.pictures)
+        image = None if question.image_url is None else read_picture(question.image_url, self.pixels)
         if question.key is not None:
             key = question.key
         else:
@@ -174,7 +167,7 @@ class _Held:
         self._server, self._bytes = server, 0
 
     def take(self, count: int) -> None:
-        if self._server._held + count > BODIES * self._server.limits.body:
+        if self._server._held + count > BODIES * self._server.body:
             raise BadRequest("too many large requests at once; try again in a moment", status=503)
         self._server._held += count
         self._bytes += count

@@ -6,7 +6,6 @@ picture is fetched from anywhere. Imports no torch.
 
 import base64
 import binascii
-from dataclasses import dataclass
 
 from PIL import Image
 
@@ -19,16 +18,8 @@ NARROWEST = 100  # longer side over shorter: processors scale the shorter one, s
 FIELD = "messages"
 
 
-@dataclass(frozen=True)
-class PictureLimits:
-    """The largest file in bytes and picture in pixels."""
-
-    most_bytes: int
-    most_pixels: int
-
-
-def read_picture(url: str, limits: PictureLimits) -> Image.Image:
-    """The picture in RGB, upright, decoded in full.
+def read_picture(url: str, most_pixels: int) -> Image.Image:
+    """The picture in RGB, upright, decoded in full. Its bytes have the bound of the request that they came in.
 
     Raises:
         BadRequest: it is no such picture, or too large.
@@ -36,9 +27,9 @@ def read_picture(url: str, limits: PictureLimits) -> Image.Image:
     if url[:5].lower() != "data:":
         rule = "URLs of the web, files and paths are never opened"
         raise BadRequest(f"image_url is no data URL (data:image/png;base64,…); {rule}", FIELD)
-    data = _from_data_url(url, limits)
+    data = _from_data_url(url)
     try:
-        image = open_image(EncodedImage("the picture.png", data), max_pixels=limits.most_pixels, formats=FORMATS)
+        image = open_image(EncodedImage("the picture.png", data), max_pixels=most_pixels, formats=FORMATS)
     except BadImage as error:
         raise BadRequest(f"the picture: {error.problem.reason}", FIELD) from None
     longer, shorter = max(image.size), min(image.size)
@@ -48,14 +39,11 @@ def read_picture(url: str, limits: PictureLimits) -> Image.Image:
     return image
 
 
-def _from_data_url(url: str, limits: PictureLimits) -> bytes:
+def _from_data_url(url: str) -> bytes:
     head, comma, payload = url.partition(",")
     words = head[5:].lower().split(";")
     if not comma or words[-1] != "base64" or words[0] not in TYPES:
         raise BadRequest(f"a picture's data URL begins data:TYPE;base64, with a type of {', '.join(TYPES)}", FIELD)
-    if len(payload) > limits.most_bytes // 3 * 4 + 4:
-        rule = f"more than {limits.most_bytes:,} bytes, the most that are read"
-        raise BadRequest(f"the picture has {rule}", FIELD)
     try:
         return base64.b64decode(payload, validate=True)
     except (binascii.Error, ValueError):

@@ -83,11 +83,10 @@ class Serve:
 
     def server(self, run: Run, arms: Any, vlm: Any, key: str = "") -> "Server":
         """The endpoints for ``arms`` (``experiments.serving.served``), with the model's thread running."""
-        from experiments.serving.app import Limits, Server
-        from experiments.serving.pictures import PictureLimits
+        from experiments.serving.app import Server
         from experiments.serving.request_queue import Waiting
 
-        pixels, body = int(self.megapixels * MEGAPIXEL), int(self.body_mib * MEBIBYTE)
+        pixels = int(self.megapixels * MEGAPIXEL)
         waiting = Waiting(
             vlm,
             run.batch_rule,
@@ -95,8 +94,14 @@ class Serve:
             most_pixels=PICTURES_WAITING * pixels,
             gather=self.gather_ms / 1000,
         )
-        most = max(self.max_tokens, run.max_new_tokens)
-        limits = Limits(body, most, run.max_new_tokens, PictureLimits(body, pixels))
-        weights = f"{vlm.name} {vlm.revision} {vlm.dtype}"
-        hosts = LOOPBACK if self.host in LOOPBACK else ()
-        return Server(arms, waiting, limits, weights, key, hosts)
+        return Server(
+            arms,
+            waiting,
+            body=int(self.body_mib * MEBIBYTE),
+            pixels=pixels,
+            tokens=max(self.max_tokens, run.max_new_tokens),
+            default_tokens=run.max_new_tokens,
+            weights=f"{vlm.name} {vlm.revision} {vlm.dtype}",
+            key=key,
+            hosts=LOOPBACK if self.host in LOOPBACK else (),
+        )

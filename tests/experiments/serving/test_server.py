@@ -239,7 +239,7 @@ def test_the_endpoint_refuses_what_is_not_json_or_not_there(server: Served, case
     assert server.send(body, headers={"Host": "evil.example"})[0] == 400
     assert server.send(body, headers={"Host": f"localhost:{server.port}"})[0] == 200
     assert server.send(body, headers={"Host": f"[::1]:{server.port}"})[0] == 200
-    large = server.server.limits.body + 1
+    large = server.server.body + 1
     status, reply = server.send(None, headers={"Content-Length": str(large)})
     assert (status, "more than" in reply["error"]["message"]) == (413, True)
 
