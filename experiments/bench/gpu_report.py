@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,7 +31,7 @@ NEEDS = (
 
 
 class Step(NamedTuple):
-    """A part of the report, the model whose shape it is measured on, and the seconds after which it is ended."""
+    """A part of the report, the seconds after which it is ended, and the model whose shape it is measured on."""
 
     part: str
     limit: float
@@ -60,8 +60,7 @@ PARTS = tuple(dict.fromkeys(step.part for step in STEPS))
 BEGUN = "begun, and the call was ended before it was done"
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """A number: what it is, its value in words, its bound in words and whether it is met (None: it has none)."""
 
     what: str
@@ -72,18 +71,13 @@ class Reading:
 
 @dataclass
 class Outcome:
-    """What came of a step: its readings, or why there are none; where and when it ran."""
+    """What came of a step, a line of the record: its readings, or why there are none; where and when it ran."""
 
     step: str
     seconds: float = 0.0
     readings: list[Reading] = field(default_factory=list)
     why_not: str = ""
     where: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, record: Mapping[str, Any]) -> "Outcome":
-        """From a line of the record."""
-        return cls(**{**record, "readings": [Reading(**reading) for reading in record["readings"]]})
 
 
 @dataclass(frozen=True)
@@ -127,65 +121,60 @@ class GpuReport:
         """
         import torch
 
-        console, began = Console(), time.monotonic()
+        console, began = Console(highlight=False, soft_wrap=True), time.monotonic()
         record, page = Path(self.record), ROOT / self.page
         wanted = self.wanted(recorded(record))
         if wanted and self.device == "cuda" and not torch.cuda.is_available():
             raise UserError(NEEDS.format(torch=torch.__version__))
         record.parent.mkdir(parents=True, exist_ok=True)
-        place, failed = where(self.device, self.size) if wanted else {}, []
+        place, logs, failed = where(self.device, self.size) if wanted else {}, record.with_suffix(".logs"), []
         for step in wanted:
             left = began + self.seconds - time.monotonic()
             if step.limit > left:
                 console.print(f"{step.name}: not begun, {left:.0f} s are left and it has {step.limit:.0f}")
                 continue
-            console.print(f"{step.name} (at most {step.limit:.0f} s)", highlight=False)
+            console.print(f"{step.name} (at most {step.limit:.0f} s)")
             appended(record, Outcome(step.name, why_not=BEGUN, where=place))
-            outcome = performed(step, self.size, self.device, record.with_suffix(".logs"))
+            outcome = performed(step, self.size, self.device, logs)
             outcome.where = place
             appended(record, outcome)
-            said = outcome.why_not or f"{len(outcome.readings)} numbers in {outcome.seconds:.0f} s"
-            console.print(f"  {said}", highlight=False, markup=False, soft_wrap=True)
-            if outcome.why_not:
-                failed.append(step.name)
+            numbers = f"{len(outcome.readings)} numbers in {outcome.seconds:.0f} s"
+            console.print(f"  {outcome.why_not or numbers}", markup=False)
+            failed += [step.name] if outcome.why_not else []
         head = page.read_text(encoding="utf-8").partition(MEASURED)[0] if page.exists() else "# On a GPU\n\n"
         page.write_text(head + written(recorded(record)), encoding="utf-8")
-        console.print(f"record: {record}\npage: {page}", highlight=False, soft_wrap=True)
+        console.print(f"record: {record}\npage: {page}")
         if failed:
             raise UserError(
-                f"no numbers from {', '.join(failed)}; their output is in {record.with_suffix('.logs')}, and the same "
-                "command tries them again"
+                f"no numbers from {', '.join(failed)}; their output is in {logs}, and the same command tries them again"
             )
 
     def wanted(self, found: Sequence[Outcome]) -> list[Step]:
-        """The steps to run, in their order."""
+        """The steps to run: those asked for, or those that were not tried, then those without numbers."""
         if self.only is not None:
             return [step for step in STEPS if step.part in self.only]
         tried = {outcome.step: bool(outcome.readings) for outcome in found}
-        again = [step for step in STEPS if tried.get(step.name) is False]
-        return [*(step for step in STEPS if step.name not in tried), *again]
+        return sorted((step for step in STEPS if not tried.get(step.name)), key=lambda step: step.name in tried)
 
 
 def recorded(record: Path) -> list[Outcome]:
     """The last outcome of every step in the record, in the order of the steps; half a line of a killed call is none."""
-    if not record.exists():
-        return []
-    last = {}
-    for line in record.read_text(encoding="utf-8", errors="replace").splitlines():
+    last: dict[str, Outcome] = {}
+    for line in record.read_text(encoding="utf-8", errors="replace").splitlines() if record.exists() else ():
         try:
-            outcome = Outcome.of(json.loads(line))
+            outcome = Outcome(**json.loads(line))
         except ValueError:
             continue
+        outcome.readings = [Reading(*reading) for reading in outcome.readings]
         if outcome.why_not != BEGUN or outcome.step not in last:
             last[outcome.step] = outcome
     return [last[step.name] for step in STEPS if step.name in last]
 
 
 def appended(record: Path, outcome: Outcome) -> None:
-    """Adds a line to the record, on the disk before it returns; after half a line, a new one."""
-    torn = record.exists() and record.read_bytes()[-1:] not in (b"", b"\n")
+    """Adds a line to the record, behind whatever a killed call left, on the disk before it returns."""
     with record.open("a", encoding="utf-8") as lines:
-        lines.write("\n" * torn + json.dumps(asdict(outcome), ensure_ascii=False) + "\n")
+        lines.write(f"\n{json.dumps(vars(outcome), ensure_ascii=False)}\n")
         lines.flush()
         os.fsync(lines.fileno())
 
@@ -213,10 +202,14 @@ def performed(step: Step, size: str, device: str, logs: Path) -> Outcome:
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
             return Outcome(step.name, step.limit, why_not=f"ended after {step.limit:.0f} s ({log.name})")
-        seconds = round(time.monotonic() - began, 1)
+        outcome = Outcome(step.name, round(time.monotonic() - began, 1))
         if code:
-            return Outcome(step.name, seconds, why_not=f"failed: {_last_line(log)} ({log.name})")
-        return Outcome(step.name, seconds, [Reading(**one) for one in json.loads(found.read_text(encoding="utf-8"))])
+            said = log.read_text(encoding="utf-8", errors="replace").split("\n")
+            last = next((line.strip() for line in reversed(said) if line.strip()), "it said nothing")
+            outcome.why_not = f"failed: {last[:300]} ({log.name})"
+        else:
+            outcome.readings = [Reading(*one) for one in json.loads(found.read_text(encoding="utf-8"))]
+        return outcome
 
 
 def command(step: Step, size: str, device: str, out: Path) -> list[str]:
@@ -224,11 +217,6 @@ def command(step: Step, size: str, device: str, out: Path) -> list[str]:
     shape = MODELS[step.model][size] if step.model else size
     arguments = [step.part, shape, device, str(step.limit), str(out)]
     return [sys.executable, "-m", "experiments.bench.gpu_steps", *arguments]
-
-
-def _last_line(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "it said nothing"
 
 
 def where(device: str, size: str) -> dict[str, str]:
@@ -251,9 +239,13 @@ def where(device: str, size: str) -> dict[str, str]:
 
 
 def written(found: Sequence[Outcome]) -> str:
-    """The part of the page that has the numbers."""
+    """The part of the page that has the numbers, and where they are from: a line for each machine and date."""
     held = [reading.met for outcome in found for reading in outcome.readings if reading.met is not None]
     missing = [step.name for step in STEPS if step.name not in {outcome.step for outcome in found}]
+    places: dict[str, list[str]] = {}
+    for outcome in found:
+        place = "; ".join(f"{name}: {value}" for name, value in outcome.where.items())
+        places.setdefault(place, []).append(f"{outcome.step} {outcome.seconds:.0f} s")
     lines = [
         MEASURED,
         "",
@@ -266,7 +258,7 @@ def written(found: Sequence[Outcome]) -> str:
         "",
         f"Not run yet: {', '.join(missing) or 'nothing'}.",
         "",
-        *_places(found),
+        *(f"- {_cell(place)}. {', '.join(steps)}." for place, steps in places.items()),
     ]
     return "\n".join(lines)
 
@@ -276,15 +268,6 @@ def _rows(outcome: Outcome) -> Iterator[str]:
         met = {None: "–", True: "yes", False: "**no**"}[reading.met]
         cells = map(_cell, (outcome.step, reading.what, reading.value, reading.bound or "–"))
         yield f"| {' | '.join(cells)} | {met} |"
-
-
-def _places(found: Sequence[Outcome]) -> list[str]:
-    """Where the steps ran: a line for each machine, versions and date."""
-    by_place: dict[str, list[str]] = {}
-    for outcome in found:
-        place = "; ".join(f"{name}: {value}" for name, value in outcome.where.items())
-        by_place.setdefault(place, []).append(f"{outcome.step} {outcome.seconds:.0f} s")
-    return [f"- {_cell(place)}. {', '.join(steps)}." for place, steps in by_place.items()]
 
 
 def _cell(value: Any) -> str:

@@ -12,8 +12,8 @@ import threading
 import time
 import warnings
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from itertools import product
@@ -24,10 +24,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiments.bench.eval import EvalCases
+from experiments.bench.eval import LEAST, EvalCases
 from experiments.bench.gpu_report import ROOT, Reading
 from experiments.bench.harness import Meter, Turns, timed
 from experiments.bench.vcd import BOUNDS
+from experiments.config import build_run, composed
 from experiments.shapes.models import configured, model_of, prompt_of, random_model
 from experiments.types import Loaded
 from interp.errors import UserError
@@ -38,7 +39,7 @@ from mitigation.method import Baseline
 from mitigation.vcd import VCD
 
 GIB = 2**30
-RECORDED = {"verdict": 1.10, "mass": 1.25}  # times a plain forward, at each length
+VERDICT, MASSES = 1.10, 1.25  # of a recorded forward, times a plain one, at each length
 KERNEL_ERROR = 1e-4  # of the Triton kernel and torch.compile from eager torch, in logits
 PLANNED = 0.15  # of the measured peak, that an estimate may be off
 PLANNED_ROWS = 8
@@ -68,29 +69,11 @@ def at_most(what: str, value: float, limit: float, unit: str = " ×") -> Reading
     return Reading(what, f"{value:.2f}{unit}", f"≤ {limit:.2f}{unit}", value <= limit)
 
 
-def task(place: Place, *overrides: str, file: str = "metrics.json") -> dict[str, Any]:
-    """Runs a command, and returns the result that it wrote.
-
-    Raises:
-        UserError: it failed; what it said stands above in the log.
-    """
-    with TemporaryDirectory(dir=place.folder) as folder:
-        command = [sys.executable, "-m", "experiments.run", *overrides, f"output_root={folder}"]
-        done = subprocess.run(
-            command, cwd=ROOT, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True, check=False
-        )
-        print(done.stdout)
-        if done.returncode:
-            raise UserError(f"{overrides[0]}: {' '.join(done.stdout.strip().splitlines()[-1:])}")
-        (path,) = Path(folder).glob(f"*/*/{file}")  # <name>/<time>; bench_eval has a study's run inside its own
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-
-
-def bench(place: Place, name: str, *overrides: str) -> dict[str, Any]:
-    """Half of the time is for rounds: the rest is for imports, the model and one round of everything."""
-    return task(
-        place, f"task=bench_{name}", f"task.device={place.device}", f"task.seconds={place.seconds / 2}", *overrides
-    )
+def bench(place: Place, name: str, *settings: str) -> dict[str, Any]:
+    """What a bench measures. Half of the time is for rounds: the rest is for the model and one round of everything."""
+    options = (f"task.device={place.device}", f"task.seconds={place.seconds / 2}")
+    run = build_run(composed([f"task=bench_{name}", f"output_root={place.folder}", *options, *settings]))
+    return run.task.measure(run, place.device, print).metrics  # type: ignore[attr-defined, no-any-return]
 
 
 def tests(place: Place) -> list[Reading]:
@@ -184,38 +167,23 @@ def _often(work: Callable[[], object]) -> None:
 def attention(place: Place) -> list[Reading]:
     """Recording against a plain forward, at each length."""
     lengths = "[700,3000]" if place.large else "[400]"
-    metrics = bench(place, "attention", f"task.size={place.shape}", f"task.lengths={lengths}", "task.repeats=5")
-    return read_attention(metrics)
-
-
-def read_attention(metrics: Mapping[str, Any]) -> list[Reading]:
-    """Of ``bench_attention``'s result."""
     found = []
-    for row in metrics["rows"]:
+    options = (f"task.size={place.shape}", f"task.lengths={lengths}", "task.repeats=5")
+    for row in bench(place, "attention", *options)["rows"]:
         case = f"{row['tokens']} tokens"
-        for variant, said in (("verdict", "the verdict's masses"), ("mass", "all masses")):
-            found.append(
-                at_most(f"recording {said} over plain, {case}", row[f"{variant}_over_native"], RECORDED[variant])
-            )
-        found.append(Reading(f"with maps of 8 queries, {case}", f"{row['maps_over_native']:.2f} ×"))
-        found.append(Reading(f"eager attention over recording, {case}", f"{row['eager_over_mass']:.1f} ×"))
+        found += [
+            at_most(f"recording the verdict's masses over plain, {case}", row["verdict_over_native"], VERDICT),
+            at_most(f"recording all masses over plain, {case}", row["mass_over_native"], MASSES),
+            Reading(f"with maps of 8 queries, {case}", f"{row['maps_over_native']:.2f} ×"),
+            Reading(f"eager attention over recording, {case}", f"{row['eager_over_mass']:.1f} ×"),
+        ]
     return found
 
 
 def vcd(place: Place) -> list[Reading]:
-    """Contrastive decoding over plain decoding."""
-    settings = (
-        f"task.sizes=[{place.shape}]",
-        "task.items=[1,8]",
-        "task.repeats=5",
-        "task.memory=false",
-        "task.answers=0",
-    )
-    return read_vcd(bench(place, "vcd", *settings))
-
-
-def read_vcd(metrics: Mapping[str, Any]) -> list[Reading]:
-    """Of ``bench_vcd``'s result: a token, the first token, and whole answers."""
+    """Contrastive decoding over plain decoding: a token, the first token, and whole answers."""
+    options = ("task.items=[1,8]", "task.repeats=5", "task.memory=false", "task.answers=0")
+    metrics = bench(place, "vcd", f"task.sizes=[{place.shape}]", *options)
     found = []
     limits = {bound.items: bound.limit for bound in BOUNDS if (bound.size, bound.ratio) == ("7b", "paired_over_plain")}
     for row, details in zip(metrics["rows"], metrics["details"], strict=True):
@@ -223,18 +191,25 @@ def read_vcd(metrics: Mapping[str, Any]) -> list[Reading]:
         whole, first = details["whole_answer_over_plain"], details["first_token_over_plain"]
         found.append(at_most(f"paired over plain, a token, {case}", row["paired_over_plain"], limit))
         found.append(at_most(f"paired over plain, whole answers, {case}", whole["paired"], limit))
-        for what, ratios in (("a token", {name: row.get(f"{name}_over_plain") for name in first}),
-                             ("the first token", first), ("whole answers", whole)):  # fmt: skip
-            said = ", ".join(
-                f"{name.replace('_', '-')} {ratio:.2f}" for name, ratio in ratios.items() if name != "plain"
-            )
-            found.append(Reading(f"over plain, {what}, {case}", f"{said} ×"))
+        token = {name: row[f"{name}_over_plain"] for name in first if name != "plain"}
+        for what, ratios in {"a token": token, "the first token": first, "whole answers": whole}.items():
+            each = [f"{name.replace('_', '-')} {ratios[name]:.2f}" for name in token]
+            found.append(Reading(f"over plain, {what}, {case}", f"{', '.join(each)} ×"))
     return found
 
 
 def evaluation(place: Place) -> list[Reading]:
     """Cases a second of a study over those of a loop that asks one at a time; then the study's report is made."""
-    return read_eval(study_bench(place, 50 if place.large else 2))
+    metrics = study_bench(place, 50 if place.large else 2)
+    times, least, peaks = metrics["rows"]["study"]["times"], LEAST["cuda"], metrics["peak_mib"]
+    study, alone = peaks["study"], max(peak for name, peak in peaks.items() if name != "study")
+    return [
+        Reading("evaluation over the batch-of-one loop", f"{times:.1f} ×", f"≥ {least:.0f} ×", times >= least),
+        Reading("cases a second", f"{metrics['rows']['study']['cases_per_second']:.1f}"),
+        Reading("answers unlike the loop's", f"{metrics['answers_unlike_the_loop']}"),
+        Reading("peak memory of the study", f"{study / 1024:.1f} GiB"),
+        Reading("over the largest arm's alone", f"{study / alone:.2f} ×", "≤ 1.5 ×", study <= 1.5 * alone),
+    ]
 
 
 def sharing(place: Place) -> list[Reading]:
@@ -254,35 +229,16 @@ def study_bench(place: Place, cases: int, *settings: str) -> dict[str, Any]:
     return bench(place, "eval", *shape, *settings)
 
 
-def read_eval(metrics: Mapping[str, Any]) -> list[Reading]:
-    """Of ``bench_eval``'s result, held to the bound of a GPU."""
-    study, least = metrics["rows"]["study"], 8.0
-    times = study["times"]
-    found = [
-        Reading("evaluation over the batch-of-one loop", f"{times:.1f} ×", f"≥ {least:.0f} ×", times >= least),
-        Reading("cases a second", f"{study['cases_per_second']:.1f}"),
-        Reading("answers unlike the loop's", f"{metrics['answers_unlike_the_loop']}"),
-    ]
-    peaks = metrics["peak_mib"]
-    study = peaks["study"]
-    most = max(peak for name, peak in peaks.items() if name != "study")
-    found.append(Reading("peak memory of the study", f"{study / 1024:.1f} GiB"))
-    over = Reading("over the largest arm's alone", f"{study / most:.2f} ×", "≤ 1.5 ×", study <= 1.5 * most)
-    return [*found, over]
-
-
 def plan(place: Place) -> list[Reading]:
     """``task=plan``'s estimates of answering (peak, seconds a case) beside the measured ones, weights included."""
     name = "llava_1_5_7b" if place.large else "llava_organism"
     gib = torch.cuda.get_device_properties(0).total_memory / GIB if place.device == "cuda" else 8
-    settings = (
-        f"model={name}",
-        "method=vcd",
-        f"batch_size={PLANNED_ROWS}",
-        f"task.gpu_gib={gib:.1f}",
-        "max_new_tokens=16",
-    )
-    (planned,) = task(place, "task=plan", *settings, file="plan.json")["plans"]
+    options = (f"model={name}", "method=vcd", f"batch_size={PLANNED_ROWS}", "max_new_tokens=16")
+    command = ["task=plan", *options, f"task.gpu_gib={gib:.1f}", f"output_root={place.folder}"]
+    if subprocess.run([sys.executable, "-m", "experiments.run", *command], cwd=ROOT, check=False).returncode:
+        raise UserError("task=plan failed; what it said stands above")
+    (path,) = place.folder.glob("plan/*/plan.json")
+    (planned,) = json.loads(path.read_text(encoding="utf-8"))["plans"]
     steps = [one for one in planned["outcomes"] if one["rows"] and one["step"] in ("answers: baseline", "answers: vcd")]
     if not steps:
         raise UserError("the plan has no step of answering that fits this card")
@@ -446,7 +402,7 @@ def main(part: str, shape: str, device: str, seconds: str, out: str) -> None:
     """Measures one step and writes its readings."""
     with TemporaryDirectory() as folder:
         found = MEASURES[part](Place(shape, device, float(seconds), Path(folder)))
-    Path(out).write_text(json.dumps([asdict(reading) for reading in found]), encoding="utf-8")
+    Path(out).write_text(json.dumps(found), encoding="utf-8")
 
 
 def end_with(parent: int) -> None:

@@ -11,16 +11,15 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from itertools import pairwise
 
-from hydra import compose, initialize_config_module
 from hydra._internal.utils import get_args_parser
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.command_line.arguments import SHORT
 from experiments.command_line.help_page import CONF, options_of
+from experiments.config import composed
 
 ABSENT = re.compile(r"Could not (?:override|append to config|delete from config)\W+'?(?P<key>[\w.@/]+)'?")
 NO_OPTION = re.compile(r"Could not find '(?P<group>[\w/]+)/(?P<name>[^/']+)'")
@@ -154,17 +153,10 @@ def _no_key(key: str, arguments: Sequence[str]) -> str:
 
 def _composed(overrides: Sequence[str]) -> DictConfig:
     """The configuration without the argument that failed; that of no argument where the others fail too."""
-    for tried in (overrides, []):
-        GlobalHydra.instance().clear()
-        try:
-            with initialize_config_module("conf", version_base="1.3"):
-                config = compose("config", overrides=list(tried), return_hydra_config=True)
-        except OF_HYDRA:
-            continue
-        with open_dict(config):
-            del config["hydra"]
-        return config
-    return OmegaConf.create({})
+    try:
+        return composed(overrides)
+    except OF_HYDRA:
+        return composed([])
 
 
 def _keys(config: DictConfig, prefix: str = "") -> list[str]:

@@ -5,7 +5,7 @@ Mistakes are reported with their key before any weights load: unknown keys and w
 (against the target's dataclass or signature).
 """
 
-from experiments.config.build import build_run, register
+from experiments.config.build import build_run, composed, register
 from experiments.config.run import Run, Schema, answered_elsewhere, digest
 
-__all__ = ["Run", "Schema", "answered_elsewhere", "build_run", "digest", "register"]
+__all__ = ["Run", "Schema", "answered_elsewhere", "build_run", "composed", "digest", "register"]

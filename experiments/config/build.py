@@ -1,13 +1,15 @@
 """From a composed configuration to a ``Run``, all of it checked."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra import compose, initialize_config_module
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.config.nodes import made
@@ -35,6 +37,18 @@ def register() -> None:
     schema = OmegaConf.structured(Schema)
     OmegaConf.set_readonly(schema, None)  # a frozen dataclass would make the whole configuration read-only
     ConfigStore.instance().store(name="run_schema", node=schema)
+
+
+def composed(arguments: Sequence[str]) -> DictConfig:
+    """The configuration of a command, outside Hydra's own command line."""
+    register()
+    GlobalHydra.instance().clear()
+    with initialize_config_module("conf", version_base="1.3"):
+        config = compose("config", overrides=list(arguments), return_hydra_config=True)
+    HydraConfig.instance().set_config(config)
+    with open_dict(config):
+        del config["hydra"]
+    return config
 
 
 def build_run(config: DictConfig) -> Run:

@@ -15,8 +15,12 @@ import torch
 from torch import Tensor
 
 from experiments.bench import gpu_report, gpu_steps
+from experiments.bench.attention import AttentionBench
+from experiments.bench.eval import EvalBench
 from experiments.bench.gpu_report import BEGUN, GpuReport, Outcome, Reading, Step, recorded
 from experiments.bench.gpu_steps import Place
+from experiments.bench.vcd import VcdBench
+from experiments.command_line import for_hydra
 from interp.errors import UserError
 from mitigation.contrastive.kernels import contrast_and_cut
 from tests.conftest import REPOSITORY
@@ -27,7 +31,7 @@ SLEEP = "import time; time.sleep(60)"
 SLOW = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SLEEP!r}]); {SLEEP}"
 GOOD = [Reading("a | b", "1.05 ×", "≤ 1.10 ×", met=True), Reading("c", "2 ×", "≤ 1 ×", met=False), Reading("d", "3 s")]
 CODE = {
-    "good": f"import sys; open(sys.argv[1], 'w').write({json.dumps([vars(one) for one in GOOD])!r})",
+    "good": f"import sys; open(sys.argv[1], 'w').write({json.dumps(GOOD)!r})",
     "bad": "import sys; sys.exit('no memory')",
     "slow": SLOW,
     "long": "pass",
@@ -91,7 +95,7 @@ def test_the_same_command_goes_on_with_what_has_no_numbers_the_failed_last(
     text = made_up("task.seconds=90", fails="slow")
     assert "| bad | d | 3 s | – | – |" in text
     assert "failed: no memory" not in text
-    lines = map(json.loads, (tmp_path / "gpu_report.jsonl").read_text().splitlines())
+    lines = map(json.loads, (tmp_path / "gpu_report.jsonl").read_text().split("\n\n"))
     assert [line["step"] for line in lines if line["why_not"] != BEGUN] == ["good", "bad", "slow", "bad"]
 
 
@@ -158,14 +162,21 @@ def test_every_step_can_be_measured_in_one_call_of_nine_minutes() -> None:
 def test_its_commands_compose(part: str, shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
-    def record(command: list[str], **_: Any) -> Any:
-        seen.append(run_of(*[word for word in command if "=" in word]).task)
-        return subprocess.CompletedProcess(command, 1, stdout="that is all")
+    def asked(task: Any, *_: Any) -> Any:
+        seen.append(task)
+        raise UserError("that is all")
 
+    def record(command: list[str], **_: Any) -> Any:
+        words = for_hydra([word for word in command if "=" in word])
+        seen.append(run_of(*words).plan)
+        return subprocess.CompletedProcess(command, 1)
+
+    for kind in (AttentionBench, VcdBench, EvalBench):
+        monkeypatch.setattr(kind, "measure", asked)
     monkeypatch.setattr(subprocess, "run", record)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: torch.Size([80]))
     place = Place(shape, "cpu" if part == "plan" or shape == "tiny" else "cuda", 90, tmp_path)
-    with pytest.raises(UserError, match="that is all"):
+    with pytest.raises(UserError, match=r"that is all|task=plan failed"):
         gpu_steps.MEASURES[part](place)
     assert len(seen) == 1
 
@@ -192,24 +203,28 @@ def test_bad_options_are_named(override: str, message: str) -> None:
     assert message in str(raised.value)
 
 
-def test_numbers_are_held_to_their_bounds() -> None:
+def test_numbers_are_held_to_their_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def readings(part: str, metrics: dict[str, Any]) -> list[Reading]:
+        monkeypatch.setattr(gpu_steps, "bench", lambda *_: metrics)
+        return gpu_steps.MEASURES[part](Place("tiny", "cpu", 90, tmp_path))
+
     ratios = {"maps_over_native": 2, "eager_over_mass": 3}
     rows = [
         ratios | {"tokens": n, "verdict_over_native": x, "mass_over_native": 1.25}
         for n, x in ((700, 1.1), (3000, 1.11))
     ]
-    found = gpu_steps.read_attention({"rows": rows})
+    found = readings("attention", {"rows": rows})
     assert [reading.met for reading in found] == [True, True, None, None, False, True, None, None]
     others = {f"{name}_over_plain": 2.0 for name in ("lazy", "sequential", "two_forward")}
     rows = [others | {"items": n, "paired_over_plain": x} for n, x in ((1, 1.11), (8, 1.35))]
     over_plain = {"plain": 1.0, "two_forward": 2.0, "paired": 1.2}
     details = [{"first_token_over_plain": over_plain, "whole_answer_over_plain": over_plain}] * 2
-    found = gpu_steps.read_vcd({"rows": rows, "details": details})
+    found = readings("vcd", {"rows": rows, "details": details})
     assert [reading.met for reading in found if reading.bound] == [False, False, True, True]
     assert found[3].value == "two-forward 2.00, paired 1.20 ×"
     study = {"times": 7.9, "cases_per_second": 5.0}
     peaks = {"study": 2048, "baseline": 1024, "vcd": 1280}
-    found = gpu_steps.read_eval({"rows": {"study": study}, "peak_mib": peaks, "answers_unlike_the_loop": 0})
+    found = readings("eval", {"rows": {"study": study}, "peak_mib": peaks, "answers_unlike_the_loop": 0})
     assert (found[0].bound, found[0].met, found[3].value) == ("≥ 8 ×", False, "2.0 GiB")
     assert (found[4].value, found[4].met) == ("1.60 ×", False)
 
