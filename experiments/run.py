@@ -36,13 +36,9 @@ def main() -> None:
     _packages_before_the_working_directory()
     import hydra
 
-    from experiments.command_line import (
-        for_hydra,
-        greeting,
-        in_a_sentence,
-        register_help,
-        unknown_flag,
-    )
+    from experiments.command_line.arguments import for_hydra
+    from experiments.command_line.help_page import greeting, register_help
+    from experiments.command_line.mistakes import in_a_sentence, unknown_flag
 
     if not sys.argv[1:]:
         print(greeting(), end="")
@@ -98,7 +94,7 @@ def start(arguments: "Sequence[str]", config: "DictConfig") -> None:
 
     ``arguments`` are those that were typed.
     """
-    from experiments.command_line import of_this_run
+    from experiments.command_line.arguments import of_this_run
     from experiments.config import build_run
     from experiments.runs import stopping
     from experiments.runs.launch import Launch, check_task

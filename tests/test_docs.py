@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.command_line import for_hydra, in_a_sentence
+from experiments.command_line.arguments import for_hydra
+from experiments.command_line.mistakes import in_a_sentence
 from interp.checkpoints.hub import ORGANISMS
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import composed

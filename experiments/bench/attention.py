@@ -173,7 +173,7 @@ class AttentionRunner:
         self.errors: dict[int, float] = {}
 
     def prepare(self, case: int) -> None:
-        """See ``Runner``."""
+        """Makes the inputs, where they are not there yet."""
         from interp.segments import segment
 
         if case not in self.inputs:
@@ -182,7 +182,7 @@ class AttentionRunner:
             self.inputs[case] = encoded, segment(self.vlm, prompts, encoded)
 
     def once(self, variant: str, case: int) -> Any:
-        """See ``Runner``; returns what the variant returns."""
+        """Runs a variant, and returns what it returns."""
         import torch
 
         self.prepare(case)

@@ -32,7 +32,6 @@ from experiments.config import build_run, composed
 from experiments.shapes.models import configured, model_of, prompt_of, random_model
 from experiments.types import Loaded
 from interp.errors import UserError
-from interp.margin import AnswerIds
 from interp.vlm import VLM, Prompt
 from mitigation.contrastive.kernels import Fused, contrast_and_cut, fused
 from mitigation.method import Baseline
@@ -245,7 +244,6 @@ def plan(place: Place) -> list[Reading]:
     if place.large:
         config = configured(place.shape)
         vlm = random_model(config, device=torch.device(place.device), dtype=torch.bfloat16, seed=0)
-        vlm.__dict__["answer_ids"] = AnswerIds([10], [11])  # its vocabulary has neither word
         prompt = prompt_of(vlm, planned["tokens"], seed=0)
     else:
         vlm, prompts, _ = asked(place, 1)

@@ -19,7 +19,7 @@ from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import psutil
 from rich.console import Console
@@ -231,24 +231,13 @@ class Setting(NamedTuple):
         return random_model(config, device=device, dtype=dtype, seed=self.seed, longest=self.longest)
 
 
-class Runner(Protocol):
-    """A model in a process. ``case`` tells its inputs apart: tokens of a prompt, prompts in a batch."""
-
-    device: "torch.device"
-
-    def prepare(self, case: int) -> None:
-        """Makes the inputs, where they are not there yet."""
-        ...
-
-    def once(self, variant: str, case: int) -> object:
-        """Runs a variant as far as its peak of memory."""
-        ...
-
-
 def peaks(
-    make: Callable[..., Runner], setting: Hashable, cases: Iterable[int], variants: Iterable[str], device: str, say: Say
+    make: Callable[..., Any], setting: Hashable, cases: Iterable[int], variants: Iterable[str], device: str, say: Say
 ) -> dict[int, dict[str, int]]:
     """By case and variant, bytes above the model itself: of torch's allocator on a GPU, elsewhere of a child process.
+
+    ``make(setting)`` has a model on its ``device``; ``prepare(case)`` makes inputs, tokens of a prompt or prompts in a
+    batch, and ``once(variant, case)`` runs a variant as far as its peak.
 
     Raises:
         UserError: a variant ran out of memory.
@@ -282,7 +271,7 @@ def runner(make: Callable[..., T], setting: Hashable) -> T:
     return make(setting)
 
 
-def _peak(make: Callable[..., Runner], setting: Hashable, variant: str, case: int) -> int:
+def _peak(make: Callable[..., Any], setting: Hashable, variant: str, case: int) -> int:
     model = runner(make, setting)
     model.prepare(case)
     meter = Meter(model.device)

@@ -196,11 +196,11 @@ class DecodingRunner:
         return GenerationReading(stamps.times[1] - start, median(between), answers.tolist(), skipped)
 
     def once(self, variant: str, case: int) -> None:
-        """See ``Runner``."""
+        """Decodes as far as the peak of memory."""
         self.read(variant, case, new_tokens=3)
 
     def prepare(self, case: int) -> None:
-        """See ``Runner``."""
+        """Makes the inputs, where they are not there yet."""
         if case not in self._batches:
             prompt = prompt_of(self.vlm, self.size.prompt_tokens, seed=self.seed)
             self._batches[case] = _encoded(self.vlm, [prompt] * case, [str(i) for i in range(case)], self.seed)

@@ -8,10 +8,12 @@ is what a kernel takes for itself while it runs (cuBLAS and cuDNN workspaces) an
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 BLOCK = 512  # bytes
 
@@ -117,17 +119,11 @@ def storage_bytes(tensor: Tensor) -> int:
     return math.ceil(extent * tensor.element_size() / BLOCK) * BLOCK
 
 
-_ALIASES: dict[Any, int | None] = {}
-
-
+@cache
 def aliased_input(func: Any) -> int | None:
     """The position of the argument whose storage the outputs of ``func`` are on; None where they have their own."""
-    if func not in _ALIASES:
-        _ALIASES[func] = _VIEWS_UNSAID.get(func, _declared_alias(func))
-    return _ALIASES[func]
-
-
-def _declared_alias(func: Any) -> int | None:
+    if func in _VIEWS_UNSAID:
+        return _VIEWS_UNSAID[func]
     for found in func._schema.returns:
         if found.alias_info is None or found.alias_info.is_write:
             continue
@@ -140,30 +136,26 @@ def _declared_alias(func: Any) -> int | None:
 
 def flops_of(func: Any, args: Any, kwargs: Mapping[str, Any], outputs: Any) -> float:
     """Floating-point operations of products of matrices, convolutions and attention; 0 for all else."""
-    count = _counters().get(func._overloadpacket)
+    count = _COUNTERS.get(func._overloadpacket)
     if count is None:
         return 0.0
     out = outputs[0] if len(outputs) == 1 else outputs
     return float(count(*args, **kwargs, out_val=out))
 
 
-def _counters() -> dict[Any, Callable[..., Any]]:
-    if not _COUNTERS:
-        from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
-
-        def forward(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
-            return sdpa_flop_count(query.shape, key.shape, value.shape)
-
-        def backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
-            return sdpa_backward_flop_count(grad.shape, query.shape, key.shape, value.shape)
-
-        _COUNTERS.update(flop_registry)
-        _COUNTERS[aten._scaled_dot_product_flash_attention_for_cpu] = forward
-        _COUNTERS[aten._scaled_dot_product_flash_attention_for_cpu_backward] = backward
-    return _COUNTERS
+def _attention_flops(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
+    return sdpa_flop_count(query.shape, key.shape, value.shape)
 
 
-_COUNTERS: dict[Any, Callable[..., Any]] = {}
+def _attention_backward_flops(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
+    return sdpa_backward_flop_count(grad.shape, query.shape, key.shape, value.shape)
+
+
+_COUNTERS: dict[Any, Callable[..., Any]] = {
+    **flop_registry,
+    aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
+}
 
 
 def fused_attention(

@@ -155,9 +155,7 @@ class World:
         try:
             return self.ledger.held(held, device)
         except torch.OutOfMemoryError as error:
-            if self._postponed is None:
-                raise
-            self._postponed.append(error)
+            self._refuse(error)
             self.ledger.capacity = None
             return self.ledger.held(held, device)
 
@@ -165,10 +163,13 @@ class World:
         try:
             return _common(func, args, ours, flat)
         except DeviceMismatch as error:
-            if self._postponed is None:
-                raise
-            self._postponed.append(error)
+            self._refuse(error)
             return ours[0].device
+
+    def _refuse(self, error: RuntimeError) -> None:
+        if self._postponed is None:
+            raise error
+        self._postponed.append(error)
 
     def _computed(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The operation on what the tensors hold."""
@@ -187,17 +188,11 @@ class World:
 
     def _shaped(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What an operation on tensors without values gives. Layers repeat each other, so that most are known."""
-        try:
-            key = _signature(func, args, kwargs)
-            if key in self._seen:
-                found = self._seen[key]
-            else:
-                args, kwargs = tree_map(lambda one: one.to("meta") if isinstance(one, Tensor) else one, (args, kwargs))
-                found = self._seen[key] = func(*args, **kwargs)
-        except TypeError as error:
-            if "unhashable" not in str(error):
-                raise
-            found = func(*args, **kwargs)
+        key = _signature(func, args, kwargs)
+        if key not in self._seen:
+            args, kwargs = tree_map(lambda one: one.to("meta") if isinstance(one, Tensor) else one, (args, kwargs))
+            self._seen[key] = func(*args, **kwargs)
+        found = self._seen[key]
         index = TOKEN if func is aten.argmax.default else 0
         return tree_map(lambda one: self._decided(one, index), found)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from experiments import config
-from experiments.command_line import spelled_out
+from experiments.command_line.arguments import spelled_out
 from experiments.config import Run, build_run
 
 

@@ -9,8 +9,19 @@ from pathlib import Path
 import pytest
 from hydra.errors import HydraException
 
-from experiments.command_line import COMMANDS, FIRST, for_hydra, greeting, in_a_sentence, of_this_run, top_level_options
-from experiments.command_line.help_page import MENU, METHODS, grouped, menu, options_of
+from experiments.command_line.arguments import for_hydra, of_this_run
+from experiments.command_line.help_page import (
+    COMMANDS,
+    FIRST,
+    MENU,
+    METHODS,
+    greeting,
+    grouped,
+    menu,
+    options_of,
+    top_level_options,
+)
+from experiments.command_line.mistakes import in_a_sentence
 from experiments.config import Schema
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import composed, run_of

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.command_line import FIRST
+from experiments.command_line.help_page import FIRST
 from tests.conftest import REPOSITORY
 
 PACKAGES = ("interp", "mitigation", "experiments", "conf")

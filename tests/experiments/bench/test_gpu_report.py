@@ -20,7 +20,7 @@ from experiments.bench.eval import EvalBench
 from experiments.bench.gpu_report import BEGUN, GpuReport, Outcome, Reading, Step, recorded
 from experiments.bench.gpu_steps import Place
 from experiments.bench.vcd import VcdBench
-from experiments.command_line import for_hydra
+from experiments.command_line.arguments import for_hydra
 from interp.errors import UserError
 from mitigation.contrastive.kernels import contrast_and_cut
 from tests.conftest import REPOSITORY

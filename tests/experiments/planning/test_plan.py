@@ -16,13 +16,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from experiments.command_line import for_hydra
+from experiments.command_line.arguments import for_hydra
 from experiments.planning import peak_memory
-from experiments.planning.advice import advice
 from experiments.planning.model_calls import LEARNING, Scene, Step, signature, steps_of
 from experiments.planning.models import Asked, blueprint, build, known
 from experiments.planning.peak_memory import Measured, Outcome, Room, Stage, room_of
-from experiments.planning.task import Plan, assumptions
+from experiments.planning.task import Plan, advice, assumptions
 from experiments.planning.task import table as drawn
 from experiments.shapes.ledger import Ledger
 from experiments.studies.mechanism.study import Mechanism

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from experiments.command_line import for_hydra
+from experiments.command_line.arguments import for_hydra
 from experiments.report.next_commands import OWN_MODEL, named_arms, next_commands
 from tests.experiments.compose import composed
 
