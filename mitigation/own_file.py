@@ -57,7 +57,7 @@ def own_method(path: str, settings: dict[str, Any] | None = None, shift: float =
     Raises:
         UserError: as ``OwnFile`` and ``OwnLearner``.
     """
-    learns = _Code.of(path).learns
+    learns = _Own(path).learns
     method = OwnLearner(path, settings or {}) if learns else OwnFile(path, settings or {})
     if not shift:
         return method
@@ -70,67 +70,70 @@ def file_digest(code: bytes) -> str:
 
 
 @dataclass(frozen=True)
-class _Code:
-    """The user's file, run: its method is the function or class ``kind`` of ``module``."""
+class _Own:
+    """The file ``path``, run, with the ``settings`` of its functions; ``digest`` identifies its code in ``repr``.
 
-    name: str
-    digest: str
-    module: ModuleType
-    kind: str
+    Its method is the function or class ``_kind`` of ``_module``.
 
-    @classmethod
-    def of(cls, path: str) -> "_Code":
-        """The file ``path``.
+    Raises:
+        UserError: no such file, one that cannot be run, or no or several methods in it.
+    """
 
-        Raises:
-            UserError: no such file, one that cannot be run, or no or several methods in it.
-        """
-        file = Path(path).expanduser()
+    path: str = field(repr=False)
+    settings: dict[str, Any] = field(default_factory=dict)
+    name: str = field(init=False, default="")
+    digest: str = field(init=False, default="")
+
+    def __post_init__(self) -> None:
+        file = Path(self.path).expanduser()
         try:
-            code = file.read_bytes()
+            digest = file_digest(file.read_bytes())
         except OSError as error:
             raise UserError(
-                f"method.path={path}: cannot be read ({error.strerror}); give a Python file with a method"
+                f"method.path={self.path}: cannot be read ({error.strerror}); give a Python file with a method"
             ) from error
-        digest = file_digest(code)
-        module = _run(file, digest)
-        return cls(file.name, digest, module, _only_method(module, file.name))
+        object.__setattr__(self, "name", file.name)
+        object.__setattr__(self, "digest", digest)
+        _ = self._kind
+
+    @cached_property
+    def _module(self) -> ModuleType:
+        return _run(Path(self.path).expanduser(), self.digest)
+
+    @cached_property
+    def _kind(self) -> str:
+        return _only_method(self._module, self.name)
 
     @property
     def learns(self) -> bool:
         """Whether the file has a function ``learn``."""
-        return callable(getattr(self.module, LEARN, None))
+        return callable(getattr(self._module, LEARN, None))
 
-    def bound(self, settings: Mapping[str, Any]) -> Any:
+    @cached_property
+    def _bound(self) -> Any:
         """The method's function with its settings bound, or the class made with them.
 
         Raises:
             UserError: settings that it does not have; or what it learns has no place.
         """
-        own = getattr(self.module, self.kind)
-        if self.kind not in ARGUMENTS:
-            made = self._called(own, self.kind, "", settings)
-            if abilities(found := made()).fitted_to:
-                raise _learns(self.name, self.kind)
-            return found
+        own = getattr(self._module, self._kind)
+        if self._kind not in ARGUMENTS:
+            if abilities(made := self._called(own, self._kind, "", self.settings)()).fitted_to:
+                raise _learns(self.name, self._kind)
+            return made
         if self.learns is not (LEARNED in _given(own)):
             raise UserError(
-                f"{self.name}: what {LEARN}({LEARN_ARGUMENTS}) returns reaches {self.kind} as its parameter {LEARNED}, "
-                f"and one of the two is missing; write both, and {self.kind}({ARGUMENTS[self.kind]}, *, {LEARNED})"
+                f"{self.name}: what {LEARN}({LEARN_ARGUMENTS}) returns reaches {self._kind} as its parameter "
+                f"{LEARNED}, and one of the two is missing; write both, and {self._kind}({ARGUMENTS[self._kind]}, *, "
+                f"{LEARNED})"
             )
-        others = _parameters(getattr(self.module, LEARN)) - _parameters(own) if self.learns else set()
-        mine = {name: value for name, value in settings.items() if name not in others}
-        return self._called(own, self.kind, ARGUMENTS[self.kind], mine)
-
-    def learner(self, settings: Mapping[str, Any]) -> Callable[..., Any]:
-        """The file's ``learn`` with those of the settings that it has."""
-        learn = getattr(self.module, LEARN)
-        mine = {name: value for name, value in settings.items() if name in _parameters(learn)}
-        return self._called(learn, LEARN, LEARN_ARGUMENTS, mine)
+        others = _parameters(getattr(self._module, LEARN)) - _parameters(own) if self.learns else set()
+        mine = {name: value for name, value in self.settings.items() if name not in others}
+        return self._called(own, self._kind, ARGUMENTS[self._kind], mine)
 
     def _called(
         self, own: Callable[..., Any], kind: str, positional: str, settings: Mapping[str, Any]
-    ) -> Callable[..., Any]:
+    ) -> "partial[Any]":
         signature = inspect.signature(own)
         given = _given(own) if positional else set()
         try:
@@ -144,24 +147,6 @@ class _Code:
                 "method.settings={NAME: VALUE}"
             ) from error
         return partial(own, **settings)
-
-
-@dataclass(frozen=True)
-class _Own:
-    """The file ``path`` with the ``settings`` of its functions; ``digest`` identifies the code in ``repr``."""
-
-    path: str = field(repr=False)
-    settings: dict[str, Any] = field(default_factory=dict)
-    name: str = field(init=False, default="")
-    digest: str = field(init=False, default="")
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "name", self._code.name)
-        object.__setattr__(self, "digest", self._code.digest)
-
-    @cached_property
-    def _code(self) -> _Code:
-        return _Code.of(self.path)
 
 
 @dataclass(frozen=True)
@@ -182,19 +167,15 @@ class OwnFile(_Own):
         super().__post_init__()
         if self.learned_file is not None:
             object.__setattr__(self, "learned_digest", digest_of(self.learned_file))
-        elif self._code.learns:
+        elif self.learns:
             raise UserError(f"{self.name}: it learns first; make it with OwnLearner(path), which has learn and read")
         _ = self._bound
-
-    @cached_property
-    def _bound(self) -> Any:
-        return self._code.bound(self.settings)
 
     def __getattr__(self, name: str) -> Any:
         """What the file's class declares of itself; of a function, that one which only changes words can do so."""
         if name not in Abilities.__dataclass_fields__ or "_bound" not in self.__dict__:
             raise AttributeError(name)
-        if name == "works_over_api" and self._code.kind == "ask":
+        if name == "works_over_api" and self._kind == "ask":
             return True
         return getattr(abilities(self._bound), name)
 
@@ -204,7 +185,7 @@ class OwnFile(_Own):
         Raises:
             UserError: it was learned on another model.
         """
-        kind, module = self._code.kind, self._code.module
+        kind, module = self._kind, self._module
         if kind not in ARGUMENTS:
             return self._bound.generate(vlm, prompts, max_new_tokens=max_new_tokens)
         own = self._with_what_is_given(self._bound, vlm, prompts)
@@ -271,12 +252,14 @@ class OwnLearner(_Own):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._code.bound(self.settings)
-        _ = self._learner
+        _ = self._bound, self._learner
 
     @cached_property
-    def _learner(self) -> Any:
-        return self._code.learner(self.settings)
+    def _learner(self) -> "partial[Any]":
+        """The file's ``learn`` with those of the settings that it has."""
+        learn = getattr(self._module, LEARN)
+        mine = {name: value for name, value in self.settings.items() if name in _parameters(learn)}
+        return self._called(learn, LEARN, LEARN_ARGUMENTS, mine)
 
     def learn(self, vlm: "VLM", prompts: "Sequence[Prompt]", safe: Sequence[bool], *, out: Path) -> OwnFile:
         """Calls the file's ``learn``, and writes what it returns to ``out``.

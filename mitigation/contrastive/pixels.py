@@ -112,19 +112,25 @@ def pictures_of(inputs: Mapping[str, Any], count: int, *, model: Any = None) -> 
         UserError: no pixel values, a layout that needs ``model`` without it, videos, or a number of pictures other than
             ``count``.
     """
-    pixels = inputs.get("pixel_values")
+    pixels, config = inputs.get("pixel_values"), getattr(model, "config", model)
     if pixels is None:
         raise UserError("no pixel_values in the inputs; contrasting pictures needs one; give every prompt an image")
-    if inputs.get("image_grid_thw") is not None and (model is None or repeats_pixels(inputs, _config(model))):
-        return _patched(pixels, inputs["image_grid_thw"], count, model)
+    if inputs.get(GRIDS) is not None and (model is None or repeats_pixels(inputs, config)):
+        return _patched(pixels, inputs[GRIDS], count, config)
     others = [name for name, value in inputs.items() if name.startswith("pixel_values_") and isinstance(value, Tensor)]
-    if inputs.get("image_grid_thw") is not None or pixels.ndim not in (4, 5, 6) or others:
+    if inputs.get(GRIDS) is not None or pixels.ndim not in (4, 5, 6) or others:
         raise UserError(
             f"pixel_values of {tuple(pixels.shape)}{' beside ' if others else ''}{', '.join(others)}; this family "
             "packs its pictures in a way of its own; use mitigation.VCD, which measures it"
         )
-    rows = _rows_by_picture(inputs, model) if model is not None else [1] * len(pixels)
-    _check_count(count, len(rows) if sum(rows) == len(pixels) else len(pixels))
+    rows = [1] * len(pixels)  # of pixel_values by picture: one, or its number of tiles
+    if model is not None and pixels.ndim != 5 and layout_for(model).geometry == "tiles":
+        rows = [len(own) for own in image_rows(inputs, config)]
+    if count != (found := len(rows) if sum(rows) == len(pixels) else len(pixels)):
+        raise UserError(
+            f"{count} keys for {found} rows of pixel_values; a key seeds the noise of one image, so a row must be an "
+            "image; give one key an image, and model=model where a row is a tile (InternVL)"
+        )
     if pixels.ndim == 6:
         if pixels.shape[1] != 1:
             raise UserError(f"{pixels.shape[1]} images in one prompt; a key seeds the noise of one; give a prompt one")
@@ -143,27 +149,6 @@ def repeats_pixels(inputs: Mapping[str, Any], config: Any) -> bool:
     return inputs.get(GRIDS) is not None and known and inputs["pixel_values"].ndim == 2
 
 
-def _check_count(count: int, found: int) -> None:
-    if count != found:
-        raise UserError(
-            f"{count} keys for {found} rows of pixel_values; a key seeds the noise of one image, so a row must be an "
-            f"image; give one key an image, and model=model where a row is a tile (InternVL)"
-        )
-
-
-def _config(model: Any) -> Any:
-    return getattr(model, "config", model)
-
-
-def _rows_by_picture(inputs: Mapping[str, Any], model: Any) -> list[int]:
-    """The number of rows of ``pixel_values`` of each prompt's picture: one, or its number of tiles."""
-    pixels, config = inputs["pixel_values"], getattr(model, "config", model)
-    layout = layout_for(model)
-    if layout.geometry != "tiles" or pixels.ndim == 5:
-        return [1] * len(pixels)
-    return [len(own) for own in image_rows(inputs, config)]
-
-
 def _size(view: Float[Tensor, "*tiles channel height width"]) -> tuple[int, int]:
     return int(view.shape[-2]), int(view.shape[-1])
 
@@ -178,9 +163,11 @@ def _shown(
     return [list(zip(*sizes, strict=True)) for sizes in zip(rows.tolist(), columns.tolist(), strict=True)]
 
 
-def _patched(pixels: Float[Tensor, "patch value"], grids: Int[Tensor, "picture 3"], count: int, model: Any) -> Pictures:
+def _patched(
+    pixels: Float[Tensor, "patch value"], grids: Int[Tensor, "picture 3"], count: int, config: Any
+) -> Pictures:
     """Qwen's patches: merge blocks row-major, the patches of a block row-major, then channel, copy, row, column."""
-    if model is None:
+    if config is None:
         raise UserError(
             "pixel_values are patches here (Qwen), whose noise must be drawn on the picture they were cut from; pass "
             "model=model, whose config tells the patch size"
@@ -189,7 +176,7 @@ def _patched(pixels: Float[Tensor, "patch value"], grids: Int[Tensor, "picture 3
         raise UserError(f"{count} keys for {len(grids)} images; a key seeds the noise of one image; give one an image")
     if bool((grids[:, 0] != 1).any()):
         raise UserError("an image of several frames; only pictures are noised; give a picture instead of a video")
-    vision = getattr(model, "config", model).vision_config
+    vision = config.vision_config
     sizes = {"mh": vision.spatial_merge_size, "mw": vision.spatial_merge_size, "copy": vision.temporal_patch_size,
              "ph": vision.patch_size, "pw": vision.patch_size}  # fmt: skip
     flat, whole = "(gh gw mh mw) (channel copy ph pw)", "copy channel (gh mh ph) (gw mw pw)"

@@ -8,6 +8,7 @@ change the choice, so the row skips the step; if a later step needs the branch, 
 The result is exact.
 """
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -57,8 +58,7 @@ class SecondBranch:
 
     def part(self, rows: Sequence[int]) -> "SecondBranch":
         """A new, unstarted branch over the prompts ``rows``, in that order."""
-        branch: SecondBranch = object.__new__(SecondBranch)
-        branch._model, branch.speaker, branch._along = self._model, self.speaker, self._along
+        branch = copy.copy(self)
         branch._prompts = self._prompts.part(rows, self._model.config)
         branch.reset()
         return branch
