@@ -72,9 +72,27 @@ class Regrid:
             raise UserError(f"run={self.run} is no finished run of a yes/no benchmark; give the directory of one")
         arm = self.arm or str(saved.metrics["study"])
         method = _method(saved, arm)
-        kept = _KeptRun.of(saved, arm, method, tuple(self.grid))
+        if wrong := [name for name in self.grid if name not in method.score_settings]:
+            raise UserError(
+                f"method.{wrong[0]}: decides what is asked, or is no setting of {type(method).__name__}; kept logits "
+                f"can be scored with other values of {', '.join(method.score_settings)}"
+            )
+        kept = _kept_answers(saved, arm, method)
+        studied, baseline = (
+            [record for record in saved.predictions if record["arm"] == one and record["subset"] in SCORED_SUBSETS]
+            for one in (arm, BASELINE)
+        )
+        if not any(record["case"] in kept for record in studied):
+            raise UserError(
+                f"no logits of arm {arm} were kept in {saved.directory}; ask again with task.keep_logits=true"
+                " (branch=paired and branch=lazy keep none)"
+            )
+        if not baseline:
+            raise UserError(f"{saved.directory} has no baseline to compare with; give a run that has one")
         grid = {_name(setting): _method(saved, arm, setting) for setting in combinations(self.grid)}
-        result = evaluate(kept, grid, seed=run.seed, draws=run.draws)
+        lines = {BASELINE: [record | {"replayed": True} for record in baseline]}
+        lines |= {name: [_replayed(one, own, kept) for own in studied] for name, one in grid.items()}
+        result = evaluate(lines, seed=run.seed, draws=run.draws)
         result = {"kind": "regrid", "run": str(saved.directory), "arm": arm, "method": repr(method), **result}
         console = Console()
         console.print(terminal(table(result)))
@@ -117,69 +135,40 @@ def _able(node: Any) -> bool:
     return issubclass(kind, BranchMethod) and bool(kind.score_settings)
 
 
-@dataclass(frozen=True)
-class _KeptRun:
-    """One arm's records, the baseline's, and by case the kept logits and recorded answers of the same branches."""
+def _kept_answers(saved: SavedRun, arm: str, method: Any) -> dict[str, list[Record]]:
+    """By case, what was recorded of the arm and of others with the same branches, each with its kept logits.
 
-    baseline: Sequence[Record]
-    studied: Sequence[Record]
-    lines: Mapping[str, Sequence[tuple[Record, Mapping[str, Any]]]]  # by case: an arm's record, its kept logits
-
-    @classmethod
-    def of(cls, saved: SavedRun, arm: str, method: Any, names: Sequence[str]) -> "_KeptRun":
-        """Those of a saved run.
-
-        Raises:
-            UserError: nothing was kept of the arm, or a name is none of a setting that only its scores read.
-        """
-        known_settings = method.score_settings
-        if wrong := [name for name in names if name not in known_settings]:
-            raise UserError(
-                f"method.{wrong[0]}: decides what is asked, or is no setting of {type(method).__name__}; kept logits "
-                f"can be scored with other values of {', '.join(known_settings)}"
-            )
-        nodes, scored_by = saved.environment["config"]["arms"], {name: getattr(method, name) for name in known_settings}
-        alike = [arm]  # arms with the same branches have recorded further answers to them
-        for other, node in nodes.items():
-            same_class = other != arm and _able(node) and node["_target_"] == nodes[arm]["_target_"]
-            if same_class and dataclasses.replace(_method(saved, other), **scored_by) == method:
-                alike.append(other)
-        known = {(record["case"], record["arm"]): record for record in saved.predictions}
-        lines: dict[str, list[tuple[Record, Mapping[str, Any]]]] = {}
-        for (case, name), line in _latest(saved.directory / LOGITS).items():
-            record = known.get((case, name))
-            if name in alike and record is not None and record.get("settings") == line.get("settings"):
-                lines.setdefault(case, []).append((record, line))
-        studied, baseline = (
-            [record for record in saved.predictions if record["arm"] == one and record["subset"] in SCORED_SUBSETS]
-            for one in (arm, BASELINE)
-        )
-        if not any(record["case"] in lines for record in studied):
-            raise UserError(
-                f"no logits of arm {arm} were kept in {saved.directory}; ask again with task.keep_logits=true"
-                " (branch=paired and branch=lazy keep none)"
-            )
-        if not baseline:
-            raise UserError(f"{saved.directory} has no baseline to compare with; give a run that has one")
-        return cls(baseline, studied, lines)
-
-
-def _latest(file: Path) -> dict[tuple[str, str], Mapping[str, Any]]:
-    """The kept logits by case and arm; empty where there is no such file."""
-    if not file.is_file():
-        return {}
-    found: dict[tuple[str, str], Mapping[str, Any]] = {}
-    for number, line in records.parsed(file.read_bytes().split(b"\n")):
+    Raises:
+        UserError: a line of the logits cannot be read.
+    """
+    nodes, scored_by = (
+        saved.environment["config"]["arms"],
+        {name: getattr(method, name) for name in method.score_settings},
+    )
+    alike = [arm]
+    for other, node in nodes.items():
+        same_class = other != arm and _able(node) and node["_target_"] == nodes[arm]["_target_"]
+        if same_class and dataclasses.replace(_method(saved, other), **scored_by) == method:
+            alike.append(other)
+    file, logits = saved.directory / LOGITS, {}
+    for number, line in records.parsed(file.read_bytes().split(b"\n") if file.is_file() else ()):
         if not isinstance(line, dict):
             raise UserError(f"{file}, line {number} cannot be read; ask again with task.keep_logits=true fresh=true")
-        found[line["case"], line["arm"]] = line
+        logits[line["case"], line["arm"]] = line
+    found: dict[str, list[Record]] = {}
+    for record in saved.predictions:
+        line = logits.get((record["case"], record["arm"]), {})
+        if record["arm"] in alike and record.get("settings") == line.get("settings", ""):
+            found.setdefault(record["case"], []).append(record | line)
     return found
 
 
-def evaluate(kept: _KeptRun, grid: Mapping[str, Any], *, seed: int, draws: int) -> dict[str, Any]:
-    """``baseline`` and ``points``, one for each setting: rates, AUROC, differences, and how many are not replayable."""
-    found = {BASELINE: [line | {"replayed": True} for line in kept.baseline]}
-    found |= {name: _replayed(kept, method) for name, method in grid.items()}
+def evaluate(found: Mapping[str, Sequence[Record]], *, seed: int, draws: int) -> dict[str, Any]:
+    """``baseline`` and ``points``, one for each setting: rates, AUROC, differences, and how many are not replayable.
+
+    ``found`` are the records of the baseline and of every setting.
+    """
+    grid = [name for name in found if name != BASELINE]
     lines = [line | {"arm": name} for name, own in found.items() for line in own]
     signs = [line | _by_sign(line["margin"]) for line in lines if line.get("margin") is not None]
     texts = GridAnswers.of([line for line in lines if line["replayed"]], seed=seed, draws=draws)
@@ -199,24 +188,18 @@ def evaluate(kept: _KeptRun, grid: Mapping[str, Any], *, seed: int, draws: int) 
     return plain({"baseline": values(BASELINE), "points": points, "method": method})
 
 
-def _replayed(kept: _KeptRun, method: Any) -> list[Record]:
-    """The records under another setting; ``replayed`` is whether what is answered is known."""
+def _replayed(method: Any, record: Record, kept: Mapping[str, Sequence[Record]]) -> Record:
+    """The record under another setting; ``replayed`` is whether what is answered is known."""
     from mitigation.kept_logits import replayed
 
-    found = []
-    for record in kept.studied:
-        lines = kept.lines.get(record["case"])
-        if lines is None:  # what could not be asked has no answer in any setting
-            found.append(record | {"margin": None, "replayed": Status(record["status"]).excluded})
-            continue
-        again = replayed(method, [line for _, line in lines])
-        new = record | {"margin": again.margin, "replayed": True}
-        if record.get("protocol") == "score":
-            found.append(new | _by_sign(again.margin))
-            continue
-        same = next((own for own, line in lines if tuple(line["tokens"]) == again.tokens), None)
-        found.append(new | ({"replayed": False} if same is None else {"verdict": same["verdict"]}))
-    return found
+    if (answers := kept.get(record["case"])) is None:  # what could not be asked has no answer in any setting
+        return record | {"margin": None, "replayed": Status(record["status"]).excluded}
+    again = replayed(method, answers)
+    new = record | {"margin": again.margin, "replayed": True}
+    if record.get("protocol") == "score":
+        return new | _by_sign(again.margin)
+    same = next((own for own in answers if tuple(own["tokens"]) == again.tokens), None)
+    return new | ({"replayed": False} if same is None else {"verdict": same["verdict"]})
 
 
 def _by_sign(margin: float) -> dict[str, str]:
