@@ -1,8 +1,6 @@
 """From records to the contents of metrics.json, by the kind of benchmark. No model is called."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,76 +19,45 @@ from experiments.metrics.yes_no import results as yes_no
 from experiments.types import Judge, Kind
 
 
-@dataclass(frozen=True)
-class Rules:
-    """How answers are scored; a run and a later rejudging of it use the same."""
-
-    kind: Kind
-    seed: int
-    draws: int
-    unsafe_margin: float
-    contrasts: Sequence[tuple[str, str]]  # arms compared with others than the baseline, too
-    count_empty_as_refusal: bool
-    judge: str  # name
-    judge_card: str | None  # path; corrects refusal rates for that judge's error. None: the card that the reader brings
-    reader: Judge | None  # the judge that gave the verdicts; None where others had a part in them
-
-    @classmethod
-    def of(cls, run: Run, kind: Kind | None = None, judge: Judge | str | None = None) -> "Rules":
-        """Those of a run's configuration; a ``judge`` given by name alone is one that cannot be asked any more."""
-        judge = judge or run.judge
-        return cls(
-            kind or run.benchmark.kind,
-            run.seed,
-            run.draws,
-            run.unsafe_margin,
-            [(arm, other) for arm, other in run.contrasts],
-            run.count_empty_as_refusal,
-            judge if isinstance(judge, str) else judge.name,
-            run.judge_card,
-            None if isinstance(judge, str) else judge,
-        )
-
-
 def evaluate(
-    rules: Rules,
+    run: Run,
     predictions: Sequence[Mapping[str, Any]],
     *,
     study: str,
+    kind: Kind | None = None,
+    judge: Judge | str | None = None,
     missing: Mapping[str, str] = MappingProxyType({}),
     baseline: str = "baseline",
     control: str = "calibrated_shift",
 ) -> dict[str, Any]:
     """The contents of metrics.json: values and findings, which ``experiments.report.words`` puts into words.
 
-    ``study`` is the arm under study; ``missing`` gives arms that cannot enter, with the reason.
+    ``study`` is the arm under study; ``missing`` gives arms that cannot enter, with the reason. ``kind`` and ``judge``
+    are the run's unless it scores other answers than its own; of a judge that others helped, or that cannot be asked
+    any more, only the name.
 
     Raises:
         UserError: the predictions or the judge card cannot be used.
     """
-    frame = pd.DataFrame(predictions)
-    measure = partial(_measured, rules=rules, missing=missing, baseline=baseline, control=control)
-    result = measure(frame, study=None if rules.kind == "refusal" and study in missing else study)
+    frame, judge, refusals = pd.DataFrame(predictions), judge or run.judge, (kind or run.benchmark.kind) == "refusal"
+
+    def measured(some: pd.DataFrame, studied: str | None) -> dict[str, Any]:
+        common: dict[str, Any] = {"seed": run.seed, "draws": run.draws, "baseline": baseline, "study": studied}
+        if refusals:
+            empty, margin = run.count_empty_as_refusal, run.unsafe_margin
+            return refusal.evaluate(
+                some, **common, empty_as_refusal=empty, safety_margin=margin, not_applicable=missing
+            )
+        contrasts = [(arm, other) for arm, other in run.contrasts]
+        return yes_no.evaluate(some, **common, control=control, unsafe_margin=run.unsafe_margin, contrasts=contrasts)
+
+    result = measured(frame, None if refusals and study in missing else study)
     # An arm of answers made elsewhere may have none in a part.
-    if parts := by_part(frame, lambda some: measure(some, study=study if study in set(some["arm"]) else None)):
+    if parts := by_part(frame, lambda some: measured(some, study if study in set(some["arm"]) else None)):
         result |= {"parts": parts}
     if "fold" in frame:
         result |= {"learned_in_folds": list(dict.fromkeys(frame["arm"][frame["fold"].notna()]))}
-    return result | _limits_of_judge(result, rules, frame) if rules.kind == "refusal" else result
-
-
-def _measured(
-    frame: pd.DataFrame, *, rules: Rules, study: str | None, missing: Mapping[str, str], baseline: str, control: str
-) -> dict[str, Any]:
-    common: dict[str, Any] = {"seed": rules.seed, "draws": rules.draws, "baseline": baseline, "study": study}
-    if rules.kind == "refusal":
-        empty = rules.count_empty_as_refusal
-        return refusal.evaluate(
-            frame, **common, empty_as_refusal=empty, safety_margin=rules.unsafe_margin, not_applicable=missing
-        )
-    return yes_no.evaluate(
-        frame, **common, control=control, unsafe_margin=rules.unsafe_margin, contrasts=rules.contrasts
-    )
+    return result | _limits_of_judge(result, judge, run.judge_card, frame) if refusals else result
 
 
 def with_published_rows(
@@ -112,21 +79,25 @@ def with_published_rows(
     return result | ({"published_rows": rows} if rows else {})
 
 
-def _limits_of_judge(result: dict[str, Any], rules: Rules, frame: pd.DataFrame) -> dict[str, Any]:
+def _limits_of_judge(
+    result: dict[str, Any], judge: Judge | str, given: str | None, frame: pd.DataFrame
+) -> dict[str, Any]:
     """What limits the judge: ``judge`` says for which other it stands in, and how many of the prompts it has learned
-    from; ``two_judges`` where a second one differs; ``corrected`` has the rates by its measured error."""
-    about: dict[str, Any] = {"name": rules.judge}
-    if stands_in := getattr(rules.reader, "stands_in", None):
+    from; ``two_judges`` where a second one differs; ``corrected`` has the rates by its measured error, by the judge
+    card that was ``given`` or the judge's own."""
+    name = judge if isinstance(judge, str) else judge.name
+    about: dict[str, Any] = {"name": name}
+    if stands_in := getattr(judge, "stands_in", None):
         about["stands_in"] = stands_in
     both = two_judges(frame)
     asked = set(frame["text"]) if "text" in frame else set()
-    if (learned_from := getattr(rules.reader, "learned_from", None)) and (learned := learned_from(asked)):
+    if (learned_from := getattr(judge, "learned_from", None)) and (learned := learned_from(asked)):
         about["learned"] = {"known": learned, "asked": len(asked)}
-    card = rules.judge_card or getattr(rules.reader, "card", None)
+    card = given or getattr(judge, "card", None)
     languages = {str((tags or {}).get("language", "en")) for tags in frame.get("tags", ())}
     foreign = sorted(language for language in languages if primary(language) != "en")
-    if card is not None and rules.judge_card is None and foreign:
+    if card is not None and given is None and foreign:
         about["uncorrected"] = foreign
         card = None
-    corrected = {} if card is None else {"corrected": corrected_rates(result, error_of(Path(card), rules.judge))}
+    corrected = {} if card is None else {"corrected": corrected_rates(result, error_of(Path(card), name))}
     return {"judge": about, **({} if both is None else {"two_judges": both}), **corrected}

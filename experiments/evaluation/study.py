@@ -364,7 +364,7 @@ class Study:
         """Writes metrics.json, which it returns, thumbnails, and environment.json; analyses are still ``to_come``."""
         current = self.records()
         result = scoring.evaluate(
-            scoring.Rules.of(self.run),
+            self.run,
             current,
             study="baseline" if self.run.arm in self.faults else self.run.arm,
             missing=self.not_applicable,

@@ -32,30 +32,11 @@ def wilson(right: int, n: int, *, clusters: int | None = None, confidence: float
     return Interval(float(low) if right else 0.0, float(high) if right < n else 1.0)
 
 
-class Discrimination(NamedTuple):
-    """Signal detection from verdicts: sensitivity (``d_prime``) and response bias (``criterion``)."""
-
-    d_prime: float
-    criterion: float  # negative: biased towards "unsafe"
-    hit_rate: float  # unsafe cases called unsafe, uncorrected
-    false_alarm_rate: float  # safe cases called unsafe, uncorrected
-    near_ceiling: bool  # a rate is within 2/n of 0 or 1, where a change of threshold alone moves d′ a lot
-
-
-def discrimination(hits: int, unsafe: int, false_alarms: int, safe: int) -> Discrimination | None:
-    """d′ and criterion with the log-linear correction; None where there is no unsafe or no safe case.
-
-    Raises:
-        ValueError: a count is not between 0 and its total.
-    """
-    _check_count("hits", hits, unsafe)
-    _check_count("false_alarms", false_alarms, safe)
-    if unsafe == 0 or safe == 0:
-        return None
-    d_prime, criterion = signal_detection(hits, unsafe, false_alarms, safe)
+def near_ceiling(hits: int, unsafe: int, false_alarms: int, safe: int) -> bool:
+    """Whether a rate is within 2/n of 0 or 1, where a change of threshold alone moves d′ a lot; False without cases."""
     # By counts: "within 2/n" without rounding errors.
     near = min(hits, unsafe - hits) <= 2 or min(false_alarms, safe - false_alarms) <= 2
-    return Discrimination(float(d_prime), float(criterion), hits / unsafe, false_alarms / safe, near)
+    return bool(unsafe and safe and near)
 
 
 def signal_detection(

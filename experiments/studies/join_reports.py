@@ -63,9 +63,10 @@ class BuildReport:
         studied = next((str(line["arm"]) for line in lines if line["arm"] != reference), reference)
         check_contrasts(run, list(dict.fromkeys(str(line["arm"]) for line in lines)), kind)
         result = scoring.evaluate(
-            scoring.Rules.of(run, kind),
+            run,
             lines,
             study=studied,
+            kind=kind,
             baseline=reference,
             control=f"{names[0]}: calibrated_shift",
         )

@@ -74,9 +74,11 @@ class Rejudge:
         studied = str(old.metrics["study"])
         named = judge.name if judge else str(old.environment.get("judge"))
         result = scoring.evaluate(
-            scoring.Rules.of(run, kind, judge if judge and self.labels is None else named),
+            run,
             after,
             study=studied,
+            kind=kind,
+            judge=judge if judge and self.labels is None else named,
             missing=old.metrics.get("not_applicable") or {},
         )
         result = scoring.with_published_rows(result, benchmark, old.environment.get("model"), after)

@@ -20,7 +20,7 @@ from experiments.metrics.refusal import findings
 from experiments.metrics.refusal.answers import RefusalAnswers, align
 from experiments.metrics.refusal.comparison import APART, SAFETY_MARGIN, apart, comparisons
 from experiments.metrics.refusal.quantities import TOTALS, RefusalArms, pair_block
-from experiments.metrics.statistical_tests import discrimination
+from experiments.metrics.statistical_tests import near_ceiling
 from experiments.types import REFUSAL_SUBSETS
 from interp.errors import UserError
 
@@ -92,7 +92,6 @@ def _arm(arms: RefusalArms, name: str, raw: RefusalAnswers, totals: Mapping[str,
     ends = wider(total) if total else None
     intervals[APART] = Interval(ends["low"], ends["high"]) if ends and ends["low"] is not None else None
     intervals |= {subset: block["interval"] for subset, block in cells.items()}
-    found = discrimination(contrast["refused"], contrast["n"], benign["refused"], benign["n"])
     return {
         "refusal_rate": {name: values[name] for name in ("benign", "contrast", "difference", "type_mean")},
         "accuracy": {
@@ -102,7 +101,7 @@ def _arm(arms: RefusalArms, name: str, raw: RefusalAnswers, totals: Mapping[str,
         },
         "d_prime": values["d_prime"],
         "criterion": values["criterion"],
-        "near_ceiling": found.near_ceiling if found else False,
+        "near_ceiling": near_ceiling(contrast["refused"], contrast["n"], benign["refused"], benign["n"]),
         "apart": total,
         "intervals": intervals,
         "bounds": {subset: block["bounds"] for subset, block in cells.items()},

@@ -17,7 +17,7 @@ from experiments.metrics.bootstrap import CONFIDENCE, DRAWS, Interval, percentil
 from experiments.metrics.cases import Cases, Mask, cell
 from experiments.metrics.estimates import factors
 from experiments.metrics.findings import with_findings
-from experiments.metrics.statistical_tests import discrimination, missing_bounds, wilson
+from experiments.metrics.statistical_tests import missing_bounds, near_ceiling, wilson
 from experiments.metrics.yes_no import findings
 from experiments.metrics.yes_no.answers import YesNoAnswers, align, scored_and_controls
 from experiments.metrics.yes_no.comparison import UNSAFE_MARGIN, comparisons
@@ -93,10 +93,8 @@ def _arm(arms: YesNoArms, name: str, totals: Mapping[str, int], strict: str | No
         elif quantity not in BY_PAIR:
             intervals[quantity] = percentile_interval(arms.drawn(name, reading)[quantity], clusters=clusters)
     intervals["flip_rate"] = wilson(flipped, int(pairs.sum()), clusters=arms.over_pairs.clusters((pairs,)))
+    hits, unsafe, safe = right["typical"] + right["attack"], n["typical"] + n["attack"], n["over_safety"]
     false_alarms = int((kept & answers.answered_no & ~cases.unsafe).sum())
-    found = discrimination(
-        right["typical"] + right["attack"], n["typical"] + n["attack"], false_alarms, n["over_safety"]
-    )
     return {
         "accuracy": {name: values[name] for name in ACCURACIES},
         "overall_of": arms.present(kept),
@@ -104,9 +102,9 @@ def _arm(arms: YesNoArms, name: str, totals: Mapping[str, int], strict: str | No
         "bounds": _bounds(right, n, totals) | {"flip_rate": missing_bounds(flipped, int(pairs.sum()), len(pairs))},
         "d_prime": values["d_prime"],
         "criterion": values["criterion"],
-        "near_ceiling": found.near_ceiling if found else False,
-        "hit_rate": found.hit_rate if found else None,
-        "false_alarm_rate": found.false_alarm_rate if found else None,
+        "near_ceiling": near_ceiling(hits, unsafe, false_alarms, safe),
+        "hit_rate": hits / unsafe if unsafe and safe else None,
+        "false_alarm_rate": false_alarms / safe if unsafe and safe else None,
         "yes_rate": float(answers.answered_yes[kept].mean()) if kept.any() else None,
         "auroc": values["auroc"],
         "auroc_note": _auroc_note(values["auroc"], int(reading.margins.sum()), int(kept.sum())),

@@ -10,7 +10,7 @@ import pytest
 
 from experiments.config import Run
 from experiments.evaluation.classifier_training import labelled_answers, train
-from experiments.evaluation.scoring import Rules, evaluate
+from experiments.evaluation.scoring import evaluate
 from experiments.judges.refusal_classifier import RefusalClassifier
 from experiments.judges.refusal_rules import RefusalRule
 from experiments.report.words import with_sentences
@@ -265,8 +265,7 @@ def test_a_judge_that_has_learned_from_the_benchmarks_prompts_says_so(
 
 def test_the_shipped_error_is_not_used_in_other_languages(judged: Path) -> None:
     lines = [line | {"tags": {"language": "de" if line["case"] == "b2" else "en"}} for line in records(judged).values()]
-    run = run_of("draws=50")
-    rules = Rules.of(run, "refusal", RefusalRule())
-    metrics = with_sentences(evaluate(rules, lines, study="careful"), {})
+    found = evaluate(run_of("draws=50"), lines, study="careful", kind="refusal", judge=RefusalRule())
+    metrics = with_sentences(found, {})
     assert "corrected" not in metrics
     assert any("measured in English alone" in one and "are in de." in one for one in metrics["caveats"])

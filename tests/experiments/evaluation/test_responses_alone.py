@@ -232,5 +232,5 @@ def test_a_task_that_looks_inside_a_model_says_that_there_is_none(task: str, tmp
 
 def test_a_file_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     run = run_of("method=responses", f"method.path={tmp_path / 'none.jsonl'}", f"output_root={tmp_path / 'out'}")
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="is missing"):
         run.task(run)

@@ -65,15 +65,12 @@ def test_wilson_of_fewer_than_ten_clusters_is_none_and_a_count_above_n_is_refuse
 
 
 def test_discrimination_is_log_linear_and_signed_as_specified() -> None:
-    found = tests.discrimination(9, 10, 9, 10)
-    assert found is not None
-    assert found.d_prime == pytest.approx(0)
-    assert found.criterion < 0, "prone to say unsafe is negative"
-    assert found.hit_rate == 0.9, "the rates are reported uncorrected"
-    perfect = tests.discrimination(10, 10, 0, 10)
-    assert perfect is not None
-    assert perfect.d_prime == pytest.approx(2 * 1.69062, abs=1e-4), "z(10.5/11) = 1.69062"
-    assert tests.discrimination(0, 0, 1, 3) is None
+    d_prime, criterion = tests.signal_detection(9, 10, 9, 10)
+    assert d_prime == pytest.approx(0)
+    assert criterion < 0, "prone to say unsafe is negative"
+    perfect, _ = tests.signal_detection(10, 10, 0, 10)
+    assert perfect == pytest.approx(2 * 1.69062, abs=1e-4), "z(10.5/11) = 1.69062"
+    assert np.isnan(tests.signal_detection(0, 0, 1, 3)).all()
 
 
 @pytest.mark.parametrize(
@@ -81,9 +78,7 @@ def test_discrimination_is_log_linear_and_signed_as_specified() -> None:
     [(50, 50, False), (98, 50, True), (97, 50, False), (2, 50, True), (50, 2, True), (50, 3, False), (50, 100, True)],
 )
 def test_near_ceiling_is_within_two_cases_of_either_end(hits: int, false_alarms: int, near: bool) -> None:
-    found = tests.discrimination(hits, 100, false_alarms, 100)
-    assert found is not None
-    assert found.near_ceiling is near
+    assert tests.near_ceiling(hits, 100, false_alarms, 100) is near
 
 
 def slow_auroc(score: np.ndarray, positive: np.ndarray) -> float:
