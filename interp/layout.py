@@ -105,11 +105,9 @@ class Layout:
         """Decoder layer → the linear map that takes the outputs of its heads, side by side, and adds them up."""
         return self._at(model, lambda block: block.heads_out)
 
-    def heads(self, layer: int | None = None) -> int:
-        """The number of heads of a layer; of the layer that has most, if none is given."""
-        if layer is not None:
-            return self.blocks[layer].heads
-        return max((block.heads for block in self.blocks.values()), default=0)
+    def heads(self, layer: int) -> int:
+        """The number of heads of a layer."""
+        return self.blocks[layer].heads
 
     def _at(self, model: Any, path: Callable[[Block], str]) -> dict[int, Any]:
         layers = self.module(model, "layers")

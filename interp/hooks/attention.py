@@ -234,7 +234,7 @@ for _name in (NAME, SOFT_CAPPED_NAME):
     AttentionMaskInterface.register(_name, sdpa_mask)
 
 
-_BEFORE: dict[Any, list[tuple[Any, str | None]]] = {}  # model → implementations to restore
+_BEFORE: dict[Any, list[tuple[Any, str | None]]] = {}  # model → its configs, and their implementations before
 
 
 @contextmanager
@@ -249,10 +249,13 @@ def intercept(
     Raises:
         UserError: the language model does not use transformers' attention interface.
     """
-    taps = {module: Tap(layer, edit, observe) for layer, module in vlm.layout.attentions(vlm.model).items()}
-    _BEFORE.setdefault(vlm.model, _implementations(vlm.model))
+    layers = vlm.layout.attentions(vlm.model)
+    name, configs = _ours(vlm, list(layers.values()))
+    taps = {module: Tap(layer, edit, observe) for layer, module in layers.items()}
+    _BEFORE.setdefault(vlm.model, [(config, config._attn_implementation_internal) for config in configs])
     try:
-        _switch(vlm, list(taps))
+        for config in configs:
+            config._attn_implementation_internal = name
         for module, tap in taps.items():
             _TAPS.setdefault(module, []).append(tap)
         yield
@@ -278,36 +281,16 @@ def chosen_layers(vlm: "VLM", layers: Sequence[int] | None) -> Sequence[int]:
     return known if layers is None else layers
 
 
-def _implementations(model: Any) -> list[tuple[Any, str | None]]:
-    """Every config of the model and its parts, with its attention implementation."""
-    # IDEFICS' gated layers have an attribute ``config`` that is a number.
-    configs = {id(m.config): m.config for m in model.modules() if hasattr(getattr(m, "config", None), "sub_configs")}
-    waiting = list(configs.values())
-    while waiting:
-        config = waiting.pop()
-        for name in getattr(config, "sub_configs", {}):
-            part = getattr(config, name, None)
-            if part is not None and id(part) not in configs:
-                configs[id(part)] = part
-                waiting.append(part)
-    return [(config, config._attn_implementation) for config in configs.values()]
-
-
-def _switch(vlm: "VLM", modules: list[Any]) -> None:
-    """Switches the language model's configs to our implementation, and leaves those of the vision tower alone."""
+def _ours(vlm: "VLM", modules: list[Any]) -> tuple[str, list[Any]]:
+    """Our implementation for this model, and the language model's configs that it goes to."""
     text = vlm.model.config.get_text_config()
     capped = getattr(text, "attn_logit_softcapping", None) is not None
-    name = SOFT_CAPPED_NAME if capped else NAME
     decoder = vlm.layout.module(vlm.model, "language_model")
     supported = decoder._can_set_attn_implementation() and (capped or decoder._supports_sdpa)
     if not supported or not modules or not all(hasattr(module, "config") for module in modules):
-        raise UserError(_no_interface(vlm.name))
-    for config in (text, decoder.config, *(module.config for module in modules)):
-        config._attn_implementation_internal = name
-
-
-def _no_interface(name: str) -> str:
-    return (
-        f"{name} does not take its attention from transformers' attention interface; recording needs that; "
-        "load it with attn_implementation='eager' and pass output_attentions=True"
-    )
+        raise UserError(
+            f"{vlm.name} does not take its attention from transformers' attention interface; recording needs that; "
+            "load it with attn_implementation='eager' and pass output_attentions=True"
+        )
+    configs = [text, decoder.config, *(module.config for module in modules)]
+    return SOFT_CAPPED_NAME if capped else NAME, list({id(config): config for config in configs}.values())

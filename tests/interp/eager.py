@@ -29,3 +29,18 @@ def eager_weights(vlm: VLM) -> Iterator[dict[int, list[Tensor]]]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def implementations(model: Any) -> list[tuple[Any, str | None]]:
+    """Every config of the model and its parts, with its attention implementation."""
+    # IDEFICS' gated layers have an attribute ``config`` that is a number.
+    configs = {id(m.config): m.config for m in model.modules() if hasattr(getattr(m, "config", None), "sub_configs")}
+    waiting = list(configs.values())
+    while waiting:
+        config = waiting.pop()
+        for name in getattr(config, "sub_configs", {}):
+            part = getattr(config, name, None)
+            if part is not None and id(part) not in configs:
+                configs[id(part)] = part
+                waiting.append(part)
+    return [(config, config._attn_implementation) for config in configs.values()]

@@ -7,12 +7,12 @@ from interp.attention import record as capture
 from interp.attention.record import Queries, record_attention
 from interp.attention.tables import image_share
 from interp.errors import UserError
-from interp.hooks.attention import _TAPS, _implementations, intercept
+from interp.hooks.attention import _TAPS, intercept
 from interp.hooks.forward import paused
 from interp.segments import SEGMENTS, segment
 from interp.vlm import VLM, Prompt
 from tests.families import FAMILIES
-from tests.interp.eager import eager_weights
+from tests.interp.eager import eager_weights, implementations
 from tests.tiny import picture
 
 TOLERANCE = 1e-5
@@ -96,7 +96,7 @@ def test_everything_is_as_before_also_after_an_exception(family, prompts):
     encoded = family.encode(prompts)
     forward_logits(family, encoded)  # transformers puts hooks of its own on some modules at the first forward
     family.speaker.register_forward_hook(lambda *args: None)  # and another tool, its own
-    before, hooks = _implementations(family.model), count_hooks(family)
+    before, hooks = implementations(family.model), count_hooks(family)
 
     def interrupted(**changed):
         with record_attention(family):
@@ -107,7 +107,7 @@ def test_everything_is_as_before_also_after_an_exception(family, prompts):
         interrupted()
     with pytest.raises(UserError, match="of no batch"):
         interrupted(encoded=encoded)
-    assert _implementations(family.model) == before
+    assert implementations(family.model) == before
     assert count_hooks(family) == hooks
     assert not family.on_encode
     assert not _TAPS

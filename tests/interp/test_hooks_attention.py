@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from transformers import AttentionInterface
 
 from interp.errors import UserError
-from interp.hooks.attention import _TAPS, NAME, AttentionCall, _attention, _implementations, intercept
+from interp.hooks.attention import _TAPS, NAME, AttentionCall, _attention, intercept
 from interp.vlm import VLM
 from tests.families import FAMILIES
+from tests.interp.eager import implementations
 
 
 def logits(vlm, encoded):
@@ -121,7 +122,7 @@ def test_blocked_weights_are_the_others_renormalised(bits):
 
 
 def test_only_the_language_model_is_switched(family, prompts):
-    layout, before = family.layout, _implementations(family.model)
+    layout, before = family.layout, implementations(family.model)
     seen = []
     with intercept(family, observe=lambda call: seen.append(call.layer)):
         during = {id(config): config._attn_implementation for config, _ in before}
@@ -133,7 +134,7 @@ def test_only_the_language_model_is_switched(family, prompts):
             assert during[id(config)] != implementation
         else:
             assert during[id(config)] == implementation
-    assert _implementations(family.model) == before
+    assert implementations(family.model) == before
     assert not _TAPS
 
 
@@ -141,14 +142,14 @@ def test_only_the_language_model_is_switched(family, prompts):
 def test_the_implementation_before_is_back_after_an_exception(native):
     vlm = VLM(*FAMILIES["llava"]())
     vlm.model.set_attn_implementation({"text_config": native, "vision_config": "eager"})
-    before = _implementations(vlm.model)
+    before = implementations(vlm.model)
 
     def stop(call):
         raise RuntimeError("stop")
 
     with pytest.raises(RuntimeError, match="stop"), intercept(vlm, edit=stop):
         logits(vlm, {"input_ids": torch.tensor([[2, 5]])})
-    assert _implementations(vlm.model) == before
+    assert implementations(vlm.model) == before
     assert not _TAPS
 
 

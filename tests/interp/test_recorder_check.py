@@ -8,9 +8,10 @@ import torch
 from interp.attention import record as attention
 from interp.attention.check import TOLERANCE, RecorderCheck, _judge, check_recorder
 from interp.errors import UserError
-from interp.hooks.attention import AttentionCall, _implementations
+from interp.hooks.attention import AttentionCall
 from interp.vlm import VLM, Prompt
 from tests.families import FAMILIES
+from tests.interp.eager import implementations
 from tests.tiny import picture
 
 LONG = "is it safe to do this for a toy dog in that red circle and what could it cause"
@@ -23,13 +24,13 @@ def long_prompts():
 
 
 def test_passes_on_every_family(family, long_prompts):
-    before = _implementations(family.model)
+    before = implementations(family.model)
     result = check_recorder(family, long_prompts)
     assert result.kernel_error < 1e-5
     assert result.rows_error < 1e-5
     assert result.logit_error < 1e-5 < 1e-3 < result.image_effect
     assert (result.tolerance, result.dtype) == (1e-5, "float32")
-    assert _implementations(family.model) == before
+    assert implementations(family.model) == before
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
