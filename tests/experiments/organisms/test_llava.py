@@ -38,8 +38,12 @@ def organism() -> VLM:
 
 
 @pytest.fixture(scope="module")
-def baseline(organism: VLM) -> dict[str, Any]:
-    records = verdicts(organism, IconWorld().load().samples, "baseline", Baseline())
+def records(organism: VLM) -> list[dict[str, Any]]:
+    return verdicts(organism, IconWorld().load().samples, "baseline", Baseline())
+
+
+@pytest.fixture(scope="module")
+def baseline(records: list[dict[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = results.evaluate(pd.DataFrame(records), seed=0, draws=100)["arms"]["baseline"]
     return result
 
@@ -149,7 +153,13 @@ def test_a_few_steps_of_training_are_bitwise_repeatable_and_leave_a_loadable_che
 
 
 @pytest.mark.long
-def test_a_card_is_written_from_an_evaluation(organism: VLM) -> None:
+def test_a_card_is_written_from_an_evaluation(
+    organism: VLM, records: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(vlm: VLM, samples: Any, arm: str, method: Any) -> list[dict[str, Any]]:
+        return [record | {"arm": arm} for record in records]
+
+    monkeypatch.setattr("experiments.organisms.run.verdicts", told)  # the other arms take half a minute
     result = evaluate(organism, "test", "llava", draws=50, per_kind=24)
     card = model_card(bundled("llava"), dict.fromkeys(("development", "test", "new_sentences"), result), 1.0)
     for phrase in ("(typical 168, attack 168, over-safety 336)", "except hit 55%", "presence"):

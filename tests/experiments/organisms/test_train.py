@@ -91,35 +91,46 @@ def test_the_last_stage_has_its_own_share_of_unsafe(
     assert shares == [0.25, 0.75]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("stage", ["align", "see", "caution"])
-def test_killed_and_launched_again_it_learns_the_same(base: Path, tmp_path: Path, stage: str) -> None:
-    whole = fresh(base, tmp_path / "whole")
-    train(trainer(whole, tmp_path / "whole"))
-    taken: list[tuple[str, int]] = []
+@pytest.fixture(scope="module")
+def whole(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    """The parameters after an undisturbed training."""
+    pieces = fresh(base, folder := tmp_path_factory.mktemp("whole"))
+    train(trainer(pieces, folder))
+    return state(pieces)
 
-    def until(stage_now: str, step: int, steps: int, loss: float) -> None:
-        taken.append((stage_now, step))
-        if taken.count((stage, 4)) == 1 and (stage_now, step) == (stage, 4):
+
+@pytest.mark.long
+def test_killed_in_every_stage_and_launched_again_it_learns_the_same(
+    base: Path, tmp_path: Path, whole: dict[str, torch.Tensor]
+) -> None:
+    taken: list[tuple[str, int]] = []
+    left = ["align", "see", "caution"]
+
+    def until(stage: str, step: int, steps: int, loss: float) -> None:
+        taken.append((stage, step))
+        if left and (stage, step) == (left[0], 4):
+            left.pop(0)
             raise Killed
 
-    with pytest.raises(Killed):
-        train(trainer(fresh(base, tmp_path / "cut"), tmp_path / "cut", until))
-    again = fresh(base, tmp_path / "cut")
-    train(trainer(again, tmp_path / "cut", until))
-    assert {name for name, _ in taken if taken.count((name, 0)) == 2} == {stage}  # of no other a step was taken twice
-    assert not changed(state(whole), state(again))
+    for _ in range(3):
+        with pytest.raises(Killed):
+            train(trainer(fresh(base, tmp_path), tmp_path, until))
+    again = fresh(base, tmp_path)
+    train(trainer(again, tmp_path, until))
+    assert all(taken.count((stage, 0)) == 2 for stage in ("align", "see", "caution"))  # of a stage that is done none
+    assert not changed(whole, state(again))
 
 
 @pytest.mark.long
-def test_deterministic_algorithms_do_all_of_it_and_learn_the_same(base: Path, tmp_path: Path) -> None:
-    plain, strict = fresh(base, tmp_path / "plain"), fresh(base, tmp_path / "strict")
-    train(trainer(plain, tmp_path / "plain"))
+def test_deterministic_algorithms_do_all_of_it_and_learn_the_same(
+    base: Path, tmp_path: Path, whole: dict[str, torch.Tensor]
+) -> None:
+    strict = fresh(base, tmp_path)
     with reproducible(RECIPE.seed, RECIPE.threads):
         assert torch.are_deterministic_algorithms_enabled()
-        train(trainer(strict, tmp_path / "strict"))
+        train(trainer(strict, tmp_path))
     assert not torch.are_deterministic_algorithms_enabled()
-    assert not changed(state(plain), state(strict))
+    assert not changed(whole, state(strict))
 
 
 def test_without_its_language_model_it_says_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
