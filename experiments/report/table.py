@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -186,6 +186,16 @@ def percentage(entry: Mapping[str, Any]) -> Cell:
 def as_cell(value: str | Cell) -> Cell:
     """A text as a cell of its own."""
     return Cell(value) if isinstance(value, str) else value
+
+
+def say(*shown: RenderableType) -> None:
+    """Prints tables as they are, and lines without markup, colours or breaks."""
+    console = Console()
+    for one in shown:
+        if isinstance(one, str):
+            console.print(one, highlight=False, soft_wrap=True, markup=False)
+        else:
+            console.print(one)
 
 
 def terminal(table: Table, *, stacked: bool = True, legend: bool = True) -> RenderableType:

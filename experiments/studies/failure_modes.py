@@ -24,14 +24,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
-from rich.console import Console
 
 from experiments.benchmarks.iconworld.concepts import CONCEPTS
 from experiments.config import Run
 from experiments.evaluation import finished_runs
 from experiments.metrics.findings import plain
 from experiments.metrics.statistical_tests import wilson
-from experiments.report.table import Column, Table, rate, terminal
+from experiments.report.table import Column, Table, rate, say, terminal
 from experiments.runs.labels import plain_cell, safe_cell
 from experiments.runs.resumption import write_json
 from experiments.runs.saved_run import read_records
@@ -174,10 +173,8 @@ class FailureModes:
         write_labels(folder / SHEET, rows)
         result = counts(rows)
         write_json(folder / COUNTS, plain(result))
-        console = Console()
-        for arm, subsets in result["arms"].items():
-            console.print(terminal(table(arm, subsets), stacked=False))
-        console.print(_sources(rows, folder), highlight=False, soft_wrap=True, markup=False)
+        tables = [terminal(table(arm, subsets), stacked=False) for arm, subsets in result["arms"].items()]
+        say(*tables, _sources(rows, folder))
 
 
 def write_labels(path: Path, rows: Iterable[LabelledFailure]) -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from experiments.config import Run
 from experiments.evaluation import finished_runs
 from experiments.evaluation.human_verdicts import agreement_of_raters, agreement_sentence
 from experiments.metrics.agreement import agreement
+from experiments.report.table import say
 from experiments.runs.labels import (
     LABELS,
     Labels,
@@ -49,7 +49,6 @@ class HumanLabels:
         if (self.export is None) == (not self.read):
             raise UserError("task.export and task.read: exactly one of them says what to do; task.export=<csv> writes "
                             "a sheet, task.read=[<csv>] reads filled ones")  # fmt: skip
-        console = Console()
         lines = read_records(folder)
         if self.export is not None:
             printed = _exported(lines, folder, Path(self.export))
@@ -58,8 +57,7 @@ class HumanLabels:
             result = summarise_labels(lines, labels, seed=run.seed, draws=run.draws)
             write_json(folder / RESULT, result)
             printed = [*result["notes"], *sentences(result)]
-        for sentence in printed:
-            console.print(sentence, highlight=False, soft_wrap=True, markup=False)
+        say(*printed)
 
 
 def _exported(lines: Sequence[Record], folder: Path, sheet: Path) -> list[str]:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
-from rich.console import Console
 
 from experiments.config import Run
 from experiments.evaluation import finished_runs
@@ -22,6 +21,7 @@ from experiments.report.numbers import brief, share
 from experiments.report.sentences import refusal as refusal_words
 from experiments.report.sentences import yes_no as yes_no_words
 from experiments.report.sentences.wording import statement_text
+from experiments.report.table import say
 from experiments.runs.launch import Launch, sharded
 from experiments.runs.resumption import read_object, write_json
 from experiments.runs.saved_run import read_records
@@ -66,10 +66,8 @@ class Languages:
             draws=run.draws,
         )
         write_json(folder / "languages.json", result)
-        console = Console()
-        console.print(terminal.results({**result, "summary": [], "caveats": []}))
-        for line in (*result["summary"], f"languages: {folder / 'languages.json'}"):
-            console.print(line, highlight=False, soft_wrap=True, markup=False)
+        tables = terminal.results({**result, "summary": [], "caveats": []})
+        say(tables, *result["summary"], f"languages: {folder / 'languages.json'}")
 
 
 def compare_languages(

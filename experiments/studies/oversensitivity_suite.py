@@ -17,6 +17,7 @@ from experiments.evaluation import study
 from experiments.evaluation.arms import check_arms
 from experiments.evaluation.cases import check_cases, on_benchmark
 from experiments.report import suite_page
+from experiments.report.table import say
 from experiments.runs.launch import Launch, sharded
 from experiments.runs.resumption import open_run, read_object
 from interp.errors import UserError
@@ -107,10 +108,8 @@ class OversensitivitySuite:
             suite_page.write(store.path, metrics, model=title, reports=folders, left_out=left_out)
             store.finish()
             page = store.path / "suite.html"
-        console = Launch.current().console()
         reports = [f"report of {name}: {folder / 'report.html'}" for name, folder in folders.items()]
-        for line in (*suite_page.sentences(metrics, left_out), *reports, f"page: {page}"):
-            console.print(line, highlight=False, soft_wrap=True, markup=False)
+        say(*suite_page.sentences(metrics, left_out), *reports, f"page: {page}")
 
 
 def _asked_for(name: str) -> str:

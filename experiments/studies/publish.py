@@ -16,13 +16,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rich.console import Console
-
 from experiments.config import Run
 from experiments.evaluation import finished_runs
 from experiments.evaluation.training import FOLDER as LEARNED
 from experiments.report import refusal, yes_no
-from experiments.report.table import Table, markdown
+from experiments.report.table import Table, markdown, say
 from experiments.report.words import with_sentences
 from experiments.runs.provenance import model_title
 from experiments.runs.saved_run import SavedRun, read_run
@@ -88,17 +86,17 @@ class Publish:
         parts = parts_of(saved, arm)
         contents = {CARD: card(saved, arm, self.license), SETTINGS: _as_json(settings(saved, arm))}
         _write(target, contents | _adapter_about(saved, arm, parts), parts)
-        console = Console()
         sent = f"to {self.repo} ({'private' if self.private else 'public'})"
         heading = f"sent {sent}" if self.push else f"would be sent {sent if self.repo else 'to task.repo=owner/name'}"
-        for path in sorted(target.iterdir()):
-            said = f"  {path.name:<28} {path.stat().st_size:>12,} bytes  sha256:{_sha256(path)[:12]}"
-            console.print(said, highlight=False, markup=False, soft_wrap=True)
+        say(*(
+            f"  {path.name:<28} {path.stat().st_size:>12,} bytes  sha256:{_sha256(path)[:12]}"
+            for path in sorted(target.iterdir())
+        ))  # fmt: skip
         if self.push:
             assert self.repo is not None
             heading = f"{heading}: {push(target, self.repo, private=self.private)}"
         how = "" if self.push else "; nothing was sent (task.push=true sends it)"
-        console.print(f"{target}: {heading}{how}", highlight=False, markup=False, soft_wrap=True)
+        say(f"{target}: {heading}{how}")
 
 
 def parts_of(saved: SavedRun, arm: str) -> dict[str, Path]:

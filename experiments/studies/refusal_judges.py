@@ -3,7 +3,6 @@
 Both read XSTest's labelled completions. With ``judge=refusal_lm`` both read a small language model's states of them.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from experiments.judges import refusal_lm
 from experiments.judges.refusal_classifier import SHIPPED
 from experiments.judges.refusal_lm import RefusalLM
 from experiments.report import judge_card
-from experiments.report.table import terminal
+from experiments.report.table import say, terminal
 from experiments.runs.resumption import open_run
 from experiments.types import Verdict
 from interp.errors import UserError
@@ -69,12 +68,12 @@ class TrainRefusalClassifier:
                 said = f"{len(classifier.whole.terms)} terms, {len(classifier.prompts)} prompts"
                 thresholds = [one.threshold for one in (classifier.whole, *classifier.without)]
             store.finish()
-        _print(console, [
+        say(
             f"{said}, threshold {', '.join(f'{one:g}' for one in thresholds)}",
             f"Labels: XSTest (Röttger et al. 2024), CC BY 4.0, {REPOSITORY}",
             "how well it agrees with people: task=judge_validation",
             f"weights: {path}",
-        ])  # fmt: skip
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -108,8 +107,8 @@ class JudgeCard:
             store.write_json("judge_card.json", card)
             (store.path / "judge_card.md").write_text(judge_card.markdown(card), encoding="utf-8")
             store.finish()
-        console.print(terminal(judge_card.table(card)))
-        _print(console, [card["method"], card["attribution"], f"judge card: {store.path / 'judge_card.md'}"])
+        made = f"judge card: {store.path / 'judge_card.md'}"
+        say(terminal(judge_card.table(card)), card["method"], card["attribution"], made)
 
 
 def _states(run: Run, completions: Completions, console: Console) -> Features | None:
@@ -123,8 +122,3 @@ def _states(run: Run, completions: Completions, console: Console) -> Features | 
 
 def _layer(judge: RefusalLM) -> int:
     return refusal_lm.layer_of(refusal_lm.source_of(judge.model))
-
-
-def _print(console: Console, lines: Iterable[str]) -> None:
-    for line in lines:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)

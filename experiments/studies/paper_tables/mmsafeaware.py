@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import pandas as pd
-from rich.console import Console
 
 from experiments.benchmarks.published import PublishedRow, printed_rows
 from experiments.config import Run
 from experiments.evaluation import finished_runs
 from experiments.evaluation.finished_runs import Finished
 from experiments.report.numbers import fixed, percent
-from experiments.report.table import Cell, Column, Row, Table, terminal
+from experiments.report.table import Cell, Column, Row, Table, say, terminal
 from experiments.runs.launch import Launch, sharded
 from experiments.runs.resumption import open_run
 from interp.errors import UserError
@@ -77,10 +76,7 @@ class PaperTable:
                 store.finish()
         pd.DataFrame(shown).to_csv(folder / "table.csv", index=False)
         scenarios(found).to_csv(folder / "scenarios.csv", index=False)
-        console = Console()
-        console.print(terminal(table(self.table, shown)))
-        for sentence in (*notes(found), f"table: {folder / 'table.csv'}"):
-            console.print(sentence, highlight=False, soft_wrap=True, markup=False)
+        say(terminal(table(self.table, shown)), *notes(found), f"table: {folder / 'table.csv'}")
 
 
 def overalls(row: PublishedRow) -> dict[str, float | None]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich.console import Console
 
 from experiments.benchmarks.images import open_image
 from experiments.benchmarks.mossbench import TYPES, MOSSBenchEntry, published_questions, published_responses
@@ -28,7 +27,7 @@ from experiments.metrics.refusal.leaderboard import (
 from experiments.metrics.refusal.results import evaluate
 from experiments.report.numbers import fixed
 from experiments.report.sentences.refusal import worded
-from experiments.report.table import Cell, Column, Row, Table, terminal
+from experiments.report.table import Cell, Column, Row, Table, say, terminal
 from experiments.runs.records import now
 from experiments.runs.resumption import open_run
 from experiments.types import Item, Judge, Judgement, Status
@@ -52,7 +51,6 @@ class MOSSBenchLeaderboard:
         if self.root is None:
             raise UserError("task.root=null: needs MOSSBench's repository; give task.root=<folder>")
         asked, (answered, empty) = published_questions(root), published_responses(root)
-        console = Console()
         with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True) as store:
             records = [record for model in answered for record in judge_published(asked, answered[model], model, judge)]
             store.append(records)
@@ -65,12 +63,8 @@ class MOSSBenchLeaderboard:
             rows = leaderboard_rows(metrics)
             frame(rows).to_csv(store.path / "leaderboard.csv", index=False)
             store.finish()
-        for shown in (terminal(table(rows, judge.name)), *summary(rows)):
-            console.print(shown, highlight=False)
-        if empty:
-            left_out = f"Left out, since their published file is empty: {', '.join(empty)}."
-            console.print(left_out, highlight=False, soft_wrap=True, markup=False)
-        console.print(f"leaderboard: {store.path}", highlight=False, soft_wrap=True, markup=False)
+        left_out = [f"Left out, since their published file is empty: {', '.join(empty)}."] if empty else []
+        say(terminal(table(rows, judge.name)), *summary(rows), *left_out, f"leaderboard: {store.path}")
 
 
 def refusal_judge(judge: Any) -> Judge:

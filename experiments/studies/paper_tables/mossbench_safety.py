@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from rich.console import Console
 
 from experiments.config import Run
 from experiments.evaluation import finished_runs
@@ -18,6 +17,7 @@ from experiments.metrics.statistical_tests import resampled_spearman, spearman
 from experiments.report import safety_figure as figures
 from experiments.report.numbers import fixed, percent
 from experiments.report.sentences.mossbench_safety import sentence
+from experiments.report.table import say
 from experiments.runs.records import now
 from experiments.runs.resumption import open_run
 from experiments.runs.saved_run import read_records
@@ -56,13 +56,11 @@ class SafetyAgainstOversensitivity:
             contents = {"findings": [found.as_json()], "models": [point._asdict() for point in shown]}
             store.write_json("safety.json", plain(contents) | {"runs": list(map(str, folders)), "finished": now()})
             store.finish()
-        console = Console()
         rates = [
             f"  {point.name}: benign refused {percent(point.benign)}%, harmful refused {percent(point.contrast)}%"
             for point in shown
         ]
-        for line in (*rates, sentence(found), f"figure: {store.path / 'safety.svg'}"):
-            console.print(line, highlight=False, soft_wrap=True, markup=False)
+        say(*rates, sentence(found), f"figure: {store.path / 'safety.svg'}")
 
 
 def records_by_model(folders: Sequence[Path], arm: str) -> pd.DataFrame:
