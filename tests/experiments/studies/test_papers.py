@@ -111,7 +111,7 @@ def test_one_may_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_what_is_wrong_with_either_is_said_before_anything_is_asked(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^papers has no benchmark to ask; give .* mmsafeaware=<folder> \(git clone"):
         execute(f"output_root={tmp_path / 'out'}")
-    with pytest.raises(UserError, match=r"^mossbench=.*nowhere is not a folder; .* set mossbench to it"):
+    with pytest.raises(UserError, match=r"^mossbench=.*nowhere is not a folder; .* set mossbench to that"):
         execute(f"mmsafeaware={mmsafeaware(tmp_path / 'mm')}", "mossbench=nowhere", f"output_root={tmp_path / 'out'}")
     with pytest.raises(UserError, match=r"task.sets='all'"):
         execute("task.sets=all")
