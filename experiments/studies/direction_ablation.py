@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
 from rich.console import RenderableType
 
 from experiments.config import Run
@@ -105,7 +106,7 @@ def evaluate(metrics: Mapping[str, Any], *, controls: Mapping[str, Sequence[str]
     """
     subsets = REFUSAL if metrics.get("kind") == "refusal" else YES_NO
     arms = {name: _arm(metrics, name, subsets) for name in metrics["arms"]}
-    changes = error_changes(arms)
+    changes = {name: (_change("caution", name, arm), _change("harm", name, arm)) for name, arm in arms.items()}
     alone = {name: done_by_a_control(changes, name, others) for name, others in controls.items()}
     return {
         "controls": {name: list(others) for name, others in controls.items()},
@@ -125,12 +126,8 @@ def evaluate(metrics: Mapping[str, Any], *, controls: Mapping[str, Sequence[str]
     }
 
 
-def error_changes(arms: Mapping[str, Any]) -> dict[str, tuple[Finding, Finding]]:
-    """What may be said of the change of over-caution and of harmful compliance under each arm."""
-    return {name: (_error_change("caution", name, arm), _error_change("harm", name, arm)) for name, arm in arms.items()}
-
-
-def _error_change(error: str, name: str, arm: Mapping[str, Any]) -> Finding:
+def _change(error: str, name: str, arm: Mapping[str, Any]) -> Finding:
+    """What may be said of the change of one error under an arm."""
     return Finding(ERRORS[error], statement(arm[error]["change"]), arm[error], name)
 
 
@@ -157,59 +154,42 @@ def twins_agree(twin: Mapping[str, Any]) -> Finding:
 
 def _arm(metrics: Mapping[str, Any], name: str, subsets: ErrorSubsets) -> dict[str, Any]:
     one = metrics["arms"][name]
-    against = metrics["comparisons"].get(name, {})
-    changes = against.get("delta", {})
-    # Yes/no accuracies of both, and the contrast's refusal rate, are rates of what is right; turn them round.
-    return {
-        "caution": _wrong(one, changes, subsets.caution),
-        "harm": _wrong(one, changes, subsets.harm),
-        "auroc": one.get("auroc"),
-        "n": one["n"],
-        "n_of": one["n_of"],
-    }
+    changes = metrics["comparisons"].get(name, {}).get("delta", {})
+    errors = {error: _wrong(one, changes, getattr(subsets, error)) for error in ERRORS}
+    return errors | {"auroc": one.get("auroc"), "n": one["n"], "n_of": one["n_of"]}
 
 
-def _wrong(one: Mapping[str, Any], changes: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The rate of wrong answers of one kind of case: 1 − accuracy, its interval turned round, and its change."""
-    right, interval, change_of = one["accuracy"][name], one["intervals"].get(name), changes.get(name)
-    refused = name == "benign"  # whose interval and change are of the refusal rate, which is wrong there already
-    turned = interval if refused or not interval else [1 - interval[1], 1 - interval[0]]
-    return {
-        "rate": None if right is None else 1 - right,
-        "interval": turned,
-        "change": change_of if refused else _turned(change_of),
-    }
+def _wrong(one: Mapping[str, Any], changes: Mapping[str, Any], subset: str) -> dict[str, Any]:
+    """The rate of wrong answers of one kind of case, with its interval and its change: those of accuracy turned round.
+
+    Of benign requests they are of the refusal rate, which is of what is wrong already.
+    """
+    right, interval, change_of = one["accuracy"][subset], one["intervals"].get(subset), changes.get(subset)
+    if subset != "benign":
+        interval = interval and [1 - interval[1], 1 - interval[0]]
+        change_of = change_of and _turned(change_of)
+    return {"rate": None if right is None else 1 - right, "interval": interval, "change": change_of}
 
 
-def _turned(entry: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _turned(entry: Mapping[str, Any]) -> dict[str, Any]:
     """The same difference of the rate of wrong answers."""
-    if entry is None:
-        return None
-    minus = {"value": -entry["value"], **_ends_turned(entry), "from": 1 - entry["from"], "to": 1 - entry["to"]}
-    turned = {**entry, **minus}
-    turned.pop("simultaneous", None)
+
+    def ends(some: Mapping[str, Any]) -> dict[str, float | None]:
+        return {at: None if some[other] is None else -some[other] for at, other in (("low", "high"), ("high", "low"))}
+
+    turned = {name: value for name, value in entry.items() if name != "simultaneous"} | ends(entry)
+    turned |= {"value": -entry["value"], "from": 1 - entry["from"], "to": 1 - entry["to"]}
     if "by_template" in entry:
-        turned["by_template"] = entry["by_template"] | _ends_turned(entry["by_template"])
+        turned["by_template"] = entry["by_template"] | ends(entry["by_template"])
     return turned | {"statement": statement(turned).value}
-
-
-def _ends_turned(entry: Mapping[str, Any]) -> dict[str, float | None]:
-    low, high = entry["low"], entry["high"]
-    return {"low": None if high is None else -high, "high": None if low is None else -low}
 
 
 def _agreement(records: Sequence[Mapping[str, Any]], pair: Sequence[str]) -> dict[str, Any]:
     """The largest difference of the two arms' margins, over the cases of which both are known."""
-    first, second = (
-        {
-            record["case"]: record["margin"]
-            for record in records
-            if record["arm"] == arm and record["margin"] is not None
-        }
-        for arm in pair
-    )
-    both = [abs(first[case] - second[case]) for case in first.keys() & second.keys()]
-    return {"arms": list(pair), "n": len(both), "largest": max(both, default=None)}
+    margins = pd.DataFrame(records).pivot(index="case", columns="arm", values="margin")
+    first, second = (margins.get(arm, pd.Series(dtype=float)).astype(float) for arm in pair)
+    apart = (first - second).abs().dropna()
+    return {"arms": list(pair), "n": len(apart), "largest": None if apart.empty else float(apart.max())}
 
 
 def table(arms: Mapping[str, Any]) -> Table:
@@ -217,14 +197,12 @@ def table(arms: Mapping[str, Any]) -> Table:
     columns = [Column("arm", "left")]
     for words in ERRORS.values():
         columns += [Column(words), Column(f"{words}, change", narrow=Narrow.NOTHING)]
-    records = [_record(name, arm) for name, arm in arms.items()]
+    records: list[dict[str, str | Cell]] = []
+    for name, arm in arms.items():
+        record: dict[str, str | Cell] = {"arm": name, "AUROC": fixed(arm["auroc"], 3)}
+        for error, words in ERRORS.items():
+            one = arm[error]
+            record[words] = rate(one["rate"], one["interval"])
+            record[f"{words}, change"] = change(one["change"]) if one["change"] else "–"
+        records.append(record)
     return Table.of("Every arm on the same cases.", records, columns=[*columns, Column("AUROC")])
-
-
-def _record(name: str, arm: Mapping[str, Any]) -> dict[str, str | Cell]:
-    record: dict[str, str | Cell] = {"arm": name}
-    for error, words in ERRORS.items():
-        one = arm[error]
-        record[words] = rate(one["rate"], one["interval"])
-        record[f"{words}, change"] = change(one["change"]) if one["change"] else "–"
-    return record | {"AUROC": fixed(arm["auroc"], 3)}

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from interp.vlm import VLM
 
 TOP = 5
+ROWS = 32  # whose logits are there at once
 
 
 @dataclass(frozen=True)
@@ -125,20 +126,20 @@ def logit_lens(
     )
 
 
-def lens_margins(vlm: "VLM", hidden: Float[Tensor, "row width"], batch_size: int = 32) -> Float[Tensor, " row"]:
+def lens_margins(vlm: "VLM", hidden: Float[Tensor, "row width"]) -> Float[Tensor, " row"]:
     """The margins of given hidden states; float32 on the CPU."""
     answers = [token for ids in vlm.answer_ids for token in ids]
-    return torch.cat([vlm.margin(logits).cpu() for logits in _logits(vlm, hidden, batch_size, answers)])
+    return torch.cat([vlm.margin(logits).cpu() for logits in _logits(vlm, hidden, answers)])
 
 
 def lens_logits(vlm: "VLM", hidden: Float[Tensor, "row width"], tokens: Sequence[int]) -> Float[Tensor, "row token"]:
     """The logits that given hidden states have for ``tokens``; float32 on the CPU."""
     columns = list(tokens)
-    return torch.cat([logits[:, columns].float().cpu() for logits in _logits(vlm, hidden, tokens=columns)])
+    return torch.cat([logits[:, columns].float().cpu() for logits in _logits(vlm, hidden, columns)])
 
 
 def _logits(
-    vlm: "VLM", hidden: Float[Tensor, "row width"], batch_size: int = 32, tokens: Sequence[int] | None = None
+    vlm: "VLM", hidden: Float[Tensor, "row width"], tokens: Sequence[int] | None = None
 ) -> Iterator[Float[Tensor, "some vocab"]]:
     """The logits of given hidden states, some rows at a time: all at once would take gigabytes.
 
@@ -146,6 +147,6 @@ def _logits(
     """
     norm, head = (vlm.layout.module(vlm.model, part) for part in ("final_norm", "lm_head"))
     after = after_head(vlm.model, vlm.layout)
-    for some in hidden.split(batch_size):
+    for some in hidden.split(ROWS):
         with torch.no_grad(), float32_head(vlm.model, tokens):
             yield after(head(norm(some.to(vlm.device, vlm.dtype))))

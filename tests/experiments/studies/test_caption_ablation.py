@@ -1,7 +1,5 @@
 """The right caption beside the picture: what each arm asks and puts there, what is said, and one that is killed."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +30,7 @@ from experiments.studies.words_and_picture.caption_ablation import (
 )
 from experiments.studies.words_and_picture.places import that_point
 from experiments.studies.words_and_picture.study import spread
-from experiments.studies.words_and_picture.tables import caption_ablation_figure, caption_ablation_tables
+from experiments.studies.words_and_picture.tables import caption_ablation_tables
 from experiments.types import Sample
 from interp.batching import BatchRule
 from interp.errors import UserError
@@ -41,7 +39,6 @@ from interp.loading import load
 from interp.segments import segment
 from interp.vlm import VLM, Prompt
 from tests.experiments.compose import run_of
-from tests.experiments.studies.test_words_and_picture import result_of
 from tests.families import FAMILIES
 
 EVERY = that_point(IconWorld().load().samples)
@@ -192,27 +189,6 @@ def test_cases_looked_at_are_whole_pairs_over_the_whole_benchmark() -> None:
     assert {one.id for one in spread(samples, 2)} == {one.id for one in EVERY if one.pair == EVERY[0].pair}
     with pytest.raises(UserError, match=r"task\.cases=1: must be at least 2"):
         run_of("+exp=words_and_picture", "task.cases=1")
-
-
-@pytest.mark.long
-def test_all_of_it_is_measured_once_and_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    result, folder = result_of(
-        tmp_path, monkeypatch, "caption_ablation", "task.caption_ablation=true", "protocol=score"
-    )
-    captions = [json.loads(line)["response"] for line in (folder / "captions.jsonl").read_text().splitlines()]
-    assert all(caption.startswith("It is a") for caption in captions)  # in words, also where verdicts are scores
-    assert [row["arm"] for row in result["arms"]] == list(ARMS)
-    assert result["cases"] == {"n": 12, "with_other": 8}
-    assert result["lengths"]["picture"] != result["lengths"]["words"]
-    assert 'id="section-caption_ablation"' in (folder / "report.html").read_text()
-    assert (folder / "figures" / "caption_ablation.png").exists()
-    assert "AUROC over 12 cases: caption alone" in capsys.readouterr().out
-    assert [row.cells[0].value for row in caption_ablation_tables(result)[0].rows][:2] == [
-        "caption alone", "caption alone, the question as with a picture",
-    ]  # fmt: skip
-    assert len(caption_ablation_figure(result).figure.axes[0].get_yticks()) == len(ARMS)
 
 
 def test_pictures_of_different_numbers_of_tokens_have_no_mean() -> None:

@@ -29,7 +29,6 @@ from experiments.studies.words_and_picture.readings import Readings
 from experiments.studies.words_and_picture.tables import transplant_figure, transplant_tables
 from experiments.studies.words_and_picture.transplant import (
     AS_IT_IS,
-    NOUN,
     OTHER,
     STATES,
     compare,
@@ -45,7 +44,6 @@ from interp.loading import load
 from interp.segments import IMAGE, segment
 from interp.vlm import VLM
 from tests.experiments.compose import run_of
-from tests.experiments.studies.test_words_and_picture import result_of
 
 LAYERS = [0, 2]
 EVERY = that_point(IconWorld().load().samples)
@@ -322,21 +320,6 @@ def test_a_cut_way_carries_nothing(vlm: VLM) -> None:
         assert (
             torch.equal(own.states[0][0], other.states[0][0]) == blind
         )  # after layer 0, "this" sees it directly alone
-
-
-@pytest.mark.long
-def test_all_of_it_is_measured_once_and_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    result, folder = result_of(tmp_path, monkeypatch, "transplant", "task.transplant=[0,2]")
-    assert result["cases"] == {"entered": 12, "of": 12, "with_other": 8}
-    assert {(row["state"], row["layer"]) for row in result["transplants"]} == {(s, n) for s in STATES for n in LAYERS}
-    assert next(row for row in result["transplants"] if row["state"] == NOUN)["n"] == {"unsafe": 8, "over_safety": 4}
-    page = (folder / "report.html").read_text()
-    assert 'id="section-transplant"' in page
-    assert 'id="section-words_and_picture"' in page
-    assert "12 of 12 scored cases entered" in capsys.readouterr().out
-    assert not (folder / "kept").exists() or not list((folder / "kept").iterdir())
 
 
 @pytest.mark.long
