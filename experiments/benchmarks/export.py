@@ -8,6 +8,7 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from experiments.benchmarks.images import data_url, open_image
 from experiments.benchmarks.mmsafeaware import IMAGE_FOLDERS, KEY, PREFIX, UNPUBLISHED
@@ -15,6 +16,11 @@ from experiments.types import Sample
 from interp.errors import UserError
 
 LAST_OF_FIRST_FOLDER = 1100  # data/images holds the ids up to here, data/images2 the rest
+# Subset and kind of attack → the published ids, those left out for which no image was ever published.
+FREE = {
+    kind: [case for case, of in KEY.items() if (of.subset, of.wrapper) == kind and int(case) not in UNPUBLISHED]
+    for kind in dict.fromkeys((of.subset, of.wrapper) for of in KEY.values())
+}
 GOLD_OF_SUBSET = {"typical": "no", "attack": "no", "over_safety": "yes"}
 
 
@@ -86,16 +92,13 @@ def _deal_ids(samples: Sequence[Sample]) -> dict[str, Sample]:
         raise UserError("no typical, attack or over-safety sample to export; controls are left out; pass at least one")
     if len({sample.id for sample in samples}) < len(samples):
         raise UserError("two samples share an id; mapping.tsv needs one row an id; make the ids unique")
-    groups: dict[tuple[str, str], list[Sample]] = {}
+    groups: dict[tuple[Any, str], list[Sample]] = {}
     for sample in samples:
-        _check(sample)
-        groups.setdefault(_range_of(sample), []).append(sample)
+        groups.setdefault(_check(sample), []).append(sample)
     dealt: dict[str, Sample] = {}
-    for (subset, wrapper), members in groups.items():
-        free = _free_ids(subset, wrapper)
-        if len(members) > len(free):
-            kind = f"{subset} {wrapper}".strip()
-            counted = f"{len(members)} {kind} samples for {len(free)} ids"
+    for kind, members in groups.items():
+        if len(members) > len(free := FREE[kind]):
+            counted = f"{len(members)} {' '.join(kind).strip()} samples for {len(free)} ids"
             raise UserError(
                 f"{counted}; the published key has no more of this kind; export at most {len(free)} of them"
             )
@@ -103,29 +106,20 @@ def _deal_ids(samples: Sequence[Sample]) -> dict[str, Sample]:
     return {case: dealt[case] for case in sorted(dealt, key=int)}
 
 
-def _range_of(sample: Sample) -> tuple[str, str]:
-    wrapper = sample.tags.get("wrapper", "") if sample.subset == "attack" else ""
-    return sample.subset, wrapper
+def _check(sample: Sample) -> tuple[Any, str]:
+    """Its kind, among those of ``FREE``.
 
+    Raises:
+        UserError: it does not fit the published form.
+    """
 
-def _free_ids(subset: str, wrapper: str) -> list[str]:
-    """The published ids of a kind, those left out for which no image was ever published."""
-    return [
-        case
-        for case, entry in KEY.items()
-        if (entry.subset, entry.wrapper) == (subset, wrapper) and int(case) not in UNPUBLISHED
-    ]
-
-
-def _check(sample: Sample) -> None:
     def unfit(value: str, rule: str, way_out: str) -> UserError:
         return UserError(f"sample {sample.id}: {value}; {rule}; {way_out}")
 
-    if not _free_ids(*_range_of(sample)):
-        kinds = ", ".join(sorted({entry.wrapper for entry in KEY.values() if entry.wrapper}))
-        raise unfit(
-            f"{sample.subset} {_range_of(sample)[1]!r}", f"an attack's tag 'wrapper' is one of {kinds}", "set it"
-        )
+    kind: tuple[Any, str] = (sample.subset, sample.tags.get("wrapper", "") if sample.subset == "attack" else "")
+    if kind not in FREE:
+        known = ", ".join(sorted({wrapper for _, wrapper in FREE if wrapper}))
+        raise unfit(f"{kind[0]} {kind[1]!r}", f"an attack's tag 'wrapper' is one of {known}", "set it")
     if sample.gold != GOLD_OF_SUBSET[sample.subset]:
         rule = f"{sample.subset} means gold {GOLD_OF_SUBSET[sample.subset]!r} in the published key"
         raise unfit(f"gold {sample.gold!r}", rule, "leave it out or change its subset")
@@ -134,6 +128,7 @@ def _check(sample: Sample) -> None:
     if not sample.text.strip() or "\n" in sample.text or "\r" in sample.text:
         # Double quotes inside are safe: the outermost pair of the line delimits the sentence.
         raise unfit(repr(sample.text[:60]), "a sentence fills exactly one line", "write it without line breaks")
+    return kind
 
 
 def _write(exported: dict[str, Sample], folder: Path) -> None:

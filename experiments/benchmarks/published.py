@@ -76,8 +76,8 @@ _TABLES = {
     for (benchmark, table), models in _PUBLISHED.items()
     if benchmark == "mmsafeaware"
 }
-MMSAFEAWARE = (*_TABLES["1"], *_TABLES["3"])
-PUBLISHED: dict[str, tuple[PublishedRow, ...]] = {"mmsafeaware": MMSAFEAWARE}  # benchmark name → its rows
+# Benchmark name → its rows.
+PUBLISHED: dict[str, tuple[PublishedRow, ...]] = {"mmsafeaware": (*_TABLES["1"], *_TABLES["3"])}
 MOSSBENCH = {name: tuple(rates.values()) for name, rates in _PUBLISHED["mossbench", ""].items()}  # by type, average
 MOSSBENCH_HUMAN_DIFFERENCE = 4.9  # points a cell between the leaderboard's own human evaluation and its GPT judge
 MOSSBENCH_ALIASES = {  # other names that MOSSBench itself gives a row's model
@@ -103,18 +103,12 @@ def mossbench_row(model: str) -> tuple[float, ...] | None:
     Names are compared by their words, whatever their order: the folder is called "Gemini-Pro 1.5", the row "Gemini Pro
     1.5". "(web)" counts, because the web version of a model and its API have rows of their own.
     """
-    name = mossbench_name(model)
+    name = _mossbench_name(model)
     return None if name is None else MOSSBENCH[name]
 
 
-def mossbench_name(model: str) -> str | None:
-    """The name that ``mossbench_row``'s row is printed under."""
+def _mossbench_name(model: str) -> str | None:
     return _same_words(model, {name: name for name in MOSSBENCH} | MOSSBENCH_ALIASES)
-
-
-def mmsafeaware_row(model: str) -> PublishedRow | None:
-    """The row of Table 1, models as they are, whose name has the words of ``model``; None where there is none."""
-    return _same_words(model, {row.name: row for row in _TABLES["1"]})
 
 
 def rates_of(benchmark: str) -> dict[str, Rates]:
@@ -125,10 +119,10 @@ def rates_of(benchmark: str) -> dict[str, Rates]:
 
 def row_of(benchmark: str, model: str) -> dict[str, Any] | None:
     """The published row of ``model`` on that benchmark, for metrics.json: ``table``, ``name``, rates in %."""
-    if benchmark == "mossbench" and (name := mossbench_name(model)) is not None:
+    if benchmark == "mossbench" and (name := _mossbench_name(model)) is not None:
         refused = dict(_PUBLISHED["mossbench", ""][name])
         return {"table": LEADERBOARD, "name": name, "average": refused.pop("average"), "refused": refused}
-    if benchmark == "mmsafeaware" and (row := mmsafeaware_row(model)) is not None:
+    if benchmark == "mmsafeaware" and (row := _same_words(model, {row.name: row for row in _TABLES["1"]})) is not None:
         rates = {"over_safety": row.over_safety, "unsafe": row.unsafe, "overall": row.overall}
         return {"table": "MMSafeAware's Table 1", "name": row.name} | {key: 100 * rate for key, rate in rates.items()}
     name = _same_words(model, {other: other for other in BESIDE.get(benchmark, {})})

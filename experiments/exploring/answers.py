@@ -19,7 +19,7 @@ from experiments.exploring.arms import Offered, chosen
 from experiments.exploring.cases import Cases
 from experiments.exploring.experiment import Change, Experiment
 from experiments.exploring.pictures import Pictures, as_url
-from experiments.serving.request_queue import context_of
+from experiments.serving.request_queue import check_length
 from interp.attention.record import record_attention
 from interp.attention.tables import image_share
 from interp.errors import UserError
@@ -89,7 +89,8 @@ def answer(vlm: "VLM", asked: Experiment, material: Material, say: Say) -> dict[
         UserError: it cannot be done with this model, picture or text.
     """
     prompt = prompt_for(material, asked)
-    _fits(vlm, prompt, asked.tokens)
+    (length,) = vlm.batches.lengths.of_prompts([prompt]) if vlm.batches.lengths else (0,)
+    check_length(vlm, length, asked.tokens)
     return _ACTIONS[asked.action](vlm, asked, material, prompt, say)
 
 
@@ -359,16 +360,3 @@ _ACTIONS: Mapping[str, Callable[..., dict[str, Any]]] = {
     "patch": _patch,
     "occlude": _occlude,
 }
-
-
-def _fits(vlm: "VLM", prompt: Prompt, tokens: int) -> None:
-    """Refuses what the model cannot hold, before anything is forwarded."""
-    context = context_of(vlm)
-    if context is None:
-        return
-    (length,) = vlm.batches.lengths.of_prompts([prompt]) if vlm.batches.lengths else (0,)
-    if length + tokens > context:
-        raise UserError(
-            f"{length:,} tokens of the prompt and {tokens} of an answer are more than the {context:,} that {vlm.name} "
-            "can hold; shorten the words"
-        )

@@ -16,13 +16,8 @@ OF_JUDGES = ("verdict", "judge", "explanation", "votes", "second")
 Key = tuple[str, str, str]  # case id, arm, hash of the settings that can change its answer
 
 
-def key(record: dict[str, Any]) -> Key:
-    """What makes a record unique: case, arm, and the hash of the settings that can change its answer."""
-    return record["case"], record["arm"], record["settings"]
-
-
 def of_key(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a record that ``key`` is made of."""
+    """The fields that make a record unique: case, arm, and the hash of the settings that can change its answer."""
     return {name: record[name] for name in ("case", "arm", "settings")}
 
 

@@ -25,7 +25,6 @@ from experiments.serving import replies
 from experiments.serving.pictures import read_picture
 from experiments.serving.request_queue import Asked, Failed, Full, Waiting
 from experiments.serving.requests import BadRequest, Question, read_question
-from experiments.serving.served import Served
 from experiments.serving.streamed_decoding import Answer, Row
 from experiments.serving.web import Refusal, Stream, Talk, guards, holds_key, json_body, refusal
 from interp.prompt import Prompt
@@ -44,7 +43,7 @@ class Server:
     for any.
     """
 
-    served: Mapping[str, Served]
+    served: Mapping[str, Any]
     waiting: Waiting
     body: int
     pixels: int
@@ -69,7 +68,7 @@ class Server:
 
     def fingerprint(self, name: str) -> str:
         """A hash of the weights and of the method with its settings."""
-        return f"fp_{digest([self.weights, repr(self.served[name].method)])}"
+        return f"fp_{digest([self.weights, repr(self.served[name])])}"
 
     async def models(self, _: Request) -> Response:
         """What is served, the mitigated model first."""
@@ -77,18 +76,20 @@ class Server:
 
     async def model(self, request: Request) -> Response:
         """One of them."""
-        return JSONResponse(replies.model(self._named(request.path_params["name"]).name, self.started))
+        name = request.path_params["name"]
+        self._method(name)
+        return JSONResponse(replies.model(name, self.started))
 
     async def completions(self, request: Request) -> Response:
         """Answers a question, whole or as a stream."""
         question, prompt = await self._read(request)
-        served = self._named(question.model)
-        head = replies.Head(served.name, self.fingerprint(served.name))
+        method = self._method(question.model)
+        head = replies.Head(question.model, self.fingerprint(question.model))
         talk = _Rows()
         asked = [
             Asked(
-                served.name,
-                served.method,
+                question.model,
+                method,
                 Row(prompt, key, seed, talk.says(place) if question.stream else None),
                 question.decoding,
                 talk.says(place),
@@ -114,7 +115,12 @@ class Server:
             _give_up(asked)
             raise
 
-    def _named(self, name: str) -> Served:
+    def _method(self, name: str) -> Any:
+        """The method that is served by this name.
+
+        Raises:
+            BadRequest: there is none.
+        """
         if name not in self.served:
             known = ", ".join(self.served)
             sentence = f"there is no model {name[:100]!r} here; there are {known}"
@@ -138,7 +144,7 @@ class Server:
     def _parsed(self, body: bytes) -> tuple[Question, Prompt]:
         """In a thread of its own, as decoding a picture takes a while."""
         question = read_question(body, default_tokens=self.default_tokens, most_tokens=self.tokens)
-        self._named(question.model)
+        self._method(question.model)
         image = None if question.image_url is None else read_picture(question.image_url, self.pixels)
         if question.key is not None:
             key = question.key

@@ -73,7 +73,6 @@ class Waiting:
         self._vlm, self._rule, self._gather = vlm, rule, gather
         self._most, self._most_pixels = most, most_pixels
         self._limit = MemoryLimit(rule.rows, self._lowered)
-        self._context = context_of(vlm)
         self._asked: list[Asked] = []
         self._changed = threading.Condition()
         self._running: Sequence[Asked] = ()
@@ -151,11 +150,7 @@ class Waiting:
         for one in asked:
             try:
                 one.length = lengths.of_prompts([one.row.prompt])[0]
-                if self._context is not None and one.length + one.decoding.max_tokens > self._context:
-                    raise UserError(
-                        f"{one.length} tokens of the prompt and {one.decoding.max_tokens} of an answer are more than "
-                        f"the {self._context} that {self._vlm.name} can hold; shorten the one or the other"
-                    )
+                check_length(self._vlm, one.length, one.decoding.max_tokens)
             except Exception as error:
                 self._end(one, self._judged(error, one))
 
@@ -205,7 +200,15 @@ def _name(asked: Asked) -> str:
     return asked.row.prompt.text[:40]
 
 
-def context_of(vlm: "VLM") -> int | None:
-    """The tokens that prompt and answer may have together; None where the model does not say."""
-    found = getattr(vlm.model.config.get_text_config(), "max_position_embeddings", None)
-    return found if isinstance(found, int) and found > 0 else None
+def check_length(vlm: "VLM", prompt: int, answer: int) -> None:
+    """Refuses so many tokens of a prompt and of its answer where they are more than the model can hold.
+
+    Raises:
+        UserError: says how many it can; a model that does not say so takes all.
+    """
+    most = getattr(vlm.model.config.get_text_config(), "max_position_embeddings", None)
+    if isinstance(most, int) and 0 < most < prompt + answer:
+        raise UserError(
+            f"{prompt:,} tokens of the prompt and {answer} of an answer are more than the {most:,} that {vlm.name} can "
+            "hold; shorten the one or the other"
+        )

@@ -5,7 +5,6 @@ Methods that learn, or that are fitted, are read from a finished run. Imports ne
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +20,15 @@ from mitigation.method import TrainableMethod, abilities
 BASELINE = "baseline"
 
 
-@dataclass(frozen=True)
-class Served:
-    """A name in ``/v1/models``, and the method that answers by it."""
-
-    name: str
-    method: Any
-
-
-def served(run: Run) -> dict[str, Served]:
-    """By name, what is served; checked before any weights are loaded.
+def served(run: Run) -> dict[str, Any]:
+    """By its name in ``/v1/models``, the method that answers; checked before any weights are loaded.
 
     Raises:
         UserError: an arm brings its own responses, or has yet to learn and no run is given that it did so in.
     """
     order = [run.arm, *(arm for arm in run.arms if arm != run.arm)]
     order = [*(arm for arm in order if arm != BASELINE), *(arm for arm in order if arm == BASELINE)]
-    found = [Served(_name(run, arm), _ready(run, arm, run.arms[arm])) for arm in order]
-    return {one.name: one for one in found}
+    return {_name(run, arm): _ready(run, arm, run.arms[arm]) for arm in order}
 
 
 def check_model(run: Run, vlm: Any) -> None:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.runs.launch import Launch
-from experiments.runs.records import key
 from experiments.runs.resumption import IDENTITY, PREDICTIONS, RunStore, open_run, read_object
 
 ARMS, BATCHES, ROWS = 2, 5, 2
@@ -32,6 +31,10 @@ class Alone(Launch):
     def agree(self, value: str | None) -> str:
         assert value is not None
         return value
+
+
+def key(record: dict[str, str]) -> tuple[str, str, str]:
+    return record["case"], record["arm"], record["settings"]
 
 
 def batches(arm: int) -> list[Batch]:

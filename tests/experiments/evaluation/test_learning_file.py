@@ -232,7 +232,7 @@ def test_what_was_learned_is_served(saved: Path, tmp_path: Path) -> None:
         served(run_of(*ask))
     (tmp_path / "mine.py").write_text(SCORES)
     (name,) = [name for name in served(run_of(*ask)) if name.endswith("+mine")]
-    assert served(run_of(*ask))[name].method.learned_digest
+    assert served(run_of(*ask))[name].learned_digest
 
 
 LEARN = "def learn(vlm, prompts, safe):\n    return {}\n\n\ndef rule(scores, step, *, learned):\n    return scores\n"

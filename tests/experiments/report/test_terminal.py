@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from experiments.benchmarks.published import MMSAFEAWARE
+from experiments.benchmarks.published import PUBLISHED
 from experiments.report.glance import glance_table, in_one_line
 from experiments.report.numbers import fixed, fixed_interval, p_value, percent, percent_interval
 from experiments.report.terminal import shown
@@ -138,13 +138,13 @@ def test_numbers_in_words() -> None:
 
 
 def test_published_rows_reproduce_the_specified_discrimination() -> None:
-    rows = {row.name: (round(row.d_prime, 2), round(row.criterion, 2)) for row in MMSAFEAWARE}
+    rows = {row.name: (round(row.d_prime, 2), round(row.criterion, 2)) for row in PUBLISHED["mmsafeaware"]}
     assert rows["LLaVA-1.5-7B"] == (0.30, -1.70)
     assert rows["LLaVA + VCD"] == (0.16, -1.10)
     assert rows["LLaVA + VRTuning"] == (-0.05, -0.92)
     assert rows["Qwen-VL-7B"] == (0.24, -1.21)
     assert rows["Gemini 1.5 + Prompt"] == (1.00, -0.77)
     assert rows["Human"][0] == 3.05
-    for row in MMSAFEAWARE:
+    for row in PUBLISHED["mmsafeaware"]:
         if row.typical is not None and row.attack is not None:
             assert row.overall == pytest.approx((row.typical + row.attack + row.over_safety) / 3, abs=0.0011)

@@ -57,7 +57,7 @@ def test_inspect_evaluates_the_mitigated_model(
     log = read_eval_log(str(path))
     assert log.status == "success", log.error
     prompts = [Prompt(case.prompt, p, key=pixel_digest(p)) for case, p in zip(cases, pictures, strict=True)]
-    expected = server.server.served[name].method.generate(organism, prompts, max_new_tokens=16).texts
+    expected = server.server.served[name].generate(organism, prompts, max_new_tokens=16).texts
     said = {sample.id: sample.output.completion for sample in log.samples or ()}
     assert [said[case.id] for case in cases] == expected
     right = sum(text.startswith(case.gold.title()) for text, case in zip(expected, cases, strict=True))

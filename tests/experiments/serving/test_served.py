@@ -82,7 +82,7 @@ def test_a_fitted_control_is_fitted_again_on_the_runs_development_split(tmp_path
     ]
     (tmp_path / "development.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = served(run_of("task=serve", "method=calibrated_shift", given))
-    assert found["llava_organism+calibrated_shift"].method == ConstantShift(2.0)
+    assert found["llava_organism+calibrated_shift"] == ConstantShift(2.0)
 
 
 def test_what_was_learned_on_other_weights_is_refused(tmp_path: Path, vlm: VLM) -> None:

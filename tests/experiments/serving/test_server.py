@@ -16,7 +16,6 @@ from torch import Tensor
 from transformers import LogitsProcessor
 
 from experiments.benchmarks.images import pixel_digest
-from experiments.serving.served import Served as ServedModel
 from experiments.types import Sample
 from interp.generation import Generation
 from interp.vlm import VLM, Prompt
@@ -47,7 +46,7 @@ def test_greedy_answers_are_the_methods_own_token_for_token(
     server: Served, organism: VLM, cases: list[Sample], name: str
 ) -> None:
     few = cases[:6]
-    method = server.server.served[name].method
+    method = server.server.served[name]
     expected = method.generate(organism, prompts_of(few), max_new_tokens=16)
 
     def ask(case: Sample) -> Any:
@@ -72,7 +71,7 @@ def test_logprobs_are_those_of_the_scores_that_the_answer_was_drawn_from(
     yes, no = (organism.tokenizer.decode([ids[0]]) for ids in organism.answer_ids)
     both = 0
     for name in NAMES:
-        margins = server.server.served[name].method.generate(organism, prompts_of(cases), max_new_tokens=1).margins
+        margins = server.server.served[name].generate(organism, prompts_of(cases), max_new_tokens=1).margins
         for case, margin in zip(cases, margins.tolist(), strict=True):
             _, reply = server.send(question(case, model=name, max_tokens=1, logprobs=True, top_logprobs=20))
             (token,) = reply["choices"][0]["logprobs"]["content"]
@@ -88,7 +87,7 @@ def test_logprobs_are_those_of_the_scores_that_the_answer_was_drawn_from(
 def test_a_key_decides_about_the_noise_and_without_one_the_picture_does(
     server: Served, organism: VLM, cases: list[Sample]
 ) -> None:
-    method = server.server.served[NAMES[0]].method
+    method = server.server.served[NAMES[0]]
     case = cases[0]
     picture = case.image.render()  # type: ignore[union-attr]
 
@@ -108,7 +107,7 @@ def test_a_key_decides_about_the_noise_and_without_one_the_picture_does(
 def test_sampling_is_the_projects_own_and_choices_differ(server: Served, organism: VLM, cases: list[Sample]) -> None:
     few = cases[:8]
     warm = {"temperature": 1.5, "seed": 5, "max_tokens": 8}
-    method = Sampled(server.server.served[NAMES[2]].method, temperature=1.5, seed=5)
+    method = Sampled(server.server.served[NAMES[2]], temperature=1.5, seed=5)
     expected = method.generate(organism, prompts_of(few), max_new_tokens=8)
     texts = set()
     for case, text in zip(few, expected.texts, strict=True):
@@ -294,7 +293,7 @@ class Slow:
 @pytest.mark.long
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_the_model(talker: Served, cases: list[Sample], stream: bool) -> None:
-    talker.server.served["slow"] = ServedModel("slow", Slow())
+    talker.server.served["slow"] = Slow()
     data = json.dumps(question(cases[0], model="slow", temperature=1, max_tokens=100, stream=stream)).encode()
     head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     began = time.monotonic()
