@@ -207,9 +207,7 @@ def evaluation(place: Place) -> list[Reading]:
         Reading("cases a second", f"{metrics['rows']['study']['cases_per_second']:.1f}"),
         Reading("answers unlike the loop's", f"{metrics['answers_unlike_the_loop']}"),
         Reading("peak memory of the study", f"{study / 1024:.1f} GiB"),
-        Reading(
-            "over the largest arm's alone", f"{study / alone:.2f} ×", f"≤ {MOST_HELD} ×", study <= MOST_HELD * alone
-        ),
+        at_most("over the largest arm's alone", study / alone, MOST_HELD),
     ]
 
 

@@ -5,14 +5,14 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from experiments.shapes.ledger import Ledger
 from interp.errors import UserError
+from interp.vlm import VLM
 from mitigation.steps import asking
-
-if TYPE_CHECKING:
-    from experiments.shapes.ledger import Ledger
-    from interp.vlm import VLM
 
 SETTLING = 2  # tokens more of a beam search, until each takes as much as the one before
 
@@ -42,7 +42,7 @@ class Forward:
 class Recorder:
     """Peaks and seconds of a step, and of each forward of it."""
 
-    def __init__(self, ledger: "Ledger") -> None:
+    def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.begin()
 
@@ -58,11 +58,9 @@ class Recorder:
         self.prompts: tuple[int, int] | None = None  # rows and columns of the first one with a cache
 
     @contextmanager
-    def following(self, vlm: "VLM") -> Iterator[None]:
+    def following(self, vlm: VLM) -> Iterator[None]:
         """Notes where each forward of the model begins, or of another of its class; but for questions that a method
         asks before its answer, which do not grow with the answer."""
-        from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-
         kind = type(vlm.speaker)
 
         def began(module: Any, _: Any) -> None:

@@ -3,34 +3,51 @@
 Every step calls the very functions that the study calls, so that what changes there changes the plan.
 """
 
+import copy
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
 
 from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.arms import not_applicable, signature
 from experiments.planning.memory_trace import SETTLING
 from experiments.planning.models import Asked
+from experiments.studies.attention.analysis import EDGES
 from experiments.studies.attention.heatmap import Heatmap
 from experiments.studies.direction_ablation import Ablation
+from experiments.studies.localise.cases import JOIN, TERMS
 from experiments.studies.localise.study import Localise
+from experiments.studies.mechanism import examination as tools
 from experiments.studies.mechanism.study import Mechanism
 from experiments.studies.mitigation_selection.study import Mitigations
 from experiments.studies.vrtuning.arms import NewAdapter
 from experiments.studies.vrtuning.study import VRTuningStudy
 from experiments.types import AnsweredElsewhere
+from interp.attention.record import Queries, record_attention
 from interp.errors import UserError
+from interp.hooks.residual import last_layer
+from interp.hooks.residual import residuals as read_residuals
+from interp.segments import segment
+from interp.speed.prefills import PrefillStore, shared_prefills
+from interp.speed.unchanged import MOST, Prefix
+from interp.speed.vision_cache import FeatureCache, shared_features
+from interp.tools.attribution import integrated_gradients
+from interp.tools.gradients import same_functions
+from interp.tools.knockout import knockout
+from interp.tools.part_effects import check_precise, part_attribution, part_set_effects, parts_of
+from interp.vlm import VLM, Prompt
 from mitigation.learned.probe_readout import TruthReadout
 from mitigation.method import Baseline, TrainableMethod, abilities
 from mitigation.threshold import ConstantShift
-
-if TYPE_CHECKING:
-    from interp.vlm import VLM, Prompt
-    from mitigation.vrtuning.settings import Settings
+from mitigation.vrtuning.settings import Settings
 
 BASELINE = "baseline"
 # Of a trainable method: what it does with what it has learned, and whose labels it learns from. Arms that differ in
@@ -47,14 +64,14 @@ class Scene:
     """What a step works on: the run, the model, the prompts, and a folder for files that nobody keeps."""
 
     run: Run
-    vlm: "VLM"
+    vlm: VLM
     asked: Asked
     folder: Path
     new_tokens: int  # generated in a plan; the later ones of an answer are added up from these
     on_gpu: bool
-    begin: "Callable[[], None]" = lambda: None  # called where a step's preparations are over
+    begin: Callable[[], None] = lambda: None  # called where a step's preparations are over
 
-    def prompts(self, count: int, *, seed: int = 0) -> "list[Prompt]":
+    def prompts(self, count: int, *, seed: int = 0) -> list[Prompt]:
         """As many prompts as the batch has rows."""
         return self.asked.prompts(count, seed=seed)
 
@@ -74,9 +91,9 @@ class Step:
     """
 
     name: str
-    do: "Callable[[Scene, int], object]"
+    do: Callable[[Scene, int], object]
     rows: int | None = None
-    times: "float | Callable[[VLM], float]" = 1.0
+    times: float | Callable[[VLM], float] = 1.0
     cases: int | None = None
     generates: bool = False
     trains: bool = False
@@ -116,7 +133,7 @@ def steps_of(run: Run) -> list[Step]:
     )
 
 
-def _answers(run: Run, arms: Mapping[str, Any], adapter: "Settings | None" = None) -> list[Step]:
+def _answers(run: Run, arms: Mapping[str, Any], adapter: Settings | None = None) -> list[Step]:
     """One step for all arms that compute as much, and before it what a trainable one learns."""
     alike: dict[str, tuple[Any, list[str]]] = {}
     absent = not_applicable(run)
@@ -163,7 +180,7 @@ def at_one_layer(method: Any) -> Any:
     return replace(method, layer=1) if getattr(method, "layer", 1) is None else method
 
 
-def _taught(method: Any, scene: Scene, prompts: "Sequence[Prompt]") -> Path:
+def _taught(method: Any, scene: Scene, prompts: Sequence[Prompt]) -> Path:
     """The file of what the method learns from a few questions, each of several cases: some learn by leaving them
     out."""
     asked = [replace(one, text=f"{one.text} {number // 2 % QUESTIONS}") for number, one in enumerate(prompts)]
@@ -172,9 +189,7 @@ def _taught(method: Any, scene: Scene, prompts: "Sequence[Prompt]") -> Path:
     return path
 
 
-def _answer(method: Any, adapter: "Settings | None", files: list[Path], scene: Scene, rows: int) -> object:
-    from interp.speed.vision_cache import FeatureCache, shared_features
-
+def _answer(method: Any, adapter: Settings | None, files: list[Path], scene: Scene, rows: int) -> object:
     answering, vlm = method, scene.vlm
     if getattr(method, "weights", False) is True:  # a second checkpoint, which is on disk in the study
         answering, vlm = Baseline(), second_copy(scene.vlm)
@@ -191,12 +206,11 @@ def _answer(method: Any, adapter: "Settings | None", files: list[Path], scene: S
         return answering.generate(vlm, prompts, max_new_tokens=scene.new_tokens)
 
 
-def _prefills_apart(vlm: "VLM") -> "AbstractContextManager[None]":
+def _prefills_apart(vlm: VLM) -> AbstractContextManager[None]:
     """While open, prefills are kept as a study keeps them, and none is given out: shapes do not tell one from another.
 
     What is not read again is subtracted afterwards (``experiments.planning.peak_memory.Outcome.shared``).
     """
-    from interp.speed.prefills import PrefillStore, shared_prefills
 
     class Apart(PrefillStore):
         def _key(self, branch: str, inputs: Mapping[str, Any]) -> bytes:
@@ -205,11 +219,8 @@ def _prefills_apart(vlm: "VLM") -> "AbstractContextManager[None]":
     return shared_prefills(vlm, Apart())
 
 
-def second_copy(vlm: "VLM") -> "VLM":
+def second_copy(vlm: VLM) -> VLM:
     """The same model once more on the same device, with memory of its own."""
-    import copy
-
-    from interp.vlm import VLM
 
     copied = VLM(copy.deepcopy(vlm.model), vlm.processor, name=f"{vlm.name} once more")
     copied.batches = vlm.batches
@@ -232,8 +243,6 @@ def _attention(run: Run) -> list[Step]:
 
 def _recording(name: str, rows: int | None = None) -> Step:
     def do(scene: Scene, count: int) -> object:
-        from interp.attention.record import Queries, record_attention
-
         with record_attention(scene.vlm, queries=Queries.GENERATED, maps=Queries.VERDICT) as record:
             found = scene.vlm.generate(scene.prompts(count), max_new_tokens=scene.new_tokens)
         return found, record.masses
@@ -242,16 +251,11 @@ def _recording(name: str, rows: int | None = None) -> Step:
 
 
 def _cut(scene: Scene, rows: int) -> object:
-    from experiments.studies.attention.analysis import EDGES
-    from interp.tools.knockout import knockout
-
     with knockout(scene.vlm, EDGES):
         return scene.vlm.score(scene.prompts(rows))
 
 
 def _attribute(scene: Scene, rows: int) -> object:
-    from interp.tools.attribution import integrated_gradients
-
     return integrated_gradients(scene.vlm, scene.prompts(rows)[0], steps=8, batch_size=8)
 
 
@@ -260,24 +264,18 @@ def _mechanism(task: Mechanism, run: Run) -> Iterator[Step]:
 
     Windows and layers are the last ones: as many states below them are kept as in the study, and few layers are run.
     """
-    from experiments.studies.mechanism import examination as tools
-    from interp.hooks.residual import last_layer
-    from interp.speed.unchanged import MOST
-
     windows: dict[str, Any] = {"width": task.width, "stride": task.stride}
     some: dict[str, Any] = {"edges": tools.EDGES[:1], "latest": MOST}
     places = tools.PATCHED[tools.PICTURE]
 
-    def last(vlm: "VLM") -> list[int]:
+    def last(vlm: VLM) -> list[int]:
         """As many layers as the study patches."""
         end = last_layer(vlm) + 1
         return list(range(end - len(tools.spaced_layers(end - 1, task.layers)), end))
 
     def residuals(scene: Scene, rows: int) -> object:
-        from interp.hooks.residual import residuals as read
-
         layers = tools.spaced_layers(last_layer(scene.vlm), task.layers)
-        return read(scene.vlm, scene.prompts(rows), places=tools.READ, layers=layers, batch_size=rows)
+        return read_residuals(scene.vlm, scene.prompts(rows), places=tools.READ, layers=layers, batch_size=rows)
 
     def cut(scene: Scene, rows: int) -> object:
         return tools.cut_margins(scene.vlm, scene.prompts(rows), **windows, **some, batch_size=rows)
@@ -292,16 +290,14 @@ def _mechanism(task: Mechanism, run: Run) -> Iterator[Step]:
         return tools.prior_margins_of(scene.vlm, scene.prompts(rows), task.prior, batch_size=rows, seed=run.seed)
 
     def ablated(scene: Scene, rows: int) -> object:
-        import torch
-
         unit = torch.nn.functional.one_hot(torch.tensor(0), scene.vlm.model.config.get_text_config().hidden_size)
         return tools.ablated_margins(scene.vlm, scene.prompts(rows), unit.float(), 0.0, layer=1, batch_size=rows)
 
-    def cut_times(vlm: "VLM") -> float:
+    def cut_times(vlm: VLM) -> float:
         """All edges in all windows over what ``cut`` does."""
         return tools.cut_forwards(vlm, **windows) / tools.cut_forwards(vlm, **windows, **some)
 
-    def patched_times(vlm: "VLM") -> float:
+    def patched_times(vlm: VLM) -> float:
         """Both pairs at every place and layer over what ``patched`` does."""
         layers = tools.spaced_layers(last_layer(vlm), task.layers)
         whole = sum(tools.patch_forwards(vlm, positions=one, layers=layers) for one in tools.PATCHED.values())
@@ -317,9 +313,6 @@ def _mechanism(task: Mechanism, run: Run) -> Iterator[Step]:
 
 def _localise(task: Localise) -> Iterator[Step]:
     """Every pair whole in either direction, then the runs with parts replaced: single columns where one is enough."""
-    from experiments.studies.localise.cases import JOIN, TERMS
-    from interp.tools.part_effects import check_precise, part_attribution, part_set_effects, parts_of
-
     runs = len({name for question in task.questions for name, _ in TERMS[question]})
     most = None if task.pairs is None else 2 * task.pairs
 
@@ -334,9 +327,6 @@ def _localise(task: Localise) -> Iterator[Step]:
         return part_set_effects(scene.vlm, scene.prompts(rows), twins, last, place=task.place, batch_size=rows)
 
     def column(scene: Scene, rows: int) -> object:
-        from interp.segments import segment
-        from interp.speed.unchanged import Prefix
-
         vlm, prompts = scene.vlm, scene.prompts(rows)
         check_precise(vlm)
         encoded = vlm.encode(prompts)
@@ -347,7 +337,7 @@ def _localise(task: Localise) -> Iterator[Step]:
         scene.begin()
         return prefix.score()
 
-    def replaced(vlm: "VLM") -> float:
+    def replaced(vlm: VLM) -> float:
         """Runs with something replaced for each case; half of the layers of a single part's run are kept."""
         parts = len(parts_of(vlm))
         counts = (max(1, parts // 4)).bit_length()
@@ -367,18 +357,14 @@ def _training(task: VRTuningStudy) -> list[Step]:
     return [Step("training: LoRA steps", do, rows, times=adapters, trains=True, alters=True)]
 
 
-def _with_adapter(vlm: "VLM", settings: "Settings") -> "VLM":
-    from interp.vlm import VLM
-
+def _with_adapter(vlm: VLM, settings: Settings) -> VLM:
     adapted = VLM(adapted_model(vlm, settings).get_base_model(), vlm.processor, name=vlm.name)
     adapted.batches = vlm.batches
     return adapted
 
 
-def adapted_model(vlm: "VLM", settings: "Settings") -> Any:
+def adapted_model(vlm: VLM, settings: Settings) -> Any:
     """The model with a new adapter, as TRL's trainer makes it. It stays in the model."""
-    import warnings
-
     from peft import get_peft_model
 
     from mitigation.vrtuning.model import lora_config
@@ -388,16 +374,14 @@ def adapted_model(vlm: "VLM", settings: "Settings") -> Any:
         return get_peft_model(vlm.model, lora_config(vlm.model, vlm.layout, settings))
 
 
-def training_step(scene: Scene, settings: "Settings", rows: int) -> float:
+def training_step(scene: Scene, settings: Settings, rows: int) -> float:
     """Two optimiser steps with one batch each: the second has the optimiser's state from the start.
 
     The collator, the adapter and the loss are those of ``mitigation.vrtuning.train``; TRL's loop around them is not
     run.
     """
-    import torch
     from trl.trainer.utils import add_fused_lm_head
 
-    from interp.tools.gradients import same_functions
     from mitigation.vrtuning.collator import Collator
 
     vlm = scene.vlm
@@ -436,11 +420,8 @@ def training_step(scene: Scene, settings: "Settings", rows: int) -> float:
     return value
 
 
-def products_in_bfloat16() -> "AbstractContextManager[Any]":
+def products_in_bfloat16() -> AbstractContextManager[Any]:
     """Products of matrices as torch's autocast makes them, which knows of no pretended device."""
-    import torch
-    from torch.overrides import TorchFunctionMode
-
     products = {torch.nn.functional.linear, torch.matmul, torch.bmm, torch.addmm, torch.mm, torch.Tensor.matmul}
 
     class Products(TorchFunctionMode):

@@ -1,27 +1,25 @@
-"""Runs an experiment's steps on a pretended device and says what each would hold and take.
-
-Importing this module loads no torch.
-"""
+"""Runs an experiment's steps on a pretended device and says what each would hold and take."""
 
 import gc
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
 
 from experiments.config import Run
 from experiments.planning.memory_trace import Cost, Recorder
+from experiments.planning.model_calls import Scene, Step, steps_of
 from experiments.planning.models import Asked, Blueprint, blueprint, build
+from experiments.shapes.device import NAME, Unsupported, place, world
+from experiments.shapes.ledger import Ledger, Rates
+from interp.batching import BatchRule, out_of_memory
 from interp.checkpoints.config import ModelConfig
+from interp.checkpoints.load import dtype_on, resolve_device
 from interp.checkpoints.memory import GIB, free_memory
 from interp.errors import UserError
-
-if TYPE_CHECKING:
-    import torch
-
-    from experiments.planning.model_calls import Step
-    from experiments.shapes.ledger import Ledger
-    from interp.vlm import VLM
+from interp.vlm import VLM
 
 PLANNED_TOKENS = 4  # of an answer; the later ones each add as much as the last, as no earlier one does (kept prefills)
 CONTEXT_GIB = 0.75  # assumed: CUDA, its libraries and their workspaces
@@ -78,8 +76,6 @@ def room_of(gpu_gib: float | None, model: ModelConfig) -> Room:
     Raises:
         UserError: the device is not there, or its free memory is not known.
     """
-    from interp.checkpoints.load import resolve_device
-
     if gpu_gib is not None:
         usable = int(gpu_gib * GIB * (1 - LOST) - CONTEXT_GIB * GIB)
         return Room(f"a GPU of {gpu_gib:g} GiB", max(0, usable), True)
@@ -97,13 +93,6 @@ def measured(run: Run, asked: Asked, gpu_gib: float | None, rates: tuple[float, 
     Raises:
         UserError: an unknown model, a task that is not planned, or a torch that cannot pretend a device.
     """
-    import torch
-
-    from experiments.planning.model_calls import steps_of
-    from experiments.shapes.device import Unsupported, world
-    from experiments.shapes.ledger import Rates
-    from interp.checkpoints.load import dtype_on
-
     model = run.weights
     steps = steps_of(run)
     room = room_of(gpu_gib, model)
@@ -150,15 +139,15 @@ class Stage:
     asked: Asked
     room: Room
     plan: Blueprint
-    dtype: "torch.dtype"
-    ledger: "Ledger"
+    dtype: torch.dtype
+    ledger: Ledger
     folder: Path
-    _vlm: "VLM | None" = field(default=None)
+    _vlm: VLM | None = field(default=None)
     _answered: int | None = None
     _plain: tuple[int, int] | None = None  # rows and columns of the prompts that the first arm reads
 
     @property
-    def vlm(self) -> "VLM":
+    def vlm(self) -> VLM:
         """The model, placed on the device whether it fits there or not."""
         if self._vlm is None:
             gc.unfreeze()
@@ -173,7 +162,7 @@ class Stage:
         image = 0 if layout.cross_attended else (ids.cpu() == layout.image_token_id(self.vlm.model.config)).sum()
         return int(ids.shape[1]), int(image)
 
-    def outcome(self, step: "Step", tokens: int) -> Outcome:
+    def outcome(self, step: Step, tokens: int) -> Outcome:
         """A step at the most rows that fit, halved as a study halves them."""
         budget = self.run.batch_size if self.run.batch_tokens is None else self.run.batch_tokens // tokens
         asked = rows = step.rows or max(1, min(self.run.batch_size, budget))
@@ -195,7 +184,7 @@ class Stage:
             why = f"on shapes it fails ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
         return Outcome(step.name, 0, asked, trains=step.trains, error=why)
 
-    def _outcome(self, step: "Step", fits: int, asked: int, cost: Cost) -> Outcome:
+    def _outcome(self, step: Step, fits: int, asked: int, cost: Cost) -> Outcome:
         times = step.times(self.vlm) if callable(step.times) else step.times
         each = 2 if step.trains else max(fits, 1, step.least)
         again = 0.0
@@ -214,13 +203,8 @@ class Stage:
             shared=cost.reading * again / each,
         )
 
-    def cost(self, step: "Step", rows: int, capacity: int | None) -> Cost | None:
+    def cost(self, step: Step, rows: int, capacity: int | None) -> Cost | None:
         """A batch of ``rows``; None where the device of ``capacity`` bytes runs out of memory."""
-        import torch
-
-        from experiments.planning.model_calls import Scene
-        from interp.batching import BatchRule, out_of_memory
-
         vlm = self.vlm
         if step.trains and self.run.task.settings.four_bit:  # type: ignore[attr-defined]
             packed(vlm)
@@ -256,25 +240,17 @@ class Stage:
 
 def _refuse(rows: int) -> None:
     """Lets a loop that would go on with fewer rows end, so that the plan knows at what batch all of it fits."""
-    import torch
-
     raise torch.OutOfMemoryError(f"no more than {rows} rows fit")
 
 
-def placed(vlm: "VLM") -> "VLM":
+def placed(vlm: VLM) -> VLM:
     """``vlm`` with its model on ``pretend:0``; call it inside ``experiments.shapes.device.world``."""
-    import torch
-
-    from experiments.shapes.device import NAME, place
-
     place(vlm.model, {"": torch.device(NAME, 0)})
     return vlm
 
 
-def packed(vlm: "VLM") -> None:
+def packed(vlm: VLM) -> None:
     """Gives the decoder's linear layers the memory that they have in 4 bits; what unpacks them is not counted."""
-    from torch import nn
-
     for module in vlm.layout.module(vlm.model, "layers").modules():
         if isinstance(module, nn.Linear):
             storage = module.weight.memory  # type: ignore[attr-defined]

@@ -107,16 +107,12 @@ class Plan:
         except UserError:
             samples = []
         if not samples:
-            asked = Asked(self.text_tokens, *self.picture)
             cases = self.cases or DEFAULT_CASES
-            return (
-                asked,
-                cases,
-                (
-                    f"Assumed, for want of cases: {self.text_tokens} words a prompt (task.text_tokens), a picture of "
-                    f"{self.picture[0]} × {self.picture[1]} pixels (task.picture), {cases} cases (task.cases)."
-                ),
+            said = (
+                f"Assumed, for want of cases: {self.text_tokens} words a prompt (task.text_tokens), a picture of "
+                f"{self.picture[0]} × {self.picture[1]} pixels (task.picture), {cases} cases (task.cases)."
             )
+            return Asked(self.text_tokens, *self.picture), cases, said
         words = max(len(sample.prompt.split()) for sample in samples)
         sizes = [size for sample in samples[:: max(1, len(samples) // 50)] if (size := size_of(sample.image))]
         largest = max(sizes, key=lambda size: size[0] * size[1], default=self.picture)
@@ -124,17 +120,13 @@ class Plan:
         if isinstance(run.benchmark, IconWorld) and not run.weights.path.startswith(ORGANISM):
             looked_at = f"as photographs are (task.picture), though the drawings of {run.benchmark.name} are smaller"
             largest = self.picture
-        asked = Asked(math.ceil(TOKENS_PER_WORD * words) + TEMPLATE_TOKENS, *largest)
-        count = len(samples) if run.limit is None else min(run.limit, len(samples))
-        return (
-            asked,
-            self.cases or count,
-            (
-                f"Prompts as long as the longest of {len(samples)} cases ({words} words, taken as {TOKENS_PER_WORD} "
-                f"tokens each and {TEMPLATE_TOKENS} of the template), pictures of {largest[0]} × {largest[1]} pixels, "
-                f"{looked_at}."
-            ),
+        said = (
+            f"Prompts as long as the longest of {len(samples)} cases ({words} words, taken as {TOKENS_PER_WORD} "
+            f"tokens each and {TEMPLATE_TOKENS} of the template), pictures of {largest[0]} × {largest[1]} pixels, "
+            f"{looked_at}."
         )
+        asked = Asked(math.ceil(TOKENS_PER_WORD * words) + TEMPLATE_TOKENS, *largest)
+        return asked, self.cases or min(run.limit or len(samples), len(samples)), said
 
     def rates(self, gpu_gib: float | None) -> tuple[tuple[float, float, float], str]:
         """What a card of ``gpu_gib`` manages (``experiments.shapes.ledger.Rates``), and a sentence that says so."""

@@ -23,14 +23,22 @@ def measured(folder: Path, size: str, *overrides: str) -> dict[str, Any]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("size", ["small", pytest.param("small_qwen", marks=pytest.mark.slow)])
-def test_every_way_of_asking_is_measured_and_the_study_answers_as_the_loop(
-    size: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("size", "clients"), [("small", 2), pytest.param("small_qwen", 0, marks=pytest.mark.slow)])
+def test_every_way_of_asking_is_measured_and_the_study_and_the_server_answer_as_the_loop(
+    size: str, clients: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = measured(tmp_path, size)
-    assert list(found["rows"]) == ["one by one", "arms apart", "+ features", "study", "score"]
+    found = measured(tmp_path, size, f"task.clients={clients}")
     (taken,) = found["rounds"]
-    for name, row in found["rows"].items():
+    rows, said = found["rows"], capsys.readouterr().out
+    if clients:
+        apart, served = rows.pop("two arms"), rows.pop("two arms, served")
+        assert apart["cases_per_second"] == pytest.approx(6 / taken["two arms"])
+        assert served["cases_per_second"] == pytest.approx(6 / taken["two arms, served"])
+        assert found["served_over_study"] == pytest.approx(taken["two arms"] / taken["two arms, served"])
+        assert found["answers_unlike_the_study"] == 0
+        assert "the server gives " in said
+    assert list(rows) == ["one by one", "arms apart", "+ features", "study", "score"]
+    for name, row in rows.items():
         assert row["cases_per_second"] == pytest.approx(12 / taken[name])
         assert row["times"] == pytest.approx(taken["one by one"] / taken[name])
     assert found["answers_unlike_the_loop"] == found["answers_unlike_arms_apart"] == 0
@@ -40,7 +48,7 @@ def test_every_way_of_asking_is_measured_and_the_study_answers_as_the_loop(
     assert list(found["peak_mib"]) == ["study", "baseline", "vcd", "prompt", "shift"]
     assert min(found["peak_mib"].values()) > found["weights_mib"] > 0
     assert found["dtype"] == "float32"
-    assert f"{size}: " in capsys.readouterr().out
+    assert f"{size}: " in said
 
 
 def test_cases_are_files_with_questions_of_many_lengths_the_same_every_time(tmp_path: Path) -> None:
@@ -49,17 +57,6 @@ def test_cases_are_files_with_questions_of_many_lengths_the_same_every_time(tmp_
     assert len(list(tmp_path.iterdir())) == 6
     assert len({len(sample.prompt.split()) for sample in one.samples}) > 3
     assert EvalCases(6).load().samples[0].image == EvalCases(6).load().samples[0].image
-
-
-@pytest.mark.long
-def test_the_server_is_asked_for_the_same_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = measured(tmp_path, "small", "task.clients=2")
-    (taken,) = found["rounds"]
-    rows = found["rows"]
-    assert rows["two arms, served"]["cases_per_second"] == pytest.approx(6 / taken["two arms, served"])
-    assert found["served_over_study"] == pytest.approx(taken["two arms"] / taken["two arms, served"])
-    assert found["answers_unlike_the_study"] == 0
-    assert "the server gives " in capsys.readouterr().out
 
 
 def test_the_sentence_says_whether_the_bound_is_kept() -> None:

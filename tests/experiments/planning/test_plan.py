@@ -26,7 +26,6 @@ from experiments.planning.task import table as drawn
 from experiments.shapes.ledger import Ledger
 from experiments.studies.mechanism.study import Mechanism
 from interp.batching import BatchContext
-from interp.checkpoints import load as loading
 from interp.checkpoints import memory
 from interp.checkpoints.config import ModelConfig
 from interp.checkpoints.memory import GIB, check_room, estimate, row_bytes
@@ -305,7 +304,7 @@ def test_a_task_whose_steps_are_not_known() -> None:
 
 
 def test_free_memory_decides_not_the_cards_total(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "resolve_device", lambda *_: torch.device("cuda:0"))
+    monkeypatch.setattr(peak_memory, "resolve_device", lambda *_: torch.device("cuda:0"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (5 * GIB, 80 * GIB))
     busy = room_of(None, ModelConfig("big", "a/b"))
     assert busy.usable < 5 * GIB
