@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from interp.errors import UserError
-from interp.tensor_file import NamedTensors, read_tensors
+from interp.tensor_file import NamedTensors, digest_of, read_tensors
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt
@@ -183,6 +183,16 @@ class TrainedFile:
     path: Path = field(repr=False, compare=False)
     digest: str
     KIND: ClassVar[str]  # of the file (``interp.tensor_file``)
+
+    @classmethod
+    def of(cls, path: Path, **settings: Any) -> Any:
+        """The method that was written to ``path``.
+
+        Raises:
+            UserError: the file belongs to another method.
+        """
+        read_tensors(path, cls.KIND)
+        return cls(path, digest_of(path), **settings)
 
     @cached_property
     def _vectors(self) -> NamedTensors:

@@ -8,10 +8,10 @@ arrays: ``balanced_shift`` (CalibratedShift), ``matching_shift`` (YesBias), and 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from interp.errors import UserError
 from mitigation.validation import check_shift
@@ -72,8 +72,13 @@ def balanced_shift(margins: Float[np.ndarray, " case"], safe: Bool[np.ndarray, "
     margins = np.asarray(margins, dtype=np.float64)
     safe = np.asarray(safe, dtype=bool)
     _check_cases(margins, safe)
-    lower, upper, right = _gaps(margins, safe)
-    chance = int(safe.sum()) * int((~safe).sum())
+    values = np.unique(margins)
+    lower, upper = values[:-1], values[1:]  # of the gaps between neighbouring distinct margins
+    n_safe, n_unsafe = int(safe.sum()), int((~safe).sum())
+    safe_yes = n_safe - np.searchsorted(np.sort(margins[safe]), lower, side="right")
+    unsafe_no = np.searchsorted(np.sort(margins[~safe]), lower, side="right")
+    right = safe_yes * n_unsafe + unsafe_no * n_safe  # balanced accuracy × 2·n_safe·n_unsafe, so that ties are equal
+    chance = n_safe * n_unsafe
     if not right.size or right.max() < chance:
         return -float(margins.max() + 1.0)
     width = np.where(right == right.max(), upper - lower, -1.0)
@@ -142,25 +147,6 @@ def _inside(lower: Float[np.ndarray, " gap"], upper: Float[np.ndarray, " gap"], 
     """The middle of a gap, or its lower end between adjacent floats, so that the upper margin stays above."""
     middle = lower[gap] + (upper[gap] - lower[gap]) / 2
     return float(middle if middle < upper[gap] else lower[gap])
-
-
-class Gaps(NamedTuple):
-    """The gaps between neighbouring distinct margins, from low to high.
-
-    ``right`` is balanced accuracy times 2·n_safe·n_unsafe, an integer, so that ties compare equal.
-    """
-
-    lower: Float[np.ndarray, " gap"]
-    upper: Float[np.ndarray, " gap"]
-    right: Int[np.ndarray, " gap"]
-
-
-def _gaps(margins: Float[np.ndarray, " case"], safe: Bool[np.ndarray, " case"]) -> Gaps:
-    values = np.unique(margins)
-    n_safe, n_unsafe = int(safe.sum()), int((~safe).sum())
-    safe_yes = n_safe - np.searchsorted(np.sort(margins[safe]), values[:-1], side="right")
-    unsafe_no = np.searchsorted(np.sort(margins[~safe]), values[:-1], side="right")
-    return Gaps(values[:-1], values[1:], safe_yes * n_unsafe + unsafe_no * n_safe)
 
 
 def _check_cases(margins: Float[np.ndarray, " case"], safe: Bool[np.ndarray, " other"]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from interp.errors import UserError
-from interp.tensor_file import check_model, digest_of, read_tensors, write_tensors
+from interp.tensor_file import check_model, write_tensors
 from mitigation.learned.activation_steering import says_yes
 from mitigation.method import TrainedFile
 from mitigation.validation import check_choice, check_layer, check_seed, check_teaches
@@ -109,8 +109,7 @@ class AblateDirection:
         Raises:
             UserError: the file belongs to another method.
         """
-        read_tensors(out, LearnedAblation.KIND)
-        return LearnedAblation(out, digest_of(out), self.to, self.weights)
+        return LearnedAblation.of(out, to=self.to, weights=self.weights)
 
 
 @dataclass(frozen=True)

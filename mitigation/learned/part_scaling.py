@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from interp.errors import UserError
-from interp.tensor_file import check_model, digest_of, read_tensors, write_tensors
+from interp.tensor_file import check_model, write_tensors
 from mitigation.method import TrainedFile
 from mitigation.validation import check_choice, check_count, check_number, check_seed
 
@@ -108,8 +108,7 @@ class PartScaling:
         Raises:
             UserError: the file belongs to another method.
         """
-        read_tensors(out, LearnedScaling.KIND)
-        return LearnedScaling(out, digest_of(out))
+        return LearnedScaling.of(out)
 
     def _prompts(
         self, prompts: "Sequence[Prompt]", pairs: "Sequence[tuple[int, int, int]]"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from interp.tensor_file import check_model, digest_of, read_tensors, write_tensors
+from interp.tensor_file import check_model, write_tensors
 from mitigation.method import TrainedFile
 from mitigation.validation import check_layer, check_number, check_seed
 
@@ -86,8 +86,7 @@ class TruthReadout:
         Raises:
             UserError: the file belongs to another method.
         """
-        read_tensors(out, LearnedReadout.KIND)
-        return LearnedReadout(out, digest_of(out), strength=self.strength)
+        return LearnedReadout.of(out, strength=self.strength)
 
 
 @dataclass(frozen=True)

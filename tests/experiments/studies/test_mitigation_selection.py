@@ -1,6 +1,7 @@
 """Settings are chosen by the stated rule and on the development split alone, and all arms stand in one table."""
 
 import json
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -189,30 +190,6 @@ class Seen:
         return Baseline().generate(vlm, prompts, max_new_tokens=max_new_tokens)
 
 
-@pytest.mark.long
-def test_a_run_chooses_on_development_and_is_judged_on_test(tmp_path: Path) -> None:
-    run = run_of("name=m", "method=vcd", "+method@arms.calibrated_shift=calibrated_shift",
-                 f"output_root={tmp_path}", "limit=12", "draws=20")  # fmt: skip
-    task = Mitigations({"seen": Candidate(Learner()), "moved": Candidate(VCD(), {"alpha": [0.5, 4.0]})}, rivals=["vcd"])
-    folder = task(run)
-    choice = json.loads((folder / "choice.json").read_text())
-    assert [row["setting"] for row in choice["moved"]["settings"]] == [{"alpha": 0.5}, {"alpha": 4.0}]
-    result = json.loads((folder / "mitigations.json").read_text())
-    assert set(result["arms"]) == {"baseline", "vcd", "calibrated_shift", "threshold", "seen", "moved"}
-    assert result["arms"]["threshold"]["chosen"]["shift"] == choice["threshold"]["chosen"]["shift"]
-    compared = json.loads((folder / "metrics.json").read_text())["comparisons"]
-    for name, one in compared.items():  # the report's two tables say the same, simultaneous intervals included
-        assert {"baseline": one["delta"], **one["versus"]} == result["arms"][name]["versus"]
-    assert "vcd" in compared["seen"]["versus"]
-    with pytest.raises(UserError, match="there is no arm 'unseen'"):
-        task(replace(run, contrasts=[["unseen", "moved"]]))
-    asked = {json.loads(line)["case"] for line in (folder / "choosing.jsonl").read_text().splitlines()}
-    judged = {json.loads(line)["case"] for line in (folder / "predictions.jsonl").read_text().splitlines()}
-    assert not asked & judged
-    assert "Mitigations beside each other" in (folder / "report.html").read_text()
-    assert (folder / "figures" / "mitigations.svg").exists()
-
-
 OWN_GRID = {"seen": Candidate(Learner()), "moved": Candidate(VCD(), {"alpha": [0.5, 4.0]})}
 
 
@@ -226,7 +203,33 @@ def on_split(root: Path, split: str, *more: str) -> Any:
 def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that made a choice, which nobody changes."""
     root = tmp_path_factory.mktemp("first")
-    return Mitigations(OWN_GRID, rivals=["vcd"], development=8)(on_split(root, "test"))
+    arms = ("+method@arms.calibrated_shift=calibrated_shift",)
+    return Mitigations(OWN_GRID, rivals=["vcd"], development=8)(on_split(root, "test", *arms))
+
+
+@pytest.mark.long
+def test_a_run_chooses_on_development_and_is_judged_on_test(first: Path) -> None:
+    folder = first
+    choice = json.loads((folder / "choice.json").read_text())
+    assert [row["setting"] for row in choice["moved"]["settings"]] == [{"alpha": 0.5}, {"alpha": 4.0}]
+    result = json.loads((folder / "mitigations.json").read_text())
+    assert set(result["arms"]) == {"baseline", "vcd", "calibrated_shift", "threshold", "seen", "moved"}
+    assert result["arms"]["threshold"]["chosen"]["shift"] == choice["threshold"]["chosen"]["shift"]
+    compared = json.loads((folder / "metrics.json").read_text())["comparisons"]
+    for name, one in compared.items():  # the report's two tables say the same, simultaneous intervals included
+        assert {"baseline": one["delta"], **one["versus"]} == result["arms"][name]["versus"]
+    assert "vcd" in compared["seen"]["versus"]
+    asked = {json.loads(line)["case"] for line in (folder / "choosing.jsonl").read_text().splitlines()}
+    judged = {json.loads(line)["case"] for line in (folder / "predictions.jsonl").read_text().splitlines()}
+    assert not asked & judged
+    assert "Mitigations beside each other" in (folder / "report.html").read_text()
+    assert (folder / "figures" / "mitigations.svg").exists()
+
+
+def test_a_contrast_of_an_arm_that_is_not_there_is_refused(tmp_path: Path, no_weights: None) -> None:
+    run = replace(on_split(tmp_path, "test"), contrasts=[["unseen", "moved"]])
+    with pytest.raises(UserError, match="there is no arm 'unseen'"):
+        Mitigations(OWN_GRID, rivals=["vcd"])(run)
 
 
 @pytest.mark.long
@@ -273,14 +276,17 @@ def test_another_choice_is_not_taken_over(
 
 
 @pytest.mark.long
-def test_a_folder_without_a_choice_and_other_cases_are_refused(tmp_path: Path) -> None:
-    grid = {"moved": Candidate(VCD(), {"alpha": [0.5]})}
-    first = Mitigations(grid, rivals=["vcd"])(on_split(tmp_path, "test"))
-    other = Mitigations(grid, rivals=["vcd"], chosen_in=str(first))
-    with pytest.raises(UserError, match="12 development cases, which are not the 10 of this run"):
-        other(on_split(tmp_path, "new_sentences", "limit=10"))
+def test_a_folder_without_a_choice_and_other_cases_are_refused(first: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "m" / "copy"
+    shutil.copytree(first, copy)
+    cases = [json.loads(line) for line in (copy / "choosing.jsonl").read_text().splitlines()]
+    fewer = [line for line in cases if line["case"] != cases[0]["case"]]
+    (copy / "choosing.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in fewer))
+    other = Mitigations(OWN_GRID, rivals=["vcd"], development=8, chosen_in=str(copy))
+    with pytest.raises(UserError, match="7 development cases, which are not the 8 of this run"):
+        other(on_split(tmp_path, "new_sentences"))
     for lacking in ("choosing.jsonl", "choice.json"):
-        (first / lacking).unlink()
+        (copy / lacking).unlink()
         with pytest.raises(UserError, match=rf"made no choice, or another one \(.*{lacking}"):
             other(on_split(tmp_path, "new_sentences"))
 
