@@ -1,6 +1,5 @@
 """States of one set of prompts are read once, are those that are read without a memory, and never another run's."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,30 +107,35 @@ def cases(count: int) -> tuple[list[Prompt], list[bool]]:
     return examples(limited(IconWorld().development().samples, count))
 
 
+LEARNERS: dict[str, Any] = {
+    "read-out": TruthReadout(conjunction=False),
+    "read-out with a conjunction": TruthReadout(conjunction=True),
+    "steering": DirectionSteering(),
+}
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("conjunction", [False, True])
-def test_what_is_learned_of_a_part_is_what_is_learned_without_a_memory(conjunction: bool, tmp_path: Path) -> None:
-    vlm = load("organism:llava", device="cpu")
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_what_is_learned_of_a_part_is_what_is_learned_without_a_memory(learner: str, tmp_path: Path) -> None:
+    vlm, method = load("organism:llava", device="cpu"), LEARNERS[learner]
     prompts, safe = cases(60)
     part = [place for place in range(len(prompts)) if place % 5]
     some, labels = [prompts[place] for place in part], [safe[place] for place in part]
-    methods: Sequence[Any] = (TruthReadout(conjunction=conjunction), DirectionSteering())
-    for number, method in enumerate(methods):
-        with vlm.batches.by(BatchRule(rows=16), on_lowered=print):
-            plain = method.learn(vlm, some, labels, out=tmp_path / f"plain-{number}.safetensors")
-            with StateMemory(vlm, lambda: prompts).open():
-                shared = method.learn(vlm, some, labels, out=tmp_path / f"shared-{number}.safetensors")
-        if isinstance(method, DirectionSteering):
-            one, two = plain.direction(vlm), shared.direction(vlm)
-            assert one.layer == two.layer
-            torch.testing.assert_close(one.vector * one.gap, two.vector * two.gap, atol=1e-6, rtol=1e-5)
-        else:
-            assert {name: shared.about[name] for name in ("layer", "penalty", "n")} == {
-                name: plain.about[name] for name in ("layer", "penalty", "n")
-            }
-            torch.testing.assert_close(shared.logits(vlm, some), plain.logits(vlm, some), atol=1e-5, rtol=1e-4)
-            margins = [one.generate(vlm, some, max_new_tokens=1).margins for one in (shared, plain)]
-            torch.testing.assert_close(*margins, atol=1e-5, rtol=1e-4)
+    with vlm.batches.by(BatchRule(rows=16), on_lowered=print):
+        plain = method.learn(vlm, some, labels, out=tmp_path / "plain.safetensors")
+        with StateMemory(vlm, lambda: prompts).open():
+            shared = method.learn(vlm, some, labels, out=tmp_path / "shared.safetensors")
+    if isinstance(method, DirectionSteering):
+        one, two = plain.direction(vlm), shared.direction(vlm)
+        assert one.layer == two.layer
+        torch.testing.assert_close(one.vector * one.gap, two.vector * two.gap, atol=1e-6, rtol=1e-5)
+    else:
+        assert {name: shared.about[name] for name in ("layer", "penalty", "n")} == {
+            name: plain.about[name] for name in ("layer", "penalty", "n")
+        }
+        torch.testing.assert_close(shared.logits(vlm, some), plain.logits(vlm, some), atol=1e-5, rtol=1e-4)
+        margins = [one.generate(vlm, some, max_new_tokens=1).margins for one in (shared, plain)]
+        torch.testing.assert_close(*margins, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.long
