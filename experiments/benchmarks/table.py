@@ -240,18 +240,20 @@ def table(
     configuration: str | None = None,
     revision: str | None = None,
     name: str = "",
+    further: tuple[str, ...] = (),
+    option: str = "benchmark",
 ) -> Table:
-    """The benchmark as the command line gives it: ``development`` is ``Table.to_learn_from``, values may be numbers.
+    """The table as the command line gives it: ``development`` is ``Table.to_learn_from``, values may be numbers.
 
     Raises:
         UserError: see ``Table``.
     """
     if columns is not None and not isinstance(columns, Mapping):
-        raise UserError(f"benchmark.columns={columns}: takes columns one by one, as benchmark.columns.text=question")
+        raise UserError(f"{option}.columns={columns}: takes columns one by one, as {option}.columns.text=question")
     given = {"path": path, "reads": reads, "images": images, "to_learn_from": development, "template": template,
              "split": split, "configuration": configuration, "revision": revision, "name": name}  # fmt: skip
     plain: dict[str, Any] = {option: None if value is None else str(value) for option, value in given.items()}
-    return Table(columns=dict(columns or {}), **plain)
+    return Table(columns=dict(columns or {}), further=further, option=option, **plain)
 
 
 def _part(cells: Mapping[str, Any]) -> str:

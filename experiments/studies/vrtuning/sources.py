@@ -17,7 +17,7 @@ from experiments.benchmarks.disjoint import disjoint
 from experiments.benchmarks.iconworld.traces import PERCEPTION, Trace, Traces
 from experiments.benchmarks.images import BadImage, open_image
 from experiments.benchmarks.rows import Unfit, need
-from experiments.benchmarks.table import Table
+from experiments.benchmarks.table import Table, table
 from experiments.types import Loaded, Problem, Sample
 from interp.errors import UserError
 from mitigation.vrtuning.data import VERDICT, Data, Row, Skipped, from_rows
@@ -158,17 +158,13 @@ def own_table(
     Raises:
         UserError: an option has a value that it cannot have, or the table may not be trained on.
     """
-    if columns is not None and not isinstance(columns, Mapping):
-        raise UserError(f"task.data.columns={columns}: takes columns one by one, as task.data.columns.text=question")
     if not isinstance(skip_bad, bool):
         raise UserError(f"task.data.skip_bad={skip_bad!r}: must be true or false")
-    given = {"path": path, "images": images, "template": template, "split": split, "configuration": configuration,
-             "revision": revision}  # fmt: skip
-    plain: dict[str, Any] = {option: None if value is None else str(value) for option, value in given.items()}
-    for place in filter(None, (plain["path"], plain["images"])):
+    given = table(path, images=images, columns=columns, template=template, split=split, configuration=configuration,
+                  revision=revision, further=(REASONING,), option=OPTION)  # fmt: skip
+    for place in filter(None, (given.path, given.images)):
         refuse_path(Path(place))
-    table = Table(columns=dict(columns or {}), further=(REASONING,), option=OPTION, **plain)
-    return OwnTable(table, skip_bad)
+    return OwnTable(given, skip_bad)
 
 
 Source = Traces | LlavaCot | OwnTable
