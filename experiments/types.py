@@ -8,12 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 from PIL import Image
-
-if TYPE_CHECKING:
-    from interp.generation import Generation
 
 
 class Status(StrEnum):
@@ -132,36 +129,6 @@ class Loaded(NamedTuple):
     missing: dict[str, str]  # case id → reason, for published cases that cannot run here
     manifest: str
     problems: tuple[Problem, ...] = ()
-
-
-@runtime_checkable
-class AnsweredElsewhere(Protocol):
-    """An arm that calls no model: its answers were made elsewhere."""
-
-    @property
-    def name(self) -> str:
-        """What answered, as reports call it."""
-        ...
-
-    def fingerprint(self) -> str:
-        """A hash of the answers.
-
-        Raises:
-            UserError: they cannot be read.
-        """
-        ...
-
-    def check(self, samples: Sequence[Sample]) -> str:
-        """How many of the cases have an answer, in a sentence.
-
-        Raises:
-            UserError: none has, or the answers cannot be read.
-        """
-        ...
-
-    def answers(self, samples: Sequence[Sample]) -> "tuple[list[Sample], Generation]":
-        """The cases that have an answer, and their answers, without margins."""
-        ...
 
 
 class Benchmark(Protocol):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import MISSING
 
-from experiments.runs.responses import NoModel
-from experiments.types import AnsweredElsewhere, Benchmark, Judge, Sample
+from experiments.runs.responses import NoModel, Responses
+from experiments.types import Benchmark, Judge, Sample
 from interp.batching import BatchRule
 from interp.checkpoints.config import ModelConfig
 from interp.errors import UserError
@@ -148,7 +148,7 @@ def digest(value: object) -> str:
 
 def answered_elsewhere(arms: Mapping[str, Any]) -> bool:
     """Whether no arm calls a model."""
-    return all(isinstance(method, AnsweredElsewhere) for method in arms.values())
+    return all(isinstance(method, Responses) for method in arms.values())
 
 
 def without_skipping(node: Any) -> Any:

@@ -31,9 +31,10 @@ from experiments.evaluation.case_batches import Opened, form, opened, prompt_of
 from experiments.evaluation.judging import judge_batch, scored
 from experiments.evaluation.shift_ranges import RANGES, ranged, take_over
 from experiments.runs import records
+from experiments.runs.responses import Responses
 from experiments.runs.resumption import PREDICTIONS, RunStore
 from experiments.runs.stopping import written_first
-from experiments.types import AnsweredElsewhere, Sample, Status
+from experiments.types import Sample, Status
 from interp.batching import BatchContext, merged, out_of_memory
 from interp.errors import UserError
 from mitigation.branches import keeping_logits
@@ -63,7 +64,7 @@ class _Arm:
     """An arm to be asked, and what is recorded of it: each case's latest record, and the settings it must have."""
 
     name: str
-    method: "Method | AnsweredElsewhere"
+    method: "Method | Responses"
     settings: Mapping[str, str]  # by case
     latest: Mapping[str, dict[str, Any]]  # as it was before anything is asked
 
@@ -115,7 +116,7 @@ class Answering:
 
     def answer(
         self,
-        arms: "Mapping[str, Method | AnsweredElsewhere]",
+        arms: "Mapping[str, Method | Responses]",
         samples: Sequence[Sample],
         *,
         file: str = PREDICTIONS,
@@ -193,7 +194,7 @@ class Answering:
             self.store.gather(other)
 
     def _recorded(
-        self, arms: "Mapping[str, Method | AnsweredElsewhere]", samples: Sequence[Sample], file: str
+        self, arms: "Mapping[str, Method | Responses]", samples: Sequence[Sample], file: str
     ) -> dict[str, _Arm]:
         latest: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in arms}
         for line in self.store.records(file):
@@ -281,7 +282,7 @@ class Answering:
             return nullcontext()
         return recorded_by(_StepStore(self.store, self.vlm, _identity(self.run, self.vlm)))
 
-    def settings(self, method: "Method | AnsweredElsewhere", samples: Sequence[Sample]) -> dict[str, str]:
+    def settings(self, method: "Method | Responses", samples: Sequence[Sample]) -> dict[str, str]:
         """By case, a hash of everything that can change its answer: model, method, token budget, and its content."""
         shared, with_description = self._settings(method), abilities(method).needs_description
         return {
@@ -289,8 +290,8 @@ class Answering:
             for sample in samples
         }
 
-    def _settings(self, method: "Method | AnsweredElsewhere") -> list[object]:
-        if isinstance(method, AnsweredElsewhere):
+    def _settings(self, method: "Method | Responses") -> list[object]:
+        if isinstance(method, Responses):
             return [repr(method), method.fingerprint()]
         return [*_identity(self.run, self.vlm), repr(method), self._new_tokens, *(["score"] if self._scored else [])]
 
@@ -302,7 +303,7 @@ class Answering:
         known = {sample.id for sample in batch if arm.holds(sample)}
         keeper = partial(_keep, kept) if self.keep_logits and file == PREDICTIONS else None
         with written_first(), self.batching(name), keeping_logits(keeper):
-            if isinstance(method, AnsweredElsewhere):
+            if isinstance(method, Responses):
                 asked, generation = method.answers(batch)
                 found = [*judge_batch(asked, name, "", generation, self.run.judge)]
             else:

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.config import Run
 from experiments.runs import provenance, records
-from experiments.types import AnsweredElsewhere, Loaded
+from experiments.runs.responses import Responses
+from experiments.types import Loaded
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
@@ -37,7 +38,7 @@ def describe(run: Run, vlm: "VLM | None", loaded: Loaded, complete: int) -> dict
 
 
 def _model(run: Run, vlm: "VLM | None") -> dict[str, Any]:
-    brought = {arm: method for arm, method in run.arms.items() if isinstance(method, AnsweredElsewhere)}
+    brought = {arm: method for arm, method in run.arms.items() if isinstance(method, Responses)}
     model: dict[str, Any] = {"path": None, "revision": None, "dtype": None}
     if vlm is None:
         studied = brought[run.arm]

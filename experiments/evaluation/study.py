@@ -31,9 +31,10 @@ from experiments.report.words import shortfall, with_sentences
 from experiments.runs import analyses as states
 from experiments.runs import provenance, records
 from experiments.runs.launch import Launch, sharded, whole_weights
+from experiments.runs.responses import Responses
 from experiments.runs.resumption import PREDICTIONS, RunStore, open_run
 from experiments.runs.saved_run import write_thumbnails
-from experiments.types import AnsweredElsewhere, Loaded, Sample, Status
+from experiments.types import Loaded, Sample, Status
 from interp.errors import UserError
 from mitigation.method import MethodFault, TrainableMethod, abilities
 
@@ -109,7 +110,7 @@ def opened(
     to_learn_from = None if development is None else limited(development.samples, run.limit)
     training.check_cases(entering, loaded.samples, to_learn_from)
     for arm, method in run.arms.items():
-        if isinstance(method, AnsweredElsewhere):
+        if isinstance(method, Responses):
             console.print(f"{arm}: {method.check(loaded.samples)}", highlight=False, markup=False)
     with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=run.fresh) as store:
         if prepare is not None:
@@ -383,8 +384,7 @@ class Study:
     def _lost(self) -> int:
         """How many requests never got through."""
         return sum(
-            record["status"] == Status.TRANSPORT_FAILED
-            and not isinstance(self.run.arms[record["arm"]], AnsweredElsewhere)
+            record["status"] == Status.TRANSPORT_FAILED and not isinstance(self.run.arms[record["arm"]], Responses)
             for record in self.records()
         )
 
@@ -470,7 +470,7 @@ def _plan(run: Run, loaded: Loaded, complete: int, store: RunStore) -> str:
     ``complete`` is how many cases there are without the run's limit.
     """
     studied = run.arms[run.arm]
-    name = studied.name if isinstance(studied, AnsweredElsewhere) else run.model.name
+    name = studied.name if isinstance(studied, Responses) else run.model.name
     subject = f"{name} on {len(loaded.samples)} cases of {run.benchmark.name}{_composition(loaded.samples, complete)}"
     place = f"{'continuing' if store.resumed else 'run'} {store.path}"
     if not run.verbose:

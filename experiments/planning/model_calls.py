@@ -20,6 +20,7 @@ from experiments.evaluation import study
 from experiments.evaluation.arms import not_applicable, signature
 from experiments.planning.memory_trace import SETTLING
 from experiments.planning.models import Asked
+from experiments.runs.responses import Responses
 from experiments.studies.attention.analysis import EDGES
 from experiments.studies.attention.heatmap import Heatmap
 from experiments.studies.direction_ablation import Ablation
@@ -30,7 +31,6 @@ from experiments.studies.mechanism.study import Mechanism
 from experiments.studies.mitigation_selection.study import Mitigations
 from experiments.studies.vrtuning.arms import NewAdapter
 from experiments.studies.vrtuning.study import VRTuningStudy
-from experiments.types import AnsweredElsewhere
 from interp.attention.record import Queries, record_attention
 from interp.errors import UserError
 from interp.hooks.residual import last_layer
@@ -138,7 +138,7 @@ def _answers(run: Run, arms: Mapping[str, Any], adapter: Settings | None = None)
     alike: dict[str, tuple[Any, list[str]]] = {}
     absent = not_applicable(run)
     for name, method in arms.items():
-        if not isinstance(method, AnsweredElsewhere) and name not in absent:
+        if not isinstance(method, Responses) and name not in absent:
             able = abilities(method)
             answering = ConstantShift(1.0) if able.fitted_to else able.worst_case or method
             alike.setdefault(signature(answering), (answering, []))[1].append(name)

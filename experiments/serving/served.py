@@ -12,8 +12,8 @@ from experiments.config import Run
 from experiments.evaluation import training
 from experiments.evaluation.study import DEVELOPMENT
 from experiments.runs import records
+from experiments.runs.responses import Responses
 from experiments.runs.resumption import read_object
-from experiments.types import AnsweredElsewhere
 from interp.errors import UserError
 from mitigation.method import TrainableMethod, abilities
 
@@ -61,7 +61,7 @@ def _learns(method: Any) -> bool:
 
 
 def _ready(run: Run, arm: str, method: Any) -> Any:
-    if isinstance(method, AnsweredElsewhere):
+    if isinstance(method, Responses):
         raise UserError(f"{arm} brings responses made elsewhere, which answer nothing new; leave it out")
     if not _learns(method):
         return method

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from experiments.evaluation.analyses import Analysis
-from experiments.types import AnsweredElsewhere
+from experiments.runs.responses import Responses
 from mitigation.method import abilities
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _cases(study: "Study") -> list[str]:
     arms = {
         arm: study.ready(arm)
         for arm, method in alike.items()
-        if not isinstance(method, AnsweredElsewhere) and not abilities(method).fitted_to and not study.in_folds(arm)
+        if not isinstance(method, Responses) and not abilities(method).fitted_to and not study.in_folds(arm)
     }
     samples = cases_to_show(
         study.samples, study.records(), studied=run.arm, reference=BASELINE, limit=run.attention_cases
