@@ -1,6 +1,6 @@
 """From answers to records: verdicts by a judge, or by the signs of margins. Imports neither torch nor transformers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -19,78 +19,65 @@ JUDGE = "margin"  # the judge in records of scored verdicts
 
 def judge_batch(
     samples: Sequence[Sample], arm: str, settings: str, generation: "Generation", judge: Judge
-) -> Iterator[dict[str, Any]]:
+) -> list[dict[str, Any]]:
     """The records of one batch, its answers judged together."""
     statuses = [records.status_of(generation, index) for index in range(len(samples))]
     readable = [index for index, status in enumerate(statuses) if status.has_text]
     items = [item_of(samples[index], generation.texts[index]) for index in readable]
     judgements = dict(zip(readable, judge.judge(items), strict=True)) if items else {}
+    found = []
     for index, (sample, status) in enumerate(zip(samples, statuses, strict=True)):
         reason = "" if generation.reasons is None else generation.reasons[index]
         if status.excluded:
-            yield records.failed(sample, arm, settings, status, reason)
+            found.append(records.failed(sample, arm, settings, status, reason))
             continue
-        yield _answered(
-            sample,
-            arm,
-            settings,
-            status=status,
-            response=generation.texts[index],
-            **_of_answer(generation, index),
-            judgement=judgements.get(index, judgement_without_text(judge)),
-            judge=judge.name,
-            prompt=None if generation.prompts is None else generation.prompts[index],
-            reason=reason,
-        )
+        judgement, response = judgements.get(index, judgement_without_text(judge)), generation.texts[index]
+        record = _answered(sample, arm, settings, generation, index, status=status, response=response,
+                           judgement=judgement, judge=judge.name, reason=reason)  # fmt: skip
+        found.append(record)
+    return found
 
 
-def scored(samples: Sequence[Sample], arm: str, settings: str, generation: "Generation") -> Iterator[dict[str, Any]]:
+def scored(samples: Sequence[Sample], arm: str, settings: str, generation: "Generation") -> list[dict[str, Any]]:
     """The records of one batch under ``protocol=score``: verdicts are the signs of the margins; no judge is called.
 
     Raises:
         UserError: a margin is not a number.
     """
     margins = [float(margin) for margin in generation.margins]
-    if not all(map(isfinite, margins)):
-        missing = sum(not isfinite(margin) for margin in margins)
+    if missing := sum(not isfinite(margin) for margin in margins):
         raise UserError(
             f"arm {arm} gives no margins for {missing} of {len(margins)} answers, and protocol=score reads nothing "
             "else; leave protocol out"
         )
-    prompts = [None] * len(samples) if generation.prompts is None else generation.prompts
-    for index, (sample, margin, prompt) in enumerate(zip(samples, margins, prompts, strict=True)):
+    found = []
+    for index, (sample, margin) in enumerate(zip(samples, margins, strict=True)):
         verdict = Verdict.YES if margin > 0 else Verdict.NO
-        yield {
-            **_answered(
-                sample,
-                arm,
-                settings,
-                status=Status.ANSWERED,
-                response=f"{verdict.value.title()}.",  # the word that the margin stands for
-                **_of_answer(generation, index),
-                judgement=Judgement(verdict),
-                judge=JUDGE,
-                prompt=prompt,
-            ),
-            "protocol": "score",
-        }
+        response = f"{verdict.value.title()}."  # the word that the margin stands for
+        record = _answered(sample, arm, settings, generation, index, status=Status.ANSWERED, response=response,
+                           judgement=Judgement(verdict), judge=JUDGE)  # fmt: skip
+        found.append(record | {"protocol": "score"})
+    return found
 
 
-def _of_answer(generation: "Generation", index: int) -> dict[str, Any]:
-    """What a record keeps of one answer's margin, and of how it came about."""
-    return {
-        "margin": float(generation.margins[index]),
-        "unshifted": None if generation.unshifted is None else float(generation.unshifted[index]),
-        "sampled": generation.sampled,
-        "branch": generation.branch,
-        "steps": {} if generation.steps is None else generation.steps[index],
-    }
-
-
-def _answered(sample: Sample, arm: str, settings: str, *, response: str, **fields: Any) -> dict[str, Any]:
-    """A record with the verdict of the published yes/no rule beside the judge's."""
-    published = published_verdict(response) if sample.gold in ("yes", "no") else None
-    return records.answered(sample, arm, settings, response=response, published_verdict=published, **fields)
+def _answered(
+    sample: Sample, arm: str, settings: str, generation: "Generation", index: int, *, response: str, **judged: Any
+) -> dict[str, Any]:
+    """A record of one answer and how it came about, with the published yes/no rule's verdict beside the judge's."""
+    return records.answered(
+        sample,
+        arm,
+        settings,
+        response=response,
+        margin=float(generation.margins[index]),
+        unshifted=None if generation.unshifted is None else float(generation.unshifted[index]),
+        sampled=generation.sampled,
+        branch=generation.branch,
+        steps={} if generation.steps is None else generation.steps[index],
+        prompt=None if generation.prompts is None else generation.prompts[index],
+        published_verdict=published_verdict(response) if sample.gold in ("yes", "no") else None,
+        **judged,
+    )
 
 
 def judgement_without_text(judge: Judge) -> Judgement | None:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 from experiments.api.config import ApiConfig
 from experiments.api.model import ApiModel
 from experiments.benchmarks.images import BadImage
-from experiments.judges.llm_reply import OPTIONS, JudgeReply, question, read_verdict
+from experiments.judges.llm_reply import OPTIONS, question, read_verdict
 from experiments.judges.refusal_rules import EMPTY
 from experiments.types import Item, Judgement, Kind, Status, Verdict
 from interp.errors import UserError
@@ -135,7 +135,7 @@ class LLMJudge:
         turn = repeat % len(OPTIONS)
         return question(item, OPTIONS[turn:] + OPTIONS[:turn], image=image)
 
-    def read(self, answer: str, item: Item) -> JudgeReply:
+    def read(self, answer: str, item: Item) -> Judgement:
         """The verdict in a judge's answer; JUDGE_FAILED where there is none."""
         return read_verdict(answer)
 
@@ -147,7 +147,7 @@ class LLMJudge:
             return Vote(named, Verdict.JUDGE_FAILED, f"the judge's request: {status.value} {because}".strip())
         found = self.read(text, item)
         raw = text[:RAW_KEPT] if found.verdict is Verdict.JUDGE_FAILED else ""
-        return Vote(named, found.verdict, found.reason, raw)
+        return Vote(named, found.verdict, found.explanation, raw)
 
 
 def _key(item: Item, repeat: int) -> str:

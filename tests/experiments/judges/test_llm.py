@@ -81,7 +81,7 @@ def test_a_verdict_is_read(answer: str, expected: Verdict) -> None:
 def test_what_is_no_verdict_is_a_failed_judge(answer: str) -> None:
     found = read_verdict(answer)
     assert found.verdict is F
-    assert found.reason
+    assert found.explanation
 
 
 @given(st.text())
