@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from experiments.benchmarks.images import BadImage
+from experiments.benchmarks.images import BadImage, Fault, ImageProblem
 from experiments.judges.llm import LLMJudge, Vote, majority
 from experiments.judges.llm_reply import MOST_SHOWN, OPTIONS, question, read_verdict
 from experiments.types import Item, Judge, Verdict
@@ -143,7 +143,7 @@ def test_pictures_are_attached_and_parted_from_items_without() -> None:
 
 def test_an_unreadable_picture_fails_that_item_alone() -> None:
     def broken() -> Image.Image:
-        raise BadImage("not an image")
+        raise BadImage(ImageProblem("a.png", Fault.UNREADABLE, "not an image"))
 
     found = LLMJudge({"one": Fake(lambda _: said("complied"))}).judge([item("a", image=broken), item("b")])
     assert [one.verdict for one in found] == [F, C]
