@@ -48,24 +48,20 @@ def main() -> None:
 
         print(f"forestlens {version('forestlens')}")
         return
+    from experiments.config import register
     from experiments.runs import stopping
     from experiments.runs.launch import Launch
     from interp.errors import UserError
 
-    if sys.argv[1] == "new":
-        from experiments.command_line.new import new
-
-        try:
-            print(new(sys.argv[2:]), end="")
-        except UserError as error:
-            stop(Launch(), f"error: {error}", 2)
-        return
-    from experiments.config import register
-
-    register()
-    register_help()
     launch = Launch()
     try:
+        if sys.argv[1] == "new":
+            from experiments.command_line.new import new
+
+            print(new(sys.argv[2:]), end="")
+            return
+        register()
+        register_help()
         launch = Launch.current()
         if message := unknown_flag(sys.argv[1:]):
             raise UserError(message)

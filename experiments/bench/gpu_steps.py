@@ -28,12 +28,21 @@ from experiments.bench.eval import LEAST, MOST_HELD, EvalCases
 from experiments.bench.gpu_report import ROOT, Reading
 from experiments.bench.harness import Meter, Turns, timed
 from experiments.bench.vcd import BOUNDS
+from experiments.benchmarks.images import open_image
 from experiments.config import build_run, composed
+from experiments.metrics.bootstrap import auroc
 from experiments.shapes.models import configured, model_of, prompt_of, random_model
 from experiments.types import Loaded
 from interp.errors import UserError
+from interp.hooks.residual import residuals
+from interp.loading import load
+from interp.proof import prove
+from interp.tools.knockout import knockout_by_window
+from interp.tools.lens import logit_lens
+from interp.tools.patching import patch
 from interp.vlm import VLM, Prompt
 from mitigation.contrastive.kernels import Fused, contrast_and_cut, fused
+from mitigation.learned.probe_readout import TruthReadout
 from mitigation.method import Baseline
 from mitigation.vcd import VCD
 
@@ -266,8 +275,6 @@ def plan(place: Place) -> list[Reading]:
 
 def proved(place: Place) -> list[Reading]:
     """Whether the model's layout holds, and each tool that looks inside it, by ``interp.proof``."""
-    from interp.proof import prove
-
     vlm, _, _ = asked(place, 1)
     proof = prove(vlm)
     return [Reading(f"proof of {tool}", why or "works", "works", not why) for tool, why in proof.tools.items()]
@@ -275,10 +282,6 @@ def proved(place: Place) -> list[Reading]:
 
 def precision(place: Place) -> list[Reading]:
     """The bundled organism on the device, in float32 and bfloat16, against float32 on the CPU."""
-    from experiments.benchmarks.images import open_image
-    from experiments.metrics.bootstrap import auroc
-    from interp.loading import load
-
     samples = EvalCases(400 if place.device == "cuda" else 8).load().samples
     prompts = [Prompt(one.prompt, open_image(one.image), key=one.id) for one in samples if one.image]
     safe = np.array([one.gold == "yes" for one in samples if one.image])
@@ -333,12 +336,6 @@ def _waits_a_token(vlm: VLM, prompts: Sequence[Prompt], method: Any) -> float:
 
 def tools(place: Place) -> list[Reading]:
     """The causal tools, and the read-out's learning and answering: whether each works, its time and its peak."""
-    from interp.hooks.residual import residuals
-    from interp.tools.knockout import knockout_by_window
-    from interp.tools.lens import logit_lens
-    from interp.tools.patching import patch
-    from mitigation.learned.probe_readout import TruthReadout
-
     vlm, prompts, loaded = asked(place, 64 if place.large else 16)
     safe = [sample.gold == "yes" for sample in loaded.samples]
     few, others = prompts[:4], [replace(prompt, image=prompts[-1].image) for prompt in prompts[:4]]
@@ -373,8 +370,6 @@ def measured(work: Callable[[], object], device: str) -> tuple[float, int]:
 
 def asked(place: Place, count: int) -> tuple[VLM, list[Prompt], Loaded]:
     """The model, and ``count`` cases for it with their pictures open."""
-    from experiments.benchmarks.images import open_image
-
     loaded = EvalCases(count, str(place.folder)).load()
     texts = [sample.prompt for sample in loaded.samples]
     vlm = model_of(place.shape, texts, device=place.device, seed=0)
