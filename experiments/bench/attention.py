@@ -34,8 +34,6 @@ TEMPLATE_TOKENS = 16  # more than the chat template and one word take
 MAPPED = tuple(range(-7, 1))  # steps whose whole rows are kept: the verdict and the seven before it
 RATIOS = ("verdict_over_native", "mass_over_native", "maps_over_native", "eager_over_mass")
 PEAKED = ("native", "mass", "eager")
-COLUMNS = ("tokens", "rounds", "native (s)", *(name.replace("_over_", "/") for name in RATIOS), "native (MiB)",
-           "+mass (MiB)", "+eager (MiB)", "+mass/+eager", "max error")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,7 @@ class AttentionBench(Bench):
             ],
         }
         records = [_record(row, measured[row["tokens"]], held[row["tokens"]]) for row in rows]
-        table = Table.of("Logging attention: one forward pass of the prompt", records, columns=columns(COLUMNS))
+        table = Table.of("Logging attention: one forward pass of the prompt", records, columns=columns(records[0]))
         return Result(metrics, [table], [summary(rows[-1])])
 
 
