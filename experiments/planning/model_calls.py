@@ -41,7 +41,7 @@ from interp.speed.unchanged import MOST, Prefix
 from interp.speed.vision_cache import FeatureCache, shared_features
 from interp.tools.attribution import integrated_gradients
 from interp.tools.gradients import same_functions
-from interp.tools.knockout import knockout
+from interp.tools.knockout import knockout, windows
 from interp.tools.part_effects import check_precise, part_attribution, part_set_effects, parts_of
 from interp.vlm import VLM, Prompt
 from mitigation.learned.probe_readout import TruthReadout
@@ -264,8 +264,7 @@ def _mechanism(task: Mechanism, run: Run) -> Iterator[Step]:
 
     Windows and layers are the last ones: as many states below them are kept as in the study, and few layers are run.
     """
-    windows: dict[str, Any] = {"width": task.width, "stride": task.stride}
-    some: dict[str, Any] = {"edges": tools.EDGES[:1], "latest": MOST}
+    edges = tools.EDGES[:1]
     places = tools.PATCHED[tools.PICTURE]
 
     def last(vlm: VLM) -> list[int]:
@@ -278,7 +277,8 @@ def _mechanism(task: Mechanism, run: Run) -> Iterator[Step]:
         return read_residuals(scene.vlm, scene.prompts(rows), places=tools.READ, layers=layers, batch_size=rows)
 
     def cut(scene: Scene, rows: int) -> object:
-        return tools.cut_margins(scene.vlm, scene.prompts(rows), **windows, **some, batch_size=rows)
+        latest = windows(scene.vlm, task.width, task.stride)[-MOST:]
+        return tools.cut_margins(scene.vlm, scene.prompts(rows), windows=latest, edges=edges, batch_size=rows)
 
     def patched(scene: Scene, rows: int) -> object:
         twins = [[twin] for twin in scene.prompts(rows, seed=1)]
@@ -295,7 +295,8 @@ def _mechanism(task: Mechanism, run: Run) -> Iterator[Step]:
 
     def cut_times(vlm: VLM) -> float:
         """All edges in all windows over what ``cut`` does."""
-        return tools.cut_forwards(vlm, **windows) / tools.cut_forwards(vlm, **windows, **some)
+        every = windows(vlm, task.width, task.stride)
+        return tools.cut_forwards(vlm, windows=every) / tools.cut_forwards(vlm, windows=every[-MOST:], edges=edges)
 
     def patched_times(vlm: VLM) -> float:
         """Both pairs at every place and layer over what ``patched`` does."""

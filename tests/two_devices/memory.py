@@ -15,7 +15,7 @@ from experiments.shapes.device import Unsupported, World, world
 from experiments.studies.mechanism.examination import EDGES, ablated_margins, cut_margins, prior_margins_of
 from interp.batching import BatchRule
 from interp.hooks.residual import last_layer, residuals
-from interp.tools.knockout import knockout_by_window
+from interp.tools.knockout import knockout_by_window, windows
 from interp.tools.patching import patch
 from interp.vlm import VLM, Prompt
 from mitigation.attention_edit import steer_attention
@@ -50,7 +50,7 @@ LOOPS: dict[str, Run] = {
     "gradients": lambda vlm, prompts: margin_gradient(vlm, prompts, layer=1),
     "knockout": lambda vlm, prompts: knockout_by_window(vlm, prompts, [("user", "verdict")], width=2),
     "patching": lambda vlm, prompts: patch(vlm, prompts, swapped(prompts), places=("verdict",), layers=(0,)),
-    "mechanism_knockout": lambda vlm, prompts: cut_margins(vlm, prompts, width=2, edges=EDGES[:1]),
+    "mechanism_knockout": lambda vlm, prompts: cut_margins(vlm, prompts, windows=windows(vlm, 2), edges=EDGES[:1]),
     "mechanism_prior": lambda vlm, prompts: prior_margins_of(vlm, prompts, "blank", seed=0),
     "mechanism_ablation": lambda vlm, prompts: ablated_margins(vlm, prompts, torch.ones(4096), 0.0, layer=1),
 }

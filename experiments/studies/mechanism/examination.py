@@ -90,7 +90,7 @@ class Examination:
         draws: int,
     ) -> None:
         """See ``experiments.studies.mechanism.study.Mechanism``."""
-        self.vlm, self.width, self.stride, self.prior, self.seed, self.draws = vlm, width, stride, prior, seed, draws
+        self.vlm, self.prior, self.seed, self.draws = vlm, prior, seed, draws
         vlm.layout.require_image_tokens(vlm.name)
         self.samples = [sample for sample in samples if sample.image is not None]
         self.verdicts = {record["case"]: record["verdict"] for record in records if record["arm"] == ARM}
@@ -98,7 +98,8 @@ class Examination:
         self.selection: Selection | None = select(self.cases, records, limit=failures, seed=seed)
         self.prompts = prompts_of(self.cases.samples)
         self.layers = spaced_layers(last_layer(vlm), layers)
-        self.windows = [ALL_LAYERS, *map(_window_name, windows(vlm, width, stride))]
+        self.windows = windows(vlm, width, stride)
+        self.window_names = [ALL_LAYERS, *map(_window_name, self.windows)]
         template, concept = self.cases.tag("template"), self.cases.tag("concept")
         factors = None if template is None or concept is None else (template, concept)
         self.estimator = Resamples.of_names(self.cases.clusters, draws=draws, seed=seed, factors=factors)
@@ -117,7 +118,7 @@ class Examination:
         return plain({
             "cases": self._counts(),
             "layers": self.layers,
-            "windows": self.windows,
+            "windows": self.window_names,
             "probes": probe_rows(states, cases, margins, self.estimator, seed=self.seed),
             **routes,
             "lens": departed,
@@ -151,9 +152,9 @@ class Examination:
         if self.selection is None:
             return found
         some = [self.prompts[index] for index in self.selection.everyone]
-        cut = cut_margins(self.vlm, some, width=self.width, stride=self.stride)
+        cut = cut_margins(self.vlm, some, windows=self.windows)
         found["knockout"] = knockout_rows(
-            cut, margins, self.cases, self.selection, self.estimator, edges=EDGES, windows=self.windows
+            cut, margins, self.cases, self.selection, self.estimator, edges=EDGES, windows=self.window_names
         )
         clean = [self.prompts[index] for index in self.selection.failures]
         for what, partners in self._partners(self.selection).items():
@@ -231,38 +232,25 @@ def cut_margins(
     vlm: "VLM",
     prompts: "Sequence[Prompt]",
     *,
-    width: int,
-    stride: int = 1,
+    windows: Sequence[Sequence[int]],
     edges: Sequence[Edge] = EDGES,
-    latest: int | None = None,
     batch_size: int | None = None,
-) -> Float[np.ndarray, "edge window row"]:
-    """Margins with each of ``edges`` cut in all layers (window 0) and in each of ``windows(vlm, width, stride)``.
-
-    With ``latest``, only in so many of the last windows.
-    """
-    cuts: list[Sequence[int] | None] = [None, *_windows(vlm, width, stride, latest)]
-    every = [Cut([edge], layers) for edge in edges for layers in cuts]
+) -> Float[np.ndarray, "edge one_and_window row"]:
+    """Margins with each of ``edges`` cut in all layers, and in each of ``windows`` of them."""
+    every = [Cut([edge], layers) for edge in edges for layers in (None, *windows)]
 
     def margins(places: list[int]) -> Tensor:
         some = [prompts[place] for place in places]
         return cut_scores(vlm, some, vlm.encode(some), every)[:, 1:]
 
     found = vlm.batches.measured(prompts, margins, batch_size=batch_size)
-    return found.T.double().numpy().reshape(len(edges), len(cuts), len(prompts))
+    return found.T.double().numpy().reshape(len(edges), 1 + len(windows), len(prompts))
 
 
-def cut_forwards(
-    vlm: "VLM", *, width: int, stride: int = 1, edges: Sequence[Edge] = EDGES, latest: int | None = None
-) -> float:
+def cut_forwards(vlm: "VLM", *, windows: Sequence[Sequence[int]], edges: Sequence[Edge] = EDGES) -> float:
     """What ``cut_margins`` runs, in forwards; one from a layer on counts as the share of the layers that it runs."""
-    begins = [-1, *(some[0] - 1 for some in _windows(vlm, width, stride, latest))]
+    begins = [-1, *(some[0] - 1 for some in windows)]
     return 1 + len(edges) * len(begins) * share_run(begins, last_layer(vlm))
-
-
-def _windows(vlm: "VLM", width: int, stride: int, latest: int | None) -> list[tuple[int, ...]]:
-    every = windows(vlm, width, stride)
-    return every if latest is None else every[-latest:]
 
 
 def patch_effects(

@@ -148,6 +148,7 @@ def test_weights_that_are_trained_in_four_bits_are_packed_before_they_are_weighe
 def test_the_causal_tools_are_timed_with_all_their_windows_and_points() -> None:
     from experiments.studies.mechanism import examination as tools
     from interp.hooks.residual import last_layer
+    from interp.tools.knockout import windows
 
     run = run_of("+exp=mechanism", "task.layers=3", "task.failures=5")
     steps = {step.name.partition(":")[0]: step for step in steps_of(run)}
@@ -168,7 +169,7 @@ def test_the_causal_tools_are_timed_with_all_their_windows_and_points() -> None:
         layers_run(lambda places=places: tools.patch_effects(vlm, clean, [twin], positions=places, layers=layers))
         for places in tools.PATCHED.values()
     )
-    cut = layers_run(lambda: tools.cut_margins(vlm, clean, width=1))
+    cut = layers_run(lambda: tools.cut_margins(vlm, clean, windows=windows(vlm, 1)))
     for name, whole, cases in (("knockout", cut, 20), ("patching", patched, 5)):
         step = steps[name]
         assert step.times(vlm) == pytest.approx(whole / layers_run(lambda step=step: step.do(scene, 1)))  # type: ignore[operator]
