@@ -13,7 +13,7 @@ gradient averaged over both runs (attribution patching, Syed et al. 2023, arXiv 
 Two questions have two estimates, and neither is a mean of ratios (``PartEffects.picture``, ``PartEffects.truth``).
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -255,14 +255,13 @@ def part_attribution(
     def estimates(some: list[int]) -> Float[Tensor, "row value"]:
         batch = PairBatch.of(vlm, [clean[i] for i in some], [other[i] for i in some], some)
         own, its = batch.aligned(place)
-        u, a = (_Side(vlm, dict(batch.clean_inputs), own), _Side(vlm, dict(batch.other_inputs), its))
-        before, at_clean, values = u.gradients()
-        after, at_other, others = a.gradients()
+        before, at_clean, values, entering = _gradients(vlm, batch.clean_inputs, own)
+        after, at_other, others, entering_other = _gradients(vlm, batch.other_inputs, its)
         if steps:
             whole_own, whole_its = batch.aligned("all")
-            towards = torch.zeros_like(u.entering)
-            towards[whole_own] = a.entering[whole_its] - u.entering[whole_own]
-            points = [u.gradients(towards * ((at + 0.5) / steps))[1] for at in range(steps)]
+            way = torch.zeros_like(entering)
+            way[whole_own] = entering_other[whole_its] - entering[whole_own]
+            points = [_gradients(vlm, batch.clean_inputs, own, way * ((at + 0.5) / steps))[1] for at in range(steps)]
             slopes = {key: torch.stack([point[key] for point in points]).mean(0) for key in values}
         else:
             slopes = {key: (at_clean[key] + at_other[key]) / 2 for key in values}
@@ -426,40 +425,35 @@ def _run_with(
         return run()
 
 
-class _Side:
-    """One run of a batch of pairs with gradients of the summed margins by what every part puts out at ``where``."""
+def _gradients(
+    vlm: "VLM", inputs: Mapping[str, Any], where: tuple[Tensor, Tensor], towards: Tensor | None = None
+) -> tuple[Float[Tensor, " row"], States, States, Tensor]:
+    """One run with gradients of the summed margins by what every part puts out at ``where``.
 
-    def __init__(self, vlm: "VLM", inputs: dict[str, Any], where: tuple[Tensor, Tensor]) -> None:
-        self.vlm, self.inputs, self.where = vlm, inputs, where
-        self.entering = torch.empty(0)  # what enters the first layer, of the last plain run
+    Margins, gradients, these outputs, and what enters the first layer, to which ``towards`` is added.
+    """
+    shifts: States = {}
+    values: States = {}
+    entering: list[Tensor] = []
 
-    def gradients(self, towards: Tensor | None = None) -> tuple[Float[Tensor, " row"], States, States]:
-        """Margins, gradients and outputs at ``where``; ``towards`` is added to what enters the first layer."""
-        shifts: States = {}
-        values: States = {}
+    def adding(here: LayerStates, kind: str) -> Tensor:
+        values[kind, here.layer] = here.hidden[where].detach()
+        shifts[kind, here.layer] = torch.zeros_like(values[kind, here.layer], requires_grad=True)
+        return here.hidden.index_put(where, shifts[kind, here.layer], accumulate=True)
 
-        def adding(here: LayerStates, kind: str) -> Tensor:
-            values[kind, here.layer] = here.hidden[self.where].detach()
-            shifts[kind, here.layer] = torch.zeros_like(values[kind, here.layer], requires_grad=True)
-            return here.hidden.index_put(self.where, shifts[kind, here.layer], accumulate=True)
+    def enter(here: LayerStates) -> Tensor | None:
+        entering.append(here.hidden.detach())
+        return None if towards is None else here.hidden + towards
 
-        def enter(here: LayerStates) -> Tensor | None:
-            if towards is not None:
-                return here.hidden + towards
-            self.entering = here.hidden.detach()
-            return None
-
-        vlm, batch = self.vlm, dict(self.inputs)
-        batch |= vlm.positions(batch["attention_mask"])
-        with ExitStack() as stack:
-            stack.enter_context(frozen_weights(vlm.model))
-            stack.enter_context(edit_residual(vlm, enter, layers=[0]))
-            for kind in get_args(Kind):
-                stack.enter_context(edit_activations(vlm, partial(adding, kind=kind), what=kind))
-            margins = vlm.margin(vlm.model(**batch, logits_to_keep=1, use_cache=False).logits[:, -1])
-            keys = list(shifts)
-            found = torch.autograd.grad(margins.sum(), [shifts[key] for key in keys])
-        return margins.detach().float(), dict(zip(keys, found, strict=True)), values
+    batch = {**inputs, **vlm.positions(inputs["attention_mask"])}
+    with ExitStack() as stack:
+        stack.enter_context(frozen_weights(vlm.model))
+        stack.enter_context(edit_residual(vlm, enter, layers=[0]))
+        for kind in get_args(Kind):
+            stack.enter_context(edit_activations(vlm, partial(adding, kind=kind), what=kind))
+        margins = vlm.margin(vlm.model(**batch, logits_to_keep=1, use_cache=False).logits[:, -1])
+        found = torch.autograd.grad(margins.sum(), list(shifts.values()))
+    return margins.detach().float(), dict(zip(shifts, found, strict=True)), values, entering[-1]
 
 
 def _share(
