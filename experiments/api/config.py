@@ -29,7 +29,6 @@ class ApiConfig:
     ``requests_per_minute`` None sets no pace. ``timeout`` is in seconds and bounds one attempt, ``retries`` counts the
     attempts after the first. ``logprobs="auto"`` asks for log-probabilities and goes on without where there are none.
     ``max_image_side`` scales larger images down (pixels). ``extra_body`` is sent along with every request.
-    ``price_note`` and ``terms`` are for people to read.
 
     Raises:
         UserError: an address that is not http(s), holds a secret or a query, or a value out of range.
@@ -49,8 +48,6 @@ class ApiConfig:
     logprobs: str = "off"
     max_image_side: int | None = None
     extra_body: dict[str, Any] = field(default_factory=dict)
-    price_note: str = ""
-    terms: str = ""
 
     def __post_init__(self) -> None:
         if not self.model:

@@ -78,7 +78,7 @@ class Cases:
     def about(self, case: str) -> dict[str, Any]:
         """What the page says of a case: its words, its right answer, and whether its picture stays blurred."""
         sample = self.sample(case)
-        return {"id": sample.id, "text": sample.text, "gold": sample.gold, "subset": sample.subset, "key": sample.id}
+        return {"id": sample.id, "text": sample.text, "gold": sample.gold, "subset": sample.subset}
 
     def listed(self) -> dict[str, Any]:
         """The run's cases and answers, as the report's page has them, and what studies added to the report.
