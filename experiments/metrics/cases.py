@@ -53,7 +53,7 @@ class Cases:
 
     @property
     def clusters(self) -> int:
-        """Their number."""
+        """The number of clusters."""
         return len(np.unique(self.cluster))
 
     @property
