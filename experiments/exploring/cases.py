@@ -93,7 +93,7 @@ class Cases:
         from experiments.report.sections import read_sections
 
         cases = payload(self.saved, studied=studied_arm(self.saved), reference=self._reference(), attention=None)
-        return cases | {"sections": [[one.name, one.title] for one in read_sections(self.saved.directory)]}
+        return cases | {"sections": [[one["name"], one["title"]] for one in read_sections(self.saved.directory)]}
 
     @property
     def nodes(self) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from experiments.report import cases, examples, figures, page, safety_figure, subsets_figure
 from experiments.report.cases import address, attention_of_cases
-from experiments.report.figures import data_uri, in_dark, svg_bytes
+from experiments.report.figures import embedded, svg_bytes
 from experiments.report.numbers import points
 from experiments.report.sections import attention_section, read_sections
 from experiments.report.table import copies
@@ -107,25 +107,19 @@ def _figures(run: SavedRun) -> dict[str, dict[str, str] | None]:
     if rates := subsets_figure.own_rates(run.metrics):
         by_own_subset = partial(subsets_figure.by_own_subset, rates)
         drawn["by_own_subset"] = lambda: (by_own_subset, subsets_figure.describe(rates))
-    embedded: dict[str, dict[str, str] | None] = dict.fromkeys(drawn)
+    found: dict[str, dict[str, str] | None] = dict.fromkeys(drawn)
     for name, prepared in drawn.items():
         path = run.directory / "figures" / f"{name}.svg"
         missing = f"the figure {path.name} was not drawn"
         with analyses.apart(run.directory, f"figure_{name}", missing, part_of=analyses.REPORT):
             drawing, words = prepared()
             screen, phone = svg_bytes(drawing(form=figures.SCREEN)), svg_bytes(drawing(form=figures.PHONE))
-            embedded[name] = {
-                "uri": data_uri(screen),
-                "dark_uri": data_uri(in_dark(screen)),
-                "phone_uri": data_uri(phone),
-                "phone_dark_uri": data_uri(in_dark(phone)),
-                "alt": words,
-            }
-        if embedded[name] is None:
+            found[name] = embedded(name, screen, phone, alt=words)
+        if found[name] is None:
             path.unlink(missing_ok=True)  # that of an earlier report
         else:
             _write(path, screen)
-    return embedded
+    return found
 
 
 def _safety(metrics: Mapping[str, Any]) -> tuple[Callable[..., Figure], str]:

@@ -7,12 +7,14 @@ referred to by position, so that the page of 1,500 cases under 8 arms is small e
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from experiments.report.numbers import fixed
 from experiments.runs.labels import LABELS
 from experiments.runs.records import writable
 from experiments.runs.saved_run import SavedRun
@@ -44,52 +46,69 @@ def correct(record: Record) -> bool | None:
     return bool(verdict == record["gold"])
 
 
-def flips(predictions: Iterable[Record], *, arm: str, reference: str) -> list[Flip]:
-    """Every scored case whose correctness differs between ``arm`` and ``reference``, in the order of the records."""
+def by_case(records: Iterable[Record]) -> dict[str, dict[str, Record]]:
+    """Case → arm → record, in the order of the records."""
     cases: dict[str, dict[str, Record]] = {}
-    for record in predictions:
-        cases.setdefault(record["case"], {})[record["arm"]] = record
+    for record in records:
+        cases.setdefault(str(record["case"]), {})[str(record["arm"])] = record
+    return cases
+
+
+def judged(predictions: Iterable[Record], *, arm: str, reference: str) -> list[tuple[Flip, bool]]:
+    """Every scored case that was judged under both arms, and whether it flipped, in the order of the records.
+
+    Of one that did not, ``fixed`` says whether it is right.
+    """
     found = []
-    for case, records in cases.items():
+    for case, records in by_case(predictions).items():
         if arm not in records or reference not in records or records[arm]["subset"] not in COMPARED_SUBSETS:
             continue
         now, before = correct(records[arm]), correct(records[reference])
-        if now is None or before is None or now == before:
-            continue
-        found.append(Flip(case, now, _margin_change(records[arm], records[reference]), records))
+        if now is not None and before is not None:
+            margins = records[arm]["margin"], records[reference]["margin"]
+            change = None if None in margins else float(margins[0]) - float(margins[1])
+            found.append((Flip(case, now, change, records), now != before))
     return found
+
+
+def flips(predictions: Iterable[Record], *, arm: str, reference: str) -> list[Flip]:
+    """Every scored case whose correctness differs between ``arm`` and ``reference``."""
+    return [one for one, flipped in judged(predictions, arm=arm, reference=reference) if flipped]
 
 
 def choose(found: Sequence[Flip], *, arm: str, count: int = 10) -> list[Flip]:
     """At most ``count`` flips, half fixed and half broken where there are enough, spread over the subsets.
 
-    Within a direction the subsets take turns, each giving its largest change of margin first (ties by case id), so the
-    choice depends on the records alone. Where one direction has too few, the other fills the places.
+    Where one direction has too few, the other fills the places.
     """
-    fixed = _in_turns([flip for flip in found if flip.fixed], arm)
-    broken = _in_turns([flip for flip in found if not flip.fixed], arm)
+    fixed = in_turns([flip for flip in found if flip.fixed], arm)
+    broken = in_turns([flip for flip in found if not flip.fixed], arm)
     half = count // 2
     take_fixed = max(min(len(fixed), half), min(len(fixed), count - min(len(broken), count - half)))
     return fixed[:take_fixed] + broken[: count - take_fixed]
 
 
-def _in_turns(found: Sequence[Flip], arm: str) -> list[Flip]:
+def in_turns(
+    found: Sequence[Flip],
+    arm: str,
+    *,
+    subsets: Sequence[str] = COMPARED_SUBSETS,
+    first: Container[str] = (),
+    largest: bool = True,
+) -> list[Flip]:
+    """The flips, ``subsets`` taking turns: the choice depends on the records alone.
+
+    Each gives the cases in ``first`` first, then its largest change of margin (or its smallest); ties by case id.
+    """
+    sign = -1 if largest else 1
     queues = [
-        sorted((flip for flip in found if flip.records[arm]["subset"] == subset), key=_largest_change_first)
-        for subset in COMPARED_SUBSETS
+        sorted(
+            (flip for flip in found if flip.records[arm]["subset"] == subset),
+            key=lambda flip: (flip.case not in first, sign * abs(flip.margin_change or 0.0), flip.case),
+        )
+        for subset in subsets
     ]
-    longest = max(map(len, queues))
-    return [queue[turn] for turn in range(longest) for queue in queues if turn < len(queue)]
-
-
-def _largest_change_first(flip: Flip) -> tuple[float, str]:
-    return (-abs(flip.margin_change or 0.0), flip.case)
-
-
-def _margin_change(now: Record, before: Record) -> float | None:
-    if now["margin"] is None or before["margin"] is None:
-        return None
-    return float(now["margin"]) - float(before["margin"])
+    return [flip for turn in zip_longest(*queues) for flip in turn if flip is not None]
 
 
 FILE = "attention/cases.json"  # written by experiments.evaluation.attention_log
@@ -142,21 +161,53 @@ def scenario_name(record: Record) -> str:
     return "" if scenario == subset_name(record) else scenario
 
 
-class _Pool:
-    """Values in the order of their first occurrence, each once."""
+def shown_case(run: SavedRun, flip: Flip, studied: str, arms: Sequence[str] | None = None) -> dict[str, Any]:
+    """The case as text for the templates, with the answers of ``arms``: by default all of the run.
 
-    def __init__(self) -> None:
-        self.values: list[str] = []
-        self._places: dict[str, int] = {}
+    ``hidden`` says that the picture stays blurred until the reader asks for it.
+    """
+    record = flip.records[studied]
+    return {
+        "id": flip.case,
+        "fixed": flip.fixed,
+        "subset": subset_name(record),
+        "scenario": scenario_name(record),
+        "text": str(record["text"])[:LONGEST_TEXT],
+        "gold": GOLD_WORDS.get(record["gold"], str(record["gold"])),
+        "change": "" if flip.margin_change is None else fixed(flip.margin_change, 2, sign=True),
+        "hidden": blurred(record),
+        "thumbnail": run.thumbnail(flip.case),
+        "answers": [
+            _shown_answer(arm, flip.records[arm]) for arm in arms or run.metrics["arms"] if arm in flip.records
+        ],
+    }
+
+
+def _shown_answer(arm: str, record: Record) -> dict[str, Any]:
+    """``cut`` counts the characters left out of the response; ``judged`` is empty where right or wrong is not known."""
+    right, status = correct(record), Status(record["status"])
+    response = str(record["response"] or "")
+    verdict = VERDICT_WORDS.get(record["verdict"], str(record["verdict"]))
+    if right is None:
+        verdict = status.replace("_", " ")
+    elif status is not Status.ANSWERED:
+        verdict += f" ({status.replace('_', ' ')})"
+    return {
+        "arm": arm,
+        "response": response[:LONGEST_TEXT],
+        "cut": max(0, len(response) - LONGEST_TEXT),
+        "verdict": verdict,
+        "judged": "" if right is None else ("right" if right else "wrong"),
+        "margin": fixed(record["margin"], 2, sign=True),
+    }
+
+
+class _Pool(dict[str, int]):
+    """Value → its place, in the order of first occurrence."""
 
     def place(self, value: str | None) -> int:
-        """The position of the value, −1 for an empty one."""
-        if not value:
-            return -1
-        if value not in self._places:
-            self._places[value] = len(self.values)
-            self.values.append(value)
-        return self._places[value]
+        """The place of the value, −1 for an empty one."""
+        return self.setdefault(value, len(self)) if value else -1
 
 
 def payload(run: SavedRun, *, studied: str, reference: str, attention: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -167,9 +218,7 @@ def payload(run: SavedRun, *, studied: str, reference: str, attention: Mapping[s
     asked questions before its answer, they follow as pairs of places, of a step's name and of what was said. ``run`` is
     the same for the same answers, whatever the judge: the browser stores a person's labels under it.
     """
-    records: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for record in run.predictions:
-        records.setdefault(str(record["case"]), {})[str(record["arm"])] = record
+    records = by_case(run.predictions)
     arms = [arm for arm in run.metrics["arms"] if any(arm in of_case for of_case in records.values())]
     texts, images = _Pool(), _Pool()
     verdicts = [verdict.value for verdict in Verdict if any(r["verdict"] == verdict for r in run.predictions)]
@@ -191,8 +240,8 @@ def payload(run: SavedRun, *, studied: str, reference: str, attention: Mapping[s
             for arm in arms
         },
         "attention": attention,
-        "texts": texts.values,
-        "images": images.values,
+        "texts": list(texts),
+        "images": list(images),
     }
 
 

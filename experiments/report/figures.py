@@ -31,9 +31,20 @@ def svg_bytes(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def data_uri(svg: bytes) -> str:
-    """The bytes of an SVG file as an address that needs no file."""
-    return "data:image/svg+xml;base64," + base64.b64encode(svg).decode("ascii")
+def embedded(name: str, screen: bytes, phone: bytes = b"", *, alt: str, caption: str = "") -> dict[str, str]:
+    """SVG files as ``templates/drawn.html.j2`` prints them: addresses that need no file, for light and dark pages.
+
+    Empty stands for a form that there is not.
+    """
+    found = {"name": name, "alt": alt, "caption": caption}
+    for form, svg in (("", screen), ("phone_", phone)):
+        dark = b"" if b"<image" in svg else in_dark(svg)  # words on a picture need their own ink
+        found |= {f"{form}uri": _data_uri(svg), f"{form}dark_uri": _data_uri(dark)}
+    return found
+
+
+def _data_uri(svg: bytes) -> str:
+    return "data:image/svg+xml;base64," + base64.b64encode(svg).decode("ascii") if svg else ""
 
 
 def in_dark(svg: bytes) -> bytes:

@@ -5,9 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.benchmarks.published import PUBLISHED, PublishedRow
-from experiments.report import cases as flips
-from experiments.report import refusal, yes_no
-from experiments.report.case_view import shown_case
+from experiments.report import cases, refusal, yes_no
 from experiments.report.glance import glance_table
 from experiments.report.opening import opening
 from experiments.report.parts import parts_table
@@ -163,8 +161,8 @@ def _cases(run: SavedRun, studied: str) -> dict[str, Any]:
     if not comparison:
         return {"cases": [], "flips_sentence": "Nothing to compare: this run has no second arm to set against it."}
     reference = comparison["against"]
-    found = flips.flips(run.predictions, arm=studied, reference=reference)
-    chosen = flips.choose(found, arm=studied)
+    found = cases.flips(run.predictions, arm=studied, reference=reference)
+    chosen = cases.choose(found, arm=studied)
     n_fixed = sum(flip.fixed for flip in found)
     sentence = (
         f"Against {reference}, {studied} fixed {n_fixed} scored cases (wrong to right) and broke "
@@ -175,4 +173,4 @@ def _cases(run: SavedRun, studied: str) -> dict[str, Any]:
         if found
         else f"No case changed between right and wrong from {reference} to {studied}."
     )
-    return {"cases": [shown_case(run, flip, studied) for flip in chosen], "flips_sentence": sentence}
+    return {"cases": [cases.shown_case(run, flip, studied) for flip in chosen], "flips_sentence": sentence}

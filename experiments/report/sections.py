@@ -8,8 +8,8 @@ this as text; nothing in it is marked as safe HTML.
 import base64
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from experiments.metrics.findings import RULES
 from experiments.report import attention_figure
 from experiments.report.cases import LONGEST_TEXT, blurred
-from experiments.report.figures import PHONE, SCREEN, data_uri, in_dark, svg_bytes
+from experiments.report.figures import PHONE, SCREEN, embedded, svg_bytes
 from experiments.report.numbers import percent
 from experiments.report.table import Table
 from experiments.runs.resumption import write_json
@@ -55,62 +55,6 @@ class SectionFigure(NamedTuple):
     caption: str = ""
 
 
-class EmbeddedFigure(NamedTuple):
-    """A figure as the template prints it, data URIs; ``name`` is that of its file, without its ending.
-
-    The forms for dark pages and for phones are empty where there are none.
-    """
-
-    name: str
-    uri: str
-    alt: str
-    caption: str = ""
-    dark_uri: str = ""
-    phone_uri: str = ""
-    phone_dark_uri: str = ""
-
-
-@dataclass(frozen=True)
-class SavedSection:
-    """A section as the template prints it."""
-
-    name: str
-    title: str
-    sentences: list[str]
-    tables: list[Table]
-    note: str
-    figures: list[EmbeddedFigure] = field(default_factory=list)
-
-
-class Heatmap(NamedTuple):
-    """A drawn heatmap: its kind in words, the image, and whether it shows a picture that stays blurred."""
-
-    kind: str
-    figure: EmbeddedFigure
-    hidden: bool
-
-
-class CaseHeatmaps(NamedTuple):
-    """The heatmaps of one case."""
-
-    case: str
-    text: str
-    maps: list[Heatmap]
-
-
-class AttentionSection(NamedTuple):
-    """The conclusions of attention.json, its curves by layer, and the heatmaps of single cases.
-
-    ``left_out`` is the number of heatmaps beyond the limit.
-    """
-
-    sentences: list[str]
-    words: list[str]
-    curves: list[EmbeddedFigure]
-    heatmaps: list[CaseHeatmaps]
-    left_out: int
-
-
 def write_section(
     folder: Path, name: str, section: Section, figures: Mapping[str, SectionFigure] = MappingProxyType({})
 ) -> None:
@@ -137,8 +81,11 @@ def write_section(
     write_json(folder / FOLDER / f"{name}.json", content)
 
 
-def read_sections(folder: Path) -> list[SavedSection]:
-    """The sections in ``folder``, by name; files that are not sections and missing figures are passed over."""
+def read_sections(folder: Path) -> list[dict[str, Any]]:
+    """The sections in ``folder`` as the template prints them, by name.
+
+    Files that are not sections and missing figures are passed over.
+    """
     found = []
     for path in sorted((folder / FOLDER).glob("*.json")):
         try:
@@ -148,7 +95,7 @@ def read_sections(folder: Path) -> list[SavedSection]:
     return found
 
 
-def _read(folder: Path, name: str, content: Mapping[str, Any]) -> SavedSection:
+def _read(folder: Path, name: str, content: Mapping[str, Any]) -> dict[str, Any]:
     tables = [
         Table.of(str(table["caption"]), [{str(k): str(v) for k, v in row.items()} for row in table["rows"]])
         for table in content["tables"]
@@ -158,50 +105,48 @@ def _read(folder: Path, name: str, content: Mapping[str, Any]) -> SavedSection:
     for one in content["figures"]:
         path = folder / "figures" / f"{Path(str(one['name'])).name}.svg"  # the name alone: no path leaves the run
         if path.is_file():
-            figures.append(_embedded(path, str(one["alt"]), str(one["caption"])))
+            figures.append(embedded(path.stem, path.read_bytes(), alt=str(one["alt"]), caption=str(one["caption"])))
     sentences = [str(sentence) for sentence in content["sentences"]]
-    return SavedSection(name, str(content["title"]), sentences, tables, str(content["note"]), figures)
+    return {"name": name, "title": str(content["title"]), "sentences": sentences, "tables": tables,
+            "note": str(content["note"]), "figures": figures}  # fmt: skip
 
 
-def attention_section(run: SavedRun) -> AttentionSection | None:
-    """What attention.json of the run says; None where there is none or it cannot be read."""
-    folder = run.directory
+def attention_section(run: SavedRun) -> dict[str, Any] | None:
+    """What attention.json of the run says; None where there is none or it cannot be read.
+
+    Returns:
+        ``sentences``, ``words``, ``curves`` by layer, ``heatmaps`` of single cases, and ``left_out``, the number of
+        heatmaps beyond the limit.
+    """
     try:
-        found = json.loads((folder / "attention.json").read_text(encoding="utf-8"))
+        found = json.loads((run.directory / "attention.json").read_text(encoding="utf-8"))
         sentences = [str(sentence) for sentence in found["sentences"]]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     words = [f"{word['word']} ({percent(word['mass'])}%)" for word in (found.get("words") or [])[:WORDS]]
-    names = [Path(str(name)).name for name in _named(found)]  # the name alone: no path leaves the run
-    heatmaps, left_out = _heatmaps(run, names)
-    return AttentionSection(sentences, words, _curves(found), heatmaps, left_out)
+    attributed = [one for one in (found.get("attribution") or {}).values() if isinstance(one, Mapping)]
+    named = [name for one in (found, *attributed) for name in one.get("figures") or ()]
+    heatmaps, left_out = _heatmaps(run, [Path(str(name)).name for name in named])  # no path leaves the run
+    return {"sentences": sentences, "words": words, "curves": _curves(found), "heatmaps": heatmaps,
+            "left_out": left_out}  # fmt: skip
 
 
-def _named(found: Mapping[str, Any]) -> Iterator[str]:
-    """The names of all figures of attention.json, those of the attributions last."""
-    yield from found.get("figures") or []
-    for one in (found.get("attribution") or {}).values():
-        yield from (one.get("figures") or []) if isinstance(one, Mapping) else ()
-
-
-def _curves(found: Mapping[str, Any]) -> list[EmbeddedFigure]:
+def _curves(found: Mapping[str, Any]) -> list[dict[str, str]]:
     """The subsets' curves as one figure; nothing where they cannot be drawn."""
     try:
         subsets = attention_figure.subsets_by_layer(found)
         if not subsets:
             return []
-        drawn = [svg_bytes(attention_figure.share_by_layer(subsets, form)) for form in (SCREEN, PHONE)]
-        alt = attention_figure.describe(subsets)
+        screen, phone = (svg_bytes(attention_figure.share_by_layer(subsets, form)) for form in (SCREEN, PHONE))
+        return [embedded("attention_by_layer", screen, phone, alt=attention_figure.describe(subsets))]
     except (KeyError, TypeError, AttributeError, ValueError):
         return []
-    (screen, screen_dark), (phone, phone_dark) = ((data_uri(one), data_uri(in_dark(one))) for one in drawn)
-    return [EmbeddedFigure("attention_by_layer", screen, alt, "", screen_dark, phone, phone_dark)]
 
 
-def _heatmaps(run: SavedRun, names: Sequence[str]) -> tuple[list[CaseHeatmaps], int]:
+def _heatmaps(run: SavedRun, names: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
     """The heatmaps among ``names`` that are in the run and whose case is known, by case, and how many were too many."""
     records = {Path(thumbnail_name(str(record["case"]))).stem: record for record in run.predictions}
-    by_case: dict[str, CaseHeatmaps] = {}
+    by_case: dict[str, dict[str, Any]] = {}
     room, left_out = LARGEST, 0
     for name in names:
         match = re.fullmatch(r"(attention|attribution)_(.+)_(image|words|heads|answers)\.png", name)
@@ -212,19 +157,14 @@ def _heatmaps(run: SavedRun, names: Sequence[str]) -> tuple[list[CaseHeatmaps], 
         if room < 0:
             left_out += 1
             continue
-        record = records[match[2]]
-        kind = f"{match[1]} {OVER[match[3]]}"
-        hidden = match[3] in ("image", "answers") and blurred(record)
-        shown = Heatmap(kind, _embedded(path, f"{kind}, case {record['case']}"), hidden)
+        record, kind = records[match[2]], f"{match[1]} {OVER[match[3]]}"
+        one = {
+            "name": path.stem,
+            "kind": kind,
+            "uri": "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode("ascii"),
+            "alt": f"{kind}, case {record['case']}",
+            "hidden": match[3] in ("image", "answers") and blurred(record),
+        }
         text = str(record["text"])[:LONGEST_TEXT]
-        by_case.setdefault(match[2], CaseHeatmaps(str(record["case"]), text, [])).maps.append(shown)
+        by_case.setdefault(match[2], {"case": str(record["case"]), "text": text, "maps": []})["maps"].append(one)
     return list(by_case.values()), left_out
-
-
-def _embedded(path: Path, alt: str, caption: str = "") -> EmbeddedFigure:
-    content = path.read_bytes()
-    if path.suffix == ".svg":
-        dark = "" if b"<image" in content else data_uri(in_dark(content))  # words on a picture need their own ink
-        return EmbeddedFigure(path.stem, data_uri(content), alt, caption, dark)
-    uri = "data:image/png;base64," + base64.b64encode(content).decode("ascii")
-    return EmbeddedFigure(path.stem, uri, alt, caption)

@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from experiments.report.figures import GREY, SCREEN, Format, arm_styles, data_uri, in_dark, svg_bytes
+from experiments.report.figures import GREY, SCREEN, Format, arm_styles, embedded, svg_bytes
 from experiments.report.numbers import complete, percent, percent_interval
 from experiments.report.safety_figure import Point
 from experiments.report.table import Cell, Column, Row, Table, copies
@@ -180,13 +180,7 @@ def write(
     environment.filters["copies"] = copies
     page = environment.get_template("suite.html.j2").render(
         model=model,
-        figure={
-            "uri": data_uri(drawing),
-            "dark_uri": data_uri(in_dark(drawing)),
-            "phone_uri": "",
-            "phone_dark_uri": "",
-            "alt": describe(panels),
-        },
+        figure=embedded("suite", drawing, alt=describe(panels)),
         table=table(metrics),
         sentences=sentences(metrics, left_out),
         note=NOTE if any(one.get("kind") != "refusal" for one in metrics.values()) else "",

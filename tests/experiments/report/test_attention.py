@@ -33,10 +33,10 @@ def run_dir(tmp_path: Path) -> Path:
 def test_the_section_has_sentences_and_words(run_dir: Path) -> None:
     found = attention_section(read_run(run_dir))
     assert found is not None
-    assert found.sentences == FOUND["sentences"]
-    assert found.words == ["kill (12.5%)", "<b> (10.0%)"]
-    assert found.curves == []  # of no subset
-    assert found.heatmaps == []  # neither a case that is not there, nor a path that leaves the run
+    assert found["sentences"] == FOUND["sentences"]
+    assert found["words"] == ["kill (12.5%)", "<b> (10.0%)"]
+    assert found["curves"] == []  # of no subset
+    assert found["heatmaps"] == []  # neither a case that is not there, nor a path that leaves the run
 
 
 def _drawn(run_dir: Path, case: str, *kinds: str) -> None:
@@ -53,7 +53,7 @@ def test_the_heatmaps_are_in_the_page_and_unsafe_pictures_blurred(run_dir: Path)
     _drawn(run_dir, "icon/0001", "image")  # over-safety
     found = attention_section(read_run(run_dir))
     assert found is not None
-    shown = [(one.case, [map_.hidden for map_ in one.maps]) for one in found.heatmaps]
+    shown = [(one["case"], [shown["hidden"] for shown in one["maps"]]) for one in found["heatmaps"]]
     assert shown == [("icon/0000", [True, False]), ("icon/0001", [False])]
     html = build(run_dir).read_text(encoding="utf-8")
     section = html.split('<section id="attention">')[1].split("</section>")[0]
@@ -66,7 +66,7 @@ def test_heatmaps_beyond_the_limit_are_counted(run_dir: Path, monkeypatch: pytes
     _drawn(run_dir, "icon/0001", "image", "words", "heads")
     found = attention_section(read_run(run_dir))
     assert found is not None
-    assert found.left_out == 2
+    assert found["left_out"] == 2
     assert "2 more are in <code>figures/</code>" in build(run_dir).read_text(encoding="utf-8")
 
 
@@ -81,10 +81,10 @@ def test_the_subsets_are_panels_of_one_figure_with_one_scale_and_one_legend(run_
     (run_dir / "attention.json").write_text(json.dumps(FOUND | {"subsets": subsets}))
     found = attention_section(read_run(run_dir))
     assert found is not None
-    (curve,) = found.curves
-    assert "typical cases: failures 10.0%, successes 20.0%; attack cases" in curve.alt
-    assert curve.dark_uri
-    assert curve.phone_uri
+    (curve,) = found["curves"]
+    assert "typical cases: failures 10.0%, successes 20.0%; attack cases" in curve["alt"]
+    assert curve["dark_uri"]
+    assert curve["phone_uri"]
     figure = share_by_layer(subsets_by_layer({"subsets": subsets}))
     assert len({axes.get_ylim() for axes in figure.axes}) == 1
     assert len(figure.axes) == 3
@@ -119,4 +119,4 @@ def test_a_drawing_for_dark_pages_keeps_the_arms_colours_and_leaves_pictures_alo
     for name, content in zip(names, (light, light.replace(b"</svg>", b"<image/></svg>")), strict=True):
         (run_dir / "figures" / f"{name}.svg").write_bytes(content)
     (found,) = read_sections(run_dir)
-    assert [bool(figure.dark_uri) for figure in found.figures] == [True, False]
+    assert [bool(figure["dark_uri"]) for figure in found["figures"]] == [True, False]

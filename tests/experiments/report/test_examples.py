@@ -3,6 +3,7 @@
 import base64
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from experiments.report import heat
 from experiments.report.build import build
 from experiments.report.cases import attention_of_cases, payload
-from experiments.report.examples import Examples, examples
+from experiments.report.examples import examples
 from experiments.runs.saved_run import read_run
 from tests.experiments.synthetic_attention import write_attention
 from tests.experiments.synthetic_run import flips_of, predictions, write_run
@@ -24,32 +25,35 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def shown(folder: Path) -> Examples:
+def shown(folder: Path) -> dict[str, Any]:
     return examples(read_run(folder), studied="vcd", reference="baseline", attention=attention_of_cases(folder))
 
 
+def listed(found: dict[str, Any]) -> list[dict[str, Any]]:
+    return [one for _, group in found["groups"] for one in group]
+
+
 def test_three_changed_both_ways_and_two_did_not(run: Path) -> None:
-    found = shown(run)
+    (first_title, first), (second_title, second) = shown(run)["groups"]
     flipped = {flip.case: flip.fixed for flip in flips_of(run)}
-    assert (found.first_title, found.second_title) == ("Three cases that changed", "Two cases that did not change")
-    assert [one.word for one in found.first] == ["fixed" if flipped[one.case.id] else "broken" for one in found.first]
-    assert len({one.word for one in found.first}) == (1 if len(set(flipped.values())) == 1 else 2)
-    assert len(found.second) == 2
-    assert not {one.case.id for one in found.second} & set(flipped)
-    for one in found.second:
-        before, after = one.case.answers
-        assert one.word == f"still {after.judged}"
-        assert before.judged == after.judged
-    assert all([answer.arm for answer in one.case.answers] == ["baseline", "vcd"] for one in found.first)
+    assert (first_title, second_title) == ("Three cases that changed", "Two cases that did not change")
+    assert [one["word"] for one in first] == ["fixed" if flipped[one["case"]["id"]] else "broken" for one in first]
+    assert len({one["word"] for one in first}) == (1 if len(set(flipped.values())) == 1 else 2)
+    assert len(second) == 2
+    assert not {one["case"]["id"] for one in second} & set(flipped)
+    for one in second:
+        before, after = one["case"]["answers"]
+        assert one["word"] == f"still {after['judged']}"
+        assert before["judged"] == after["judged"]
+    assert all([answer["arm"] for answer in one["case"]["answers"]] == ["baseline", "vcd"] for one in first)
 
 
 def test_harmless_cases_come_first_and_only_unsafe_ones_are_hidden(run: Path) -> None:
     found = shown(run)
-    assert found.first[0].case.subset == "over-safety"
-    for one in (*found.first, *found.second):
-        assert one.case.hidden == (one.case.subset != "over-safety")
-    assert found.glance is not None
-    assert found.glance.uri in {one.maps[0].uri for one in (*found.first, *found.second) if not one.case.hidden}
+    assert listed(found)[0]["case"]["subset"] == "over-safety"
+    for one in listed(found):
+        assert one["case"]["hidden"] == (one["case"]["subset"] != "over-safety")
+    assert found["glance"]["uri"] in {one["maps"][0]["uri"] for one in listed(found) if not one["case"]["hidden"]}
 
 
 def test_pictures_of_alarming_harmless_cases_are_hidden_too(tmp_path: Path) -> None:
@@ -61,21 +65,21 @@ def test_pictures_of_alarming_harmless_cases_are_hidden_too(tmp_path: Path) -> N
     folder = write_run(tmp_path, records, thumbnails=cases)
     write_attention(folder, cases, ["baseline", "vcd"])
     found = shown(folder)
-    assert found.first[0].case.subset == "over-safety"
-    assert all(one.case.hidden for one in (*found.first, *found.second))
-    assert found.glance is None
-    listed = payload(read_run(folder), studied="vcd", reference="baseline", attention=None)["cases"]
-    assert all(one["hidden"] for one in listed)
+    assert listed(found)[0]["case"]["subset"] == "over-safety"
+    assert all(one["case"]["hidden"] for one in listed(found))
+    assert found["glance"] is None
+    browsed = payload(read_run(folder), studied="vcd", reference="baseline", attention=None)["cases"]
+    assert all(one["hidden"] for one in browsed)
 
 
 def test_all_maps_share_the_scale_that_the_legend_names(run: Path) -> None:
     blocks = json.loads((run / "attention" / "cases.json").read_text())["cases"]
     found = shown(run)
-    listed = [one.case.id for one in (*found.first, *found.second)]
-    maps = [heat.image_map(block) for case in listed if case in blocks for block in blocks[case].values()]
+    shown_cases = [one["case"]["id"] for one in listed(found)]
+    maps = [heat.image_map(block) for case in shown_cases if case in blocks for block in blocks[case].values()]
     most = max(float(one.max()) for one in maps if one is not None)
-    assert found.most == f"{100 * most:.1f}%"
-    assert f"<span>{found.most}</span> <span>(one scale for all)</span>" in build(run).read_text(encoding="utf-8")
+    assert found["most"] == f"{100 * most:.1f}%"
+    assert f"<span>{found['most']}</span> <span>(one scale for all)</span>" in build(run).read_text(encoding="utf-8")
 
 
 def test_a_map_is_the_mean_over_layers_at_the_verdict() -> None:
@@ -96,26 +100,27 @@ def test_a_block_of_another_shape_has_no_map(broken: dict[str, object]) -> None:
 
 
 def test_maps_that_are_alike_are_drawn_once(run: Path) -> None:
-    case = shown(run).first[0].case.id
+    case = listed(shown(run))[0]["case"]["id"]
     file = run / "attention" / "cases.json"
     content = json.loads(file.read_text())
     block = content["cases"][case]["vcd"]
     same = content | {"cases": {case: {"baseline": block, "vcd": block}}}
     read = read_run(run)
     drawn = examples(read, studied="vcd", reference="baseline", attention=same)
-    (one,) = [one for one in drawn.first if one.case.id == case]
-    assert [shown_map.label for shown_map in one.maps] == ["where both looked"]
+    (one,) = [one for one in listed(drawn) if one["case"]["id"] == case]
+    assert [shown_map["label"] for shown_map in one["maps"]] == ["where both looked"]
     apart = examples(read, studied="vcd", reference="baseline", attention=content)
-    (one,) = [one for one in apart.first if one.case.id == case]
-    assert [shown_map.label for shown_map in one.maps] == ["where baseline looked", "where vcd looked"]
+    (one,) = [one for one in listed(apart) if one["case"]["id"] == case]
+    assert [shown_map["label"] for shown_map in one["maps"]] == ["where baseline looked", "where vcd looked"]
 
 
 def test_without_attention_and_without_pictures_the_cases_are_still_told(tmp_path: Path) -> None:
     folder = write_run(tmp_path, predictions(120), thumbnails=())
     found = shown(folder)
-    assert found.most == ""
-    assert len(found.first) == 3
-    assert {one.word for one in found.second} == {"still wrong", "still right"}
+    assert found["most"] == ""
+    (_, first), (_, second) = found["groups"]
+    assert len(first) == 3
+    assert {one["word"] for one in second} == {"still wrong", "still right"}
     html = build(folder).read_text(encoding="utf-8")
     assert "one scale for all" not in html.split("<script")[0]
     assert "Attention was not recorded in this run" in html
@@ -124,6 +129,5 @@ def test_without_attention_and_without_pictures_the_cases_are_still_told(tmp_pat
 def test_where_nothing_changed_it_is_said(tmp_path: Path) -> None:
     same = predictions(80, {"baseline": (0.8, -2.0)})
     folder = write_run(tmp_path, [*same, *(record | {"arm": "vcd"} for record in same)])
-    found = shown(folder)
-    assert (found.first_title, found.first) == ("No case changed", [])
+    assert shown(folder)["groups"][0] == ("No case changed", [])
     assert "No case changed</h2>" in build(folder).read_text(encoding="utf-8")
