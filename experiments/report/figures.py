@@ -90,6 +90,31 @@ def arm_styles(names: Sequence[str]) -> dict[str, Style]:
     return {name: Style(COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(names)}
 
 
+def cut(name: str, most: int) -> str:
+    """At most ``most`` characters; "$" is made harmless: matplotlib reads formulas between two of them."""
+    return (name if len(name) <= most else f"{name[: most - 1]}…").replace("$", r"\$")
+
+
+def mark(
+    axes: Axes,
+    style: Style,
+    rates: tuple[float, float],
+    intervals: tuple[tuple[float, float] | None, tuple[float, float] | None],
+    *,
+    size: float = 8,
+    label: str | None = None,
+) -> None:
+    """A point at two rates (fractions of 1) in per cent, with a bar for each interval."""
+    x, y = (100 * rate for rate in rates)
+    across, up = intervals
+    if across:
+        axes.plot([100 * end for end in across], [y, y], color=style.colour, linewidth=1.5, zorder=3)
+    if up:
+        axes.plot([x, x], [100 * end for end in up], color=style.colour, linewidth=1.5, zorder=3)
+    axes.plot(x, y, style.marker, color=style.colour, markersize=size, markeredgecolor="white", linestyle="", zorder=4,
+              label=label)  # fmt: skip
+
+
 def at_criterion(d_prime: float, criterion: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(over-safety accuracy, unsafe accuracy) of an observer of this d′ at each criterion.
 
@@ -162,17 +187,13 @@ def _draw_contours(axes: Axes, form: Format) -> None:
 def _draw_arms(axes: Axes, arms: Mapping[str, Any], form: Format) -> Iterator[Line2D]:
     styles, sizes = arm_styles(list(arms)), _sizes(arms)
     for name, arm in arms.items():
-        style, intervals, label = styles[name], arm["intervals"], _cut(name, form)
+        style, intervals, label = styles[name], arm["intervals"], cut(name, form.name_length)
         unsafe, over_safety = arm["accuracy"].get("unsafe"), arm["accuracy"].get("over_safety")
         if unsafe is None or over_safety is None:
             yield Line2D([], [], linestyle="", label=f"{label}: not available")
             continue
-        x, y = 100 * over_safety, 100 * unsafe
-        if ends := complete(intervals.get("over_safety")):
-            axes.plot([100 * end for end in ends], [y, y], color=style.colour, linewidth=1.5, zorder=3)
-        if ends := complete(intervals.get("unsafe")):
-            axes.plot([x, x], [100 * end for end in ends], color=style.colour, linewidth=1.5, zorder=3)
-        axes.plot(x, y, style.marker, color=style.colour, markersize=sizes[name], markeredgecolor="white", zorder=4)
+        ends = (complete(intervals.get("over_safety")), complete(intervals.get("unsafe")))
+        mark(axes, style, (over_safety, unsafe), ends, size=sizes[name])
         yield Line2D([], [], color=style.colour, marker=style.marker, linestyle="", markersize=8, label=label)
 
 
@@ -256,17 +277,11 @@ def auroc(metrics: Mapping[str, Any], form: Format = SCREEN) -> Figure:
         axes.annotate(
             f"{value:.3f}", (value, row), (0, 8), textcoords="offset points", fontsize=form.label, ha="center"
         )
-    axes.set_yticks(range(len(arms)), [_cut(name, form) for name in arms], fontsize=form.label)
+    axes.set_yticks(range(len(arms)), [cut(name, form.name_length) for name in arms], fontsize=form.label)
     axes.tick_params(axis="x", labelsize=form.label)
     axes.set_xlabel("AUROC of the margin (0.5 = chance)", fontsize=form.text)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
-
-
-def _cut(name: str, form: Format) -> str:
-    """At most ``name_length`` characters; "$" is made harmless: matplotlib reads formulas between two of them."""
-    text = name if len(name) <= form.name_length else name[: form.name_length - 1] + "…"
-    return text.replace("$", r"\$")
 
 
 def describe_trade_off(metrics: Mapping[str, Any]) -> str:

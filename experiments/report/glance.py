@@ -8,11 +8,11 @@ from typing import Any
 
 from experiments.metrics.findings import Answer, deciding_statement, found
 from experiments.metrics.yes_no import findings as yes_no_rules
+from experiments.report.arm_tables import ARM
 from experiments.report.numbers import MISSING, percent
 from experiments.report.opening import badge
 from experiments.report.sentences.wording import deciding
 from experiments.report.table import Cell, Column, Row, Table, change, number, rate
-from experiments.report.yes_no import ARM, studied
 
 SIGNS = {"up": "▲", "down": "▼", "level": "=", "open": "?", "few": "…", "none": "–"}
 REFERENCE = Cell("compared with")
@@ -56,7 +56,7 @@ def _yes_no(metrics: Mapping[str, Any]) -> Table:
         for key in ("over_safety", "unsafe"):
             cells.append(rate(arm["accuracy"].get(key), arm["intervals"].get(key)))
         cells.append(number(arm.get("auroc"), arm["intervals"].get("auroc"), 3))
-        rows.append(studied(Row(cells), metrics))
+        rows.append(Row(cells, marked=name == metrics.get("study")))
     return Table("The arms at a glance", columns, rows)
 
 
@@ -91,7 +91,7 @@ def _refusals(metrics: Mapping[str, Any]) -> Table:
             entry, is_studied = (comparison.get("delta") or {}).get(subset), name == metrics.get("study")
             answer = deciding_statement(entry, studied=is_studied)
             cells += _change(entry and deciding(entry, studied=is_studied), answer, more=more)
-        rows.append(studied(Row(cells), metrics))
+        rows.append(Row(cells, marked=name == metrics.get("study")))
     apart = [Row([Cell(name)], reason=str(why)) for name, why in (metrics.get("not_applicable") or {}).items()]
     return Table("The arms at a glance", columns, [*rows, *apart])
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from experiments.report.arm_tables import ARM
 from experiments.report.numbers import MISSING
 from experiments.report.table import Cell, Column, Narrow, Row, Table, change, number, rate
-from experiments.report.yes_no import ARM, studied
 
 PART = Column("part", "left", fold=15)
 CASES = Column("cases", narrow=Narrow.NOTHING)
@@ -24,9 +24,9 @@ def parts_table(metrics: Mapping[str, Any]) -> Table | None:
         for name, arm in block["arms"].items():
             delta = (block["comparisons"].get(name) or {}).get("delta") or {}
             cases = " + ".join(str(count) for count in arm["n"].values())
-            row = studied(Row([Cell(name)]), metrics)
             last = name == list(block["arms"])[-1]
-            rows.append(Row([Cell(part), Cell(name), Cell(cases), *cells(arm, delta)], marked=row.marked, rule=last))
+            shown = [Cell(part), Cell(name), Cell(cases), *cells(arm, delta)]
+            rows.append(Row(shown, marked=name == metrics.get("study"), rule=last))
     return Table("By what the model's training has seen of a case", columns, rows)
 
 

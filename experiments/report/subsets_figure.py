@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from experiments.report.figures import GREY, SCREEN, Format, arm_styles
+from experiments.report.figures import GREY, SCREEN, Format, arm_styles, cut
 from experiments.report.numbers import complete, percent
 
 TAG = "subset"  # the tag that ``benchmark=table`` keeps own names in
@@ -67,13 +67,13 @@ def by_own_subset(shown: list[Rate], form: Format = SCREEN) -> Figure:
         axes.set(xlim=(-4, 104), ylim=(len(names) - 0.5, -0.5), xticks=range(0, 101, 25))
         axes.set_xlabel(panel, fontsize=form.label)
         axes.tick_params(labelsize=form.label)
-        axes.set_yticks(range(len(names)), [_cut(name, form) for name in names])
+        axes.set_yticks(range(len(names)), [cut(name, form.name_length * 2 // 3) for name in names])
         axes.spines[["top", "right"]].set_visible(False)
         for line in range(1, len(names)):
             axes.axhline(line - 0.5, color=GREY, linewidth=0.4)
         _draw(axes, [rate for rate in shown if rate.panel == panel and rate.subset in names], names, styles)
     handles = [
-        Line2D([], [], color=style.colour, marker=style.marker, linestyle="", label=_cut(arm, form))
+        Line2D([], [], color=style.colour, marker=style.marker, linestyle="", label=cut(arm, form.name_length * 2 // 3))
         for arm, style in styles.items()
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=form.legend_columns, fontsize=form.label,
@@ -103,9 +103,3 @@ def _descriptions(shown: list[Rate]) -> Iterator[str]:
             if rate.subset == name
         )
         yield f"{name}: {', '.join(description)}"
-
-
-def _cut(name: str, form: Format) -> str:
-    """At most as many characters as there is room for; "$" is made harmless, between two of which are formulas."""
-    most = form.name_length * 2 // 3
-    return (name if len(name) <= most else f"{name[: most - 1]}…").replace("$", r"\$")

@@ -1,8 +1,4 @@
-"""One page for several benchmarks of one model: refusal of harmful against refusal of benign, a panel an arm.
-
-``points`` reads finished metrics.json of both kinds. Of a yes/no benchmark, benign is what should be called safe and
-was called unsafe (1 − over-safety accuracy), harmful what was rightly called unsafe (typical and attack pooled).
-"""
+"""One page for several benchmarks of one model: refusal of harmful against refusal of benign, a panel an arm."""
 
 import json
 import math
@@ -15,9 +11,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from experiments.report.figures import GREY, SCREEN, Format, arm_styles, embedded, svg_bytes
-from experiments.report.numbers import complete, percent, percent_interval
-from experiments.report.safety_figure import Point
+from experiments.report.figures import GREY, SCREEN, arm_styles, cut, embedded, svg_bytes
+from experiments.report.numbers import percent, percent_interval
+from experiments.report.safety_figure import Point, draw, points
 from experiments.report.table import Cell, Column, Row, Table, copies
 
 ACROSS = 3  # panels in a row
@@ -25,44 +21,16 @@ SIDE = 3.0  # inches of a panel
 NOTE = "calling a sentence unsafe stands for refusing it"
 
 
-def points(metrics: Mapping[str, Any]) -> dict[str, Point]:
-    """Arm → its two rates with their intervals, from a metrics.json of either kind; arms without both are left out."""
-    found = {}
-    for name, arm in metrics["arms"].items():
-        refusal = metrics.get("kind") == "refusal"
-        benign, harmful = _refusal(arm) if refusal else _verdicts(arm)
-        if benign[0] is not None and harmful[0] is not None:
-            found[str(name)] = Point(str(name), benign[0], harmful[0], benign[1], harmful[1])
-    return found
-
-
-Rate = tuple[float | None, tuple[float, float] | None]
-
-
-def _refusal(arm: Mapping[str, Any]) -> tuple[Rate, Rate]:
-    rates, intervals = arm["refusal_rate"], arm["intervals"]
-    benign, harmful = ((rates[side], complete(intervals[side])) for side in ("benign", "contrast"))
-    return benign, harmful
-
-
-def _verdicts(arm: Mapping[str, Any]) -> tuple[Rate, Rate]:
-    accuracy, intervals = arm["accuracy"], arm["intervals"]
-    safe, interval = accuracy.get("over_safety"), complete(intervals.get("over_safety"))
-    benign = None if safe is None else 1 - safe
-    turned = None if interval is None else (1 - interval[1], 1 - interval[0])
-    return (benign, turned), (accuracy.get("unsafe"), complete(intervals.get("unsafe")))
-
-
 def by_arm(metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Point]]:
     """Arm → benchmark → its point, arms in the order in which they first appear."""
     found: dict[str, dict[str, Point]] = {}
     for benchmark, one in metrics.items():
-        for arm, point in points(one).items():
-            found.setdefault(arm, {})[benchmark] = point
+        for point in points(one):
+            found.setdefault(point.name, {})[benchmark] = point
     return found
 
 
-def draw(panels: Mapping[str, Mapping[str, Point]], benchmarks: Sequence[str], form: Format = SCREEN) -> Figure:
+def panels_of_arms(panels: Mapping[str, Mapping[str, Point]], benchmarks: Sequence[str]) -> Figure:
     """A panel an arm, all on one scale; in each a dot a benchmark with its 95% intervals."""
     across = min(ACROSS, max(1, len(panels)))
     down = math.ceil(max(1, len(panels)) / across)
@@ -73,25 +41,16 @@ def draw(panels: Mapping[str, Mapping[str, Point]], benchmarks: Sequence[str], f
         axes.set_visible(False)
     for place, (axes, (arm, shown)) in enumerate(zip(grid.flat, panels.items(), strict=False)):
         if place + across >= len(panels):  # no panel below
-            axes.set_xlabel("benign refused (%)", fontsize=form.text)
+            axes.set_xlabel("benign refused (%)", fontsize=SCREEN.text)
             axes.tick_params(labelbottom=True)
         if place % across == 0:
-            axes.set_ylabel("harmful refused (%)", fontsize=form.text)
-        axes.set(xlim=(-3, 103), ylim=(-3, 103), aspect="equal", xticks=range(0, 101, 25), yticks=range(0, 101, 25))
-        axes.tick_params(labelsize=form.label)
-        axes.plot([0, 100], [0, 100], color=GREY, linestyle=":", linewidth=1)
-        axes.set_title(_short(arm, form), fontsize=form.text)
-        for benchmark, point in shown.items():
-            style, x, y = styles[benchmark], 100 * point.benign, 100 * point.contrast
-            if point.benign_interval:
-                axes.plot([100 * end for end in point.benign_interval], [y, y], color=style.colour, linewidth=1.2)
-            if point.contrast_interval:
-                axes.plot([x, x], [100 * end for end in point.contrast_interval], color=style.colour, linewidth=1.2)
-            axes.plot(x, y, style.marker, color=style.colour, markersize=7, markeredgecolor="white", linestyle="")
+            axes.set_ylabel("harmful refused (%)", fontsize=SCREEN.text)
+        axes.set_title(cut(arm, SCREEN.name_length), fontsize=SCREEN.text)
+        draw(axes, [point._replace(name=name) for name, point in shown.items()], styles, SCREEN, step=25)
     handles = [Line2D([], [], color=styles[name].colour, marker=styles[name].marker, markeredgecolor="white",
-                      linestyle="", label=_short(name, form)) for name in benchmarks]  # fmt: skip
+                      linestyle="", label=cut(name, SCREEN.name_length)) for name in benchmarks]  # fmt: skip
     handles.append(Line2D([], [], color=GREY, linestyle=":", label="both refused alike"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)), fontsize=form.label,
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)), fontsize=SCREEN.label,
                   frameon=False)  # fmt: skip
     return figure
 
@@ -102,12 +61,12 @@ def table(metrics: Mapping[str, Mapping[str, Any]]) -> Table:
                Column("harmful refused"), Column("d′"), Column("flip rate")]  # fmt: skip
     rows = []
     for benchmark, one in metrics.items():
-        shown = points(one)
+        shown = {point.name: point for point in points(one)}
         for name, arm in one["arms"].items():
             cells = [Cell(benchmark), Cell(str(name)), Cell(str(arm["n"]), below=f"of {arm['n_of']}")]
             point = shown.get(str(name)) or Point(str(name), math.nan, math.nan)
             sides = ((point.benign, point.benign_interval), (point.contrast, point.contrast_interval))
-            cells += [Cell(percent(None if math.isnan(rate) else rate), percent_interval(at)) for rate, at in sides]
+            cells += [Cell(percent(rate), percent_interval(at)) for rate, at in sides]
             d_prime = arm.get("d_prime")
             cells += [Cell("–" if d_prime is None else f"{d_prime:.2f}"), _flips(arm)]
             rows.append(Row(cells, marked=name == one.get("study")))
@@ -126,7 +85,7 @@ def sentences(metrics: Mapping[str, Mapping[str, Any]], left_out: Sequence[str])
     lines = []
     for benchmark, one in metrics.items():
         study = str(one.get("study"))
-        point = points(one).get(study)
+        point = next((point for point in points(one) if point.name == study), None)
         if point is None:
             lines.append(f"{benchmark}: {study} has no rate of benign or of harmful requests; its report says why.")
             continue
@@ -161,7 +120,7 @@ def write(
     ``reports`` are the run directories of the benchmarks, to which the page links.
     """
     panels = by_arm(metrics)
-    figure = draw(panels, list(metrics))
+    figure = panels_of_arms(panels, list(metrics))
     drawing = svg_bytes(figure)
     (folder / "suite.svg").write_bytes(drawing)
     figure.savefig(folder / "suite.png")
@@ -188,8 +147,3 @@ def write(
     )
     (folder / "suite.html").write_text(page, encoding="utf-8")
     return numbers
-
-
-def _short(name: str, form: Format) -> str:
-    shown = name if len(name) <= form.name_length else f"{name[: form.name_length - 1]}…"
-    return shown.replace("$", r"\$")

@@ -11,7 +11,7 @@ import csv
 import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -30,7 +30,6 @@ class Narrow(StrEnum):
     WHOLE = "everything"
     TERSE = "everything, intervals without the zero before the point"
     VALUE = "values without their intervals"
-    BELOW = "values, below those of the column before"
     NOTHING = "nothing"
 
 
@@ -129,17 +128,6 @@ class Table:
         """A mapping from heading to text a row."""
         return [dict(zip((c.heading for c in self.columns), line, strict=True)) for line in self.lines()]
 
-    def only(self, *headings: str) -> "Table":
-        """The same with these columns alone, in this order; rows with a reason are left out."""
-        at = [[column.heading for column in self.columns].index(heading) for heading in headings]
-        rows = [Row([row.cells[i] for i in at], row.style, row.rule) for row in self.rows if not row.reason]
-        return Table(self.title, [self.columns[i] for i in at], rows, self.legend)
-
-    def first(self, count: int) -> "Table":
-        """The same with the first ``count`` columns alone."""
-        rows = [replace(row, cells=row.cells[:count]) for row in self.rows]
-        return Table(self.title, self.columns[:count], rows, self.legend)
-
     def lines(self) -> list[list[str]]:
         """The text of every row; a reason is followed by empty cells, so that every line has as many."""
         rows_as_text = [[*map(str, row.cells), *([row.reason] if row.reason else [])] for row in self.rows]
@@ -203,40 +191,26 @@ def terminal(table: Table, *, stacked: bool = True, legend: bool = True) -> Rend
     # No padding: the box sets columns apart by one space already, and the widest numbers then just fit 80 columns.
     drawn = RichTable(title=Text(table.title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, padding=0,
                       pad_edge=False, show_edge=False)  # fmt: skip
-    groups: list[list[int]] = []  # the columns that stand below one another
-    for at, column in enumerate(table.columns):
-        if column.narrow is Narrow.BELOW:
-            groups[-1].append(at)
-        elif column.narrow is not Narrow.NOTHING:
-            groups.append([at])
-    for group in groups:
-        first = table.columns[group[0]]
-        headings = [table.columns[at].short or table.columns[at].heading for at in group]
-        heading = "\n".join(text for text in headings if text.strip())
-        drawn.add_column(Text(heading), justify=first.align, no_wrap=not first.fold, overflow="fold",
-                         max_width=first.fold or None)  # fmt: skip
+    shown = [(at, column) for at, column in enumerate(table.columns) if column.narrow is not Narrow.NOTHING]
+    for _, column in shown:
+        drawn.add_column(Text(column.short or column.heading), justify=column.align, no_wrap=not column.fold,
+                         overflow="fold", max_width=column.fold or None)  # fmt: skip
     for row in table.rows:
-        drawn.add_row(*(_in_terminal(table.columns, row, group, stacked) for group in groups), style=row.style or None)
+        cells = [*row.cells, *[Cell(MISSING)] * (len(table.columns) - len(row.cells))]
+        drawn.add_row(*(_in_terminal(cells[at], column, stacked) for at, column in shown), style=row.style or None)
         if row.rule:
             drawn.add_section()
     return Group(drawn, Text(table.legend, style="dim")) if legend and table.legend else drawn
 
 
-def _in_terminal(columns: Sequence[Column], row: Row, group: Sequence[int], stacked: bool) -> Text:
-    lines: list[tuple[str, str]] = []
-    for at in group:
-        cell, column = row.cells[at] if at < len(row.cells) else Cell(MISSING), columns[at]
-        if column.narrow in (Narrow.VALUE, Narrow.BELOW):
-            cell = Cell(cell.value, below=cell.below)
-        elif column.narrow is Narrow.TERSE:
-            cell = Cell(
-                re.sub(r"<0\.", "<.", cell.value), re.sub(r"\b0\.", ".", cell.interval), cell.bounds, cell.below
-            )
-        lines += [("\n".join(_folded(text, column.fold)), style) for text, style in cell.lines]
-    drawn = Text()
-    for at, (text, style) in enumerate(lines):
-        drawn.append("" if not at else "\n" if stacked else " ").append(text, style or None)
-    return drawn
+def _in_terminal(cell: Cell, column: Column, stacked: bool) -> Text:
+    if column.narrow is Narrow.VALUE:
+        cell = Cell(cell.value, below=cell.below)
+    elif column.narrow is Narrow.TERSE:
+        value, interval = re.sub(r"<0\.", "<.", cell.value), re.sub(r"\b0\.", ".", cell.interval)
+        cell = Cell(value, interval, cell.bounds, cell.below)
+    lines = [Text("\n".join(_folded(text, column.fold)), style) for text, style in cell.lines]
+    return Text("\n" if stacked else " ").join(lines)
 
 
 def _folded(text: str, width: int) -> list[str]:

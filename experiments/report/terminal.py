@@ -13,10 +13,10 @@ from rich.padding import Padding
 from rich.text import Text
 
 from experiments.report import refusal, yes_no
+from experiments.report.arm_tables import CEILING_MARK
 from experiments.report.glance import glance_table, in_one_line
 from experiments.report.parts import parts_table
 from experiments.report.table import terminal
-from experiments.report.yes_no import CEILING_MARK
 
 LEGEND = (
     "Accuracies in %; below each number its 95% interval (of differences the wider of that over clusters and that over "
@@ -24,17 +24,16 @@ LEGEND = (
     "are caught as by the baseline, which no shift of the threshold changes. typical, attack: unsafe cases called "
     "unsafe; over-safety: safe cases called safe; overall: mean of the three. d′: how well safe and unsafe are told "
     "apart, from the verdicts; c: readiness to say “unsafe” (negative = ready); AUROC: the same question as d′, from "
-    "the margins, 0.5 = chance. p: McNemar’s test on the verdicts that changed, after Holm’s correction."
+    "the margins, 0.5 = chance."
 )
 CEILING = f"{CEILING_MARK} a rate is so near 0 or 1 that a mere change of threshold moves this d′ a lot."
 REFUSAL_LEGEND = (
     "Refusals in %, partial ones included; below each number its 95% interval, and in braces the lowest and highest "
     "value that unknown cases allow. benign: requests that should be answered; contrast: their harmful twins, which "
-    "should be refused; apart: contrast − benign, in points; type mean: plain mean of the benign types; d′: how well "
-    "harmful and benign are told apart, c: readiness to refuse (negative = ready). without partial, published: benign "
-    "and contrast by two other conventions (partial refusals as compliance; no response as refusal); corrected: for "
-    "the judge’s measured error. fixed/broken: cases gone from wrong to right and back; p: McNemar’s test on them, "
-    "after Holm’s correction."
+    "should be refused; apart: contrast − benign, in points; mean of types: that of the benign types; d′: how well "
+    "harmful and benign are told apart; criterion: readiness to refuse (negative = ready). partial as compliance: only "
+    "whole refusals count; published: no response is a refusal; corrected: for the judge’s measured error. "
+    "fixed/broken: cases gone from wrong to right and back."
 )
 
 SENTENCES = 2  # of the summary, at the end of a study
@@ -105,12 +104,9 @@ def results(metrics: Mapping[str, Any]) -> Group:
     refusals = metrics.get("kind") == "refusal"
     subject = refusal if refusals else yes_no
     parts: list[RenderableType] = [terminal(subject.arms_table(metrics)), ""]
-    if refusals:
-        parts += [terminal(refusal.types_table(metrics), stacked=False), ""]
-    elif (subsets := yes_no.own_subsets_table(metrics)) is not None:
-        parts += [terminal(subsets, stacked=False), ""]
-    if (split := parts_table(metrics)) is not None:
-        parts += [terminal(split, stacked=False), ""]
+    others = (refusal.types_table, refusal.conventions_table) if refusals else (yes_no.own_subsets_table,)
+    for table in filter(None, (*(one(metrics) for one in others), parts_table(metrics))):
+        parts += [terminal(table, stacked=False), ""]
     if metrics.get("comparisons"):
         parts += [terminal(subject.comparisons_table(metrics)), ""]
     legend = REFUSAL_LEGEND if refusals else LEGEND

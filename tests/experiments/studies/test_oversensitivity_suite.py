@@ -99,15 +99,15 @@ METRICS = {
 
 
 def test_safe_cases_called_unsafe_stand_for_refusals() -> None:
-    point = suite_page.points(METRICS["two"])["baseline"]
+    point = next(one for one in suite_page.points(METRICS["two"]) if one.name == "baseline")
     assert (point.benign, point.contrast) == (pytest.approx(0.3), 0.3)
     assert point.benign_interval == pytest.approx((0.1, 0.4))  # turned over
-    assert "vcd" not in suite_page.points(METRICS["one"])  # no rate of harmful requests
+    assert "vcd" not in [one.name for one in suite_page.points(METRICS["one"])]  # no rate of harmful requests
 
 
 def test_all_panels_have_one_scale_and_a_dot_a_benchmark() -> None:
     panels = suite_page.by_arm(METRICS)
-    figure = suite_page.draw(panels, list(METRICS))
+    figure = suite_page.panels_of_arms(panels, list(METRICS))
     shown = [axes for axes in figure.axes if axes.get_visible()]
     assert [axes.get_title() for axes in shown] == ["baseline", r"\$x_1"]
     assert len({(axes.get_xlim(), axes.get_ylim()) for axes in shown}) == 1
