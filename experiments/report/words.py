@@ -4,7 +4,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.report.sentences import parts, published, refusal, yes_no
+from experiments.benchmarks.published import LEADERBOARD, OTHERS
+from experiments.report.parts import parts_sentence
+from experiments.report.sentences import refusal, yes_no
 from experiments.runs.provenance import subject
 from interp.checkpoints.config import ORGANISM
 
@@ -14,27 +16,71 @@ FOREIGN = (
 )
 
 
+_LEADERBOARD = (
+    "The published row of {name} in {table}, by its own judge and with empty answers counted as refusals: of all 300 "
+    "benign requests, {cells} refused; on average {average:g}%."
+)
+_TABLE = (
+    "The published row of {name} in {table}, by its own scorer on all 1,523 cases: {over_safety:.1f}% of safe ones are "
+    "called safe and {unsafe:.1f}% of unsafe ones unsafe (the plain mean of typical and attack), "
+    "overall {overall:.1f}%."
+)
+
+
 def with_sentences(metrics: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
     """The metrics with ``summary``, ``caveats``, and ``wins_reasons`` in every comparison.
 
     Raises:
         UserError: the arm under study is none of the metrics'.
     """
-    rules = refusal if metrics.get("kind") == "refusal" else yes_no
     benchmark = environment.get("benchmark") or {}
     studied = str(metrics["study"])
     about = subject(environment.get("model"), str(environment.get("arm_under_study") or studied))
     judged_again = f", judged by {environment['judge']}" if environment.get("judged_run") else ""
     where = f"{about} on {benchmark.get('name') or 'the benchmark'}{judged_again}"
-    worded = rules.worded(metrics, where=where, caveat=" ".join(_of_the_run(metrics, environment)))
+    found = worded(metrics, where=where, caveat=" ".join(_of_the_run(metrics, environment)))
     summary = [
         *([f"The method under study failed: {metrics['failed']}."] if metrics.get("failed") else []),
-        *worded["summary"],
-        *([parts.sentence(metrics)] if metrics.get("parts") else []),
-        *map(published.sentence, (metrics.get("published_rows") or {}).values()),
+        *found["summary"],
+        *([parts_sentence(metrics)] if metrics.get("parts") else []),
+        *map(published_sentence, (metrics.get("published_rows") or {}).values()),
         *(environment.get("people") or ()),
     ]
-    return worded | {"summary": summary}
+    return found | {"summary": summary}
+
+
+def worded(metrics: Mapping[str, Any], *, where: str = "", caveat: str = "") -> dict[str, Any]:
+    """The metrics of a benchmark of either kind with ``summary``, ``caveats`` and every comparison's ``wins_reasons``.
+
+    Args:
+        metrics: of a benchmark's ``results.evaluate``.
+        where: model and benchmark in words ("llava_organism on iconworld"), for the summary's first sentence.
+        caveat: a sentence that the caveats begin with, as for a model whose answers mean nothing here.
+    """
+    rules, arm = refusal if metrics.get("kind") == "refusal" else yes_no, str(metrics["study"])
+    compared = {
+        name: comparison | {"wins_reasons": rules.reasons(metrics, name)}
+        for name, comparison in metrics["comparisons"].items()
+    }
+    return dict(metrics) | {
+        "comparisons": compared,
+        "summary": rules.sentences(metrics, arm, where=where),
+        "caveats": rules.caveats(metrics, arm, text=caveat),
+    }
+
+
+def published_sentence(row: Mapping[str, Any]) -> str:
+    """The published row of a model, to stand beside a run's own numbers; compares nothing.
+
+    ``row`` is of ``experiments.benchmarks.published.row_of``.
+    """
+    if row["table"] == LEADERBOARD:
+        cells = ", ".join(f"{name} {rate:g}%" for name, rate in row["refused"].items())
+        return _LEADERBOARD.format(**row, cells=cells)
+    if row["table"] == OTHERS:
+        rates = ", ".join(f"{name} {rate:g}%" for name, rate in row["rates"].items())
+        return f"What {row['benchmark']}'s authors report of {row['name']}, by their own judge: {rates}."
+    return _TABLE.format(**row)
 
 
 def shortfall(samples: int, missing: Mapping[str, str]) -> str:

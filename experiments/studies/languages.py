@@ -18,10 +18,9 @@ from experiments.metrics.refusal import results as refusal
 from experiments.metrics.yes_no import results
 from experiments.report import terminal
 from experiments.report.numbers import brief, share
-from experiments.report.sentences import refusal as refusal_words
-from experiments.report.sentences import yes_no as yes_no_words
 from experiments.report.sentences.wording import statement_text
 from experiments.report.table import say
+from experiments.report.words import worded
 from experiments.runs.launch import Launch, sharded
 from experiments.runs.resumption import read_object, write_json
 from experiments.runs.saved_run import read_records
@@ -92,10 +91,7 @@ def compare_languages(
     if first not in counted.index:
         raise UserError(f"task.reference={first!r}: is none of the languages {', '.join(counted.index)}; choose one")
     options: dict[str, Any] = {"seed": seed, "draws": draws, "baseline": first}
-    if kind == "refusal":
-        result = refusal_words.worded(refusal.evaluate(table, **options))
-    else:
-        result = yes_no_words.worded(results.evaluate(table, **options))
+    result = worded((refusal if kind == "refusal" else results).evaluate(table, **options))
     result["reference"], result["arm"] = first, arm
     result["summary"] = list(sentences(result, kind))
     return result

@@ -1,7 +1,7 @@
 """The numbers of metrics.json from a refusal benchmark's predictions (``docs/metrics.md``).
 
 The outer shape is that of ``experiments.metrics.yes_no.results``: arms, comparisons, method, study, findings;
-``experiments.report.sentences.refusal.worded`` adds the sentences.
+``experiments.report.words.worded`` adds the sentences.
 Rates are fractions of 1; single rates carry Wilson's 95% interval, everything else the cluster bootstrap's. A missing
 value is null.
 """

@@ -1,6 +1,6 @@
 """The numbers of metrics.json from yes/no predictions (``docs/metrics.md``, "Yes/No benchmarks").
 
-``experiments.report.sentences.yes_no.worded`` adds the sentences.
+``experiments.report.words.worded`` adds the sentences.
 
 Rates are fractions of 1, intervals are 95%: Wilson's for single rates, the cluster bootstrap's for everything else
 (``overall``, ``balanced``, d′, criterion, AUROC, and every difference). A missing value is null, never NaN or zero.

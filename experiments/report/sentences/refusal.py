@@ -1,14 +1,20 @@
 """What was found on a refusal benchmark, in English: findings and metrics in, sentences out. Decides nothing."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from experiments.metrics.findings import Answer
 from experiments.metrics.refusal import findings as rules
 from experiments.report.numbers import brief, change, percent, percent_interval, points, share, within
-from experiments.report.sentences.limits import conditions, finding_of, limit_sentences, limits
-from experiments.report.sentences.wording import deciding, interval_name, statement_text, too_few
+from experiments.report.sentences.wording import (
+    conditions,
+    deciding,
+    finding_of,
+    interval_name,
+    limits,
+    statement_text,
+    too_few,
+)
 
 _BETTER = (
     "So {arm} is better here: benign requests are refused less often, and harmful ones not less often by more than "
@@ -50,19 +56,6 @@ _LIMITS = {
     rules.CEILING: "d′ of {arm} comes from rates close to 0 or 1, where a slight change of readiness moves it a lot.",
     rules.WIDE: "To show a change of 5 points, about {needed} benign cases are needed; {n} were compared.",
 }
-
-
-def worded(metrics: Mapping[str, Any], *, where: str = "", caveat: str = "") -> dict[str, Any]:
-    """metrics.json: the metrics with ``summary``, ``caveats`` and every comparison's ``wins_reasons``.
-
-    Args:
-        metrics: of ``experiments.metrics.refusal.results.evaluate``.
-        where: model and benchmark in words, for the summary's first sentence.
-        caveat: a sentence that the caveats begin with.
-    """
-    return limit_sentences(
-        metrics, sentences=partial(sentences, where=where), caveats=partial(caveats, text=caveat), reasons=reasons
-    )
 
 
 def sentences(metrics: Mapping[str, Any], arm: str, *, where: str = "") -> list[str]:

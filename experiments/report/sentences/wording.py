@@ -1,10 +1,11 @@
-"""What is said of a difference, in words; ``metrics.findings.statement`` decides it."""
+"""What is said of a difference or a finding, in words; ``metrics.findings.statement`` decides it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from experiments.metrics.bootstrap import FEWEST
-from experiments.metrics.findings import SMALL, Answer, wider, within
+from experiments.metrics.findings import SMALL, Answer, Finding, found, wider, within
+from experiments.report.numbers import share
 from experiments.report.table import Cell, change
 
 _WORDS = {
@@ -98,3 +99,51 @@ def compared(heading: str, entry: Mapping[str, Any] | None, *, digits: int | Non
 
 def _small(*, of_rates: bool) -> str:
     return f"{100 * SMALL:g} points" if of_rates else f"{SMALL:g}".removeprefix("0")
+
+
+def finding_of(metrics: Mapping[str, Any], question: str, arm: str) -> Finding:
+    """The finding of metrics.json that answers ``question`` about ``arm``, which every finished comparison has."""
+    finding = found(metrics["findings"], question, arm)
+    assert finding is not None, (question, arm)
+    return finding
+
+
+def conditions(
+    met: Mapping[str, bool], decided: str, templates: Mapping[str, str], numbers: Mapping[str, str]
+) -> list[str]:
+    """A sentence for each condition of a win, by question: whether it is met, and the one that ``decided`` marked."""
+    return [
+        f"{'met' if met[question] else 'not met'}{' (this decides)' if question == decided else ''}: "
+        + template.format(**numbers)
+        for question, template in templates.items()
+    ]
+
+
+def limits(
+    metrics: Mapping[str, Any],
+    arm: str,
+    templates: Mapping[str, str],
+    *,
+    grouped: str = "",
+    values: Callable[[Finding], dict[str, str]] | None = None,
+) -> list[str]:
+    """A sentence for each limit that holds for ``arm``; ``templates`` are by question.
+
+    Args:
+        grouped: the question, if any, whose numbers are large enough for thousands separators.
+        values: what the templates name beyond ``arm`` and the evidence.
+    """
+    notes = []
+    for question, template in templates.items():
+        limit = finding_of(metrics, question, arm)
+        if limit.answer is Answer.YES:
+            more = values(limit) if values else {}
+            notes.append(template.format(arm=arm, **_evidence(limit, "," if question == grouped else ""), **more))
+    return notes
+
+
+def _evidence(limit: Finding, spec: str) -> dict[str, str]:
+    return {
+        name: share(value) if name in ("low", "high") else "" if value is None else format(value, spec)
+        for name, value in limit.evidence.items()
+    }

@@ -5,14 +5,22 @@ an answer? The second says what the arm's own verdicts do, the third how well it
 """
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from experiments.metrics.findings import Answer, Finding, deciding_statement
 from experiments.metrics.yes_no import findings as rules
 from experiments.report.numbers import brief, change, fixed, points, share, within
-from experiments.report.sentences.limits import conditions, finding_of, limit_sentences, limits
-from experiments.report.sentences.wording import deciding, interval_name, more_cases, statement_text, too_few, word
+from experiments.report.sentences.wording import (
+    conditions,
+    deciding,
+    finding_of,
+    interval_name,
+    limits,
+    more_cases,
+    statement_text,
+    too_few,
+    word,
+)
 from interp.errors import UserError
 
 _HEADLINE = {
@@ -42,19 +50,6 @@ _LIMITS = {
     rules.CEILING: "d′ of {arm} comes from rates close to 0 or 1, where a mere shift of the threshold moves it a lot.",
 }
 _SUBSETS = {"typical": "typical", "attack": "attack", "over_safety": "over-safety"}
-
-
-def worded(metrics: Mapping[str, Any], *, where: str = "", caveat: str = "") -> dict[str, Any]:
-    """metrics.json: the metrics with ``summary``, ``caveats`` and every comparison's ``wins_reasons``.
-
-    Args:
-        metrics: of ``experiments.metrics.yes_no.results.evaluate``.
-        where: model and benchmark in words ("llava_organism on iconworld"), for the summary's first sentence.
-        caveat: a sentence that the caveats begin with, as for a model whose answers mean nothing here.
-    """
-    return limit_sentences(
-        metrics, sentences=partial(sentences, where=where), caveats=partial(caveats, text=caveat), reasons=reasons
-    )
 
 
 def sentences(metrics: Mapping[str, Any], arm: str, *, where: str = "") -> list[str]:

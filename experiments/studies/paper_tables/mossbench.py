@@ -26,8 +26,8 @@ from experiments.metrics.refusal.leaderboard import (
 )
 from experiments.metrics.refusal.results import evaluate
 from experiments.report.numbers import fixed
-from experiments.report.sentences.refusal import worded
 from experiments.report.table import Cell, Column, Row, Table, say, terminal
+from experiments.report.words import worded
 from experiments.runs.records import now
 from experiments.runs.resumption import open_run
 from experiments.types import Item, Judge, Judgement, Status

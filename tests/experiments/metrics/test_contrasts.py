@@ -9,7 +9,7 @@ import pytest
 
 from experiments.evaluation.arms import check_contrasts
 from experiments.metrics.yes_no.results import evaluate
-from experiments.report.sentences.yes_no import worded
+from experiments.report.words import worded
 from experiments.report.yes_no import arms_table, comparisons_table, context, contrasts_table
 from interp.errors import UserError
 from tests.experiments.answered import from_margins, world

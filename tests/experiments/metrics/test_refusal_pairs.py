@@ -10,8 +10,7 @@ from experiments.evaluation.scoring import with_published_rows
 from experiments.metrics.refusal.as_published import RULES, as_published
 from experiments.metrics.refusal.results import evaluate
 from experiments.report import refusal
-from experiments.report.sentences.published import sentence
-from experiments.report.sentences.refusal import worded
+from experiments.report.words import published_sentence, worded
 from interp.errors import UserError
 from tests.experiments.refused import records
 
@@ -107,8 +106,8 @@ def test_published_rows_agree_with_themselves() -> None:
 def test_a_published_row_is_found_by_its_words_and_said() -> None:
     row = row_of("holisafe", "llava_1_5_7b")
     assert row is not None
-    assert "report of LLaVA-1.5-7B, by their own judge" in sentence(row)
-    assert "mean ASR 91.46%" in sentence(row)
+    assert "report of LLaVA-1.5-7B, by their own judge" in published_sentence(row)
+    assert "mean ASR 91.46%" in published_sentence(row)
     assert row_of("vscbench", "GPT-4o") is None
 
 

@@ -17,9 +17,9 @@ from experiments.metrics.refusal.results import NOT_APPLICABLE, evaluate
 from experiments.metrics.statistical_tests import wilson
 from experiments.report import glance, refusal
 from experiments.report import safety_figure as figures
-from experiments.report.sentences.refusal import worded
 from experiments.report.table import copies
 from experiments.report.terminal import results
+from experiments.report.words import worded
 from interp.errors import UserError
 from tests.experiments.refused import TYPES, frame
 

@@ -13,7 +13,7 @@ from experiments.metrics.statistical_tests import signal_detection
 from experiments.metrics.yes_no import findings
 from experiments.metrics.yes_no.quantities import YesNoArms
 from experiments.metrics.yes_no.results import evaluate
-from experiments.report.sentences.yes_no import worded
+from experiments.report.words import worded
 from tests.experiments.answered import frame, from_margins, world
 
 

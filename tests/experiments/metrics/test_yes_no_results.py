@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from experiments.metrics.statistical_tests import signal_detection
 from experiments.metrics.yes_no import results
 from experiments.metrics.yes_no.quantities import accuracies
-from experiments.report.sentences.yes_no import worded
+from experiments.report.words import worded
 from interp.errors import UserError
 from tests.experiments.answered import frame, from_margins, records, world
 

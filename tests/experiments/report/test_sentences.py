@@ -9,7 +9,8 @@ import pytest
 
 from experiments.metrics.yes_no import results
 from experiments.report.numbers import brief, change, share
-from experiments.report.sentences.yes_no import caveats, sentences, worded
+from experiments.report.sentences.yes_no import caveats, sentences
+from experiments.report.words import worded
 from interp.errors import UserError
 from tests.experiments.answered import frame, from_margins, world
 

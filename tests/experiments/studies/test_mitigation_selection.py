@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from experiments.metrics.yes_no import results
 from experiments.report.figures import SHIFTS, trade_off
 from experiments.report.sentences.mitigation_selection import summary
-from experiments.report.sentences.yes_no import worded
+from experiments.report.words import worded
 from experiments.studies.mitigation_selection.candidates import (
     Candidate,
     ChosenShift,
