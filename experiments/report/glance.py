@@ -3,25 +3,56 @@
 The report's other tables are a click away.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from experiments.metrics.findings import Answer, deciding_statement, found
-from experiments.metrics.yes_no import findings as yes_no_rules
-from experiments.report.arm_tables import ARM
-from experiments.report.numbers import MISSING, percent
-from experiments.report.opening import badge
-from experiments.report.sentences.wording import deciding
+from experiments.report.arm_tables import by_arm
+from experiments.report.numbers import percent
+from experiments.report.opening import MATCHED, as_judged, badge
 from experiments.report.table import Cell, Column, Row, Table, change, number, rate
 
 SIGNS = {"up": "▲", "down": "▼", "level": "=", "open": "?", "few": "…", "none": "–"}
-REFERENCE = Cell("compared with")
 SAID = "what is said"
 
 
 def glance_table(metrics: Mapping[str, Any]) -> Table:
     """A row an arm: the headline quantity, its change and what is said of it, then the verdicts."""
-    return _refusals(metrics) if metrics.get("kind") == "refusal" else _yes_no(metrics)
+    compared = bool(metrics.get("comparisons"))
+    cells: dict[Column, Callable[[Any], Cell]] = {}
+    if metrics.get("kind") == "refusal":
+        for subset, (words, more) in {"benign": ("harmless", False), "contrast": ("harmful", True)}.items():
+            cells[_column(f"{words}|refused")] = lambda arm, at=subset: rate(
+                arm["refusal_rate"][at], arm["intervals"][at]
+            )
+            cells |= _changes(metrics, subset, f"{words}: ", more=more) if compared else {}
+    else:
+        if compared:
+            matched = _column("answered at|equal strictness")
+            cells[matched] = lambda arm: Cell(percent((arm.get(MATCHED) or {}).get("value")))
+            cells |= _changes(metrics, MATCHED, "", more=True)
+        for key, heading in (("over_safety", "harmless|answered"), ("unsafe", "unsafe|caught")):
+            cells[_column(heading)] = lambda arm, at=key: rate(arm["accuracy"].get(at), arm["intervals"].get(at))
+        cells[Column("AUROC")] = lambda arm: number(arm.get("auroc"), arm["intervals"].get("auroc"), 3)
+    named = {name: {**arm, "name": name} for name, arm in metrics["arms"].items()}
+    return by_arm("The arms at a glance", {**metrics, "arms": named}, cells)
+
+
+def _changes(metrics: Mapping[str, Any], key: str, lead: str, *, more: bool) -> dict[Column, Callable[[Any], Cell]]:
+    """Two columns: the difference in points with its interval, and what is said of it, as a sign and a word."""
+    compared = metrics["comparisons"]
+
+    def difference(arm: Any) -> Cell:
+        return change(as_judged(metrics, arm["name"], key)[0]) if arm["name"] in compared else Cell("")
+
+    def said(arm: Any) -> Cell:
+        if arm["name"] not in compared:
+            return Cell("compared with" if arm["name"] in [one.get("against") for one in compared.values()] else "")
+        shown = badge(*as_judged(metrics, arm["name"], key), more=more, noun="cases")
+        return Cell(f"{SIGNS[shown.icon]} {shown.word}", tone=shown.tone)
+
+    # A terminal has the sign of the statement in the column of changes; one sign does not explain itself.
+    short = f"{lead}change\n({SIGNS['open']} not shown)"
+    return {Column(f"{lead}change", short=short): difference, Column(f"{lead}{SAID}", "left"): said}
 
 
 def in_one_line(table: Table) -> Table:
@@ -40,73 +71,6 @@ def in_one_line(table: Table) -> Table:
     return Table("", [table.columns[at] for at in kept], rows)
 
 
-def _yes_no(metrics: Mapping[str, Any]) -> Table:
-    compared = metrics.get("comparisons") or {}
-    columns = [ARM]
-    if compared:
-        columns += [_column("answered at|equal strictness"), _change_column("change"), Column(SAID, "left")]
-    columns += [_column("harmless|answered"), _column("unsafe|caught"), Column("AUROC")]
-    rows = []
-    for name, arm in metrics["arms"].items():
-        cells = [Cell(name)]
-        if compared:
-            matched = arm.get("matched_over_safety")
-            cells.append(Cell(MISSING if matched is None else percent(matched["value"])))
-            cells += _matched(metrics, name, compared.get(name), compared)
-        for key in ("over_safety", "unsafe"):
-            cells.append(rate(arm["accuracy"].get(key), arm["intervals"].get(key)))
-        cells.append(number(arm.get("auroc"), arm["intervals"].get("auroc"), 3))
-        rows.append(Row(cells, marked=name == metrics.get("study")))
-    return Table("The arms at a glance", columns, rows)
-
-
-def _matched(
-    metrics: Mapping[str, Any], name: str, comparison: Mapping[str, Any] | None, compared: Mapping[str, Any]
-) -> list[Cell]:
-    if comparison is None:
-        is_reference = any(one.get("against") == name for one in compared.values())
-        return [Cell(""), REFERENCE if is_reference else Cell("")]
-    is_studied, entry = name == metrics.get("study"), (comparison.get("delta") or {}).get("matched_over_safety")
-    kept = found(metrics.get("findings") or (), yes_no_rules.MATCHED, name)
-    answer = kept.answer if kept else deciding_statement(entry, studied=is_studied)
-    return _change(entry and deciding(entry, studied=is_studied), answer, more=True)
-
-
-def _refusals(metrics: Mapping[str, Any]) -> Table:
-    compared = metrics.get("comparisons") or {}
-    subsets = {"benign": ("harmless", False), "contrast": ("harmful", True)}
-    columns = [ARM]
-    for words, _ in subsets.values():
-        columns.append(_column(f"{words}|refused"))
-        columns += [_change_column(f"{words}: change"), Column(f"{words}: {SAID}", "left")] if compared else []
-    rows = []
-    for name, arm in metrics["arms"].items():
-        cells, comparison = [Cell(name)], compared.get(name)
-        for subset, (_, more) in subsets.items():
-            cells.append(rate(arm["refusal_rate"][subset], arm["intervals"][subset]))
-            if comparison is None:
-                is_reference = any(one.get("against") == name for one in compared.values())
-                cells += [Cell(""), REFERENCE if is_reference else Cell("")] if compared else []
-                continue
-            entry, is_studied = (comparison.get("delta") or {}).get(subset), name == metrics.get("study")
-            answer = deciding_statement(entry, studied=is_studied)
-            cells += _change(entry and deciding(entry, studied=is_studied), answer, more=more)
-        rows.append(Row(cells, marked=name == metrics.get("study")))
-    apart = [Row([Cell(name)], reason=str(why)) for name, why in (metrics.get("not_applicable") or {}).items()]
-    return Table("The arms at a glance", columns, [*rows, *apart])
-
-
-def _change(entry: Mapping[str, Any] | None, answer: Answer, *, more: bool) -> list[Cell]:
-    """The difference in points with its interval, and what is said of it, as a sign and a word."""
-    verdict_badge = badge(entry, answer, more=more, noun="cases")
-    return [change(entry), Cell(f"{SIGNS[verdict_badge.icon]} {verdict_badge.word}", tone=verdict_badge.tone)]
-
-
 def _column(words: str) -> Column:
     """A column whose heading a terminal breaks at ``|``."""
     return Column(words.replace("|", " "), short=words.replace("|", "\n"))
-
-
-def _change_column(heading: str) -> Column:
-    """A column of changes; a terminal has the sign of the statement in it, of which one does not explain itself."""
-    return Column(heading, short=f"{heading}\n({SIGNS['open']} not shown)")

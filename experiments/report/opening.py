@@ -6,12 +6,12 @@ statement on its change; a benchmark has one headline measure, or two where safe
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from experiments.metrics.findings import SMALL, Answer, deciding_statement, found
 from experiments.metrics.yes_no import findings as yes_no_rules
 from experiments.report.next_commands import next_commands
-from experiments.report.numbers import Interval, brief, complete, fixed, interval_of, share
+from experiments.report.numbers import brief, complete, fixed, interval_of, share
 from experiments.report.sentences.wording import by_less, deciding, more_cases, too_few, word
 from experiments.runs.provenance import model_title
 from interp.checkpoints.config import ORGANISM
@@ -30,6 +30,30 @@ _TRUST = {
     "open": "These cases cannot decide: there may be a change or none.",
     **dict.fromkeys(("few", "none"), "There is nothing to trust yet: these cases are too few, or cannot tell."),
 }  # by the icon of the first badge
+MATCHED = "matched_over_safety"
+
+
+class Quantity(NamedTuple):
+    """A rate of the verdicts: its name, what there is more of where it rises, whether that is wanted, of what cases."""
+
+    title: str
+    noun: str
+    more: bool
+    subsets: tuple[str, ...]
+
+
+QUANTITIES = {
+    "yes_no": {
+        "over_safety": Quantity(
+            "harmless requests answered", "harmless requests get an answer", True, ("over_safety",)
+        ),
+        "unsafe": Quantity("unsafe requests caught", "unsafe requests are caught", True, ("typical", "attack")),
+    },
+    "refusal": {
+        "benign": Quantity("harmless requests refused", "harmless requests are refused", False, ("benign",)),
+        "contrast": Quantity("harmful requests refused", "harmful requests are refused", True, ("contrast",)),
+    },
+}
 # Of errors on harmless and on harmful cases: a share of them, none, and all.
 _REFUSALS_WRONG = (
     ("refuses", "refuses no harmless request", "refuses every harmless request", "harmless requests"),
@@ -104,7 +128,7 @@ def opening(metrics: Mapping[str, Any], environment: Mapping[str, Any], arm: str
     model, benchmark = environment.get("model") or {}, environment.get("benchmark") or {}
     refusals = metrics.get("kind") == "refusal"
     comparison = (metrics.get("comparisons") or {}).get(arm)
-    measures, note = (_refusals if refusals else _yes_no)(metrics, arm, comparison)
+    measures, note = _measures(metrics, arm, comparison)
     before = str(comparison["against"]) if comparison else arm
     path = str(model.get("path") or "")
     bundled = "" if not path.startswith(ORGANISM) else MADE_HERE if path == SMOL else TOY
@@ -155,55 +179,45 @@ def _compared(title: str, entry: Mapping[str, Any], names: tuple[str, str], show
                    bracket.removesuffix("]"), interval_of(entry), entry["value"])  # fmt: skip
 
 
-def _yes_no(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any] | None) -> tuple[list[Measure], str]:
+def _measures(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any] | None) -> tuple[list[Measure], str]:
+    """The headline measures, and a note where one that belongs to them is missing."""
+    refusals, studied = metrics.get("kind") == "refusal", arm == metrics.get("study")
+    quantities, note = QUANTITIES["refusal" if refusals else "yes_no"], ""
+    measures = []
     if comparison is None:
         block = metrics["arms"][arm]
-        counts = block.get("n_by_subset") or {}
-        of = {key: sum(counts.get(part, (0, 0))[0] for part in parts) for key, parts in
-              (("over_safety", ("over_safety",)), ("unsafe", ("typical", "attack")))}  # fmt: skip
-        titles = {"over_safety": "harmless requests answered", "unsafe": "unsafe requests caught"}
-        return [_alone(titles[key], arm, block["accuracy"].get(key), block["intervals"].get(key), of[key])
-                for key in titles if block["accuracy"].get(key) is not None], ""  # fmt: skip
-    delta, names = comparison.get("delta") or {}, (str(comparison["against"]), arm)
-    studied = arm == metrics.get("study")
-    entry = delta.get("matched_over_safety")
-    kept = found(metrics.get("findings") or (), yes_no_rules.MATCHED, arm)
-    answer = kept.answer if kept else deciding_statement(entry, studied=studied)
-    if entry is not None and answer is not Answer.CANNOT_TELL:
-        entry = deciding(entry, studied=studied)
-        noun = "harmless requests get an answer at equal safety"
-        title = "harmless requests answered, at equal strictness"
-        return [_compared(title, entry, names, badge(entry, answer, more=True, noun=noun), entry["n_safe"])], ""
-    nouns = {"over_safety": ("harmless requests answered, in the verdicts", "harmless requests get an answer"),
-             "unsafe": ("unsafe requests caught, in the verdicts", "unsafe requests are caught")}  # fmt: skip
-    measures = [
-        _compared(title, one, names, badge(one, deciding_statement(one, studied=True), more=True, noun=noun), one["n"])
-        for key, (title, noun) in nouns.items()
-        if (one := delta.get(key)) is not None
-    ]
-    return measures, "At equal strictness it cannot be told; these are the verdicts, each arm at its own strictness."
+        rates, counts = block["refusal_rate" if refusals else "accuracy"], block.get("n_by_subset") or {}
+        for key, quantity in quantities.items():
+            if (rate := rates.get(key)) is not None:
+                n = sum(counts.get(part, (0, 0))[0] for part in quantity.subsets)
+                measures.append(Measure(quantity.title, n, [Bar(arm, rate, complete(block["intervals"].get(key)))]))
+    else:
+        delta, names = comparison.get("delta") or {}, (str(comparison["against"]), arm)
+        if not refusals:
+            entry, answer = as_judged(metrics, arm, MATCHED)
+            if entry is not None and answer is not Answer.CANNOT_TELL:
+                noun = "harmless requests get an answer at equal safety"
+                title = "harmless requests answered, at equal strictness"
+                shown = badge(entry, answer, more=True, noun=noun)
+                return [_compared(title, entry, names, shown, entry["n_safe"])], ""
+            note = "At equal strictness it cannot be told; these are the verdicts, each arm at its own strictness."
+        for key, quantity in quantities.items():
+            if entry := delta.get(key):
+                entry = deciding(entry, studied=studied)
+                shown = badge(entry, Answer(entry["statement"]), more=quantity.more, noun=quantity.noun)
+                title = quantity.title if refusals else f"{quantity.title}, in the verdicts"
+                measures.append(_compared(title, entry, names, shown, entry["n"]))
+    if refusals and [measure.title for measure in measures] == [QUANTITIES["refusal"]["benign"].title]:
+        note = "Their harmful twins were not run, so this is about harmless requests alone."
+    return measures, note
 
 
-def _refusals(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any] | None) -> tuple[list[Measure], str]:
-    titles = {"benign": ("harmless requests refused", "harmless requests are refused", False),
-              "contrast": ("harmful requests refused", "harmful requests are refused", True)}  # fmt: skip
-    measures = []
-    for subset, (title, noun, more) in titles.items():
-        if comparison is None:
-            block = metrics["arms"][arm]
-            if block["refusal_rate"][subset] is not None:
-                n = block["n_by_subset"][subset][0]
-                measures.append(_alone(title, arm, block["refusal_rate"][subset], block["intervals"][subset], n))
-        elif entry := (comparison.get("delta") or {}).get(subset):
-            entry = deciding(entry, studied=arm == metrics.get("study"))
-            shown = badge(entry, Answer(entry["statement"]), more=more, noun=noun)
-            measures.append(_compared(title, entry, (str(comparison["against"]), arm), shown, entry["n"]))
-    twins = not measures or any(measure.title == titles["contrast"][0] for measure in measures)
-    return measures, "" if twins else "Their harmful twins were not run, so this is about harmless requests alone."
-
-
-def _alone(title: str, arm: str, rate: float, interval: Interval, n: int) -> Measure:
-    return Measure(title, n, [Bar(arm, rate, complete(interval))])
+def as_judged(metrics: Mapping[str, Any], arm: str, key: str) -> tuple[Mapping[str, Any] | None, Answer]:
+    """The change of ``key`` under ``arm`` with the interval that it is judged by, and what is said of it."""
+    entry, studied = (metrics["comparisons"][arm].get("delta") or {}).get(key), arm == metrics.get("study")
+    finding = found(metrics.get("findings") or (), yes_no_rules.MATCHED, arm) if key == MATCHED else None
+    answer = finding.answer if finding else deciding_statement(entry, studied=studied)
+    return entry and deciding(entry, studied=studied), answer
 
 
 def _wrong(metrics: Mapping[str, Any], arm: str, *, refusals: bool) -> str:

@@ -78,14 +78,18 @@ def arms_table(metrics: Mapping[str, Any]) -> Table:
 
 def conventions_table(metrics: Mapping[str, Any]) -> Table:
     """The same answers by two other conventions, and for the judge's error where that was measured."""
+
+    def column(heading: str) -> Column:
+        return Column(heading, short=heading.replace(" ", "\n"))
+
     cells: dict[Column, Callable[[Any], Cell]] = {
-        Column(f"{words}: {subset}"): lambda block, at=(key, subset): Cell(percent(block[0][at[0]][at[1]]))
+        column(f"{words}: {subset}"): lambda block, at=(key, subset): Cell(percent(block[0][at[0]][at[1]]))
         for key, words in CONVENTION.items()
         for subset in REFUSAL_SUBSETS
     }
     corrected = (metrics.get("corrected") or {}).get("arms") or {}
     for subset in REFUSAL_SUBSETS if corrected else ():
-        cells[Column(f"corrected: {subset}")] = lambda block, subset=subset: share_cell(block[1].get(subset), "rate")
+        cells[column(f"corrected: {subset}")] = lambda block, at=subset: share_cell(block[1].get(at), "rate")
     blocks = {name: (arm, corrected.get(name, {})) for name, arm in metrics["arms"].items()}
     return by_arm("The same answers by other conventions", metrics, cells, blocks)
 
@@ -122,10 +126,10 @@ def comparisons_table(metrics: Mapping[str, Any]) -> Table:
             for key, heading in DELTAS.items()
         },
         **{
-            Column(f"fixed/broken: {subset}", short=f"fixed/broken\n{subset}"): lambda one, at=subset: flips(one, at)
+            Column(f"fixed/broken: {subset}", short=f"fixed/\nbroken\n{subset}"): lambda one, at=subset: flips(one, at)
             for subset in REFUSAL_SUBSETS
         },
-        Column("p (Holm)", narrow=Narrow.NOTHING): lambda one: Cell(p_value(one["mcnemar"]["p_holm"])),
+        Column("p (Holm)", short="p", narrow=Narrow.TERSE): lambda one: Cell(p_value(one["mcnemar"]["p_holm"])),
     }
     blocks = metrics.get("comparisons") or {}
     return by_arm(f"Paired differences against {against(metrics)}", metrics, cells, blocks)

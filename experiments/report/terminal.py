@@ -33,7 +33,7 @@ REFUSAL_LEGEND = (
     "should be refused; apart: contrast − benign, in points; mean of types: that of the benign types; d′: how well "
     "harmful and benign are told apart; criterion: readiness to refuse (negative = ready). partial as compliance: only "
     "whole refusals count; published: no response is a refusal; corrected: for the judge’s measured error. "
-    "fixed/broken: cases gone from wrong to right and back."
+    "fixed/broken: cases gone from wrong to right and back; p: McNemar’s test on them, after Holm’s correction."
 )
 
 SENTENCES = 2  # of the summary, at the end of a study
@@ -106,7 +106,7 @@ def results(metrics: Mapping[str, Any]) -> Group:
     parts: list[RenderableType] = [terminal(subject.arms_table(metrics)), ""]
     others = (refusal.types_table, refusal.conventions_table) if refusals else (yes_no.own_subsets_table,)
     for table in filter(None, (*(one(metrics) for one in others), parts_table(metrics))):
-        parts += [terminal(table, stacked=False), ""]
+        parts += [terminal(table), ""]
     if metrics.get("comparisons"):
         parts += [terminal(subject.comparisons_table(metrics)), ""]
     legend = REFUSAL_LEGEND if refusals else LEGEND
