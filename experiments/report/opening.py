@@ -5,7 +5,7 @@ statement on its change; a benchmark has one headline measure, or two where safe
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from experiments.metrics.findings import SMALL, Answer, deciding_statement, found
@@ -109,22 +109,14 @@ class Measure:
         return 180 * (1 + difference / reach)
 
 
-@dataclass(frozen=True)
-class Opening:
-    """The first screen; every field is text or numbers of the run."""
+def opening(metrics: Mapping[str, Any], environment: Mapping[str, Any], arm: str, folder: str = ".") -> dict[str, Any]:
+    """What to open with about ``arm``, the arm under study, of the run in ``folder``.
 
-    subject: str
-    bundled: str  # what one of the bundled models is, empty of any other
-    about: str
-    measures: list[Measure]
-    note: str = ""  # why the headline measure is not among ``measures``
-    wrong: str = ""
-    trust: list[str] = field(default_factory=list)
-    commands: Mapping[str, str] = field(default_factory=dict)  # what to type next → what it is for
-
-
-def opening(metrics: Mapping[str, Any], environment: Mapping[str, Any], arm: str, folder: str = ".") -> Opening:
-    """What to open with about ``arm``, the arm under study, of the run in ``folder``."""
+    Returns:
+        What ``templates/opening.html.j2`` prints: ``subject``; ``bundled``, what one of the bundled models is, empty of
+        any other; ``about``; ``measures``; ``note``, why the headline measure is not among them; ``wrong``; ``trust``;
+        ``commands``, what to type next → what it is for.
+    """
     model, benchmark = environment.get("model") or {}, environment.get("benchmark") or {}
     refusals = metrics.get("kind") == "refusal"
     comparison = (metrics.get("comparisons") or {}).get(arm)
@@ -133,20 +125,20 @@ def opening(metrics: Mapping[str, Any], environment: Mapping[str, Any], arm: str
     path = str(model.get("path") or "")
     bundled = "" if not path.startswith(ORGANISM) else MADE_HERE if path == SMOL else TOY
     arms = len(metrics["arms"])
-    return Opening(
-        subject=model_title(model) if model else "the model",
-        bundled=bundled,
-        about=f"{benchmark.get('name') or 'the benchmark'}, {benchmark.get('n', metrics['arms'][arm]['n_of'])} cases, "
-        + (f"asked in {arms} ways" if arms > 1 else "asked in one way"),
-        measures=measures,
-        note=note,
-        wrong=_wrong(metrics, before, refusals=refusals),
-        trust=[
+    return {
+        "subject": model_title(model) if model else "the model",
+        "bundled": bundled,
+        "about": f"{benchmark.get('name') or 'the benchmark'}, {benchmark.get('n', metrics['arms'][arm]['n_of'])} "
+        f"cases, asked in {f'{arms} ways' if arms > 1 else 'one way'}",
+        "measures": measures,
+        "note": note,
+        "wrong": _wrong(metrics, before, refusals=refusals),
+        "trust": [
             *(_TRUST[one.badge.icon] for one in measures[:1] if one.badge),
             *_trust(metrics, arm, comparison, bundled=bundled, refusals=refusals),
         ],
-        commands=next_commands(environment, folder, refusals=refusals),
-    )
+        "commands": next_commands(environment, folder, refusals=refusals),
+    }
 
 
 def badge(entry: Mapping[str, Any] | None, answer: Answer, *, more: bool, noun: str, unit: str = "cases") -> Badge:

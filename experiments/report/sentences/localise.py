@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.metrics.findings import Answer, found
-from experiments.report.numbers import fixed, fixed_interval, share
+from experiments.report.numbers import fixed, fixed_interval
 from experiments.report.sentences.wording import too_few
 
 TITLE = "Which part does it?"
@@ -74,19 +74,15 @@ def _claim(result: Mapping[str, Any], question: str, seed: int) -> str:
 
 
 def _curve(result: Mapping[str, Any], question: str) -> str:
-    rows, random = result["faithfulness"][question], result["random"][question]
-    last, control = rows[-1], random[-1]
-    smallest = {
-        level: ("no k tried" if (k := result["smallest"][question][level]) is None else f"k = {k}")
-        for level in ("0.5", "0.8")
-    }
-    complete = result["completeness"][question][-1]
+    """How many parts it takes; what random sets and all other parts do is in the table."""
+    rows = result["faithfulness"][question]
+    half, most = (
+        "no k tried" if (k := result["smallest"][question][level]) is None else f"k = {k}" for level in ("0.5", "0.8")
+    )
     return (
-        f"Of {WHAT[question]}, half is restored by {smallest['0.5']}, 80% by {smallest['0.8']} (k = "
-        f"{', '.join(str(row['k']) for row in rows)} of {result['parts']} parts were tried). The best {last['k']} "
-        f"together restore {_entry(last)} and flip {share(last['flips'])} of the verdicts, where everything flips "
-        f"{share(last['flips_of_all'])}; {control['sets']} random sets of as many, {share(control['same_layers'])} of "
-        f"their parts in the same layers, {_entry(control)}; all parts but the best {last['k']} {_entry(complete)}."
+        f"Of {WHAT[question]}, half is restored by {half}, 80% by {most} (k = "
+        f"{', '.join(str(row['k']) for row in rows)} of {result['parts']} parts were tried); the best {rows[-1]['k']} "
+        f"together restore {_entry(rows[-1])}, as many random ones {_entry(result['random'][question][-1])}."
     )
 
 

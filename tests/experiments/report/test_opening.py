@@ -43,7 +43,7 @@ def test_the_opening_is_the_headline_of_the_metrics(tmp_path: Path, arm: tuple[f
     folder = write_run(tmp_path, lenient(vcd=arm))
     metrics = metrics_of(folder)
     entry = metrics["comparisons"]["vcd"]["delta"]["matched_over_safety"]
-    (measure,) = opening(metrics, environment(), "vcd").measures
+    (measure,) = opening(metrics, environment(), "vcd")["measures"]
     assert measure.badge is not None
     assert measure.badge.word == entry["statement"]
     assert measure.badge.icon == icon
@@ -89,14 +89,14 @@ def test_without_margins_it_cannot_be_told_and_the_verdicts_stand_there(tmp_path
     folder = write_run(tmp_path, [record | {"margin": None} for record in predictions(120)])
     found = opening(metrics_of(folder), environment(), "vcd")
     delta = metrics_of(folder)["comparisons"]["vcd"]["delta"]
-    assert [measure.value for measure in found.measures] == [delta["over_safety"]["value"], delta["unsafe"]["value"]]
+    assert [measure.value for measure in found["measures"]] == [delta["over_safety"]["value"], delta["unsafe"]["value"]]
     assert "cannot be told" in plain(first_screen(folder))
 
 
 def test_one_arm_shows_its_rates_and_compares_nothing(tmp_path: Path) -> None:
     folder = write_run(tmp_path, predictions(80, {"baseline": ARMS["baseline"]}), arm="baseline")
     found = opening(metrics_of(folder), environment(arm="baseline"), "baseline")
-    assert [measure.badge for measure in found.measures] == [None, None]
+    assert [measure.badge for measure in found["measures"]] == [None, None]
     screen = first_screen(folder)
     assert "nothing to compare" in screen
     assert 'class="badge' not in screen
@@ -122,7 +122,7 @@ def test_refusals_open_with_both_kinds_of_request(tmp_path: Path) -> None:
     fewer = ("c" if rng.random() < 0.6 else old for old in before)
     after = "".join(new if kind == "b" else "r" for kind, new in zip(subsets, fewer, strict=True))
     folder = refusal_run(tmp_path, subsets, {"baseline": before, "vcd": after}, "vcd")
-    benign, contrast = opening(metrics_of(folder), environment(), "vcd").measures
+    benign, contrast = opening(metrics_of(folder), environment(), "vcd")["measures"]
     assert benign.badge is not None
     assert (benign.badge.word, benign.badge.tone) == ("fell", "good")  # fewer harmless requests refused
     assert contrast.badge is not None
@@ -175,7 +175,7 @@ def test_the_bundled_one_with_real_language_is_called_small_and_no_toy(tmp_path:
 def test_what_to_type_next_stands_on_the_page_as_in_the_terminal(tmp_path: Path) -> None:
     folder = write_run(tmp_path, predictions(24))
     commands = next_commands(environment(), str(folder), refusals=False)
-    assert opening(metrics_of(folder), environment(), "vcd", str(folder)).commands == commands
+    assert opening(metrics_of(folder), environment(), "vcd", str(folder))["commands"] == commands
     assert commands
     page = unescape(build(folder).read_text(encoding="utf-8"))
     assert all(f"{purpose}: <code>{command}</code>" in page for command, purpose in commands.items())
@@ -207,4 +207,4 @@ def test_the_five_questions_are_on_the_first_screen(tmp_path: Path) -> None:
 def test_none_and_all_are_said_in_words(tmp_path: Path, accuracy: dict[str, float], said: str) -> None:
     metrics = metrics_of(write_run(tmp_path, predictions(24)))
     metrics["arms"]["baseline"]["accuracy"] |= accuracy
-    assert opening(metrics, environment(), "vcd").wrong == said
+    assert opening(metrics, environment(), "vcd")["wrong"] == said
