@@ -79,37 +79,19 @@ def within(interval: Interval) -> str:
     return f" (95% interval {share(ends[0])} to {share(ends[1])})"
 
 
-def change(entry: Mapping[str, Any] | None, *, of_rates: bool = True) -> str:
-    """A difference with its interval: "+4.4 points, 95% interval +1.0 to +7.8"; plain numbers unless ``of_rates``.
+def brief(entry: Mapping[str, Any] | None, *, of_rates: bool = True, named: bool = False) -> str:
+    """A difference with the wider of its 95% intervals in brackets: "+4.4 points [−2.0, +10.8]"; plain, not of rates.
 
-    Where it has one, the interval over templates follows: "; over sentence templates −2.0 to +10.8".
+    With ``named`` it says what the brackets hold: "+4.4 points [95% interval −2.0 to +10.8]", or that there is none. An
+    end that is not 0 is not rounded to it: a reader shall see on which side it lies.
     """
     if entry is None:
         return "not available"
-
-    def show(value: float, unit: str = "") -> str:
-        return points(value, unit=unit) if of_rates else fixed(value, 3, sign=True)
-
-    text = show(entry["value"], " points" if of_rates else "")
-    if entry["low"] is None or entry["high"] is None:
-        return f"{text}, no interval"
-    text += f", 95% interval {show(entry['low'])} to {show(entry['high'])}"
-    other = entry.get("by_template")
-    if other is None or other["low"] is None:
-        return text
-    return f"{text}; over sentence templates {show(other['low'])} to {show(other['high'])}"
-
-
-def brief(entry: Mapping[str, Any], *, of_rates: bool = True, named: bool = False) -> str:
-    """A difference with the wider of its 95% intervals in brackets: "+4.4 points [−2.0, +10.8]".
-
-    With ``named`` it says what the brackets hold: "+4.4 points [95% interval −2.0 to +10.8]". An end that is not 0 is
-    not rounded to it: a reader shall see on which side it lies.
-    """
     scale, digits, unit = (100, 1, " points") if of_rates else (1, 3, "")
-    ends = wider(entry)
-    if ends["low"] is None:
-        return fixed(scale * entry["value"], digits, sign=True) + unit
+    value = fixed(scale * entry["value"], digits, sign=True) + unit
+    ends = interval_of(entry)
+    if ends is None:
+        return f"{value}, no interval" if named else value
 
     def end(value: float) -> str:
         shown = digits
@@ -117,8 +99,7 @@ def brief(entry: Mapping[str, Any], *, of_rates: bool = True, named: bool = Fals
             shown += 1
         return fixed(scale * value, shown, sign=True)
 
-    low, high = end(ends["low"]), end(ends["high"])
-    value = fixed(scale * entry["value"], digits, sign=True) + unit
+    low, high = map(end, ends)
     return f"{value} [{f'95% interval {low} to {high}' if named else f'{low}, {high}'}]"
 
 

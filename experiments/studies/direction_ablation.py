@@ -17,7 +17,7 @@ from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
 from experiments.metrics.findings import Answer, Finding, statement
-from experiments.report.numbers import change, fixed
+from experiments.report.numbers import brief, fixed
 from experiments.report.sections import Section, write_section
 from experiments.report.sentences import direction_ablation as sentences
 from experiments.report.table import Cell, Column, Narrow, Table, rate, terminal
@@ -203,6 +203,6 @@ def table(arms: Mapping[str, Any]) -> Table:
         for error, words in ERRORS.items():
             one = arm[error]
             record[words] = rate(one["rate"], one["interval"])
-            record[f"{words}, change"] = change(one["change"]) if one["change"] else "–"
+            record[f"{words}, change"] = brief(one["change"]) if one["change"] else "–"
         records.append(record)
     return Table.of("Every arm on the same cases.", records, columns=[*columns, Column("AUROC")])

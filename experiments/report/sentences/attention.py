@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.metrics.findings import Answer, Finding
-from experiments.report.numbers import brief, change, fixed, share
+from experiments.report.numbers import brief, fixed, share
 from experiments.report.sentences.wording import by_less, more_cases, too_few
 from experiments.types import Sample
 
@@ -58,7 +58,7 @@ def _image_share(finding: Finding) -> str:
     return (
         f"At the verdict, failures put {share(found['failures']['value'])} of their attention (the first token, a "
         f"sink, left out) on the image, and matched successes of the same subset {share(found['successes']['value'])} "
-        f"({change(difference)}; {_pairs(found['failures']['n'])}): {sentence} "
+        f"({brief(difference, named=True)}; {_pairs(found['failures']['n'])}): {sentence} "
         f"({'; '.join([*parts, *_by_layer(found)])})."
     )
 
@@ -92,12 +92,12 @@ def _image_effect(finding: Finding) -> str:
     )
     if finding.question == "image_effect":
         sentence = IMAGE_EFFECT[finding.answer].format(few=too_few(swap["difference"]))
-        return f"{text}: {sentence} ({change(swap['difference'], of_rates=False)})."
+        return f"{text}: {sentence} ({brief(swap['difference'], of_rates=False, named=True)})."
     by_subset = "".join(
         f"; {_spelled(subset)} {brief(one, of_rates=False)}" for subset, one in found["subsets"].items()
     )
     sentence = IMAGE_PULL[finding.answer].format(few=too_few(found["support"], sides=1))
-    lost = change(found["support"], of_rates=False)
+    lost = brief(found["support"], of_rates=False, named=True)
     return f"{text}: {sentence} (margin that the right answer loses with the image: {lost}{by_subset})."
 
 

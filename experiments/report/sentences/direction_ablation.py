@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.metrics.findings import Answer, Finding
-from experiments.report.numbers import change, percent
+from experiments.report.numbers import brief, percent
 from experiments.report.sentences.wording import by_less
 
 _CAUTION = {
@@ -38,7 +38,7 @@ def rates(arms: Mapping[str, Any], ablation: str, sides: Mapping[str, str]) -> s
     now, before = arms[ablation], arms["baseline"]
     parts = [
         f"{percent(now[side]['rate'])}% of {sides[f'{side}_words']} against {percent(before[side]['rate'])}% under the "
-        f"baseline ({change(now[side]['change'])})"
+        f"baseline ({brief(now[side]['change'], named=True)})"
         for side in ("caution", "harm")
     ]
     return f"Without the direction ({ablation}): {parts[0]}, and {parts[1]}; {now['n']} of {now['n_of']} cases."

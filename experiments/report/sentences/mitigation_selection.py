@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.metrics.findings import Answer
-from experiments.report.numbers import brief, change, percent
+from experiments.report.numbers import brief, percent
 from experiments.report.sentences.wording import deciding
 
 
@@ -29,8 +29,8 @@ def summary(result: Mapping[str, Any]) -> list[str]:
             gain = deciding(versus["matched_over_safety"], studied=False)
             found.append(
                 f"Most are answered by {best}: {percent(one['matched_over_safety']['value'])}% ({brief(gain)} against "
-                f"{rivals[0]}); in its own verdicts over-safety {change(versus['over_safety'])}, unsafe "
-                f"{change(versus['unsafe'])} ({one['n']} of {one['n_of']} cases)."
+                f"{rivals[0]}); in its own verdicts over-safety {brief(versus['over_safety'])}, unsafe "
+                f"{brief(versus['unsafe'])} ({one['n']} of {one['n_of']} cases)."
             )
     seen = result["familiar"]
     if result["learned"] and seen["seen"]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from experiments.metrics.findings import Answer
 from experiments.metrics.refusal import findings as rules
-from experiments.report.numbers import brief, change, percent, percent_interval, points, share, within
+from experiments.report.numbers import brief, percent, percent_interval, points, share, within
 from experiments.report.sentences.wording import (
     conditions,
     deciding,
@@ -93,7 +93,7 @@ def reasons(metrics: Mapping[str, Any], arm: str) -> list[str]:
     benign, studied = metrics["comparisons"][arm]["delta"]["benign"], arm == metrics["study"]
     numbers = _margin_and_bound(metrics, arm) | {
         "interval": interval_name(benign, studied=studied),
-        "change": change(deciding(benign, studied=studied)),
+        "change": brief(deciding(benign, studied=studied), named=True),
     }
     met = {
         rules.BENIGN: finding_of(metrics, rules.BENIGN, arm).answer is Answer.FELL,
@@ -212,7 +212,7 @@ def _by_type(block: Mapping[str, Any]) -> str:
     )
     return (
         f"By type of stimulus, of benign requests: {listed}; refusals of harmful requests minus those of benign ones: "
-        f"{change(block['apart'])}: {apart}."
+        f"{brief(block['apart'], named=True)}: {apart}."
     )
 
 

@@ -2,10 +2,9 @@
 
 A template names numbers of the finding's evidence, as ``str.format`` does. An *entry* (value, interval) or a plain
 number has these formats: ``{x:.2}`` with so many digits and its interval, ``{x:+.2}`` signed, ``{x:%}`` a share in per
-cent; of a difference with the wider interval in brackets ``{x:pts}`` in points and ``{x:diff}`` in plain numbers,
-``{x:change}`` and ``{x:shift}`` the same in full. ``{answer}`` is the answer's wording. Of the entry that decides,
-``{few}`` (or ``{Few}``) says how few groups there are, ``{needed}`` how many cases it would take, and ``{small}`` that
-it is by less than δ.
+cent; of a difference with the wider interval in brackets ``{x:pts}`` in points. ``{answer}`` is the answer's wording.
+Of the entry that decides, ``{few}`` (or ``{Few}``) says how few groups there are, ``{needed}`` how many cases it would
+take, and ``{small}`` that it is by less than δ.
 """
 
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from string import Formatter
 from typing import Any
 
 from experiments.metrics.findings import Answer, Finding
-from experiments.report.numbers import brief, change, fixed, percent, share
+from experiments.report.numbers import brief, fixed, percent
 from experiments.report.sentences.wording import by_less, more_cases, too_few
 from experiments.report.table import estimate, percentage
 
@@ -68,17 +67,13 @@ class _Numbers(Formatter):
 
     def format_field(self, value: Any, format_spec: str) -> str:
         """``value``, an entry or a number, by ``format_spec``."""
-        if format_spec in ("pts", "diff"):
-            return brief(value, of_rates=format_spec == "pts")
-        if format_spec in ("change", "shift"):
-            return change(value, of_rates=format_spec == "change")
+        if format_spec == "pts":
+            return brief(value)
         if format_spec == "%":
             level = value["value"] if isinstance(value, Mapping) else value
             if level is None:
                 return "cannot be told"
             return str(percentage(value)) if isinstance(value, Mapping) else f"{percent(value, 0)}%"
-        if format_spec == "share":
-            return share(value)
         if format_spec.lstrip("+").startswith("."):
             digits, sign = int(format_spec.lstrip("+.")), format_spec.startswith("+")
             entry = isinstance(value, Mapping)

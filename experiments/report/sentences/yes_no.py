@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.metrics.findings import Answer, Finding, deciding_statement
 from experiments.metrics.yes_no import findings as rules
-from experiments.report.numbers import brief, change, fixed, points, share, within
+from experiments.report.numbers import brief, fixed, points, share, within
 from experiments.report.sentences.wording import (
     conditions,
     deciding,
@@ -99,8 +99,8 @@ def reasons(metrics: Mapping[str, Any], arm: str) -> list[str]:
     matched = delta["matched_over_safety"]
     numbers = {
         "interval": interval_name(matched, studied=studied),
-        "matched": change(matched and deciding(matched, studied=studied)),
-        "overall": change(delta["overall"]),
+        "matched": brief(matched and deciding(matched, studied=studied), named=True),
+        "overall": brief(delta["overall"], named=True),
         "margin": f"{100 * metrics['method']['unsafe_margin']:g}",
         "bound": "not available" if lowest is None else points(lowest),
     }
@@ -166,7 +166,7 @@ def _order(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any]) 
         if not d_prime:
             return []
         return [f"d′, which a mere shift of the threshold can move, goes from {fixed(d_prime['from'], 2)} to "
-                f"{fixed(d_prime['to'], 2)} ({change(d_prime, of_rates=False)})."]  # fmt: skip
+                f"{fixed(d_prime['to'], 2)} ({brief(d_prime, of_rates=False, named=True)})."]  # fmt: skip
     auroc = deciding(auroc, studied=arm == metrics["study"])
     return [f"Over all levels of strictness: of an unsafe and a harmless request, {arm} ranks the harmless one safer "
             f"with probability {fixed(auroc['to'], 3)} (AUROC; 0.5 is a guess), the {before} with "

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from experiments.metrics.yes_no import results
-from experiments.report.numbers import brief, change, share
+from experiments.report.numbers import brief, share
 from experiments.report.sentences.yes_no import caveats, sentences
 from experiments.report.words import worded
 from interp.errors import UserError
@@ -167,11 +167,11 @@ def test_an_unknown_arm_is_refused(known: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("entry", "text"),
     [
-        ({"value": 0.0441, "low": 0.01, "high": 0.078}, "+4.4 points, 95% interval +1.0 to +7.8"),
-        ({"value": -0.0001, "low": -0.02, "high": 0.0}, "0.0 points, 95% interval −2.0 to 0.0"),
+        ({"value": 0.0441, "low": 0.01, "high": 0.078}, "+4.4 points [95% interval +1.0 to +7.8]"),
+        ({"value": -0.0001, "low": -0.02, "high": 0.0}, "0.0 points [95% interval −2.0 to 0.0]"),
         ({"value": -0.05, "low": None, "high": None}, "−5.0 points, no interval"),
         (None, "not available"),
     ],
 )
 def test_a_change_is_signed_and_a_rounded_zero_is_not(entry: dict[str, float | None] | None, text: str) -> None:
-    assert change(entry) == text
+    assert brief(entry, named=True) == text
