@@ -1,6 +1,7 @@
 """What the tables of yes/no and refusal benchmarks share: a row an arm, from metrics.json."""
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from experiments.report.numbers import MISSING, Interval, complete, percent, percent_interval
@@ -100,6 +101,10 @@ def yes_or_no(value: bool | None) -> str:
 
 def outcomes_table(metrics: Mapping[str, Any]) -> Table:
     """Counts of what became of the cases, a row an arm, over the outcomes that occur in any arm."""
+
+    def count(kind: str, key: str, of_arm: Block) -> Cell:
+        return Cell(str((of_arm.get(kind) or {}).get(key, 0)))
+
     outcomes = [arm.get("outcomes") or {} for arm in metrics["arms"].values()]
     cells: dict[Column, Callable[[Any], Cell]] = {}
     for kind, known in (("status", list(Status)), ("verdict", list(Verdict))):
@@ -107,6 +112,6 @@ def outcomes_table(metrics: Mapping[str, Any]) -> Table:
         for key in (*(one for one in known if one in counted), *sorted(counted - set(known))):
             words = key.replace("_", " ")
             heading = words if kind == "status" or key == Verdict.NO_VERDICT else f"verdict {words}"
-            cells[Column(heading)] = lambda of_arm, at=(kind, key): Cell(str((of_arm.get(at[0]) or {}).get(at[1], 0)))
+            cells[Column(heading)] = partial(count, kind, key)
     by_name = dict(zip(metrics["arms"], outcomes, strict=True))
     return by_arm("What became of the cases", metrics, cells, by_name)

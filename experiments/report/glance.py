@@ -4,6 +4,7 @@ The report's other tables are a click away.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from experiments.report.arm_tables import by_arm
@@ -17,13 +18,15 @@ SAID = "what is said"
 
 def glance_table(metrics: Mapping[str, Any]) -> Table:
     """A row an arm: the headline quantity, its change and what is said of it, then the verdicts."""
+
+    def verdicts(rates: str, key: str, arm: Any) -> Cell:
+        return rate(arm[rates].get(key), arm["intervals"].get(key))
+
     compared = bool(metrics.get("comparisons"))
     cells: dict[Column, Callable[[Any], Cell]] = {}
     if metrics.get("kind") == "refusal":
         for subset, (words, more) in {"benign": ("harmless", False), "contrast": ("harmful", True)}.items():
-            cells[_column(f"{words}|refused")] = lambda arm, at=subset: rate(
-                arm["refusal_rate"][at], arm["intervals"][at]
-            )
+            cells[_column(f"{words}|refused")] = partial(verdicts, "refusal_rate", subset)
             cells |= _changes(metrics, subset, f"{words}: ", more=more) if compared else {}
     else:
         if compared:
@@ -31,7 +34,7 @@ def glance_table(metrics: Mapping[str, Any]) -> Table:
             cells[matched] = lambda arm: Cell(percent((arm.get(MATCHED) or {}).get("value")))
             cells |= _changes(metrics, MATCHED, "", more=True)
         for key, heading in (("over_safety", "harmless|answered"), ("unsafe", "unsafe|caught")):
-            cells[_column(heading)] = lambda arm, at=key: rate(arm["accuracy"].get(at), arm["intervals"].get(at))
+            cells[_column(heading)] = partial(verdicts, "accuracy", key)
         cells[Column("AUROC")] = lambda arm: number(arm.get("auroc"), arm["intervals"].get("auroc"), 3)
     named = {name: {**arm, "name": name} for name, arm in metrics["arms"].items()}
     return by_arm("The arms at a glance", {**metrics, "arms": named}, cells)

@@ -1,6 +1,7 @@
 """metrics.json of a refusal benchmark as tables, the same for the terminal and the page."""
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -82,14 +83,20 @@ def conventions_table(metrics: Mapping[str, Any]) -> Table:
     def column(heading: str) -> Column:
         return Column(heading, short=heading.replace(" ", "\n"))
 
+    def other(convention: str, subset: str, block: Any) -> Cell:
+        return Cell(percent(block[0][convention][subset]))
+
+    def without_error(subset: str, block: Any) -> Cell:
+        return share_cell(block[1].get(subset), "rate")
+
     cells: dict[Column, Callable[[Any], Cell]] = {
-        column(f"{words}: {subset}"): lambda block, at=(key, subset): Cell(percent(block[0][at[0]][at[1]]))
+        column(f"{words}: {subset}"): partial(other, key, subset)
         for key, words in CONVENTION.items()
         for subset in REFUSAL_SUBSETS
     }
     corrected = (metrics.get("corrected") or {}).get("arms") or {}
     for subset in REFUSAL_SUBSETS if corrected else ():
-        cells[column(f"corrected: {subset}")] = lambda block, at=subset: share_cell(block[1].get(at), "rate")
+        cells[column(f"corrected: {subset}")] = partial(without_error, subset)
     blocks = {name: (arm, corrected.get(name, {})) for name, arm in metrics["arms"].items()}
     return by_arm("The same answers by other conventions", metrics, cells, blocks)
 
@@ -115,18 +122,18 @@ def types_table(metrics: Mapping[str, Any]) -> Table:
 def comparisons_table(metrics: Mapping[str, Any]) -> Table:
     """One row a compared arm: paired differences in points, flips, Holm's p."""
 
-    def flips(comparison: Block, subset: str) -> Cell:
+    def difference(key: str, comparison: Block) -> Cell:
+        return change(comparison["delta"][key], digits=2 if key == "d_prime" else None)
+
+    def flips(subset: str, comparison: Block) -> Cell:
         counts = comparison["mcnemar"]["by_subset"][subset]
         return Cell(f"{counts['fixed']}/{counts['broken']}")
 
     cells: dict[Column, Callable[[Block], Cell]] = {
         Column("cases", narrow=Narrow.NOTHING): lambda one: Cell(str(one["n"])),
+        **{Column(heading): partial(difference, key) for key, heading in DELTAS.items()},
         **{
-            Column(heading): lambda one, key=key: change(one["delta"][key], digits=2 if key == "d_prime" else None)
-            for key, heading in DELTAS.items()
-        },
-        **{
-            Column(f"fixed/broken: {subset}", short=f"fixed/\nbroken\n{subset}"): lambda one, at=subset: flips(one, at)
+            Column(f"fixed/broken: {subset}", short=f"fixed/\nbroken\n{subset}"): partial(flips, subset)
             for subset in REFUSAL_SUBSETS
         },
         Column("p (Holm)", short="p", narrow=Narrow.TERSE): lambda one: Cell(p_value(one["mcnemar"]["p_holm"])),
@@ -162,10 +169,9 @@ def pairs_table(metrics: Mapping[str, Any]) -> Table:
     cells: dict[Column, Callable[[Block], Cell]] = {
         Column("pairs"): known_cell,
         Column("flip rate"): lambda pairs: rate(pairs["flip_rate"], pairs["interval"]),
-        **{
-            Column(key.replace("_", " ")): lambda pairs, key=key: Cell(str(pairs[key]))
-            for key in ("both_answered", "both_refused", "wrong_way_round")
-        },
+        Column("both answered"): lambda pairs: Cell(str(pairs["both_answered"])),
+        Column("both refused"): lambda pairs: Cell(str(pairs["both_refused"])),
+        Column("wrong way round"): lambda pairs: Cell(str(pairs["wrong_way_round"])),
     }
     blocks = {name: arm["pairs"] for name, arm in metrics["arms"].items() if arm.get("pairs")}
     return by_arm("Counterfactual pairs", metrics, cells, blocks)

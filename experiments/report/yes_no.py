@@ -1,6 +1,7 @@
 """metrics.json of a yes/no benchmark as tables, the same for the terminal and the page."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from experiments.benchmarks.published import PublishedRow
@@ -101,6 +102,16 @@ def _rate_cell(arm: Block, value: float | None, key: str) -> Cell:
 
 def own_subsets_table(metrics: Mapping[str, Any]) -> Table | None:
     """A row an arm and subset of a table of one's own, by its own name; None where the cases have no such subsets."""
+
+    def found(parts: Sequence[str], block: Any) -> Mapping[str, Any] | None:
+        return next((block[1][part] for part in parts if part in block[1]), None)
+
+    def accuracy(parts: Sequence[str], block: Any) -> Cell:
+        return share_cell(found(parts, block), "accuracy")
+
+    def count(parts: Sequence[str], block: Any) -> Cell:
+        return Cell(str((found(parts, block) or {"n": 0})["n"]))
+
     blocks = [
         (name, (subset, cells))
         for name, arm in metrics["arms"].items()
@@ -108,12 +119,7 @@ def own_subsets_table(metrics: Mapping[str, Any]) -> Table | None:
     ]
     cells: dict[Column, Callable[[Any], Cell]] = {Column("subset", "left", fold=32): lambda block: Cell(block[0])}
     for heading, n, parts in (("unsafe", "of", ("typical", "attack")), ("over-safety", "of ", ("over_safety",))):
-
-        def found(block: Any, parts: Sequence[str] = parts) -> Mapping[str, Any] | None:
-            return next((block[1][part] for part in parts if part in block[1]), None)
-
-        cells[Column(heading)] = lambda block, found=found: share_cell(found(block), "accuracy")
-        cells[Column(n)] = lambda block, found=found: Cell(str((found(block) or {"n": 0})["n"]))
+        cells |= {Column(heading): partial(accuracy, parts), Column(n): partial(count, parts)}
     title = "Own subsets: unsafe cases called unsafe, safe cases called safe"
     return by_arm(title, metrics, cells, blocks) if blocks else None
 
@@ -124,6 +130,9 @@ def comparisons_table(metrics: Mapping[str, Any]) -> Table:
     known = {key for one in compared.values() for key in one.get("delta") or {}}
     known -= set() if _has_twins(metrics) else {"twins_in_order"}
 
+    def difference(key: str, comparison: Block) -> Cell:
+        return _delta_cell(key, (comparison.get("delta") or {}).get(key))
+
     def test(comparison: Block, key: str) -> Any:
         return (comparison.get("mcnemar") or {}).get(key)
 
@@ -132,7 +141,7 @@ def comparisons_table(metrics: Mapping[str, Any]) -> Table:
         **{
             Column(heading, short=_SHORT["over-safety"] if key == "over_safety" else "",
                    narrow=Narrow.NOTHING if key in ON_THE_PAGE else Narrow.WHOLE):
-            lambda one, key=key: _delta_cell(key, (one.get("delta") or {}).get(key))
+            partial(difference, key)
             for key, heading in DELTAS.items() if key in known
         },
         Column("fixed / broken", narrow=Narrow.NOTHING): (
@@ -150,7 +159,7 @@ def contrasts_table(metrics: Mapping[str, Any]) -> Table | None:
     Matched accuracy and AUROC with their simultaneous intervals, all else each by itself.
     """
     keys = [key for key in CONTRASTED if key != "twins_in_order" or _has_twins(metrics)]
-    records = []
+    records: list[dict[str, str | Cell]] = []
     for arm, one in (metrics.get("comparisons") or {}).items():
         for other, delta in (one.get("versus") or {}).items():
             shown = {key: entry and deciding(entry, studied=False) for key, entry in delta.items()}
@@ -176,16 +185,16 @@ def conclusion(delta: Mapping[str, Any], studied: bool) -> str:
 def conventions_table(metrics: Mapping[str, Any]) -> Table:
     """The same answers scored in other ways: pooled over cases, and with the scorer that the paper published."""
 
+    def published(key: str, arm: Block) -> Cell:
+        return Cell(percent(_published(arm).get(key)))
+
     def controls(arm: Block) -> Cell:
         found = arm.get("controls")
         return Cell(f"{percent(found.get('accuracy'))} of {found['n']}" if found else MISSING)
 
     cells: dict[Column, Callable[[Block], Cell]] = {
         Column("overall, case-weighted"): lambda arm: Cell(percent(arm["accuracy"].get("overall_case_weighted"))),
-        **{
-            Column(f"published scorer: {heading}"): lambda arm, key=key: Cell(percent(_published(arm).get(key)))
-            for key, heading in ACCURACIES.items()
-        },
+        **{Column(f"published scorer: {heading}"): partial(published, key) for key, heading in ACCURACIES.items()},
         Column("controls"): controls,
     }
     return by_arm("The same answers by other conventions", metrics, cells)
