@@ -82,8 +82,8 @@ def within(interval: Interval) -> str:
 def brief(entry: Mapping[str, Any] | None, *, of_rates: bool = True, named: bool = False) -> str:
     """A difference with the wider of its 95% intervals in brackets: "+4.4 points [−2.0, +10.8]"; plain, not of rates.
 
-    With ``named`` it says what the brackets hold: "+4.4 points [95% interval −2.0 to +10.8]", or that there is none. An
-    end that is not 0 is not rounded to it: a reader shall see on which side it lies.
+    With ``named`` it says what the brackets hold: "+4.4 points [95% interval −2.0 to +10.8]". An end that is not 0 is
+    not rounded to it: a reader shall see on which side it lies.
     """
     if entry is None:
         return "not available"
@@ -91,7 +91,7 @@ def brief(entry: Mapping[str, Any] | None, *, of_rates: bool = True, named: bool
     value = fixed(scale * entry["value"], digits, sign=True) + unit
     ends = interval_of(entry)
     if ends is None:
-        return f"{value}, no interval" if named else value
+        return value
 
     def end(value: float) -> str:
         shown = digits

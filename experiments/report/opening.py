@@ -166,7 +166,7 @@ def _few(entry: Mapping[str, Any]) -> str:
 
 
 def _compared(title: str, entry: Mapping[str, Any], names: tuple[str, str], shown: Badge, n: int) -> Measure:
-    change, _, bracket = brief(entry, named=interval_of(entry) is not None).partition(" [")
+    change, _, bracket = brief(entry, named=True).partition(" [")
     return Measure(title, n, [Bar(names[0], entry["from"]), Bar(names[1], entry["to"])], shown, change,
                    bracket.removesuffix("]"), interval_of(entry), entry["value"])  # fmt: skip
 

@@ -169,7 +169,7 @@ def test_an_unknown_arm_is_refused(known: dict[str, Any]) -> None:
     [
         ({"value": 0.0441, "low": 0.01, "high": 0.078}, "+4.4 points [95% interval +1.0 to +7.8]"),
         ({"value": -0.0001, "low": -0.02, "high": 0.0}, "0.0 points [95% interval −2.0 to 0.0]"),
-        ({"value": -0.05, "low": None, "high": None}, "−5.0 points, no interval"),
+        ({"value": -0.05, "low": None, "high": None}, "−5.0 points"),
         (None, "not available"),
     ],
 )
