@@ -109,12 +109,20 @@ class VCD(Contrast):
         """
         check_pictured(prompts, self.pictured)
         vlm.require("vcd")
+        from interp.speed.prefills import shares_prefills
+        from interp.speed.vision_cache import features_together
+
         branch = self.branch_now(vlm, max_new_tokens=max_new_tokens)
         encoded = vlm.encode(prompts)
         noised = self.noised(vlm, prompts, encoded)
         if branch == "paired":
             return replace(self._paired(vlm, prompts, encoded, noised, max_new_tokens), branch=branch)
-        generation = self.answers(vlm, prompts, encoded, [noised], max_new_tokens, lazy=branch == "lazy")
+        lazy = branch == "lazy"
+        # The pictures keep their size, and both are asked for; not of a prefill that other arms may have read.
+        alike = self.noise == "diffusion" and not lazy and vlm.layout.geometry != "measured"
+        alike = alike and not shares_prefills(vlm)
+        with features_together(vlm, (encoded, noised) if alike else None):
+            generation = self.answers(vlm, prompts, encoded, [noised], max_new_tokens, lazy=lazy)
         return replace(generation, branch=branch)
 
     def _paired(

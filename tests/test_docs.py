@@ -19,7 +19,7 @@ LOG = "docs/log/"  # keeps the names of its day, and the change log lists old na
 DOCUMENTS = sorted(
     str(path.relative_to(REPOSITORY)) for path in [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")]
 )
-CURRENT = [name for name in DOCUMENTS if name != "CHANGELOG.md" and not name.startswith(LOG)]
+CURRENT = [name for name in DOCUMENTS if not name.startswith(LOG)]
 DOTTED = re.compile(r"`((?:interp|mitigation|experiments)(?:\.\w+)+)`")
 PATH = re.compile(r"`((?:interp|mitigation|experiments|conf|tests|docs)/[\w./]*)`")
 IMPORT = re.compile(r"^(?:>>> )?from ((?:interp|mitigation|experiments)[\w.]*) import (.+)$", re.MULTILINE)

@@ -1,9 +1,10 @@
-"""Saves calls of a model's vision tower: features are kept by the pixels of a batch.
+"""Saves calls of a model's vision tower: features kept by the pixels of a batch, or computed for two batches at once.
 
-The arms of a study ask about the same pictures in the same batches, so the vision tower would repeat the same work.
-``shared_features`` wraps the function that computes the features: ``get_image_features`` of the module around the
-decoder; or the vision tower's forward, if later steps depend on the text (InstructBLIP's Q-Former) or the features do
-not enter the sequence (cross-attention).
+The arms of a study ask about the same pictures in the same batches, so the vision tower would repeat the same work
+(``shared_features``). A contrast asks for a picture's features and then for those of its distorted copy
+(``features_together``). Both wrap the function that computes the features: ``get_image_features`` of the module around
+the decoder; or the vision tower's forward, if later steps depend on the text (InstructBLIP's Q-Former) or the features
+do not enter the sequence (cross-attention).
 """
 
 import hashlib
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from interp.vlm import VLM
 
 MEBIBYTE = 2**20
+FEW = 4  # pictures whose features take no longer in a call of twice as many
 _KEEPING: WeakSet[nn.Module] = WeakSet()  # whose features a ``FeatureCache`` serves
 # The only outputs that a forward reads; the others would only take up memory.
 _KEPT = {"get_image_features": ("pooler_output", "deepstack_features"), "forward": ("last_hidden_state",)}
@@ -138,6 +140,78 @@ def shared_features(vlm: "VLM", cache: FeatureCache | None) -> Iterator[None]:
             yield
     finally:
         _KEEPING.discard(owner)
+
+
+@contextmanager
+def features_together(vlm: "VLM", batches: "tuple[Mapping[str, Any], Mapping[str, Any]] | None") -> Iterator[None]:
+    """While open, a call for the features of the first batch's pixels also computes the second's, for the call to come.
+
+    ``batches`` are model inputs whose pictures have equal sizes; None changes nothing. Batches of more than ``FEW``
+    pictures, which keep a device busy by themselves, are left alone, and so is everything inside ``shared_features``,
+    which may have the first batch's features already. It is bypassed as that is. The features are those of a batch of
+    twice the size: equal up to rounding.
+    """
+    if batches is None:
+        yield
+        return
+    owner, name = _place(vlm)
+    if owner in _KEEPING or _pictures(batches[0]) > FEW:
+        yield
+        return
+    first, second = batches
+    original = getattr(owner, name)
+    signature = inspect.signature(original)
+    waiting: list[ModelOutput] = []
+
+    @wraps(original)
+    def together(*arguments: Any, **given: Any) -> Any:
+        bound = signature.bind(*arguments, **given).arguments
+        bound |= bound.pop("kwargs", {})
+        if waiting and _is(bound.get("pixel_values"), second["pixel_values"]):
+            return waiting.pop()
+        if not _is(bound.get("pixel_values"), first["pixel_values"]) or _passed_by(vlm, bound):
+            return original(*arguments, **given)
+        both = original(**{key: _doubled(value, second.get(key)) for key, value in bound.items()})
+        if not isinstance(both, ModelOutput):
+            return original(*arguments, **given)
+        halves = [_half(both, _KEPT[name], which) for which in (0, 1)]
+        waiting[:] = halves[1:]
+        return halves[0]
+
+    with replaced(owner, name, together):
+        yield
+
+
+def _is(pixels: Any, own: Tensor) -> bool:
+    """Whether ``pixels`` are the tensor ``own``, or a view of all of it."""
+    return isinstance(pixels, Tensor) and (pixels.data_ptr(), pixels.numel(), pixels.dtype) == (
+        own.data_ptr(),
+        own.numel(),
+        own.dtype,
+    )
+
+
+def _doubled(value: Any, second: Any) -> Any:
+    if not isinstance(value, Tensor) or not isinstance(second, Tensor):
+        return value
+    return torch.cat([value, second.reshape(value.shape)])
+
+
+def _half(both: ModelOutput, names: Sequence[str], which: int) -> ModelOutput:
+    """The first (0) or second (1) batch's fields ``names`` of an output for two."""
+    found = {name: both[name] for name in names if both.get(name) is not None}
+    return type(both)(**{name: _part(value, which, name == "deepstack_features") for name, value in found.items()})
+
+
+def _part(value: Any, which: int, by_layer: bool) -> Any:
+    if isinstance(value, Tensor):
+        return value.chunk(2)[which]
+    if isinstance(value, tuple) and isinstance(value[0], int):  # a layer's number, and what it adds (Granite)
+        return value[0], _part(value[1], which, by_layer=False)
+    if by_layer:
+        return type(value)(_part(one, which, by_layer=False) for one in value)
+    half = len(value) // 2  # a list by picture
+    return value[half:] if which else value[:half]
 
 
 def _place(vlm: "VLM") -> tuple[nn.Module, str]:

@@ -1,5 +1,8 @@
 """Features kept for later arms: the same bits, never those of other pixels or other weights."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -7,7 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
+from interp.hooks.forward import replaced
 from interp.prompt_length import Lengths
+from interp.speed import vision_cache
 from interp.speed.vision_cache import FeatureCache, shared_features
 from interp.vlm import VLM, Generation, Prompt
 from mitigation.vcd import VCD
@@ -59,12 +64,54 @@ def test_noised_pictures_and_other_batches_get_features_of_their_own(vlm: VLM) -
     with shared_features(vlm, cache):
         vlm.generate(PROMPTS, max_new_tokens=1)
         sequential = VCD(branch="sequential").generate(vlm, PROMPTS, max_new_tokens=3)
-        assert same(sequential, plain)
+        assert sequential.token_ids == plain.token_ids
+        torch.testing.assert_close(
+            sequential.margins, plain.margins, atol=1e-5, rtol=0
+        )  # features of one call, and two
         assert (cache.reused, cache.computed) == (3, 6)  # the clean branch alone
         assert same(VCD(branch="paired").generate(vlm, PROMPTS, max_new_tokens=3), paired)
         vlm.generate(PROMPTS[:2], max_new_tokens=1)
         vlm.generate(PROMPTS[::-1], max_new_tokens=1)
         assert cache.reused == 3
+
+
+@contextmanager
+def counting(vlm: VLM) -> Iterator[list[int]]:
+    """The pictures of every call that computes features."""
+    owner, name = vision_cache._place(vlm)
+    original, calls = getattr(owner, name), []
+
+    @wraps(original)
+    def counted(*arguments: Any, **given: Any) -> Any:
+        calls.append(1)
+        return original(*arguments, **given)
+
+    with replaced(owner, name, counted):
+        yield calls
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_contrast_of_few_pictures_asks_for_their_features_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    vlm, method = VLM(*FAMILIES[name]()), VCD(alpha=2.0, noise_step=999, branch="sequential")
+    with counting(vlm) as calls:
+        together = method.generate(vlm, PROMPTS[:2], max_new_tokens=3)
+        assert len(calls) == 1
+        monkeypatch.setattr(vision_cache, "FEW", 0)
+        apart = method.generate(vlm, PROMPTS[:2], max_new_tokens=3)
+        assert len(calls) == 3
+    assert together.token_ids == apart.token_ids
+    torch.testing.assert_close(together.margins, apart.margins, atol=2e-5, rtol=0)  # logits of these reach 10
+
+
+def test_many_pictures_other_noises_and_open_caches_keep_calls_apart(vlm: VLM) -> None:
+    with counting(vlm) as calls:
+        VCD(branch="sequential").generate(vlm, PROMPTS * 2, max_new_tokens=1)
+        VCD(branch="sequential", noise="black").generate(vlm, PROMPTS, max_new_tokens=1)
+        assert len(calls) == 4
+        with shared_features(vlm, FeatureCache(10)):
+            VCD(branch="sequential").generate(vlm, PROMPTS, max_new_tokens=1)
+            VCD(branch="sequential").generate(vlm, PROMPTS, max_new_tokens=1)
+        assert len(calls) == 6  # of each picture once, kept for the second time
 
 
 def test_text_alone_needs_no_features(vlm: VLM) -> None:
