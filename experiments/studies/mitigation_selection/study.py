@@ -9,7 +9,7 @@ run goes on where it was.
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -243,10 +243,18 @@ class _Choosing:
             return training.learned(name, method, self.vlm, samples, out)
 
     def margins(self, arm: str) -> np.ndarray:
-        """The margins of an arm that was asked; NaN where it gave none."""
-        lines = [r for r in self.store.records(CHOOSING) if r["arm"] == arm and r["margin"] is not None]
-        found = {r["case"]: r["margin"] for r in records.current(lines)}
+        """The margins of an arm, once all are asked; NaN where it gave none."""
+        found = self._asked.get(arm, {})
         return np.array([found.get(sample.id, np.nan) for sample in self.samples], dtype=np.float64)
+
+    @cached_property
+    def _asked(self) -> dict[str, dict[str, float]]:
+        """By arm and case, the margins that were recorded; a later record replaces an earlier one."""
+        found: dict[str, dict[str, float]] = {}
+        for record in self.store.records(CHOOSING):
+            if record["margin"] is not None:
+                found.setdefault(record["arm"], {})[record["case"]] = record["margin"]
+        return found
 
 
 def _arm(name: str, setting: Mapping[str, Any]) -> str:
