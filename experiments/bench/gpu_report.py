@@ -46,7 +46,6 @@ class Step(NamedTuple):
 MODELS = {"LLaVA-1.5": {"7b": "7b", "tiny": "tiny"}, "Qwen2.5-VL": {"7b": "7b_qwen", "tiny": "small_qwen"}}
 STEPS = (
     Step("tests", 200),
-    Step("kernels", 150),
     *(Step(part, limit, model) for part, limit in (("attention", 90), ("vcd", 120), ("eval", 200)) for model in MODELS),
     Step("sharing", 150, "LLaVA-1.5"),
     Step("plan", 150, "LLaVA-1.5"),
@@ -192,7 +191,6 @@ def performed(step: Step, size: str, device: str, logs: Path) -> Outcome:
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env=os.environ | ({"TRITON_INTERPRET": "1"} if device == "cpu" else {}),
         )
         try:
             code = process.wait(timeout=step.limit)
@@ -232,7 +230,7 @@ def where(device: str, size: str) -> dict[str, str]:
     return {
         "device": name,
         "models": "random weights" if size == "7b" else "small ones, for a test of this page: no number means anything",
-        **{package: installed(package) for package in ("torch", "transformers", "triton")},
+        **{package: installed(package) for package in ("torch", "transformers")},
         "commit": commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
     }

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
-from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,7 +25,7 @@ import torch
 
 from experiments.bench.eval import LEAST, MOST_HELD, EvalCases
 from experiments.bench.gpu_report import ROOT, Reading
-from experiments.bench.harness import Meter, Turns, timed
+from experiments.bench.harness import Meter, timed
 from experiments.bench.vcd import BOUNDS
 from experiments.benchmarks.images import open_image
 from experiments.config import build_run, composed
@@ -41,20 +40,17 @@ from interp.tools.knockout import knockout_by_window
 from interp.tools.lens import logit_lens
 from interp.tools.patching import patch
 from interp.vlm import VLM, Prompt
-from mitigation.contrastive.kernels import Fused, contrast_and_cut, fused
 from mitigation.learned.probe_readout import TruthReadout
 from mitigation.method import Baseline
 from mitigation.vcd import VCD
 
 GIB = 2**30
 VERDICT, MASSES = 1.10, 1.25  # of a recorded forward, times a plain one, at each length
-KERNEL_ERROR = 1e-4  # of the Triton kernel and torch.compile from eager torch, in logits
 PLANNED = 0.15  # of the measured peak, that an estimate may be off
 PLANNED_ROWS = 8
 FLOAT32_ERROR = 1e-3  # of a margin in float32 on a GPU from that on a CPU, in logits
 SHARED = 1.8  # times arms apart, at least
 WAITS = 1.0  # of the host, a token
-CALLS = 50  # of a kernel between two synchronisations; a single call is too short to time
 
 
 @dataclass(frozen=True)
@@ -116,60 +112,6 @@ def counted(report: Path, device: str = "cuda") -> list[Reading]:
     what = f"tests marked gpu, {skipped} skipped{'; failed: ' if names else ''}{', '.join(names)}"
     passed = total - skipped - failed - wrong
     return [Reading(what, f"{passed} of {total - skipped} pass", "all", not failed + wrong)]
-
-
-def kernels(place: Place) -> list[Reading]:
-    """Contrast and cutoff by eager torch, ``torch.compile`` and Triton: times, and how far their scores are apart."""
-    if place.device == "cuda":
-        return compared(implementations, place.device, rows=(1, 8), vocabularies=(32064, 152064))
-    return compared(implementations, place.device, rows=(2,), vocabularies=(3000,), rounds=1)
-
-
-def implementations() -> dict[str, Fused]:
-    """Eager torch, the same under ``torch.compile`` with an empty cache, and the Triton kernel.
-
-    Raises:
-        UserError: triton is not installed.
-    """
-    torch.compiler.reset()  # after eight shapes torch.compile would fall back to eager torch, and not say so
-    compiled: Any = torch.compile(contrast_and_cut, dynamic=False)
-    return {"eager": contrast_and_cut, "compile": compiled, "Triton": fused("triton")}
-
-
-def compared(
-    make: Callable[[], dict[str, Fused]],
-    device: str,
-    *,
-    rows: Sequence[int],
-    vocabularies: Sequence[int],
-    rounds: int = 9,
-) -> list[Reading]:
-    """Microseconds a call of each kernel that ``make`` returns."""
-    found, worst, slower = [], 0.0, 0.0
-    generator = torch.Generator(device).manual_seed(0)
-    for vocabulary, row in product(vocabularies, rows):
-        clean, noised = (
-            3 * torch.randn(row, vocabulary, generator=generator, device=device).bfloat16() for _ in range(2)
-        )
-        variants = {name: partial(kernel, clean, noised, alpha=1.0, beta=0.1) for name, kernel in make().items()}
-        scores = {name: variant() for name, variant in variants.items()}  # also compiles
-        kept = scores["eager"].isfinite()
-        worst = max(worst, *((one[kept] - scores["eager"][kept]).abs().max().item() for one in scores.values()))
-        turns = Turns({name: timed(partial(_often, one), torch.device(device)) for name, one in variants.items()})
-        for _ in range(rounds):
-            turns.run()
-        times = " / ".join(f"{1e6 * turns.median(name) / CALLS:.1f}" for name in variants)
-        found.append(Reading(f"{row} rows × {vocabulary}: {' / '.join(variants)}", f"{times} µs"))
-        slower = max(slower, turns.ratio("Triton", "compile"))
-    error = Reading(
-        "largest error from eager torch, logits", f"{worst:.1e}", f"≤ {KERNEL_ERROR:.0e}", worst <= KERNEL_ERROR
-    )
-    return [*found, error, at_most("Triton over torch.compile, the worst case", slower, 1.0)]
-
-
-def _often(work: Callable[[], object]) -> None:
-    for _ in range(CALLS):
-        work()
 
 
 def attention(place: Place) -> list[Reading]:
@@ -378,7 +320,6 @@ def asked(place: Place, count: int) -> tuple[VLM, list[Prompt], Loaded]:
 
 MEASURES: dict[str, Callable[[Place], list[Reading]]] = {
     "tests": tests,
-    "kernels": kernels,
     "attention": attention,
     "vcd": vcd,
     "eval": evaluation,

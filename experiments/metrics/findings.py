@@ -2,7 +2,7 @@
 
 A rule is written next to the numbers it reads (``metrics/yes_no/findings.py``, ``metrics/refusal/findings.py``, a
 study's own module) and returns ``Finding``s, which are kept under ``findings`` in the result's JSON file.
-``experiments/report/findings/<subject>.py`` turns them into English by templates, which decide nothing. A new subject
+``experiments/report/sentences/<subject>.py`` turns them into English by templates, which decide nothing. A new subject
 adds its rules next to its numbers and one module of templates there.
 """
 

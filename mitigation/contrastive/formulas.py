@@ -33,7 +33,7 @@ def plausible(clean: Float[Tensor, "row vocab"], *, beta: float | None) -> Bool[
     """True where a token has at least β times the probability of the row's most likely one (equation 4).
 
     Computed from the clean logits, not the contrasted ones. The most likely token always passes. ``beta=None`` keeps
-    all tokens. The Triton kernel (``kernels_triton``) has the same rule in its own code.
+    all tokens.
 
     Raises:
         UserError: β is outside (0, 1].
@@ -43,6 +43,20 @@ def plausible(clean: Float[Tensor, "row vocab"], *, beta: float | None) -> Bool[
         return torch.ones_like(clean, dtype=torch.bool)
     clean = clean.float()
     return clean >= math.log(beta) + clean.max(dim=-1, keepdim=True).values
+
+
+def contrast_and_cut(
+    clean: Float[Tensor, "row vocab"], noised: Float[Tensor, "row vocab"], *, alpha: float, beta: float | None
+) -> Float[Tensor, "row vocab"]:
+    """``contrast`` where ``plausible(clean, beta)``, −inf elsewhere (equation 5); float32.
+
+    With a cutoff, a row with a NaN among its clean logits is all −inf.
+
+    Raises:
+        UserError: α or β is out of range.
+    """
+    scores = contrast(clean, noised, alpha=alpha)
+    return scores if beta is None else scores.masked_fill(~plausible(clean, beta=beta), -torch.inf)
 
 
 def uncut_answers(

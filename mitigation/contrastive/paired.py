@@ -18,8 +18,7 @@ from interp.families import PER_TOKEN
 from interp.hooks.attention import NAME, SOFT_CAPPED_NAME
 from interp.layout import layout_for
 from interp.output_head import float32_head
-from mitigation.contrastive.formulas import contrast
-from mitigation.contrastive.kernels import fused
+from mitigation.contrastive.formulas import contrast, contrast_and_cut
 from mitigation.contrastive.processors import ContrastLogitsProcessor
 from mitigation.contrastive.second_branch import check_inputs
 from mitigation.validation import check_alpha, check_beta
@@ -48,7 +47,6 @@ def generate_paired(
     beta: float | None,
     streamer: BaseStreamer | None = None,
     max_new_tokens: int,
-    kernel: str = "torch",
     logits_processor: Sequence[LogitsProcessor] | None = None,
     **generate_kwargs: Any,
 ) -> PairedOutput:
@@ -57,7 +55,7 @@ def generate_paired(
     The tokens are those of ``VisualContrastiveLogitsProcessor``. ``logits_processor`` run after the contrast, on both
     halves alike: end them with a ``mitigation.processors.CaseSampler`` (a key for each clean row) to sample. The
     checkpoint's own sampling settings are ignored. Needs memory for twice the rows; adds no synchronisation with the
-    device. ``streamer`` receives the clean rows. ``kernel`` is one of ``mitigation.contrastive.kernels``.
+    device. ``streamer`` receives the clean rows.
 
     Raises:
         UserError: settings out of range, beams or several sequences per prompt, a penalty or bias (also from
@@ -70,7 +68,7 @@ def generate_paired(
         if options[name] != 1:
             raise UserError(f"{name}={options[name]}; a pair of rows follows one sequence a prompt; leave {name} out")
     both = pair_inputs(model, inputs, noised)
-    pairing = PairedContrastLogitsProcessor(model, both["input_ids"], alpha=alpha, beta=beta, kernel=kernel)
+    pairing = PairedContrastLogitsProcessor(model, both["input_ids"], alpha=alpha, beta=beta)
     generate: Any = model.generate
     with float32_head(model):
         output = generate(
@@ -88,7 +86,7 @@ def generate_paired(
 class PairedContrastLogitsProcessor(ContrastLogitsProcessor):
     """Contrasts the first half of the rows with the second and returns the result for both halves.
 
-    ``prompt_ids`` are those of both halves (``pair_inputs``). ``kernel`` is one of ``mitigation.contrastive.kernels``.
+    ``prompt_ids`` are those of both halves (``pair_inputs``).
 
     Raises:
         UserError: settings out of range; while generating, as ``VisualContrastiveLogitsProcessor``.
@@ -101,12 +99,10 @@ class PairedContrastLogitsProcessor(ContrastLogitsProcessor):
         *,
         alpha: float,
         beta: float | None,
-        kernel: str = "torch",
     ) -> None:
         check_alpha(alpha)
         check_beta(beta)
         self.alpha, self.beta = alpha, beta
-        self._fused = fused(kernel)
         super().__init__(model, prompt_ids)
 
     def __call__(
@@ -119,7 +115,7 @@ class PairedContrastLogitsProcessor(ContrastLogitsProcessor):
         noised = noised.clamp(min=torch.finfo(noised.dtype).min / max(1.0, self.alpha))
         if not generated.shape[1]:
             self._first_scores = contrast(clean, noised, alpha=self.alpha)
-        result = self._fused(clean, noised, alpha=self.alpha, beta=self.beta)
+        result = contrast_and_cut(clean, noised, alpha=self.alpha, beta=self.beta)
         return torch.cat([result, result])
 
 

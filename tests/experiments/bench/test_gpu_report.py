@@ -12,7 +12,6 @@ from unittest.mock import Mock
 import psutil
 import pytest
 import torch
-from torch import Tensor
 
 from experiments.bench import gpu_report, gpu_steps
 from experiments.bench.attention import AttentionBench
@@ -22,7 +21,6 @@ from experiments.bench.gpu_steps import Place
 from experiments.bench.vcd import VcdBench
 from experiments.command_line.arguments import for_hydra
 from interp.errors import UserError
-from mitigation.contrastive.kernels import contrast_and_cut
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import run_of
 
@@ -194,7 +192,7 @@ def test_a_page_nobody_ran_has_no_numbers() -> None:
         ("task.size=huge", "task.size='huge': known are 7b and tiny"),
         ("task.seconds=0", "task.seconds=0"),
         ("task.device=cpu", "task.device='cpu' with task.size=7b"),
-        ("task.only=[dance]", "known are tests, kernels"),
+        ("task.only=[dance]", "known are tests, attention"),
     ],
 )
 def test_bad_options_are_named(override: str, message: str) -> None:
@@ -227,36 +225,6 @@ def test_numbers_are_held_to_their_bounds(tmp_path: Path, monkeypatch: pytest.Mo
     found = readings("eval", {"rows": {"study": study}, "peak_mib": peaks, "answers_unlike_the_loop": 0})
     assert (found[0].bound, found[0].met, found[3].value) == ("≥ 8 ×", False, "2.0 GiB")
     assert (found[4].value, found[4].met) == ("1.60 ×", False)
-
-
-def test_every_kernel_is_timed_and_errors_are_found() -> None:
-    seen: list[torch.Size] = []
-
-    def off_by(error: float) -> Callable[..., Tensor]:
-        def variant(clean: Tensor, noised: Tensor, **settings: Any) -> Tensor:
-            seen.append(clean.shape)
-            assert clean.dtype == noised.dtype == torch.bfloat16
-            return contrast_and_cut(clean, noised, **settings) + error
-
-        return variant
-
-    def make() -> dict[str, Any]:
-        return {"eager": contrast_and_cut, "compile": off_by(0), "Triton": off_by(0.5)}
-
-    *times, error, faster = gpu_steps.compared(make, "cpu", rows=(1, 3), vocabularies=(40,), rounds=2)
-    assert [reading.what.partition(":")[0] for reading in times] == [
-        "1 rows × 40",
-        "3 rows × 40",
-    ]
-    assert (error.value, error.met) == ("5.0e-01", False)
-    assert faster.bound == "≤ 1.00 ×"
-    assert seen.count(torch.Size((3, 40))) == 2 * (1 + 2 * gpu_steps.CALLS)
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_all_three_kernels_agree() -> None:
-    found = gpu_steps.compared(gpu_steps.implementations, "cuda", rows=(4,), vocabularies=(32064,), rounds=1)
-    assert found[-2].met
 
 
 @pytest.mark.parametrize(
