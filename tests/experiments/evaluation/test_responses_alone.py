@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 
 from experiments.types import Kind
@@ -210,8 +211,9 @@ def test_the_papers_row_stands_beside_them_on_mmsafeaware(shared: Path, tmp_path
     table = run_of("+exp=mmsafeaware_table1", f"runs=[{folder}]", f"output_root={tmp_path / 'table'}")
     table.task(table)
     (found,) = (tmp_path / "table" / "mmsafeaware_table1").iterdir()
-    (ours,) = [row for row in read(found, "table.json")["rows"] if row["source"] == "ours"]
-    assert ours["name"].startswith("gpt_4o (")
+    rows = pandas.read_csv(found / "table.csv")
+    (ours,) = rows.loc[rows["source"] == "ours", "name"]
+    assert ours.startswith("gpt_4o (")
 
 
 def test_what_has_no_published_row_says_nothing_of_one(mossbench: Path, tmp_path: Path) -> None:
