@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
@@ -195,16 +195,19 @@ class EvalBench(Bench):
         return Result(metrics, [table(metrics["rows"])], lines)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class EvalSetting:
-    """A model, cases and arms: all that a child process needs to ask the same. Files are drawn in ``folder``."""
+    """A model, cases and arms: all that a child process needs to ask the same. Files are drawn in ``folder``.
+
+    ``folder`` is one bench's own, so that its settings are equal in every process.
+    """
 
     size: str
     device: str
     seed: int
     cases: int
     folder: str
-    run: Run
+    run: Run = field(compare=False)
 
 
 class AnswerTimes:
