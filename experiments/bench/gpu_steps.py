@@ -164,7 +164,7 @@ def evaluation(place: Place) -> list[Reading]:
 
 def sharing(place: Place) -> list[Reading]:
     """The arms of ``+exp=vcd_llava`` by a study, which reads once what they ask alike, over each arm by itself."""
-    metrics = study_bench(place, 12 if place.large else 2, "task.arms=vcd_llava")
+    metrics = study_bench(place, 12 if place.large else 2, "task.arms=vcd_llava", "task.memory=false")
     times, read = metrics["study_over_apart"], metrics["prefills"]
     return [
         Reading("arms that share prompts over arms apart", f"{times:.2f} ×", f"≥ {SHARED:.1f} ×", times >= SHARED),

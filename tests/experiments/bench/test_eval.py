@@ -25,8 +25,15 @@ def measured(folder: Path, size: str, *overrides: str) -> dict[str, Any]:
 @pytest.mark.long
 @pytest.mark.parametrize(("size", "clients"), [("small", 2), pytest.param("small_qwen", 0, marks=pytest.mark.slow)])
 def test_every_way_of_asking_is_measured_and_the_study_and_the_server_answer_as_the_loop(
-    size: str, clients: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    size: str, clients: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    above: dict[int, dict[str, int]] = {}  # bytes over the model, by number of cases and way of asking
+
+    def noted(*given: Any, peaks: Any = bench_eval.peaks) -> dict[int, dict[str, int]]:
+        above.update(peaks(*given))
+        return above
+
+    monkeypatch.setattr(bench_eval, "peaks", noted)
     found = measured(tmp_path, size, f"task.clients={clients}")
     (taken,) = found["rounds"]
     rows, said = found["rows"], capsys.readouterr().out
@@ -47,6 +54,7 @@ def test_every_way_of_asking_is_measured_and_the_study_and_the_server_answer_as_
     assert found["least"] == 3.0
     assert list(found["peak_mib"]) == ["study", "baseline", "vcd", "prompt", "shift"]
     assert min(found["peak_mib"].values()) > found["weights_mib"] > 0
+    assert found["peak_mib"] == pytest.approx({name: found["weights_mib"] + n / 2**20 for name, n in above[3].items()})
     assert found["dtype"] == "float32"
     assert f"{size}: " in said
 
