@@ -1,8 +1,8 @@
 """``+exp=direction_ablation``: arms with a direction removed, over-caution and harmful compliance side by side.
 
 Beside all that a study leaves, the run's directory holds ``ablation.json``, a section of the report, and ``learned/``
-with the directions and the checkpoint with orthogonalised weights, learned on the development split. All numbers but
-the twins' agreement are those of metrics.json. Importing this module loads neither torch nor transformers.
+with the directions, learned on the development split. All numbers are those of metrics.json. Importing this module
+loads neither torch nor transformers.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pandas as pd
 from rich.console import RenderableType
 
 from experiments.config import Run
@@ -27,7 +26,6 @@ from experiments.runs.saved_run import read_run
 from interp.errors import UserError
 
 RESULT = "ablation.json"
-AGREE = 1e-3  # logits; float32 through two orders of the same sums
 TITLE = "Without the direction: over-caution and harmful compliance together"
 
 
@@ -55,12 +53,9 @@ NOTE = (
 class Ablation:
     """The task. Answers are those of the run's arms.
 
-    ``twins`` are pairs of arms that should answer alike (projection while running, weights): the largest difference of
-    their margins is reported. ``controls`` maps each ablation that the summary describes to the arms that remove
-    something else in the same way.
+    ``controls`` maps each ablation that the summary describes to the arms that remove something else in the same way.
     """
 
-    twins: list[list[str]] = field(default_factory=list)
     controls: dict[str, list[str]] = field(default_factory=dict)
 
     def __call__(self, run: Run) -> Path:
@@ -69,30 +64,19 @@ class Ablation:
         return study.run(run, after=[Analysis("ablation", "the ablations were not compared", self._conclude)])
 
     def _conclude(self, work: study.Study) -> Iterable[RenderableType]:
-        return conclude(work.store.path, twins=self.twins, controls=self.controls)
+        return conclude(work.store.path, controls=self.controls)
 
     def _check(self, run: Run) -> None:
         """Checks all that can be checked before weights are loaded."""
-        named = [arm for group in (self.controls, *self.controls.values(), *self.twins) for arm in group]
+        named = [arm for group in (self.controls, *self.controls.values()) for arm in group]
         if unknown := [arm for arm in named if arm not in run.arms]:
-            raise UserError(
-                f"task names an arm {unknown[0]!r}; known: {', '.join(run.arms)}; correct twins or controls"
-            )
-        if any(len(pair) != 2 for pair in self.twins):
-            raise UserError(f"task.twins={self.twins}: must be pairs of arms")
+            raise UserError(f"task names an arm {unknown[0]!r}; known: {', '.join(run.arms)}; correct controls")
         _ = run.weights  # what is looked into must be here
 
 
-def conclude(
-    folder: Path, *, twins: Sequence[Sequence[str]], controls: Mapping[str, Sequence[str]]
-) -> list[RenderableType]:
+def conclude(folder: Path, *, controls: Mapping[str, Sequence[str]]) -> list[RenderableType]:
     """Writes the result and the section of the run in ``folder``; returns what to print."""
-    run = read_run(folder)
-    found = evaluate(run.metrics, controls=controls)
-    found["twins"] = [_agreement(run.predictions, pair) for pair in twins]
-    agreements = [twins_agree(twin) for twin in found["twins"] if twin["largest"] is not None]
-    found["summary"] += map(sentences.twins, agreements)
-    found["findings"] += [finding.as_json() for finding in agreements]
+    found = evaluate(read_run(folder).metrics, controls=controls)
     write_json(folder / RESULT, found)
     shown = table(found["arms"])
     write_section(folder, "ablation", Section(TITLE, found["summary"], [shown], note=NOTE))
@@ -146,12 +130,6 @@ def done_by_a_control(
                    {"alike": alike, "controls": list(controls)}, ablation)  # fmt: skip
 
 
-def twins_agree(twin: Mapping[str, Any]) -> Finding:
-    """Whether two arms that should answer alike do, by the largest difference of their margins in logits."""
-    agree = twin["largest"] < AGREE
-    return Finding("twins agree", Answer.YES if agree else Answer.NO, twin, " and ".join(twin["arms"]))
-
-
 def _arm(metrics: Mapping[str, Any], name: str, subsets: ErrorSubsets) -> dict[str, Any]:
     one = metrics["arms"][name]
     changes = metrics["comparisons"].get(name, {}).get("delta", {})
@@ -182,14 +160,6 @@ def _turned(entry: Mapping[str, Any]) -> dict[str, Any]:
     if "by_template" in entry:
         turned["by_template"] = entry["by_template"] | ends(entry["by_template"])
     return turned | {"statement": statement(turned).value}
-
-
-def _agreement(records: Sequence[Mapping[str, Any]], pair: Sequence[str]) -> dict[str, Any]:
-    """The largest difference of the two arms' margins, over the cases of which both are known."""
-    margins = pd.DataFrame(records).pivot(index="case", columns="arm", values="margin")
-    first, second = (margins.get(arm, pd.Series(dtype=float)).astype(float) for arm in pair)
-    apart = (first - second).abs().dropna()
-    return {"arms": list(pair), "n": len(apart), "largest": None if apart.empty else float(apart.max())}
 
 
 def table(arms: Mapping[str, Any]) -> Table:

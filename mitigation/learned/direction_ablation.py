@@ -5,20 +5,15 @@ this module loads neither torch nor transformers; learning and generating do.
 """
 
 import random
-import shutil
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from interp.errors import UserError
 from interp.tensor_file import check_model, write_tensors
 from mitigation.learned.activation_steering import says_yes
 from mitigation.method import TrainedFile
 from mitigation.validation import check_choice, check_layer, check_seed, check_teaches
-from mitigation.wrappers import with_model
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -40,9 +35,8 @@ class AblateDirection:
     unsafe and those that it calls safe (``by`` verdict; for open answers use ``by`` truth: unsafe against safe cases).
     Among the residual layers of the model's first four fifths, it takes the one (or ``layer``) whose removal raises the
     Yes/No margin of cases called unsafe the most. Arditi et al.'s second criterion, unchanged harmless answers, is not
-    applied; the tables report it. With ``weights`` the answers are those of a checkpoint with weights orthogonal to the
-    direction, saved next to the direction's file; they agree with the projection at run time. ``shuffle`` permutes the
-    labels with this seed: the control for the effect of any such direction.
+    applied; the tables report it. ``shuffle`` permutes the labels with this seed: the control for the effect of any
+    such direction.
 
     ``to`` zero is the published ablation: the component is removed from every state, at every position and layer. Zero
     may lie far outside the range of the states. ``to`` safe instead sets the component at the verdict and at generated
@@ -52,14 +46,11 @@ class AblateDirection:
     by: str = "verdict"
     to: str = "zero"
     layer: int | None = None
-    weights: bool = False
     shuffle: int | None = None
 
     def __post_init__(self) -> None:
         check_choice("by", self.by, BY)
         check_choice("to", self.to, TO)
-        if self.weights and self.to != "zero":
-            raise UserError(f"weights=true with to={self.to!r}; weights can only be made orthogonal; set to=zero")
         check_layer(self.layer)
         if self.shuffle is not None:
             check_seed(self.shuffle)
@@ -109,7 +100,7 @@ class AblateDirection:
         Raises:
             UserError: the file belongs to another method.
         """
-        return LearnedAblation.of(out, to=self.to, weights=self.weights)
+        return LearnedAblation.of(out, to=self.to)
 
 
 @dataclass(frozen=True)
@@ -121,7 +112,6 @@ class LearnedAblation(TrainedFile):
 
     KIND: ClassVar[str] = "AblateDirection"
     to: str = "zero"
-    weights: bool = False
 
     def direction(self, vlm: "VLM") -> "Float[Tensor, ' width']":
         """The unit vector.
@@ -133,56 +123,13 @@ class LearnedAblation(TrainedFile):
         check_model(vlm, self._vectors, len(vector))
         return vector
 
-    def checkpoint(self, vlm: "VLM") -> Path:
-        """The folder with the orthogonalised weights of ``vlm``, next to the direction's file; created if missing.
-
-        It is written under a temporary name and renamed, to be safe with concurrent or killed processes.
-
-        Raises:
-            UserError: the folder holds something else, or as ``orthogonalised``.
-        """
-        direction, folder = self.direction(vlm), self.path.with_suffix("")
-        card = folder / "README.md"
-        if not card.is_file():
-            self._make(vlm, direction, folder)
-        if self.digest not in card.read_text(encoding="utf-8"):
-            raise UserError(
-                f"{folder} holds weights without another direction than that of {self.path.name} ({self.digest}); "
-                "delete the folder and ask again"
-            )
-        return folder
-
-    def _make(self, vlm: "VLM", direction: "Float[Tensor, ' width']", folder: Path) -> None:
-        from mitigation.learned.orthogonalization import orthogonalised
-
-        n, unsafe = self.about["n"], self.about["positives"]
-        why = (
-            f"The direction: difference of means at the verdict, layer {self.about['layer']}, between {unsafe} "
-            f"cases called unsafe and {n - unsafe} others (file {self.path.name}, {self.digest})."
-        )
-        draft = folder.with_name(f"{folder.name}.part-{uuid.uuid4().hex}")
-        try:
-            orthogonalised(vlm, direction, draft, why=why)
-            draft.rename(folder)
-        except OSError as error:
-            if not (folder / "README.md").is_file():  # else another process finished first
-                raise UserError(
-                    f"cannot write {folder} ({error.strerror or error}); make room, delete what is there, and run the "
-                    "same command again"
-                ) from error
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
-
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """Greedy answers and margins without the direction.
 
         Raises:
             UserError: it was learned on another model.
         """
-        if self.weights:
-            other = _loaded(self.checkpoint(vlm), self.digest, str(vlm.dtype).removeprefix("torch."), str(vlm.device))
-            return with_model(vlm, other).generate(prompts, max_new_tokens=max_new_tokens)
-        from mitigation.learned.orthogonalization import levelled, projected
+        from mitigation.learned.projection import levelled, projected
 
         direction = self.direction(vlm)
         levels = self._vectors.tensors["levels"]
@@ -203,7 +150,7 @@ class AblateRandom:
         """Greedy answers and margins without the drawn direction."""
         import torch
 
-        from mitigation.learned.orthogonalization import projected
+        from mitigation.learned.projection import projected
 
         width = vlm.model.config.get_text_config().hidden_size
         drawn = torch.randn(width, generator=torch.Generator().manual_seed(self.seed))
@@ -213,14 +160,7 @@ class AblateRandom:
 
 def _bypass(vlm: "VLM", prompts: "Sequence[Prompt]", direction: "Tensor") -> float:
     """The mean margin of ``prompts`` without the direction: high if cases called unsafe are then called safe."""
-    from mitigation.learned.orthogonalization import projected
+    from mitigation.learned.projection import projected
 
     with projected(vlm, direction):
         return float(vlm.batches.scores(prompts).double().mean())
-
-
-@lru_cache(maxsize=1)  # batches ask for it one after another
-def _loaded(folder: Path, digest: str, dtype: str, device: str) -> "VLM":
-    from interp.loading import load
-
-    return load(folder, dtype=dtype, device=device)

@@ -30,7 +30,6 @@ from interp.checkpoints.composed import is_composed
 from interp.checkpoints.lora import LoraLinear, adapted_layers, plain_state
 from interp.errors import UserError
 from interp.vlm import VLM
-from mitigation.learned.orthogonalization import orthogonalised, without
 from mitigation.vcd import VCD
 from mitigation.vrtuning import checkpoint
 from mitigation.vrtuning.method import VRTuning
@@ -129,17 +128,6 @@ def test_the_head_is_read_in_float32(folders: tuple[Path, Path]) -> None:
     assert vlm.rounded == ""
     with float32_head(vlm.model), torch.no_grad():
         assert vlm.model(**vlm.encode(PROMPTS)).logits.dtype == torch.float32
-
-
-def test_a_direction_taken_out_of_the_weights_is_taken_out_of_the_addition_too(vlm: VLM, tmp_path: Path) -> None:
-    unit = torch.nn.functional.normalize(torch.randn(32, generator=torch.Generator().manual_seed(0)), dim=0)
-    loaded = load(orthogonalised(vlm, unit, tmp_path / "out"))
-    weight = loaded.model.get_parameter("model.language_model.layers.1.mlp.down_proj.weight")
-    own = plain_state(vlm.model)["model.language_model.layers.1.mlp.down_proj.weight"]
-    close(weight, without(own.T, unit).T)
-    read = residuals(loaded, PROMPTS).values.float()
-    assert (read @ unit).abs().max() < 1e-4 * read.norm(dim=-1).max()
-    assert isinstance(vlm.model.get_submodule("model.language_model.layers.1.mlp.down_proj"), LoraLinear)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from interp.attention.record import Queries, record_attention
 from interp.hooks.residual import last_layer
 from interp.tools.knockout import knockout
 from interp.vlm import VLM, Generation, Prompt
-from mitigation.learned.orthogonalization import levelled
+from mitigation.learned.projection import levelled
 from tests.conftest import REPOSITORY
 from tests.methods import METHODS
 from tests.tiny import tiny_llava

@@ -30,7 +30,6 @@ ALIKE = {
     Answer.NOT_SHOWN: "no control is shown to do the same",
     Answer.YES: "so does {alike}, so it is not owed to this direction alone",
 }
-AGREEMENT = {Answer.YES: "agree", Answer.NO: "do not agree"}
 
 
 def rates(arms: Mapping[str, Any], ablation: str, sides: Mapping[str, str]) -> str:
@@ -63,11 +62,3 @@ def meaning(caution: Finding, harm: Finding, control: Finding, arms: Mapping[str
 
 def _by_less(error: Finding) -> str:
     return by_less(error.evidence["change"]) if error.answer in (Answer.ROSE, Answer.FELL) else ""
-
-
-def twins(finding: Finding) -> str:
-    """Whether two arms that should answer alike do."""
-    twin = finding.evidence
-    first, second = twin["arms"]
-    largest = f"their margins differ by {twin['largest']:.1e} logits at most"
-    return f"{first} and {second} {AGREEMENT[finding.answer]}: {largest} ({twin['n']} cases)."

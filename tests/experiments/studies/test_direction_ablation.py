@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from experiments.studies.direction_ablation import _agreement, evaluate
+from experiments.studies.direction_ablation import evaluate
 from interp.errors import UserError
 from tests.experiments.compose import run_of
 
@@ -114,17 +114,8 @@ def test_refusals_count_the_other_way() -> None:
     )
 
 
-def test_twins_are_compared_case_by_case() -> None:
-    records = [
-        {"case": case, "arm": arm, "margin": margin}
-        for case, arm, margin in (("1", "a", 1.0), ("1", "b", 1.5), ("2", "a", 3.0), ("2", "b", None), ("3", "b", 9.0))
-    ]
-    assert _agreement(records, ["a", "b"]) == {"arms": ["a", "b"], "n": 1, "largest": 0.5}
-    assert _agreement(records, ["a", "c"])["largest"] is None
-
-
 def test_arms_that_are_not_there_are_named(tmp_path: Path) -> None:
-    run = run_of("+exp=direction_ablation", f"output_root={tmp_path}", "task.twins=[[ablate_direction,nobody]]")
+    run = run_of("+exp=direction_ablation", f"output_root={tmp_path}", "task.controls={ablate_direction:[nobody]}")
     with pytest.raises(UserError, match="nobody"):
         run.task(run)
 
@@ -133,6 +124,5 @@ def test_arms_that_are_not_there_are_named(tmp_path: Path) -> None:
 def test_the_experiment_runs(tmp_path: Path) -> None:
     run = run_of("+exp=direction_ablation", f"output_root={tmp_path}", "limit=400", "draws=20")
     folder = run.task(run)
-    for name in ("metrics.json", "report.html", "ablation.json", "learned/orthogonalised/model.safetensors"):
+    for name in ("metrics.json", "report.html", "ablation.json", "learned/to_safe.safetensors"):
         assert (folder / name).exists(), name
-    assert "agree: their margins differ by" in (folder / "ablation.json").read_text()
