@@ -1,43 +1,26 @@
-"""words_and_picture.json's ``transplant`` as sentences: where the picture gets lost.
+"""words_and_picture.json's ``transplant`` as sentences: what other states at "this" do to the verdict."""
 
-What other states at "this" do to the verdict, what is read of the run with the picture and of that in words, and what
-becomes of both where edges of attention are cut.
-"""
-
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from experiments.metrics.findings import Answer, found
-from experiments.report.numbers import brief, fixed, fixed_interval
-from experiments.report.sentences.wording import deciding, interval_name, too_few
+from experiments.report.numbers import fixed, fixed_interval
+from experiments.report.sentences.wording import too_few
 
-TITLE = "Where the picture gets lost"
+TITLE = "Another state at “this”"
 NOTE = (
     "After one decoder layer (from 0) the state at “this” in the run with the picture is replaced, and the margin is "
     "read: by the noun's own state in the run in words (“the cockroach”, last token), by that of the other thing of "
     "the pair (truth reversed), or by the mean over the nouns of all cases. Verdicts are the signs of margins. "
     "Differences are paired with the picture as it is; what is said of them is by intervals that hold for all states "
-    "and layers at once. Of the other thing's state, AUROC is that of the case's own truth. Probes see nothing of a "
-    "case's cluster; that something can be read does not mean that it is used. In words: pointing (“There is a "
-    "cockroach.” before the question, no picture). Fitted in words, tested with the picture: each run's mean is taken "
-    "away first. The vocabulary lens names the thing whose noun is likeliest among the things' nouns, each noun's mean "
-    "over all cases taken away; nothing is fitted. Edges are cut in all layers; what is said of them is by intervals "
-    "that hold for all cuts of a run at once."
+    "and layers at once. Of the other thing's state, AUROC is that of the case's own truth."
 )
-MOVED, FOLLOWS, CUT = "auroc with another state at this", "verdicts follow the state", "auroc with edges cut"  # asked
+MOVED, FOLLOWS = "auroc with another state at this", "verdicts follow the state"  # asked
 _STATES = {
     "noun": "The noun's state from the run in words, put onto “this” in the run with the picture",
     "other": "The state of the pair's other thing",
     "mean": "The mean of all nouns' states, which names no thing",
 }
-CUTS = {
-    "source → this": "{source} → “this”",
-    "source → other words": "{source} → the other words",
-    "source → verdict": "{source} → verdict",
-    "this → verdict": "“this” → verdict",
-    "source → all": "{source} → all behind it",
-}
-SOURCES = {"picture": "picture", "words": "what is said of the thing"}
 _SAID = {
     Answer.ROSE: "raises it",
     Answer.FELL: "lowers it",
@@ -49,7 +32,7 @@ _SAID = {
 
 
 def sentences(result: Mapping[str, Any]) -> list[str]:
-    """The cases, each of the three states, and what the verdict follows; readings and cuts are in the tables."""
+    """The cases, each of the three states, and what the verdict follows; the numbers are in the table."""
     return [_entered(result), *(_state(result, state) for state in _STATES), *_follows(result)]
 
 
@@ -63,7 +46,7 @@ def _entered(result: Mapping[str, Any]) -> str:
 
 
 def _state(result: Mapping[str, Any], state: str) -> str:
-    """The layers by what may be said there; then the difference at the layer where it is largest, if any is shown."""
+    """The layers by what may be said there."""
     rows = [row for row in result["transplants"] if row["state"] == state]
     if not rows:
         return f"{_STATES[state]}: no case has one."
@@ -72,23 +55,10 @@ def _state(result: Mapping[str, Any], state: str) -> str:
         finding = found(result["findings"], MOVED, f"{state}@{row['layer']}")
         assert finding is not None
         by_answer.setdefault(finding.answer, []).append(row)
-    lines = []
-    for answer, words in _SAID.items():
-        if answer in by_answer:
-            lines.append(f"{words} after {_layers(by_answer[answer])}{_largest(answer, by_answer[answer])}")
-    return f"{_STATES[state]}, and the AUROC: it {'; it '.join(lines)}."
-
-
-def _largest(answer: Answer, rows: Sequence[Mapping[str, Any]]) -> str:
-    if answer is Answer.TOO_FEW:
-        return f" ({too_few(rows[0]['change'])})"
-    if answer not in (Answer.ROSE, Answer.FELL):
-        return ""
-    row = max(rows, key=lambda row: abs(row["change"]["value"]))
-    shown = brief(deciding(row["change"], studied=False), of_rates=False)
-    name = interval_name(row["change"], studied=False)
-    most = "most " if len(rows) > 1 else ""
-    return f" ({most}after {row['layer']}: to {fixed(row['auroc'], 3)}, {shown}, {name})"
+    lines = [f"{words} after {_layers(by_answer[answer])}" for answer, words in _SAID.items() if answer in by_answer]
+    few = by_answer.get(Answer.TOO_FEW)
+    why = f" ({too_few(few[0]['change'])})" if few else ""
+    return f"{_STATES[state]}, and the AUROC: it {'; it '.join(lines)}{why}."
 
 
 def _follows(result: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""words_and_picture.json as sentences: whether a model is blind by rule, what it sees, and how it answers in words."""
+"""words_and_picture.json as sentences: whether a model is blind by rule, and what it sees."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,9 +22,9 @@ _FAILED = {
 
 
 def sentences(result: Mapping[str, Any], *, where: str = "") -> list[str]:
-    """The claim, what is seen, and the four ways of asking, over all cases."""
+    """The claim, and what is seen; the four ways of asking, over all cases and by part, are in the tables."""
     lead = f"{where}: " if where else ""
-    return [lead + _claim(result), _seen(result), _asked(result), *_by_part(result)]
+    return [lead + _claim(result), _seen(result)]
 
 
 def _claim(result: Mapping[str, Any]) -> str:
@@ -69,23 +69,3 @@ def _seen(result: Mapping[str, Any]) -> str:
     return (
         f"Its caption of the picture is right in {share(seen['rate'])} of {seen['n']} cases{within(seen['interval'])}."
     )
-
-
-def _asked(result: Mapping[str, Any]) -> str:
-    lines = []
-    for name, words in result["conditions"].items():
-        arm = result["parts"]["all"]["arms"][name]
-        rates = " / ".join(share(arm["accuracy"][one]) for one in ("unsafe", "over_safety"))
-        lines.append(f"{words} {fixed(arm['auroc'], 3)} ({rates})")
-    return f"Over all cases, AUROC (unsafe cases right / safe cases right): {'; '.join(lines)}."
-
-
-def _by_part(result: Mapping[str, Any]) -> list[str]:
-    """AUROC in words and with the picture in every part but those that the first sentences tell of."""
-    lines = []
-    for name, block in result["parts"].items():
-        if name in ("all", result["claim_on"]):
-            continue
-        words, picture = (fixed(block["arms"][one]["auroc"], 3) for one in ("pointing", "picture"))
-        lines.append(f"{name} {words} → {picture}")
-    return [f"AUROC in words, pointing → with the picture, by part: {'; '.join(lines)}."] if lines else []

@@ -1,8 +1,7 @@
-"""``+exp=words_and_picture``: the same cases with the picture, in words, and with neither; and what is seen in them."""
+"""``+exp=words_and_picture``: the same cases with the picture, in words, and with neither."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from rich.console import RenderableType
@@ -14,8 +13,7 @@ from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.looking_inside import MOST_DRAWS, Presented, look_inside
 from experiments.evaluation.perception import captions
 from experiments.report.sections import Section, write_section
-from experiments.report.sentences import caption_ablation as caption_wording
-from experiments.report.sentences import transplant as transplant_wording
+from experiments.report.sentences import transplant as wording
 from experiments.report.sentences.words_and_picture import NOTE, TITLE, sentences
 from experiments.report.table import terminal
 from experiments.runs.launch import sharded
@@ -32,11 +30,7 @@ from experiments.studies.words_and_picture.conditions import (
 from experiments.types import Loaded, Sample
 from interp.errors import UserError
 
-RESULT, TRANSPLANT, CAPTION_ABLATION = "words_and_picture", "transplant", "caption_ablation"
-LOOKS = {  # what a reader misses without them
-    TRANSPLANT: "where the picture gets lost was not looked at",
-    CAPTION_ABLATION: "nothing was put beside the right caption",
-}
+RESULT, TRANSPLANT = "words_and_picture", "transplant"
 CONDITIONS_FILE = f"{RESULT}.jsonl"
 CAPTION_TOKENS = 24
 
@@ -50,14 +44,11 @@ class WordsAndPicture:
     condition), captions.jsonl, words_and_picture.json, and a section of the report.
 
     ``transplant`` are decoder layers (from 0) after which the noun's state in words is put onto "this" in the run with
-    the picture, and after which is read what is there of thing and truth; None leaves that out. ``caption_ablation``
-    asks why the right caption suffices alone and hardly helps beside the picture. Each is kept under its name in
-    words_and_picture.json, with a section and a figure. ``cases`` is how many scored cases they look at, whole pairs
-    spread over the benchmark (None: all).
+    the picture; None leaves that out. It is kept under ``transplant`` in words_and_picture.json, with a section and a
+    figure. ``cases`` is how many scored cases it looks at, whole pairs spread over the benchmark (None: all).
     """
 
     transplant: list[int] | None = None
-    caption_ablation: bool = False
     cases: int | None = None
 
     def __post_init__(self) -> None:
@@ -86,7 +77,7 @@ class WordsAndPicture:
                 f"benchmark={run.benchmark.name}: asks for answers in words; the study compares verdicts; "
                 "choose benchmark=iconworld"
             )
-        if self.transplant is not None or self.caption_ablation:
+        if self.transplant is not None:
             _ = run.weights  # what looks inside needs them here
         with study.opened(study.baseline_only(run), check=_known) as work:
             if self.transplant is not None:
@@ -96,10 +87,8 @@ class WordsAndPicture:
             work.answer_all()
             # All processes of a launch ask the conditions; only what follows is rank 0's.
             analyses = [Analysis(RESULT, "words and picture were not compared", self._compared, together=True)]
-            wanted = {TRANSPLANT: self.transplant is not None, CAPTION_ABLATION: self.caption_ablation}
-            for name, missing in LOOKS.items():
-                if wanted[name]:
-                    analyses.append(Analysis(name, missing, partial(self._looked, name=name)))
+            if self.transplant is not None:
+                analyses.append(Analysis(TRANSPLANT, "no state was put in the place of another", self._transplanted))
             work.conclude(analyses)
 
     def _compared(self, work: study.Study) -> list[RenderableType]:
@@ -127,29 +116,28 @@ class WordsAndPicture:
         result["sentences"] = sentences(result, where=f"{work.model_title} on {run.benchmark.name}")
         result["finished"] = now()
         before = read_object(store.path / f"{RESULT}.json")
-        store.write_json(f"{RESULT}.json", result | {name: before[name] for name in LOOKS if name in before})
+        kept = {TRANSPLANT: before[TRANSPLANT]} if TRANSPLANT in before else {}
+        store.write_json(f"{RESULT}.json", result | kept)
         return result
 
-    def _looked(self, work: study.Study, name: str) -> list[RenderableType]:
-        """One look inside, as sentences, tables and a figure; what is there of the same cases and settings is kept."""
-        from experiments.studies.words_and_picture import caption_ablation, tables, transplant
+    def _transplanted(self, work: study.Study) -> list[RenderableType]:
+        """The look inside, as sentences, table and figure; what is there of the same cases and settings is kept."""
+        from experiments.studies.words_and_picture import transplant
+        from experiments.studies.words_and_picture.tables import transplant_figure, transplant_table
 
-        look: Any = transplant if name == TRANSPLANT else caption_ablation
-        wording: Any = transplant_wording if name == TRANSPLANT else caption_wording
-        tabled, drawn = (getattr(tables, f"{name}_{form}") for form in ("tables", "figure"))
-        samples, draws = spread(work.samples, self.cases), min(work.run.draws, MOST_DRAWS)
-        options = {"layers": list(self.transplant or [])} if name == TRANSPLANT else {}
+        layers, draws = list(self.transplant or []), min(work.run.draws, MOST_DRAWS)
+        samples = spread(work.samples, self.cases)
 
         def examine() -> dict[str, Any]:
-            found = look.examine(work.vlm, samples, **options, seed=work.run.seed, draws=draws)
+            found = transplant.examine(work.vlm, samples, layers, seed=work.run.seed, draws=draws)
             return found | {"sentences": wording.sentences(found)}
 
         def present(result: dict[str, Any]) -> Presented:
-            section = Section(wording.TITLE, result["sentences"], tabled(result), note=wording.NOTE)
-            return section, {name: drawn(result)}
+            section = Section(wording.TITLE, result["sentences"], [transplant_table(result)], note=wording.NOTE)
+            return section, {TRANSPLANT: transplant_figure(result)}
 
-        settings = {**options, "draws": draws}
-        return look_inside(work, name, settings, samples, examine, present, status=wording.TITLE, within=RESULT)
+        settings = {"layers": layers, "draws": draws}
+        return look_inside(work, TRANSPLANT, settings, samples, examine, present, status=wording.TITLE, within=RESULT)
 
 
 def spread(samples: Sequence[Sample], count: int | None) -> list[Sample]:

@@ -23,14 +23,8 @@ from experiments.metrics.parts import HELD_OUT
 from experiments.report.sentences.words_and_picture import sentences
 from experiments.report.table import terminal
 from experiments.studies.words_and_picture.analysis import summarise
-from experiments.studies.words_and_picture.caption_ablation import ARMS
 from experiments.studies.words_and_picture.conditions import CONDITIONS, QUESTION, caption_questions, in_words
-from experiments.studies.words_and_picture.tables import (
-    caption_ablation_figure,
-    caption_ablation_tables,
-    conditions_table,
-    parts_table,
-)
+from experiments.studies.words_and_picture.tables import conditions_table, parts_table
 from experiments.studies.words_and_picture.transplant import NOUN, STATES
 from experiments.types import Sample
 from interp.errors import UserError
@@ -256,24 +250,22 @@ def test_what_cannot_be_said_in_words_is_refused_before_weights(tmp_path: Path) 
 
 
 @pytest.mark.long
-def test_looks_inside_are_measured_once_and_shown(
+def test_the_look_inside_is_measured_once_and_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both in one run, whole as killed."""
+    """Whole as killed."""
     sizes = ("limit=16", "draws=20", "batch_size=4", "protocol=score")
-    wanted = ("task.transplant=[0,2]", "task.caption_ablation=true")
     whole, killed = (
         (folder, json.loads((folder / "words_and_picture.json").read_text()))
-        for folder in whole_and_killed(monkeypatch, tmp_path, "words_and_picture", *wanted, *sizes)
+        for folder in whole_and_killed(monkeypatch, tmp_path, "words_and_picture", "task.transplant=[0,2]", *sizes)
     )
-    looks = ("transplant", "caption_ablation")
-    for name in looks:
-        del whole[1][name]["finished"], killed[1][name]["finished"]
-        assert whole[1][name] == killed[1][name]
-    folder, (moved, captioned) = killed[0], (killed[1][name] for name in looks)
+    del whole[1]["transplant"]["finished"], killed[1]["transplant"]["finished"]
+    assert whole[1]["transplant"] == killed[1]["transplant"]
+    folder, moved = killed[0], killed[1]["transplant"]
     printed, page = capsys.readouterr().out, (folder / "report.html").read_text()
-    for name in (*looks, "words_and_picture"):
+    for name in ("transplant", "words_and_picture"):
         assert f'id="section-{name}"' in page
+    assert (folder / "figures" / "transplant.png").exists()
     assert not (folder / "kept").exists() or not list((folder / "kept").iterdir())
 
     assert moved["cases"] == {"entered": 12, "of": 12, "with_other": 8}
@@ -283,12 +275,3 @@ def test_looks_inside_are_measured_once_and_shown(
 
     captions = [json.loads(line)["response"] for line in (folder / "captions.jsonl").read_text().splitlines()]
     assert all(caption.startswith("It is a") for caption in captions)  # in words, also where verdicts are scores
-    assert [row["arm"] for row in captioned["arms"]] == list(ARMS)
-    assert captioned["cases"] == {"n": 12, "with_other": 8}
-    assert captioned["lengths"]["picture"] != captioned["lengths"]["words"]
-    assert (folder / "figures" / "caption_ablation.png").exists()
-    assert "AUROC over 12 cases: caption alone" in printed
-    assert [row.cells[0].value for row in caption_ablation_tables(captioned)[0].rows][:2] == [
-        "caption alone", "caption alone, the question as with a picture",
-    ]  # fmt: skip
-    assert len(caption_ablation_figure(captioned).figure.axes[0].get_yticks()) == len(ARMS)
