@@ -22,9 +22,9 @@ from experiments.bench.harness import (
     runner,
     timed,
 )
+from experiments.bench.models import IMAGE_TOKENS, QWEN_TEXT, SHAPES, configured, prompt_of
 from experiments.config import Run
 from experiments.report.table import Table
-from experiments.shapes.models import IMAGE_TOKENS, QWEN_TEXT, SHAPES, configured, prompt_of
 from interp.errors import UserError
 
 if TYPE_CHECKING:

@@ -216,7 +216,7 @@ class AnswerTimes:
     turns: Turns
 
     def __init__(self, setting: EvalSetting) -> None:
-        from experiments.shapes.models import model_of
+        from experiments.bench.models import model_of
 
         files = None if setting.size in ("tiny", "smol") else setting.folder
         benchmark: Any = EvalCases(setting.cases, files)

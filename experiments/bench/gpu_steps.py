@@ -26,11 +26,11 @@ import torch
 from experiments.bench.eval import LEAST, MOST_HELD, EvalCases
 from experiments.bench.gpu_report import ROOT, Reading
 from experiments.bench.harness import Meter, timed
+from experiments.bench.models import configured, model_of, prompt_of, random_model
 from experiments.bench.vcd import BOUNDS
 from experiments.benchmarks.images import open_image
 from experiments.config import build_run, composed
 from experiments.metrics.bootstrap import auroc
-from experiments.shapes.models import configured, model_of, prompt_of, random_model
 from experiments.types import Loaded
 from interp.errors import UserError
 from interp.hooks.residual import residuals

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 import psutil
 from rich.console import Console
 
+from experiments.bench.models import LONGEST, random_model
 from experiments.config import Run
 from experiments.report.table import Column, Table, terminal
 from experiments.runs.host_memory import return_freed_blocks
 from experiments.runs.resumption import open_run
-from experiments.shapes.models import LONGEST, random_model
 from interp.errors import UserError
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments.bench.harness import MEBIBYTE, Bench, Result, Say, Setting, Turns, columns, kept, peaks, repeat, runner
+from experiments.bench.models import DECODING_SIZES
 from experiments.config import Run
 from experiments.report.table import Table
-from experiments.shapes.models import DECODING_SIZES
 from interp.errors import UserError
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from experiments.bench.eval import EvalCases
 from experiments.bench.harness import Setting, Turns, no_memory, synchronise, timed
-from experiments.shapes.models import DECODING_SIZES, configured, llava, model_of, prompt_of
+from experiments.bench.models import DECODING_SIZES, configured, llava, model_of, prompt_of
 from interp.checkpoints.word_level import SPECIAL
 from interp.errors import UserError
 from interp.output_head import float32_head

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from experiments.shapes.processors import STAND_INS, stand_in
+from experiments.bench.processors import STAND_INS, stand_in
 from interp.checkpoints.config import ORGANISM, ModelConfig
 from interp.errors import UserError
 from interp.prompt import Prompt

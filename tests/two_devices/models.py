@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from experiments.shapes import models as shapes
+from experiments.bench import models as shapes
 from experiments.shapes.device import NAME, place
 from interp.layout import layout_for
 from interp.vlm import VLM, Prompt

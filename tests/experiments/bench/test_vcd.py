@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 
 from experiments.bench.harness import Setting
+from experiments.bench.models import DECODING_SIZES
 from experiments.bench.vcd import (
     BOUNDS,
     RATIOS,
@@ -31,7 +32,6 @@ from experiments.bench.vcd_variants import (
     certain_head,
 )
 from experiments.report.table import terminal
-from experiments.shapes.models import DECODING_SIZES
 from interp.errors import UserError
 from mitigation.contrastive.formulas import plausible
 from tests.experiments.compose import run_of

@@ -1,7 +1,7 @@
 """Peak memory of a step done for real on the CPU, beside what the plan says of it; each in a process of its own.
 
 ``python -m tests.experiments.planning.truth <step> <rows>`` prints a line of JSON for one step of ``steps``. The model
-is ``experiments.shapes.models``' of CPU size: 114 million parameters in float32, 576 image tokens.
+is ``experiments.bench.models``' of CPU size: 114 million parameters in float32, 576 image tokens.
 """
 
 import json
@@ -64,7 +64,7 @@ def model(device: str, step: str) -> Any:
 
     import torch
 
-    from experiments.shapes.models import SHAPES, llava, random_model
+    from experiments.bench.models import SHAPES, llava, random_model
 
     # TRL's loss takes memory for 32,768 words whatever the vocabulary; a process is seen to hold what it writes to.
     shape = replace(SHAPES["cpu"], vocabulary=SHAPES["7b"].vocabulary) if step.startswith("lora") else SHAPES["cpu"]

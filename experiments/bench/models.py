@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from experiments.shapes.processors import stand_in
+from experiments.bench.processors import stand_in
 from interp.prompt import Prompt
 
 if TYPE_CHECKING:
