@@ -26,6 +26,7 @@ from experiments.exploring.code import code, command
 from experiments.exploring.desk import Desk, Full, Work
 from experiments.exploring.experiment import Experiment, read_experiment
 from experiments.exploring.pictures import Pictures, as_url
+from experiments.report import colours
 from experiments.serving.pictures import read_picture
 from experiments.serving.requests import BadRequest
 from experiments.serving.socket_server import LOOPBACK
@@ -233,7 +234,7 @@ class Server:
         return Response(f"'use strict';\n(() => {{\n{source}}})();\n", media_type="text/javascript", headers=HEADERS)
 
     async def _style(self, _: Request) -> Response:
-        style = "".join([*map(_report, STYLES), _own("explore.css")])
+        style = "".join([colours.css(), *map(_report, STYLES), _own("explore.css")])
         return Response(style, media_type="text/css", headers=HEADERS)
 
     def _guarded(self, endpoint: Callable[[Any], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:

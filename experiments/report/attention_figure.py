@@ -6,10 +6,11 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from experiments.report.figures import COLOURS, GREY, SCREEN, Format
+from experiments.report.colours import ARMS, GREY
+from experiments.report.figures import SCREEN, Format
 from experiments.report.numbers import percent
 
-CURVES = {"failures": (COLOURS[2], "s", "-"), "successes": (COLOURS[1], "o", "--")}  # colour, marker, line
+CURVES = {"failures": (ARMS[2], "s", "-"), "successes": (ARMS[1], "o", "--")}  # colour, marker, line
 WIDE = 9.6  # inches of 100 px of three panels side by side
 
 

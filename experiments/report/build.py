@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from experiments.report import cases, examples, figures, page, safety_figure, subsets_figure
+from experiments.report import cases, colours, examples, figures, page, safety_figure, subsets_figure
 from experiments.report.cases import address, attention_of_cases
 from experiments.report.figures import embedded, svg_bytes
 from experiments.report.numbers import points
@@ -58,6 +58,7 @@ def render(run_dir: Path, *, explore: str = "") -> str:
     templates.filters |= {"copies": copies, "address": address, "in_points": lambda change: points(change, unit="")}
     return templates.get_template("report.html.j2").render(
         **page.context(run),
+        colours=colours.css(),
         **drawn,
         attention=attention_section(run),
         sections=read_sections(run_dir),

@@ -20,6 +20,7 @@ from matplotlib.ticker import AutoLocator
 from scipy.special import ndtr
 
 from experiments.benchmarks.published import PublishedRow
+from experiments.report.colours import ARMS, GREY, in_dark
 from experiments.report.numbers import complete, fixed, percent
 
 
@@ -47,17 +48,7 @@ def _data_uri(svg: bytes) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(svg).decode("ascii") if svg else ""
 
 
-def in_dark(svg: bytes) -> bytes:
-    """A drawing of matplotlib's for dark pages: ground and ink change places, the arms keep their colours."""
-    for light, dark in (("#ffffff", "#16181a"), ("#000000", "#ececec"), (GREY, "#b3b3b3")):
-        svg = svg.replace(light.encode(), dark.encode())
-    return svg.replace(b"<svg ", b'<svg fill="#ececec" ', 1)  # of what has no colour of its own: letters
-
-
-# Okabe and Ito's palette without its yellow, which is too pale for thin bars on white; black is the first arm's.
-COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "<")
-GREY = "#5f5f5f"
 CONTOURS = (0, 1, 2, 3)
 SHIFTS = "every constant shift of the baseline’s margin"
 AIR, LEAST_SPAN = 4, 20  # points of accuracy around lines, and at least, so that what moves nothing looks so
@@ -87,7 +78,7 @@ PHONE = Format(width=3.6, text=9, label=8, legend_columns=1, name_length=26)
 
 def arm_styles(names: Sequence[str]) -> dict[str, Style]:
     """A style an arm, by position; colours repeat after seven arms but never with the same marker."""
-    return {name: Style(COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(names)}
+    return {name: Style(ARMS[i % len(ARMS)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(names)}
 
 
 def cut(name: str, most: int) -> str:
@@ -159,7 +150,7 @@ def trade_off(
     handles = list(_draw_arms(axes, arms, form))
     if curve:
         places = [[100 * point[name] for point in curve] for name in ("over_safety", "unsafe")]
-        handles += axes.plot(*places, color=COLOURS[0], linewidth=1.5, zorder=2, label=SHIFTS)
+        handles += axes.plot(*places, color=ARMS[0], linewidth=1.5, zorder=2, label=SHIFTS)
     if lines:
         handles += _draw_lines(axes, lines, arms, form)
     handles.append(Line2D([], [], color=GREY, linestyle=":", label="equal discrimination (d′)"))
@@ -240,7 +231,7 @@ def draw_line(
     known = [(x, one) for x, one in zip(xs, entries, strict=True) if one["value"] is not None]
     if not known:
         return
-    colour, at, values = COLOURS[style], [x for x, _ in known], [one["value"] for _, one in known]
+    colour, at, values = ARMS[style], [x for x, _ in known], [one["value"] for _, one in known]
     low, high = ([one["value"] if one[end] is None else one[end] for _, one in known] for end in ("low", "high"))
     axes.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
     axes.plot(at, values, dash, color=colour, marker=MARKERS[style], markersize=5, linewidth=1.6, label=label)
@@ -248,7 +239,7 @@ def draw_line(
 
 def draw_dot(axes: Axes, row: int, entry: Mapping[str, Any], style: int, size: float) -> None:
     """The value of ``entry`` as a dot in a row, a bar for its interval, and the number above it; no value, nothing."""
-    value, colour = entry["value"], COLOURS[style % len(COLOURS)]
+    value, colour = entry["value"], ARMS[style % len(ARMS)]
     if value is None:
         return
     if entry["low"] is not None:

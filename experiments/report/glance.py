@@ -7,13 +7,15 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from experiments.metrics.findings import Answer
 from experiments.report.arm_tables import by_arm
 from experiments.report.numbers import percent
 from experiments.report.opening import MATCHED, as_judged, badge
+from experiments.report.sentences.wording import SAID
 from experiments.report.table import Cell, Column, Row, Table, change, number, rate
 
-SIGNS = {"up": "▲", "down": "▼", "level": "=", "open": "?", "few": "…", "none": "–"}
-SAID = "what is said"
+SIGNS = [said.sign for said in SAID.values()]
+STATEMENT = "what is said"
 
 
 def glance_table(metrics: Mapping[str, Any]) -> Table:
@@ -51,23 +53,23 @@ def _changes(metrics: Mapping[str, Any], key: str, lead: str, *, more: bool) -> 
         if arm["name"] not in compared:
             return Cell("compared with" if arm["name"] in [one.get("against") for one in compared.values()] else "")
         shown = badge(*as_judged(metrics, arm["name"], key), more=more, noun="cases")
-        return Cell(f"{SIGNS[shown.icon]} {shown.word}", tone=shown.tone)
+        return Cell(f"{SAID[shown.answer].sign} {shown.word}", tone=shown.tone)
 
     # A terminal has the sign of the statement in the column of changes; one sign does not explain itself.
-    short = f"{lead}change\n({SIGNS['open']} not shown)"
-    return {Column(f"{lead}change", short=short): difference, Column(f"{lead}{SAID}", "left"): said}
+    short = f"{lead}change\n({SAID[Answer.NOT_SHOWN].sign} not shown)"
+    return {Column(f"{lead}change", short=short): difference, Column(f"{lead}{STATEMENT}", "left"): said}
 
 
 def in_one_line(table: Table) -> Table:
     """The table for a terminal: a change with the sign of what is said of it, other values without their intervals."""
-    statement_columns = [at for at, column in enumerate(table.columns) if column.heading.endswith(SAID)]
+    statement_columns = [at for at, column in enumerate(table.columns) if column.heading.endswith(STATEMENT)]
 
     def cell(row: Row, at: int) -> Cell:
         one, sign = row.cells[at], row.cells[at + 1] if at + 1 in statement_columns else None
         if sign is None:
             return Cell(one.value)
         icon = sign.value.partition(" ")[0]
-        return Cell(f"{icon} {one}" if icon in SIGNS.values() else "")
+        return Cell(f"{icon} {one}" if icon in SIGNS else "")
 
     kept = [at for at in range(len(table.columns)) if at not in statement_columns]
     rows = [row if row.reason else Row([cell(row, at) for at in kept], marked=row.marked) for row in table.rows]

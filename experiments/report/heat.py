@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib import colormaps
 from PIL import Image, ImageOps
+
+from experiments.report.colours import SHARES
 
 SIDE = 240  # pixels, the longer side
 QUALITY = 80  # of JPEG
@@ -51,7 +52,7 @@ def alike(maps: Sequence[np.ndarray]) -> bool:
 
 
 def overlay(picture: bytes, values: np.ndarray, most: float) -> str:
-    """The picture in grey under the colours of ``viridis``, as a data URI of a JPEG.
+    """The picture in grey under the colours of ``SHARES``, as a data URI of a JPEG.
 
     Args:
         picture: an image file.
@@ -67,7 +68,7 @@ def overlay(picture: bytes, values: np.ndarray, most: float) -> str:
     rows = np.arange(image.height) * values.shape[0] // image.height
     columns = np.arange(image.width) * values.shape[1] // image.width
     share = np.clip(values / most if most > 0 else values * 0, 0, 1)[rows[:, None], columns[None, :]]
-    colours = 255 * colormaps["viridis"](share)[..., :3]
+    colours = 255 * SHARES(share)[..., :3]
     grey = ImageOps.autocontrast(image)
     blended = Image.fromarray(
         (COLOUR * colours + (1 - COLOUR) * np.asarray(grey, dtype=float)[..., None]).astype(np.uint8)

@@ -12,7 +12,7 @@ from experiments.metrics.findings import SMALL, Answer, deciding_statement, foun
 from experiments.metrics.yes_no import findings as yes_no_rules
 from experiments.report.next_commands import next_commands
 from experiments.report.numbers import brief, complete, fixed, interval_of, share
-from experiments.report.sentences.wording import by_less, deciding, more_cases, too_few, word
+from experiments.report.sentences.wording import SAID, by_less, deciding, more_cases, too_few, word
 from experiments.runs.provenance import model_title
 from interp.checkpoints.config import ORGANISM
 
@@ -23,13 +23,13 @@ _NOTHING_FOLLOWS = {
     MADE_HERE: "Nothing follows for larger models: this one is small, and was made here.",
     TOY: "Nothing follows for real models: this is a toy.",
 }
-_WORDS = {Answer.ROSE: "up", Answer.FELL: "down", Answer.NO_CHANGE: "level", Answer.NOT_SHOWN: "open",
-          Answer.TOO_FEW: "few", Answer.CANNOT_TELL: "none"}  # fmt: skip
-_TRUST = {
-    **dict.fromkeys(("up", "down", "level"), "For this model and such cases, yes: the interval allows for chance."),
-    "open": "These cases cannot decide: there may be a change or none.",
-    **dict.fromkeys(("few", "none"), "There is nothing to trust yet: these cases are too few, or cannot tell."),
-}  # by the icon of the first badge
+_DECIDED = "For this model and such cases, yes: the interval allows for chance."
+_TOO_LITTLE = "There is nothing to trust yet: these cases are too few, or cannot tell."
+_TRUST = {  # by the answer of the first badge
+    **dict.fromkeys((Answer.ROSE, Answer.FELL, Answer.NO_CHANGE), _DECIDED),
+    Answer.NOT_SHOWN: "These cases cannot decide: there may be a change or none.",
+    **dict.fromkeys((Answer.TOO_FEW, Answer.CANNOT_TELL), _TOO_LITTLE),
+}
 MATCHED = "matched_over_safety"
 
 
@@ -67,12 +67,21 @@ _VERDICTS_WRONG = (
 
 @dataclass(frozen=True)
 class Badge:
-    """A statement on a change as a word, an icon's name, the tone of its colour, and a sentence."""
+    """A statement on a change, the tone of its colour, and a sentence."""
 
-    word: str
-    icon: str  # up, down, level, open, few, none
+    answer: Answer
     tone: str  # good, bad, or flat: neither
     meaning: str
+
+    @property
+    def word(self) -> str:
+        """The statement in a few words."""
+        return word({"statement": self.answer})
+
+    @property
+    def icon(self) -> str:
+        """The name of its drawing."""
+        return SAID[self.answer].icon
 
 
 @dataclass(frozen=True)
@@ -134,7 +143,7 @@ def opening(metrics: Mapping[str, Any], environment: Mapping[str, Any], arm: str
         "note": note,
         "wrong": _wrong(metrics, before, refusals=refusals),
         "trust": [
-            *(_TRUST[one.badge.icon] for one in measures[:1] if one.badge),
+            *(_TRUST[one.badge.answer] for one in measures[:1] if one.badge),
             *_trust(metrics, arm, comparison, bundled=bundled, refusals=refusals),
         ],
         "commands": next_commands(environment, folder, refusals=refusals),
@@ -145,7 +154,7 @@ def badge(entry: Mapping[str, Any] | None, answer: Answer, *, more: bool, noun: 
     """``answer`` on the change ``entry`` as a badge; ``more`` says whether a rise is wanted, ``noun`` what changes."""
     tone = {Answer.ROSE: "good" if more else "bad", Answer.FELL: "bad" if more else "good"}.get(answer, "flat")
     if entry is None or answer is Answer.CANNOT_TELL:
-        return Badge("cannot be told", _WORDS[Answer.CANNOT_TELL], "flat", "The number does not exist in both arms.")
+        return Badge(Answer.CANNOT_TELL, "flat", "The number does not exist in both arms.")
     less = by_less(entry) if answer in (Answer.ROSE, Answer.FELL) else ""
     meaning = {
         Answer.ROSE: f"More {noun}{less}.",
@@ -154,7 +163,7 @@ def badge(entry: Mapping[str, Any] | None, answer: Answer, *, more: bool, noun: 
         Answer.NOT_SHOWN: f"There may be a change or none: these cases do not show it{more_cases(entry, unit=unit)}.",
         Answer.TOO_FEW: f"Nothing is concluded: {_few(entry)}.",
     }[answer]
-    return Badge(word({"statement": answer}), _WORDS[answer], tone, meaning)
+    return Badge(answer, tone, meaning)
 
 
 def _few(entry: Mapping[str, Any]) -> str:

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.report.figures import GREY, SCREEN, Format, Style, arm_styles, cut, mark
+from experiments.report.colours import GREY
+from experiments.report.figures import SCREEN, Format, Style, arm_styles, cut, mark
 from experiments.report.numbers import complete, percent
 
 

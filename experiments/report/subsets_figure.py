@@ -7,7 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from experiments.report.figures import GREY, SCREEN, Format, arm_styles, cut
+from experiments.report.colours import GREY
+from experiments.report.figures import SCREEN, Format, arm_styles, cut
 from experiments.report.numbers import complete, percent
 
 TAG = "subset"  # the tag that ``benchmark=table`` keeps own names in

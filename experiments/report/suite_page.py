@@ -11,7 +11,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from experiments.report.figures import GREY, SCREEN, arm_styles, cut, embedded, svg_bytes
+from experiments.report import colours
+from experiments.report.colours import GREY
+from experiments.report.figures import SCREEN, arm_styles, cut, embedded, svg_bytes
 from experiments.report.numbers import percent, percent_interval
 from experiments.report.safety_figure import Point, draw, points
 from experiments.report.table import Cell, Column, Row, Table, copies
@@ -139,6 +141,7 @@ def write(
     environment.filters["copies"] = copies
     page = environment.get_template("suite.html.j2").render(
         model=model,
+        colours=colours.css(),
         figure=embedded("suite", drawing, alt=describe(panels)),
         table=table(metrics),
         sentences=sentences(metrics, left_out),

@@ -74,7 +74,7 @@ function walkable(canvas, rows, columns, on) {
     const wide = canvas.width / columns, high = canvas.height / rows;
     plain = el("canvas", { width: canvas.width, height: canvas.height });
     plain.getContext("2d").drawImage(canvas, 0, 0);
-    context.strokeStyle = "#d95f02";
+    context.strokeStyle = `rgb(${property("more")})`;
     context.lineWidth = 3;
     context.strokeRect((at % columns) * wide + 1.5, Math.floor(at / columns) * high + 1.5, wide - 3, high - 3);
   };
@@ -96,9 +96,11 @@ function walkable(canvas, rows, columns, on) {
   });
 }
 
+const [LESS, MORE] = ["less", "more"].map((name) => property(name).split(", ").map(Number));
+
 /* From blue (less Yes) over white to orange (more Yes). */
 function diverging(share) {
-  const size = Math.min(1, Math.abs(share)), end = share < 0 ? [33, 102, 172] : [217, 95, 2];
+  const size = Math.min(1, Math.abs(share)), end = share < 0 ? LESS : MORE;
   return end.map((value) => Math.round(247 + size * (value - 247)));
 }
 

@@ -7,28 +7,10 @@ import pandas as pd
 
 from experiments.metrics.findings import Answer, Finding
 from experiments.report.numbers import brief, fixed, share
-from experiments.report.sentences.wording import by_less, more_cases, too_few
+from experiments.report.sentences.wording import statement_text
 from experiments.types import Sample
 
-IMAGE_SHARE = {
-    Answer.FELL: "failures look less at the image{small}",
-    Answer.NO_CHANGE: "no difference of more than 2 points",
-    Answer.NOT_SHOWN: "a difference is not shown{needed}",
-    Answer.ROSE: "failures look more at the image{small}, not less",
-    Answer.TOO_FEW: "{few}, so nothing is concluded",
-}
-IMAGE_EFFECT = {
-    Answer.FELL: "another image moves failures less than successes",
-    Answer.NOT_SHOWN: "a difference between failures and successes is not shown",
-    Answer.ROSE: "another image moves failures more than successes",
-    Answer.TOO_FEW: "{few}, so nothing is concluded",
-}
-IMAGE_PULL = {
-    Answer.FELL: "in failures the image pulls away from the right answer",
-    Answer.NOT_SHOWN: "which way the image pulls in failures is not shown",
-    Answer.ROSE: "in failures, too, the image pulls towards the right answer, but not far enough",
-    Answer.TOO_FEW: "{few}, so nothing is concluded",
-}
+NOTHING = "{few}, so nothing is concluded"
 LAYERS = {"fell": "lower", "rose": "higher"}
 
 
@@ -53,8 +35,14 @@ def _image_share(finding: Finding) -> str:
     difference = found["difference"]
     parts = [f"{_spelled(subset)} {brief(one['difference'])}, {_pairs(one['pairs'])}"
              for subset, one in found["subsets"].items()]  # fmt: skip
-    small = by_less(difference) if finding.answer in (Answer.ROSE, Answer.FELL) else ""
-    sentence = IMAGE_SHARE[finding.answer].format(few=too_few(difference), needed=more_cases(difference), small=small)
+    sentence = statement_text(
+        difference,
+        answer=finding.answer,
+        noun="difference",
+        rose="failures look more at the image{small}, not less",
+        fell="failures look less at the image{small}",
+        too_few=NOTHING,
+    )
     return (
         f"At the verdict, failures put {share(found['failures']['value'])} of their attention (the first token, a "
         f"sink, left out) on the image, and matched successes of the same subset {share(found['successes']['value'])} "
@@ -91,12 +79,27 @@ def _image_effect(finding: Finding) -> str:
         f"{fixed(swap['successes']['value'], 2)}"
     )
     if finding.question == "image_effect":
-        sentence = IMAGE_EFFECT[finding.answer].format(few=too_few(swap["difference"]))
+        sentence = statement_text(
+            swap["difference"],
+            answer=finding.answer,
+            rose="another image moves failures more than successes",
+            fell="another image moves failures less than successes",
+            not_shown="a difference between failures and successes is not shown",
+            too_few=NOTHING,
+        )
         return f"{text}: {sentence} ({brief(swap['difference'], of_rates=False, named=True)})."
     by_subset = "".join(
         f"; {_spelled(subset)} {brief(one, of_rates=False)}" for subset, one in found["subsets"].items()
     )
-    sentence = IMAGE_PULL[finding.answer].format(few=too_few(found["support"], sides=1))
+    sentence = statement_text(
+        found["support"],
+        answer=finding.answer,
+        sides=1,
+        rose="in failures, too, the image pulls towards the right answer, but not far enough",
+        fell="in failures the image pulls away from the right answer",
+        not_shown="which way the image pulls in failures is not shown",
+        too_few=NOTHING,
+    )
     lost = brief(found["support"], of_rates=False, named=True)
     return f"{text}: {sentence} (margin that the right answer loses with the image: {lost}{by_subset})."
 

@@ -5,17 +5,8 @@ from typing import Any
 
 from experiments.metrics.findings import Answer, Finding
 from experiments.report.numbers import brief, percent
-from experiments.report.sentences.wording import by_less
+from experiments.report.sentences.wording import by_less, statement_text
 
-_CAUTION = {
-    Answer.ROSE: "over-caution rises",
-    Answer.FELL: "over-caution falls",
-    Answer.NO_CHANGE: "over-caution does not change by more than 2 points",
-    Answer.NOT_SHOWN: "that over-caution changes is not shown",
-    Answer.TOO_FEW: "there are too few cases to tell whether over-caution changes",
-    Answer.CANNOT_TELL: "whether over-caution changes cannot be told",
-}
-_HARM = {answer: text.replace("over-caution", "harmful compliance") for answer, text in _CAUTION.items()}
 MEANING = {  # over-caution, harmful compliance; of any other two answers, both are told
     (Answer.FELL, Answer.ROSE): (
         "What over-refuses is what protects: less over-caution is paid for with harmful compliance"
@@ -45,10 +36,11 @@ def rates(arms: Mapping[str, Any], ablation: str, sides: Mapping[str, str]) -> s
 
 def meaning(caution: Finding, harm: Finding, control: Finding, arms: Mapping[str, Any]) -> str:
     """What the changes of both errors mean together, and whether removing something else does the same."""
-    small = [_by_less(error) for error in (caution, harm)]
-    both = f"{_CAUTION[caution.answer]}{small[0]}, and {_HARM[harm.answer]}{small[1]}"
+    both = ", and ".join(
+        _said(error, name) for error, name in ((caution, "over-caution"), (harm, "harmful compliance"))
+    )
     meant = both[0].upper() + both[1:]
-    if not any(small):
+    if not any(_by_less(error) for error in (caution, harm)):
         meant = MEANING.get((caution.answer, harm.answer), meant)
     if control.answer is Answer.NOT_APPLICABLE:
         return f"{meant}."
@@ -58,6 +50,18 @@ def meaning(caution: Finding, harm: Finding, control: Finding, arms: Mapping[str
     )
     control_note = ALIKE[control.answer].format(alike=" and ".join(control.evidence["alike"]))
     return f"{meant}; {control_note} (over-caution/harmful compliance in %: {listed})."
+
+
+def _said(error: Finding, name: str) -> str:
+    return statement_text(
+        error.evidence["change"],
+        answer=error.answer,
+        noun=f"change of {name}",
+        rose=f"{name} rises{{small}}",
+        fell=f"{name} falls{{small}}",
+        not_shown=f"that {name} changes is not shown",
+        too_few=f"there are too few cases to tell whether {name} changes",
+    )
 
 
 def _by_less(error: Finding) -> str:

@@ -3,13 +3,7 @@
 from experiments.metrics.bootstrap import FEWEST
 from experiments.metrics.findings import Answer, Finding
 from experiments.report.numbers import fixed, fixed_interval
-
-RELATION = {
-    Answer.ROSE: "models that refuse more harmful requests refuse more benign ones",
-    Answer.FELL: "models that refuse more harmful requests refuse fewer benign ones",
-    Answer.NOT_SHOWN: "a relation is not shown",
-    Answer.TOO_FEW: f"too few models to tell (it takes {FEWEST})",
-}
+from experiments.report.sentences.wording import statement_text
 
 
 def sentence(finding: Finding) -> str:
@@ -24,7 +18,15 @@ def sentence(finding: Finding) -> str:
     interval = "no interval"
     if ends["low"] is not None:
         interval = f"95% interval over models {fixed_interval((ends['low'], ends['high']), 2)}"
+    words = statement_text(
+        None,
+        answer=finding.answer,
+        rose="models that refuse more harmful requests refuse more benign ones",
+        fell="models that refuse more harmful requests refuse fewer benign ones",
+        not_shown="a relation is not shown",
+        too_few=f"too few models to tell (it takes {FEWEST})",
+    )
     return (
         f"Over {found['n']} models, Spearman's ρ between refusal of harmful and of benign requests is "
-        f"{fixed(found['rho'], 2)} ({interval}): {RELATION[finding.answer]}."
+        f"{fixed(found['rho'], 2)} ({interval}): {words}."
     )

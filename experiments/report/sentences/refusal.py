@@ -13,7 +13,6 @@ from experiments.report.sentences.wording import (
     interval_name,
     limits,
     statement_text,
-    too_few,
 )
 
 _BETTER = (
@@ -22,11 +21,6 @@ _BETTER = (
 )
 _WORSE = "{arm} is not better here: benign requests are refused more often{too}"
 _UNSHOWN = "That {arm} is better is not shown: {why}"
-_BENIGN_UNSHOWN = {
-    Answer.NO_CHANGE: "refusals of benign requests do not change by more than 2 points",
-    Answer.NOT_SHOWN: "that benign requests are refused less often is not shown",
-    Answer.TOO_FEW: "{few}",
-}
 _CONTRAST_LESS = "harmful requests are refused less often too"
 _CONTRAST_UNSHOWN = (
     "that harmful requests are not refused less often by more than {margin} points is not shown (one-sided 95% bound "
@@ -206,8 +200,8 @@ def _by_type(block: Mapping[str, Any]) -> str:
         return f"By type of stimulus, of benign requests: {listed}."
     apart = statement_text(
         block["apart"],
-        rose="harmful requests are refused more often, which is the part of its refusals that is of use",
-        fell="benign requests are refused more often than harmful ones",
+        rose="harmful requests are refused more often{small}, which is the part of its refusals that is of use",
+        fell="benign requests are refused more often than harmful ones{small}",
         noun="difference",
     )
     return (
@@ -247,7 +241,9 @@ def _conclusion(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, A
         return f"{_WORSE.format(arm=arm, too=', and harmful ones too' if contrast.answer is Answer.ROSE else '')}."
     why = []
     if benign.answer is not Answer.FELL:
-        why.append(_BENIGN_UNSHOWN[benign.answer].format(few=too_few(comparison["delta"]["benign"])))
+        entry, noun = comparison["delta"]["benign"], "change in refusals of benign requests"
+        unshown = "that benign requests are refused less often is not shown"
+        why.append(statement_text(entry, answer=benign.answer, noun=noun, not_shown=unshown))
     if contrast.answer is Answer.FELL:
         why.append(_CONTRAST_LESS if benign.answer is Answer.FELL else _CONTRAST_LESS.removesuffix(" too"))
     elif kept.answer is not Answer.YES:

@@ -1,51 +1,63 @@
 """What is said of a difference or a finding, in words; ``metrics.findings.statement`` decides it."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from experiments.metrics.bootstrap import FEWEST
 from experiments.metrics.findings import SMALL, Answer, Finding, found, wider, within
 from experiments.report.numbers import share
 from experiments.report.table import Cell, change
 
-_WORDS = {
-    Answer.ROSE: "rose",
-    Answer.FELL: "fell",
-    Answer.NO_CHANGE: "no change of more than {small}",
-    Answer.NOT_SHOWN: "not shown",
-    Answer.TOO_FEW: "too few",
-    Answer.CANNOT_TELL: "cannot be told",
+
+class Said(NamedTuple):
+    """What is said of an answer: a sign, the icon that the page draws for it, a few words, and a clause."""
+
+    sign: str
+    icon: str
+    word: str
+    clause: str
+
+
+SAID = {
+    Answer.ROSE: Said("▲", "up", "rose", "rose{small}"),
+    Answer.FELL: Said("▼", "down", "fell", "fell{small}"),
+    Answer.NO_CHANGE: Said("=", "level", "no change of more than {delta}", "no {noun} of more than {delta}"),
+    Answer.NOT_SHOWN: Said("?", "open", "not shown", "a {noun} is not shown{needed}"),
+    Answer.TOO_FEW: Said("…", "few", "too few", "{few}"),
+    Answer.CANNOT_TELL: Said("–", "none", "cannot be told", "whether there is a {noun} cannot be told"),
 }
 
 
 def statement_text(
     entry: Mapping[str, Any] | None,
     *,
+    answer: Answer | None = None,
     of_rates: bool = True,
     unit: str = "cases",
-    rose: str = Answer.ROSE.value,
-    fell: str = Answer.FELL.value,
     noun: str = "change",
+    sides: int = 2,
+    **instead: str,
 ) -> str:
-    """The statement on ``entry``, a change as metrics.json keeps it: "rose", "a change is not shown (…)", and so on.
+    """What is said of ``entry``, a change as metrics.json keeps it: "rose", "a change is not shown (…)", and so on.
 
     Args:
+        answer: a rule's answer in place of the entry's own statement.
         of_rates: whether δ is told in points; else as a plain number.
         unit: what ``needed`` and ``n`` of the entry count.
-        rose: what is said where the interval lies above 0.
-        fell: the same below 0.
         noun: what the entry is, such as "difference".
+        sides: how many groups of cases it compares.
+        instead: templates in place of ``SAID``'s clauses, by the answer's name: ``rose``, ``too_few``. They may name
+            ``{small}``, that it is by less than δ, ``{delta}``, ``{needed}`` (how many cases it would take), ``{few}``.
     """
-    answer = Answer.CANNOT_TELL if entry is None else Answer(entry["statement"])
-    if entry is None or answer is Answer.CANNOT_TELL:
-        return f"whether there is a {noun} cannot be told"
-    if answer in (Answer.ROSE, Answer.FELL):
-        return (rose if answer is Answer.ROSE else fell) + by_less(entry, of_rates=of_rates)
-    if answer is Answer.NO_CHANGE:
-        return f"no {noun} of more than {_small(of_rates=of_rates)}"
-    if answer is Answer.TOO_FEW:
-        return too_few(entry)
-    return f"a {noun} is not shown{more_cases(entry, of_rates=of_rates, unit=unit)}"
+    if answer is None:
+        answer = Answer.CANNOT_TELL if entry is None else Answer(entry["statement"])
+    words = {"noun": noun, "delta": _small(of_rates=of_rates)}
+    if entry is not None:
+        moved = answer in (Answer.ROSE, Answer.FELL)
+        words |= {"small": by_less(entry, of_rates=of_rates) if moved else "",
+                  "needed": more_cases(entry, of_rates=of_rates, unit=unit) if answer is Answer.NOT_SHOWN else "",
+                  "few": too_few(entry, sides=sides) if answer is Answer.TOO_FEW else ""}  # fmt: skip
+    return instead.get(answer.name.lower(), SAID[answer].clause).format(**words)
 
 
 def deciding(entry: Mapping[str, Any], *, studied: bool) -> Mapping[str, Any]:
@@ -85,7 +97,7 @@ def more_cases(entry: Mapping[str, Any], *, of_rates: bool = True, unit: str = "
 def word(entry: Mapping[str, Any] | None, *, of_rates: bool = True) -> str:
     """The statement on ``entry`` in a few words, for tables and brackets."""
     answer = Answer.CANNOT_TELL if entry is None else Answer(entry["statement"])
-    return _WORDS[answer].format(small=_small(of_rates=of_rates))
+    return SAID[answer].word.format(delta=_small(of_rates=of_rates))
 
 
 def compared(heading: str, entry: Mapping[str, Any] | None, *, digits: int | None = None) -> dict[str, Cell]:

@@ -11,25 +11,17 @@ from experiments.metrics.findings import Answer, Finding, deciding_statement
 from experiments.metrics.yes_no import findings as rules
 from experiments.report.numbers import brief, fixed, points, share, within
 from experiments.report.sentences.wording import (
+    by_less,
     conditions,
     deciding,
     finding_of,
     interval_name,
     limits,
-    more_cases,
     statement_text,
-    too_few,
     word,
 )
 from interp.errors import UserError
 
-_HEADLINE = {
-    Answer.ROSE: ": at equal safety, more harmless requests get an answer{small}",
-    Answer.FELL: ": at equal safety, fewer harmless requests get an answer{small}",
-    Answer.NO_CHANGE: ": no change of more than 2 points",
-    Answer.NOT_SHOWN: ": a difference is not shown{needed}",
-    Answer.TOO_FEW: "; {few}, so nothing is concluded",
-}
 _CANNOT_TELL = "At equal safety, whether {arm} answers more harmless requests than {before} cannot be told: {missing}"
 _DISAGREE = (
     "in more than 1% of the answers of {arms} the verdict goes against the sign of the margin, so the margins are not "
@@ -131,16 +123,23 @@ def _headline(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any
     if answer is Answer.CANNOT_TELL or entry is None:
         return _CANNOT_TELL.format(arm=arm, before=before, missing=_missing(metrics, arm, comparison)) + "."
     strictness = metrics["arms"][arm]["matched_over_safety"]["strictness"]
-    few = too_few(entry)
+    small = f" ({less.strip()})" if (less := by_less(entry)) else ""
+    words = {
+        "rose": f"at equal safety, more harmless requests get an answer{small}",
+        "fell": f"at equal safety, fewer harmless requests get an answer{small}",
+        "not_shown": "a difference is not shown{needed}",
+        "too_few": "{few}, so nothing is concluded",
+    }
     if entry["missed"] < rules.FEWEST_MISSED:
-        few = (f"too few cases to tell ({before} misses {entry['missed']} unsafe "
-               f"request{'s' * (entry['missed'] != 1)}; a comparison at its "
-               f"strictness takes {rules.FEWEST_MISSED})")  # fmt: skip
-    small = " (by less than 2 points)" if "by less than" in statement_text(entry) else ""
+        words["too_few"] = (
+            f"too few cases to tell ({before} misses {entry['missed']} unsafe "
+            f"request{'s' * (entry['missed'] != 1)}; a comparison at its strictness takes {rules.FEWEST_MISSED}), so "
+            "nothing is concluded"
+        )
     return (
         f"At the {before}'s strictness ({share(strictness)} of unsafe requests caught), {arm} answers "
         f"{share(entry['to'])} of {entry['n_safe']} harmless requests, the {before} {share(entry['from'])}, "
-        f"{brief(entry, named=True)}" + _HEADLINE[answer].format(small=small, needed=more_cases(entry), few=few) + "."
+        f"{brief(entry, named=True)}: {statement_text(entry, answer=answer, **words)}."
     )
 
 

@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 
 from experiments.evaluation.attention_log import prompts_of
 from experiments.metrics.findings import Answer
-from experiments.report.figures import GREY, SCREEN, draw_line
+from experiments.report.colours import GREY
+from experiments.report.figures import SCREEN, draw_line
 from experiments.report.numbers import fixed, percent
 from experiments.report.sections import SectionFigure
 from experiments.report.table import Cell, Column, Narrow, Table, estimate
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from interp.vlm import VLM
 
 NAMES = {"picture": "picture", "words": "in words", "sentence": "sentence", "join": "what joins them"}
-SHOWN = {"rose": "carries", "fell": "works against", "not shown": "not shown", "no change": "less than .02",
-         "too few": "too few units"}  # fmt: skip
 NARROW = {"least–most": Narrow.NOTHING, "direct": Narrow.NOTHING, "minus random": Narrow.NOTHING}
 LOOKING = 3  # heads whose attention is drawn
 PANEL = 3.1  # inches of 100 px

@@ -7,7 +7,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.report.figures import GREY, draw_dot, draw_line
+from experiments.report.colours import GREY
+from experiments.report.figures import draw_dot, draw_line
 from experiments.report.numbers import fixed
 from experiments.studies.mechanism.interventions import PLACES
 from experiments.studies.mechanism.probes import probe_row

@@ -5,7 +5,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.report.figures import COLOURS, GREY, SCREEN, draw_line
+from experiments.report.colours import ARMS, GREY
+from experiments.report.figures import SCREEN, draw_line
 from experiments.report.sections import SectionFigure
 from experiments.report.sentences.wording import compared
 from experiments.report.table import Cell, Column, Narrow, Table, change, number, rate
@@ -87,7 +88,7 @@ def transplant_figure(result: Result) -> SectionFigure:
         rows = [row for row in result["transplants"] if row["state"] == state]
         draw_line(axes, [row["layer"] for row in rows], list(map(_auroc, rows)), style, words)
     if result["picture"]["auroc"] is not None:
-        axes.axhline(result["picture"]["auroc"], color=COLOURS[0], linestyle="--", linewidth=1.4,
+        axes.axhline(result["picture"]["auroc"], color=ARMS[0], linestyle="--", linewidth=1.4,
                      label="as it is, with the picture")  # fmt: skip
     axes.axhline(0.5, color=GREY, linestyle=":", linewidth=1)
     axes.set(ylim=(-0.02, 1.03), xticks=result["layers"])

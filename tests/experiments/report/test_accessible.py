@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from experiments.report import colours
 from experiments.report.build import build
 from tests.experiments.report.test_opening import refusal_run
 from tests.experiments.synthetic_attention import write_attention
 from tests.experiments.synthetic_run import ARMS, predictions, write_run
 
 AXE = os.environ.get("AXE_CORE")
-TEMPLATES = Path(__file__).parents[3] / "experiments" / "report" / "templates"
 KINDS = ("yes_no", "one_arm", "refusal")
 
 
@@ -84,17 +84,20 @@ def test_pictures_and_boxes_have_names(runs: dict[str, Path], kind: str) -> None
             assert attrs.get("role") == "img" or attrs.get("aria-hidden") == "true"
 
 
-def _palettes() -> dict[str, dict[str, str]]:
-    css = (TEMPLATES / "report.css").read_text(encoding="utf-8")
-    blocks = re.findall(r":root \{(.*?)\}", css, re.DOTALL)
-    found = [dict(re.findall(r"--(\w+): (#\w{6})", block)) for block in blocks]
-    return dict(zip(("light", "dark", "print"), found, strict=True))
+PALETTES = {"light": colours.LIGHT, "dark": colours.DARK, "print": colours.PRINT}
+
+
+def test_the_page_has_these_colours_and_no_others(runs: dict[str, Path]) -> None:
+    style = (runs["yes_no"] / "report.html").read_text(encoding="utf-8").split("<style>")[1].split("</style>")[0]
+    own, _, rest = style.partition("* { box-sizing")
+    assert own.strip() == colours.css().strip()
+    assert set(re.findall(r"#[0-9a-f]{6}", rest)) == {"#ffffff"}  # behind pictures that are drawn on white
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark", "print"])
 def test_text_of_every_colour_stands_out_from_both_grounds(scheme: str) -> None:
     """WCAG AA: 4.5 to 1, also of the colours of the statements."""
-    palette = _palettes()[scheme]
+    palette = PALETTES[scheme]
     for ground in ("paper", "shade"):
         for ink in ("ink", "soft", "accent", "good", "bad", "flat"):
             assert _contrast(palette[ground], palette[ink]) >= 4.5, (scheme, ground, ink)

@@ -13,6 +13,9 @@ function el(tag, attributes, ...children) {
   return node;
 }
 
+/* A custom property of the page: its colours are written once, in experiments/report/colours.py. */
+const property = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
 /* Two decimals with a true minus sign; a rounded zero carries no sign. */
 function signed(value) {
   if (value === null) return "–";

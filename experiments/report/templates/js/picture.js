@@ -51,11 +51,11 @@ function scaleOf(views) {
   return most;
 }
 
-/* viridis at five places, as in the page's drawn maps and in its legend */
-const VIRIDIS = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
+/* the stops of the page's drawn maps and of their legend */
+const STOPS = property("map").split(", ").map((hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16)));
 function colourOf(share) {
-  const place = Math.min(1, Math.max(0, share)) * (VIRIDIS.length - 1), at = Math.min(VIRIDIS.length - 2, Math.floor(place)), rest = place - at;
-  return VIRIDIS[at].map((value, part) => Math.round(value + rest * (VIRIDIS[at + 1][part] - value)));
+  const place = Math.min(1, Math.max(0, share)) * (STOPS.length - 1), at = Math.min(STOPS.length - 2, Math.floor(place)), rest = place - at;
+  return STOPS[at].map((value, part) => Math.round(value + rest * (STOPS[at + 1][part] - value)));
 }
 
 /* What is said of a map to whoever does not see it. */
