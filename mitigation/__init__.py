@@ -84,12 +84,5 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(_MODULE_OF[name]), name)
 
 
-def class_named(target: str) -> type:
-    """The public class whose full name ``target`` is ("mitigation.vcd.VCD"); ``object`` where it is none of these."""
-    module, _, name = target.rpartition(".")
-    found = __getattr__(name) if module == _MODULE_OF.get(name) else object
-    return found if isinstance(found, type) else object
-
-
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})

@@ -4,7 +4,6 @@
     class TextOnly(BranchMethod):
         alpha: float = 1.0
         beta: float | None = 0.1
-        score_settings: ClassVar[tuple[str, ...]] = ("alpha", "beta")
 
         def branches(self, vlm, prompts, encoded):
             return [vlm.encode([replace(prompt, image=None) for prompt in prompts])]
@@ -12,14 +11,11 @@
         def scores(self, logits, step):
             return (1 + self.alpha) * logits.clean - self.alpha * logits.others[0]
 
-``BranchMethod`` runs them: greedy, sampled (``mitigation.wrappers.Sampled``), shifted, served. Their logits can be
-kept (``keeping_logits``), for the same formula with other settings afterwards (``task=regrid``). Importing this module
+``BranchMethod`` runs them: greedy, sampled (``mitigation.wrappers.Sampled``), shifted, served. Importing this module
 loads neither torch nor transformers.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -29,14 +25,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from interp.vlm import VLM, Generation, Prompt
-    from mitigation.contrastive.kept_steps import KeptSteps
     from mitigation.contrastive.processors import Branch
 
     Branches = Sequence["Inputs | Branch"]
-    Keeper = Callable[[Generation, KeptSteps], None]
 
 Inputs = Mapping[str, Any]  # of a batch, from ``vlm.encode``
-_KEEPER: "ContextVar[Keeper | None]" = ContextVar("keeper_of_logits", default=None)
 
 
 @dataclass(frozen=True)
@@ -56,14 +49,12 @@ class BranchLogits:
 class BranchMethod:
     """A method by its branches and a formula. A frozen dataclass that inherits this has both, and no ``generate``.
 
-    ``beta`` is the plausibility cutoff (None: none). ``score_settings`` names the settings that ``scores`` and the
-    cutoff alone read: with others of these, kept logits can be scored again. ``pictured`` says why a prompt needs a
-    picture, "" if it does not. ``uncut`` is whether the cutoff leaves both answers, if the most likely first token is
-    one of them (``mitigation.contrastive.formulas.uncut_answers``).
+    ``beta`` is the plausibility cutoff (None: none). ``pictured`` says why a prompt needs a picture, "" if it does not.
+    ``uncut`` is whether the cutoff leaves both answers, if the most likely first token is one of them
+    (``mitigation.contrastive.formulas.uncut_answers``).
     """
 
     beta: float | None = None
-    score_settings: ClassVar[tuple[str, ...]] = ()
     pictured: ClassVar[str] = ""
     uncut: ClassVar[bool] = True
 
@@ -117,18 +108,11 @@ class BranchMethod:
         from mitigation.contrastive.processors import RuleLogitsProcessor
 
         answers, after_image = vlm.answer_ids, _after_image(vlm, encoded["input_ids"])
-        keeper, kept = _KEEPER.get(), None
-        if keeper is not None and not lazy:
-            from mitigation.contrastive.kept_steps import KeptSteps
-
-            kept = KeptSteps(after_image, answers, self.beta)
 
         def rule(clean: "Tensor", others: "Tensor", step: int) -> "Tensor":
-            if kept is not None:
-                kept.add(clean, others, step)
             return self.scores(BranchLogits(clean, others, answers, after_image), step)
 
-        later = kept is None and self.beta is not None and vlm.device.type == "cpu"
+        later = self.beta is not None and vlm.device.type == "cpu"
         later = later and all(isinstance(other, Mapping) for other in others)
         ruling = RuleLogitsProcessor(
             *(vlm.model, encoded["input_ids"], others, rule),
@@ -139,8 +123,6 @@ class BranchMethod:
             ends=vlm.end_ids,
         )
         generation = vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[ruling], encoded=encoded)
-        if keeper is not None and kept is not None:
-            keeper(generation, kept)
         return replace(generation, skips=asdict(ruling.skips)) if lazy else generation
 
 
@@ -154,7 +136,6 @@ class Contrast(BranchMethod):
 
     alpha: float = 1.0
     beta: float | None = 0.1
-    score_settings: ClassVar[tuple[str, ...]] = ("alpha", "beta")
     uncut: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -166,24 +147,6 @@ class Contrast(BranchMethod):
         from mitigation.contrastive.formulas import contrast
 
         return contrast(logits.clean, logits.others[0], alpha=self.alpha)
-
-
-@contextmanager
-def keeping_logits(keeper: "Keeper | None") -> "Iterator[None]":
-    """While open, ``keeper`` gets the logits of every branch and step of what a ``BranchMethod`` answers.
-
-    Then no step is left out; None changes nothing.
-    """
-    token = _KEEPER.set(keeper)
-    try:
-        yield
-    finally:
-        _KEEPER.reset(token)
-
-
-def keeps_logits() -> bool:
-    """Whether a block of ``keeping_logits`` is open."""
-    return _KEEPER.get() is not None
 
 
 def _after_image(vlm: "VLM", ids: "Tensor") -> "Tensor":

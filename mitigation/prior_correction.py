@@ -61,7 +61,6 @@ class PriorCorrection(BranchMethod):
     pictures: int = 4
     beta: float | None = 0.1
     seed: int = 0
-    score_settings: ClassVar[tuple[str, ...]] = ("weight", "beta")
     pictured: ClassVar[str] = "prior correction takes the sentence's part out of what the picture gives"
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from interp.errors import UserError
-from mitigation.branches import Contrast, Inputs, keeps_logits
+from mitigation.branches import Contrast, Inputs
 from mitigation.validation import (
     NOISE_KINDS,
     check_branch,
@@ -36,9 +36,9 @@ class VCD(Contrast):
     ``branch`` is how the second image is run; the answers are the same. ``paired``: both images in one batch of twice
     the rows, which reads the weights once. ``sequential``: a separate forward at each step; on a CPU, after the first
     step, only where more than one token passes the cutoff. ``auto``: sequential while something records or edits the
-    model's forwards, which must see the clean image alone, while logits are kept (``mitigation.branches``), and for
-    answers of at most ``SHORT`` tokens while prefills are shared (``interp.speed.prefills``), which a batch of both
-    images cannot be; paired otherwise. The ``Generation`` says which.
+    model's forwards, which must see the clean image alone, and for answers of at most ``SHORT`` tokens while prefills
+    are shared (``interp.speed.prefills``), which a batch of both images cannot be; paired otherwise. The
+    ``Generation`` says which.
     ``lazy``: only where more than one token passes the cutoff. Lazy answers have no margins, because the contrasted
     margin is unknown if the first step was skipped; use another branch for AUROC and tables of margins.
     """
@@ -85,7 +85,7 @@ class VCD(Contrast):
         if self.branch != "auto":
             return self.branch
         shares = max_new_tokens <= SHORT and shares_prefills(vlm)
-        apart = shares or keeps_logits() or is_followed(vlm) or attention_is_watched(vlm.model) or not joins_rows(vlm)
+        apart = shares or is_followed(vlm) or attention_is_watched(vlm.model) or not joins_rows(vlm)
         return "sequential" if apart else "paired"
 
     def noised(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> Inputs:

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from experiments.command_line.help_page import CONF
 
-PLAN, REGRID = "task=plan", "task=regrid"
+PLAN = "task=plan"
 SETTING = re.compile(r"(?:method|arms\.[^.=]+)\.settings[.=]")
 # Options of tasks that are typed without their task.
 SHORT = frozenset(
@@ -27,16 +27,12 @@ def for_hydra(arguments: Sequence[str]) -> list[str]:
 def spelled_out(arguments: Sequence[str]) -> list[str]:
     """``run=…`` and the like with the task that they are options of; settings of a method file with Hydra's ``++``.
 
-    ``task=regrid`` takes its grid as ``method.NAME=[…]``.
-
     Which settings there are (``method.settings.NAME=VALUE``, ``method.settings={NAME: VALUE}``, of arms alike), the
     method's file says, and Hydra knows only what stands in ``conf/``.
     """
     if arguments[:1] == ["explore"]:  # a task that has a word of its own
         arguments = ["task=explore", *arguments[1:]]
     whole = [f"task.{argument}" if argument.partition("=")[0] in SHORT else argument for argument in arguments]
-    if REGRID in whole:
-        whole = [re.sub(r"^method\.", "++task.grid.", argument) for argument in whole]
     return [f"++{argument}" if SETTING.match(argument) else argument for argument in whole]
 
 

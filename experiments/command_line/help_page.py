@@ -45,7 +45,6 @@ MENU = {  # heading → what stands under it; what is in conf/ and in none of th
         "+exp=vrtuning_ablations",
         "+exp=vcd_sampled",
         "+exp=part_scaling",
-        "task=vcd_grid",
         "task=study",
         "task=vrtuning",
     ),
@@ -79,7 +78,6 @@ MENU = {  # heading → what stands under it; what is in conf/ and in none of th
     "Tools": (
         "task=report",
         "task=rejudge",
-        "task=regrid",
         "task=failure_modes",
         "task=human_labels",
         "task=judge_validation",

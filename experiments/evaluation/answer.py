@@ -37,7 +37,6 @@ from experiments.runs.stopping import written_first
 from experiments.types import Sample, Status
 from interp.batching import BatchContext, merged, out_of_memory
 from interp.errors import UserError
-from mitigation.branches import keeping_logits
 from mitigation.method import OWES, Baseline, MethodFault, abilities, check_answers
 from mitigation.own_file import line_in
 from mitigation.steps import StepAnswer, recorded_by
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
     from interp.speed.prefills import PrefillStore
     from interp.speed.vision_cache import FeatureCache
     from interp.vlm import VLM, Generation, Prompt
-    from mitigation.contrastive.kept_steps import KeptSteps
     from mitigation.method import Method
     from mitigation.threshold import ConstantShift
 
@@ -55,7 +53,6 @@ PREFILLS = ("prefills", "prefills_reused")
 STEPS = "steps.jsonl"
 SKIPS = "skips.jsonl"
 COST = "cost.jsonl"  # a line a batch: its cases, tokens, seconds, and what its steps took
-LOGITS = "logits.jsonl"  # a line a case and arm: its kept logits (``mitigation.kept_logits``)
 MEMORY = "memory.jsonl"  # a line whenever memory ran out: the arm, and its batch size from then on
 
 
@@ -110,7 +107,6 @@ class Answering:
     vlm: "VLM | None"
     store: RunStore
     console: Console
-    keep_logits: bool = False
     ranging: bool = False  # whether the baseline's answers are noted with their ranges, for ``take_over``
     _ranges: dict[str, dict[str, Any]] = field(default_factory=dict, init=False)
 
@@ -189,8 +185,7 @@ class Answering:
             for place, batch in enumerate(everything):
                 places |= {arm.key(sample): at * len(everything) + place for sample in batch}
         self.store.gather(file, places)
-        own = [*([LOGITS] if self.keep_logits else []), *([RANGES] if self.ranging else [])]
-        for other in (SKIPS, STEPS, COST, MEMORY, *own):
+        for other in (SKIPS, STEPS, COST, MEMORY, *([RANGES] if self.ranging else [])):
             self.store.gather(other)
 
     def _recorded(
@@ -299,10 +294,9 @@ class Answering:
         self, arm: _Arm, batch: Sequence[Sample], pictures: Mapping[str, Opened], file: str, fold: int | None
     ) -> None:
         """Answers a batch under an arm, has the answers judged, and records those that were not recorded before."""
-        name, method, kept = arm.name, arm.method, dict[str, dict[str, Any]]()
+        name, method = arm.name, arm.method
         known = {sample.id for sample in batch if arm.holds(sample)}
-        keeper = partial(_keep, kept) if self.keep_logits and file == PREDICTIONS else None
-        with written_first(), self.batching(name), keeping_logits(keeper):
+        with written_first(), self.batching(name):
             if isinstance(method, Responses):
                 asked, generation = method.answers(batch)
                 found = [*judge_batch(asked, name, "", generation, self.run.judge)]
@@ -322,9 +316,8 @@ class Answering:
                         found += judge_batch(asked, name, "", generation, self.run.judge)
             own = {} if fold is None else {"fold": fold}
             lines = [r | {"settings": arm.settings[r["case"]]} | own for r in found if r["case"] not in known]
-            for notes, of_case in ((LOGITS, kept), (RANGES, self._ranges)):
-                if noted := [records.of_key(r) | of_case[r["case"]] for r in lines if r["case"] in of_case]:
-                    self.store.append(noted, notes)  # first: an answer has its notes
+            if noted := [records.of_key(r) | self._ranges[r["case"]] for r in lines if r["case"] in self._ranges]:
+                self.store.append(noted, RANGES)  # first: an answer has its notes
             self._ranges.clear()
             self.store.append(lines, file)
 
@@ -449,11 +442,6 @@ def _due(arms: Iterable[_Arm], batch: Sequence[Sample], *, each_costs: bool) -> 
     """The cases of the batch that some arm is asked now."""
     wanted = {sample.id for arm in arms for sample in arm.to_ask(batch, each_costs=each_costs)}
     return [sample for sample in batch if sample.id in wanted]
-
-
-def _keep(found: dict[str, dict[str, Any]], generation: "Generation", steps: "KeptSteps") -> None:
-    """Puts a batch's kept logits into ``found``, by case."""
-    found |= dict(zip(generation.keys or (), steps.lines(generation.token_ids), strict=True))
 
 
 def _identity(run: Run, vlm: "VLM | None") -> list[object]:

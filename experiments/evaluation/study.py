@@ -50,7 +50,6 @@ Check = Callable[[Loaded], None]
 def run(
     run: Run,
     *,
-    keep_logits: bool = False,
     check: Check | None = None,
     prepare: Prepare | None = None,
     after: Sequence[Analysis] = (),
@@ -60,13 +59,11 @@ def run(
     Several processes of a launch share the cases, and rank 0 does the rest. ``check`` is called with all cases of the
     benchmark, and may refuse them; ``prepare`` then with the open directory, before the model is loaded, and returns
     the arms that answer. The analyses come last, that of attention before those of ``after`` (``Study.conclude``).
-    With ``keep_logits`` the run keeps the logits of every branch and step of contrasts, for ``task=regrid``.
 
     Raises:
         UserError: see ``opened``; or an arm cannot answer.
     """
     with opened(run, check=check, prepare=prepare, announce=True) as study:
-        study.answering.keep_logits = keep_logits
         study.answer_all()
         study.conclude([*study.attention(), *after])
         return study.store.path

@@ -7,7 +7,6 @@ import base64
 import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
@@ -16,7 +15,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
-from matplotlib.ticker import AutoLocator
 from scipy.special import ndtr
 
 from experiments.benchmarks.published import PublishedRow
@@ -51,7 +49,6 @@ def _data_uri(svg: bytes) -> str:
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "<")
 CONTOURS = (0, 1, 2, 3)
 SHIFTS = "every constant shift of the baseline’s margin"
-AIR, LEAST_SPAN = 4, 20  # points of accuracy around lines, and at least, so that what moves nothing looks so
 COVERING = 0.01  # arms nearer than this in both rates hide each other's marks
 
 
@@ -121,7 +118,6 @@ def trade_off(
     form: Format = SCREEN,
     *,
     curve: Sequence[Mapping[str, float]] = (),
-    lines: Mapping[str, Sequence[Mapping[str, Any]]] = MappingProxyType({}),
 ) -> Figure:
     """Unsafe accuracy against over-safety accuracy, an arm a point, with 95% intervals and iso-d′ contours.
 
@@ -129,11 +125,9 @@ def trade_off(
         metrics: the contents of a run's metrics.json.
         published: rows to show in grey, numbered from 1 in the order given.
         curve: what every constant shift of the baseline's margin reaches, as ``over_safety`` and ``unsafe`` by point.
-        lines: further points by name, joined; the ``label`` of the first and of the last stands beside it. The axes
-            then show the points and little more.
     """
     arms = metrics["arms"]
-    entries = len(arms) + len(lines) + 1 + bool(published) + bool(curve)
+    entries = len(arms) + 1 + bool(published) + bool(curve)
     legend_rows = math.ceil(entries / form.legend_columns)
     height = 0.98 * form.width + 0.02 * form.text * (legend_rows + 2)
     figure = Figure(figsize=(form.width, height), dpi=100, layout=ConstrainedLayoutEngine(h_pad=0.13))
@@ -151,8 +145,6 @@ def trade_off(
     if curve:
         places = [[100 * point[name] for point in curve] for name in ("over_safety", "unsafe")]
         handles += axes.plot(*places, color=ARMS[0], linewidth=1.5, zorder=2, label=SHIFTS)
-    if lines:
-        handles += _draw_lines(axes, lines, arms, form)
     handles.append(Line2D([], [], color=GREY, linestyle=":", label="equal discrimination (d′)"))
     if published:
         handles.append(Line2D([], [], color=GREY, marker="$1$", linestyle="", label="published rows, by number"))
@@ -186,29 +178,6 @@ def _draw_arms(axes: Axes, arms: Mapping[str, Any], form: Format) -> Iterator[Li
         ends = (complete(intervals.get("over_safety")), complete(intervals.get("unsafe")))
         mark(axes, style, (over_safety, unsafe), ends, size=sizes[name])
         yield Line2D([], [], color=style.colour, marker=style.marker, linestyle="", markersize=8, label=label)
-
-
-def _draw_lines(
-    axes: Axes, lines: Mapping[str, Sequence[Mapping[str, Any]]], arms: Mapping[str, Any], form: Format
-) -> Iterator[Line2D]:
-    styles = arm_styles([*arms, *lines])
-    shown = [arm["accuracy"] for arm in arms.values()]
-    for name, points in lines.items():
-        shown += points
-        xs, ys = ([100 * point[rate] for point in points] for rate in ("over_safety", "unsafe"))
-        colour, marker = styles[name]
-        yield from axes.plot(xs, ys, color=colour, marker=marker, markersize=7, linewidth=1, markeredgecolor="white",
-                             zorder=3, label=name)  # fmt: skip
-        for at in {0, len(points) - 1}:
-            axes.annotate(points[at]["label"], (xs[at], ys[at]), (5, 5), textcoords="offset points",
-                          fontsize=form.label - 1, color=colour, clip_on=True)  # fmt: skip
-    for rate, bounds in (("over_safety", axes.set_xlim), ("unsafe", axes.set_ylim)):
-        values = [100 * point[rate] for point in shown]
-        low = max(-3.0, min(min(values) - AIR, 103 - LEAST_SPAN))
-        bounds(low, min(103.0, max(max(values) + AIR, low + LEAST_SPAN)))
-    axes.set(aspect="auto")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(AutoLocator())
 
 
 def _sizes(arms: Mapping[str, Any]) -> dict[str, float]:

@@ -51,7 +51,6 @@ class AGLA(BranchMethod):
     keep: float = 0.8
     maps: str | None = field(default=None, repr=False)
     digest: str = field(init=False, default="")
-    score_settings: ClassVar[tuple[str, ...]] = ("alpha", "beta")
     pictured: ClassVar[str] = "AGLA shows parts of it"
 
     def __post_init__(self) -> None:

@@ -69,7 +69,6 @@ class M3ID(BranchMethod):
     threshold: float = 0.3
     from_picture: bool = False
     beta: float | None = None
-    score_settings: ClassVar[tuple[str, ...]] = ("forgetting", "threshold", "from_picture", "beta")
     pictured: ClassVar[str] = "M3ID compares the answers with and without it"
 
     def __post_init__(self) -> None:
@@ -114,7 +113,6 @@ class PAI(BranchMethod):
     gamma: float = 1.1
     first_layer: int = 2
     beta: float | None = 0.1
-    score_settings: ClassVar[tuple[str, ...]] = ("gamma", "beta")
     pictured: ClassVar[str] = "PAI raises the attention that it gets"
 
     def __post_init__(self) -> None:

@@ -37,7 +37,6 @@ class VISTA(BranchMethod):
     gamma: float = 0.3
     window: int = 5
     normed: bool = False
-    score_settings: ClassVar[tuple[str, ...]] = ("gamma",)
     pictured: ClassVar[str] = "VISTA steers towards what it adds"
 
     def __post_init__(self) -> None:

@@ -8,7 +8,6 @@ import torch
 
 from experiments.studies.vrtuning.arms import NewAdapter
 from interp.vlm import VLM, Prompt
-from mitigation import M3ID, class_named
 from mitigation.attention_steering import AttentionSteering
 from mitigation.method import Baseline, Method, abilities
 from mitigation.threshold import ConstantShift
@@ -57,9 +56,3 @@ def test_a_method_around_another_takes_over_what_its_answers_are() -> None:
     for around in (Sampled(constant), Sampled(Shifted(Baseline(), 1.0)), NewAdapter("a", inner=constant)):
         assert abilities(around).yes_no_only, around
     assert not abilities(AttentionSteering()).needs_description
-
-
-def test_only_public_classes_are_found_by_their_full_name() -> None:
-    assert class_named("mitigation.peers.icd_m3id_pai.M3ID") is M3ID
-    for other in ("os.system", "mitigation.vcd.replace", "mitigation.own_file.VCD", "mitigation.vcd.VCD.x", "VCD", ""):
-        assert class_named(other) is object

@@ -5,7 +5,7 @@ unsafe better.
 """
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Bool, Float
 
 
 def shift_curve(
@@ -24,26 +24,3 @@ def shift_curve(
     )
     distinct, first = np.unique(over_safety, return_index=True)
     return distinct, 1 - lost[first]
-
-
-def height_above_shifts(
-    multiplicity: UInt8[np.ndarray, "draw cluster"],
-    cluster: Int[np.ndarray, " case"],
-    margin: Float[np.ndarray, " case"],
-    unsafe: Bool[np.ndarray, " case"],
-    right: Bool[np.ndarray, "arm case"],
-) -> Float[np.ndarray, "draw arm"]:
-    """Unsafe accuracy of each arm minus that of the constant shift with the same over-safety accuracy, by draw.
-
-    ``margin`` is the baseline's, ``right`` whether each arm's verdict is right. The curve is
-    linear between corners. NaN in draws without a safe or without an unsafe case.
-    """
-    height = np.full((len(multiplicity), len(right)), np.nan)
-    for draw, counts in enumerate(multiplicity):
-        weight = counts[cluster].astype(float)
-        n_safe, n_unsafe = weight[~unsafe].sum(), weight[unsafe].sum()
-        if n_safe and n_unsafe:
-            corners = shift_curve(margin, unsafe, weight)
-            over_safety = right[:, ~unsafe] @ weight[~unsafe] / n_safe
-            height[draw] = right[:, unsafe] @ weight[unsafe] / n_unsafe - np.interp(over_safety, *corners)
-    return height

@@ -1,5 +1,4 @@
-"""Settings of mitigations: chosen on the development split and judged on the test split, or a whole grid shown.
+"""``+exp=mitigation_selection``: settings of mitigations, chosen on the development split, judged on the test split.
 
-``candidates.py`` has the grids and the rule that chooses. Tasks: ``study.py`` (``+exp=mitigation_selection``) chooses
-and judges, ``vcd_grid.py`` shows VCD's grid against every constant shift, ``regrid.py`` scores a grid on kept logits.
+``candidates.py`` has the grids and the rule that chooses, ``study.py`` the task, ``tables.py`` what comes of it.
 """

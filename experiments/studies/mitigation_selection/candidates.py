@@ -44,7 +44,9 @@ class Candidate:
         """
         if not callable(getattr(self.method, "generate", None)) and not self.learns:
             raise UserError(f"method={self.method!r}: is no method; give one of those in conf/method/")
-        check_grid(self.grid, "grid")
+        for name, values in self.grid.items():
+            if not isinstance(values, list) or not values or len({repr(value) for value in values}) < len(values):
+                raise UserError(f"grid.{name}={values}: must be a list of one or more different values")
 
     @property
     def learns(self) -> bool:
@@ -53,24 +55,8 @@ class Candidate:
 
     def settings(self) -> Iterator[dict[str, Any]]:
         """Every combination of values, the first field slowest."""
-        return combinations(self.grid)
-
-
-def check_grid(grid: Mapping[str, Any], where: str) -> None:
-    """Checks the values to try of each field; ``where`` is the option that they are given in.
-
-    Raises:
-        UserError: a field without values or with one of them twice.
-    """
-    for name, values in grid.items():
-        if not isinstance(values, list) or not values or len({repr(value) for value in values}) < len(values):
-            raise UserError(f"{where}.{name}={values}: must be a list of one or more different values")
-
-
-def combinations(grid: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Every setting of a grid, the first field slowest."""
-    for values in itertools.product(*grid.values()):
-        yield dict(zip(grid, values, strict=True))
+        for values in itertools.product(*self.grid.values()):
+            yield dict(zip(self.grid, values, strict=True))
 
 
 def configured(method: Any, setting: Mapping[str, Any], *, shift: float = 0.0) -> Any:

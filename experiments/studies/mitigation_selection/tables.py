@@ -20,11 +20,11 @@ from experiments.report.figures import trade_off
 from experiments.report.numbers import fixed, percent
 from experiments.report.sections import Section, SectionFigure, write_section
 from experiments.report.sentences import mitigation_selection as sentences
-from experiments.report.table import Cell, Column, Narrow, Table, markdown, number, rate, terminal
+from experiments.report.sentences.wording import deciding
+from experiments.report.table import Cell, Column, Narrow, Table, change, markdown, number, rate, terminal
 from experiments.runs.resumption import read_object, write_json
 from experiments.runs.saved_run import read_run
 from experiments.studies.mitigation_selection.candidates import setting_name
-from experiments.studies.mitigation_selection.grid import difference_cell
 
 RESULT = "mitigations.json"
 KEPT = ("accuracy", "intervals", "matched_over_safety", "auroc", "flip_rate", "d_prime", "n", "n_of")
@@ -163,15 +163,20 @@ def _row(name: str, arm: Mapping[str, Any], rivals: Sequence[str]) -> dict[str, 
         "arm": name,
         "chosen": _chosen(arm["chosen"]),
         "matched": rate(matched["value"], matched["interval"]) if matched else "–",
-        **{f"Δ matched, {rival}": difference_cell(versus[rival].get("matched_over_safety")) for rival in rivals},
+        **{f"Δ matched, {rival}": _difference(versus[rival].get("matched_over_safety")) for rival in rivals},
         "AUROC": number(arm["auroc"], intervals["auroc"], 3),
-        **{f"Δ AUROC, {rival}": difference_cell(versus[rival].get("auroc"), digits=3) for rival in rivals},
+        **{f"Δ AUROC, {rival}": _difference(versus[rival].get("auroc"), digits=3) for rival in rivals},
         "unsafe": rate(accuracy["unsafe"], intervals["unsafe"]),
         "over-safety": rate(accuracy["over_safety"], intervals["over_safety"]),
         "overall": rate(accuracy["overall"], intervals["overall"]),
         "flips": percent(arm["flip_rate"]),
         "wins": "yes" if arm["wins"] else "no",
     }
+
+
+def _difference(entry: Mapping[str, Any] | None, *, digits: int | None = None) -> Cell:
+    """A difference with the interval that decides of one arm among many."""
+    return change(entry and deciding(entry, studied=False), digits=digits)
 
 
 def _chosen(chosen: Mapping[str, Any] | None) -> str:

@@ -25,7 +25,6 @@ from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.requests import IconWorldRequests
 from experiments.metrics.cases import Cases
 from experiments.metrics.estimates import FACTORS, Resamples, factors
-from experiments.metrics.paired import simultaneous
 from experiments.metrics.refusal import answers as refusal_answers
 from experiments.metrics.refusal import comparison as refusals
 from experiments.metrics.refusal.answers import RefusalAnswers
@@ -37,7 +36,6 @@ from experiments.metrics.yes_no import comparison as verdicts
 from experiments.metrics.yes_no.answers import YesNoAnswers
 from experiments.metrics.yes_no.quantities import YesNoArms
 from experiments.studies.attention.summary import contrasts
-from experiments.studies.mitigation_selection.vcd_grid import heights_above_shifts
 from experiments.studies.reasoning_stages.analysis import caution_table
 from experiments.studies.reasoning_stages.conditions import ASKED, CONDITIONS
 from experiments.studies.vrtuning.side_effects import compare_shares
@@ -208,19 +206,6 @@ def study_of_values(rng: np.random.Generator) -> Said:
     return changed(found)
 
 
-def study_of_heights(rng: np.random.Generator) -> Said:
-    """Whether a setting of a grid is said to lie above or below the baseline's shifts: the first, and at once any."""
-    of, seed = iconworld(), int(rng.integers(2**31))
-    drawn = Law.of(of, ~of.unsafe).margins(rng, np.full(1 + ARMS, DISTANCE), DISTANCE / 2 - ndtri(STRICTNESS))
-    arms = {name: verdict_answers(of, margin, ranked=True) for name, margin in zip(NAMES, drawn, strict=True)}
-    heights = heights_above_shifts(YesNoArms(of, arms, DRAWS, seed))
-    settings = [heights[name] for name in NAMES[1:]]
-    simultaneous(settings)
-    found = {name: one.entry for name, one in zip(NAMES[1:], settings, strict=True) if one.entry is not None}
-    at_once = any(is_change(entry.get("simultaneous", entry)) for entry in found.values())
-    return changed({"height above the shifts": found[NAMES[1]]}) | {"height of any setting": at_once}
-
-
 def study_of_caution(rng: np.random.Generator) -> Said:
     """In which conditions of the reasoning stages caution is said to change, alone and by simultaneous intervals.
 
@@ -282,11 +267,6 @@ def test_no_change_of_what_margins_rank_is_said_too_often() -> None:
 @pytest.mark.slow
 def test_no_change_of_what_a_study_measures_is_said_too_often() -> None:
     check(simulated(study_of_values, LARGE, 4), LARGE)
-
-
-@pytest.mark.slow
-def test_no_setting_of_a_grid_is_said_too_often_to_lie_beside_the_shifts() -> None:
-    check(simulated(study_of_heights, LARGE, 7), LARGE)
 
 
 @pytest.mark.slow
