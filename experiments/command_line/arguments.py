@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from experiments.command_line.help_page import CONF
+from experiments.config import CONF
 
 PLAN = "task=plan"
 SETTING = re.compile(r"(?:method|arms\.[^.=]+)\.settings[.=]")

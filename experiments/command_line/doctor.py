@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from experiments.config import Run
-from experiments.studies.model_table import CONTRACT, MODELS, read_contract
+from experiments.config import Run, written
+from experiments.studies.model_table import CONTRACT, read_contract
 from interp.checkpoints.config import ORGANISM, ModelConfig
 from interp.errors import UserError
 
@@ -255,9 +255,7 @@ def bundled_model() -> Iterator[Finding]:
 
 
 def _real() -> ModelConfig:
-    from omegaconf import OmegaConf
-
-    node = OmegaConf.load(MODELS / f"{REAL}.yaml")
+    node = written("model", REAL)
     return ModelConfig(name=REAL, path=node.path, family=node.family)
 
 

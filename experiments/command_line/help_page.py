@@ -3,13 +3,11 @@
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from omegaconf import OmegaConf
 
-import conf
+from experiments.config import CONF, options_of
 
-CONF = Path(conf.__file__).parent
 ABOUT = """\
 forestlens finds out why multimodal language models judge safety from the words
 and ignore the picture, tries what helps, and says whether the gain is real."""
@@ -114,7 +112,8 @@ python -m experiments.run is the same as forestlens.
 sweep over values with commas (seed=0,1), --hydra-help lists Hydra's own flags.
 case=, image=, text=, run=, runs=, labels= and the folders of benchmarks, as
 mossbench=, are short for the task's: task.case=, ...
-What an option of a group means stands beside it in conf/GROUP/NAME.yaml."""
+What an option of a group means stands beside it in conf/GROUP/NAME.yaml, or in
+conf/models.yaml and conf/methods.yaml."""
 OPTION = re.compile(r"(?P<key>\w+): (?P<value>.*?)  # (?P<comment>.*)")
 WIDTH = 80
 
@@ -168,11 +167,6 @@ def greeting() -> str:
     return (
         "\n".join([ABOUT, "", *rows, "", "forestlens --help lists everything there is.", f"To read on: {pages}"]) + "\n"
     )
-
-
-def options_of(group: str) -> list[str]:
-    """The names that ``group=NAME`` takes."""
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
 
 
 def top_level_options() -> dict[str, str]:

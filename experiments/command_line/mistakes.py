@@ -18,12 +18,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.command_line.arguments import SHORT
-from experiments.command_line.help_page import CONF, options_of
-from experiments.config import composed
+from experiments.config import CONF, composed, options_of
 
 ABSENT = re.compile(r"Could not (?:override|append to config|delete from config)\W+'?(?P<key>[\w.@/]+)'?")
 NO_OPTION = re.compile(r"Could not find '(?P<group>[\w/]+)/(?P<name>[^/']+)'")
 TWICE = re.compile(r"Multiple values for (?P<group>[\w/@.]+)\.")
+SAME_NAME = re.compile(r"'(?P<group>\w+)/(?P<name>\w+)' is validated against ConfigStore schema with the same name")
 WRONG_TYPE = re.compile(r"Error merging override (?P<override>.*)")
 NOISE = ("See https://", "Set the environment variable", "full_key:", "object_type=", "To append to your config")
 OF_HYDRA = (HydraException, OmegaConfBaseException)
@@ -42,6 +42,11 @@ def in_a_sentence(error: Exception, arguments: Sequence[str]) -> str | None:
         return _no_option(found["group"], found["name"], error.options, arguments)
     if found := TWICE.match(message):
         return f"+{found['group']}=…: {found['group']} has an option already; leave out the +, which adds a second one"
+    if found := SAME_NAME.match(message):
+        return (
+            f"{found['group']}={found['name']}: a file of yours has the name of an option that is there already; "
+            "give it another name"
+        )
     if (found := WRONG_TYPE.match(message)) and error.__cause__ is not None:
         return f"{found['override']}: {_plain(error.__cause__)}"
     if found := ABSENT.match(message):

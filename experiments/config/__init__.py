@@ -6,6 +6,18 @@ Mistakes are reported with their key before any weights load: unknown keys and w
 """
 
 from experiments.config.build import build_run, composed, register
+from experiments.config.options import CONF, options_of, written
 from experiments.config.run import Run, Schema, answered_elsewhere, digest
 
-__all__ = ["Run", "Schema", "answered_elsewhere", "build_run", "composed", "digest", "register"]
+__all__ = [
+    "CONF",
+    "Run",
+    "Schema",
+    "answered_elsewhere",
+    "build_run",
+    "composed",
+    "digest",
+    "options_of",
+    "register",
+    "written",
+]

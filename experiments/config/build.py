@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.config.nodes import made
+from experiments.config.options import register_entries
 from experiments.config.run import SKIP, Run, Schema, Settings, answered_elsewhere, without_skipping
 from experiments.judges.automatic import Automatic
 from experiments.runs.responses import NoModel
@@ -33,10 +34,11 @@ OWN = "file"  # the option of a method in a file of the user's
 
 
 def register() -> None:
-    """Registers ``Schema`` with Hydra as ``run_schema``, the first entry of the defaults list."""
+    """Registers with Hydra what has no file: ``Schema`` as ``run_schema``, and the entries of ``conf/models.yaml``."""
     schema = OmegaConf.structured(Schema)
     OmegaConf.set_readonly(schema, None)  # a frozen dataclass would make the whole configuration read-only
     ConfigStore.instance().store(name="run_schema", node=schema)
+    register_entries()
 
 
 def composed(arguments: Sequence[str]) -> DictConfig:

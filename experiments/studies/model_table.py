@@ -11,17 +11,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from rich.console import Console
 
-import conf
 import interp
-from experiments.config import Run
+from experiments.config import Run, options_of, written
 from experiments.report.table import Cell, Column, Row, Table, markdown, terminal
 from interp.checkpoints.config import ORGANISM
 from interp.errors import UserError
 
-MODELS = Path(conf.__file__).parent / "model"
 CONTRACT = Path(interp.__file__).parent / "contract.json"
 CAPABILITIES = {  # capability in the contract's words → column
     "generate": "generate",
@@ -58,7 +56,7 @@ class ModelTable:
             UserError: the contract's results or a configuration cannot be read, or a file not be written.
         """
         contract = read_contract(CONTRACT)
-        about, works, notes = tables(configurations(MODELS), contract)
+        about, works, notes = tables(configurations(), contract)
         closing = provenance(contract)
         console = Console(highlight=False, markup=False)
         for table in (about, works):
@@ -77,14 +75,13 @@ class ModelTable:
                 ) from error
 
 
-def configurations(folder: Path) -> list[dict[str, Any]]:
+def configurations() -> list[dict[str, Any]]:
     """The nodes of all model configurations: those with weights first, then those behind an API, each by name."""
     found = []
-    for path in sorted(folder.glob("*.yaml")):
-        own = OmegaConf.load(path)
-        assert isinstance(own, DictConfig)
+    for name in options_of("model"):
+        own = written("model", name)
         base = str(own.pop("defaults")[0]).partition("@")[0]  # what Hydra composes, without a Hydra
-        node = OmegaConf.to_container(OmegaConf.merge(OmegaConf.load(folder / f"{base}.yaml"), own), resolve=True)
+        node = OmegaConf.to_container(OmegaConf.merge(written("model", base), own), resolve=True)
         assert isinstance(node, dict)
         found.append({str(key): value for key, value in node.items()})
     return sorted(found, key=_remote)

@@ -18,14 +18,12 @@ from experiments.command_line.help_page import (
     greeting,
     grouped,
     menu,
-    options_of,
     top_level_options,
 )
 from experiments.command_line.mistakes import in_a_sentence
-from experiments.config import Schema
+from experiments.config import Schema, options_of
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import composed, run_of
-from tests.experiments.test_config import options
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +38,7 @@ def test_help_fits_a_terminal_and_lists_every_group_and_option(shown: str) -> No
     assert max(map(len, shown.splitlines())) <= 80
     words = set(re.findall(r"[\w+]+", shown))
     for group in ("exp", "task", "model", "benchmark", "method", "judge", "data", "parts"):
-        assert set(options(group)) <= words
+        assert set(options_of(group)) <= words
     groups = {"task", "model", "benchmark", "judge", "method", "attention_analysis", "plan", "parts"}
     assert {field.name for field in dataclasses.fields(Schema)} - groups == {
         name.partition("=")[0] for name in top_level_options()

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import ConfigCompositionException
+from omegaconf import OmegaConf
 
-import conf
-from experiments.config import digest
+from experiments.command_line.mistakes import in_a_sentence
+from experiments.config import CONF, digest, options_of, written
 from experiments.studies.model_table import configurations
 from interp.errors import UserError
 from mitigation.learned.activation_steering import DirectionSteering
@@ -22,31 +23,26 @@ from mitigation.wrappers import Shifted, ShiftedTrainable
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import composed, run_of
 
-CONF = Path(conf.__file__).parent
-MODELS = {node["name"]: node for node in configurations(CONF / "model")}
-
-
-def options(group: str) -> list[str]:
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+MODELS = {node["name"]: node for node in configurations()}
 
 
 def asks_for_a_file(method: str) -> bool:
     """True for methods that are nothing without a file that a person gives."""
-    return "???" in (CONF / "method" / f"{method}.yaml").read_text()
+    return "???" in OmegaConf.to_yaml(written("method", method))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("exp", options("exp"))
+@pytest.mark.parametrize("exp", options_of("exp"))
 def test_every_experiment_composes_and_says_its_command(exp: str) -> None:
     run = run_of(f"+exp={exp}")
     assert run.name == exp
     task = HydraConfig.get().runtime.choices.task
-    assert exp == task or exp not in options("task")  # one thing has one name
+    assert exp == task or exp not in options_of("task")  # one thing has one name
     assert composed(f"+exp={exp}") != composed(f"task={task}")  # else the task alone would do
     assert f"python -m experiments.run +exp={exp}" in (CONF / "exp" / f"{exp}.yaml").read_text()
 
 
-@pytest.mark.parametrize("task", options("task"))
+@pytest.mark.parametrize("task", options_of("task"))
 def test_every_task_composes_under_its_own_name(task: str) -> None:
     config = composed(f"task={task}")
     assert config.name == task
@@ -55,12 +51,43 @@ def test_every_task_composes_under_its_own_name(task: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", [name for name in options("method") if not asks_for_a_file(name)])
+@pytest.mark.parametrize("method", [name for name in options_of("method") if not asks_for_a_file(name)])
 def test_every_method_composes_and_is_the_arm_under_study(method: str) -> None:
     run = run_of(f"method={method}")
     assert run.arm == method
     assert next(iter(run.arms)) == "baseline"
     assert method in run.arms
+
+
+# What can be typed after model= and method= may move from a file to an entry of models.yaml, and back; it may not go.
+TYPED = {
+    "model": "api api_gpt_4o api_ollama api_sglang api_transformers_serve api_vllm aria aya_vision_8b deepseek_vl_1_3b "
+    "ernie_4_5_vl_28b_a3b gemma3_4b gemma4_e2b glm_4_1v_9b glm_4_5v idefics2_8b idefics3_8b idefics_9b_instruct "
+    "instructblip_vicuna_7b internvl3_8b lfm2_vl_1_6b llama_3_2_11b_vision llava_1_5_13b llava_1_5_7b llava_next_7b "
+    "llava_onevision_7b llava_organism minicpm_v_4_6 mistral_small_3_1_24b molmo2_8b ovis2_2b paligemma2_3b "
+    "qwen2_5_vl_3b qwen2_5_vl_7b qwen2_vl_7b qwen3_5_27b qwen3_vl_30b_a3b qwen3_vl_8b smol_organism smolvlm2_256m "
+    "smolvlm2_2_2b smolvlm2_500m vipllava_7b",
+    "method": "ablate_direction agla attention_steering baseline calibrated_shift cutoff_only ecso file icd m3id "
+    "new_adapter new_adapter_prompt new_adapter_vcd only opera pai part_scaling prior_correction prompt readout "
+    "responses safety_prompt sampled_baseline sampled_cutoff_only sampled_self_contrast sampled_vcd self_contrast "
+    "steering text_only vcd vcd_cli vcd_fallback vcd_pope verbalise verbalise_before verbalise_oracle vista vrtuning "
+    "yes_bias",
+}
+
+
+@pytest.mark.parametrize("group", TYPED)
+def test_no_option_is_lost(group: str) -> None:
+    assert set(TYPED[group].split()) <= set(options_of(group))
+
+
+def test_a_file_of_the_user_s_may_not_have_the_name_of_an_entry(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "llava_1_5_7b.yaml").write_text("defaults: [base/weights@_here_, _self_]\nname: mine\n")
+    with pytest.raises(ConfigCompositionException) as refused:
+        composed("--config-dir", str(tmp_path), "model=llava_1_5_7b")
+    assert in_a_sentence(refused.value, []) == (
+        "model=llava_1_5_7b: a file of yours has the name of an option that is there already; give it another name"
+    )
 
 
 def test_a_model_is_composed_wherever_it_is_put() -> None:
@@ -69,7 +96,7 @@ def test_a_model_is_composed_wherever_it_is_put() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("model", options("model"))
+@pytest.mark.parametrize("model", options_of("model"))
 def test_every_model_composes(model: str) -> None:
     open_ = ("model.model=some/api", "model.base_url=http://127.0.0.1:8000/v1") if model == "api" else ()
     assert run_of(f"model={model}", *open_).model.name == model

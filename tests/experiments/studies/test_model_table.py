@@ -11,9 +11,10 @@ from typing import Any, cast
 import pytest
 from PIL import Image
 
+from experiments.config import CONF
 from experiments.evaluation.answer import _identity
 from experiments.studies import model_table
-from experiments.studies.model_table import MODELS, ModelTable, configurations, read_contract, tables
+from experiments.studies.model_table import ModelTable, configurations, read_contract, tables
 from interp.checkpoints.config import ModelConfig
 from interp.checkpoints.load import set_bounds
 from interp.errors import UserError
@@ -24,7 +25,7 @@ from tests.experiments.compose import run_of
 from tests.families import FAMILIES
 from tests.read_families import READ
 
-NODES = {node["name"]: node for node in configurations(MODELS)}
+NODES = {node["name"]: node for node in configurations()}
 LOCAL = {name: node for name, node in NODES.items() if "path" in node}
 CROSS = "image tokens do not exist in the sequence (cross-attention)"
 
@@ -158,22 +159,24 @@ def test_no_torch_and_no_run_directory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(LOCAL))
 def test_a_configuration_says_what_it_needs(name: str) -> None:
-    node, text = LOCAL[name], (MODELS / f"{name}.yaml").read_text()
+    node = LOCAL[name]
     assert node["family"] in {*FAMILIES, *READ}
     assert node["licence"]
     assert node["trust_remote_code"] is False
     if node["path"].startswith("organism:"):
         return
     assert node["revision"] == "main"
+    listed = (CONF / "models.yaml").read_text()
+    text = listed.partition(f"\n{name}:\n")[2].partition("\n\n")[0]
     stated = re.search(r"memory_gib: ([\d.]+)  # ([\d.]+) billion parameters × 2 bytes", text)
     if node["family"] in READ:
-        assert "The hub id is the one that transformers 5.23 documents (models/" in text
+        assert f"path: {node['path']}  # transformers: " in text
     if node["family"] in READ and node["memory_gib"] is None:
         return
     assert stated is not None
     weights = float(stated[2]) * 1e9 * 2 / 2**30
     assert 1.15 * weights <= float(stated[1]) <= 1.3 * weights
-    assert "Never run on real weights" in text
+    assert "Never run on real weights" in listed.partition("\n\n")[0]
 
 
 def test_every_family_of_the_issue_has_a_configuration() -> None:
