@@ -155,13 +155,11 @@ def _packages_before_the_working_directory() -> None:
         here = Path.cwd()
     except FileNotFoundError:  # it was removed under us
         return
-    ours = Path(__file__).resolve().parent
-    if here == ours.parent or sys.flags.safe_path:
+    ours = Path(__file__).resolve().parents[1]
+    if here == ours or sys.flags.safe_path:
         return
-    if str(ours) not in map(os.path.realpath, sys.modules["experiments"].__path__):
-        del sys.modules["experiments"]
-    others = [entry for entry in sys.path if Path(entry).resolve() not in (here, ours.parent)]
-    sys.path[:] = [*others, str(ours.parent), str(here)]
+    others = [entry for entry in sys.path if Path(entry).resolve() not in (here, ours)]
+    sys.path[:] = [*others, str(ours), str(here)]
 
 
 if __name__ == "__main__":

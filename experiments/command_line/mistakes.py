@@ -4,21 +4,18 @@
 are left.
 """
 
-import itertools
 import re
 import shlex
 from collections.abc import Sequence
 from difflib import get_close_matches
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
-from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.command_line.arguments import SHORT
-from experiments.config import CONF, composed, options_of
+from experiments.config import composed, options_of
 
 ABSENT = re.compile(r"Could not (?:override|append to config|delete from config)\W+'?(?P<key>[\w.@/]+)'?")
 NO_OPTION = re.compile(r"Could not find '(?P<group>[\w/]+)/(?P<name>[^/']+)'")
@@ -27,6 +24,11 @@ SAME_NAME = re.compile(r"'(?P<group>\w+)/(?P<name>\w+)' is validated against Con
 WRONG_TYPE = re.compile(r"Error merging override (?P<override>.*)")
 NOISE = ("See https://", "Set the environment variable", "full_key:", "object_type=", "To append to your config")
 OF_HYDRA = (HydraException, OmegaConfBaseException)
+FLAGS = frozenset(  # Hydra's, as its documentation lists them
+    ("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--resolve", "--package", "-p", "--run", "-r",
+     "--multirun", "-m", "--shell-completion", "-sc", "--config-path", "-cp", "--config-name", "-cn", "--config-dir",
+     "-cd", "--experimental-rerun", "--info", "-i")
+)  # fmt: skip
 MOST = 12  # names that a sentence lists
 NAMED = {"+exp": "exp", "task": "task", "model": "model", "method": "method", "benchmark": "benchmark"}  # typed → group
 
@@ -51,13 +53,6 @@ def in_a_sentence(error: Exception, arguments: Sequence[str]) -> str | None:
         return f"{found['override']}: {_plain(error.__cause__)}"
     if found := ABSENT.match(message):
         return _no_key(found["key"].strip("."), arguments)
-    if message.startswith("Ambiguous value"):
-        override = next((one for one in arguments if repr(one) in message or f"'{one}'" in message), "")
-        key, _, value = override.partition("=")
-        return (
-            f"{override}: a comma may be part of a text, a list or a sweep; write {quoted(override)} for the text, "
-            f"{shlex.quote(f'{key}=[{value}]')} for the list, or add -m for the sweep"
-        )
     return message
 
 
@@ -66,10 +61,9 @@ def unknown_flag(arguments: Sequence[str]) -> str | None:
 
     Hydra would answer with its usage, and takes ``--exp`` for the beginning of a flag of its own.
     """
-    flags = get_args_parser()._option_string_actions
     for argument, following in pairwise([*arguments, "-"]):
         flag, _, value = argument.partition("=")
-        if not flag.startswith("-") or flag in flags or (flag[1:2] != "-" and flag[:2] in flags):
+        if not flag.startswith("-") or flag in FLAGS or (flag[1:2] != "-" and flag[:2] in FLAGS):
             continue
         name = flag.lstrip("-").replace("-", "_")
         value = value or ("VALUE" if following.startswith("-") or "=" in following else following)
@@ -103,13 +97,10 @@ def _unread(error: OverrideParseException, arguments: Sequence[str]) -> str:
 def _of_a_word(word: str, arguments: Sequence[str]) -> str:
     """What may have been meant by a word that stands alone."""
     at = arguments.index(word)
-    following, value = [*arguments[at + 1 :], "", ""][:2]
-    if following.startswith("="):
-        return f"no space may stand beside the =: write {word}{following if following != '=' else f'={value}'}"
     if meant := [f"{typed}={word}" for typed, group in NAMED.items() if word in options_of(group)]:
         return f"did you mean {' or '.join(meant)}?"
     if at and "=" in arguments[at - 1] and not arguments[at - 1].startswith("-"):
-        rest = itertools.takewhile(lambda one: "=" not in one, arguments[at:])
+        rest = takewhile(lambda one: "=" not in one, arguments[at:])
         typed = quoted(" ".join([arguments[at - 1], *rest]))
         return f"a value with spaces is put into quotes, which the shell must keep; write {typed}"
     return "--help lists both"
@@ -146,11 +137,6 @@ def _no_key(key: str, arguments: Sequence[str]) -> str:
     value = "".join(override.partition("=")[1:])
     if key == "exp" and not override.startswith("+"):
         return f"{override}: an experiment is written with a plus; did you mean +{override}?"
-    if (name := key.removeprefix("task.")) in SHORT and key != name:
-        tasks = [
-            f"task={task}" for task in options_of("task") if name in OmegaConf.load(CONF / "task" / f"{task}.yaml")
-        ]
-        return f"{name}{value}: this task has no {name}; it is an option of {' or '.join(tasks)}"
     rest = [one for one in arguments if not own.match(one) and not one.startswith("-") and _reads(one)]
     known = _keys(_composed(rest))
     return f"{override}: there is no {key}; {_nearest(key, known, value)}"
@@ -178,14 +164,10 @@ def _keys(config: DictConfig, prefix: str = "") -> list[str]:
 
 
 def _nearest(key: str, known: Sequence[str], value: str) -> str:
-    """Keys of the same node that end as ``key`` does, or of others; else the one spelt most like it."""
+    """Keys of the same node that end as ``key`` does, else the one spelt most like it."""
     node, _, last = key.rpartition(".")
-    ending = [one for one in known if one.rpartition(".")[2] == last]
-    near = [one for one in ending if one.partition(".")[0] == key.partition(".")[0]] or ending
-    if not 0 < len(near) <= 3:
-        siblings = [one for one in known if one.rpartition(".")[0] == node]
-        near = get_close_matches(key, siblings, n=1) or get_close_matches(key, known, n=1)
-    if near:
+    ending = [one for one in known if one.rpartition(".")[2] == last and one.startswith(key.partition(".")[0])]
+    if near := ending[:3] or get_close_matches(key, known, n=1):
         return f"did you mean {' or '.join(f'{one}{value}' for one in near)}?"
     of = [one.rpartition(".")[2] for one in known if one.rpartition(".")[0] == (node if node in known else "")]
     return f"{node or 'the run'} has {', '.join(of[:MOST])}{', … (--cfg job shows all)' if len(of) > MOST else ''}"

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from hydra.errors import HydraException
 
 from experiments.command_line.arguments import for_hydra, of_this_run
 from experiments.command_line.help_page import (
@@ -20,7 +19,6 @@ from experiments.command_line.help_page import (
     menu,
     top_level_options,
 )
-from experiments.command_line.mistakes import in_a_sentence
 from experiments.config import Schema, options_of
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import composed, run_of
@@ -122,11 +120,3 @@ def test_an_option_of_a_task_may_be_typed_without_it() -> None:
         "task.mossbench=b",
     ]
     assert not {"case", "run", "mossbench"} & {name.partition("=")[0] for name in top_level_options()}
-
-
-def test_an_option_of_another_task_is_said_to_be_so() -> None:
-    words = for_hydra(["method=vcd", "case=a"])
-    with pytest.raises(HydraException) as refused:
-        composed(*words)
-    said = in_a_sentence(refused.value, words)
-    assert said == "case=a: this task has no case; it is an option of task=explore or task=heatmap"
