@@ -257,7 +257,7 @@ def test_others_handlers_are_left_alone(handlers: object) -> None:
 
 
 def test_every_job_in_the_guide_composes() -> None:
-    guide = (REPOSITORY / "docs" / "guide-cluster.md").read_text(encoding="utf-8")
+    guide = (REPOSITORY / "docs" / "guide-models.md").read_text(encoding="utf-8")
     jobs = re.findall(r"^sbatch (?:--\S+ )*docs/cluster\.sbatch (.*)$", guide, re.MULTILINE)
     sweeps = re.findall(r"^(?:\S+=\S+ )?forestlens -m (.*)$", guide, re.MULTILINE)
     assert (len(jobs), len(sweeps)) == (2, 2)

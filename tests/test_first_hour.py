@@ -39,7 +39,7 @@ BEFORE = (
     Typed("", 0, "--help"),
     Typed("--version", 0, "forestlens 0."),
     Typed("task=doctor", 0, "bundled"),
-    Typed("+exp=vcd_llava limit=60", 0, "next:"),
+    Typed("+exp=vcd_llava limit=40", 0, "next:"),
     Typed("exp=vcd_llava", 2, "did you mean +exp=vcd_llava?"),
     Typed("vcd_llava", 2, "did you mean +exp=vcd_llava?"),
     Typed("method=vdc", 2, "did you mean method=vcd?"),
@@ -58,7 +58,7 @@ BEFORE = (
     Typed("task=plan +exp=vcd_llava", 0, "All of it fits"),
     Typed("task=export task.format=vlmevalkit task.to=cases.tsv limit=10", 0, "10 cases: "),
 )
-CUT = "+exp=vcd_llava limit=300 name=cut"
+CUT = "+exp=vcd_llava limit=160 name=cut"
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def differs(typed: Typed, folder: Path) -> str:
     return f"forestlens {typed.command}\n  {expected}:\n{said[-1500:]}"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not FORESTLENS.exists(), reason="forestlens is not installed in this environment: make install")
 def test_twenty_five_commands_do_what_a_stranger_is_told(folder: Path) -> None:
     found = [differs(typed, folder) for typed in BEFORE]

@@ -27,4 +27,4 @@ def test_examples_give_what_they_say(
 
 
 def test_readme_and_the_page_on_contrastive_decoding_have_examples() -> None:
-    assert {"README.md", "docs/guide-vcd.md"} <= set(WITH_EXAMPLES)
+    assert {"README.md", "docs/guide-mitigations.md"} <= set(WITH_EXAMPLES)
