@@ -40,7 +40,6 @@ MENU = {  # heading → what stands under it; what is in conf/ and in none of th
         "+exp=verbalise_llava",
         "+exp=vrtuning_llava",
         "+exp=vrtuning_llava_7b",
-        "+exp=vrtuning_ablations",
         "+exp=vcd_sampled",
         "+exp=part_scaling",
         "task=study",
@@ -67,8 +66,6 @@ MENU = {  # heading → what stands under it; what is in conf/ and in none of th
         "task=mossbench_safety",
     ),
     "Our organisms": (
-        "+exp=organism_family",
-        "+exp=vrtuning_fair",
         "+exp=train_smol_organism",
         "task=train_organism",
         "task=fetch_smol",

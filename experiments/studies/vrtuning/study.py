@@ -22,7 +22,6 @@ from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.arms import check_arms, check_contrasts
-from experiments.report.table import Table
 from experiments.runs.launch import sharded
 from experiments.runs.resumption import RunStore, read_object
 from experiments.studies.vrtuning.arms import NewAdapter
@@ -98,16 +97,12 @@ class VRTuningStudy:
         """What comes after the study of ``run`` as configured: side effects, and the tables of all that is there."""
 
         def write(work: study.Study) -> list[RenderableType]:
-            return write_tables(work.store.path, run.arms, self.further_tables)
+            return write_tables(work.store.path, run.arms)
 
         return [
             Analysis("side_effects", "the adapters' side effects were not measured", self._measure_all, detail=True),
             Analysis("vrtuning", "the tables were not written", write, detail=True),
         ]
-
-    def further_tables(self, result: Mapping[str, Any]) -> list[Table]:
-        """Tables of a trial's own, from vrtuning.json."""
-        return []
 
     def _prepare(self, run: Run, store: RunStore, cases: Loaded | None) -> dict[str, Any]:
         """The run's arms with the adapters trained, on ``cases`` where the source is one's own."""

@@ -3,7 +3,7 @@
 Rates are in percent, changes in points, with 95% intervals; what was not measured is a dash.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,23 +37,19 @@ PARTED = NOTE.replace(
 )
 
 
-def write_tables(
-    folder: Path, arms: Mapping[str, Any], further: Callable[[Mapping[str, Any]], Sequence[Table]]
-) -> list[RenderableType]:
+def write_tables(folder: Path, arms: Mapping[str, Any]) -> list[RenderableType]:
     """Writes ``vrtuning.md`` of the run in ``folder``; returns what to print.
 
-    ``arms`` are the run's as configured: a ``NewAdapter`` says which adapter an arm answers with. ``further`` makes a
-    trial's own tables of vrtuning.json.
+    ``arms`` are the run's as configured: a ``NewAdapter`` says which adapter an arm answers with.
     """
     metrics, result = read_object(folder / "metrics.json"), read_object(folder / "vrtuning.json")
     names = {arm: method.adapter if isinstance(method, NewAdapter) else None for arm, method in arms.items()}
-    tables = [table(names, metrics, result), *further(result)]
-    shown = "\n\n".join(markdown(one) for one in tables)
+    shown = table(names, metrics, result)
     summary = with_sentences(metrics, read_object(folder / "environment.json"))["summary"]
-    page = "\n".join([*summary, "", shown, "", PARTED if metrics.get("parts") else NOTE])
+    page = "\n".join([*summary, "", markdown(shown), "", PARTED if metrics.get("parts") else NOTE])
     (folder / "vrtuning.md").write_text(page + "\n", encoding="utf-8")
     cards = [folder / "adapters" / name / "adapter" / "README.md" for name in dict.fromkeys(names.values()) if name]
-    return [*map(terminal, tables), f"tables: {folder / 'vrtuning.md'}", *(f"model card: {card}" for card in cards)]
+    return [terminal(shown), f"tables: {folder / 'vrtuning.md'}", *(f"model card: {card}" for card in cards)]
 
 
 def table(names: Mapping[str, str | None], metrics: Mapping[str, Any], result: Mapping[str, Any]) -> Table:

@@ -139,8 +139,8 @@ def test_a_closing_word_counts_after_any_question(response: str, word: str) -> N
     assert YesNo().judge([item]) == ([Judgement(Verdict.NO_VERDICT)] if "?" in response else judge.judge([item]))
 
 
-def test_the_closing_rule_reads_what_the_fair_trial_teaches() -> None:
-    traces = Traces(cases=60, bare=True)
+def test_the_closing_rule_reads_what_training_on_traces_teaches() -> None:
+    traces = Traces(cases=60)
     for content in CONTENTS:
         for row in traces.write(content):
             if row.subset != "perception":

@@ -164,7 +164,12 @@ def test_only_the_same_training_is_continued(tmp_path: Path, monkeypatch: pytest
         raise KeyboardInterrupt
 
     monkeypatch.setattr(VRTuningStudy, "_train_all", killed)
-    changes = ("task.settings.steps=5", "task.data.replay=0.1", "+task.adapters.more=filler", "task.settings.steps=5")
+    changes = (
+        "task.settings.steps=5",
+        "task.data.replay=0.1",
+        "+task.adapters.more=no_reasoning",
+        "task.settings.steps=5",
+    )
     for change in changes:
         run = small("vrtuning_llava", tmp_path, change)
         with pytest.raises(KeyboardInterrupt):
@@ -172,11 +177,9 @@ def test_only_the_same_training_is_continued(tmp_path: Path, monkeypatch: pytest
     assert len(list((tmp_path / "vrtuning_llava").iterdir())) == 3
 
 
-def test_the_ablations_differ_in_the_reasoning_alone() -> None:
-    run = run_of("+exp=vrtuning_ablations")
-    task: Any = run.task
-    assert set(run.arms) == {"baseline", "vrtuning", "no_reasoning", "filler", "wrong_image", "calibrated_shift"}
-    assert {arm.adapter for arm in run.arms.values() if isinstance(arm, NewAdapter)} == set(task.adapters)
+def test_adapters_of_one_run_differ_in_the_reasoning_alone() -> None:
+    task: Any = run_of("+exp=vrtuning_llava", "+task.adapters.plain=no_reasoning").task
+    assert task.adapters == {"vrtuning": "reasoning", "plain": "no_reasoning"}
     rows = {}
     for content in task.adapters.values():
         data = build_data(replace(task.data, cases=20), content, task.order)
@@ -235,8 +238,8 @@ def test_preferences_reject_the_opposite_verdict_and_another_answer_about_the_pi
 
 
 def test_a_file_has_no_controls(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="content='filler'"):
-        build_data(LlavaCot(str(tmp_path / "rows.jsonl")), "filler", "first")
+    with pytest.raises(UserError, match="content='no_reasoning'"):
+        build_data(LlavaCot(str(tmp_path / "rows.jsonl")), "no_reasoning", "first")
 
 
 @pytest.mark.parametrize(

@@ -80,8 +80,8 @@ def test_rows_become_questions_and_answers(mine: Path) -> None:
     assert data.dataset[0]["images"][0].size == (24, 18)
     pairs = build_data(given, "reasoning", "last", preferences=True).dataset
     assert [row["rejected"][0]["content"] for row in pairs] == ["No.", "Yes."]
-    with pytest.raises(UserError, match="content='filler'"):
-        build_data(given, "filler", "last")
+    with pytest.raises(UserError, match="content='no_reasoning'"):
+        build_data(given, "no_reasoning", "last")
 
 
 def test_all_that_is_wrong_is_in_one_message_before_any_weights(mine: Path, no_weights: None) -> None:
