@@ -47,7 +47,7 @@ Attribution and figures
     integrated_gradients, pixel_map       gradients of the margin; summed by image token
     occlude_image, occlude_words          the margin without a region, without a word
     grey_out              a prompt with parts of its picture painted over
-    image_overlay, text_heat, head_grid, layer_curves, layer_groups   matplotlib figures of all of these
+    image_overlay, text_heat, head_grid, layer_groups   matplotlib figures of all of these
 """
 
 # ruff: noqa: F401  the imports below are those that __getattr__ makes, when a name is first used
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from interp.attention.tables import image_share, normalised, patch_map, weights_of, word_masses
     from interp.checkpoints.config import ModelConfig
     from interp.errors import UserError
-    from interp.figures.attention import head_grid, image_overlay, layer_curves, layer_groups, text_heat
+    from interp.figures.attention import head_grid, image_overlay, layer_groups, text_heat
     from interp.generation import Generation
     from interp.hooks.forward import paused
     from interp.hooks.residual import edit_residual, residuals

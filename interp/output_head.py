@@ -8,18 +8,17 @@ states. Whatever the model does to them then (a scale, a soft cap) is done by it
 For a score the answers' few rows are enough, and cost nothing. ``VLM.generate`` computes the whole head, whatever is
 made of its logits, so that all arms choose from the same numbers. On a GPU that is a product of the same matrices that
 is not rounded at the end: no copy, no more bytes to read. Elsewhere torch has no such product. There the weights are
-kept a second time in float32 (``COPIED`` bytes at most, else they are converted in parts at every step), which on a CPU
-takes as long as the native head.
+kept a second time in float32, which on a CPU takes as long as the native head.
 
 A float32 model's head is left as it is. Where the logits cannot be had again, the native ones are used, and
 ``native_head`` says why.
 """
 
 import sys
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from jaxtyping import Float
@@ -28,9 +27,7 @@ from torch import Tensor, nn
 from interp.device_copies import to_device
 from interp.layout import layout_for
 
-COPIED = 2**30
-PART = 2**25  # bytes in float32 that are converted at a time, of a head that is too large to be copied
-FEW = 16  # rows: from here on either way takes about as long
+FEW = 16  # rows: from here on either way of a product takes about as long
 PROBES, SAMPLED = 4, 256  # hidden states and rows of the head that are compared with the native logits
 
 
@@ -45,14 +42,15 @@ def float32_head(model: Any, tokens: Sequence[int] | None = None) -> Iterator[No
     Raises:
         UserError: the family is not supported.
     """
-    head = _of(model)
-    if head.reason() or not head.rounds:
+    head, kind = _head_of(model)
+    if kind.itemsize >= 4 or native_head(model):
         yield
         return
-    again = _Again(head, tokens)
-    handles = [head.module.register_forward_hook(again)]
     if tokens is None:
-        handles.append(head.module.register_forward_pre_hook(again.before))
+        whole = _Whole()
+        handles = [head.register_forward_pre_hook(whole.before), head.register_forward_hook(whole)]
+    else:
+        handles = [head.register_forward_hook(_Rows(head, tokens))]
     try:
         yield
     finally:
@@ -63,20 +61,40 @@ def float32_head(model: Any, tokens: Sequence[int] | None = None) -> Iterator[No
 def native_head(model: Any) -> str:
     """Why margins of ``model`` come from its native head, as a sentence; "" if they are float32.
 
-    The recomputed logits are compared with the native ones when this is first asked, or the head first used.
+    The recomputed logits are compared with the native ones when this is first asked, or the head first used; again
+    where the head or its weights are others. What is found is named on stderr once.
 
     Raises:
         UserError: the family is not supported.
     """
-    head = _of(model)
-    reason = head.reason()
-    if not reason:
+    head, kind = _head_of(model)
+    if kind.itemsize >= 4:
         return ""
-    step = 8 * torch.finfo(head.kind).eps
-    return (
-        f"Margins come from the model's own output head, which rounds its logits (to steps of {step:.2g} from 8 on, of "
-        f"{2 * step:.2g} from 16 on): {reason}."
-    )
+    weights = [part.weight for part in _parts(head)]
+    known, said = _SAID.get(head, ([], None))
+    if said is None or [id(one()) for one in known] != [id(weight) for weight in weights]:
+        reason, step = _reason(head), 8 * torch.finfo(kind).eps
+        said = reason and (
+            f"Margins come from the model's own output head, which rounds its logits (to steps of {step:.2g} from 8 "
+            f"on, of {2 * step:.2g} from 16 on): {reason}."
+        )
+        _SAID[head] = [ref(weight) for weight in weights], said
+        if said:
+            print(f"warning: {said}", file=sys.stderr)
+    return said
+
+
+_SAID: "WeakKeyDictionary[nn.Module, tuple[list[ref[Tensor]], str | None]]" = WeakKeyDictionary()
+
+
+def _head_of(model: Any) -> tuple[Any, torch.dtype]:
+    """The head, and the type that it computes in: that of the model where its weights are packed."""
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model
+    head = layout_for(model).module(model, "lm_head")
+    weight = getattr(head, "weight", None)
+    if isinstance(weight, Tensor) and weight.is_floating_point() and weight.dtype.itemsize > 1:
+        return head, weight.dtype
+    return head, model.dtype
 
 
 class _Part(NamedTuple):
@@ -87,187 +105,123 @@ class _Part(NamedTuple):
     bias: Tensor | None
 
 
-class _Head:
-    """The head of one model. Modules and weights are looked up anew, because adapters and training replace them."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = weakref.ref(model)
-        self._path = layout_for(model).path("lm_head")
-        self._checked: list[weakref.ref[Any]] = []
-        self._reason = ""
-        self._copies: dict[int, tuple[weakref.ref[Tensor], int, Tensor]] = {}
-        self._unrounded = True  # until torch says that it has no such product here
-
-    @property
-    def module(self) -> Any:
-        model = self._model()
-        assert model is not None
-        return model.get_submodule(self._path)
-
-    @property
-    def kind(self) -> torch.dtype:
-        """The type that the native head computes in; that of the model where its weights are packed."""
-        weight, model = getattr(self.module, "weight", None), self._model()
-        assert model is not None
-        if isinstance(weight, Tensor) and weight.is_floating_point() and weight.dtype.itemsize > 1:
-            return weight.dtype
-        return model.dtype
-
-    @property
-    def rounds(self) -> bool:
-        """Whether the head's type is coarser than float32."""
-        return self.kind.itemsize < 4
-
-    def parts(self) -> list[_Part]:
-        """One layer; in IDEFICS a second one holds the tokens that were added to the vocabulary."""
-        head = self.module
-        found = [_Part(0, head.weight, head.bias)]
-        more = getattr(head, "additional_fc", None)
-        return found if more is None else [*found, _Part(len(head.weight), more.weight, more.bias)]
-
-    def reason(self) -> str:
-        """Why the head's logits stay rounded; "" if they need not. Asked anew when module or weights change."""
-        if not self.rounds:
-            return ""
-        head = self.module
-        now = [head, *(part.weight for part in self.parts())] if isinstance(head, nn.Linear) else [head]
-        known = [one() for one in self._checked]
-        if len(known) != len(now) or any(one is not other for one, other in zip(known, now, strict=True)):
-            self._checked, self._reason = [weakref.ref(one) for one in now], self._asked()
-            if self._reason:
-                print(f"warning: {native_head(self._model())}", file=sys.stderr)
-        return self._reason
-
-    def _asked(self) -> str:
-        head = self.module
-        if not isinstance(head, nn.Linear):
-            return f"the head is a {type(head).__name__}, no plain linear layer; if an adapter is on it, merge it"
-        for _, weight, _ in self.parts():
-            if not weight.is_floating_point():
-                return f"its weights are packed ({weight.dtype}); leave the head out of the quantisation"
-            if weight.is_meta:
-                return "its weights are offloaded; give the head a device that holds them"
-            if hasattr(weight, "device_mesh") or weight.dim() != 2 or 0 in weight.shape:
-                return "its weights are sharded; load the whole head on each device"
-        return self._compared()
-
-    @torch.no_grad()
-    def _compared(self) -> str:
-        """Compares the recomputed logits of a sample of tokens with the native ones, for random hidden states."""
-        head, parts = self.module, self.parts()
-        made = torch.randn(PROBES, parts[0].weight.shape[1], generator=torch.Generator().manual_seed(0))
-        probe = to_device(made, parts[0].weight.device).to(parts[0].weight.dtype)
-        tokens = [
-            part.start + number
-            for part in parts
-            for number in range(0, len(part.weight), max(1, len(part.weight) // SAMPLED))
-        ]
-        try:
-            native = head(probe).float()
-            again = _Again(self, tokens)(head, (probe,), native)
-            scale = again.abs().max()
-            # Half of it is the rounding of one number; a GPU may round its partial sums too.
-            allowed = 2 * torch.finfo(probe.dtype).eps * scale
-            off = (again - native).abs().max()
-            differs = bool(off > allowed)
-        except (RuntimeError, NotImplementedError, TypeError, IndexError) as error:
-            return f"they could not be computed again ({str(error).splitlines()[0][:120]})"
-        if differs:
-            return f"the logits computed again differ from its own by {float(off):.2g}, more than rounding does"
-        return ""
-
-    def whole(self, hidden: Float[Tensor, "*some width"]) -> Float[Tensor, "*some vocab"]:
-        """All logits of ``hidden``."""
-        flat = hidden.reshape(-1, hidden.shape[-1])
-        logits = [_plus(self._product(flat, number, part), part.bias) for number, part in enumerate(self.parts())]
-        return torch.cat(logits, -1).reshape(*hidden.shape[:-1], -1)
-
-    def _product(self, hidden: Float[Tensor, "row width"], number: int, part: _Part) -> Float[Tensor, "row token"]:
-        weight = part.weight.detach()
-        if weight.device.type != "cpu" and self._unrounded and not (torch.is_grad_enabled() and hidden.requires_grad):
-            try:
-                return torch.mm(hidden, weight.T, out_dtype=torch.float32)
-            except torch.OutOfMemoryError:
-                raise
-            except (RuntimeError, NotImplementedError, TypeError):
-                self._unrounded = False
-        rows = hidden.float()
-        if 4 * weight.numel() <= COPIED:
-            return _times(rows, self._copy(number, part.weight))
-        some = max(1, PART // (4 * weight.shape[1]))
-        return torch.cat([_times(rows, few.float()) for few in weight.split(some)], -1)
-
-    def _copy(self, number: int, weight: Tensor) -> Tensor:
-        """The weights in float32, made once, and anew if they have changed."""
-        version = 0 if weight.is_inference() else weight._version
-        kept = self._copies.get(number)
-        if kept is None or kept[0]() is not weight or kept[1] != version or kept[2].device != weight.device:
-            kept = self._copies[number] = (weakref.ref(weight), version, weight.detach().float())
-        return kept[2]
+def _parts(head: Any) -> list[_Part]:
+    """One layer; in IDEFICS a second one holds the tokens that were added to the vocabulary. None of another module."""
+    if not isinstance(head, nn.Linear):
+        return []
+    more = getattr(head, "additional_fc", None)
+    return [
+        _Part(0, head.weight, head.bias),
+        *([] if more is None else [_Part(len(head.weight), more.weight, more.bias)]),
+    ]
 
 
-class _Again:
-    """The hook that puts float32 logits in place of the head's."""
+def _reason(head: Any) -> str:
+    """Why the head's logits stay rounded; "" if they need not."""
+    if not isinstance(head, nn.Linear):
+        return f"the head is a {type(head).__name__}, no plain linear layer; if an adapter is on it, merge it"
+    for _, weight, _ in _parts(head):
+        if not weight.is_floating_point():
+            return f"its weights are packed ({weight.dtype}); leave the head out of the quantisation"
+        if weight.is_meta:
+            return "its weights are offloaded; give the head a device that holds them"
+        if hasattr(weight, "device_mesh") or weight.dim() != 2 or 0 in weight.shape:
+            return "its weights are sharded; load the whole head on each device"
+    return _compared(head)
 
-    def __init__(self, head: _Head, tokens: Sequence[int] | None) -> None:
-        self._head = head
+
+@torch.no_grad()
+def _compared(head: nn.Linear) -> str:
+    """Compares the recomputed logits of a sample of tokens with the native ones, for random hidden states."""
+    made = torch.randn(PROBES, head.weight.shape[1], generator=torch.Generator().manual_seed(0))
+    probe = to_device(made, head.weight.device).to(head.weight.dtype)
+    tokens = [
+        part.start + number
+        for part in _parts(head)
+        for number in range(0, len(part.weight), max(1, len(part.weight) // SAMPLED))
+    ]
+    try:
+        native = head(probe).float()
+        again = _Rows(head, tokens)(head, (probe,), native)
+        # Half of it is the rounding of one number; a GPU may round its partial sums too.
+        allowed = 2 * torch.finfo(probe.dtype).eps * again.abs().max()
+        off = (again - native).abs().max()
+        differs = bool(off > allowed)
+    except (RuntimeError, NotImplementedError, TypeError, IndexError) as error:
+        return f"they could not be computed again ({str(error).splitlines()[0][:120]})"
+    return f"the logits computed again differ from its own by {float(off):.2g}, more than rounding does" * differs
+
+
+class _Rows:
+    """The hook that puts the float32 logits of some tokens in place of the head's."""
+
+    def __init__(self, head: Any, tokens: Sequence[int]) -> None:
+        self._rows: list[tuple[_Part, Tensor]] = []
+        for part in _parts(head):
+            own = [token for token in dict.fromkeys(tokens) if 0 <= token - part.start < len(part.weight)]
+            if own:
+                self._rows.append((part, to_device(torch.tensor(own), part.weight.device)))
+
+    def __call__(self, module: Any, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
+        hidden = arguments[0].to(output.device)  # accelerate moves them inside the head's forward
+        if hidden.shape[:-1] != output.shape[:-1]:  # another block has held them back, and computed all
+            return output
+        logits = output.to(torch.float32, copy=True)
+        for part, tokens in self._rows:
+            rows = tokens - part.start
+            exact = hidden.float() @ part.weight.index_select(0, rows).float().T
+            logits.index_copy_(-1, tokens, exact if part.bias is None else exact + part.bias[rows].float())
+        return logits
+
+
+class _Whole:
+    """The hooks that put all float32 logits in place of the head's."""
+
+    def __init__(self) -> None:
         self._hidden: Tensor | None = None
-        self._rows: list[tuple[_Part, Tensor, Tensor]] | None = None
-        if tokens is not None:
-            self._rows = [rows for part in head.parts() if (rows := _rows_of(part, tokens)) is not None]
 
     def before(self, module: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Leaves the native head nothing to compute, where all its logits are computed again."""
+        """Leaves the native head nothing to compute."""
         hidden = arguments[0]
         if hidden.numel():
             self._hidden = hidden
         return hidden[..., :0, :], *arguments[1:]
 
     def __call__(self, module: Any, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
-        """The logits of the hidden states ``arguments[0]``, or of those that ``before`` held back."""
-        hidden = arguments[0].to(output.device)  # accelerate moves them inside the head's forward
-        if self._rows is None:
-            held, self._hidden = self._hidden, None
-            return output if held is None else self._head.whole(held.to(output.device))
-        if hidden.shape[:-1] != output.shape[:-1]:  # another block has held them back, and computed all
+        hidden, self._hidden = self._hidden, None
+        if hidden is None:  # another block has held them back
             return output
-        logits = output.float() if output.dtype != torch.float32 else output.clone()
-        for part, tokens, rows in self._rows:
-            bias = None if part.bias is None else part.bias.index_select(0, rows)
-            exact = _plus(hidden.float() @ part.weight.index_select(0, rows).float().T, bias)
-            logits.index_copy_(-1, tokens, exact)
-        return logits
+        found = []
+        for number, part in enumerate(_parts(module)):
+            logits = _product(hidden.to(output.device).flatten(0, -2), part.weight, module, number)
+            found.append(logits if part.bias is None else logits + part.bias.float())
+        return torch.cat(found, -1).unflatten(0, hidden.shape[:-1])
 
 
-def _rows_of(part: _Part, tokens: Sequence[int]) -> tuple[_Part, Tensor, Tensor] | None:
-    """Those of ``tokens`` that are in ``part``, and their rows there; None if there are none."""
-    own = [token for token in dict.fromkeys(tokens) if part.start <= token < part.start + len(part.weight)]
-    if not own:
-        return None
-    columns = to_device(torch.tensor(own), part.weight.device)
-    return part, columns, columns - part.start
+def _product(
+    hidden: Float[Tensor, "row width"], weight: Float[Tensor, "token width"], head: Any, number: int
+) -> Float[Tensor, "row token"]:
+    """``hidden`` × ``weight`` transposed in float32, of the part with this number of the head."""
+    if weight.device.type != "cpu" and not (torch.is_grad_enabled() and hidden.requires_grad):
+        try:
+            return torch.mm(hidden, weight.detach().T, out_dtype=torch.float32)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, NotImplementedError, TypeError):  # torch has no such product here
+            pass
+    rows, exact = hidden.float(), _copied(weight, head, number)
+    # A few rows go as the product's transpose, which on a CPU reads the weights once.
+    return (exact @ rows.T).T if len(rows) < FEW else rows @ exact.T
 
 
-def _times(rows: Float[Tensor, "row width"], weight: Float[Tensor, "token width"]) -> Float[Tensor, "row token"]:
-    """``rows`` × ``weight`` transposed, in the order that is fastest on a CPU.
-
-    A few rows go as the product's transpose, which reads the weights once: two, as paired decoding asks for, else take
-    up to four times as long as one. One row goes twice, since by itself it may take twice as long as two.
-    """
-    if len(rows) == 1:
-        return _times(torch.cat([rows, rows]), weight)[:1]
-    return (weight @ rows.T).T if len(rows) < FEW else rows @ weight.T
+_COPIES: "WeakKeyDictionary[nn.Module, dict[int, tuple[ref[Tensor], Any, Tensor]]]" = WeakKeyDictionary()
 
 
-def _plus(logits: Tensor, bias: Tensor | None) -> Tensor:
-    return logits if bias is None else logits + bias.float()
-
-
-_HEADS: "weakref.WeakKeyDictionary[Any, _Head]" = weakref.WeakKeyDictionary()
-
-
-def _of(model: Any) -> _Head:
-    model = model.get_base_model() if hasattr(model, "get_base_model") else model
-    if model not in _HEADS:
-        _HEADS[model] = _Head(model)
-    return _HEADS[model]
+def _copied(weight: Tensor, head: Any, number: int) -> Tensor:
+    """The weights in float32, made once, and anew if they have changed."""
+    copies = _COPIES.setdefault(head, {})
+    of, state, _ = copies.get(number, (None, None, None))
+    now = weight.device, 0 if weight.is_inference() else weight._version
+    if of is None or of() is not weight or state != now:
+        copies[number] = ref(weight), now, weight.detach().float()
+    return copies[number][2]

@@ -136,7 +136,7 @@ def check_teaches(questions: Sequence[str], safe: Sequence[bool], *, seed: int) 
     """Checks that a direction between the two classes can be fitted and judged on held-out questions."""
     import numpy as np
 
-    from interp.tools.lda import FEWEST_CASES, FEWEST_GROUPS, FOLDS, grouped_folds
+    from interp.tools.held_out import FEWEST_CASES, FEWEST_GROUPS, FOLDS, grouped_folds
 
     labels = np.asarray(safe, dtype=int)
     counts = {"safe": int(labels.sum()), "unsafe": int((1 - labels).sum())}

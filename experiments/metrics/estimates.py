@@ -21,7 +21,7 @@ from scipy.stats import rankdata
 from experiments.metrics.bootstrap import FEWEST, ClusterBootstrap, auroc, percentile_interval
 from experiments.metrics.findings import SMALL, statement
 from experiments.metrics.paired import Difference, Spread, change, two_way
-from interp.tools.lda import FEWEST_CASES, FEWEST_GROUPS
+from interp.tools.held_out import FEWEST_CASES, FEWEST_GROUPS
 
 CLUSTER, TEMPLATE = "cluster", "template"
 FACTORS = (TEMPLATE, "concept")  # tags of cases that are made from templates

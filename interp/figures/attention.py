@@ -9,7 +9,7 @@ nor touch pyplot's global state.
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -28,8 +28,6 @@ WIDTH = 6.0  # inches of 100 px
 TEXT = 11.0
 LABEL = 9.5
 OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-LINES = ("-", "--", "-.", ":")
 GREY = "#bdbdbd"
 MONOSPACE = 0.602  # width of a DejaVu Sans Mono character / font size
 
@@ -42,14 +40,6 @@ class Words(NamedTuple):
 
     words: Sequence[str]
     values: Sequence[float]
-
-
-class Curve(NamedTuple):
-    """A mean per layer, with the bounds of its interval."""
-
-    mean: Float[np.ndarray, " layer"]
-    low: Float[np.ndarray, " layer"]
-    high: Float[np.ndarray, " layer"]
 
 
 def layer_groups(layers: Sequence[int], count: int = 3) -> dict[str, list[int]]:
@@ -160,44 +150,6 @@ def head_grid(
     for axes in panels[:, 0]:
         axes.set_ylabel("layer", fontsize=LABEL)
     colour_bar(figure, scale, list(panels.flat))
-    return figure
-
-
-def layer_curves(
-    curves: Mapping[str, Curve],
-    *,
-    layers: Sequence[int] | None = None,
-    unit: str = "share of attention on the image (%)",
-    interval: str = "95% interval",
-    title: str = "",
-) -> Figure:
-    """Draws one line with its interval per group (failures, successes) over the layers.
-
-    Raises:
-        UserError: no curves.
-    """
-    if not curves:
-        raise UserError("nothing to draw; a figure shows at least one curve; check the selection")
-    figure = figure_of(4.0, title)
-    axes = figure.add_subplot()
-    factor = _factor(unit)
-    for i, (name, curve) in enumerate(curves.items()):
-        places = list(range(len(curve.mean)) if layers is None else layers)
-        style: dict[str, Any] = {"color": OKABE_ITO[i % len(OKABE_ITO)], "marker": MARKERS[i % len(MARKERS)]}
-        axes.plot(places, curve.mean * factor, label=name, linestyle=LINES[i % len(LINES)], **style)
-        ends = curve.low * factor, curve.high * factor
-        axes.fill_between(places, *ends, color=style["color"], alpha=0.18, linewidth=0)
-        for end in ends:  # edges keep overlapping bands distinguishable
-            axes.plot(places, end, color=style["color"], linewidth=0.7, linestyle=LINES[i % len(LINES)])
-    axes.set_xlabel("layer", fontsize=TEXT)
-    axes.set_ylabel("\n".join(textwrap.wrap(unit, 36)), fontsize=TEXT)
-    axes.set_ylim(bottom=min(0.0, *(float(curve.low.min()) * factor for curve in curves.values())))
-    axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))
-    axes.tick_params(labelsize=LABEL)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
-    figure.legend(fontsize=LABEL, frameon=False, loc="outside lower center", ncols=2, title=f"band: {interval}",
-                  title_fontsize=LABEL)  # fmt: skip
     return figure
 
 

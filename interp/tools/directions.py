@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from interp.errors import UserError
 from interp.tensor_file import check_model, read_tensors, write_tensors
-from interp.tools.lda import FOLDS, discriminant, grouped_folds, raked
-from interp.tools.probes import auroc
+from interp.tools.held_out import FOLDS, columns_of, grouped_folds, raked
+from interp.tools.probes import discriminant
 
 if TYPE_CHECKING:
     from interp.hooks.residual import Residuals
@@ -75,13 +78,9 @@ def fit_direction(
     """
     if kind not in get_args(Kind):
         raise UserError(f"kind={kind!r}: must be one of {', '.join(get_args(Kind))}")
-    columns = [np.asarray(column) for column in (labels, groups, *balance)]
-    for column in columns:
-        if len(column) != len(hidden):
-            raise UserError(f"{len(column)} labels or groups for {len(hidden)} rows; there must be one for each row")
     states = hidden.double().numpy()
     kept = ~np.isnan(states).any(1)
-    states, (label, group, *nuisances) = states[kept], (column[kept] for column in columns)
+    states, (label, group, *nuisances) = states[kept], columns_of(kept, labels, groups, *balance)
     label = label.astype(bool)
     splits = grouped_folds(label.astype(int), group, folds=folds, seed=seed, names=(f"not {name}", name))
     score = np.empty(len(label))
@@ -99,7 +98,7 @@ def fit_direction(
         threshold=threshold,
         gap=float(along[label].mean() - along[~label].mean()),
         accuracy=float(((score[label] > 0).mean() + (score[~label] <= 0).mean()) / 2),
-        auroc=auroc(score, label),
+        auroc=float(roc_auc_score(label, score)),
         n=len(label),
         positives=int(label.sum()),
         groups=len(set(group.tolist())),
@@ -160,8 +159,8 @@ def _fit(
     if kind == "logistic":
         vector, bias = _logistic(states, label, weights)
     elif kind == "discriminant":
-        fitted = discriminant(states, label.astype(int), weights)
-        vector, bias = fitted.weights[1] - fitted.weights[0], float(fitted.bias[1] - fitted.bias[0])
+        vectors, biases = discriminant(states, label.astype(int), weights)
+        vector, bias = vectors[1] - vectors[0], float(biases[1] - biases[0])
     else:
         means = [np.average(states[label == side], axis=0, weights=weights[label == side]) for side in (False, True)]
         vector = means[1] - means[0]
@@ -177,9 +176,6 @@ def _fit(
 def _logistic(
     states: Float[np.ndarray, "row width"], label: Bool[np.ndarray, " row"], weights: Float[np.ndarray, " row"]
 ) -> tuple[Float[np.ndarray, " width"], float]:
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.preprocessing import StandardScaler
-
     scaler = StandardScaler().fit(states)
     model = LogisticRegression(C=LOGISTIC_STRENGTH, class_weight="balanced", max_iter=2000)
     model.fit(scaler.transform(states), label, sample_weight=weights)

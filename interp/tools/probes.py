@@ -2,6 +2,9 @@
 
 That a label *can* be read at a layer does not mean that the model uses it (Belinkov 2022, "Probing classifiers"). To
 test that, see ``interp.tools.directions`` and ``interp.tools.patching``.
+
+The probe is Fisher's linear discriminant. scikit-learn's shrinks each class by itself and knows no weights of cases:
+with some thirty cases of a class it reads much less (of 24 things 58% where this one reads 77%).
 """
 
 from collections.abc import Sequence
@@ -11,15 +14,17 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Bool, Float, Int
-from scipy.stats import rankdata
+from jaxtyping import Float, Int
+from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from torch import Tensor
 
 from interp.errors import UserError
-from interp.tools.lda import FOLDS, Fold, discriminant, grouped_folds, raked
+from interp.tools.held_out import FOLDS, Fold, columns_of, grouped_folds, raked
 
 SHUFFLES = 3
 DEALS = 100  # attempts at shuffling labels among groups
+CONSTANT = 1e-5  # a feature counts as constant if it varies by less than this share of its mean,
+FAINT = 1e-6  # or by less than this share of the states' root mean square
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,6 @@ def probe(
     groups: Sequence[Any] | np.ndarray,
     *,
     balance: Sequence[Sequence[Any] | np.ndarray] = (),
-    tested: Float[Tensor, "layer row width"] | None = None,
     folds: int = FOLDS,
     shuffles: int = SHUFFLES,
     seed: int = 0,
@@ -83,8 +87,7 @@ def probe(
 
     Args:
         balance: columns (such as template and concept) within whose values two classes get equal weight in fitting;
-            see ``interp.tools.lda.raked``.
-        tested: states of the same cases in another run; the probe is fitted on ``hidden`` and tested on these.
+            see ``interp.tools.held_out.raked``.
         shuffles: how often the control's labels are drawn. They are shuffled among groups if each has a single label,
             otherwise among cases.
 
@@ -92,22 +95,11 @@ def probe(
         UserError: columns of another length, fewer than two folds, or ``balance`` with more than two classes. Too few
             cases are not an error: they give NaN and a reason.
     """
-    columns = [np.asarray(column) for column in (labels, groups, *balance)]
-    for column in columns:
-        if len(column) != hidden.shape[1]:
-            raise UserError(
-                f"{len(column)} labels or groups for {hidden.shape[1]} rows; there must be one for each row"
-            )
     if folds < 2:
         raise UserError(f"folds={folds}: a held-out number needs at least 2")
     states = hidden.double().numpy()
-    others = states if tested is None else tested.double().numpy()
-    if others.shape != states.shape:
-        raise UserError(
-            f"states of {others.shape} to test on and of {states.shape} to fit on; both must be of one shape"
-        )
-    kept = ~np.isnan(states).any((0, 2)) & ~np.isnan(others).any((0, 2))
-    values, group, *nuisances = (column[kept] for column in columns)
+    kept = ~np.isnan(states).any((0, 2))
+    values, group, *nuisances = columns_of(kept, labels, groups, *balance)
     names, codes = np.unique(values, return_inverse=True)
     classes = tuple(map(str, names.tolist()))
     found = _nothing(hidden, classes, codes, group)
@@ -121,15 +113,17 @@ def probe(
     weighted = _weighted(codes, splits, nuisances)
     dealt = [_shuffled(codes, group, splits, rng) for _ in range(shuffles)]
     controls = [(labels, _weighted(labels, splits, nuisances)) for labels in dealt]
-    for layer, (state, other) in enumerate(zip(states[:, kept], others[:, kept], strict=True)):
-        scores = _held_out(state, other, codes, weighted)
+    for layer, state in enumerate(states[:, kept]):
+        scores = _held_out(state, codes, weighted)
         found.predicted[layer, kept] = guess = scores.argmax(1)
         found.accuracy[layer] = (guess == codes).mean()
-        found.balanced_accuracy[layer] = _balanced(guess, codes)
-        found.control[layer] = np.mean([_balanced(_held_out(state, other, *one).argmax(1), one[0]) for one in controls])
+        found.balanced_accuracy[layer] = balanced_accuracy_score(codes, guess)
+        found.control[layer] = np.mean(
+            [balanced_accuracy_score(one[0], _held_out(state, *one).argmax(1)) for one in controls]
+        )
         if len(names) == 2:
             found.score[layer, kept] = margin = scores[:, 1] - scores[:, 0]
-            found.auroc[layer] = auroc(margin, codes == 1)
+            found.auroc[layer] = roc_auc_score(codes, margin)
     return found
 
 
@@ -139,24 +133,58 @@ def probe_balanced(
     groups: np.ndarray,
     *,
     balance: Sequence[np.ndarray] = (),
-    tested: Float[Tensor, "layer row width"] | None = None,
     seed: int = 0,
 ) -> Probe:
     """``probe``, without balancing where no value of ``balance`` occurs with both classes."""
-    fit = partial(probe, hidden, labels, groups, tested=tested, seed=seed)
+    fit = partial(probe, hidden, labels, groups, seed=seed)
     try:
         return fit(balance=balance)
     except UserError:
         return fit()
 
 
-def auroc(score: Float[np.ndarray, " row"], positive: Bool[np.ndarray, " row"]) -> float:
-    """The probability that a positive case scores above a negative one, ties counting half; NaN if a class is empty."""
-    if positive.all() or not positive.any():
-        return float("nan")
-    ranks = rankdata(score)
-    wins = ranks[positive].sum() - positive.sum() * (positive.sum() + 1) / 2
-    return float(wins / positive.sum() / (~positive).sum())
+def discriminant(
+    hidden: Float[np.ndarray, "row width"], codes: Int[np.ndarray, " row"], weights: Float[np.ndarray, " row"]
+) -> tuple[Float[np.ndarray, "class width"], Float[np.ndarray, " class"]]:
+    """Fisher's linear discriminant on standardised features, with equal priors: a vector and a bias for each class.
+
+    A state's log-probability of class k is vector k · state + bias k, up to a constant. The within-class covariance is
+    shrunk towards a multiple of the identity by Ledoit and Wolf's formula (2004, "A well-conditioned estimator for
+    large-dimensional covariance matrices"), which needs no tuning and allows more features than rows. ``codes`` are
+    0 … k − 1; each class has some positive weight.
+    """
+    member = (codes[:, None] == np.arange(codes.max() + 1)) * weights[:, None]
+    shares = member / member.sum(0)  # each class's cases weigh 1 together
+    share = shares.mean(1)
+    centre = share @ hidden
+    spread = np.sqrt(share @ (hidden - centre) ** 2)
+    least = np.maximum(CONSTANT * np.abs(centre), FAINT * np.sqrt((hidden**2).mean()))
+    spread = np.where(spread > least, spread, np.inf)
+    features = (hidden - centre) / spread
+    means = shares.T @ features
+    within = (features - means[codes]) * np.sqrt(len(codes) * share)[:, None]
+    inward = _inverse_times(within, means)
+    vectors = inward / spread
+    return vectors, -0.5 * (inward * means).sum(1) - vectors @ centre
+
+
+def _inverse_times(
+    centred: Float[np.ndarray, "row width"], vectors: Float[np.ndarray, "class width"]
+) -> Float[np.ndarray, "class width"]:
+    """The inverse of the shrunk covariance of ``centred`` times each vector.
+
+    Along its axes, of which there are no more than rows, so that the covariance of wide states is never formed.
+    """
+    rows, width = centred.shape
+    _, lengths, axes = np.linalg.svd(centred, full_matrices=False)
+    variances = lengths**2 / rows
+    scale, squares = variances.sum() / width, (variances**2).sum()
+    noise = (((centred**2).sum(1) ** 2).sum() / rows - squares) / rows
+    distance = squares - width * scale**2
+    shrunk = min(max(noise / distance, 1e-6), 1.0) if distance > 0 else 1e-6
+    ridge = max(shrunk * scale, 1e-12)
+    along = vectors @ axes.T
+    return vectors / ridge + along * (1 / ((1 - shrunk) * variances + ridge) - 1 / ridge) @ axes
 
 
 Weighted = list[tuple[np.ndarray, np.ndarray, np.ndarray]]
@@ -172,21 +200,14 @@ def _weighted(codes: Int[np.ndarray, " row"], splits: list[Fold], nuisances: Seq
 
 
 def _held_out(
-    state: Float[np.ndarray, "row width"],
-    tested: Float[np.ndarray, "row width"],
-    codes: Int[np.ndarray, " row"],
-    folds: Weighted,
+    state: Float[np.ndarray, "row width"], codes: Int[np.ndarray, " row"], folds: Weighted
 ) -> Float[np.ndarray, "row class"]:
-    """The scores of each case's ``tested`` state by the probe that was fitted on ``state`` without the case."""
+    """The scores of each case by the probe that was fitted without it."""
     scores = np.empty((len(state), int(codes.max()) + 1))
     for used, weights, test in folds:
-        scores[test] = discriminant(state[used], codes[used], weights).scores(tested[test])
+        vectors, bias = discriminant(state[used], codes[used], weights)
+        scores[test] = state[test] @ vectors.T + bias
     return scores
-
-
-def _balanced(guess: Int[np.ndarray, " row"], codes: Int[np.ndarray, " row"]) -> float:
-    """Balanced accuracy: the mean recall over classes."""
-    return float(np.mean([(guess[codes == code] == code).mean() for code in np.unique(codes)]))
 
 
 def _shuffled(

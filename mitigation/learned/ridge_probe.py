@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
+from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from interp.errors import UserError
 from interp.hooks.residual import LayerStates, Residuals, edit_residual, last_layer, residuals
 from interp.hooks.state_memory import memory_for
 from interp.tools.gradients import activation_gradients
-from interp.tools.probes import auroc
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
@@ -198,8 +198,8 @@ class HeldOut:
 
 
 def area(scores: Float[Tensor, " row"], labels: Bool[Tensor, " row"]) -> float:
-    """AUROC of the safe cases' scores against the unsafe ones' (``interp.tools.probes``)."""
-    return auroc(scores.numpy(), labels.numpy())
+    """AUROC of the safe cases' scores against the unsafe ones'."""
+    return float(roc_auc_score(labels.numpy(), scores.numpy()))
 
 
 def platt(scores: Float[Tensor, " row"], labels: Bool[Tensor, " row"]) -> tuple[float, float]:

@@ -19,7 +19,6 @@ from tests.tiny import picture
 RNG = np.random.default_rng(0)
 SIGNED = {"gradients": RNG.normal(size=(3, 3)), "occlusion": 0.2 * RNG.normal(size=(3, 3))}
 QUESTION = plot.Words(["How", "do", "I", "kill", "this", "?"], [0.01, 0.0, 0.02, 0.3, 0.1, 0.0])
-CURVE = plot.Curve(*(np.array([0.1, 0.4, 0.2]) + shift for shift in (0, -0.05, 0.05)))
 
 FIGURES: dict[str, Callable[[], Figure]] = {
     "overlay": lambda: plot.image_overlay(
@@ -32,9 +31,6 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "words": lambda: plot.text_heat({"failure": QUESTION, "success": plot.Words(["word"] * 60, [0.01] * 60)}),
     "heads": lambda: plot.head_grid({"failures": RNG.random((4, 5)), "successes": RNG.random((4, 5)) / 2}),
     "many heads": lambda: plot.head_grid({"all": RNG.random((32, 40))}),
-    "curves": lambda: plot.layer_curves(
-        {"failures": CURVE, "successes": CURVE}, unit="share of attention on the image, sink left out (%)"
-    ),
 }
 
 
@@ -154,7 +150,6 @@ def test_groups_are_named_by_their_layers() -> None:
     [
         (lambda: plot.head_grid({}), "nothing to draw"),
         (lambda: plot.text_heat({"a": plot.Words([], [])}), "nothing to draw"),
-        (lambda: plot.layer_curves({}), "nothing to draw"),
         (lambda: plot.head_grid({"a": np.array([[-0.1, 0.5]])}), "signed=True"),
         (lambda: plot.head_grid({"a": np.array([[np.nan, 0.5]])}), "not finite"),
         (lambda: plot.head_grid({"a": np.ones((2, 2)), "b": np.ones((2, 3))}), "must be alike"),

@@ -99,7 +99,7 @@ def test_where_attention_cannot_be_looked_at_the_study_is_kept(
 def test_a_head_that_stays_rounded_is_said_once(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(output_head._Head, "_asked", lambda head: "its weights are offloaded; give it a device")
+    monkeypatch.setattr(output_head, "_reason", lambda head: "its weights are offloaded; give it a device")
     folder = evaluate(study(saved, tmp_path, "limit=2", "model.dtype=bfloat16", "attention=false"))
     caveats = metrics_of(folder)["caveats"]
     assert sum("its weights are offloaded; give it a device" in caveat for caveat in caveats) == 1

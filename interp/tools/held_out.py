@@ -1,7 +1,7 @@
-"""Linear discriminant analysis with shrinkage, weights that balance nuisances, and folds that keep groups together."""
+"""What a held-out number rests on: folds that keep groups together, and weights that balance nuisances."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -9,8 +9,6 @@ from jaxtyping import Float, Int
 from interp.errors import UserError
 
 MOST_WEIGHT = 20.0  # maximum weight of a raked case, in mean weights: no single case may dominate the fit
-CONSTANT = 1e-5  # a feature counts as constant if it varies by less than this share of its mean,
-FAINT = 1e-6  # or by less than this share of the states' root mean square
 RAKING_ROUNDS = 100
 FOLDS = 5
 FEWEST_CASES, FEWEST_GROUPS = 10, 2  # per class; with fewer, held-out numbers are not reported
@@ -19,68 +17,17 @@ Fold = tuple[np.ndarray, np.ndarray]
 """Rows to fit on, and rows held out."""
 
 
-@dataclass(frozen=True)
-class Discriminant:
-    """A linear classifier: the score of class k for a state x is ``weights[k] · x + bias[k]``."""
+def columns_of(kept: np.ndarray, *columns: Sequence[Any] | np.ndarray) -> list[np.ndarray]:
+    """The values of the cases that are ``kept``.
 
-    weights: Float[np.ndarray, "class width"]
-    bias: Float[np.ndarray, "class"]
-
-    def scores(self, hidden: Float[np.ndarray, "row width"]) -> Float[np.ndarray, "row class"]:
-        """The log-probability of each class under equal priors, up to a constant per row."""
-        return hidden @ self.weights.T + self.bias
-
-
-def discriminant(
-    hidden: Float[np.ndarray, "row width"], codes: Int[np.ndarray, " row"], weights: Float[np.ndarray, " row"]
-) -> Discriminant:
-    """Fisher's linear discriminant on standardised features, with equal priors.
-
-    The within-class covariance is shrunk towards a multiple of the identity by Ledoit and Wolf's formula (2004,
-    "A well-conditioned estimator for large-dimensional covariance matrices"), which needs no tuning and allows more
-    features than rows. ``codes`` are 0 … k − 1; each class has some positive weight.
+    Raises:
+        UserError: a column of another length.
     """
-    classes = int(codes.max()) + 1
-    member = (codes[:, None] == np.arange(classes)) * weights[:, None]
-    totals = member.sum(0)
-    assert (totals > 0).all(), totals
-    share = (member / totals).sum(1) / classes  # sums to 1, equally over classes
-    centre = share @ hidden
-    spread = np.sqrt(share @ (hidden - centre) ** 2)
-    least = np.maximum(CONSTANT * np.abs(centre), FAINT * np.sqrt((hidden**2).mean()))
-    spread = np.where(spread > least, spread, np.inf)
-    features = (hidden - centre) / spread
-    means = (member / totals).T @ features
-    within = (features - means[codes]) * np.sqrt(len(codes) * share)[:, None]
-    inward = _inverse_times(within, means)
-    return Discriminant(inward / spread, -0.5 * (inward * means).sum(1) - (inward / spread) @ centre)
-
-
-def shrinkage(centred: Float[np.ndarray, "row width"]) -> float:
-    """Ledoit and Wolf's weight of the identity for the covariance of centred rows, which is never formed."""
-    rows, width = centred.shape
-    gram = centred @ centred.T if width > rows else centred.T @ centred
-    squares = float((gram**2).sum()) / rows**2  # the covariance's squared Frobenius norm, either way
-    scale = float((centred**2).sum()) / rows / width
-    noise = (float(((centred**2).sum(1) ** 2).sum()) / rows - squares) / rows
-    distance = squares - width * scale**2
-    return min(noise, distance) / distance if noise > 0 and distance > 0 else 0.0
-
-
-def _inverse_times(
-    centred: Float[np.ndarray, "row width"], vectors: Float[np.ndarray, "class width"]
-) -> Float[np.ndarray, "class width"]:
-    """The inverse of the shrunk covariance of ``centred`` times each vector, solved in the smaller dimension."""
-    rows, width = centred.shape
-    scale = float((centred**2).sum()) / rows / width
-    kept = 1 - max(shrinkage(centred), 1e-6)
-    ridge = max((1 - kept) * scale, 1e-12)
-    if width <= rows:
-        covariance = kept * (centred.T @ centred) / rows
-        return np.linalg.solve(covariance + ridge * np.eye(width), vectors.T).T
-    # Woodbury: (aI + bX'X)⁻¹ = (I − X'(XX' + (a/b) I)⁻¹X) / a
-    gram = centred @ centred.T + ridge * rows / max(kept, 1e-12) * np.eye(rows)
-    return (vectors - np.linalg.solve(gram, centred @ vectors.T).T @ centred) / ridge
+    found = [np.asarray(column) for column in columns]
+    for column in found:
+        if len(column) != len(kept):
+            raise UserError(f"{len(column)} labels or groups for {len(kept)} rows; there must be one for each row")
+    return [column[kept] for column in found]
 
 
 def raked(codes: Int[np.ndarray, " row"], nuisances: Sequence[np.ndarray]) -> Float[np.ndarray, " row"]:
@@ -128,8 +75,6 @@ def grouped_folds(
     """
     from sklearn.model_selection import GroupKFold
 
-    if folds < 2:
-        raise UserError(f"{folds} folds; a held-out number needs at least 2")
     for code, name in enumerate(names):
         cases, apart = int((codes == code).sum()), len(set(groups[codes == code].tolist()))
         if cases < FEWEST_CASES or apart < FEWEST_GROUPS:
