@@ -173,15 +173,11 @@ class Item:
 
 @dataclass(frozen=True)
 class Judgement:
-    """A verdict, an explanation in a few words, and the single votes behind a majority verdict.
-
-    ``second`` is what a second judge, which has no vote, makes of the same answer: its name and its verdict.
-    """
+    """A verdict, an explanation in a few words, and the single votes behind a majority verdict."""
 
     verdict: Verdict
     explanation: str = ""
     votes: tuple[str, ...] = ()
-    second: tuple[str, Verdict] | None = None
 
 
 class Judge(Protocol):

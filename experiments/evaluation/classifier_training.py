@@ -7,7 +7,7 @@ agreement is held out from both. Prompts that are twins of each other are in one
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median_low
 from typing import NamedTuple
@@ -92,20 +92,6 @@ def folds_of(groups: Sequence[str], folds: int = FOLDS) -> dict[str, int]:
     return assigned
 
 
-Reader = Callable[[Bool[np.ndarray, " answer"]], Float[np.ndarray, " answer"]]
-"""A kind of classifier: trained on some of the answers, the chance that each of all of them refuses."""
-
-
-def word_reader(answers: LabelledAnswers) -> Reader:
-    """The classifier of this module."""
-
-    def read(used: Bool[np.ndarray, " answer"]) -> Float[np.ndarray, " answer"]:
-        fitted = fit(answers, THRESHOLDS[0], among=used)
-        return np.where(answers.wholly, 1.0, fitted.probabilities(answers.features))
-
-    return read
-
-
 class HeldOut(NamedTuple):
     """Verdicts on answers that neither training nor the choice of the threshold has seen."""
 
@@ -114,21 +100,13 @@ class HeldOut(NamedTuple):
     thresholds: dict[tuple[str, int | None], float]  # by model and fold that were held out
 
 
-def held_out(
-    answers: LabelledAnswers,
-    *,
-    prompts: bool,
-    thresholds: Sequence[float] = THRESHOLDS,
-    reader: Reader | None = None,
-) -> HeldOut:
+def held_out(answers: LabelledAnswers, *, prompts: bool, thresholds: Sequence[float] = THRESHOLDS) -> HeldOut:
     """Every answer judged without its model and, with ``prompts``, without its fold of prompts, by nested choice.
-
-    By ``reader``'s kind of classifier; None is ``word_reader``'s.
 
     Raises:
         ValueError: fewer than three models: one is left out, and of the others one more to choose the threshold.
     """
-    readings = _Readings(answers, reader or word_reader(answers))
+    readings = _Readings(answers)
     refused, chance = np.zeros(len(answers.refused), dtype=bool), np.zeros(len(answers.refused))
     chosen: dict[tuple[str, int | None], float] = {}
     for model, fold in itertools.product(answers.models, answers.folds if prompts else [None]):
@@ -200,8 +178,8 @@ def fit(answers: LabelledAnswers, threshold: float, *, among: Bool[np.ndarray, "
 class _Readings:
     """The probabilities that classifiers trained on parts of the answers give to all of them, each fitted once."""
 
-    def __init__(self, answers: LabelledAnswers, reader: Reader) -> None:
-        self.answers, self.reader = answers, reader
+    def __init__(self, answers: LabelledAnswers) -> None:
+        self.answers = answers
         self.found: dict[tuple[frozenset[str], frozenset[int | None]], np.ndarray] = {}
 
     def probabilities(self, models: frozenset[str], without: frozenset[int | None]) -> Float[np.ndarray, " answer"]:
@@ -210,7 +188,8 @@ class _Readings:
             answers = self.answers
             held = [fold for fold in without if fold is not None]
             used = np.isin(answers.model, sorted(models)) & ~np.isin(answers.fold, held)
-            self.found[models, without] = self.reader(used)
+            fitted = fit(answers, THRESHOLDS[0], among=used)
+            self.found[models, without] = np.where(answers.wholly, 1.0, fitted.probabilities(answers.features))
         return self.found[models, without]
 
     def best(self, models: frozenset[str], fold: int | None, thresholds: Sequence[float]) -> float:

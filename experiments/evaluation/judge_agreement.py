@@ -10,17 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from experiments.benchmarks.xstest import LabelledCompletion
-from experiments.evaluation.classifier_training import (
-    THRESHOLDS,
-    HeldOut,
-    LabelledAnswers,
-    Reader,
-    held_out,
-    labelled_answers,
-    word_reader,
-)
-from experiments.evaluation.states_training import Features, held_out_partial, states_reader
-from experiments.judges.refusal_lm import THRESHOLD
+from experiments.evaluation.classifier_training import HeldOut, LabelledAnswers, held_out, labelled_answers
 from experiments.judges.refusal_rules import RefusalRule, read
 from experiments.metrics.agreement import agreement, calibration, kappa, mean_kappa_interval
 from experiments.types import Item, Judge, Verdict
@@ -96,18 +86,10 @@ def measured(completions: Completions, readings: Readings, *, seed: int, draws: 
     }
 
 
-def offline_judges(
-    completions: Completions,
-    groups: Mapping[str, str],
-    *,
-    seed: int,
-    draws: int,
-    states: Features | None = None,
-) -> dict[str, Any]:
-    """The agreement of the phrase rules, which learn from nothing, and of the classifiers.
+def offline_judges(completions: Completions, groups: Mapping[str, str], *, seed: int, draws: int) -> dict[str, Any]:
+    """The agreement of the phrase rules, which learn from nothing, and of the classifier.
 
-    A classifier's figure is that with model and prompt left out; ``models_left_out`` is the easier one beside. Given
-    the language model's ``states`` of all completions, the judge that reads them is among the classifiers.
+    The classifier's figure is that with model and prompt left out; ``models_left_out`` is the easier one beside.
     """
     answers = features(completions, groups)
     partial = np.array([row.verdict is Verdict.PARTIAL for part in completions.values() for row in part])
@@ -119,23 +101,16 @@ def offline_judges(
         }
         return measured(completions, found.refused * 1.0, seed=seed, draws=draws) | {"thresholds": thresholds}
 
-    def classifier(reader: Reader, partly: Bool[np.ndarray, " answer"], thresholds: Sequence[float]) -> dict[str, Any]:
-        found = held_out(answers, prompts=True, reader=reader, thresholds=thresholds)
-        return agreed(found) | {
-            "calibration": calibration(answers.refused, found.chance),
-            "three_classes": three_classes(answers, partial, found.refused, partly),
-            "models_left_out": agreed(held_out(answers, prompts=False, reader=reader, thresholds=thresholds)),
-        }
-
-    judges = {
+    found = held_out(answers, prompts=True)
+    return {
         "refusal_rule": measured(completions, read_by(RefusalRule(), completions), seed=seed, draws=draws),
-        "refusal_classifier": classifier(word_reader(answers), ruled, THRESHOLDS),
+        "refusal_classifier": agreed(found)
+        | {
+            "calibration": calibration(answers.refused, found.chance),
+            "three_classes": three_classes(answers, partial, found.refused, ruled),
+            "models_left_out": agreed(held_out(answers, prompts=False)),
+        },
     }
-    if states is not None:
-        judges["refusal_lm"] = classifier(
-            states_reader(answers, states, partial), held_out_partial(answers, states, partial), (THRESHOLD,)
-        )
-    return judges
 
 
 def three_classes(

@@ -14,7 +14,6 @@ from experiments.metrics.judge_error import corrected_rates, error_of
 from experiments.metrics.parts import by_part
 from experiments.metrics.refusal import results as refusal
 from experiments.metrics.refusal.as_published import as_published
-from experiments.metrics.refusal.two_judges import two_judges
 from experiments.metrics.yes_no import results as yes_no
 from experiments.types import Judge, Kind
 
@@ -82,14 +81,10 @@ def with_published_rows(
 def _limits_of_judge(
     result: dict[str, Any], judge: Judge | str, given: str | None, frame: pd.DataFrame
 ) -> dict[str, Any]:
-    """What limits the judge: ``judge`` says for which other it stands in, and how many of the prompts it has learned
-    from; ``two_judges`` where a second one differs; ``corrected`` has the rates by its measured error, by the judge
-    card that was ``given`` or the judge's own."""
+    """What limits the judge: ``judge`` says how many of the prompts it has learned from; ``corrected`` has the rates by
+    its measured error, by the judge card that was ``given`` or the judge's own."""
     name = judge if isinstance(judge, str) else judge.name
     about: dict[str, Any] = {"name": name}
-    if stands_in := getattr(judge, "stands_in", None):
-        about["stands_in"] = stands_in
-    both = two_judges(frame)
     asked = set(frame["text"]) if "text" in frame else set()
     if (learned_from := getattr(judge, "learned_from", None)) and (learned := learned_from(asked)):
         about["learned"] = {"known": learned, "asked": len(asked)}
@@ -100,4 +95,4 @@ def _limits_of_judge(
         about["uncorrected"] = foreign
         card = None
     corrected = {} if card is None else {"corrected": corrected_rates(result, error_of(Path(card), name))}
-    return {"judge": about, **({} if both is None else {"two_judges": both}), **corrected}
+    return {"judge": about, **corrected}

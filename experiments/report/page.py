@@ -9,7 +9,6 @@ from experiments.report import cases, refusal, yes_no
 from experiments.report.glance import glance_table
 from experiments.report.opening import opening
 from experiments.report.parts import parts_table
-from experiments.report.two_judges import two_judges
 from experiments.runs.provenance import arm_title, model_title, sides_of
 from experiments.runs.saved_run import SavedRun
 
@@ -32,7 +31,6 @@ def context(run: SavedRun) -> dict[str, Any]:
         "parts": parts_table({**metrics, "study": studied}),
         "facts": _facts(run.environment),
         "studied": studied,
-        "two_judges": two_judges(run),
         **(
             refusal.context({**metrics, "study": studied}, benchmark=_benchmark(run), names=_answered(run))
             if refusals

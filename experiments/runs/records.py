@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from interp.vlm import Generation
 
 
-OF_JUDGES = ("verdict", "judge", "explanation", "votes", "second")
+OF_JUDGES = ("verdict", "judge", "explanation", "votes", "second")  # "second": of runs made before it left
 Key = tuple[str, str, str]  # case id, arm, hash of the settings that can change its answer
 
 
@@ -106,8 +106,6 @@ def judge_fields(judgement: Judgement | None, judge: str) -> dict[str, Any]:
         fields["explanation"] = writable(judgement.explanation)
     if judgement.votes:
         fields["votes"] = list(judgement.votes)
-    if judgement.second is not None:
-        fields["second"] = {"judge": judgement.second[0], "verdict": judgement.second[1].value}
     return fields
 
 

@@ -1,34 +1,22 @@
-"""``task=judge_training`` and ``task=judge_validation``: trains the refusal classifiers, and measures refusal judges.
+"""``task=judge_training`` and ``task=judge_validation``: trains the refusal classifier, and measures refusal judges.
 
-Both read XSTest's labelled completions. With ``judge=refusal_lm`` both read a small language model's states of them.
+Both read XSTest's labelled completions.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from experiments.benchmarks.xstest import REPOSITORY, given, read_authors_verdicts, read_completions, twins
 from experiments.config import Run
 from experiments.evaluation.classifier_training import train
-from experiments.evaluation.judge_agreement import (
-    Completions,
-    by_authors,
-    features,
-    measured,
-    offline_judges,
-    read_by,
-)
-from experiments.evaluation.states_training import Features, train_on_states
-from experiments.judges import refusal_lm
+from experiments.evaluation.judge_agreement import by_authors, features, measured, offline_judges, read_by
 from experiments.judges.refusal_classifier import SHIPPED
-from experiments.judges.refusal_lm import RefusalLM
 from experiments.report import judge_card
 from experiments.report.table import say, terminal
 from experiments.runs.resumption import open_run
-from experiments.types import Verdict
 from interp.errors import UserError
 
 
@@ -42,34 +30,22 @@ class TrainRefusalClassifier:
         """Writes the weights into a run directory: of all answers, and without each fold of prompts.
 
         The threshold is the median of those chosen with models and prompts left out, with which
-        ``task=judge_validation`` measures how well the classifier agrees with people. With ``judge=refusal_lm`` they
-        are those of its states.
+        ``task=judge_validation`` measures how well the classifier agrees with people.
         """
         completions, groups = read_completions(given(self.root)), twins(given(self.root))
         trained_on = f"XSTest v2, labelled completions of {', '.join(completions)} (CC BY 4.0)"
-        console, answers = Console(), features(completions, groups)
-        states = _states(run, completions, console)
+        answers = features(completions, groups)
         with (
-            console.status("the classifier is trained"),
+            Console().status("the classifier is trained"),
             open_run(run.output_root, run.name, run.config, run.config_hash, fresh=run.fresh) as store,
         ):
-            if isinstance(run.judge, RefusalLM) and states is not None:
-                partial = np.array([row.verdict is Verdict.PARTIAL for part in completions.values() for row in part])
-                model, layer = refusal_lm.model_name(run.judge.model), _layer(run.judge)
-                weights = train_on_states(answers, states, partial, model=model, layer=layer, trained_on=trained_on)
-                path = store.path / refusal_lm.SHIPPED
-                weights.write(path)
-                said = f"{weights.sets.shape[2] - 1} states, {len(weights.prompts)} prompts"
-                thresholds = [refusal_lm.THRESHOLD]
-            else:
-                classifier = train(answers, trained_on=trained_on)
-                path = store.path / SHIPPED
-                path.write_text(classifier.to_json(), encoding="utf-8")
-                said = f"{len(classifier.whole.terms)} terms, {len(classifier.prompts)} prompts"
-                thresholds = [one.threshold for one in (classifier.whole, *classifier.without)]
+            classifier = train(answers, trained_on=trained_on)
+            path = store.path / SHIPPED
+            path.write_text(classifier.to_json(), encoding="utf-8")
             store.finish()
+        thresholds = ", ".join(f"{one.threshold:g}" for one in (classifier.whole, *classifier.without))
         say(
-            f"{said}, threshold {', '.join(f'{one:g}' for one in thresholds)}",
+            f"{len(classifier.whole.terms)} terms, {len(classifier.prompts)} prompts, threshold {thresholds}",
             f"Labels: XSTest (Röttger et al. 2024), CC BY 4.0, {REPOSITORY}",
             "how well it agrees with people: task=judge_validation",
             f"weights: {path}",
@@ -89,11 +65,9 @@ class JudgeCard:
             UserError: no completions in ``root``, or the run's judge does not read refusals.
         """
         completions, groups = read_completions(given(self.root)), twins(given(self.root))
-        console = Console()
-        states = _states(run, completions, console)
-        with console.status("the classifier is trained without each model and fold of prompts"):
+        with Console().status("the classifier is trained without each model and fold of prompts"):
             settings: dict[str, Any] = {"seed": run.seed, "draws": run.draws}
-            judges = offline_judges(completions, groups, **settings, states=states)
+            judges = offline_judges(completions, groups, **settings)
         for name, verdicts in read_authors_verdicts(Path(given(self.root)), completions).items():
             judges[name] = measured(completions, by_authors(verdicts, completions), **settings)
         if run.judge_named and run.judge.name not in judges:
@@ -109,16 +83,3 @@ class JudgeCard:
             store.finish()
         made = f"judge card: {store.path / 'judge_card.md'}"
         say(terminal(judge_card.table(card)), card["method"], card["attribution"], made)
-
-
-def _states(run: Run, completions: Completions, console: Console) -> Features | None:
-    """The language model's states of all completions with ``judge=refusal_lm``; else None."""
-    if not isinstance(run.judge, RefusalLM):
-        return None
-    exchanges = [(row.question, row.response) for part in completions.values() for row in part]
-    with console.status(f"the language model reads {len(exchanges):,} answers; those that it has read are kept"):
-        return refusal_lm.answer_states(exchanges, refusal_lm.source_of(run.judge.model), _layer(run.judge))
-
-
-def _layer(judge: RefusalLM) -> int:
-    return refusal_lm.layer_of(refusal_lm.source_of(judge.model))

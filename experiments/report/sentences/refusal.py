@@ -72,10 +72,7 @@ def caveats(metrics: Mapping[str, Any], arm: str, *, text: str = "") -> list[str
     """What limits the summary, a sentence each: ``text`` first, then what the numbers themselves show."""
     apart = [f"{name}: {reason}." for name, reason in (metrics.get("not_applicable") or {}).items()]
     of_arm = limits(metrics, arm, _LIMITS, grouped=rules.WIDE)
-    about, both = metrics.get("judge") or {}, metrics.get("two_judges")
-    first = [_stands_in(about["name"], **about["stands_in"])] if about.get("stands_in") else []
-    first += [_by_two_judges(both, arm)] if both else []
-    return first + ([text] if text else []) + of_arm + apart + _of_judge(metrics)
+    return ([text] if text else []) + of_arm + apart + _of_judge(metrics)
 
 
 def reasons(metrics: Mapping[str, Any], arm: str) -> list[str]:
@@ -131,29 +128,6 @@ def _uncorrected(judge: str, languages: Sequence[str]) -> str:
     return (
         f"The rates are not corrected for the error of {judge}: it was measured in English alone, and some of the "
         f"requests are in {', '.join(languages)}."
-    )
-
-
-def differing(block: Mapping[str, Any]) -> str:
-    """On how many answers two judges differ (``experiments.metrics.refusal.two_judges``)."""
-    cells = [one for of_arm in block["arms"].values() for one in of_arm.values()]
-    count, n = (sum(one[key] for one in cells) for key in ("differ", "n"))
-    return f"{block['judge']} and {block['second']} differ on {count} of {n} answers."
-
-
-def _by_two_judges(block: Mapping[str, Any], arm: str) -> str:
-    rates = [
-        f"{' or '.join(share(one[key] / one['n']) for key in ('refused', 'refused_second'))} of {one['n']} {subset} "
-        "requests"
-        for subset, one in block["arms"].get(arm, {}).items()
-    ]
-    own = f" By the one or the other, {arm} refuses {' and '.join(rates)}." if rates else ""
-    return f"{differing(block)}{' The report lists them first.' if block['differ'] else ''}{own}"
-
-
-def _stands_in(judge: str, asked: str, missing: str, get: str) -> str:
-    return (
-        f"judge={asked} was asked for and {judge} judged: the language model {missing} is not here; `{get}` fetches it."
     )
 
 

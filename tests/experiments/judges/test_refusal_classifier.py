@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from experiments.benchmarks.xstest import FILE, LABELS, PREFIX, read_completions, twins
 from experiments.evaluation import classifier_training
 from experiments.evaluation.classifier_training import fit, folds_of, held_out, labelled_answers, train
-from experiments.evaluation.judge_agreement import features, measured
+from experiments.evaluation.judge_agreement import features, measured, three_classes
 from experiments.judges.automatic import Automatic
 from experiments.judges.refusal_classifier import (
     SHIPPED,
@@ -251,6 +251,16 @@ def test_the_classifier_agrees_with_people(shared: Path) -> None:
     assert low < found["mean_kappa"] < high
     again = fit(answers, load_weights(None).whole.threshold)
     assert again.terms.keys() == load_weights(None).whole.terms.keys()
+
+
+def test_kappa_of_three_classes() -> None:
+    partial = TOY.refused & (np.cumsum(TOY.refused) % 2 == 0)  # every second refusal
+    assert three_classes(TOY, partial, TOY.refused, partial)["mean_kappa"] == 1
+    found = three_classes(TOY, partial, TOY.refused, np.zeros_like(partial))
+    assert found["partial_found"] == 0
+    assert found["partial"] == int(partial.sum())
+    # Of 16 answers of a model 8 comply, 4 refuse in part and 4 wholly; here 8 comply and 8 refuse wholly.
+    assert found["mean_kappa"] == pytest.approx((12 / 16 - (0.25 + 0.125)) / (1 - 0.375))
 
 
 def test_the_shipped_card_says_both_figures() -> None:
