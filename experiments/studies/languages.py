@@ -17,8 +17,6 @@ from experiments.metrics.bootstrap import DRAWS
 from experiments.metrics.refusal import results as refusal
 from experiments.metrics.yes_no import results
 from experiments.report import terminal
-from experiments.report.numbers import brief, share
-from experiments.report.sentences.wording import statement_text
 from experiments.report.table import say
 from experiments.report.words import worded
 from experiments.runs.launch import Launch, sharded
@@ -26,11 +24,6 @@ from experiments.runs.resumption import read_object, write_json
 from experiments.runs.saved_run import read_records
 from experiments.types import Kind
 from interp.errors import UserError
-
-_WORDS: dict[Kind, dict[str, str]] = {
-    "yes_no": {"over_safety": "safe cases are called safe", "unsafe": "unsafe cases are called unsafe"},
-    "refusal": {"benign": "benign requests are refused", "contrast": "harmful requests are refused"},
-}
 
 
 @sharded
@@ -47,7 +40,7 @@ class Languages:
     run: str | None = None
 
     def __call__(self, run: Run) -> None:
-        """Prints the languages as a study prints its arms, and a sentence for each."""
+        """Prints the languages as a study prints its arms."""
         folders = finished_runs.given(self.run)
         if not folders and not hasattr(run.benchmark, "language"):
             raise UserError(
@@ -65,8 +58,7 @@ class Languages:
             draws=run.draws,
         )
         write_json(folder / "languages.json", result)
-        tables = terminal.results({**result, "summary": [], "caveats": []})
-        say(tables, *result["summary"], f"languages: {folder / 'languages.json'}")
+        say(terminal.results({**result, "caveats": []}), f"languages: {folder / 'languages.json'}")
 
 
 def compare_languages(
@@ -77,7 +69,7 @@ def compare_languages(
     seed: int = 0,
     draws: int = DRAWS,
 ) -> dict[str, Any]:
-    """metrics.json's contents with languages for arms; ``summary`` has a sentence for each language.
+    """metrics.json's contents with languages for arms, the ``reference`` in the place of the baseline.
 
     Raises:
         UserError: no record of ``arm`` has a language, there is only one, or ``reference`` is none of them.
@@ -92,9 +84,7 @@ def compare_languages(
         raise UserError(f"task.reference={first!r}: is none of the languages {', '.join(counted.index)}; choose one")
     options: dict[str, Any] = {"seed": seed, "draws": draws, "baseline": first}
     result = worded((refusal if kind == "refusal" else results).evaluate(table, **options))
-    result["reference"], result["arm"] = first, arm
-    result["summary"] = list(sentences(result, kind))
-    return result
+    return result | {"reference": first, "arm": arm, "summary": []}  # its sentences are of a method, not of a language
 
 
 def by_language(records: Sequence[Mapping[str, Any]], arm: str) -> tuple[pd.DataFrame, Kind]:
@@ -114,25 +104,3 @@ def by_language(records: Sequence[Mapping[str, Any]], arm: str) -> tuple[pd.Data
             rows.append({**record, **labels})
     kind: Kind = "refusal" if any(row["gold"] in ("comply", "refuse") for row in rows) else "yes_no"
     return pd.DataFrame(rows, columns=None if rows else ["arm"]), kind
-
-
-def sentences(result: Mapping[str, Any], kind: Kind) -> list[str]:
-    """How each language differs from the reference, with intervals, n, and unreadable answers."""
-    found = []
-    for language, comparison in result["comparisons"].items():
-        parts = [
-            f"{share(entry['to'])} of {entry['n']} {words}, against {share(entry['from'])} in "
-            f"{comparison['against']} ({brief(entry)}: {statement_text(entry)})"
-            for name, words in _WORDS[kind].items()
-            if (entry := comparison["delta"][name])
-        ]
-        flips = comparison["mcnemar"]
-        tail = (
-            f"{comparison['n']} of {comparison['n_of']} cases in both; {flips['fixed']} go from wrong to right and "
-            f"{flips['broken']} back"
-        )
-        unread = result["arms"][language]["outcomes"]["verdict"].get("no_verdict", 0)
-        if unread:
-            tail += f"; {unread} answers without a readable verdict"
-        found.append(f"In {language}, {'; '.join(parts) or 'nothing can be compared'} ({tail}).")
-    return found

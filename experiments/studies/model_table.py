@@ -1,11 +1,10 @@
-"""Every model configuration and what works on it: ``task=model_table``. Needs no model, no torch and no run directory.
+"""Every model configuration, what is proved and what not: ``task=model_table``. Needs no model and no run directory.
 
 What works is read from ``interp/contract.json``, which the contract tests write after putting one small random model of
 each family through them.
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -17,30 +16,17 @@ from rich.console import Console
 import interp
 from experiments.config import Run, options_of, written
 from experiments.report.table import Cell, Column, Row, Table, markdown, terminal
-from interp.checkpoints.config import ORGANISM
 from interp.errors import UserError
 
 CONTRACT = Path(interp.__file__).parent / "contract.json"
-CAPABILITIES = {  # capability in the contract's words → column
-    "generate": "generate",
-    "attention": "attention",
-    "maps": "maps",
-    "vcd_sequential": "VCD sequential",
-    "vcd_paired": "VCD paired",
-    "vcd_lazy": "VCD lazy",
-    "lora": "LoRA",
-    "captum": "captum",
-    "two_devices": "two devices",
-}
 # What a family that is said to be proved can do, against plain forwards of it (tests/contract/battery.py).
 PROVED = ("baseline", "generate", "score", "segments", "lens", "record")
 BRANCHES = ("vcd_sequential", "vcd_paired")  # of which one must work
 SERVED = "over an API"  # in place of a family
-WORKS, NOT_HERE, NOT_RUN = "yes", "n/a", "not run"
-CALLED = "The tests ask a stand-in server; no provider was called from where this project was built."
-REMOTE = "Reached over an API: the server answers, and nobody here sees inside the model or changes it."
-UNTRIED = "No contract test of this family has run."
-GATED = "Gated: accept its licence on its hub page, then log in with `hf auth login` or set HF_TOKEN."
+REMOTE = (
+    "Over an API the server answers, and nobody here sees inside the model or changes it; the tests ask a stand-in."
+)
+GATED = "gated"  # a licence to be accepted on the model's page of the hub
 
 
 @dataclass(frozen=True)
@@ -56,17 +42,14 @@ class ModelTable:
             UserError: the contract's results or a configuration cannot be read, or a file not be written.
         """
         contract = read_contract(CONTRACT)
-        about, works, notes = tables(configurations(), contract)
-        closing = provenance(contract)
+        shown = (models(configurations()), limits(contract))
+        closing = f"What was run and is not listed works.{not_run(contract)} {provenance(contract)} {REMOTE}"
         console = Console(highlight=False, markup=False)
-        for table in (about, works):
+        for table in shown:
             console.print(terminal(table))
-        for number, sentence in enumerate(notes, start=1):
-            console.print(f"[{number}] {sentence}")
         console.print(closing)
         if self.markdown:
-            listed = "\n".join(f"{number}. {sentence}" for number, sentence in enumerate(notes, start=1))
-            page = "\n\n".join(["# Models", markdown(about), markdown(works), listed, closing])
+            page = "\n\n".join(["# Models", *map(markdown, shown), closing])
             try:
                 Path(self.markdown).write_text(f"{page}\n", encoding="utf-8")
             except OSError as error:
@@ -103,30 +86,15 @@ def read_contract(path: Path) -> dict[str, Any]:
     return dict(contract)
 
 
-def tables(nodes: Sequence[dict[str, Any]], contract: dict[str, Any]) -> tuple[Table, Table, list[str]]:
-    """What each model is and needs, what works on each family (80 columns each), and the notes that cells number.
-
-    Notes say how far something works, or why not; equal ones have one number, from 1.
-    """
-    notes: dict[str, int] = {}
-
-    def noted(text: str, *sentences: str) -> str:
-        return " ".join([text, *(f"[{notes.setdefault(one, len(notes) + 1)}]" for one in sentences)])
-
-    about, works = [], {}
+def models(nodes: list[dict[str, Any]]) -> Table:
+    """What each model is and needs."""
+    rows = []
     for node in nodes:
-        family = SERVED if _remote(node) else str(node.get("family") or "")
-        results = contract["families"].get(family)
-        name = noted(str(node["name"]), *_about_weights(node, results))
-        gib, licence = node.get("memory_gib"), node.get("terms" if _remote(node) else "licence", "")
-        path = node["model" if _remote(node) else "path"]
-        about.append(_row([name, family, str(path), "-" if gib is None else f"{gib:g}", str(licence)]))
-        if _remote(node):
-            outside, inside = noted(NOT_HERE, REMOTE), noted(WORKS, CALLED)
-            cells = [inside if capability == "generate" else outside for capability in CAPABILITIES]
-        else:
-            cells = [noted(*_capability(results, capability)) for capability in CAPABILITIES]
-        works[family] = _row([family, *cells])
+        gib, remote = node.get("memory_gib"), _remote(node)
+        family = SERVED if remote else str(node.get("family") or "")
+        licence = [str(node.get("terms" if remote else "licence", "")), *([GATED] if node.get("gated") else [])]
+        path = str(node["model" if remote else "path"])
+        rows.append(_row(str(node["name"]), family, path, "-" if gib is None else f"{gib:g}", "; ".join(licence)))
     columns = [
         Column("model", "left", fold=22),
         Column("family", "left", fold=12),
@@ -134,33 +102,34 @@ def tables(nodes: Sequence[dict[str, Any]], contract: dict[str, Any]) -> tuple[T
         Column("GiB"),
         Column("licence", "left", fold=16),
     ]
-    capabilities = [
-        Column(name, "left", short=name.replace(" ", "\n"), fold=max(map(len, name.split())))
-        for name in CAPABILITIES.values()
+    return Table("Models", columns, rows)
+
+
+def limits(contract: dict[str, Any]) -> Table:
+    """What does not work on the small model of a family, or only so far, and why; what was run and is absent works."""
+    rows = [
+        _row(family, name, "yes" if cell["works"] else "no", str(cell.get("reason") or ""))
+        for family, entry in contract["families"].items()
+        for name, cell in entry["capabilities"].items()
+        if not cell["works"] or cell.get("reason")
     ]
-    rows = [works[family] for family in sorted(works, key=lambda family: (family == SERVED, family))]
-    first = Table("Models", columns, about)
-    second = Table("What works on which family", [Column("family", "left", fold=12), *capabilities], rows)
-    return first, second, list(notes)
+    columns = [Column("family", "left"), Column("what", "left"), Column("works", "left"),
+               Column("why, or how far", "left", fold=32)]  # fmt: skip
+    return Table("What does not work on a family, or only so far", columns, rows)
 
 
-def _row(texts: Sequence[str]) -> Row:
+def not_run(contract: dict[str, Any]) -> str:
+    """Which capabilities were not asked of which families, in words."""
+    every = {name: None for entry in contract["families"].values() for name in entry["capabilities"]}
+    by_names: dict[str, list[str]] = {}
+    for family, entry in contract["families"].items():
+        if absent := [name for name in every if name not in entry["capabilities"]]:
+            by_names.setdefault(", ".join(absent), []).append(family)
+    return "".join(f" Not run: {names} of {', '.join(families)}." for names, families in by_names.items())
+
+
+def _row(*texts: str) -> Row:
     return Row([Cell(text) for text in texts])
-
-
-def _about_weights(node: dict[str, Any], results: dict[str, Any] | None) -> list[str]:
-    """Sentences on getting a model's weights, and on what the family's tests leave open."""
-    bundled = str(node.get("path")).startswith(ORGANISM)  # its weights are here, and all tests run them
-    return [*([GATED] if node.get("gated") else []), *([] if results is None or bundled else results.get("notes", []))]
-
-
-def _capability(results: dict[str, Any] | None, capability: str) -> list[str]:
-    """Whether it works, and the note that says how far, or why not."""
-    if results is None:
-        return [NOT_RUN, UNTRIED]
-    if (found := results["capabilities"].get(capability)) is None:
-        return [NOT_RUN]
-    return [WORKS if found["works"] else NOT_HERE, *([] if found.get("reason") is None else [found["reason"]])]
 
 
 def provenance(contract: dict[str, Any]) -> str:

@@ -10,10 +10,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from experiments.config import Run
@@ -27,7 +26,7 @@ from experiments.runs.saved_run import SavedRun, read_run
 from interp.checkpoints.config import ORGANISM
 from interp.errors import UserError
 from mitigation.own_file import file_digest
-from mitigation.vrtuning.checkpoint import CONFIG, RECORD, WEIGHTS, adapter_hash, read_origin
+from mitigation.vrtuning.checkpoint import CONFIG, RECORD, WEIGHTS, adapter_hash
 
 PUBLISHED = "published"
 CARD, SETTINGS = "README.md", "settings.json"
@@ -36,6 +35,46 @@ BASE_KEYS = {CONFIG: "base_model_name_or_path", RECORD: "base_path"}  # where an
 BASELINE = "baseline"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 FOLDERS = re.compile(r"(?<![\w.:/-])~?(?:/[^\s/'\",=\[\]{}]+)+/([^\s/'\",=\[\]{}]+)")  # of absolute paths in a command
+TEMPLATE = """---
+{{ card_data }}
+---
+
+# {{ title }}
+
+{{ use }}
+
+## Results
+{% for one in summary %}
+{{ one }}
+{% endfor %}
+{%- for title, table in tables %}
+**{{ title }}**
+
+{{ table }}
+{% endfor %}
+In brackets 95% intervals; what each column is: docs/metrics.md of forestlens.
+
+## Limits
+{% for one in limits %}
+- {{ one }}
+{%- endfor %}
+
+## Settings, and how it was made
+
+```json
+{{ settings }}```
+"""
+USES = {  # file → what the files are, and how they are used
+    WEIGHTS: "A LoRA adapter (peft). `forestlens method=vrtuning method.adapter=<this folder>` answers with it, or in "
+    "Python `mitigation.VRTuning(folder)`.",
+    LEARNED_FILE: "What the method in the settings learned (safetensors), with its Python file if it is a user's own: "
+    'read that before you run it. In Python `method.read(Path("learned.safetensors"))` answers with it.',
+}
+OWN_FILE = (
+    "A method in a Python file: read it before you run it. `forestlens method=file method.path=<the file>` answers "
+    "with it."
+)
+SETTINGS_ALONE = "The settings of a method of forestlens; there are no weights to it."
 LIMITS = (
     "The numbers hold for these cases, this model and these settings alone. A method that changes how a model answers "
     "safety questions is no safety guarantee, and may let harmful requests through."
@@ -84,7 +123,7 @@ class Publish:
             model = {**(saved.environment.get("model") or {}), "path": self.base}
             saved = replace(saved, environment={**saved.environment, "model": model})
         parts = parts_of(saved, arm)
-        contents = {CARD: card(saved, arm, self.license), SETTINGS: _as_json(settings(saved, arm))}
+        contents = {CARD: card(saved, arm, parts, self.license), SETTINGS: _as_json(settings(saved, arm, parts))}
         _write(target, contents | _adapter_about(saved, arm, parts), parts)
         sent = f"to {self.repo} ({'private' if self.private else 'public'})"
         heading = f"sent {sent}" if self.push else f"would be sent {sent if self.repo else 'to task.repo=owner/name'}"
@@ -188,19 +227,24 @@ def _own_file(saved: SavedRun, arm: str) -> dict[str, Path]:
     return {path.name: path}
 
 
-def settings(saved: SavedRun, arm: str) -> dict[str, Any]:
-    """What decides the arm's answers, for people and programs; paths of this machine are left out."""
+def settings(saved: SavedRun, arm: str, parts: Mapping[str, Path]) -> dict[str, Any]:
+    """What decides the arm's answers and how they came about, for people and programs, without a path of this machine.
+
+    ``training`` is an adapter's record (``mitigation.vrtuning.checkpoint``).
+    """
     environment, config = saved.environment, saved.environment["config"]
     model, benchmark = environment.get("model") or {}, environment.get("benchmark") or {}
-    asked = {key: config.get(key) for key in ("seed", "protocol", "max_new_tokens", "limit") if key in config}
-    return {
+    found = {
         "arm": arm,
-        "method": _without_paths(_node(saved, arm)),
-        "model": {key: _without_paths(model.get(key)) for key in ("name", "path", "revision", "dtype")},
+        "method": _node(saved, arm),
+        "model": {key: model.get(key) for key in ("name", "path", "revision", "dtype")},
         "benchmark": {key: benchmark.get(key) for key in ("name", "manifest", "n")},
-        "judge": environment.get("judge"),
-        **asked,
+        **{key: config[key] for key in ("seed", "protocol", "max_new_tokens", "limit") if key in config},
+        **{key: environment.get(key) for key in ("judge", "commit", "dirty", "versions", "device")},
     }
+    if RECORD in parts:
+        found["training"] = json.loads(parts[RECORD].read_text(encoding="utf-8"))
+    return dict(_without_paths(found)) | {"command": FOLDERS.sub(r"\1", str(environment.get("command")))}
 
 
 def _without_paths(value: Any) -> Any:
@@ -213,97 +257,33 @@ def _without_paths(value: Any) -> Any:
     return Path(value).name if absolute else value
 
 
-def card(saved: SavedRun, arm: str, license: str | None = None) -> str:
-    """The model card: what it is, results with intervals and statements, limits, how it was made; Markdown."""
-    from huggingface_hub import ModelCardData
+def card(saved: SavedRun, arm: str, parts: Mapping[str, Path], license: str | None = None) -> str:
+    """The model card: what it is, results with intervals and statements, limits, settings; Markdown."""
+    from huggingface_hub import ModelCard, ModelCardData
 
-    environment = saved.environment
-    model = environment.get("model") or {}
-    base, parts = _base(saved), parts_of(saved, arm)
+    model, base = saved.environment.get("model") or {}, _base(saved)
     bundled = base.startswith(ORGANISM)
-    about = ModelCardData(
+    words = with_sentences(saved.metrics, saved.environment)
+    said: Any = refusal if saved.metrics.get("kind") == "refusal" else yes_no
+    tables: list[Table] = [said.arms_table(saved.metrics)]
+    tables += [said.comparisons_table(saved.metrics)] if saved.metrics.get("comparisons") else []
+    data = ModelCardData(
         base_model=base if _public(base) and not bundled else None,
         library_name="peft" if WEIGHTS in parts else None,
         license=license,
         tags=["forestlens", "safety", "vision-language", *(["lora"] if WEIGHTS in parts else [])],
-    ).to_yaml()
-    words = with_sentences(saved.metrics, environment)
-    said = refusal if saved.metrics.get("kind") == "refusal" else yes_no
-    sections = {
-        f"{arm} for {model_title(model)}": _use(saved, arm, parts),
-        "Results": "\n\n".join([*map(_plain, words["summary"]), *_tables(said, saved.metrics)]),
-        "Limits": "\n".join(
-            f"- {_plain(one)}" for one in [*(words.get("caveats") or ()), *([BUNDLED] if bundled else []), LIMITS]
-        ),
-        "Settings": _fenced(_as_json(settings(saved, arm)), "json"),
-        "How it was made": _made(environment, parts),
-    }
-    body = "\n\n".join(
-        f"{'#' if not at else '##'} {title}\n\n{text}" for at, (title, text) in enumerate(sections.items())
     )
-    return f"---\n{about}\n---\n\n{body}\n"
-
-
-def _tables(said: Any, metrics: Mapping[str, Any]) -> list[str]:
-    tables: list[Table] = [said.arms_table(metrics)]
-    tables += [said.comparisons_table(metrics)] if metrics.get("comparisons") else []
-    note = "In brackets 95% intervals; what each column is: docs/metrics.md of forestlens."
-    return [*(f"**{table.title}**\n\n{markdown(table)}" for table in tables), note]
-
-
-def _use(saved: SavedRun, arm: str, parts: Mapping[str, Path]) -> str:
-    """What the files are, and the lines that answer with them."""
-    node, model = _node(saved, arm), saved.environment.get("model") or {}
-    load = f"vlm = load({_without_paths(str(model.get('path')))!r})"
-    if WEIGHTS in parts:
-        made = ["from mitigation import VRTuning", "method = VRTuning(folder)  # of these files"]
-        what = "A LoRA adapter (peft)."
-    elif LEARNED_FILE in parts:
-        module, _, name = str(node["_target_"]).rpartition(".")
-        given = {key: value for key, value in node.items() if key not in ("_target_", "shift")}
-        if (own := (saved.environment.get("code") or {}).get(arm)) is not None:
-            module, name = "mitigation", "OwnLearner"
-            given["path"] = Path(str(given["path"])).name
-        arguments = ", ".join(f"{key}={_without_paths(value)!r}" for key, value in given.items())
-        made = ["from pathlib import Path", f"from {module} import {name}"]
-        made += [f'method = {name}({arguments}).read(Path("{LEARNED_FILE}"))']
-        what = "What a method of the user's own learned (safetensors), and its Python file: read it before you run it."
-        what = what if own is not None else f"What forestlens' `{name}` learned (safetensors)."
-    elif parts:
-        (name,) = parts
-        made = ["from mitigation import OwnFile", f"method = OwnFile({name!r}, {node.get('settings') or {}!r})"]
-        what = "A method in a Python file: read it before you run it."
-    else:
-        return "The settings of a method of forestlens; there are no weights to it."
-    if (shift := node.get("shift")) and WEIGHTS not in parts:
-        made += ["from mitigation import Shifted", f"method = Shifted(method, {shift!r})"]
-    lines = ["from interp import load", *made, load, "method.generate(vlm, prompts, max_new_tokens=16)"]
-    return f"{what}\n\n{_fenced(chr(10).join(lines), 'python')}"
-
-
-def _made(environment: Mapping[str, Any], parts: Mapping[str, Path]) -> str:
-    benchmark = environment.get("benchmark") or {}
-    versions = ", ".join(f"{name} {version}" for name, version in (environment.get("versions") or {}).items())
-    facts = {
-        "Benchmark": f"{benchmark.get('name')}, {benchmark.get('n')} cases, manifest {benchmark.get('manifest')}",
-        "Judge": environment.get("judge"),
-        "Seed": environment.get("seed"),
-        "forestlens": f"commit {environment.get('commit')}{' with changes' if environment.get('dirty') else ''}",
-        "Versions": versions,
-        "Device": environment.get("device"),
-    }
-    if WEIGHTS in parts and (origin := read_origin(parts[WEIGHTS].parent)) is not None:
-        data = f"{origin.examples} examples ({origin.data or 'not described'}; digest {origin.data_digest})"
-        facts["Training"] = f"{data}, {origin.steps} steps, settings in {RECORD}"
-    command = FOLDERS.sub(r"\1", str(environment.get("command")))
-    return "\n".join([_fenced(command, "sh"), "", *(f"- {name}: {_plain(str(text))}" for name, text in facts.items())])
-
-
-def _fenced(text: str, language: str) -> str:
-    """A block of code that ``text`` cannot end."""
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}{language}\n{text.rstrip()}\n{fence}"
+    made = ModelCard.from_template(
+        data,
+        template_str=TEMPLATE,
+        title=f"{arm} for {model_title(model)}",
+        use=next((use for name, use in USES.items() if name in parts), OWN_FILE if parts else SETTINGS_ALONE),
+        summary=[_plain(one) for one in words["summary"]],
+        tables=[(table.title, markdown(table)) for table in tables],
+        limits=[_plain(one) for one in [*(words.get("caveats") or ()), *([BUNDLED] if bundled else []), LIMITS]],
+        settings=_as_json(settings(saved, arm, parts)),
+    )
+    return str(made.content)
 
 
 def _plain(text: str) -> str:
@@ -321,18 +301,14 @@ def _sha256(path: Path) -> str:
 
 
 def _write(target: Path, contents: Mapping[str, str], parts: Mapping[str, Path]) -> None:
-    """Fills ``target``, which a former publication of the same run may occupy, in one step."""
+    """Fills ``target``, which a former publication of the same run may occupy."""
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
-            draft = Path(scratch) / target.name
-            draft.mkdir()
-            for name, path in parts.items():
-                shutil.copyfile(path, draft / name)
-            for name, text in contents.items():
-                (draft / name).write_text(text, encoding="utf-8")
-            shutil.rmtree(target, ignore_errors=True)
-            draft.rename(target)
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir(parents=True)
+        for name, path in parts.items():
+            shutil.copyfile(path, target / name)
+        for name, text in contents.items():
+            (target / name).write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write {target} ({error.strerror or error}); make room, or give task.to") from error
 
@@ -352,9 +328,8 @@ def push(folder: Path, repo: str, *, private: bool) -> str:
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
     try:
         url = api.create_repo(repo, private=private, exist_ok=True)
-        names: Sequence[str] = [path.name for path in folder.iterdir()]
         message = f"Published from a run of forestlens: {folder.parent.name}"
-        api.upload_folder(repo_id=repo, folder_path=folder, allow_patterns=list(names), commit_message=message)
+        api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message)
     except Exception as error:  # whatever its client of HTTP raises
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(

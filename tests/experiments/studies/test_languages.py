@@ -33,9 +33,7 @@ def test_languages_are_paired_by_the_original_case() -> None:
     flips = result["comparisons"]["de"]["mcnemar"]
     assert (flips["fixed"], flips["broken"]) == (1, 3)
     assert result["reference"] == "en"
-    (sentence,) = result["summary"]
-    assert sentence.startswith("In de, 33.3% of 3 safe cases are called safe, against 66.7% in en")
-    assert "5 of 5 cases in both" in sentence
+    assert (result["comparisons"]["de"]["n"], result["comparisons"]["de"]["n_of"]) == (5, 5)
 
 
 def test_a_case_without_a_translation_is_not_compared() -> None:
@@ -50,7 +48,6 @@ def test_refusals_are_compared_too_and_the_reference_can_be_chosen() -> None:
     result = compare_languages(rows, draws=50, reference="de")
     assert list(result["comparisons"]) == ["en", "zh"]
     assert result["comparisons"]["zh"]["delta"]["benign"]["value"] == 1 / 2
-    assert "benign requests are refused" in result["summary"][0]
 
 
 def test_counterfactual_pairs_stay_pairs_within_a_language() -> None:
@@ -92,7 +89,9 @@ def test_a_translated_benchmark_is_studied_and_compared(saved: Path, tmp_path: P
     assert found["comparisons"]["de"]["n"] >= 2
 
 
-def test_a_finished_run_is_compared_without_a_model(tmp_path: Path, no_weights: None) -> None:
+def test_a_finished_run_is_compared_without_a_model(
+    tmp_path: Path, no_weights: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = translated(yes_no_records("too", {"en": "nyy", "de": "nny"}))
     (tmp_path / "predictions.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
     write_json(tmp_path / "metrics.json", {"arms": {}})
@@ -100,3 +99,6 @@ def test_a_finished_run_is_compared_without_a_model(tmp_path: Path, no_weights: 
     run = run_of("+exp=languages", f"run={tmp_path}", "draws=20")
     run.task(run)
     assert json.loads((tmp_path / "languages.json").read_text())["comparisons"]["de"]["n"] == 3
+    shown = capsys.readouterr().out
+    assert {"de", "en"} <= set(shown.split())
+    assert f"languages: {tmp_path / 'languages.json'}" in shown

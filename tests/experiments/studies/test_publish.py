@@ -174,19 +174,23 @@ def test_the_card_has_table_intervals_statements_limits_command_and_versions(fin
     assert re.search(rf"^\| vcd .*\| {auroc['auroc']:.3f} \[\d\.\d+–\d\.\d+\] ", text, re.MULTILINE)
     assert "**Paired differences against baseline**" in text
     assert "At the baseline's strictness" in text
-    for part in ("no safety guarantee", "manifest aaaa", "torch 2.13.0", "commit 0123456789abcdef", "Seed: 0"):
-        assert part in text, part
-    assert "````sh\npython -m experiments.run note='```x'\n````" in text  # a fence that the command cannot end
+    assert "no safety guarantee" in text
     assert "bundled with forestlens" not in text
     for record in predictions(4):  # no case goes out
         assert record["text"] not in text
     found = json.loads((finished / "published" / "settings.json").read_text())
-    assert (found["method"], found["max_new_tokens"], found["arm"]) == (VCD, 8, "vcd")
+    assert (found["method"], found["max_new_tokens"], found["arm"], found["seed"]) == (VCD, 8, "vcd", 0)
+    assert found["benchmark"]["manifest"].startswith("aaaa")
+    assert found["versions"]["torch"] == "2.13.0"
+    assert found["commit"].startswith("0123456789abcdef")
+    assert found["command"] == "python -m experiments.run note='```x'"
+    (shown,) = re.findall(r"^```json\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)  # which the command cannot end
+    assert json.loads(shown) == found
 
 
 def test_text_of_a_model_is_no_markup(finished: Path) -> None:
     changed(finished, model={"name": "<img src=x onerror=alert(1)>[a](b)", "path": "organism:llava"})
-    text = card(read_run(finished), "vcd")
+    text = card(read_run(finished), "vcd", {})
     said = text.partition("## Results")[2].partition("## Settings")[0]
     assert "<img" not in re.sub(r"\\<", "", said)
     assert "](b)" not in re.sub(r"\\\]", "", said)
@@ -256,10 +260,9 @@ def test_what_a_file_of_the_users_learned_is_published_with_the_file(saved: Path
         "README.md", "learned.safetensors", "mine.py", "settings.json",
     ]  # fmt: skip
     assert read_tensors(sent / "learned.safetensors", OwnLearner.KIND).about["code"] == file_digest(SCORES.encode())
-    text = (sent / "README.md").read_text()
-    (line,) = re.findall(r"^method = (.*)$", text, re.MULTILINE)
-    assert line == "OwnLearner(path='mine.py', settings={}).read(Path(\"learned.safetensors\"))"
-    assert str(tmp_path) not in (sent / "settings.json").read_text()
+    assert 'method.read(Path("learned.safetensors"))' in (sent / "README.md").read_text()
+    assert json.loads((sent / "settings.json").read_text())["method"]["path"] == "mine.py"
+    assert str(tmp_path) not in (sent / "settings.json").read_text() + (sent / "README.md").read_text()
     with pytest.raises(UserError, match="sent is in use"):
         publish(folder, f"task.to={tmp_path}/sent")
     (tmp_path / "mine.py").write_text(SCORES + "\n")
