@@ -276,7 +276,7 @@ def card(saved: SavedRun, arm: str, parts: Mapping[str, Path], license: str | No
     made = ModelCard.from_template(
         data,
         template_str=TEMPLATE,
-        title=f"{arm} for {model_title(model)}",
+        title=_plain(f"{arm} for {model_title(model)}"),
         use=next((use for name, use in USES.items() if name in parts), OWN_FILE if parts else SETTINGS_ALONE),
         summary=[_plain(one) for one in words["summary"]],
         tables=[(table.title, markdown(table)) for table in tables],

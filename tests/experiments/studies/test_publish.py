@@ -191,7 +191,7 @@ def test_the_card_has_table_intervals_statements_limits_command_and_versions(fin
 def test_text_of_a_model_is_no_markup(finished: Path) -> None:
     changed(finished, model={"name": "<img src=x onerror=alert(1)>[a](b)", "path": "organism:llava"})
     text = card(read_run(finished), "vcd", {})
-    said = text.partition("## Results")[2].partition("## Settings")[0]
+    said = text.partition("---\n\n")[2].partition("## Settings")[0]
     assert "<img" not in re.sub(r"\\<", "", said)
     assert "](b)" not in re.sub(r"\\\]", "", said)
     assert "evidence about no real model" in text
