@@ -104,10 +104,9 @@ def start(arguments: "Sequence[str]", config: "DictConfig") -> None:
         launch = Launch.current()
         launch.join()
         run = build_run(config)
-        task = run.plan or run.task
-        check_task(task, launch)
+        check_task(run.task, launch)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        task(run)
+        run.task(run)
     except UserError as error:
         stop(launch, f"error: {error}", 2)
     except OSError as error:

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from mitigation.method import Work
 from mitigation.validation import check_alpha, check_beta, check_pictured
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class BranchMethod:
     beta: float | None = None
     pictured: ClassVar[str] = ""
     uncut: ClassVar[bool] = True
+    work: ClassVar[Work] = Work(prompts=2, branches=2)
 
     def branches(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> "Branches":
         """The inputs of each further branch, row by row: other pictures, other words, or no picture.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from interp.errors import UserError
 from mitigation import reference_resolution
+from mitigation.method import Work
 from mitigation.steps import Steps, check_words
 from mitigation.validation import check_count, check_pictured
 
@@ -65,6 +66,8 @@ class ECSO:
     reword: bool = False
     works_over_api: ClassVar[bool] = True
     drops_image: ClassVar[bool] = True
+    # The first answer and its check; the second answer comes on top where the check finds harm.
+    work: ClassVar[Work] = Work(prompts=2, step_tokens=_CHECK_TOKENS)
 
     def __post_init__(self) -> None:
         for name, needed in _PARTS.items():

@@ -34,6 +34,19 @@ class Method(Protocol):
 
 
 @dataclass(frozen=True)
+class Work:
+    """What a method computes for one case, at most, by which ``task=plan`` estimates its time and memory.
+
+    It reads ``prompts``. Of these, ``branches`` go on to the end of the answer, each with a forward for every token of
+    it. ``step_tokens`` are said before the answer.
+    """
+
+    prompts: int = 1
+    branches: int = 1
+    step_tokens: int = 0
+
+
+@dataclass(frozen=True)
 class Abilities:
     """What a study needs to know about a method before it runs it.
 
@@ -60,14 +73,12 @@ class Abilities:
     ``YesBias``)."""
     one_by_one: bool = False
     """It answers one prompt at a time, however many it is given."""
-    worst_case: Any = None
-    """Where the numbers decide how much it computes: the method that always computes the most it can come to."""
-    not_planned: str = ""
-    """What of its work the numbers decide, so that no plan has it; "" if nothing. A clause without a full stop."""
+    work: Work = Work()
+    """What it computes for one case."""
 
 
-INHERITED = ("unscored", "yes_no_only", "needs_description", "drops_image", "sampled")
-"""What a method around another takes over from it: what its answers are, not how they are computed."""
+INHERITED = ("unscored", "yes_no_only", "needs_description", "drops_image", "sampled", "work")
+"""What a method around another takes over from it."""
 
 
 def abilities(method: Any) -> Abilities:

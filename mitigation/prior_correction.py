@@ -26,6 +26,7 @@ from jaxtyping import Float
 
 from interp.errors import UserError
 from mitigation.branches import BranchLogits, BranchMethod, Inputs
+from mitigation.method import Work
 from mitigation.validation import check_beta, check_number, check_pictured, check_prior, check_seed
 
 if TYPE_CHECKING:
@@ -68,6 +69,12 @@ class PriorCorrection(BranchMethod):
         check_prior(self.prior, self.pictures)
         check_beta(self.beta)
         check_seed(self.seed)
+
+    @property
+    def work(self) -> Work:
+        """See ``mitigation.method.Abilities``."""
+        branches = 2 if self.prior in ("none", "blank") else 1 + self.pictures
+        return Work(prompts=branches, branches=branches)
 
     def branches(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> list[Inputs]:
         """``prior_inputs``; none at a weight of 0."""

@@ -61,11 +61,6 @@ class VCD(Contrast):
         """Why there are no margins (lazy); see ``mitigation.method.Abilities``."""
         return "a lazy branch has no margins; method.branch=auto has" if self.branch == "lazy" else ""
 
-    @property
-    def worst_case(self) -> "VCD | None":
-        """A lazy branch at each step; see ``mitigation.method.Abilities``."""
-        return replace(self, branch="sequential") if self.branch == "lazy" else None
-
     def branch_now(self, vlm: "VLM", *, max_new_tokens: int = 16) -> str:
         """The branch that ``generate`` would run now: never ``auto``.
 

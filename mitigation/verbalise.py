@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from interp.errors import UserError
 from mitigation import reference_resolution
+from mitigation.method import Work
 from mitigation.steps import Steps, check_words
 from mitigation.validation import check_choice, check_count, check_pictured
 
@@ -74,6 +75,12 @@ class Verbalise:
     def drops_image(self) -> bool:
         """See ``mitigation.method.Abilities``."""
         return not self.picture
+
+    @property
+    def work(self) -> Work:
+        """See ``mitigation.method.Abilities``; without what a request is rewritten to, which is as long as itself."""
+        asked = (self.describe == "model") + (self.resolve in ("model", "both"))
+        return Work(prompts=1 + asked, step_tokens=asked * self.description_tokens)
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """Greedy answers to the requests in words, with their margins.

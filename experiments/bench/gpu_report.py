@@ -48,7 +48,6 @@ STEPS = (
     Step("tests", 200),
     *(Step(part, limit, model) for part, limit in (("attention", 90), ("vcd", 120), ("eval", 200)) for model in MODELS),
     Step("sharing", 150, "LLaVA-1.5"),
-    Step("plan", 150, "LLaVA-1.5"),
     *(Step("prove", 90, model) for model in MODELS),
     Step("precision", 120),
     Step("waits", 80, "LLaVA-1.5"),

@@ -26,7 +26,7 @@ import torch
 from experiments.bench.eval import LEAST, MOST_HELD, EvalCases
 from experiments.bench.gpu_report import ROOT, Reading
 from experiments.bench.harness import Meter, timed
-from experiments.bench.models import configured, model_of, prompt_of, random_model
+from experiments.bench.models import model_of
 from experiments.bench.vcd import BOUNDS
 from experiments.benchmarks.images import open_image
 from experiments.config import build_run, composed
@@ -46,8 +46,6 @@ from mitigation.vcd import VCD
 
 GIB = 2**30
 VERDICT, MASSES = 1.10, 1.25  # of a recorded forward, times a plain one, at each length
-PLANNED = 0.15  # of the measured peak, that an estimate may be off
-PLANNED_ROWS = 8
 FLOAT32_ERROR = 1e-3  # of a margin in float32 on a GPU from that on a CPU, in logits
 SHARED = 1.8  # times arms apart, at least
 WAITS = 1.0  # of the host, a token
@@ -179,42 +177,6 @@ def study_bench(place: Place, cases: int, *settings: str) -> dict[str, Any]:
     return bench(place, "eval", *shape, *settings)
 
 
-def plan(place: Place) -> list[Reading]:
-    """``task=plan``'s estimates of answering (peak, seconds a case) beside the measured ones, weights included."""
-    name = "llava_1_5_7b" if place.large else "llava_organism"
-    gib = torch.cuda.get_device_properties(0).total_memory / GIB if place.device == "cuda" else 8
-    options = (f"model={name}", "method=vcd", f"batch_size={PLANNED_ROWS}", "max_new_tokens=16")
-    command = ["task=plan", *options, f"task.gpu_gib={gib:.1f}", f"output_root={place.folder}"]
-    if subprocess.run([sys.executable, "-m", "experiments.run", *command], cwd=ROOT, check=False).returncode:
-        raise UserError("task=plan failed; what it said stands above")
-    (path,) = place.folder.glob("plan/*/plan.json")
-    (planned,) = json.loads(path.read_text(encoding="utf-8"))["plans"]
-    steps = [one for one in planned["outcomes"] if one["rows"] and one["step"] in ("answers: baseline", "answers: vcd")]
-    if not steps:
-        raise UserError("the plan has no step of answering that fits this card")
-    if place.large:
-        config = configured(place.shape)
-        vlm = random_model(config, device=torch.device(place.device), dtype=torch.bfloat16, seed=0)
-        prompt = prompt_of(vlm, planned["tokens"], seed=0)
-    else:
-        vlm, prompts, _ = asked(place, 1)
-        prompt = prompts[0]
-    weights = sum(weight.nbytes for weight in [*vlm.model.parameters(), *vlm.model.buffers()])
-    found = []
-    for step in steps:
-        method: Any = VCD() if step["step"].endswith("vcd") else Baseline()
-        rows = [replace(prompt, key=str(row)) for row in range(step["rows"])]
-        method.generate(vlm, rows[:1], max_new_tokens=2)
-        seconds, above = measured(partial(method.generate, vlm, rows, max_new_tokens=16), place.device)
-        peak = above + weights
-        off = abs(step["peak"] / peak - 1)
-        case = f"{step['step']}, {step['rows']} prompts of {planned['tokens']} tokens: planned / measured"
-        value = f"{step['peak'] / GIB:.2f} / {peak / GIB:.2f} GiB ({off:.0%} off)"
-        found.append(Reading(f"{case} peak", value, f"within {PLANNED:.0%}", off <= PLANNED))
-        found.append(Reading(f"{case} time a case", f"{step['seconds']:.3f} / {seconds / len(rows):.3f} s"))
-    return found
-
-
 def proved(place: Place) -> list[Reading]:
     """Whether the model's layout holds, and each tool that looks inside it, by ``interp.proof``."""
     vlm, _, _ = asked(place, 1)
@@ -324,7 +286,6 @@ MEASURES: dict[str, Callable[[Place], list[Reading]]] = {
     "vcd": vcd,
     "eval": evaluation,
     "sharing": sharing,
-    "plan": plan,
     "prove": proved,
     "precision": precision,
     "waits": waits,

@@ -20,7 +20,6 @@ from experiments.runs.responses import NoModel
 from experiments.types import Benchmark, Judge
 from interp.errors import UserError
 
-NOWHERE = "nowhere"  # the folder of a benchmark that is only planned for
 ONE_OF = {"attribution": ("none", "captum"), "protocol": ("generate", "score")}
 LEAST = {  # option → its least value, and what else there is
     "seed": (0, ""),
@@ -60,9 +59,6 @@ def build_run(config: DictConfig) -> Run:
         UserError: a value is missing, of a wrong type or out of range, or a target has no such argument.
     """
     check_method_fits(OmegaConf.select(config, "only_method"))
-    if OmegaConf.select(config, "plan") is not None and "root" in config.benchmark:
-        unset = OmegaConf.is_missing(config.benchmark, "root") or config.benchmark.root is None
-        config.benchmark.root = NOWHERE if unset else config.benchmark.root
     try:
         if missing := sorted(OmegaConf.missing_keys(config)):
             raise UserError(f"{missing[0]}: has no value; give it on the command line: {missing[0]}=<value>")
@@ -93,9 +89,10 @@ def build_run(config: DictConfig) -> Run:
         "arms": arms,
         "attention_analysis": made(tree["attention_analysis"], "attention_analysis") if tree["attention"] else None,
         "parts": None if tree.get("parts") is None else made(tree["parts"], "parts"),
-        "plan": None if tree.get("plan") is None else made(tree["plan"], "task"),
         "task": made(tree["task"], "task"),  # last: a task's module is slow to import
     }
+    if tree.get("plan") is not None:  # task=plan in front of the task that it plans
+        built["task"] = made(tree["plan"], "task")
     settings = {field.name: tree[field.name] for field in dataclasses.fields(Settings)}
     skip_bad = _skips(tree["benchmark"])
     return Run(**settings, **built, arm=arm, config=tree | {"arms": nodes}, skip_bad=skip_bad)

@@ -76,14 +76,12 @@ class Run(Settings):
     """One run, fully typed: what to evaluate, on what, and how.
 
     ``arm`` names the method under study among ``arms``; ``model`` is a ``NoModel`` where no arm calls one;
-    ``plan`` is called instead of ``task`` where the command is to be planned alone (``task=plan``);
     ``attention_analysis`` gives an answered study's analyses of attention (None without ``attention=true``);
     ``parts`` says what the model's training has seen of a case (None: nothing is known of that);
     ``config`` is the composed configuration; ``skip_bad`` whether cases that fail their checks are left out.
     """
 
     task: "Callable[[Run], object]"
-    plan: "Callable[[Run], object] | None" = None
     model: "ModelConfig | ApiConfig | NoModel"
     benchmark: Benchmark
     judge: Judge

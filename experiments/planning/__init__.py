@@ -1,1 +1,1 @@
-"""``task=plan``: what an experiment will need, by its own code on a device that computes nothing."""
+"""``task=plan``: an estimate of what a command's answers will need, before any weights are there."""

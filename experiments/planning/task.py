@@ -1,94 +1,96 @@
-"""``task=plan``: before any command, what that command will need. Loads no weights and asks no network.
+"""``task=plan``: before a command, an estimate of what its answers will need. Asks no network.
 
 ``python -m experiments.run task=plan +exp=vcd_llava model=llava_1_5_7b task.gpu_gib=24``: the rest of the command is
-composed as it would be without ``task=plan``, and its steps are run on a device that computes nothing
-(``experiments.planning.peak_memory``). Importing this module loads neither torch nor transformers.
+composed as it would be without ``task=plan``. Importing this module loads neither torch nor transformers.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from experiments.benchmarks.iconworld import IconWorld
 from experiments.config import Run
-from experiments.evaluation.case_batches import size_of
-from experiments.planning.models import Asked
+from experiments.evaluation import training
+from experiments.evaluation.arms import not_applicable
+from experiments.evaluation.cases import development_cases, limited, load_cases
 from experiments.runs import provenance
+from experiments.runs.responses import Responses
 from experiments.runs.resumption import open_run
+from experiments.types import Sample
 from interp.checkpoints.config import ORGANISM
 from interp.errors import UserError
+from mitigation.method import abilities
 
 if TYPE_CHECKING:
-    from experiments.planning.peak_memory import Measured, Outcome
+    from experiments.planning.estimate import Estimate, Rates
 
 FILE = "plan.json"
 GIB = 2**30
 EFFICIENCY = {"arithmetic": 0.5, "memory": 0.7}  # assumed, of what the card's maker states
-LAUNCH = 15e-6  # seconds, assumed: Python and the start of one kernel
-# GiB → dense TFLOP/s in 16 bits and GB/s of typical cards, by their makers: T4, A10, A100 40 GB, A100 80 GB.
 USUAL = (24.0, 80.0)  # GiB of the cards that are planned for where this machine has no GPU
+# GiB → dense TFLOP/s in 16 bits and GB/s of typical cards, by their makers: T4, A10, A100 40 GB, A100 80 GB.
 CARDS = {16: (65.0, 320.0), 24: (125.0, 600.0), 40: (312.0, 1555.0), 80: (312.0, 2039.0)}
-TOKENS_PER_WORD = 1.4  # assumed for English
-TEMPLATE_TOKENS = 20  # assumed: the chat template around a question
-DEFAULT_CASES = 100
 NO_GPU = "This machine has no GPU; model.device=cpu plans for its CPU, task.gpu_gib=<GiB> for another card."
+# Measured as docs/guide-models.md says.
+ERROR = "This is an estimate: TO BE MEASURED."
+LEFT_OUT = (
+    "In it are the answers of the arms to all cases, each arm by itself: arms that ask the same prompts read them once "
+    "in a run, and keep them while there is room. Not in it are learning, looking inside (attention, knockout, "
+    "patching) and whatever a task does beside its arms, training above all."
+)
 
 
 @dataclass(frozen=True)
 class Plan:
     """The task.
 
-    ``gpu_gib`` is the card's memory (None: what is free now on this machine's GPU; where it has none, the cards of
-    ``USUAL``, but for a bundled model). ``text_tokens`` and ``picture`` (width, height) stand for
-    the prompts where no cases are at hand. ``tflops`` and ``gb_per_s`` are the card's, as its maker states them.
+    ``gpu_gib`` is the card's memory (None: what is free now on this machine's device; where it has no GPU, the cards of
+    ``USUAL``, but for a bundled model). ``tflops`` and ``gb_per_s`` are the card's, as its maker states them.
 
     Raises:
         UserError: a number that is not above 0.
     """
 
     gpu_gib: float | None = None
-    text_tokens: int = 128
-    picture: tuple[int, int] = (640, 480)
-    cases: int | None = None
     tflops: float | None = None
     gb_per_s: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("gpu_gib", "text_tokens", "cases", "tflops", "gb_per_s"):
+        for name in ("gpu_gib", "tflops", "gb_per_s"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise UserError(f"task.{name}={value}: must be above 0 and finite; null leaves it open")
-        if len(self.picture) != 2 or min(self.picture) < 1:
-            raise UserError(f"task.picture={list(self.picture)}: must be width and height in pixels, as [640,480]")
 
     def __call__(self, run: Run) -> None:
-        """Prints the plan and writes it to plan.json in a run directory."""
-        from experiments.planning.peak_memory import measured
+        """Prints the estimate and writes it to plan.json in a run directory.
+
+        Raises:
+            UserError: no cases, no configuration of the model, a device that is not there, or an arm that cannot enter.
+        """
+        from experiments.planning.estimate import estimated
 
         console = Console()
-        asked, cases, assumed = self.prompts(run)
-        config = run.config | {"plan": repr(self)}
-        with open_run(run.output_root, "plan", config, run.config_hash, fresh=True) as store:
+        cards = self.cards(run)
+        every = load_cases(run, console).samples
+        arms = entering(run)
+        cases = cases_by_arm(run, arms, every)
+        with open_run(run.output_root, "plan", run.config, run.config_hash, fresh=True) as store:
             plans = []
-            for card in self.cards(run):
-                rates, notes = self.rates(card)
-                with console.status("planning: the experiment's own code on shapes"):
-                    found = measured(run, asked, card, rates)
-                sentences = [*assumptions(found, run, assumed, notes), *sharing(found, cases), *advice(found, run)]
-                plans.append(asdict(found) | {"sentences": sentences})
-                console.print(table(found, run, cases))
+            for card in cards:
+                with console.status("estimating"):
+                    found = estimated(run, limited(every, run.limit), arms, cases, card, self.rates(card))
+                sentences = [*assumptions(found, run), *verdict(found, run), LEFT_OUT, ERROR]
+                console.print(table(found, run))
                 for sentence in sentences:
                     console.print(sentence, highlight=False, markup=False)
+                plans.append(asdict(found) | {"sentences": sentences})
             if len(plans) > 1:
                 console.print(NO_GPU, highlight=False, markup=False)
-            store.write_json(
-                FILE, {"command": provenance.command(), "model": run.model.name, "cases": cases, "plans": plans}
-            )
+            store.write_json(FILE, {"command": provenance.command(), "model": run.model.name, "plans": plans})
             store.finish()
             console.print(f"plan: {store.path / FILE}", highlight=False, soft_wrap=True)
 
@@ -100,97 +102,90 @@ class Plan:
             return [self.gpu_gib]
         return [None] if torch.cuda.is_available() else USUAL
 
-    def prompts(self, run: Run) -> tuple[Asked, int, str]:
-        """The prompts planned with, the number of cases, and a sentence on where both are from."""
-        try:
-            samples = run.benchmark.load().samples
-        except UserError:
-            samples = []
-        if not samples:
-            cases = self.cases or DEFAULT_CASES
-            said = (
-                f"Assumed, for want of cases: {self.text_tokens} words a prompt (task.text_tokens), a picture of "
-                f"{self.picture[0]} × {self.picture[1]} pixels (task.picture), {cases} cases (task.cases)."
-            )
-            return Asked(self.text_tokens, *self.picture), cases, said
-        words = max(len(sample.prompt.split()) for sample in samples)
-        sizes = [size for sample in samples[:: max(1, len(samples) // 50)] if (size := size_of(sample.image))]
-        largest = max(sizes, key=lambda size: size[0] * size[1], default=self.picture)
-        looked_at = f"the largest of {len(sizes)} looked at"
-        if isinstance(run.benchmark, IconWorld) and not run.weights.path.startswith(ORGANISM):
-            looked_at = f"as photographs are (task.picture), though the drawings of {run.benchmark.name} are smaller"
-            largest = self.picture
-        said = (
-            f"Prompts as long as the longest of {len(samples)} cases ({words} words, taken as {TOKENS_PER_WORD} "
-            f"tokens each and {TEMPLATE_TOKENS} of the template), pictures of {largest[0]} × {largest[1]} pixels, "
-            f"{looked_at}."
-        )
-        asked = Asked(math.ceil(TOKENS_PER_WORD * words) + TEMPLATE_TOKENS, *largest)
-        return asked, self.cases or min(run.limit or len(samples), len(samples)), said
+    def rates(self, gpu_gib: float | None) -> "Rates":
+        """What a card of ``gpu_gib`` manages."""
+        from experiments.planning.estimate import Rates
 
-    def rates(self, gpu_gib: float | None) -> tuple[tuple[float, float, float], str]:
-        """What a card of ``gpu_gib`` manages (``experiments.shapes.ledger.Rates``), and a sentence that says so."""
         size = min(CARDS, key=lambda size: abs(size - (gpu_gib or 24)))
         tflops, gb = CARDS[size]
         tflops, gb = self.tflops or tflops, self.gb_per_s or gb
-        reached = tflops * 1e12 * EFFICIENCY["arithmetic"], gb * 1e9 * EFFICIENCY["memory"], LAUNCH
-        return reached, (
-            f"Times are for {EFFICIENCY['arithmetic']:.0%} of {tflops:g} TFLOP/s, {EFFICIENCY['memory']:.0%} of "
-            f"{gb:g} GB/s and {LAUNCH * 1e6:.0f} µs a kernel, whichever is slowest (task.tflops, task.gb_per_s): "
-            "assumed, not measured; reading pictures and weights comes on top."
+        said = (
+            f"Times are computed for {EFFICIENCY['arithmetic']:.0%} of {tflops:g} TFLOP/s and "
+            f"{EFFICIENCY['memory']:.0%} of {gb:g} GB/s (task.tflops, task.gb_per_s), and for answers as long as "
+            "max_new_tokens; reading pictures and weights comes on top."
         )
+        return Rates(tflops * 1e12 * EFFICIENCY["arithmetic"], gb * 1e9 * EFFICIENCY["memory"], said)
 
 
-def assumptions(found: "Measured", run: Run, prompts: str, rates: str) -> list[str]:
+def entering(run: Run) -> dict[str, Any]:
+    """The arms that ask the model."""
+    absent = not_applicable(run)
+    return {
+        name: method for name, method in run.arms.items() if name not in absent and not isinstance(method, Responses)
+    }
+
+
+def cases_by_arm(run: Run, arms: Mapping[str, Any], every: Sequence[Sample]) -> dict[str, int]:
+    """How many cases each arm is asked: those of the run, and of the development split where others are fitted to it.
+
+    Raises:
+        UserError: as ``development_cases`` does, or an arm has nothing to be fitted to.
+    """
+    found = dict.fromkeys(arms, len(limited(every, run.limit)))
+    fitted = [method for method in arms.values() if abilities(method).fitted_to]
+    if fitted and (development := development_cases(run, every)) is not None:
+        more = len(limited(development.samples, run.limit))
+        for arm in {name for method in fitted for name in training.arms_needed(method, run.arm, run.arms)}:
+            found[arm] += more
+    return found
+
+
+def assumptions(found: "Estimate", run: Run) -> list[str]:
     """What the numbers rest on."""
-    source = f"Configuration: {found.origin}" + (
-        "; its tokenizer is stood in for, by one token a word." if found.stand_in else "."
-    )
-    on_cpu = found.room.startswith("cpu")
-    aside = (
-        " For CUDA itself and for gaps between blocks .75 GiB and 3% of a card are set aside: assumed, not measured."
-    )
-    many = found.parameters >= 1e8
-    counted = (
-        f"{found.parameters / (1e9 if many else 1e6):.{2 if many else 1}f} {'b' if many else 'm'}illion parameters"
-    )
+    words = "; its tokenizer is stood in for, by 1.4 tokens a word" if found.stand_in else ""
+    aside = "" if found.on_cpu else "; .75 GiB and 3% of the card are set aside for CUDA, which is assumed"
+    scale, unit = (1e9, "billion") if found.parameters >= 1e8 else (1e6, "million")
+    counted = f"{found.parameters / scale:.2f} {unit} parameters in {found.dtype}, {size(found.weights)} of weights"
     return [
-        f"{run.model.name}: {counted} in {found.dtype}, {gib(found.weights)} of weights; {gib(found.usable)} usable of "
-        f"{found.room}. {source}",
-        f"{prompts} A prompt is then {found.tokens} tokens, {found.image_tokens} of them the picture's.",
-        "Peaks are those of tensors, weights included, by the experiment's own code on shapes; attention is "
-        f"{found.attention}.{'' if on_cpu else aside}",
-        f"{rates}{' That is a card: this CPU takes longer, and how long is not known here.' if on_cpu else ''}",
+        f"{run.model.name}: {counted}; {size(found.usable)} usable of {found.room}{aside}. Configuration: "
+        f"{found.origin}{words}.",
+        f"{found.cases} cases in {found.batches} batches; the longest prompt has {found.longest} tokens. A peak is "
+        "weights, keys and values of all branches, and one layer's states, by formula.",
+        found.speed,
     ]
 
 
-def sharing(found: "Measured", cases: int) -> list[str]:
-    """What arms save that ask the same prompts: a step's time in the table is what its arms take alone."""
-    saved = sum(one.shared for one in found.outcomes)
-    alone = sum(one.seconds for one in found.outcomes if one.step.startswith("answers"))
-    if not saved:
-        return []
+def verdict(found: "Estimate", run: Run) -> list[str]:
+    """Whether it fits, and what to change where it does not."""
+    if all(one.rows == one.asked for one in found.arms):
+        return ["All of it fits at the batches asked for."]
+    if all(one.rows for one in found.arms):
+        least = min(one.rows for one in found.arms)
+        return [
+            "All of it fits, but not at the batches asked for. A study halves its batches where memory runs out; to "
+            f"spare it the attempts, set batch_tokens={least * found.longest} (or batch_size={least})."
+        ]
+    worst = max(found.arms, key=lambda one: one.peak)
+    ways = ["model.dtype=bfloat16 halves the weights"] if found.dtype == "float32" else []
+    if run.weights.max_pixels is None:
+        ways.append("model.max_pixels=500000 bounds the tokens of a picture")
+    ways.append("model.device_map=auto spreads it over several cards and over main memory, slowly")
+    ways.append("choose a smaller model")
     return [
-        f"A step's time is that of its arms alone. Arms that ask the same prompts read them once, which saves at least "
-        f"{duration(saved * cases)} of the {duration(alone * cases)} that all answers take."
+        f"It does not fit: {worst.arm} needs {size(worst.peak)} for one row, {size(found.weights)} of it weights, and "
+        f"{size(found.usable)} are usable. What to change: {'; '.join(ways)}."
     ]
 
 
-def table(found: "Measured", run: Run, cases: int) -> Table:
-    """A row for each step."""
-    drawn = Table(
-        title=Text(f"{run.model.name} on {found.room}", style="italic"), title_justify="left", caption_justify="left"
-    )
-    for name, side in (("step", "left"), ("batch", "right"), ("peak", "right"), ("fits", "left"), ("time", "right")):
-        drawn.add_column(name, justify=side)  # type: ignore[arg-type]
-    for one in found.outcomes:
-        if one.error:
-            drawn.add_row(one.step, "–", "–", Text(one.error), "–")
-            continue
+def table(found: "Estimate", run: Run) -> Table:
+    """A row for each arm."""
+    drawn = Table(title=Text(f"{run.model.name} on {found.room}", style="italic"), title_justify="left")
+    for name in ("arm", "prompts", "tokens", "batch", "peak", "fits", "time"):
+        drawn.add_column(name, justify="left" if name in ("arm", "fits") else "right")
+    for one in found.arms:
         batch = f"{one.rows or 1}" + (f" of {one.asked}" if one.rows != one.asked else "")
-        done_with = min(cases, one.cases or cases)
-        taken = f"{duration(one.seconds)} a step" if one.trains else duration(one.seconds * done_with)
-        drawn.add_row(one.step, batch, gib(one.peak), "yes" if one.rows else "no", taken)
+        numbers = (f"{one.prompts:,}", f"{one.tokens:,}", batch, size(one.peak), "yes" if one.rows else "no")
+        drawn.add_row(one.arm, *numbers, duration(one.seconds))
     return drawn
 
 
@@ -201,66 +196,6 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def gib(size: int) -> str:
+def size(count: int) -> str:
     """Bytes in GiB, or in MiB where they are few."""
-    return f"{size / GIB:.1f} GiB" if size >= GIB / 10 else f"{size / 2**20:.0f} MiB"
-
-
-def advice(found: "Measured", run: Run) -> list[str]:
-    """The verdict first, then ways out."""
-    planned = [one for one in found.outcomes if not one.error]
-    lacking = [one for one in planned if not one.rows]
-    smaller = [one for one in planned if 0 < one.rows < one.asked]
-    unplanned = [f"{one.step} cannot be planned: {one.error}." for one in found.outcomes if one.error]
-    unplanned += [f"{one.step}, not in the plan: {one.left_out}." for one in planned if one.left_out]
-    cache = (
-        f"feature_cache_mib={run.feature_cache_mib} is main memory, up to {run.feature_cache_mib / 1024:.1f} GiB of "
-        "it, and none of the GPU's; 0 does without."
-    )
-    if not lacking and not smaller:
-        return ["All of it fits at the batches asked for.", cache, *unplanned]
-    if not lacking:
-        return [*_halved(found, run, smaller), cache, *unplanned]
-    return [*_too_large(found, run, lacking), *unplanned]
-
-
-def _halved(found: "Measured", run: Run, smaller: "list[Outcome]") -> list[str]:
-    sentences = ["All of it fits, but not at the batches asked for."]
-    for one in smaller:
-        if one.trains:
-            sentences.append(
-                f"{one.step}: take task.settings.batch_size={one.rows} and "
-                f"task.settings.accumulation={math.ceil(one.asked / one.rows)} times what it is; a training does not "
-                "halve its batches."
-            )
-    if any(not one.trains for one in smaller):
-        least = min(one.rows for one in smaller if not one.trains)
-        sentences.append(
-            "A study halves its batches where memory runs out; to spare it the attempts, set "
-            f"batch_tokens={least * found.tokens} (or batch_size={least})."
-        )
-    return sentences
-
-
-def _too_large(found: "Measured", run: Run, lacking: "list[Outcome]") -> list[str]:
-    worst = max(lacking, key=lambda one: one.peak)
-    alone = found.weights > found.usable
-    first = (
-        f"It does not fit: the weights alone need {gib(found.weights)}, and {gib(found.usable)} are usable."
-        if alone
-        else f"It does not fit: {worst.step} needs {gib(worst.peak)} for one row, and {gib(found.usable)} are usable."
-    )
-    ways = []
-    if found.dtype == "float32":
-        ways.append(f"model.dtype=bfloat16 halves the weights to {gib(found.weights // 2)}")
-    training = getattr(run.task, "settings", None)
-    if training is not None and not training.four_bit:
-        ways.append("task.settings.four_bit=true trains on weights in 4 bits")
-    if training is not None and training.checkpointing == "off":
-        ways.append("task.settings.checkpointing=on keeps fewer activations")
-    if getattr(run.model, "max_pixels", None) is None and found.image_tokens > 1000:
-        ways.append("model.max_pixels=500000 makes fewer tokens of a picture")
-    cards = max(2, math.ceil(worst.peak / found.usable)) if found.usable else 2
-    ways.append(f"model.device_map=auto spreads it over {cards} such cards or more, and over main memory, slowly")
-    ways.append("choose a smaller model (task=model_table lists them)")
-    return [first, f"What to change: {'; '.join(ways)}."]
+    return f"{count / GIB:.1f} GiB" if count >= GIB / 10 else f"{count / 2**20:.0f} MiB"

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 
 from interp.errors import UserError
 from mitigation.branches import BranchLogits, BranchMethod, Inputs
+from mitigation.method import Work
 from mitigation.validation import check_beta, check_number
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class AGLA(BranchMethod):
     keep: float = 0.8
     maps: str | None = field(default=None, repr=False)
     digest: str = field(init=False, default="")
+    work: ClassVar[Work] = Work(prompts=3, branches=2)  # the first forward says which parts match
     pictured: ClassVar[str] = "AGLA shows parts of it"
 
     def __post_init__(self) -> None:

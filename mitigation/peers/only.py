@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from mitigation.branches import BranchLogits, BranchMethod
+from mitigation.method import Work
 from mitigation.validation import check_beta, check_count, check_number, check_pictured
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class ONLY(BranchMethod):
     gamma: float = 0.2
     layer: int = 0
     beta: float | None = 0.1
+    work: ClassVar[Work] = Work()  # its branch is of the same forward
     pictured: ClassVar[str] = "ONLY compares attention to the picture with attention to the text"
 
     def __post_init__(self) -> None:

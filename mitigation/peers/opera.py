@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from mitigation.method import Work
 from mitigation.peers.opera_rule import OverTrustRule
 from mitigation.validation import check_pictured
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt
-
-ROLLBACKS = "the places that it goes back to depend on its attention; each costs one more forward of the whole answer"
 
 
 @dataclass(frozen=True)
@@ -50,9 +49,9 @@ class OPERA(OverTrustRule):
     one_by_one: ClassVar[bool] = True
 
     @property
-    def not_planned(self) -> str:
-        """See ``mitigation.method.Abilities``."""
-        return "" if self.threshold is None else ROLLBACKS
+    def work(self) -> Work:
+        """See ``mitigation.method.Abilities``; without the places that it goes back to, which depend on values."""
+        return Work(branches=self.beams * self.candidates)
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """The best beam of each prompt, one prompt at a time, with margins of the penalised scores.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from mitigation.branches import BranchLogits, BranchMethod
+from mitigation.method import Work
 from mitigation.validation import check_count, check_number, check_pictured
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class VISTA(BranchMethod):
     gamma: float = 0.3
     window: int = 5
     normed: bool = False
+    work: ClassVar[Work] = Work(prompts=3)  # the states with and without the picture come first
     pictured: ClassVar[str] = "VISTA steers towards what it adds"
 
     def __post_init__(self) -> None:

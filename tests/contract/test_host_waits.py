@@ -1,6 +1,6 @@
 """Our own code makes the host wait for the device at no decoding step, or at most once where it must decide or record.
 
-Counted on a pretended device (``experiments.shapes.device``), where the operations that would wait for a GPU are known.
+Counted on a pretended device (``tests.two_devices.device``), where the operations that would wait for a GPU are known.
 Each step's waits are those of six tokens less those of three; transformers' own (it asks at every step whether all
 rows have ended, and of padding in every forward) are told apart by who called.
 ``tests/mitigation/test_processors_gpu.py`` asks a GPU the same.

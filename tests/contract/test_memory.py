@@ -1,6 +1,6 @@
 """At seven billion parameters tools hold no more than they must, loops halve their batches, and logits are float32.
 
-Run on a pretended device (``experiments.shapes.device``) that counts memory and runs out of it:
+Run on a pretended device (``tests.two_devices.device``) that counts memory and runs out of it:
 ``tests.two_devices.memory``.
 """
 

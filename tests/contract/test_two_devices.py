@@ -1,6 +1,6 @@
 """Every tool and method works where half of the decoder and the head are on another device than the embeddings.
 
-The real code runs on two pretended devices (``experiments.shapes.device``): in the shape of seven billion parameters,
+The real code runs on two pretended devices (``tests.two_devices.device``): in the shape of seven billion parameters,
 without values, where whatever mixes two devices raises; and on small models with values, whose answers must be the
 CPU's.
 """

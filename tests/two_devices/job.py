@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from experiments.shapes.device import Unsupported, world
 from interp.errors import UserError
 from interp.vlm import VLM
 from tests.families import FAMILIES
 from tests.two_devices.cells import CELLS
+from tests.two_devices.device import Unsupported, world
 from tests.two_devices.models import SEVEN_BILLION, asked, on_two_devices, seven_billion
 
 CLOSE = 2e-4  # attention by another kernel than the CPU's rounds otherwise

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from experiments.shapes.device import Unsupported, World, world
 from experiments.studies.mechanism.examination import EDGES, ablated_margins, cut_margins, prior_margins_of
 from interp.batching import BatchRule
 from interp.hooks.residual import last_layer, residuals
@@ -24,6 +23,7 @@ from mitigation.method import Baseline
 from mitigation.prior_correction import PriorCorrection
 from mitigation.vcd import VCD
 from tests.two_devices.cells import swapped
+from tests.two_devices.device import Unsupported, World, world
 from tests.two_devices.models import TEXTS, asked, on_one_device, seven_billion
 
 SHALLOW, DEEP = 2, 4  # decoder layers

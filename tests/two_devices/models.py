@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from experiments.bench import models as shapes
-from experiments.shapes.device import NAME, place
 from interp.layout import layout_for
 from interp.vlm import VLM, Prompt
 from tests.tiny import picture
+from tests.two_devices.device import NAME, place
 
 LAYERS = 4  # two a device
 SEVEN_BILLION = ("llava", "qwen2_5_vl")
@@ -62,7 +62,7 @@ def halves(model: Any, *, head: int = 1) -> dict[str, torch.device]:
 
 
 def on_two_devices(vlm: VLM, *, head: int = 1) -> VLM:
-    """``vlm`` with its model split, its head on ``head``; call it inside ``experiments.shapes.device.world``."""
+    """``vlm`` with its model split, its head on ``head``; call it inside ``tests.two_devices.device.world``."""
     place(vlm.model, halves(vlm.model, head=head))
     return vlm
 

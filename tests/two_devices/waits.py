@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from experiments.shapes.device import Unsupported, World, world
 from interp.attention.record import Queries, record_attention
 from interp.hooks.residual import last_layer
 from interp.tools.knockout import knockout
@@ -21,6 +20,7 @@ from mitigation.learned.projection import levelled
 from tests.conftest import REPOSITORY
 from tests.methods import METHODS
 from tests.tiny import tiny_llava
+from tests.two_devices.device import Unsupported, World, world
 from tests.two_devices.models import asked, on_one_device
 
 SHORT, LONG = 3, 6

@@ -19,7 +19,6 @@ from experiments.bench.eval import EvalBench
 from experiments.bench.gpu_report import BEGUN, GpuReport, Outcome, Reading, Step, recorded
 from experiments.bench.gpu_steps import Place
 from experiments.bench.vcd import VcdBench
-from experiments.command_line.arguments import for_hydra
 from interp.errors import UserError
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import run_of
@@ -155,7 +154,7 @@ def test_every_step_can_be_measured_in_one_call_of_nine_minutes() -> None:
 
 @pytest.mark.parametrize(
     ("part", "shape"),
-    [("attention", "7b"), ("vcd", "7b_qwen"), ("eval", "7b"), ("sharing", "7b"), ("plan", "7b"), ("attention", "tiny")],
+    [("attention", "7b"), ("vcd", "7b_qwen"), ("eval", "7b"), ("sharing", "7b"), ("attention", "tiny")],
 )
 def test_its_commands_compose(part: str, shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
@@ -164,17 +163,10 @@ def test_its_commands_compose(part: str, shape: str, tmp_path: Path, monkeypatch
         seen.append(task)
         raise UserError("that is all")
 
-    def record(command: list[str], **_: Any) -> Any:
-        words = for_hydra([word for word in command if "=" in word])
-        seen.append(run_of(*words).plan)
-        return subprocess.CompletedProcess(command, 1)
-
     for kind in (AttentionBench, VcdBench, EvalBench):
         monkeypatch.setattr(kind, "measure", asked)
-    monkeypatch.setattr(subprocess, "run", record)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: torch.Size([80]))
-    place = Place(shape, "cpu" if part == "plan" or shape == "tiny" else "cuda", 90, tmp_path)
-    with pytest.raises(UserError, match=r"that is all|task=plan failed"):
+    place = Place(shape, "cpu" if shape == "tiny" else "cuda", 90, tmp_path)
+    with pytest.raises(UserError, match="that is all"):
         gpu_steps.MEASURES[part](place)
     assert len(seen) == 1
 

@@ -1,4 +1,4 @@
-"""What operations on a pretended device would take: memory held now and at most, and time.
+"""What operations on a pretended device would hold: memory now, and at most.
 
 Memory is that of storages: a view costs nothing, and a storage is free when the last tensor on it is gone, whether a
 name, a list or autograd held it. Sizes are rounded up to ``BLOCK`` as torch's allocator for GPUs does. What is not seen
@@ -6,22 +6,18 @@ is what a kernel takes for itself while it runs (cuBLAS and cuDNN workspaces) an
 """
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 BLOCK = 512  # bytes
 
 aten = torch.ops.aten
 # Their outputs are on the storage of their input, though their schemas do not say so.
 _VIEWS_UNSAID = {aten._unsafe_view.default: 0}
-# They read some rows of what they are given, not all.
-_LOOKUPS = {aten.embedding.default, aten.index.Tensor, aten.index_select.default, aten.gather.default}
 
 
 @dataclass
@@ -30,18 +26,6 @@ class Account:
 
     now: int = 0
     most: int = 0
-
-
-@dataclass(frozen=True)
-class Rates:
-    """What a device is taken to manage: operations and bytes a second, and seconds that starting a kernel takes.
-
-    A kernel takes as long as the slowest of its arithmetic, its reading and writing, and its start.
-    """
-
-    flops: float
-    bytes: float
-    launch: float
 
 
 class Storage:
@@ -63,13 +47,10 @@ class Storage:
 
 @dataclass
 class Ledger:
-    """All devices together. ``capacity`` (bytes a device) makes an allocation beyond it fail as on a GPU; ``seconds``
-    are those since the beginning, by the ``rates``, if any."""
+    """All devices together. ``capacity`` (bytes a device) makes an allocation beyond it fail as on a GPU."""
 
     capacity: int | None = None
-    rates: Rates | None = None
     accounts: dict[torch.device, Account] = field(default_factory=dict)
-    seconds: float = 0.0
 
     def held(self, tensor: Tensor, device: torch.device) -> Storage:
         """New memory for ``tensor`` on ``device``.
@@ -100,16 +81,6 @@ class Ledger:
         for account in self.accounts.values():
             account.most = account.now
 
-    def count(self, func: Any, args: Any, kwargs: Mapping[str, Any], inputs: Any, outputs: Any) -> None:
-        """Adds the time of one operation that is no view."""
-        if (rates := self.rates) is None:
-            return
-        made = sum(one.numel() * one.itemsize for one in outputs)
-        # Of a table, a lookup reads as much as it gives.
-        read = made if func in _LOOKUPS else sum(one.numel() * one.itemsize for one in inputs)
-        flops = flops_of(func, args, kwargs, outputs)
-        self.seconds += max(flops / rates.flops, (read + made) / rates.bytes, rates.launch)
-
 
 def storage_bytes(tensor: Tensor) -> int:
     """Bytes of a storage just large enough for the tensor, as the allocator deals them out."""
@@ -132,30 +103,6 @@ def aliased_input(func: Any) -> int | None:
             if info is not None and not info.is_write and info.before_set & found.alias_info.before_set:
                 return position
     return None
-
-
-def flops_of(func: Any, args: Any, kwargs: Mapping[str, Any], outputs: Any) -> float:
-    """Floating-point operations of products of matrices, convolutions and attention; 0 for all else."""
-    count = _COUNTERS.get(func._overloadpacket)
-    if count is None:
-        return 0.0
-    out = outputs[0] if len(outputs) == 1 else outputs
-    return float(count(*args, **kwargs, out_val=out))
-
-
-def _attention_flops(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
-    return sdpa_flop_count(query.shape, key.shape, value.shape)
-
-
-def _attention_backward_flops(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
-    return sdpa_backward_flop_count(grad.shape, query.shape, key.shape, value.shape)
-
-
-_COUNTERS: dict[Any, Callable[..., Any]] = {
-    **flop_registry,
-    aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
-}
 
 
 def fused_attention(

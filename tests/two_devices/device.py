@@ -14,12 +14,12 @@ With ``values=True`` they have values too, and answers are those of the CPU: for
 (``.item()``, ``.tolist()``, ``bool(tensor)``), a copy from or to the host that is not ``non_blocking``, indices or new
 tensors made on the host for the device, and shapes that depend on values (``nonzero``, a mask as an index).
 
-*Memory and work* are counted by device (``ledger``: ``experiments.shapes.ledger``): what a run would hold at most, and
-what it would compute. A ledger with a ``capacity`` runs out of memory where a GPU of that size would. Attention by
-``scaled_dot_product_attention`` is one kernel, which never holds queries × keys.
+*Memory* is counted by device (``ledger``: ``tests.two_devices.ledger``): what a run would hold at most. A ledger with a
+``capacity`` runs out of memory where a GPU of that size would. Attention by ``scaled_dot_product_attention`` is one
+kernel, which never holds queries × keys.
 
 torch's own ``FakeTensorMode`` has no values of whole numbers either: ``nonzero``, ``.item()`` and the test that stops
-``generate`` raise there, so the real code would not run. Of its ``FlopCounterMode`` the ledger has the formulas.
+``generate`` raise there, so the real code would not run.
 
 It rests on a private hook of torch that is for the whole process: call it in a process of its own.
 """
@@ -33,8 +33,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from experiments.shapes.ledger import fused_attention
-from experiments.shapes.tensor import NAME, TOKEN, DeviceMismatch, Pretended, World, here, opened
+from tests.two_devices.ledger import fused_attention
+from tests.two_devices.tensor import NAME, TOKEN, DeviceMismatch, Pretended, World, here, opened
 
 __all__ = ["NAME", "TOKEN", "DeviceMismatch", "Unsupported", "World", "place", "world"]
 

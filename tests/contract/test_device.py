@@ -1,4 +1,4 @@
-"""Pretended devices refuse what hardware would refuse, count what would make the host wait, and know what they can."""
+"""Pretended devices refuse what hardware would refuse, and count memory and what would make the host wait."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ SCRIPT = """
 import torch
 from torch.utils.checkpoint import checkpoint
 from interp.tools.gradients import same_functions
-from experiments.shapes.device import TOKEN, DeviceMismatch, Unsupported, world
+from tests.two_devices.device import TOKEN, DeviceMismatch, Unsupported, world
 
 def refused(run, by=DeviceMismatch):
     try:
@@ -56,6 +56,21 @@ try:
         weight = torch.ones(4, device="pretend:1", requires_grad=True)
         (gradient,) = torch.autograd.grad((other @ weight).sum(), [weight])
         assert gradient.device == weight.device
+
+        # Memory is that of storages: a view takes nothing, and keeps what it is on.
+        before = here.ledger.now
+        state = torch.ones(512, 512, device="pretend:0")
+        assert here.ledger.now - before == 2**20
+        views = [state[2:5], state.T, state.reshape(-1), state.expand(3, 512, 512), state.detach()]
+        del state
+        assert here.ledger.now - before == 2**20
+        del views
+        here.ledger.restart()
+        assert here.ledger.now == before
+        queries = torch.ones(1, 2, 1024, 64, device="pretend:0")
+        torch.nn.functional.scaled_dot_product_attention(queries, queries, queries)
+        assert here.ledger.most - before < 3 * 2**20  # not 8 MiB of queries × keys
+        del queries
 
         many = torch.ones(2**20, device="pretend:0", requires_grad=True)
         here.ledger.capacity = here.ledger.now + 2**21  # no room for the gradient

@@ -1,1 +1,0 @@
-"""Models without weights: known shapes with random weights, and a device that computes nothing."""
