@@ -71,7 +71,7 @@ class PriorCorrection(BranchMethod):
         check_seed(self.seed)
 
     @property
-    def work(self) -> Work:
+    def work(self) -> Work:  # type: ignore[override]
         """See ``mitigation.method.Abilities``."""
         branches = 2 if self.prior in ("none", "blank") else 1 + self.pictures
         return Work(prompts=branches, branches=branches)
