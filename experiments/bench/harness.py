@@ -22,11 +22,12 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import psutil
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.table import Table
 
 from experiments.bench.models import LONGEST, random_model
 from experiments.config import Run
-from experiments.report.table import Column, Table, terminal
 from experiments.runs.host_memory import return_freed_blocks
 from experiments.runs.resumption import open_run
 from interp.errors import UserError
@@ -38,16 +39,40 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MEBIBYTE = 2**20
+TEXTUAL = ("model", "asked", "step", "what")  # columns of words
 STATUS = Path("/proc/self/status")
 CLEAR = Path("/proc/self/clear_refs")
 Say = Callable[[str], None]
 
 
+class Bound(NamedTuple):
+    """A number, ``value``, that is to be at most (``least``: at least) ``limit``."""
+
+    what: str
+    value: float
+    limit: float
+    least: bool = False
+
+    @property
+    def met(self) -> bool:
+        """Whether it is."""
+        return self.value >= self.limit if self.least else self.value <= self.limit
+
+    @property
+    def wanted(self) -> str:
+        """The limit in words."""
+        return f"at {'least' if self.least else 'most'} {self.limit:.2f}"
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.value:.2f}, {self.wanted} wanted: {'kept' if self.met else 'missed'}"
+
+
 class Result(NamedTuple):
-    """What a benchmark found: ``metrics`` for metrics.json, and the tables and sentences that are printed."""
+    """What a benchmark found: ``metrics`` and ``bounds`` for metrics.json; tables, bounds and sentences are printed."""
 
     metrics: dict[str, Any]
     tables: Sequence[Table]
+    bounds: Sequence[Bound]
     sentences: Sequence[str]
 
 
@@ -103,8 +128,10 @@ class Bench:
             with console.status("building models") as status:
                 found = self.measure(replace(run, output_root=str(store.path)), device, status.update)
             taken = {"environment": machine(device, busy), "seconds": round(time.monotonic() - started, 1)}
-            store.write_json("metrics.json", {"benchmark": self.name, "task": asdict(self), **taken, **found.metrics})
-            console.print(*map(terminal, found.tables), *found.sentences, sep="\n", highlight=False)
+            bounds = [bound._asdict() | {"met": bound.met} for bound in found.bounds]
+            about = {"benchmark": self.name, "task": asdict(self), **taken}
+            store.write_json("metrics.json", {**about, **found.metrics, "bounds": bounds})
+            console.print(*found.tables, *map(str, found.bounds), *found.sentences, sep="\n", highlight=False)
 
 
 def machine(device: str, busy: float) -> dict[str, Any]:
@@ -200,18 +227,17 @@ def synchronise(device: "torch.device") -> None:
         torch.cuda.synchronize(device)
 
 
-def kept(met: bool) -> str:
-    """What a sentence says of a bound."""
-    return "kept" if met else "missed"
-
-
-def columns(headings: Iterable[str], *, fold: int = 0) -> list[Column]:
-    """In a terminal, the unit of a heading, or what a time is divided by, stands below the name."""
-    return [
-        Column(name, "left", fold=fold) if name == "model"
-        else Column(name, short=name.replace(" (", "\n(").replace("/", "\n/").replace("two-", "two-\n"))
-        for name in headings
-    ]  # fmt: skip
+def table(title: str, records: Sequence[Mapping[str, str]], legend: str = "") -> Table:
+    """A row for each record; the unit of a heading, or what a time is divided by, stands below the name."""
+    options: dict[str, Any] = {"box": SIMPLE_HEAD, "show_edge": False, "padding": 0}
+    shown = Table(title=title, title_justify="left", caption=legend, caption_justify="left", **options)
+    for name in records[0]:
+        words = name.replace(" (", "\n(").replace("/", "\n/").replace("two-", "two-\n")
+        wide = 10 if name == "model" else None
+        shown.add_column(words, justify="left" if name in TEXTUAL else "right", overflow="fold", max_width=wide)
+    for record in records:
+        shown.add_row(*record.values())
+    return shown
 
 
 class Setting(NamedTuple):

@@ -10,14 +10,15 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from experiments.bench.harness import MEBIBYTE, Bench, Result, Say, Setting, Turns, columns, kept, peaks, repeat, runner
+from experiments.bench.harness import MEBIBYTE, Bench, Bound, Result, Say, Setting, Turns, peaks, repeat, runner, table
 from experiments.bench.models import DECODING_SIZES
 from experiments.config import Run
-from experiments.report.table import Table
 from interp.errors import UserError
 
 if TYPE_CHECKING:
-    from experiments.bench.vcd_variants import DecodingRunner, GenerationReading
+    from rich.table import Table
+
+    from experiments.bench.decoding import DecodingRunner, GenerationReading
 
 
 class RatioBound(NamedTuple):
@@ -34,29 +35,32 @@ class RatioBound(NamedTuple):
 BOUNDS = (
     RatioBound("tiny", "float32", 1, "paired_over_plain", 1.40),
     RatioBound("tiny", "float32", 1, "two_forward_over_paired", 1.25, least=True),
-    RatioBound("tiny", "float32", 1, "lazy_over_plain", 1.25),
     RatioBound("cpu", "bfloat16", 1, "paired_over_plain", 1.50),
     RatioBound("cpu", "bfloat16", 1, "answers_over_plain", 1.05),
     RatioBound("cpu", "bfloat16", 1, "whole_over_plain", 1.15),
     RatioBound("7b", "bfloat16", 1, "answers_over_plain", 1.02),
     RatioBound("7b", "bfloat16", 1, "whole_over_plain", 1.05),
     RatioBound("7b", "bfloat16", 1, "paired_over_plain", 1.10),
+    RatioBound("7b", "bfloat16", 1, "paired_answer_over_plain", 1.10),
     RatioBound("7b", "bfloat16", 8, "paired_over_plain", 1.35),
+    RatioBound("7b", "bfloat16", 8, "paired_answer_over_plain", 1.35),
     RatioBound("7b_qwen", "bfloat16", 1, "paired_over_plain", 1.10),
+    RatioBound("7b_qwen", "bfloat16", 1, "paired_answer_over_plain", 1.10),
     RatioBound("7b_qwen", "bfloat16", 8, "paired_over_plain", 1.35),
+    RatioBound("7b_qwen", "bfloat16", 8, "paired_answer_over_plain", 1.35),
 )
 SEQUENTIAL = 1.70  # at most, of an answer of the organism over a plain one, on a CPU
-RATIOS = ("paired_over_plain", "lazy_over_plain", "sequential_over_plain", "two_forward_over_plain",
-          "two_forward_over_paired", "answers_over_plain", "whole_over_plain")  # fmt: skip
+RATIOS = ("paired_over_plain", "sequential_over_plain", "two_forward_over_plain", "two_forward_over_paired",
+          "answers_over_plain", "whole_over_plain")  # fmt: skip
 OF_OTHERS = "two_forward_over_paired"  # left out of the table, which has the two that give it
-PROMPTED, PEAKED = ("plain", "paired", "sequential", "two_forward", "lazy"), ("plain", "paired", "sequential")
+PROMPTED, PEAKED = ("plain", "paired", "sequential", "two_forward"), ("plain", "paired", "sequential")
 TERMS = (
-    "plain: without contrast. two-forward: the published loop. sequential, paired, lazy: our branches, one after the "
-    "other, both in one batch, the second only where it can change the choice. answers, whole: plain, with the logits "
-    "of Yes and No, or of all words, from a float32 head. /plain: times what plain takes."
+    "plain: without contrast. two-forward: the published loop. sequential, paired: our branches, one after the other, "
+    "both in one batch. answers, whole: plain, with the logits of Yes and No, or of all words, from a float32 head. "
+    "/plain: times what plain takes."
 )
 FIRST_SECONDS = 5.0  # of rounds that each model and number of items gets before any gets more
-DOING = "alpha 1, beta 0.1, greedy; lazy has a head that is always sure of one token, the others the model's own"
+DOING = "alpha 1, beta 0.1, greedy"
 
 
 @dataclass(frozen=True)
@@ -96,26 +100,24 @@ class VcdBench(Bench):
         repeat([one.turns for one in measured], self.repeats, self.seconds, least=FIRST_SECONDS)
         answered = []
         if self.answers:
-            from experiments.bench.vcd_variants import answer_costs
+            from experiments.bench.decoding import answer_costs
 
             say("answers of the organism")
             answered = answer_costs(self.answers, device=device, seed=self.seed)
         rows, details = [one.row() for one in measured], [one.details() for one in measured]
-        held = bounds(rows)
         metrics = {
             "weights": f"random, seed {self.seed}",
             "what": DOING,
             "sizes": {size: asdict(DECODING_SIZES[size]) for size in self.sizes},
             "rows": rows,
             "answers": answered,
-            "bounds": held,
             "details": details,
         }
-        lines = [*map(bound_sentence, held), *answer_sentences(answered, device)]
-        return Result(metrics, [*tables(rows, details), *answer_tables(answered)], lines)
+        held = [*bounds(rows), *answer_bounds(answered, device)]
+        return Result(metrics, [*tables(rows, details), *answer_tables(answered)], held, ())
 
     def _prepared(self, setting: Setting, say: Say) -> "list[DecodingMeasurements]":
-        from experiments.bench.vcd_variants import VARIANTS, DecodingRunner
+        from experiments.bench.decoding import VARIANTS, DecodingRunner
 
         held: dict[int, dict[str, int]] = {}
         # On a CPU in the first type alone: each takes a process that builds the model again.
@@ -147,14 +149,14 @@ class DecodingMeasurements:
         """Ratios of seconds a decoded token, the prompt left out.
 
         A generation's seconds are the median of its steps', a ratio the median over rounds. ``answers`` and ``whole``
-        are plain with the float32 logits that margins and contrasts are computed from. ``lazy_skipped`` is the share of
-        steps that lazy decoding did without its noised branch.
+        are plain with the float32 logits that margins and contrasts are computed from. ``paired_answer`` is the whole
+        answer, its prompt included.
         """
         return {
             **self.about,
             **self.turns.ratios(RATIOS),
+            "paired_answer_over_plain": self.over_plain(lambda one: one.answer)["paired"],
             "plain_ms_per_token": 1000 * self.turns.median("plain"),
-            "lazy_skipped": self.readings["lazy"][0].skipped or 0.0,
         }
 
     def over_plain(self, seconds: "Callable[[GenerationReading], float]") -> dict[str, float]:
@@ -173,7 +175,7 @@ class DecodingMeasurements:
             "seconds_per_token": self.turns.rounds,
             "prefill_seconds": {name: [one.prefill for one in found] for name, found in self.readings.items()},
             "first_token_over_plain": self.over_plain(lambda one: one.prefill),
-            "whole_answer_over_plain": self.over_plain(lambda one: one.prefill + one.token * (len(one.tokens[0]) - 1)),
+            "whole_answer_over_plain": self.over_plain(lambda one: one.answer),
             "peak_bytes": self.peaks,
             "same_tokens": {name: self.readings[name][0].tokens == expected for name in ("sequential", "paired")},
         }
@@ -183,7 +185,7 @@ def _heading(name: str) -> str:
     return name.replace("_over_", "/").replace("two_forward", "two-forward")
 
 
-def tables(rows: Sequence[Mapping[str, Any]], details: Sequence[Mapping[str, Any]]) -> list[Table]:
+def tables(rows: Sequence[Mapping[str, Any]], details: Sequence[Mapping[str, Any]]) -> "list[Table]":
     """Medians and ratios of a decoded token; seconds to the first one, and peaks above the model in MiB."""
     decoded, prompted = [], []
     for row, detail in zip(rows, details, strict=True):
@@ -195,50 +197,44 @@ def tables(rows: Sequence[Mapping[str, Any]], details: Sequence[Mapping[str, Any
         memory = {f"{name} (MiB)": f"{held[name] / MEBIBYTE:.0f}" if held else "–" for name in PEAKED}
         prompted.append(named | first | memory)
     return [
-        Table.of("A decoded token", decoded, columns=columns(decoded[0], fold=10), legend=TERMS),
-        Table.of(
-            "Prompt: seconds to the first token, and memory", prompted, columns=columns(prompted[0], fold=10), legend=""
-        ),
+        table("A decoded token", decoded, TERMS),
+        table("Prompt: seconds to the first token, and memory", prompted),
     ]
 
 
-def bounds(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The bounds that these rows are held to, each with the value measured and whether it is met."""
+def bounds(rows: Iterable[Mapping[str, Any]]) -> list[Bound]:
+    """The bounds that these rows are held to."""
     measured = {(row["size"], row["dtype"], row["items"]): row for row in rows}
-    found = []
-    for bound in BOUNDS:
-        if (row := measured.get(bound[:3])) is not None:
-            value = row[bound.ratio]
-            met = value >= bound.limit if bound.least else value <= bound.limit
-            found.append(bound._asdict() | {"value": value, "met": met})
-    return found
+    return [
+        Bound(
+            f"{size} {dtype}, {items} item{'s' * (items > 1)}: {ratio.replace('_', ' ')}",
+            measured[size, dtype, items][ratio],
+            limit,
+            least,
+        )
+        for size, dtype, items, ratio, limit, least in BOUNDS
+        if (size, dtype, items) in measured
+    ]
 
 
-def bound_sentence(bound: Mapping[str, Any]) -> str:
-    """The ratio, the limit, and whether it was kept."""
-    return (
-        f"{bound['size']} {bound['dtype']}, {bound['items']} item{'s' * (bound['items'] > 1)}: "
-        f"{bound['ratio'].replace('_', ' ')} {bound['value']:.2f}, {'at least' if bound['least'] else 'at most'} "
-        f"{bound['limit']:.2f} wanted: {kept(bound['met'])}"
-    )
-
-
-def answer_tables(rows: Iterable[Mapping[str, Any]]) -> list[Table]:
+def answer_tables(rows: Iterable[Mapping[str, Any]]) -> "list[Table]":
     """Whole answers of the organism over plain ones; none where none were timed."""
     records = [
         {"tokens at most": str(row["limit"]), "tokens": f"{row['tokens']:.1f}", "plain (ms)": f"{row['plain_ms']:.3g}"}
         | {_heading(ratio): f"{row[ratio]:.2f}" for ratio in RATIOS if ratio in row}
         for row in rows
     ]
-    return [Table.of("An answer of the organism", records, columns=columns(records[0]))] if records else []
+    return [table("An answer of the organism", records)] if records else []
 
 
-def answer_sentences(rows: Iterable[Mapping[str, Any]], device: str) -> list[str]:
-    """Whether the sequential branch keeps to its bound; none on a GPU, where it leaves no step out."""
+def answer_bounds(rows: Iterable[Mapping[str, Any]], device: str) -> list[Bound]:
+    """What the sequential branch may cost an answer on a CPU; on a GPU it leaves no step out."""
     return [
-        f"an answer of at most {row['limit']} token{'s' * (row['limit'] > 1)}: sequential over plain "
-        f"{row['sequential_over_plain']:.2f}, at most {SEQUENTIAL:.2f} wanted: "
-        f"{kept(row['sequential_over_plain'] <= SEQUENTIAL)}"
+        Bound(
+            f"an answer of at most {row['limit']} token{'s' * (row['limit'] > 1)}: sequential over plain",
+            row["sequential_over_plain"],
+            SEQUENTIAL,
+        )
         for row in rows
         if device == "cpu"
     ]

@@ -82,7 +82,6 @@ MENU = {  # heading → what stands under it; what is in conf/ and in none of th
         "task=bench_eval",
         "task=bench_vcd",
         "task=bench_attention",
-        "task=gpu_report",
     ),
 }
 METHODS = {  # heading → names of method=

@@ -20,10 +20,10 @@ from experiments.bench.attention import (
     AttentionRunner,
     _record,
     added_memory,
+    bounds,
     summary,
 )
-from experiments.bench.harness import Meter, Setting, Turns, columns, peaks, repeat, timed
-from experiments.report.table import Table
+from experiments.bench.harness import Bound, Meter, Setting, Turns, peaks, repeat, table, timed
 from interp.errors import UserError
 from tests.experiments.compose import run_of
 
@@ -163,9 +163,19 @@ def test_a_row_is_made_of_paired_ratios_and_of_added_memory() -> None:
     assert row["mass_memory_over_eager"] == pytest.approx(0.05)
     assert added_memory(held | {"eager": 100}) == {"mass_memory_over_eager": None}
     record = _record(row, turns, held)
-    assert len(Table.of("", [record], columns=columns(record)).rows) == 1
-    assert (record["mass/native"], record["+mass (MiB)"], record["+mass/+eager"]) == ("1.20", "0", "5.0%")
+    assert table("", [record]).row_count == 1
+    assert (record["mass/plain"], record["+mass (MiB)"], record["+mass/eager"]) == ("1.20", "0", "5.0%")
     assert "1.20 times" in summary(row)
+    assert bounds("7b", [row], "cpu") == []
+    verdict, mass = bounds("7b", [row], "cuda")
+    assert str(verdict) == "7b, 7 tokens: verdict over native: 1.10, at most 1.10 wanted: kept"
+    assert (mass.value, mass.limit, mass.met) == (pytest.approx(1.2), 1.25, True)
+
+
+def test_a_bound_is_met_up_to_its_limit() -> None:
+    assert [Bound("it", value, 2.0).met for value in (1.9, 2.0, 2.1)] == [True, True, False]
+    assert [Bound("it", value, 2.0, least=True).met for value in (1.9, 2.0, 2.1)] == [False, True, True]
+    assert str(Bound("it", 1.9, 2.0, least=True)) == "it: 1.90, at least 2.00 wanted: missed"
 
 
 class Dying(AttentionRunner):

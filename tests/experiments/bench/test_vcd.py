@@ -10,6 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from experiments.bench.decoding import VARIANTS, DecodingRunner, GenerationReading, answer_costs
 from experiments.bench.harness import Setting
 from experiments.bench.models import DECODING_SIZES
 from experiments.bench.vcd import (
@@ -17,23 +18,12 @@ from experiments.bench.vcd import (
     RATIOS,
     DecodingMeasurements,
     VcdBench,
-    answer_sentences,
+    answer_bounds,
     answer_tables,
-    bound_sentence,
     bounds,
     tables,
 )
-from experiments.bench.vcd_variants import (
-    BETA,
-    VARIANTS,
-    DecodingRunner,
-    GenerationReading,
-    answer_costs,
-    certain_head,
-)
-from experiments.report.table import terminal
 from interp.errors import UserError
-from mitigation.contrastive.formulas import plausible
 from tests.experiments.compose import run_of
 
 TINY = DECODING_SIZES["tiny"]
@@ -68,8 +58,7 @@ def test_a_row_for_each_number_of_items(metrics: dict[str, Any]) -> None:
         ("tiny", "float32", 16),
     ]
     for row in metrics["rows"]:
-        assert set(row) == {"size", "dtype", "items", *RATIOS, "plain_ms_per_token", "lazy_skipped"}
-        assert row["lazy_skipped"] == 1
+        assert set(row) == {"size", "dtype", "items", *RATIOS, "paired_answer_over_plain", "plain_ms_per_token"}
         assert min(value for value in row.values() if isinstance(value, float)) > 0
 
 
@@ -91,10 +80,11 @@ def test_the_record_says_what_was_measured_and_on_what(metrics: dict[str, Any]) 
     assert {"device", "threads", "cores", "load_average_before", "versions"} == set(metrics["environment"])
     assert metrics["sizes"]["tiny"]["prompt_tokens"] == 64
     assert [row["limit"] for row in metrics["answers"]] == [1, 24]
-    assert [bound["ratio"] for bound in metrics["bounds"]] == [
-        "paired_over_plain",
-        "two_forward_over_paired",
-        "lazy_over_plain",
+    assert [bound["what"] for bound in metrics["bounds"]] == [
+        "tiny float32, 1 item: paired over plain",
+        "tiny float32, 1 item: two forward over paired",
+        "an answer of at most 1 token: sequential over plain",
+        "an answer of at most 24 tokens: sequential over plain",
     ]
 
 
@@ -105,17 +95,18 @@ def test_answers_of_the_organism_are_whole_and_ask_for_no_more_steps_than_its_wo
     assert 1 < whole["tokens"] < 24  # it ends its answers
     assert min(value for row in (verdict, whole) for value in row.values()) > 0
     (table,) = answer_tables([verdict, whole])
-    assert [row["tokens at most"] for row in table.records()] == ["1", "24"]
+    assert list(table.columns[0].cells) == ["1", "24"]
     assert answer_tables([]) == []
 
 
 @pytest.mark.parametrize(("ratio", "said"), [(1.7, "kept"), (1.71, "missed")])
 def test_the_sequential_branch_is_held_to_its_bound_on_a_cpu(ratio: float, said: str) -> None:
     row = {"limit": 24, "sequential_over_plain": ratio}
-    assert answer_sentences([row], "cpu") == [
-        f"an answer of at most 24 tokens: sequential over plain {ratio:.2f}, at most 1.70 wanted: {said}"
-    ]
-    assert answer_sentences([row], "cuda") == []
+    (bound,) = answer_bounds([row], "cpu")
+    assert str(bound) == (
+        f"an answer of at most 24 tokens: sequential over plain: {ratio:.2f}, at most 1.70 wanted: {said}"
+    )
+    assert answer_bounds([row], "cuda") == []
 
 
 def test_all_contrasting_variants_say_the_same_and_something_else_than_plain(probe: DecodingRunner) -> None:
@@ -124,25 +115,6 @@ def test_all_contrasting_variants_say_the_same_and_something_else_than_plain(pro
     assert answers["two_forward"] != answers["plain"]
     assert all(len(row) == TINY.new_tokens and len(set(row)) > 3 for row in answers["plain"] + answers["paired"])
     assert answers["plain"] == answers["answers"] == answers["whole"]  # float32 has nothing to compute again
-    with certain_head(probe.vlm):
-        assert probe.read("plain", 3).tokens == answers["lazy"]
-
-
-def test_lazy_is_measured_where_one_token_passes_the_cutoff(probe: DecodingRunner) -> None:
-    head = probe.vlm.model.lm_head
-    before = head.weight
-    probe.prepare(3)
-    inputs = probe._batches[3].clean
-    with torch.no_grad(), certain_head(probe.vlm):
-        logits = probe.vlm.model(**inputs).logits[:, -1]
-        assert plausible(logits, beta=BETA).sum(dim=1).tolist() == [1, 1, 1]
-        assert (head.weight.shape, head.weight.requires_grad) == (before.shape, before.requires_grad)
-    with pytest.raises(KeyboardInterrupt), certain_head(probe.vlm):
-        raise KeyboardInterrupt
-    assert head.weight is before
-    assert probe.read("lazy", 3).skipped == 1
-    assert probe.read("sequential", 3).skipped == 0
-    assert probe.read("paired", 3).skipped is None
 
 
 def test_prompts_are_equally_long_and_their_pictures_differently_noised(probe: DecodingRunner) -> None:
@@ -173,7 +145,7 @@ def fake(size: str, items: int, *rounds: dict[str, float]) -> DecodingMeasuremen
     found = {name: iter([taken[name] for taken in rounds]) for name in VARIANTS}
 
     def read(name: str, items: int) -> GenerationReading:
-        return GenerationReading(2.0, next(found[name]), [[1, 1, 1]], 1.0 if name == "lazy" else None)
+        return GenerationReading(2.0, next(found[name]), [[1, 1, 1]])
 
     setting = Setting(size, DECODING_SIZES[size].dtypes[0], "cpu", 0)
     model: Any = SimpleNamespace(variants=tuple(VARIANTS), read=read)
@@ -189,11 +161,10 @@ def test_a_row_is_made_of_paired_ratios_and_held_to_its_bounds() -> None:
         "two_forward": 3.0,
         "sequential": 2.5,
         "paired": 1.5,
-        "lazy": 1.2,
         "answers": 1.0,
         "whole": 1.1,
     }
-    slow = {"plain": 10.0, "two_forward": 20.0, "sequential": 25.0, "paired": 14.0, "lazy": 12.0, "answers": 10.0}
+    slow = {"plain": 10.0, "two_forward": 20.0, "sequential": 25.0, "paired": 14.0, "answers": 10.0}
     one = fake("tiny", 1, usual, slow | {"whole": 11.0}, {name: 2 * value for name, value in usual.items()})
     row = one.row()
     assert row == pytest.approx(
@@ -202,22 +173,20 @@ def test_a_row_is_made_of_paired_ratios_and_held_to_its_bounds() -> None:
             "dtype": "float32",
             "items": 1,
             "paired_over_plain": 1.5,
-            "lazy_over_plain": 1.2,
             "sequential_over_plain": 2.5,
             "two_forward_over_paired": 2.0,
             "answers_over_plain": 1.0,
             "whole_over_plain": 1.1,
             "two_forward_over_plain": 3.0,
+            "paired_answer_over_plain": 8 / 6,
             "plain_ms_per_token": 2000.0,
-            "lazy_skipped": 1.0,
         }
     )
     held = bounds([row])
-    assert [bound["met"] for bound in held] == [False, True, True]
-    paired, two_forward, lazy = map(bound_sentence, held)
-    assert paired == "tiny float32, 1 item: paired over plain 1.50, at most 1.40 wanted: missed"
+    assert [bound.met for bound in held] == [False, True]
+    paired, two_forward = map(str, held)
+    assert paired == "tiny float32, 1 item: paired over plain: 1.50, at most 1.40 wanted: missed"
     assert two_forward.endswith("2.00, at least 1.25 wanted: kept")
-    assert lazy.endswith("kept")
     assert not bounds([row | {"items": 2}])
     details = one.details()
     assert details["first_token_over_plain"]["paired"] == 1
@@ -231,7 +200,7 @@ def test_its_tables_fit_eighty_columns_and_cut_no_heading() -> None:
     answered = answer_tables([{"limit": 24, "tokens": 10.0, "plain_ms": 900.0, **ratios}])
     console = Console(width=80, file=io.StringIO(), legacy_windows=False)
     shown_rows = [one.row() for one in rows], [one.details() for one in rows]
-    console.print(*map(terminal, [*tables(*shown_rows), *answered]), sep="\n")
+    console.print(*tables(*shown_rows), *answered, sep="\n")
     assert isinstance(console.file, io.StringIO)
     shown = console.file.getvalue()
     assert max(map(len, shown.splitlines())) <= 80
@@ -243,7 +212,7 @@ def test_every_bound_is_of_a_size_type_and_ratio_that_is_measured() -> None:
     for bound in BOUNDS:
         assert bound.dtype in DECODING_SIZES[bound.size].dtypes
         assert bound.items in VcdBench().items
-        assert bound.ratio in RATIOS
+        assert bound.ratio in (*RATIOS, "paired_answer_over_plain")
 
 
 @pytest.mark.gpu

@@ -1,12 +1,11 @@
-"""One batch decoded plainly and contrasted in four ways: each generation's prefill, time a token and tokens.
+"""One batch decoded plainly and contrasted in three ways: each generation's prefill, time a token and tokens.
 
 And whole answers of the bundled organism, asked one case at a time: a decoded token of random weights cannot show what
 a branch saves that is left out where the choice is certain.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import pairwise
 from statistics import median
@@ -32,19 +31,19 @@ from mitigation.method import Baseline
 from mitigation.vcd import VCD
 
 ALPHA, BETA, NOISE_STEP = 1.0, 0.1, 500
-CERTAINTY = 1e4  # of a head whose second-best token is never within a factor of β
 
 
 class GenerationReading(NamedTuple):
-    """One generation. ``prefill`` are seconds from the call to its first token, ``token`` the median of those between.
-
-    ``skipped`` is the share of the rows' steps that went without their noised branch, None where it is not counted.
-    """
+    """One generation. ``prefill`` are seconds to its first token, ``token`` the median of those between two tokens."""
 
     prefill: float
     token: float
     tokens: list[list[int]]
-    skipped: float | None
+
+    @property
+    def answer(self) -> float:
+        """Seconds of the whole answer."""
+        return self.prefill + self.token * (len(self.tokens[0]) - 1)
 
 
 class TokenTimes(BaseStreamer):
@@ -69,7 +68,7 @@ class Batch(NamedTuple):
 
 _UNPADDED = ("input_ids", "attention_mask")  # the tokens are fed by themselves, and no prompt is padded
 Sequences = Int[Tensor, "row position"]
-Decode = Callable[[Any, Batch, TokenTimes, int], tuple[Sequences, float | None]]  # prompts and answers; see ``skipped``
+Decode = Callable[[Any, Batch, TokenTimes, int], Sequences]  # prompts with their answers
 
 
 def _options(stamps: TokenTimes, new_tokens: int) -> dict[str, Any]:
@@ -77,38 +76,34 @@ def _options(stamps: TokenTimes, new_tokens: int) -> dict[str, Any]:
     return {"max_new_tokens": new_tokens, "streamer": stamps, "eos_token_id": None, "pad_token_id": 0}
 
 
-def _plain(
-    model: Any, batch: Batch, stamps: TokenTimes, new_tokens: int, **processors: Any
-) -> tuple[Sequences, float | None]:
-    options = _options(stamps, new_tokens)
-    return model.generate(**batch.clean, do_sample=False, **options, **processors), None
+def _plain(model: Any, batch: Batch, stamps: TokenTimes, new_tokens: int, **processors: Any) -> Sequences:
+    return model.generate(**batch.clean, do_sample=False, **_options(stamps, new_tokens), **processors)
 
 
-def _answers(model: Any, batch: Batch, *given: Any) -> tuple[Sequences, float | None]:
+def _answers(model: Any, batch: Batch, *given: Any) -> Sequences:
     """Plain, with two tokens' logits in float32, as ``VLM.generate`` does for margins."""
     with float32_head(model, [len(SPECIAL), len(SPECIAL) + 1]):
         return _plain(model, batch, *given)
 
 
-def _whole(model: Any, batch: Batch, *given: Any, **processors: Any) -> tuple[Sequences, float | None]:
+def _whole(model: Any, batch: Batch, *given: Any, **processors: Any) -> Sequences:
     """Plain, with all logits in float32, as contrasts have them."""
     with float32_head(model):
         return _plain(model, batch, *given, **processors)
 
 
-def _sequential(model: Any, batch: Batch, *given: Any, lazy: bool = False) -> tuple[Sequences, float | None]:
-    vcd = VisualContrastiveLogitsProcessor(model, batch.noised, alpha=ALPHA, beta=BETA, lazy=lazy)
-    sequences, _ = _whole(model, batch, *given, logits_processor=[vcd])
-    return sequences, vcd.skips.skipped / vcd.skips.steps
+def _sequential(model: Any, batch: Batch, *given: Any) -> Sequences:
+    vcd = VisualContrastiveLogitsProcessor(model, batch.noised, alpha=ALPHA, beta=BETA)
+    return _whole(model, batch, *given, logits_processor=[vcd])
 
 
-def _paired(model: Any, batch: Batch, stamps: TokenTimes, new_tokens: int) -> tuple[Sequences, float | None]:
+def _paired(model: Any, batch: Batch, stamps: TokenTimes, new_tokens: int) -> Sequences:
     options = _options(stamps, new_tokens)
-    return generate_paired(model, batch.clean, batch.noised, alpha=ALPHA, beta=BETA, **options).sequences, None
+    return generate_paired(model, batch.clean, batch.noised, alpha=ALPHA, beta=BETA, **options).sequences
 
 
 @torch.no_grad()
-def _two_forward(model: Any, batch: Batch, stamps: TokenTimes, new_tokens: int) -> tuple[Sequences, float | None]:
+def _two_forward(model: Any, batch: Batch, stamps: TokenTimes, new_tokens: int) -> Sequences:
     """The published loop, a forward of either branch a token, without what ``generate`` does around it.
 
     Each branch has a cache (the published code's shared one is a bug). Prompts are of equal length, so that it needs
@@ -128,7 +123,7 @@ def _two_forward(model: Any, batch: Batch, stamps: TokenTimes, new_tokens: int) 
         fed = _choice(*logits)
         ids = torch.cat([ids, fed], dim=1)
         stamps.put(fed.cpu())
-    return ids, None
+    return ids
 
 
 def _choice(clean: Float[Tensor, "row vocab"], noised: Float[Tensor, "row vocab"]) -> Int[Tensor, "row 1"]:
@@ -144,27 +139,7 @@ VARIANTS: dict[str, Decode] = {
     "two_forward": _two_forward,
     "sequential": _sequential,
     "paired": _paired,
-    "lazy": partial(_sequential, lazy=True),
 }
-
-
-@contextmanager
-def certain_head(vlm: VLM) -> Iterator[None]:
-    """The model with an output head that is always sure of one of two words; a step's arithmetic stays as much.
-
-    Two rows of the head point along a random direction and against it, all others are 0.
-    """
-    head = vlm.model.get_submodule(vlm.layout.lm_head)
-    usual = head.weight
-    direction = torch.randn(usual.shape[1], generator=torch.Generator().manual_seed(0)).to(usual)
-    weight = torch.zeros_like(usual)
-    weight[len(SPECIAL)], weight[len(SPECIAL) + 1] = CERTAINTY * direction, -CERTAINTY * direction
-    # As the usual one: torch takes another, slower path through a linear layer whose weight needs no gradient.
-    head.weight = torch.nn.Parameter(weight, requires_grad=usual.requires_grad)
-    try:
-        yield
-    finally:
-        head.weight = usual
 
 
 class DecodingRunner:
@@ -181,19 +156,18 @@ class DecodingRunner:
             self.once(variant, 1)
 
     def read(self, variant: str, items: int, *, new_tokens: int | None = None) -> GenerationReading:
-        """Decodes a batch of ``items`` prompts; lazy, with a head that is always sure."""
+        """Decodes a batch of ``items`` prompts."""
         self.prepare(items)
         batch, stamps = self._batches[items], TokenTimes()
-        with certain_head(self.vlm) if variant == "lazy" else nullcontext():
-            synchronise(self.device)
-            start = time.perf_counter()
-            try:
-                found, skipped = VARIANTS[variant](self.vlm.model, batch, stamps, new_tokens or self.size.new_tokens)
-            except torch.OutOfMemoryError as error:
-                raise UserError(no_memory(variant, items)) from error
+        synchronise(self.device)
+        start = time.perf_counter()
+        try:
+            found = VARIANTS[variant](self.vlm.model, batch, stamps, new_tokens or self.size.new_tokens)
+        except torch.OutOfMemoryError as error:
+            raise UserError(no_memory(variant, items)) from error
         between = [later - earlier for earlier, later in pairwise(stamps.times[1:])]
         answers = found[:, batch.clean["input_ids"].shape[1] :]
-        return GenerationReading(stamps.times[1] - start, median(between), answers.tolist(), skipped)
+        return GenerationReading(stamps.times[1] - start, median(between), answers.tolist())
 
     def once(self, variant: str, case: int) -> None:
         """Decodes as far as the peak of memory."""
@@ -215,7 +189,6 @@ LIMITS = (1, 24)  # tokens at most: a verdict, and all that the organism says
 METHODS: dict[str, Any] = {
     "plain": Baseline(),
     "paired": VCD(branch="paired"),
-    "lazy": VCD(branch="lazy"),
     "sequential": VCD(branch="sequential"),
 }
 LOOP = "two_forward"
@@ -258,5 +231,5 @@ def _answer_row(vlm: VLM, prompts: list[Prompt], limit: int, rounds: int) -> dic
 def _looped(vlm: VLM, prompt: Prompt, tokens: int) -> str:
     """An answer of ``tokens`` tokens by the published loop, from the same picture and noise."""
     batch = _encoded(vlm, [prompt], [prompt.key], seed=0)
-    ids, _ = VARIANTS[LOOP](vlm.model, batch, TokenTimes(), tokens)
+    ids = VARIANTS[LOOP](vlm.model, batch, TokenTimes(), tokens)
     return str(vlm.tokenizer.decode(ids[0, batch.clean["input_ids"].shape[1] :], skip_special_tokens=True))
