@@ -23,14 +23,14 @@ from experiments.benchmarks.iconworld.concepts import CONCEPTS
 from experiments.exploring.arms import Offered, chosen, settings_of
 from experiments.exploring.cases import Cases
 from experiments.exploring.code import code, command
-from experiments.exploring.desk import Desk, Full, Work
+from experiments.exploring.desk import Desk, Work
 from experiments.exploring.experiment import Experiment, read_experiment
 from experiments.exploring.pictures import Pictures, as_url
 from experiments.report import colours
 from experiments.serving.pictures import read_picture
 from experiments.serving.requests import BadRequest
 from experiments.serving.socket_server import LOOPBACK
-from experiments.serving.web import Stream, Talk, guards, holds_key, json_body, refusal
+from experiments.serving.web import Stream, Talk, application, holds_key, json_body
 from interp.errors import UserError
 
 SCRIPTS = ("elements", "picture")  # of the report, which the page loads before its own
@@ -90,7 +90,7 @@ class Server:
                 )
             ),
         ]
-        return Starlette(routes=routes, middleware=guards(self.body, LOOPBACK))
+        return application(routes, _refused, most=self.body, hosts=LOOPBACK)
 
     async def state(self, _: Any) -> Any:
         """What the page has to know before it asks: the model, as far as it is loaded, arms, things to draw."""
@@ -167,7 +167,7 @@ class Server:
     async def _report(self, request: Request) -> Response:
         html = self._reports.pop(request.path_params["ticket"], None)
         if html is None:
-            return _refused("this address was good once; open the report from the page again", 404)
+            raise BadRequest("this address was good once; open the report from the page again", status=404)
         return HTMLResponse(html.encode("utf-8", errors="replace"), headers=HEADERS)
 
     async def code(self, body: Any) -> Any:
@@ -190,10 +190,7 @@ class Server:
             raise BadRequest("a request has a tab and an experiment")
         asked, events = read_experiment(body.get("experiment")), Talk[dict[str, Any]]()
         work = Work(str(body.get("tab") or uuid.uuid4())[:64], partial(self._answer, asked, events.tell), events.tell)
-        try:
-            self.desk.put(work)
-        except Full:
-            raise BadRequest("as many requests wait as may; try again in a moment", status=429) from None
+        self.desk.put(work)
         drop = partial(self.desk.drop, work)
         return Stream(_lines(events), drop, media_type="application/x-ndjson", headers=HEADERS)
 
@@ -238,16 +235,12 @@ class Server:
         return Response(style, media_type="text/css", headers=HEADERS)
 
     def _guarded(self, endpoint: Callable[[Any], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
-        """The endpoint behind token, origin and JSON, with errors as a sentence."""
+        """The endpoint behind token, origin and JSON."""
 
         async def guarded(request: Request) -> Response:
-            try:
-                self._check(request)
-                found = await endpoint(_parsed(await json_body(request, self.body)))
-                return found if isinstance(found, Response) else JSONResponse(found, headers=HEADERS)
-            except Exception as error:
-                told = refusal(error)
-                return _refused(told.sentence, told.status)
+            self._check(request)
+            found = await endpoint(_parsed(await json_body(request, self.body)))
+            return found if isinstance(found, Response) else JSONResponse(found, headers=HEADERS)
 
         return guarded
 
@@ -284,8 +277,8 @@ def _parsed(raw: bytes) -> Any:
         raise BadRequest("the body is no JSON") from None
 
 
-def _refused(sentence: str, status: int) -> Response:
-    return JSONResponse({"error": sentence}, status_code=status, headers=HEADERS)
+def _refused(told: BadRequest) -> Response:
+    return JSONResponse({"error": told.detail}, status_code=told.status_code, headers=HEADERS)
 
 
 def _own(name: str) -> str:

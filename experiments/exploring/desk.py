@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from experiments.serving.requests import Full
 from interp.batching import BatchRule, Stopped, out_of_memory
 from interp.errors import UserError
 
@@ -24,10 +25,6 @@ NO_MEMORY = (
     "not enough memory for this; take a smaller picture, fewer layers or a shorter text; the model is still there"
 )
 FAULT = "something went wrong here; the terminal says what, and the model is as it was"
-
-
-class Full(Exception):
-    """No room for more work."""
 
 
 @dataclass(eq=False)

@@ -7,14 +7,13 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import anyio
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -23,10 +22,10 @@ from experiments.benchmarks.images import pixel_digest
 from experiments.config import digest
 from experiments.serving import replies
 from experiments.serving.pictures import read_picture
-from experiments.serving.request_queue import Asked, Failed, Full, Waiting
+from experiments.serving.request_queue import Asked, Waiting
 from experiments.serving.requests import BadRequest, Question, read_question
 from experiments.serving.streamed_decoding import Answer, Row
-from experiments.serving.web import Refusal, Stream, Talk, guards, holds_key, json_body, refusal
+from experiments.serving.web import Stream, Talk, application, holds_key, json_body, refusal
 from interp.prompt import Prompt
 
 RETRY_AFTER = "1"  # seconds
@@ -59,53 +58,48 @@ class Server:
     def app(self) -> Starlette:
         """The ASGI application."""
         routes = [
-            Route("/v1/models", self._guarded(self.models), methods=["GET"]),
-            Route("/v1/models/{name:path}", self._guarded(self.model), methods=["GET"]),
-            Route("/v1/chat/completions", self._guarded(self.completions), methods=["POST"]),
+            Route("/v1/models", self.models, methods=["GET"]),
+            Route("/v1/models/{name:path}", self.model, methods=["GET"]),
+            Route("/v1/chat/completions", self.completions, methods=["POST"]),
         ]
-        handlers: dict[Any, Any] = {HTTPException: _no_such_endpoint}
-        return Starlette(routes=routes, middleware=guards(self.body, self.hosts), exception_handlers=handlers)
+        return application(routes, _refused, most=self.body, hosts=self.hosts)
 
     def fingerprint(self, name: str) -> str:
         """A hash of the weights and of the method with its settings."""
         return f"fp_{digest([self.weights, repr(self.served[name])])}"
 
-    async def models(self, _: Request) -> Response:
+    async def models(self, request: Request) -> Response:
         """What is served, the mitigated model first."""
+        self._check_key(request)
         return JSONResponse({"object": "list", "data": [replies.model(name, self.started) for name in self.served]})
 
     async def model(self, request: Request) -> Response:
         """One of them."""
+        self._check_key(request)
         name = request.path_params["name"]
         self._method(name)
         return JSONResponse(replies.model(name, self.started))
 
     async def completions(self, request: Request) -> Response:
         """Answers a question, whole or as a stream."""
+        self._check_key(request)
         question, prompt = await self._read(request)
-        method = self._method(question.model)
-        head = replies.Head(question.model, self.fingerprint(question.model))
+        method = self._method(question.asked.model)
+        head = replies.Head(question.asked.model, self.fingerprint(question.asked.model))
         talk = _Rows()
         asked = [
             Asked(
-                question.model,
+                question.asked.model,
                 method,
-                Row(prompt, key, seed, talk.says(place) if question.stream else None),
+                Row(prompt, key, seed, talk.says(place) if question.asked.stream else None),
                 question.decoding,
                 talk.says(place),
             )
             for place, (key, seed) in enumerate(_draws(question, prompt.key))
         ]
+        self.waiting.put(asked)
         try:
-            self.waiting.put(asked)
-        except Full:
-            raise BadRequest(
-                "this server has as many requests waiting as it takes; try again in a moment",
-                status=429,
-                code="rate_limit_exceeded",
-            ) from None
-        try:
-            if question.stream:
+            if question.asked.stream:
                 first = await _unless_gone(request, talk.next())
                 events, drop = _events(head, question, talk, first, asked), partial(_give_up, asked)
                 return Stream(events, drop, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
@@ -144,26 +138,17 @@ class Server:
     def _parsed(self, body: bytes) -> tuple[Question, Prompt]:
         """In a thread of its own, as decoding a picture takes a while."""
         question = read_question(body, default_tokens=self.default_tokens, most_tokens=self.tokens)
-        self._method(question.model)
+        self._method(question.asked.model)
         image = None if question.image_url is None else read_picture(question.image_url, self.pixels)
-        if question.key is not None:
-            key = question.key
+        if question.asked.key is not None:
+            key = question.asked.key
         else:
             key = hashlib.sha256(question.text.encode()).hexdigest() if image is None else pixel_digest(image)
         return question, Prompt(question.text, image, question.system, key)
 
-    def _guarded(self, endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-        """The endpoint behind the key, with errors in OpenAI's form."""
-
-        async def guarded(request: Request) -> Response:
-            try:
-                if self.key and not holds_key(request, self.key):
-                    raise BadRequest("the API key is missing or wrong", status=401, code="invalid_api_key")
-                return await endpoint(request)
-            except Exception as error:
-                return _refused(error)
-
-        return guarded
+    def _check_key(self, request: Request) -> None:
+        if self.key and not holds_key(request, self.key):
+            raise BadRequest("the API key is missing or wrong", status=401, code="invalid_api_key")
 
 
 class _Held:
@@ -212,8 +197,8 @@ async def _events(
     head: replies.Head, question: Question, talk: _Rows, first: tuple[int, str | Answer], asked: Sequence[Asked]
 ) -> AsyncIterator[str]:
     """The server-sent events of a streamed answer; an error is the last of them."""
-    copies = question.choices // len(asked)
-    for choice in range(question.choices):
+    copies = question.asked.n // len(asked)
+    for choice in range(question.asked.n):
         yield replies.event(replies.chunk(head, choice, delta={"role": "assistant", "content": ""}))
     ended: dict[int, Answer] = {}
     try:
@@ -226,23 +211,23 @@ async def _events(
                     yield replies.event(one)
             if isinstance(item, Answer):
                 ended[place] = item
-        if question.include_usage:
+        if question.asked.stream_options.include_usage:
             answers = [ended[place] for place in sorted(ended)]
             yield replies.event(replies.last_chunk(head, _repeated(answers, question)))
     except Exception as error:  # the status is sent already
-        yield replies.event(replies.error(refusal(error, Failed)))
+        yield replies.event(replies.error(refusal(error)))
     yield replies.DONE
 
 
 def _draws(question: Question, key: str = "") -> list[tuple[str, int]]:
     """What fixes the draws of each row: one row for all choices of a greedy answer, which are the same."""
-    seed = secrets.randbits(32) if question.seed is None else question.seed
-    choices = question.choices if question.decoding.temperature else 1
+    seed = secrets.randbits(32) if question.asked.seed is None else question.asked.seed
+    choices = question.asked.n if question.decoding.temperature else 1
     return [(key if place == 0 else f"{key}\nchoice {place}", seed) for place in range(choices)]
 
 
 def _repeated(answers: Sequence[Answer], question: Question) -> list[Answer]:
-    return list(answers) * (question.choices // len(answers))
+    return list(answers) * (question.asked.n // len(answers))
 
 
 def _give_up(asked: Sequence[Asked]) -> None:
@@ -273,14 +258,8 @@ async def _left(request: Request) -> None:
         pass
 
 
-def _refused(error: Exception) -> Response:
-    told = refusal(error, Failed)
-    headers = {"Retry-After": RETRY_AFTER} if told.status in (429, 503) else {}
-    if told.status == 401:
+def _refused(told: BadRequest) -> Response:
+    headers = {"Retry-After": RETRY_AFTER} if told.status_code in (429, 503) else {}
+    if told.status_code == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return JSONResponse(replies.error(told), told.status, headers)
-
-
-async def _no_such_endpoint(request: Request, error: HTTPException) -> Response:
-    told = Refusal(error.status_code, f"{request.method[:20]} {request.url.path[:100]}: {error.detail}")
-    return JSONResponse(replies.error(told), told.status)
+    return JSONResponse(replies.error(told), told.status_code, headers)

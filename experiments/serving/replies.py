@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from experiments.serving.requests import BadRequest
     from experiments.serving.streamed_decoding import Answer, Token
-    from experiments.serving.web import Refusal
 
 DONE = "data: [DONE]\n\n"
 KINDS = {401: "authentication_error", 429: "rate_limit_error", 503: "rate_limit_error", 500: "server_error"}
@@ -87,10 +87,10 @@ def event(part: dict[str, Any]) -> str:
     return f"data: {json.dumps(part, ensure_ascii=False, allow_nan=False)}\n\n"
 
 
-def error(told: "Refusal") -> dict[str, Any]:
+def error(told: "BadRequest") -> dict[str, Any]:
     """An error, in OpenAI's form."""
-    kind = KINDS.get(told.status, "invalid_request_error")
-    return {"error": {"message": told.sentence, "type": kind, "param": told.field, "code": told.code}}
+    kind = KINDS.get(told.status_code, "invalid_request_error")
+    return {"error": {"message": told.detail, "type": kind, "param": told.field, "code": told.code}}
 
 
 def _reason(answer: "Answer") -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from experiments.serving.requests import Decoding
+from experiments.serving.requests import Decoding, Failed, Full
 from experiments.serving.streamed_decoding import Answer, Row, answer
 from interp.batching import BatchRule, MemoryLimit
 from interp.errors import UserError
@@ -22,14 +22,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 MOST_GATHERING = 5  # times ``gather`` seconds, before those that are there are answered in any case
-
-
-class Full(Exception):
-    """No room for more requests."""
-
-
-class Failed(Exception):
-    """A request that this program could not answer though it should have; the log says why."""
 
 
 @dataclass(eq=False)
@@ -186,7 +178,7 @@ class Waiting:
             reason = f"{type(cause).__name__}: {cause}".splitlines()[0][:200]
             return UserError(f"{self._vlm.name} cannot take this prompt in ({reason}); change its picture or its words")
         log.error("a request to %s failed", asked.name, exc_info=error)
-        return Failed(type(error).__name__)
+        return Failed()
 
     def _end(self, one: Asked, found: Answer | Exception) -> None:
         one.given_up = True  # out of the queue

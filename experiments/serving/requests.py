@@ -4,9 +4,10 @@ What would change the answer and cannot be done here is refused, never left out 
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from starlette.exceptions import HTTPException
 
 MOST_CHOICES = 16
 MOST_STOPS = 4
@@ -38,15 +39,30 @@ IGNORED = (
 )  # fmt: skip
 
 
-class BadRequest(Exception):
-    """A request that cannot be answered as it is, in one sentence; ``field`` is the parameter at fault.
+class BadRequest(HTTPException):
+    """A request that cannot be answered as it is, in one sentence (``detail``); ``field`` is the parameter at fault.
 
     ``status`` is the HTTP status, ``code`` OpenAI's short name of the error.
     """
 
     def __init__(self, sentence: str, field: str | None = None, *, status: int = 400, code: str | None = None) -> None:
-        super().__init__(sentence)
-        self.field, self.status, self.code = field, status, code
+        super().__init__(status, sentence)
+        self.field, self.code = field, code
+
+
+class Full(BadRequest):
+    """No room for more requests."""
+
+    def __init__(self) -> None:
+        sentence = "this server has as many requests waiting as it takes; try again in a moment"
+        super().__init__(sentence, status=429, code="rate_limit_exceeded")
+
+
+class Failed(BadRequest):
+    """A request that this program could not answer though it should have; the log says why."""
+
+    def __init__(self) -> None:
+        super().__init__("something went wrong here; the server's log says what", status=500)
 
 
 class _Strict(BaseModel):
@@ -79,8 +95,12 @@ class _StreamOptions(_Strict):
     include_usage: bool = False
 
 
-class _Body(_Strict):
-    """The body; parameters that are not listed stand in ``model_extra``."""
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+class Body(_Strict):
+    """The body; null is as good as left out, parameters that are not listed stand in ``model_extra``."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
 
@@ -88,16 +108,30 @@ class _Body(_Strict):
     messages: list[_Message] = Field(min_length=1)
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
+    temperature: float = Field(default=0.0, ge=0, le=2)
+    top_p: float = Field(default=1.0, gt=0, le=1)
     seed: int | None = Field(default=None, ge=-LARGEST_SEED, le=LARGEST_SEED)
-    n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
-    stop: str | list[str] | None = None
-    logprobs: bool | None = None
+    n: int = Field(default=1, ge=1, le=MOST_CHOICES)
+    stop: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]],
+        Field(max_length=MOST_STOPS),
+        BeforeValidator(_listed),
+    ] = []
+    logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=MOST_ALTERNATIVES)
-    stream: bool | None = None
-    stream_options: _StreamOptions | None = None
-    metadata: dict[str, str] | None = None
+    stream: bool = False
+    stream_options: _StreamOptions = _StreamOptions()
+    metadata: dict[str, str] = {}
+
+    @property
+    def key(self) -> str | None:
+        """The case that its noise and draws belong to, where the client says it."""
+        return self.metadata.get(KEY)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_null(cls, given: Any) -> Any:
+        return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
 
 
 @dataclass(frozen=True)
@@ -115,23 +149,14 @@ class Decoding:
     alternatives: int | None = None
 
 
-@dataclass(frozen=True)
-class Question:
-    """One request: a question about at most one picture, given as its URL, and how it is to be answered.
+class Question(NamedTuple):
+    """One request as ``asked``: a question about at most one picture, given as its URL, and how it is decoded."""
 
-    ``seed`` is None where the client gave none, ``key`` likewise.
-    """
-
-    model: str
+    asked: Body
+    decoding: Decoding
     text: str
     image_url: str | None
     system: str | None
-    decoding: Decoding
-    choices: int = 1
-    seed: int | None = None
-    key: str | None = None
-    stream: bool = False
-    include_usage: bool = False
 
 
 def read_question(body: bytes, *, default_tokens: int, most_tokens: int) -> Question:
@@ -143,28 +168,14 @@ def read_question(body: bytes, *, default_tokens: int, most_tokens: int) -> Ques
         BadRequest: it is no chat completion, or asks for what cannot be done here.
     """
     try:
-        asked = _Body.model_validate_json(body)
+        asked = Body.model_validate_json(body)
     except ValidationError as error:
         raise _in_a_sentence(error) from None
-    except (ValueError, RecursionError) as error:  # pragma: no cover - pydantic reports what it can as its own
-        raise BadRequest(f"the body is not JSON ({type(error).__name__})") from None
     _refuse_unknown(asked.model_extra or {})
-    text, image_url, system = _turns(asked.messages)
-    return Question(
-        model=asked.model,
-        text=text,
-        image_url=image_url,
-        system=system,
-        decoding=_decoding(asked, default_tokens, most_tokens),
-        choices=asked.n or 1,
-        seed=asked.seed,
-        key=(asked.metadata or {}).get(KEY),
-        stream=bool(asked.stream),
-        include_usage=asked.stream_options is not None and asked.stream_options.include_usage,
-    )
+    return Question(asked, _decoding(asked, default_tokens, most_tokens), *_turns(asked.messages))
 
 
-def _decoding(asked: _Body, default_tokens: int, most_tokens: int) -> Decoding:
+def _decoding(asked: Body, default_tokens: int, most_tokens: int) -> Decoding:
     given = [value for value in (asked.max_completion_tokens, asked.max_tokens) if value is not None]
     if len(set(given)) > 1:
         raise BadRequest("max_tokens and max_completion_tokens differ; give one of them", "max_tokens")
@@ -172,18 +183,13 @@ def _decoding(asked: _Body, default_tokens: int, most_tokens: int) -> Decoding:
     if tokens > most_tokens:
         rule = f"this server gives at most {most_tokens} tokens an answer (task.max_tokens)"
         raise BadRequest(f"max_tokens={tokens}: {rule}", "max_tokens")
-    stops = [asked.stop] if isinstance(asked.stop, str) else list(asked.stop or ())
-    if len(stops) > MOST_STOPS or any(not 0 < len(stop) <= LONGEST_STOP for stop in stops):
-        rule = f"at most {MOST_STOPS} strings of 1 to {LONGEST_STOP} characters are allowed"
-        raise BadRequest(f"stop: {rule}", "stop")
     if asked.top_logprobs is not None and not asked.logprobs:
         raise BadRequest("top_logprobs needs logprobs=true", "top_logprobs")
-    greedy = not asked.temperature
     return Decoding(
         max_tokens=tokens,
-        temperature=asked.temperature or 0.0,
-        top_p=1.0 if greedy or asked.top_p is None else asked.top_p,
-        stop=tuple(dict.fromkeys(stops)),
+        temperature=asked.temperature,
+        top_p=asked.top_p if asked.temperature else 1.0,
+        stop=tuple(dict.fromkeys(asked.stop)),
         alternatives=(asked.top_logprobs or 0) if asked.logprobs else None,
     )
 
@@ -227,7 +233,7 @@ def _content(message: _Message) -> tuple[str, list[str]]:
 
 def _refuse_unknown(extra: dict[str, Any]) -> None:
     for name, value in extra.items():
-        if value is None or name in IGNORED or value in NEUTRAL.get(name, ()):
+        if name in IGNORED or value in NEUTRAL.get(name, ()):
             continue
         shown = name if len(name) <= 40 else f"{name[:40]}..."
         if name in NEUTRAL:

@@ -8,15 +8,18 @@ import asyncio
 import hmac
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import anyio
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import StreamingResponse
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
 
-from experiments.serving.requests import BadRequest
+from experiments.serving.requests import BadRequest, Failed
 from interp.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -27,11 +30,25 @@ DROPPED = 4  # times the largest body, that is read of a refused one and dropped
 IDLE_SECONDS = 1.0  # without a byte, after which a client that was refused is taken to wait for the reply
 
 
-def guards(most: int, hosts: Sequence[str]) -> list[Middleware]:
-    """The middleware: refusals reach clients whose body, of ``most`` bytes at most, was not read; ``hosts`` (none: any)
-    are the names that clients may call this machine by."""
-    found = [Middleware(ReadsOn, most=DROPPED * most, seconds=BODY_SECONDS)]
-    return found + ([Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))] if hosts else [])
+def application(
+    routes: Sequence[Route], refused: Callable[[BadRequest], Response], *, most: int, hosts: Sequence[str]
+) -> Starlette:
+    """The ASGI application: whatever goes wrong becomes the reply that ``refused`` makes.
+
+    Refusals reach clients whose body, of ``most`` bytes at most, was not read; ``hosts`` (none: any) are the names that
+    clients may call this machine by.
+    """
+    middleware = [Middleware(ReadsOn, most=DROPPED * most, seconds=BODY_SECONDS)]
+    middleware += [Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))] if hosts else []
+
+    async def told(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException) and not isinstance(error, BadRequest):  # the router's
+            sentence = f"{request.method[:20]} {request.url.path[:100]}: {error.detail}"
+            error = BadRequest(sentence, status=error.status_code)
+        return refused(refusal(error))
+
+    handlers: dict[Any, Any] = dict.fromkeys((HTTPException, UserError, ClientDisconnect, Exception), told)
+    return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
 
 
 def holds_key(request: Request, key: str) -> bool:
@@ -67,26 +84,16 @@ async def json_body(request: Request, most: int, take: Callable[[int], object] =
     return bytes(body)
 
 
-class Refusal(NamedTuple):
-    """What a client is told of an error."""
-
-    status: int
-    sentence: str
-    field: str | None = None  # the parameter at fault
-    code: str | None = None  # OpenAI's short name of the error
-
-
-def refusal(error: Exception, *expected: type[Exception]) -> Refusal:
-    """What to say of an error; one that is nobody's mistake is logged, unless it was ``expected``."""
+def refusal(error: Exception) -> BadRequest:
+    """What to say of an error; one that is nobody's mistake is logged."""
     if isinstance(error, BadRequest):
-        return Refusal(error.status, str(error), error.field, error.code)
+        return error
     if isinstance(error, UserError):
-        return Refusal(400, " ".join(str(error).split()))
+        return BadRequest(" ".join(str(error).split()))
     if isinstance(error, ClientDisconnect):
-        return Refusal(499, "the client left")
-    if not isinstance(error, expected):
-        log.error("a request failed", exc_info=error)
-    return Refusal(500, "something went wrong here; the server's log says what")
+        return BadRequest("the client left", status=499)
+    log.error("a request failed", exc_info=error)
+    return Failed()
 
 
 class Talk(Generic[Heard]):

@@ -299,7 +299,8 @@ def test_eight_wait_the_ninth_is_refused_and_a_newer_request_replaces_its_tabs_o
         gate.wait(30)
         return "held"
 
-    from experiments.exploring.desk import Full, Work
+    from experiments.exploring.desk import Work
+    from experiments.serving.requests import Full
 
     heard: dict[str, list[Any]] = {}
 
@@ -315,7 +316,10 @@ def test_eight_wait_the_ninth_is_refused_and_a_newer_request_replaces_its_tabs_o
     with pytest.raises(Full):
         put("one more")
     status, found = page.send("/api/work", {"tab": "x", "experiment": {"picture": CASE, "text": TEXT}})
-    assert (status, found["error"]) == (429, "as many requests wait as may; try again in a moment")
+    assert (status, found["error"]) == (
+        429,
+        "this server has as many requests waiting as it takes; try again in a moment",
+    )
     put("tab 3")  # in place of its own
     assert {"error": REPLACED, "stopped": True} in heard["tab 3"]
     for work in works:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from experiments.serving.request_queue import Asked, Failed, Full, Waiting
-from experiments.serving.requests import Decoding
+from experiments.serving.request_queue import Asked, Waiting
+from experiments.serving.requests import Decoding, Failed, Full
 from experiments.serving.streamed_decoding import Answer, Row
 from interp.batching import BatchRule
 from interp.errors import UserError

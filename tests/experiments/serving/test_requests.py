@@ -19,7 +19,9 @@ def parts(*urls: str) -> list[dict[str, Any]]:
 
 
 def test_what_is_left_out_is_greedy_and_of_the_runs_length() -> None:
-    assert read() == Question("m", "Is it safe?", None, None, Decoding(16))
+    assert read()[1:] == (Decoding(16), "Is it safe?", None, None)
+    asked = read().asked
+    assert (asked.model, asked.n, asked.seed, asked.key, asked.stream) == ("m", 1, None, None, False)
 
 
 def test_everything_that_is_understood() -> None:
@@ -29,8 +31,16 @@ def test_everything_that_is_understood() -> None:
         stop=["\n", "."], logprobs=True, top_logprobs=4, stream=True, stream_options={"include_usage": True},
         metadata={"key": "case 1", "else": "x"}, user="me", tools=[], frequency_penalty=0, response_format=None,
     )  # fmt: skip
-    decoding = Decoding(5, 0.5, 0.9, ("\n", "."), 4)
-    assert found == Question("m", "A\nB", "data:x", "Be careful.", decoding, 3, 7, "case 1", True, True)
+    assert found[1:] == (Decoding(5, 0.5, 0.9, ("\n", "."), 4), "A\nB", "data:x", "Be careful.")
+    asked = found.asked
+    assert (asked.model, asked.n, asked.seed, asked.key) == ("m", 3, 7, "case 1")
+    assert asked.stream
+    assert asked.stream_options.include_usage
+
+
+def test_null_is_as_good_as_left_out() -> None:
+    names = ("max_tokens", "temperature", "top_p", "n", "stop", "logprobs", "stream", "stream_options", "metadata", "x")
+    assert read(**dict.fromkeys(names)) == read()
 
 
 def test_greedy_requests_are_alike_whatever_their_top_p() -> None:
@@ -59,8 +69,9 @@ def test_greedy_requests_are_alike_whatever_their_top_p() -> None:
         ({"n": 17}, "n: "),
         ({"n": True}, "n: "),
         ({"seed": 2**64}, "seed: "),
-        ({"stop": [""]}, "stop: at most 4 strings"),
-        ({"stop": ["a"] * 5}, "stop: at most 4 strings"),
+        ({"stop": [""]}, "stop.0: String should have at least 1 character"),
+        ({"stop": ["a" * 257]}, "stop.0: String should have at most 256 characters"),
+        ({"stop": ["a"] * 5}, "stop: List should have at most 4 items"),
         ({"top_logprobs": 2}, "top_logprobs needs logprobs=true"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs: "),
         ({"metadata": {"key": 3}}, "metadata.key: "),
@@ -75,7 +86,7 @@ def test_a_refusal_is_one_sentence_that_names_the_parameter(fields: dict[str, An
         read(**fields)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
-    assert refused.value.status == 400
+    assert refused.value.status_code == 400
 
 
 @pytest.mark.parametrize(
