@@ -132,12 +132,6 @@ def lens_margins(vlm: "VLM", hidden: Float[Tensor, "row width"]) -> Float[Tensor
     return torch.cat([vlm.margin(logits).cpu() for logits in _logits(vlm, hidden, answers)])
 
 
-def lens_logits(vlm: "VLM", hidden: Float[Tensor, "row width"], tokens: Sequence[int]) -> Float[Tensor, "row token"]:
-    """The logits that given hidden states have for ``tokens``; float32 on the CPU."""
-    columns = list(tokens)
-    return torch.cat([logits[:, columns].float().cpu() for logits in _logits(vlm, hidden, columns)])
-
-
 def _logits(
     vlm: "VLM", hidden: Float[Tensor, "row width"], tokens: Sequence[int] | None = None
 ) -> Iterator[Float[Tensor, "some vocab"]]:
