@@ -34,9 +34,8 @@ from experiments.organisms.held_out import HELD_OUT_CONCEPTS, HELD_OUT_TEMPLATES
 from experiments.organisms.recipe import Recipe
 from experiments.organisms.stages import train
 from experiments.organisms.trainer import Trainer, bars, reproducible
-from experiments.report.parts import parts_table
+from experiments.report.arm_tables import arms_table, parts_table
 from experiments.report.table import Table, markdown
-from experiments.report.yes_no import arms_table
 from experiments.runs.resumption import open_run, write_json
 from experiments.types import Sample
 from interp.checkpoints.composed import SMOLLM2, fetched

@@ -2,17 +2,17 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from experiments.benchmarks.published import PUBLISHED, PublishedRow
-from experiments.report import cases, refusal, yes_no
-from experiments.report.glance import glance_table
+from experiments.report import arm_tables, cases, published_tables
 from experiments.report.opening import opening
-from experiments.report.parts import parts_table
 from experiments.runs.provenance import arm_title, model_title, sides_of
 from experiments.runs.saved_run import SavedRun
 
 UNKNOWN = "not recorded"
+_NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
 def context(run: SavedRun) -> dict[str, Any]:
@@ -27,17 +27,57 @@ def context(run: SavedRun) -> dict[str, Any]:
         "summary": [str(sentence) for sentence in metrics.get("summary") or ()],
         "caveats": [str(sentence) for sentence in metrics.get("caveats") or ()],
         "opening": opening(metrics, run.environment, studied, str(run.directory)),
-        "glance": glance_table({**metrics, "study": metrics.get("study", studied)}),
-        "parts": parts_table({**metrics, "study": studied}),
         "facts": _facts(run.environment),
         "studied": studied,
-        **(
-            refusal.context({**metrics, "study": studied}, benchmark=_benchmark(run), names=_answered(run))
-            if refusals
-            else yes_no.context({**metrics, "study": studied}, published_rows(run))
-        ),
+        **tables({**metrics, "study": studied}, benchmark=_benchmark(run), names=_answered(run)),
         "environment_text": json.dumps(run.environment, indent=2, ensure_ascii=False, default=str),
         **_cases(run, studied),
+    }
+
+
+def tables(metrics: Mapping[str, Any], *, benchmark: str = "", names: Mapping[str, str] = _NO_NAMES) -> dict[str, Any]:
+    """The tables of a run's metrics as the templates name them, and what is said beside them.
+
+    ``names`` are what answered in arms whose responses were made elsewhere.
+    """
+    refusals = metrics.get("kind") == "refusal"
+    own = _of_refusals(metrics, benchmark, names) if refusals else _of_verdicts(metrics, benchmark)
+    return {
+        "refusal": refusals,
+        "glance": arm_tables.glance_table(metrics),
+        "parts": arm_tables.parts_table(metrics),
+        "arms": arm_tables.arms_table(metrics),
+        "outcomes": arm_tables.outcomes_table(metrics),
+        "conventions": arm_tables.conventions_table(metrics),
+        "against": arm_tables.against(metrics),
+        "comparisons": arm_tables.comparisons_table(metrics) if metrics.get("comparisons") else None,
+        "remarks": arm_tables.remarks(metrics),
+        **own,
+    }
+
+
+def _of_verdicts(metrics: Mapping[str, Any], benchmark: str) -> dict[str, Any]:
+    published = PUBLISHED.get(benchmark, ())
+    return {
+        "own_subsets": arm_tables.own_subsets_table(metrics),
+        "notes": [(name, arm["auroc_note"]) for name, arm in metrics["arms"].items() if arm.get("auroc_note")],
+        "contrasts": arm_tables.contrasts_table(metrics),
+        "published": published_tables.published_table(metrics, published) if published else None,
+        **arm_tables.marks(metrics, [arm_tables.arms_table(metrics)]),
+    }
+
+
+def _of_refusals(metrics: Mapping[str, Any], benchmark: str, names: Mapping[str, str]) -> dict[str, Any]:
+    types, counted = arm_tables.types_table(metrics), metrics.get("as_published") or {}
+    return {
+        "types": types,
+        "tags": arm_tables.tags_table(metrics),
+        "pairs": arm_tables.pairs_table(metrics),
+        "empty_as_refusal": bool(metrics["method"]["empty_as_refusal"]),
+        "published": published_tables.leaderboard_table(metrics, names) if benchmark == "mossbench" else None,
+        "as_published": published_tables.as_published_table(metrics, names) if counted else None,
+        "as_published_rule": counted.get("rule", ""),
+        **arm_tables.marks(metrics, [arm_tables.arms_table(metrics), types]),
     }
 
 

@@ -12,11 +12,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from experiments.report import colours
+from experiments.report.arm_tables import known_cell
 from experiments.report.colours import GREY
 from experiments.report.figures import SCREEN, arm_styles, cut, embedded, svg_bytes
-from experiments.report.numbers import percent, percent_interval
+from experiments.report.numbers import fixed, percent, percent_interval
 from experiments.report.safety_figure import Point, draw, points
-from experiments.report.table import Cell, Column, Row, Table, copies
+from experiments.report.table import Cell, Column, Table, copies, rate
 
 ACROSS = 3  # panels in a row
 SIDE = 3.0  # inches of a panel
@@ -59,27 +60,23 @@ def panels_of_arms(panels: Mapping[str, Mapping[str, Point]], benchmarks: Sequen
 
 def table(metrics: Mapping[str, Mapping[str, Any]]) -> Table:
     """A row a benchmark and arm: both rates with intervals, cases, d′ and the flip rate where there are pairs."""
-    columns = [Column("benchmark", "left"), Column("arm", "left"), Column("known of N"), Column("benign refused"),
-               Column("harmful refused"), Column("d′"), Column("flip rate")]  # fmt: skip
-    rows = []
+    records, marked = [], []
     for benchmark, one in metrics.items():
         shown = {point.name: point for point in points(one)}
         for name, arm in one["arms"].items():
-            cells = [Cell(benchmark), Cell(str(name)), Cell(str(arm["n"]), below=f"of {arm['n_of']}")]
-            point = shown.get(str(name)) or Point(str(name), math.nan, math.nan)
-            sides = ((point.benign, point.benign_interval), (point.contrast, point.contrast_interval))
-            cells += [Cell(percent(rate), percent_interval(at)) for rate, at in sides]
-            d_prime = arm.get("d_prime")
-            cells += [Cell("–" if d_prime is None else f"{d_prime:.2f}"), _flips(arm)]
-            rows.append(Row(cells, marked=name == one.get("study")))
-    return Table("Every benchmark and arm", columns, rows)
-
-
-def _flips(arm: Mapping[str, Any]) -> Cell:
-    pairs = arm.get("pairs")
-    if pairs:
-        return Cell(percent(pairs["flip_rate"]), percent_interval(pairs["interval"]))
-    return Cell(percent(arm.get("flip_rate")))
+            point = shown.get(name) or Point(name, math.nan, math.nan)
+            pairs = arm.get("pairs")
+            records.append({
+                "benchmark": benchmark,
+                "arm": name,
+                "known of N": known_cell(arm),
+                "benign refused": Cell(percent(point.benign), percent_interval(point.benign_interval)),
+                "harmful refused": Cell(percent(point.contrast), percent_interval(point.contrast_interval)),
+                "d′": fixed(arm.get("d_prime"), 2),
+                "flip rate": rate(pairs["flip_rate"], pairs["interval"]) if pairs else percent(arm.get("flip_rate")),
+            })  # fmt: skip
+            marked.append(name == one.get("study"))
+    return Table.of("Every benchmark and arm", records, layout=[Column("arm", "left")], marked=marked)
 
 
 def sentences(metrics: Mapping[str, Mapping[str, Any]], left_out: Sequence[str]) -> list[str]:

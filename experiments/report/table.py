@@ -1,20 +1,20 @@
-"""One table of text, and every way to show it: terminal, Markdown, CSV, LaTeX, and the report's page.
+"""One table as a DataFrame of cells, and every view of it: terminal, page, Markdown, CSV and LaTeX.
 
-Whoever has numbers to show turns them into text (``experiments.report.numbers``) and makes one ``Table``; no other
-module draws tables. Most are made of records, each a mapping from heading to cell:
+Whoever has numbers to show makes cells of them (``rate``, ``number``, ``change``, …) and one ``Table`` of records, each
+a mapping from heading to cell; no other module draws tables.
 
     table = Table.of("Arms", [{"arm": "vcd", "AUROC": Cell("0.81", "0.78–0.84")}], legend="AUROC: …")
     console.print(terminal(table))
 """
 
-import csv
-import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from csv import QUOTE_ALL
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Literal
 
+import pandas as pd
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table as RichTable
@@ -22,6 +22,7 @@ from rich.text import Text
 
 from experiments.metrics.findings import Answer
 from experiments.report.numbers import MISSING, Interval, fixed, fixed_interval, interval_of, percent, percent_interval
+from experiments.runs.labels import safe_cell
 
 
 class Narrow(StrEnum):
@@ -53,7 +54,8 @@ class Cell:
     """A value as text, and what stands below it or behind it.
 
     ``interval`` is its 95% interval, ``bounds`` the lowest and highest value that the missing cases allow, ``below``
-    any other second line ("of 300"). ``tone`` colours it on the page: good, bad or flat.
+    any other second line ("of 300"). ``tone`` colours it on the page: good, bad or flat. A ``reason`` why a row has no
+    more cells takes the room of those that are not there.
     """
 
     value: str
@@ -61,6 +63,7 @@ class Cell:
     bounds: str = ""
     below: str = ""
     tone: str = ""
+    reason: bool = False
 
     def __str__(self) -> str:
         """Everything in one line: ``91.2 [88–94] {80–95}``."""
@@ -78,60 +81,64 @@ class Cell:
         return f"{{{self.bounds}}}" if self.bounds else ""
 
 
-@dataclass(frozen=True)
-class Row:
-    """Cells by column; where there are fewer, ``reason`` says why and takes the room of those that are not there."""
-
-    cells: Sequence[Cell]
-    style: Literal["", "bold", "dim"] = ""  # in a terminal
-    rule: bool = False  # a line below it, in a terminal
-    reason: str = ""
-    marked: bool = False  # stands out on the page: the arm under study, our own row beside published ones
+Record = Mapping[str, "str | Cell"]
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under headings, each of which names one column."""
+    """A frame of cells, a row a record and a column a heading; ``marked`` rows stand out: the arm under study."""
 
     title: str
+    frame: pd.DataFrame
     columns: Sequence[Column]
-    rows: Sequence[Row] = field(default_factory=tuple)
+    marked: Sequence[bool] = ()
     legend: str = ""
-
-    def __post_init__(self) -> None:
-        headings = [column.heading for column in self.columns]
-        assert len(set(headings)) == len(headings), f"headings occur twice: {headings}"
-        for row in self.rows:
-            assert len(row.cells) == len(headings) or (row.reason and len(row.cells) < len(headings)), row
 
     @classmethod
     def of(
         cls,
         title: str,
-        records: Iterable[Mapping[str, "str | Cell"]],
+        records: Iterable[Record],
         *,
         columns: Sequence[Column] | None = None,
+        layout: Iterable[Column] = (),
+        marked: Sequence[bool] = (),
         legend: str = "",
     ) -> "Table":
-        """A table of records, which give the headings unless ``columns`` does; what a record lacks is empty.
+        """A table of records; what a record lacks is empty.
 
-        Without ``columns`` the first column is aligned left and every other right.
+        ``columns`` are all of it, in their order. Without, the records give the headings, and columns that are not in
+        ``layout`` stand as usual: the first aligned left, every other right.
         """
         listed = list(records)
         if columns is None:
-            headings = list(dict.fromkeys(heading for record in listed for heading in record))
-            columns = [Column(name, "right" if at else "left") for at, name in enumerate(headings)]
-        cells = ([record.get(column.heading, "") for column in columns] for record in listed)
-        return cls(title, columns, [Row([as_cell(one) for one in row]) for row in cells], legend)
+            own = {column.heading: column for column in layout}
+            headings = dict.fromkeys(heading for record in listed for heading in record)
+            columns = [own.get(name, Column(name, "right" if at else "left")) for at, name in enumerate(headings)]
+        shown = [[as_cell(record.get(column.heading, "")) for column in columns] for record in listed]
+        names = [column.heading for column in columns]
+        assert len(set(names)) == len(names), f"headings occur twice: {names}"
+        return cls(title, pd.DataFrame(shown, columns=names, dtype=object), columns, marked, legend)
+
+    def only(self, places: Sequence[int]) -> "Table":
+        """These rows alone."""
+        marked = [self.rows[at][0] for at in places]
+        return replace(self, frame=self.frame.iloc[places].reset_index(drop=True), marked=marked)
+
+    @property
+    def rows(self) -> list[tuple[bool, list[Cell]]]:
+        """Whether each row is marked, and its cells."""
+        marked = [*self.marked, *[False] * (len(self.frame) - len(self.marked))]
+        return list(zip(marked, self.frame.to_numpy().tolist(), strict=True))
+
+    @property
+    def text(self) -> pd.DataFrame:
+        """The frame with every cell as a line of text."""
+        return self.frame.map(str)
 
     def records(self) -> list[dict[str, str]]:
         """A mapping from heading to text a row."""
-        return [dict(zip((c.heading for c in self.columns), line, strict=True)) for line in self.lines()]
-
-    def lines(self) -> list[list[str]]:
-        """The text of every row; a reason is followed by empty cells, so that every line has as many."""
-        rows_as_text = [[*map(str, row.cells), *([row.reason] if row.reason else [])] for row in self.rows]
-        return [[*line, *[""] * (len(self.columns) - len(line))] for line in rows_as_text]
+        return self.text.to_dict("records")
 
 
 def rate(value: float | None, interval: Interval, bounds: str = "") -> Cell:
@@ -176,6 +183,21 @@ def as_cell(value: str | Cell) -> Cell:
     return Cell(value) if isinstance(value, str) else value
 
 
+def grouped(rows: Iterable[Mapping[str, Any]], *names: str) -> dict[tuple[Any, ...], list[Mapping[str, Any]]]:
+    """The rows by their values under ``names``, in the order in which these occur."""
+    found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[name] for name in names), []).append(row)
+    return found
+
+
+def by_layer(
+    rows: Iterable[Mapping[str, Any]], cell: Callable[[Mapping[str, Any]], str | Cell]
+) -> dict[str, str | Cell]:
+    """The part of a record that has a cell for each row's layer."""
+    return {f"layer {row['layer']}": cell(row) for row in rows}
+
+
 def say(*shown: RenderableType) -> None:
     """Prints tables as they are, and lines without markup, colours or breaks."""
     console = Console()
@@ -195,11 +217,12 @@ def terminal(table: Table, *, stacked: bool = True, legend: bool = True) -> Rend
     for _, column in shown:
         drawn.add_column(Text(column.short or column.heading), justify=column.align, no_wrap=not column.fold,
                          overflow="fold", max_width=column.fold or None)  # fmt: skip
-    for row in table.rows:
-        cells = [*row.cells, *[Cell(MISSING)] * (len(table.columns) - len(row.cells))]
-        drawn.add_row(*(_in_terminal(cells[at], column, stacked) for at, column in shown), style=row.style or None)
-        if row.rule:
-            drawn.add_section()
+    for marked, cells in table.rows:
+        if any(cell.reason for cell in cells):
+            cells = [cells[0], *[Cell(MISSING)] * (len(cells) - 1)]
+        drawn.add_row(
+            *(_in_terminal(cells[at], column, stacked) for at, column in shown), style="bold" if marked else None
+        )
     return Group(drawn, Text(table.legend, style="dim")) if legend and table.legend else drawn
 
 
@@ -230,47 +253,25 @@ def markdown(table: Table) -> str:
         return "| " + " | ".join(re.sub(r"[\\|<]", r"\\\g<0>", cell).replace("\n", " ") for cell in cells) + " |"
 
     rule = "|" + "".join(" ---: |" if column.align == "right" else " --- |" for column in table.columns)
-    return "\n".join([line(column.heading for column in table.columns), rule, *map(line, table.lines())])
-
-
-def grouped(rows: Iterable[Mapping[str, Any]], *names: str) -> dict[tuple[Any, ...], list[Mapping[str, Any]]]:
-    """The rows by their values under ``names``, in the order in which these occur."""
-    found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        found.setdefault(tuple(row[name] for name in names), []).append(row)
-    return found
-
-
-def by_layer(
-    rows: Iterable[Mapping[str, Any]], cell: Callable[[Mapping[str, Any]], str | Cell]
-) -> dict[str, str | Cell]:
-    """The part of a record that has a cell for each row's layer."""
-    return {f"layer {row['layer']}": cell(row) for row in rows}
+    text = table.text
+    return "\n".join([line(text.columns), rule, *map(line, text.to_numpy().tolist())])
 
 
 def csv_text(table: Table) -> str:
     """The table as CSV with every cell quoted; one that a spreadsheet would take for a formula begins with ``'``."""
-    file = io.StringIO(newline="")
-    writer = csv.writer(file, quoting=csv.QUOTE_ALL)
-    for cells in ([column.heading for column in table.columns], *table.lines()):
-        writer.writerow([f"'{cell}" if re.match(r"'*[=+\-@\t\r＝＋－＠]", cell) else cell for cell in cells])
-    return file.getvalue().removesuffix("\r\n")
+    safe = table.text.map(safe_cell).rename(columns=safe_cell)
+    return safe.to_csv(index=False, quoting=QUOTE_ALL, lineterminator="\r\n").removesuffix("\r\n")
 
 
-_IN_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "−": "$-$", "′": "$'$",
-             "–": "--", "…": r"\dots{}", "×": r"$\times$", "Δ": r"$\Delta$", "α": r"$\alpha$", "β": r"$\beta$",
-             "κ": r"$\kappa$", "≤": r"$\leq$"} | {sign: f"\\{sign}" for sign in "&%$#_{}"}  # fmt: skip
+_IN_LATEX = str.maketrans({"−": "$-$", "′": "$'$", "–": "--", "…": r"\dots{}", "×": r"$\times$", "Δ": r"$\Delta$",
+                           "α": r"$\alpha$", "β": r"$\beta$", "κ": r"$\kappa$", "≤": r"$\leq$"})  # fmt: skip
 
 
 def latex(table: Table) -> str:
     """The table as a LaTeX ``tabular`` with booktabs' rules, without title and legend."""
-
-    def line(cells: Iterable[str]) -> str:
-        return " & ".join("".join(_IN_LATEX.get(sign, sign) for sign in cell) for cell in cells) + r" \\"
-
     aligned = "".join(column.align[0] for column in table.columns)
-    return "\n".join([f"\\begin{{tabular}}{{{aligned}}}", r"\toprule", line(c.heading for c in table.columns),
-                      r"\midrule", *map(line, table.lines()), r"\bottomrule", r"\end{tabular}"])  # fmt: skip
+    made: str = table.text.to_latex(index=False, escape=True, column_format=aligned)
+    return made.translate(_IN_LATEX).rstrip("\n")
 
 
 def copies(table: Table) -> dict[str, str]:

@@ -5,17 +5,14 @@
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from experiments.report import refusal, yes_no
-from experiments.report.arm_tables import CEILING_MARK
-from experiments.report.glance import glance_table, in_one_line
-from experiments.report.parts import parts_table
+from experiments.report import arm_tables
+from experiments.report.arm_tables import CEILING_MARK, glance_table
 from experiments.report.table import terminal
 
 LEGEND = (
@@ -31,7 +28,7 @@ REFUSAL_LEGEND = (
     "Refusals in %, partial ones included; below each number its 95% interval, and in braces the lowest and highest "
     "value that unknown cases allow. benign: requests that should be answered; contrast: their harmful twins, which "
     "should be refused; apart: contrast − benign, in points; mean of types: that of the benign types; d′: how well "
-    "harmful and benign are told apart; criterion: readiness to refuse (negative = ready). partial as compliance: only "
+    "harmful and benign are told apart; c: readiness to refuse (negative = ready). partial as compliance: only "
     "whole refusals count; published: no response is a refusal; corrected: for the judge’s measured error. "
     "fixed/broken: cases gone from wrong to right and back; p: McNemar’s test on them, after Holm’s correction."
 )
@@ -63,17 +60,15 @@ def answer(metrics: Mapping[str, Any], *, width: int, named: Collection[str] = (
     """
     lines = [Text(str(one), style="" if at else "bold") for at, one in enumerate(metrics["summary"][:SENTENCES])]
     note = _note(metrics.get("caveats") or ())
-    table = in_one_line(glance_table({"study": None, **metrics}))
+    table = glance_table({"study": None, **metrics}, terse=True)
     room = LINES - HEADING - sum(_lines(text, width) for text in (*lines, *note)) - len(lines) - 2
     parts: list[RenderableType] = [part for text in lines for part in (text, "")]
-    if len(table.rows) > 1:
-        ranks = {str(row.cells[0]): _rank(str(row.cells[0]), metrics, named) for row in table.rows}
-        most = len(table.rows) if len(table.rows) <= room else max(FEWEST_ROWS, room - 1)
-        count = max(most, sum(rank == 0 for rank in ranks.values()))
-        first = sorted(table.rows, key=lambda row: ranks[str(row.cells[0])])[:count]
-        rows = [replace(row, style="bold" if row.marked else "") for row in table.rows if row in first]
-        parts.append(terminal(replace(table, rows=rows), stacked=False))
-        if more := len(table.rows) - len(rows):
+    if (count := len(table.frame)) > 1:
+        ranks = table.frame["arm"].map(lambda arm: _rank(arm.value, metrics, named))
+        most = count if count <= room else max(FEWEST_ROWS, room - 1)
+        first = sorted(ranks.sort_values(kind="stable").index[: max(most, int((ranks == 0).sum()))])
+        parts.append(terminal(table.only(first), stacked=False))
+        if more := count - len(first):
             parts.append(Text(f"({more} more arm{'s' * (more > 1)} in the report)", style="dim"))
         parts.append("")
     return Group(*parts, *note, *([""] if note else []))
@@ -102,13 +97,10 @@ def _lines(text: Text, width: int) -> int:
 def results(metrics: Mapping[str, Any]) -> Group:
     """Arms, paired differences, the legend of the columns, then summary and caveats."""
     refusals = metrics.get("kind") == "refusal"
-    subject = refusal if refusals else yes_no
-    parts: list[RenderableType] = [terminal(subject.arms_table(metrics)), ""]
-    others = (refusal.types_table, refusal.conventions_table) if refusals else (yes_no.own_subsets_table,)
-    for table in filter(None, (*(one(metrics) for one in others), parts_table(metrics))):
-        parts += [terminal(table), ""]
-    if metrics.get("comparisons"):
-        parts += [terminal(subject.comparisons_table(metrics)), ""]
+    others = (arm_tables.types_table, arm_tables.conventions_table) if refusals else (arm_tables.own_subsets_table,)
+    tables = [arm_tables.arms_table(metrics), *(one(metrics) for one in others), arm_tables.parts_table(metrics)]
+    tables += [arm_tables.comparisons_table(metrics)] if metrics.get("comparisons") else []
+    parts: list[RenderableType] = [part for table in tables if table for part in (terminal(table), "")]
     legend = REFUSAL_LEGEND if refusals else LEGEND
     if any(arm.get("near_ceiling") for arm in metrics["arms"].values()):
         legend += " " + CEILING

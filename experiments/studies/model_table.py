@@ -15,7 +15,7 @@ from rich.console import Console
 
 import interp
 from experiments.config import Run, options_of, written
-from experiments.report.table import Cell, Column, Row, Table, markdown, terminal
+from experiments.report.table import Column, Table, markdown, terminal
 from interp.errors import UserError
 
 CONTRACT = Path(interp.__file__).parent / "contract.json"
@@ -94,7 +94,9 @@ def models(nodes: list[dict[str, Any]]) -> Table:
         family = SERVED if remote else str(node.get("family") or "")
         licence = [str(node.get("terms" if remote else "licence", "")), *([GATED] if node.get("gated") else [])]
         path = str(node["model" if remote else "path"])
-        rows.append(_row(str(node["name"]), family, path, "-" if gib is None else f"{gib:g}", "; ".join(licence)))
+        size = "-" if gib is None else f"{gib:g}"
+        rows.append({"model": str(node["name"]), "family": family, "hub id": path, "GiB": size,
+                     "licence": "; ".join(licence)})  # fmt: skip
     columns = [
         Column("model", "left", fold=22),
         Column("family", "left", fold=12),
@@ -102,20 +104,21 @@ def models(nodes: list[dict[str, Any]]) -> Table:
         Column("GiB"),
         Column("licence", "left", fold=16),
     ]
-    return Table("Models", columns, rows)
+    return Table.of("Models", rows, columns=columns)
 
 
 def limits(contract: dict[str, Any]) -> Table:
     """What does not work on the small model of a family, or only so far, and why; what was run and is absent works."""
     rows = [
-        _row(family, name, "yes" if cell["works"] else "no", str(cell.get("reason") or ""))
+        {"family": family, "what": name, "works": "yes" if cell["works"] else "no",
+         "why, or how far": str(cell.get("reason") or "")}
         for family, entry in contract["families"].items()
         for name, cell in entry["capabilities"].items()
         if not cell["works"] or cell.get("reason")
-    ]
+    ]  # fmt: skip
     columns = [Column("family", "left"), Column("what", "left"), Column("works", "left"),
                Column("why, or how far", "left", fold=32)]  # fmt: skip
-    return Table("What does not work on a family, or only so far", columns, rows)
+    return Table.of("What does not work on a family, or only so far", rows, columns=columns)
 
 
 def not_run(contract: dict[str, Any]) -> str:
@@ -126,10 +129,6 @@ def not_run(contract: dict[str, Any]) -> str:
         if absent := [name for name in every if name not in entry["capabilities"]]:
             by_names.setdefault(", ".join(absent), []).append(family)
     return "".join(f" Not run: {names} of {', '.join(families)}." for names, families in by_names.items())
-
-
-def _row(*texts: str) -> Row:
-    return Row([Cell(text) for text in texts])
 
 
 def provenance(contract: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 from experiments.config import Run
 from experiments.evaluation import finished_runs
 from experiments.evaluation.training import FOLDER as LEARNED
-from experiments.report import refusal, yes_no
+from experiments.report.arm_tables import arms_table, comparisons_table
 from experiments.report.table import Table, markdown, say
 from experiments.report.words import with_sentences
 from experiments.runs.provenance import model_title
@@ -264,9 +264,8 @@ def card(saved: SavedRun, arm: str, parts: Mapping[str, Path], license: str | No
     model, base = saved.environment.get("model") or {}, _base(saved)
     bundled = base.startswith(ORGANISM)
     words = with_sentences(saved.metrics, saved.environment)
-    said: Any = refusal if saved.metrics.get("kind") == "refusal" else yes_no
-    tables: list[Table] = [said.arms_table(saved.metrics)]
-    tables += [said.comparisons_table(saved.metrics)] if saved.metrics.get("comparisons") else []
+    tables: list[Table] = [arms_table(saved.metrics)]
+    tables += [comparisons_table(saved.metrics)] if saved.metrics.get("comparisons") else []
     data = ModelCardData(
         base_model=base if _public(base) and not bundled else None,
         library_name="peft" if WEIGHTS in parts else None,

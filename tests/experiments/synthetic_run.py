@@ -113,5 +113,4 @@ def printed(metrics: Mapping[str, Any], width: int = 80, *, verbose: bool = True
 
 def by_heading(table: Table) -> list[dict[str, Cell]]:
     """The cells of each row by the heading of their column."""
-    headings = [column.heading for column in table.columns]
-    return [dict(zip(headings, row.cells, strict=True)) for row in table.rows]
+    return table.frame.to_dict("records")

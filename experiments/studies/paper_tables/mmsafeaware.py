@@ -9,7 +9,7 @@ before and two thirds unsafe after, so that its printed changes of Overall mix t
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 
@@ -18,7 +18,7 @@ from experiments.config import Run
 from experiments.evaluation import finished_runs
 from experiments.evaluation.finished_runs import Finished
 from experiments.report.numbers import fixed, percent
-from experiments.report.table import Cell, Column, Row, Table, say, terminal
+from experiments.report.table import Column, Table, say, terminal
 from experiments.runs.launch import Launch, sharded
 from experiments.runs.resumption import open_run
 from interp.errors import UserError
@@ -182,28 +182,27 @@ def scenarios(runs: Sequence[Finished]) -> pd.DataFrame:
 
 
 def table(number: int, lines: Sequence[Line]) -> Table:
-    """The paper's lines, a rule, ours; in %, except d′ and c. ``*`` marks the convention a printed Overall follows."""
+    """The paper's lines, then ours; in %, except d′ and c. ``*`` marks the convention a printed Overall follows."""
     shares = ("typical", "attack", "over_safety") if number == 1 else ("unsafe", "over_safety")
     conventions = ("macro_mean", "case_weighted") if number == 1 else ("two_thirds_unsafe", "case_weighted")
-    columns = [
+    layout = [
         Column("", "left", fold=27),
-        *(Column(name, short=_SHORT[name]) for name in shares),
+        *(Column(name, short=short) for name, short in _SHORT.items()),
         Column("overall", short="over-\nall"),
-        *(Column(name, short=_SHORT[name]) for name in conventions),
-        Column("d′"),
-        Column("c"),
     ]
-    rows = []
-    last = sum(line["source"] == "paper" for line in lines) - 1
-    for at, line in enumerate(lines):
-        met = (line["printed_convention"] or "").split()
-        cells = [line["name"], *(percent(line[name]) for name in shares)]
-        cells += ["" if line["printed_overall"] is None else percent(line["printed_overall"])]
-        cells += [percent(line[f"overall_{name}"]) + "*" * (name in met) for name in conventions]
-        cells += [fixed(line["d_prime"], 2), fixed(line["criterion"], 2)]
-        style: Literal["", "bold"] = "bold" if line["source"] == "ours" else ""
-        rows.append(Row([Cell(text) for text in cells], style, rule=at == last < len(lines) - 1))
-    return Table(f"MMSafeAware, {TITLES[number]} (%)", columns, rows)
+    records = []
+    for line in lines:
+        met, printed = (line["printed_convention"] or "").split(), line["printed_overall"]
+        records.append({
+            "": line["name"],
+            **{name: percent(line[name]) for name in shares},
+            "overall": "" if printed is None else percent(printed),
+            **{name: percent(line[f"overall_{name}"]) + "*" * (name in met) for name in conventions},
+            "d′": fixed(line["d_prime"], 2),
+            "c": fixed(line["criterion"], 2),
+        })  # fmt: skip
+    marked = [line["source"] == "ours" for line in lines]
+    return Table.of(f"MMSafeAware, {TITLES[number]} (%)", records, layout=layout, marked=marked)
 
 
 def notes(found: list[Finished]) -> Iterator[str]:

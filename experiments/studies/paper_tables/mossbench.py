@@ -26,7 +26,7 @@ from experiments.metrics.refusal.leaderboard import (
 )
 from experiments.metrics.refusal.results import evaluate
 from experiments.report.numbers import fixed
-from experiments.report.table import Cell, Column, Row, Table, say, terminal
+from experiments.report.table import Column, Table, say, terminal
 from experiments.report.words import worded
 from experiments.runs.records import now
 from experiments.runs.resumption import open_run
@@ -136,10 +136,10 @@ def frame(rows: Sequence[LeaderboardRow]) -> pd.DataFrame:
 
 def table(rows: Sequence[LeaderboardRow], judge: str) -> Table:
     """Refusals in % by type: ours, below it the published cell and the absolute error."""
-    columns = [Column("model / convention", "left", fold=34)]
+    headings = (*COLUMNS, "average")
     short = {**{name: name.replace(" ", "\n") for name in COLUMNS}, COLUMNS[2]: "Counter-\nintuitive"}
-    columns += [Column(name, short=short.get(name, "")) for name in (*COLUMNS, "average")]
-    lines = []
+    layout = [Column("model / convention", "left", fold=34), *(Column(name, short=one) for name, one in short.items())]
+    records = []
     for row in rows:
         n = "" if len(set(row.n)) == 1 and row.convention == CONVENTIONS[0] else f" (n {sum(row.n)})"
         ours = [fixed(cell, 1) for cell in (*row.cells, row.average)]
@@ -149,9 +149,10 @@ def table(rows: Sequence[LeaderboardRow], judge: str) -> Table:
             theirs = [
                 f"{fixed(cell, 1)} off {fixed(error, 1)}" for cell, error in zip(row.published, errors, strict=True)
             ]
-        lines.append(Row([Cell(text) for text in (row.model, *ours)], "bold"))
-        lines.append(Row([Cell(text) for text in (f"  {row.convention}{n}", *theirs)], "dim"))
-    return Table(f"MOSSBench: refusals in %, judge {judge}", columns, lines)
+        for name, cells in ((row.model, ours), (f"  {row.convention}{n}", theirs)):
+            records.append({"model / convention": name, **dict(zip(headings, cells, strict=True))})
+    title = f"MOSSBench: refusals in %, judge {judge}"
+    return Table.of(title, records, layout=layout, marked=[True, False] * len(rows))
 
 
 def summary(rows: Sequence[LeaderboardRow]) -> Iterator[str]:

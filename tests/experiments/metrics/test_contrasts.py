@@ -9,8 +9,9 @@ import pytest
 
 from experiments.evaluation.arms import check_contrasts
 from experiments.metrics.yes_no.results import evaluate
+from experiments.report.arm_tables import arms_table, comparisons_table, contrasts_table
+from experiments.report.page import tables
 from experiments.report.words import worded
-from experiments.report.yes_no import arms_table, comparisons_table, context, contrasts_table
 from interp.errors import UserError
 from tests.experiments.answered import from_margins, world
 
@@ -72,11 +73,11 @@ def test_the_report_has_a_row_a_contrast_with_the_simultaneous_interval(table: p
     found = run(table, contrasts=[("sees", "blinder")])
     shown = contrasts_table(found)
     assert shown is not None
-    assert context(found, [])["contrasts"] is not None
-    assert [row.cells[0].value for row in shown.rows] == ["sees − blinder"]
+    assert tables(found)["contrasts"] is not None
+    assert [cell.value for cell in shown.frame.iloc[:, 0]] == ["sees − blinder"]
     at = [column.heading for column in shown.columns].index("AUROC")
     ends = found["comparisons"]["sees"]["versus"]["blinder"]["auroc"]["simultaneous"]
-    assert shown.rows[0].cells[at].interval == f"{ends['low']:.3f}–{ends['high']:.3f}"
+    assert shown.frame.iloc[0, at].interval == f"{ends['low']:.3f}–{ends['high']:.3f}"
     assert contrasts_table(run(table)) is None
 
 

@@ -19,7 +19,7 @@ from experiments.evaluation.study import limited
 from experiments.metrics.parts import HELD_OUT, by_part
 from experiments.metrics.refusal import results as refusal
 from experiments.metrics.yes_no import results as yes_no
-from experiments.report.parts import parts_table
+from experiments.report.arm_tables import parts_table
 from experiments.report.terminal import results
 from experiments.types import Sample
 from tests.experiments.answered import from_margins, world
@@ -129,9 +129,9 @@ def test_refusals_are_split_too_and_shown() -> None:
     assert (rates["unseen thing"]["benign"], rates["unseen thing"]["contrast"]) == (1, 0)
     table = parts_table(metrics)
     assert table is not None
-    shown = {(row.cells[0].value, row.cells[1].value): row for row in table.rows}
-    assert shown["unseen thing", "prompt"].cells[4].value == "−100.0"
-    assert shown["seen pair", "prompt"].cells[2].value == "12 + 12"
+    shown = {(cells[0].value, cells[1].value): cells for _, cells in table.rows}
+    assert shown["unseen thing", "prompt"][4].value == "−100.0"
+    assert shown["seen pair", "prompt"][2].value == "12 + 12"
     assert parts_table({"parts": {}}) is None
 
 

@@ -9,7 +9,7 @@ from experiments.benchmarks.published import BESIDE, rates_of, row_of
 from experiments.evaluation.scoring import with_published_rows
 from experiments.metrics.refusal.as_published import RULES, as_published
 from experiments.metrics.refusal.results import evaluate
-from experiments.report import refusal
+from experiments.report.page import tables
 from experiments.report.words import published_sentence, worded
 from interp.errors import UserError
 from tests.experiments.refused import records
@@ -115,12 +115,12 @@ def test_the_report_has_pairs_and_the_authors_count_with_their_rows() -> None:
     given = rows("bcbc", "crcc", "aabb", tags=[{"part": "chat"}] * 4)
     result = worded(evaluate(pd.DataFrame(given), seed=0, draws=200))
     result = with_published_rows(result, "mssbench", None, given)
-    context = refusal.context(result, benchmark="mssbench")
-    assert [cell.value for cell in context["pairs"].rows[0].cells][:3] == ["baseline", "2", "50.0"]
+    context = tables(result, benchmark="mssbench")
+    assert [cell.value for cell in context["pairs"].frame.iloc[0]][:3] == ["baseline", "2", "50.0"]
     table = context["as_published"]
-    assert [row.cells[0].value for row in table.rows] == ["baseline", "GPT-4o", "Claude", "Gemini", "LLaVA-1.6"]
-    assert [row.cells[1].value for row in table.rows[:2]] == ["here", "published"]
-    assert [cell.value for cell in table.rows[1].cells[2:]] == ["98.8", "12.0", "55.4"]
+    assert [cell.value for cell in table.frame.iloc[:, 0]] == ["baseline", "GPT-4o", "Claude", "Gemini", "LLaVA-1.6"]
+    assert [cell.value for cell in table.frame.iloc[:2, 1]] == ["here", "published"]
+    assert [cell.value for cell in table.frame.iloc[1, 2:]] == ["98.8", "12.0", "55.4"]
     assert "as_published" not in with_published_rows(
         worded(evaluate(pd.DataFrame(given), seed=0, draws=200)), "x", None, given
     )

@@ -15,8 +15,8 @@ from rich.console import Console
 from experiments.metrics.refusal.findings import BENIGN
 from experiments.metrics.refusal.results import NOT_APPLICABLE, evaluate
 from experiments.metrics.statistical_tests import wilson
-from experiments.report import glance, refusal
 from experiments.report import safety_figure as figures
+from experiments.report.page import tables
 from experiments.report.table import copies
 from experiments.report.terminal import results
 from experiments.report.words import worded
@@ -267,9 +267,7 @@ def test_the_section_prints_escaped_and_complete() -> None:
         loader=PackageLoader("experiments.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters["copies"] = copies
-    html = environment.get_template("refusal.html.j2").render(
-        refusal.context(metrics), studied=metrics["study"], glance=glance.glance_table(metrics), parts=None
-    )
+    html = environment.get_template("refusal.html.j2").render(tables(metrics), studied=metrics["study"])
     assert hostile not in html
     for type_ in TYPES:
         assert type_ in html

@@ -10,8 +10,7 @@ from experiments.metrics.refusal.leaderboard import COLUMNS
 from experiments.report import figures
 from experiments.report.build import build
 from experiments.report.numbers import MISSING, fixed
-from experiments.report.refusal import leaderboard_table
-from experiments.report.yes_no import own_rows
+from experiments.report.published_tables import leaderboard_table, own_rows
 from tests.experiments.synthetic_run import ARMS, metrics_of, predictions, write_run
 
 
@@ -62,7 +61,7 @@ def test_mossbench_has_the_leaderboard_by_its_own_convention() -> None:
         "by_type": {kind: {"benign": {"rate": 0.1, "n": 1, "n_of": 2}} for kind in types},
         "published": {f"benign:{kind}": 0.25 for kind in types[:2]},
     }
-    rows = leaderboard_table({"arms": {"ours": arm}}).lines()
+    rows = leaderboard_table({"arms": {"ours": arm}}).text.to_numpy().tolist()
     assert rows[0] == ["ours", "here", "25.0", "25.0", MISSING, MISSING]
     assert ["LLaVA-1.5-7b", "published", "18.0", "10.0", "9.0", "12.3"] in rows
 

@@ -16,10 +16,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from experiments.metrics.yes_no.results import evaluate
 from experiments.report import cases, figures
-from experiments.report.arm_tables import remarks
+from experiments.report.arm_tables import arms_table, comparisons_table, remarks
 from experiments.report.build import build, thumbnail_name
 from experiments.report.numbers import percent
-from experiments.report.yes_no import arms_table, comparisons_table, conclusion
 from interp.errors import UserError
 from tests.experiments.synthetic_run import ARMS, by_heading, flips_of, metrics_of, predictions, printed, write_run
 
@@ -96,7 +95,7 @@ def test_remarks_on_further_arms_follow_the_simultaneous_interval() -> None:
     entry = plain | {"simultaneous": {"low": -0.01, "high": 0.11, "statement": "not shown"}}
     comparison = {"delta": {"matched_over_safety": entry, "auroc": entry}}
     found = {"study": "vcd", "comparisons": {"vcd": comparison, "pai": comparison}}
-    studied, further = (one["conclusion"] for one in remarks(found, conclusion))
+    studied, further = (one["conclusion"] for one in remarks(found))
     assert studied == "over-safety at the baseline's strictness: rose; AUROC: rose"
     assert further == "over-safety at the baseline's strictness: not shown; AUROC: not shown"
 

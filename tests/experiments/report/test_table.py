@@ -6,7 +6,7 @@ import io
 import pytest
 from rich.console import Console
 
-from experiments.report.table import Cell, Column, Narrow, Row, Table, csv_text, latex, markdown, terminal
+from experiments.report.table import Cell, Column, Narrow, Table, csv_text, latex, markdown, terminal
 
 RECORDS = [
     {"arm": "vcd_with_a_long_name", "AUROC": Cell("0.81", "0.78–0.84"), "Δ": "+0.02"},
@@ -66,8 +66,9 @@ def test_a_terminal_shows_of_a_column_what_it_is_told() -> None:
         Column("d′", narrow=Narrow.VALUE),
         Column("wide", narrow=Narrow.NOTHING),
     ]
-    cells = [Cell("vcd_alpha=0.5"), Cell("<0.001"), Cell("1.20", "1.0–1.4"), Cell("hidden")]
-    text = printed(Table("Arms", columns, [Row(cells)]))
+    cells = ["vcd_alpha=0.5", "<0.001", Cell("1.20", "1.0–1.4"), "hidden"]
+    record = dict(zip([column.heading for column in columns], cells, strict=True))
+    text = printed(Table.of("Arms", [record], columns=columns))
     lines = [line.split() for line in text.splitlines() if line.strip()]
     assert lines[-3:] == [["vcd_", "<.001", "1.20"], ["alpha="], ["0.5"]]
     for absent in ("1.0–1.4", "hidden", "wide"):
@@ -79,11 +80,11 @@ def test_markup_in_a_cell_is_text() -> None:
 
 
 def test_a_row_with_a_reason_fills_every_column() -> None:
-    table = Table("Arms", [Column("arm", "left"), Column("a"), Column("b")], [Row([Cell("x")], reason="has no margin")])
-    assert table.lines() == [["x", "has no margin", ""]]
+    table = Table.of("Arms", [{"arm": "y", "a": "1", "b": "2"}, {"arm": "x", "a": Cell("has no margin", reason=True)}])
+    assert table.text.to_numpy().tolist()[1] == ["x", "has no margin", ""]
     assert printed(table).count("n/a") == 2
 
 
 def test_two_columns_of_one_name_are_refused() -> None:
     with pytest.raises(AssertionError, match="headings occur twice"):
-        Table("Arms", [Column("a"), Column("a")])
+        Table.of("Arms", [], columns=[Column("a"), Column("a")])

@@ -8,10 +8,9 @@ import pytest
 from rich.console import Console
 
 from experiments.benchmarks.published import PUBLISHED
-from experiments.report.glance import glance_table, in_one_line
+from experiments.report.arm_tables import arms_table, comparisons_table, glance_table
 from experiments.report.numbers import fixed, fixed_interval, p_value, percent, percent_interval
 from experiments.report.terminal import shown
-from experiments.report.yes_no import arms_table, comparisons_table
 from tests.experiments.synthetic_run import by_heading, metrics_of, predictions, printed, write_run
 
 
@@ -63,7 +62,7 @@ def test_a_study_ends_with_two_sentences_and_six_columns_of_whole_numbers(metric
     assert max(map(len, text.splitlines())) <= 80
     assert " ".join(metrics["summary"][0].split()) in " ".join(text.split())
     assert " ".join(metrics["summary"][1].split()) in " ".join(text.split())
-    rows = by_heading(in_one_line(glance_table(metrics)))
+    rows = by_heading(glance_table(metrics, terse=True))
     assert [str(row["arm"]) for row in rows] == list(metrics["arms"])
     drawn = {line.split()[0]: line for line in text.splitlines()[::-1] if line}
     for row in rows[:3]:

@@ -93,8 +93,8 @@ def test_what_was_not_run_is_said_by_family() -> None:
 def test_gated_models_say_so() -> None:
     gated = {name for name, node in LOCAL.items() if node.get("gated")}
     assert gated == {"gemma3_4b", "paligemma2_3b", "llama_3_2_11b_vision"}
-    (row,) = model_table.models([LOCAL["gemma3_4b"]]).rows
-    assert row.cells[-1].value == "Gemma Terms of Use; gated"
+    (row,) = model_table.models([LOCAL["gemma3_4b"]]).records()
+    assert row["licence"] == "Gemma Terms of Use; gated"
 
 
 def test_without_results_the_table_says_what_fills_it(tmp_path: Path) -> None:

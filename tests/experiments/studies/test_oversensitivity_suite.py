@@ -118,7 +118,7 @@ def test_all_panels_have_one_scale_and_a_dot_a_benchmark() -> None:
 
 def test_the_table_has_a_row_an_arm_also_of_those_that_cannot_be_drawn(tmp_path: Path) -> None:
     table = suite_page.table(METRICS)
-    assert [(row.cells[0].value, row.cells[1].value) for row in table.rows] == [
+    assert [(cells[0].value, cells[1].value) for _, cells in table.rows] == [
         ("one", "baseline"), ("one", "vcd"), ("two", "baseline"), ("two", "$x_1")
     ]  # fmt: skip
     said = suite_page.sentences(METRICS, [])

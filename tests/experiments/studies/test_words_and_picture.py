@@ -171,18 +171,18 @@ def test_tables_have_a_row_a_condition_and_a_row_a_part() -> None:
     rows = records(KNOWS)
     right = {row["case"]: int(row["case"][1:]) % 4 > 0 for row in rows}
     result = summarise(rows, right, seed=0, draws=50)
-    assert [row.cells[0].value for row in conditions_table(result).rows] == list(CONDITIONS.values())
-    assert conditions_table(result).rows[2].cells[2].value == "n/a"  # pointing itself
+    assert [cell.value for cell in conditions_table(result).frame.iloc[:, 0]] == list(CONDITIONS.values())
+    assert conditions_table(result).frame.iloc[2, 2].value == "n/a"  # pointing itself
     parts = parts_table(result)
-    assert [row.cells[0].value for row in parts.rows] == [
+    assert [cell.value for cell in parts.frame["part"]] == [
         "all",
         "seen pair",
         "unseen thing",
         "unseen sentence",
         HELD_OUT,
     ]
-    assert parts.rows[0].cells[2].value == "75.0"
-    shown = {column.heading: cell for column, cell in zip(parts.columns, parts.rows[0].cells, strict=True)}
+    assert parts.frame.iloc[0, 2].value == "75.0"
+    shown = parts.frame.iloc[0]
     entry = result["parts"]["all"]["comparisons"]["picture"]["delta"]["auroc"]
     assert float(shown["picture − pointing"].value.replace("−", "-")) == pytest.approx(entry["value"], abs=1e-3)
     assert entry["value"] == pytest.approx(entry["to"] - entry["from"])
