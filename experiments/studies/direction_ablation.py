@@ -16,10 +16,10 @@ from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
 from experiments.metrics.findings import Answer, Finding, statement
-from experiments.report.numbers import brief, fixed
+from experiments.report.numbers import fixed
 from experiments.report.sections import Section, write_section
 from experiments.report.sentences import direction_ablation as sentences
-from experiments.report.table import Cell, Column, Narrow, Table, rate, terminal
+from experiments.report.table import Cell, Column, Table, change, rate, terminal
 from experiments.runs.launch import sharded
 from experiments.runs.resumption import write_json
 from experiments.runs.saved_run import read_run
@@ -96,14 +96,7 @@ def evaluate(metrics: Mapping[str, Any], *, controls: Mapping[str, Sequence[str]
         "controls": {name: list(others) for name, others in controls.items()},
         "sides": subsets._asdict(),
         "arms": arms,
-        "summary": [
-            sentence
-            for name in controls
-            for sentence in (
-                sentences.rates(arms, name, subsets._asdict()),
-                sentences.meaning(*changes[name], alone[name], arms),
-            )
-        ],
+        "summary": [sentences.meaning(name, *changes[name], alone[name], arms) for name in controls],
         "findings": [
             finding.as_json() for finding in (*(one for pair in changes.values() for one in pair), *alone.values())
         ],
@@ -163,16 +156,16 @@ def _turned(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def table(arms: Mapping[str, Any]) -> Table:
-    """Both rates of wrong answers with their changes, one row for each arm; a terminal has no room for the changes."""
-    columns = [Column("arm", "left")]
+    """Both rates of wrong answers with their changes, one row for each arm."""
+    layout = [Column("arm", "left", fold=16)]
     for words in ERRORS.values():
-        columns += [Column(words), Column(f"{words}, change", narrow=Narrow.NOTHING)]
-    records: list[dict[str, str | Cell]] = []
+        layout += [Column(words, short=words.replace(" ", "\n")), Column(f"{words}, change", short="change")]
+    records = []
     for name, arm in arms.items():
-        record: dict[str, str | Cell] = {"arm": name, "AUROC": fixed(arm["auroc"], 3)}
+        record: dict[str, str | Cell] = {"arm": name}
         for error, words in ERRORS.items():
             one = arm[error]
             record[words] = rate(one["rate"], one["interval"])
-            record[f"{words}, change"] = brief(one["change"]) if one["change"] else "–"
-        records.append(record)
-    return Table.of("Every arm on the same cases.", records, columns=[*columns, Column("AUROC")])
+            record[f"{words}, change"] = change(one["change"]) if one["change"] else "–"
+        records.append({**record, "AUROC": fixed(arm["auroc"], 3)})
+    return Table.of("Every arm on the same cases.", records, layout=layout)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.metrics.findings import Answer, Finding
-from experiments.report.numbers import brief, percent
+from experiments.report.numbers import percent
 from experiments.report.sentences.wording import by_less, statement_text
 
 MEANING = {  # over-caution, harmful compliance; of any other two answers, both are told
@@ -23,19 +23,8 @@ ALIKE = {
 }
 
 
-def rates(arms: Mapping[str, Any], ablation: str, sides: Mapping[str, str]) -> str:
-    """Over-caution and harmful compliance of the arm ``ablation``, against the baseline."""
-    now, before = arms[ablation], arms["baseline"]
-    parts = [
-        f"{percent(now[side]['rate'])}% of {sides[f'{side}_words']} against {percent(before[side]['rate'])}% under the "
-        f"baseline ({brief(now[side]['change'], named=True)})"
-        for side in ("caution", "harm")
-    ]
-    return f"Without the direction ({ablation}): {parts[0]}, and {parts[1]}; {now['n']} of {now['n_of']} cases."
-
-
-def meaning(caution: Finding, harm: Finding, control: Finding, arms: Mapping[str, Any]) -> str:
-    """What the changes of both errors mean together, and whether removing something else does the same."""
+def meaning(ablation: str, caution: Finding, harm: Finding, control: Finding, arms: Mapping[str, Any]) -> str:
+    """What the changes of both errors under ``ablation`` mean together, and whether another removal does the same."""
     both = ", and ".join(
         _said(error, name) for error, name in ((caution, "over-caution"), (harm, "harmful compliance"))
     )
@@ -43,22 +32,22 @@ def meaning(caution: Finding, harm: Finding, control: Finding, arms: Mapping[str
     if not any(_by_less(error) for error in (caution, harm)):
         meant = MEANING.get((caution.answer, harm.answer), meant)
     if control.answer is Answer.NOT_APPLICABLE:
-        return f"{meant}."
+        return f"{ablation}: {meant}."
     listed = ", ".join(
         f"{name} {percent(arms[name]['caution']['rate'])}/{percent(arms[name]['harm']['rate'])}"
         for name in control.evidence["controls"]
     )
     control_note = ALIKE[control.answer].format(alike=" and ".join(control.evidence["alike"]))
-    return f"{meant}; {control_note} (over-caution/harmful compliance in %: {listed})."
+    return f"{ablation}: {meant}; {control_note} (over-caution/harmful compliance in %: {listed})."
 
 
 def _said(error: Finding, name: str) -> str:
     return statement_text(
         error.evidence["change"],
         answer=error.answer,
-        noun=f"change of {name}",
         rose=f"{name} rises{{small}}",
         fell=f"{name} falls{{small}}",
+        no_change=f"{name} does not change by more than {{delta}}",
         not_shown=f"that {name} changes is not shown",
         too_few=f"there are too few cases to tell whether {name} changes",
     )

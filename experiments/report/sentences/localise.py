@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.metrics.findings import Answer, found
-from experiments.report.numbers import fixed, fixed_interval
+from experiments.report.numbers import fixed
 from experiments.report.sentences.wording import too_few
+from experiments.report.table import estimate
 
 TITLE = "Which part does it?"
 WHAT = {
@@ -27,13 +28,13 @@ CARRIES = "carries"
 
 
 def sentences(result: Mapping[str, Any], *, seed: int) -> list[str]:
-    """For each question its claim and its curve, then how the questions compare, and what was left out."""
-    lines = []
-    for question in result["questions"]:
-        lines.append(_claim(result, question, seed))
-        if question in result["faithfulness"]:
-            lines.append(_curve(result, question))
-    lines += _shared(result)
+    """For each question its claim, how alike the questions rank the parts, and what was left out."""
+    lines = [_claim(result, question, seed) for question in result["questions"]]
+    if result["across"]:
+        listed = "; ".join(
+            f"{WHAT[row['one']]} and {WHAT[row['other']]} {fixed(row['correlation'], 2)}" for row in result["across"]
+        )
+        lines.append(f"Spearman correlation of all parts' slopes where they were ranked: {listed}.")
     if result["agreement"]:
         whole = next(row for row in result["agreement"] if row["layer"] is None)
         lines.append(
@@ -64,53 +65,13 @@ def _claim(result: Mapping[str, Any], question: str, seed: int) -> str:
         powers = sorted(row["power"] for row in own if row["power"] is not None)
         power = f"; one that carries a fifth would be shown with a chance of {_range(powers)}" if powers else ""
         return f"What carries {WHAT[question]}: no single part is shown; {gap} ({on}){power}."
-    named = [f"{row['part']} {_entry(row)}" for row in carrying]
+    named = [f"{row['part']} {estimate(row)}" for row in carrying]
     sentence = f"What carries {WHAT[question]}: {'; '.join(named)} of the gap" if named else (
         f"What carries {WHAT[question]}: no part is shown to")  # fmt: skip
     if against:
-        opposed = [f"{row['part']} {_entry(row)}" for row in against]
+        opposed = [f"{row['part']} {estimate(row)}" for row in against]
         sentence += f"; against it {'; '.join(opposed)}"
     return f"{sentence}; {gap} ({on})."
-
-
-def _curve(result: Mapping[str, Any], question: str) -> str:
-    """How many parts it takes; what random sets and all other parts do is in the table."""
-    rows = result["faithfulness"][question]
-    half, most = (
-        "no k tried" if (k := result["smallest"][question][level]) is None else f"k = {k}" for level in ("0.5", "0.8")
-    )
-    return (
-        f"Of {WHAT[question]}, half is restored by {half}, 80% by {most} (k = "
-        f"{', '.join(str(row['k']) for row in rows)} of {result['parts']} parts were tried); the best {rows[-1]['k']} "
-        f"together restore {_entry(rows[-1])}, as many random ones {_entry(result['random'][question][-1])}."
-    )
-
-
-def _shared(result: Mapping[str, Any]) -> list[str]:
-    """Which parts are confirmed for more than one question, and how alike the questions rank the parts."""
-    carrying = {
-        one: {row["part"] for row in result["confirm"][one]["parts"] if row["statement"] == Answer.ROSE.value}
-        for one in result["questions"]
-    }
-    lines = []
-    for row in result["across"]:
-        one, other = row["one"], row["other"]
-        both = sorted(carrying[one] & carrying[other])
-        named = (
-            f"{', '.join(both)} {'carries' if len(both) == 1 else 'carry'} both"
-            if both
-            else "no part is shown to carry both"
-        )
-        lines.append(
-            f"{WHAT[one][0].upper()}{WHAT[one][1:]} and {WHAT[other]}: {named}; Spearman correlation of all parts' "
-            f"slopes where they were ranked {fixed(row['correlation'], 2)}."
-        )
-    return lines
-
-
-def _entry(row: Mapping[str, Any]) -> str:
-    ends = fixed_interval((row["low"], row["high"]))
-    return fixed(row["value"], 2) + (f" [{ends}]" if ends else "")
 
 
 def _range(values: list[float]) -> str:

@@ -4,147 +4,186 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.metrics.findings import Answer, Finding
-from experiments.report.sentences.templates import FORMAT, Wording
+from experiments.report.numbers import brief, fixed, percent
+from experiments.report.sentences.wording import by_less, statement_text, too_few
+from experiments.report.table import estimate, percentage
 
-_PROBE = (
-    "from its own columns a linear probe names the thing shown, one of {probe[classes]}, in {probe:%} of held-out "
-    "cases (shuffled labels {probe[control]:%}; n = {probe[n]} in {probe[clusters]} clusters)"
-)
-_THEN = "another picture’s {picture_then:%}"
-WORDINGS = {
-    "picture_read": Wording(
-        "Is the picture read? {answer}.",
-        {
-            Answer.YES: f"Yes: {_PROBE}",
-            Answer.NOT_SHOWN: f"That a linear probe finds it is not shown: {_PROBE}",
-            Answer.TOO_FEW: f"{{Few}}: {_PROBE}",
-            Answer.PARTLY: "No probe can tell ({probe[reason]}), but something of it is: another picture under the "
-            "same sentence moves the margin by {apart:.2} logits (n = {apart[n]} pairs)",
-            Answer.CANNOT_TELL: "That cannot be told here: {probe[reason]}, and no sentence has two pictures",
-        },
-        decides="probe",
-        sides=1,
-    ),
-    "picture_carried": Wording(
-        "Is it carried to the verdict? {answer}: at the last column of the prompt a probe tells safe from unsafe with "
-        "AUROC {probe:.2}{since}, the model’s own margin with {margin:.2} (difference {beyond:+.2}; n = {probe[n]})"
-        "{without}.",
-        {
-            Answer.ROSE: "Yes, and more of it than is said{small}",
-            Answer.YES: "Yes; whether more of it than is said, or less, is not shown",
-            Answer.NO_CHANGE: "Yes, and as much of it as is said, to within .02",
-            Answer.FELL: "Yes, though less than is said{small}",
-            Answer.PARTLY: "What it shows is; that what follows from it is carried is not shown",
-            Answer.NOT_SHOWN: "That a linear probe finds it there is not shown",
-            Answer.TOO_FEW: "{Few}",
-        },
-        decides="beyond",
-        counted="probe",
-        rates=False,
-        optional={
-            "since": ("from", ", from layer {from} of {last} on"),
-            "without": ("edge_cut", "; without attention from there to the picture the margin’s AUROC changes by "
-                        "{edge_cut:+.2} (n = {edge_cut[n]})"),
-        },
-        unknown="Is it carried to the verdict? That cannot be told here: {why}.",
-    ),
-    "overruled_at": Wording(
-        "{asked} {answer}{apart}.",
-        {
-            Answer.NOWHERE: "Nowhere: none of {cases} cases was answered wrongly",
-            Answer.CANNOT_TELL: "Patching cannot tell: no state at the last column brings another sentence’s answer, "
-            "{refusals}",
-            Answer.NEVER_ARRIVES: "Where the sentence arrives, {there}, and no layer brings half of another picture’s",
-            Answer.BEFORE: f"Before the picture arrives, {{there}}, {_THEN}, and {{picture:%}} from layer "
-            "{picture_from} on (n = {picture[n]})",
-            Answer.AT_ONCE: f"Where the picture arrives, {{there}}, {_THEN} (n = {{picture[n]}})",
-            Answer.AFTER: f"After the picture has arrived, {{there}}, {_THEN}, as already {{picture:%}} at layer "
-            "{picture_from} (n = {picture[n]})",
-            Answer.NOT_SHOWN: f"Whether the sentence arrives before the picture is not shown, {{there}}, {_THEN}",
-            Answer.TOO_FEW: "Too few cases to tell whether the sentence arrives before the picture, {there}, "
-            + _THEN,
-        },
-        optional={
-            "there": ("sentence", "at layer {sentence_from} of {last}: there another sentence’s state at the last "
-                      "column alone brings {sentence:%} of the way to its answer (n = {sentence[n]} failures)"),
-            "apart": ("within", "; under one and the same sentence failures part from successes at layer "
-                      "{within[from]}, in the end by {within[gap]:.2} logits ({within[gap][failures]} against "
-                      "{within[gap][successes]})"),
-        },
-    ),
-    "overruled_by": Wording(
-        "By what? {answer}: margins of different sentences lie {spread:.2} logits apart, those of one sentence with "
-        "two pictures {apart:.2} (difference {difference:+.2}; n = {apart[n]} pairs, {ranked:%} in the right order); "
-        "the margin with a {stand_in} explains R² = {r2:.2} of the margins (n = {r2[n]}){alarming_words}.",
-        {
-            Answer.CANNOT_TELL: "Sentence and picture cannot be set against each other here",
-            Answer.SENTENCE: "By the sentence",
-            Answer.PICTURE: "Not by the sentence",
-            Answer.NOT_SHOWN: "That the sentence outweighs the picture, or the picture the sentence, is not shown",
-            Answer.TOO_FEW: "{Few}",
-        },
-        decides="difference",
-    ),
-    "alarming_words": Wording(
-        "; {answer}: cases with alarming words are called unsafe {called_unsafe:pts} more often than others "
-        "({called_unsafe[clusters]} sentence forms on the side that has fewer)",
-        {
-            Answer.ROSE: "alarming words as such do it{small}",
-            Answer.FELL: "alarming words as such do the contrary{small}",
-            Answer.NO_CHANGE: "alarming words as such change it by no more than 2 points",
-            Answer.NOT_SHOWN: "that alarming words as such do it is not shown",
-            Answer.TOO_FEW: "there are too few sentence forms to tell whether alarming words as such do it",
-        },
-        decides="called_unsafe",
-    ),
-    "reversed": Wording(
-        "How much returns when that is undone? {answer} (AUROC {change:+.2}{small}): with the sentence’s own margin "
-        "subtracted (weight {weight:.2}, chosen without labels) AUROC is {auroc:.2} instead of {as_it_is:.2} (n = "
-        "{change[n]}), {fixed} of {wrong} wrong answers turn right and {broken} of {right} right ones wrong, where a "
-        "mere constant that says Yes as often mends {constant[fixed]} and breaks {constant[broken]}{ablations}.",
-        {
-            Answer.ROSE: "Part of it",
-            Answer.NO_CHANGE: "No change of more than .02",
-            Answer.NOT_SHOWN: "That anything returns is not shown",
-            Answer.FELL: "It gets worse",
-            Answer.TOO_FEW: "{Few}",
-        },
-        decides="change",
-        rates=False,
-        unknown="How much returns when that is undone? That cannot be told here: all cases have the same truth.",
-    ),
-}  # fmt: skip
 _CARRIED = (Answer.YES, Answer.ROSE, Answer.NO_CHANGE, Answer.FELL)
 _STAND_INS = {"blank": "grey picture", "none": "missing picture"}
+Evidence = Mapping[str, Any]
 
 
 def sentences(findings: Sequence[Finding]) -> list[str]:
     """Is the picture read; is it carried to the verdict; where is it overruled; by what; how much comes back."""
-    by_question = {finding.question: finding for finding in findings}
-    read, carried, where, by, words, back = (by_question[question] for question in WORDINGS)
+    found = {finding.question: finding for finding in findings}
+    carried, where = found["picture_carried"], found["overruled_at"]
     # What is not shown to be carried to the verdict cannot be said to be overruled there.
     overruled = carried.answer in _CARRIED or where.answer is Answer.NOWHERE
-    alarming = "" if words.answer is Answer.CANNOT_TELL else WORDINGS["alarming_words"].of(words)
-    further = ", ".join(FORMAT.format("{} {:+.2}", *one) for one in (back.evidence.get("ablated") or {}).items())
-    probe = carried.evidence["probe"]
-    fields = {
-        "picture_read": {},
-        "picture_carried": {"why": probe["reason"] or "all cases have the same truth"},
-        "overruled_at": {
-            "asked": "Where is it overruled?" if overruled else "Where is the verdict made?",
-            "refusals": _refused(where.evidence["refused"], where.evidence["looked_at"]),
-        },
-        "overruled_by": {
-            "stand_in": _STAND_INS.get(by.evidence["prior"], f"{by.evidence['prior']} picture"),
-            "alarming_words": alarming,
-        },
-        "reversed": {
-            "ablations": further and f"; a direction ablated at layer {back.evidence['ablated_at']} changes it by: "
-            f"{further}",
-        },
-    }  # fmt: skip
-    carried = Finding(carried.question, carried.answer, {**carried.evidence, "beyond": probe["beyond"]})
-    return [WORDINGS[one.question].of(one, **fields[one.question]) for one in (read, carried, where, by, back)]
+    return [
+        _read(found["picture_read"]),
+        _carried(carried),
+        _where(where, "Where is it overruled?" if overruled else "Where is the verdict made?"),
+        _by_what(found["overruled_by"], found["alarming_words"]),
+        _reversed(found["reversed"]),
+    ]
+
+
+def _number(value: Any, *, sign: bool = False) -> str:
+    """A number, or an entry with its interval, with two digits."""
+    return str(estimate(value, 2, sign=sign)) if isinstance(value, Mapping) else fixed(value, 2, sign=sign)
+
+
+def _share(value: Any) -> str:
+    """The same in per cent."""
+    if (value["value"] if isinstance(value, Mapping) else value) is None:
+        return "cannot be told"
+    return str(percentage(value)) if isinstance(value, Mapping) else f"{percent(value, 0)}%"
+
+
+def _read(finding: Finding) -> str:
+    probe, apart = finding.evidence["probe"], finding.evidence.get("apart")
+    if finding.answer is Answer.CANNOT_TELL:
+        answer = f"That cannot be told here: {probe['reason']}, and no sentence has two pictures"
+    elif finding.answer is Answer.PARTLY:
+        assert apart is not None
+        answer = (
+            f"No probe can tell ({probe['reason']}), but something of it is: another picture under the same sentence "
+            f"moves the margin by {_number(apart)} logits (n = {apart['n']} pairs)"
+        )
+    else:
+        few = too_few(probe, sides=1).capitalize() if finding.answer is Answer.TOO_FEW else ""
+        lead = {Answer.YES: "Yes", Answer.NOT_SHOWN: "That a linear probe finds it is not shown", Answer.TOO_FEW: few}
+        answer = (
+            f"{lead[finding.answer]}: from its own columns a linear probe names the thing shown, one of "
+            f"{probe['classes']}, in {_share(probe)} of held-out cases (shuffled labels "
+            f"{_share(probe['control'])}; n = {probe['n']} in {probe['clusters']} clusters)"
+        )
+    return f"Is the picture read? {answer}."
+
+
+def _carried(finding: Finding) -> str:
+    found, probe = finding.evidence, finding.evidence["probe"]
+    if finding.answer is Answer.CANNOT_TELL:
+        why = probe["reason"] or "all cases have the same truth"
+        return f"Is it carried to the verdict? That cannot be told here: {why}."
+    beyond, moved = probe["beyond"], finding.answer in (Answer.ROSE, Answer.FELL)
+    small = by_less(beyond, of_rates=False) if moved else ""
+    answer = {
+        Answer.ROSE: f"Yes, and more of it than is said{small}",
+        Answer.YES: "Yes; whether more of it than is said, or less, is not shown",
+        Answer.NO_CHANGE: "Yes, and as much of it as is said, to within .02",
+        Answer.FELL: f"Yes, though less than is said{small}",
+        Answer.PARTLY: "What it shows is; that what follows from it is carried is not shown",
+        Answer.NOT_SHOWN: "That a linear probe finds it there is not shown",
+        Answer.TOO_FEW: too_few(probe).capitalize() if finding.answer is Answer.TOO_FEW else "",
+    }[finding.answer]
+    since = "" if found["from"] is None else f", from layer {found['from']} of {found['last']} on"
+    cut = found["edge_cut"]
+    without = "" if cut is None else (
+        "; without attention from there to the picture the margin’s AUROC changes by "
+        f"{_number(cut, sign=True)} (n = {cut['n']})")  # fmt: skip
+    return (
+        f"Is it carried to the verdict? {answer}: at the last column of the prompt a probe tells safe from unsafe with "
+        f"AUROC {_number(probe)}{since}, the model’s own margin with {_number(found['margin'])} (difference "
+        f"{_number(beyond, sign=True)}; n = {probe['n']}){without}."
+    )
+
+
+def _where(finding: Finding, asked: str) -> str:
+    found = finding.evidence
+    sentence, picture, within = (found.get(name) for name in ("sentence", "picture", "within"))
+    there = apart = ""
+    if sentence is not None:
+        there = (
+            f"at layer {found['sentence_from']} of {found['last']}: there another sentence’s state at the last column "
+            f"alone brings {_share(sentence)} of the way to its answer (n = {sentence['n']} failures)"
+        )
+    if within is not None:
+        apart = (
+            f"; under one and the same sentence failures part from successes at layer {within['from']}, in the end by "
+            f"{_number(within['gap'])} logits ({within['gap']['failures']} against {within['gap']['successes']})"
+        )
+    then = f"{there}, another picture’s {_share(found.get('picture_then'))}"
+    later, n = _share(picture), 0 if picture is None else picture["n"]
+    refused = _refused(found["refused"], found["looked_at"])
+    answer = {
+        Answer.NOWHERE: f"Nowhere: none of {found['cases']} cases was answered wrongly",
+        Answer.CANNOT_TELL: "Patching cannot tell: no state at the last column brings another sentence’s answer, "
+        f"{refused}",
+        Answer.NEVER_ARRIVES: f"Where the sentence arrives, {there}, and no layer brings half of another picture’s",
+        Answer.BEFORE: f"Before the picture arrives, {then}, and {later} from layer {found['picture_from']} on "
+        f"(n = {n})",
+        Answer.AT_ONCE: f"Where the picture arrives, {then} (n = {n})",
+        Answer.AFTER: f"After the picture has arrived, {then}, as already {later} at layer "
+        f"{found['picture_from']} (n = {n})",
+        Answer.NOT_SHOWN: f"Whether the sentence arrives before the picture is not shown, {then}",
+        Answer.TOO_FEW: f"Too few cases to tell whether the sentence arrives before the picture, {then}",
+    }[finding.answer]
+    return f"{asked} {answer}{apart}."
+
+
+def _by_what(finding: Finding, words: Finding) -> str:
+    found, apart = finding.evidence, finding.evidence["apart"]
+    difference, prior = found["difference"], found["prior"]
+    answer = {
+        Answer.CANNOT_TELL: "Sentence and picture cannot be set against each other here",
+        Answer.SENTENCE: "By the sentence",
+        Answer.PICTURE: "Not by the sentence",
+        Answer.NOT_SHOWN: "That the sentence outweighs the picture, or the picture the sentence, is not shown",
+        Answer.TOO_FEW: too_few(difference).capitalize() if finding.answer is Answer.TOO_FEW else "",
+    }[finding.answer]
+    return (
+        f"By what? {answer}: margins of different sentences lie {_number(found['spread'])} logits apart, those of one "
+        f"sentence with two pictures {_number(apart)} (difference {_number(difference, sign=True)}; n = {apart['n']} "
+        f"pairs, {_share(found['ranked'])} in the right order); the margin with a "
+        f"{_STAND_INS.get(prior, f'{prior} picture')} explains R² = {_number(found['r2'])} of the margins (n = "
+        f"{found['r2']['n']}){_alarming(words)}."
+    )
+
+
+def _alarming(words: Finding) -> str:
+    if words.answer is Answer.CANNOT_TELL:
+        return ""
+    more = words.evidence["called_unsafe"]
+    said = statement_text(
+        more,
+        answer=words.answer,
+        rose="alarming words as such do it{small}",
+        fell="alarming words as such do the contrary{small}",
+        no_change="alarming words as such change it by no more than 2 points",
+        not_shown="that alarming words as such do it is not shown",
+        too_few="there are too few sentence forms to tell whether alarming words as such do it",
+    )
+    return (
+        f"; {said}: cases with alarming words are called unsafe {brief(more)} more often than others "
+        f"({more['clusters']} sentence forms on the side that has fewer)"
+    )
+
+
+def _reversed(finding: Finding) -> str:
+    found, change = finding.evidence, finding.evidence["change"]
+    if finding.answer is Answer.CANNOT_TELL:
+        return "How much returns when that is undone? That cannot be told here: all cases have the same truth."
+    answer = statement_text(
+        change,
+        answer=finding.answer,
+        rose="Part of it",
+        fell="It gets worse",
+        no_change="No change of more than .02",
+        not_shown="That anything returns is not shown",
+    )
+    small = by_less(change, of_rates=False) if finding.answer in (Answer.ROSE, Answer.FELL) else ""
+    constant = found["constant"]
+    further = ", ".join(f"{name} {_number(one, sign=True)}" for name, one in (found.get("ablated") or {}).items())
+    ablations = f"; a direction ablated at layer {found['ablated_at']} changes it by: {further}" if further else ""
+    return (
+        f"How much returns when that is undone? {answer[0].upper()}{answer[1:]} (AUROC {_number(change, sign=True)}"
+        f"{small}): with the sentence’s own margin subtracted (weight {_number(found['weight'])}, chosen without "
+        f"labels) AUROC is {_number(found['auroc'])} instead of {_number(found['as_it_is'])} (n = {change['n']}), "
+        f"{found['fixed']} of {found['wrong']} wrong answers turn right and {found['broken']} of {found['right']} "
+        f"right ones wrong, where a mere constant that says Yes as often mends {constant['fixed']} and breaks "
+        f"{constant['broken']}{ablations}."
+    )
 
 
 def _refused(counts: Mapping[str, int], looked_at: int) -> str:

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.metrics.findings import Answer
-from experiments.report.numbers import brief, percent
-from experiments.report.sentences.wording import deciding
+from experiments.report.numbers import percent
 
 
 def summary(result: Mapping[str, Any]) -> list[str]:
@@ -23,15 +22,6 @@ def summary(result: Mapping[str, Any]) -> list[str]:
     none = f"Too few cases for an interval of any difference from {both}: of no arm is a gain shown."
     won = "By the rule for a win (more at equal strictness, unsafe accuracy kept, overall accuracy higher) these win: "
     found = [shown if pairs else none, f"{won}{_listed(winners)}."]
-    if best := result["best"]:
-        one, versus = arms[best], arms[best]["versus"].get(rivals[0], {})
-        if one["matched_over_safety"] and versus.get("matched_over_safety"):
-            gain = deciding(versus["matched_over_safety"], studied=False)
-            found.append(
-                f"Most are answered by {best}: {percent(one['matched_over_safety']['value'])}% ({brief(gain)} against "
-                f"{rivals[0]}); in its own verdicts over-safety {brief(versus['over_safety'])}, unsafe "
-                f"{brief(versus['unsafe'])} ({one['n']} of {one['n_of']} cases)."
-            )
     seen = result["familiar"]
     if result["learned"] and seen["seen"]:
         found.append(

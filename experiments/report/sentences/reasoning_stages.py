@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.report.numbers import brief, share, within
+from experiments.report.numbers import brief, share
 from experiments.report.sentences.wording import deciding, statement_text
 
 OURS = "The wordings are ours: the paper's prompts are not published."
@@ -19,13 +19,12 @@ def sentences(result: Mapping[str, Any], *, where: str = "") -> list[str]:
 
 
 def _described(result: Mapping[str, Any]) -> str:
-    cases, table, seen = result["cases"], result["caution"]["failures"], result["perception"]["failures"]
-    chosen = f"{cases['failures']} of {cases['failures_in_run']} failures"
-    described, meant = table["description"], table["description_intent"]
+    cases, seen, stages = result["cases"], result["perception"]["failures"], result["stages"]
+    listed = ", ".join(f"{name} {stage['count']}" for name, stage in stages.items())
     return (
-        f"{cases['failures_in_run']} of {cases['safe_in_run']} safe cases met caution; of {chosen} looked at, the "
-        f"caption is right in {share(seen['right']['rate'])}, and caution stays in {_stays_in(described)} with the "
-        f"true description added and in {_stays_in(meant)} with description and intent added."
+        f"{cases['failures_in_run']} of {cases['safe_in_run']} safe cases met caution; of {cases['failures']} of "
+        f"{cases['failures_in_run']} failures looked at, the caption is right in {share(seen['right']['rate'])}; by "
+        f"the stage at which caution lifts: {listed} of {stages['decision']['n']}."
     )
 
 
@@ -40,9 +39,7 @@ def _decided(result: Mapping[str, Any]) -> str:
             f"; on {matched['description_intent']['n']} matched harmful cases, where caution is right, description and "
             f"intent change it by {_changed(matched['description_intent']['change'])}"
         )
-    counted = result["stages"]
-    listed = ", ".join(f"{name} {stage['count']}" for name, stage in counted.items())
-    return f"{text}; by the stage at which caution lifts: {listed} of {counted['decision']['n']}."
+    return f"{text}."
 
 
 def _changed(entry: Mapping[str, Any] | None) -> str:
@@ -51,12 +48,6 @@ def _changed(entry: Mapping[str, Any] | None) -> str:
         return "an unknown amount (no case was asked both ways)"
     shown = deciding(entry, studied=False)
     return f"{brief(shown)} ({statement_text(shown)})"
-
-
-def _stays_in(row: Mapping[str, Any]) -> str:
-    if row["rate"] is None:
-        return "none that could be asked"
-    return f"{share(row['rate'])} of {row['n']}{within(row['interval'])}"
 
 
 def notes(result: Mapping[str, Any], caption_rule: str) -> list[str]:

@@ -5,7 +5,6 @@ from typing import Any
 
 from experiments.metrics.findings import Answer, found
 from experiments.report.numbers import fixed, fixed_interval
-from experiments.report.sentences.wording import too_few
 
 TITLE = "Another state at “this”"
 NOTE = (
@@ -16,24 +15,11 @@ NOTE = (
     "and layers at once. Of the other thing's state, AUROC is that of the case's own truth."
 )
 MOVED, FOLLOWS = "auroc with another state at this", "verdicts follow the state"  # asked
-_STATES = {
-    "noun": "The noun's state from the run in words, put onto “this” in the run with the picture",
-    "other": "The state of the pair's other thing",
-    "mean": "The mean of all nouns' states, which names no thing",
-}
-_SAID = {
-    Answer.ROSE: "raises it",
-    Answer.FELL: "lowers it",
-    Answer.NO_CHANGE: "changes it by no more than .02",
-    Answer.NOT_SHOWN: "is not shown to change it",
-    Answer.TOO_FEW: "stands on too few cases to tell",
-    Answer.CANNOT_TELL: "cannot be told apart",
-}
 
 
 def sentences(result: Mapping[str, Any]) -> list[str]:
-    """The cases, each of the three states, and what the verdict follows; the numbers are in the table."""
-    return [_entered(result), *(_state(result, state) for state in _STATES), *_follows(result)]
+    """The cases, and what the verdict follows; what each state does, and what is said of it, is in the table."""
+    return [_entered(result), *_follows(result)]
 
 
 def _entered(result: Mapping[str, Any]) -> str:
@@ -43,22 +29,6 @@ def _entered(result: Mapping[str, Any]) -> str:
         f"of the pair is known in {cases['with_other']}. With the picture as it is their AUROC is "
         f"{fixed(result['picture']['auroc'], 3)}."
     )
-
-
-def _state(result: Mapping[str, Any], state: str) -> str:
-    """The layers by what may be said there."""
-    rows = [row for row in result["transplants"] if row["state"] == state]
-    if not rows:
-        return f"{_STATES[state]}: no case has one."
-    by_answer: dict[Answer, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        finding = found(result["findings"], MOVED, f"{state}@{row['layer']}")
-        assert finding is not None
-        by_answer.setdefault(finding.answer, []).append(row)
-    lines = [f"{words} after {_layers(by_answer[answer])}" for answer, words in _SAID.items() if answer in by_answer]
-    few = by_answer.get(Answer.TOO_FEW)
-    why = f" ({too_few(few[0]['change'])})" if few else ""
-    return f"{_STATES[state]}, and the AUROC: it {'; it '.join(lines)}{why}."
 
 
 def _follows(result: Mapping[str, Any]) -> list[str]:

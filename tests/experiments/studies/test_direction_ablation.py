@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from experiments.studies.direction_ablation import evaluate
+from experiments.report.numbers import percent
+from experiments.studies.direction_ablation import evaluate, table
 from interp.errors import UserError
 from tests.experiments.compose import run_of
 
@@ -49,12 +50,14 @@ def yes_no(**changes: tuple[float, float]) -> dict[str, Any]:
 )
 def test_the_trade_is_named_by_intervals_that_exclude_0(change: tuple[float, float], meaning: str) -> None:
     found = evaluate(yes_no(cut=change, drawn=(0.0, 0.0)), controls={"cut": ["drawn"]})
-    first, second = found["summary"]
-    assert second.startswith(meaning)
+    (said,) = found["summary"]
+    assert said.startswith(f"cut: {meaning}")
     moved = meaning != "That over-caution changes is not shown, and that harmful compliance changes is not"
-    assert ("no control is shown to do the same" in second) == moved
-    assert f"{100 * (0.8 - change[0]):.1f}% of safe cases called unsafe against 80.0% under the baseline" in first
-    assert f"{100 * (0.1 - change[1]):.1f}% of unsafe cases called safe against 10.0%" in first
+    assert ("no control is shown to do the same" in said) == moved
+    shown = table(found["arms"]).records()[1]
+    assert shown["over-caution"].startswith(f"{100 * (0.8 - change[0]):.1f} [")
+    assert shown["harmful compliance"].startswith(f"{100 * (0.1 - change[1]):.1f} [")
+    assert shown["over-caution, change"].startswith(percent(-change[0], sign=True))
     caution = found["arms"]["cut"]["caution"]
     assert caution["change"]["value"] == pytest.approx(-change[0])
     assert caution["change"]["low"] < caution["change"]["high"]
@@ -63,7 +66,7 @@ def test_the_trade_is_named_by_intervals_that_exclude_0(change: tuple[float, flo
 
 def test_a_control_that_does_the_same_takes_the_claim_away() -> None:
     metrics = yes_no(cut=(0.3, -0.2), drawn=(0.2, -0.1), idle=(0.0, 0.0))
-    (_, second) = evaluate(metrics, controls={"cut": ["drawn", "idle"]})["summary"]
+    (second,) = evaluate(metrics, controls={"cut": ["drawn", "idle"]})["summary"]
     assert "so does drawn, so it is not owed to this direction alone" in second
 
 
@@ -73,8 +76,8 @@ def test_too_few_cases_and_small_changes_are_said_to_be_such() -> None:
     delta["over_safety"] = entry(0.0, 0.01)
     delta["unsafe"] |= {"low": None, "high": None, "clusters": 4, "statement": "too few"}
     found = evaluate(metrics, controls={"cut": []})
-    assert found["summary"][1] == (
-        "Over-caution does not change by more than 2 points, and there are too few cases to tell whether harmful "
+    assert found["summary"][0] == (
+        "cut: Over-caution does not change by more than 2 points, and there are too few cases to tell whether harmful "
         "compliance changes."
     )
 
@@ -82,8 +85,8 @@ def test_too_few_cases_and_small_changes_are_said_to_be_such() -> None:
 def test_a_small_change_is_no_trade() -> None:
     metrics = yes_no(cut=(0.0, -0.2))
     metrics["comparisons"]["cut"]["delta"]["over_safety"] = entry(0.01, 0.005)
-    (_, second) = evaluate(metrics, controls={"cut": []})["summary"]
-    assert second == "Over-caution falls by less than 2 points, and harmful compliance rises."
+    (second,) = evaluate(metrics, controls={"cut": []})["summary"]
+    assert second == "cut: Over-caution falls by less than 2 points, and harmful compliance rises."
 
 
 def test_a_turned_change_is_turned_whole() -> None:
@@ -107,10 +110,9 @@ def test_refusals_count_the_other_way() -> None:
     assert found["arms"]["cut"]["caution"]["change"]["value"] == pytest.approx(-0.3)
     assert found["arms"]["cut"]["harm"]["rate"] == pytest.approx(0.5)
     assert found["arms"]["cut"]["harm"]["change"]["value"] == pytest.approx(0.4)
-    assert "10.0% of benign requests refused" in found["summary"][0]
     assert (
-        found["summary"][1]
-        == "What over-refuses is what protects: less over-caution is paid for with harmful compliance."
+        found["summary"][0]
+        == "cut: What over-refuses is what protects: less over-caution is paid for with harmful compliance."
     )
 
 
