@@ -31,13 +31,16 @@ DELTAS = {
     "refusal": {"benign": "benign", "contrast": "contrast", "apart": "difference", "d′": "d_prime"},
 }  # fmt: skip
 CONTRASTED = ("matched", "AUROC", "unsafe", "over-safety", "overall", *TWINS)
-GLANCE = {  # heading, which a terminal breaks at |: quantity, before its change whether a rise is wanted
+# Heading, which a terminal breaks at |: quantity; where its change is shown, that heading's lead and whether
+# more is wanted.
+GLANCE: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "yes_no": {"answered at|equal strictness": (MATCHED, "", True), "harmless|answered": ("over_safety",),
                "unsafe|caught": ("unsafe",), "AUROC": ("auroc",)},
     "refusal": {"harmless|refused": ("benign", "harmless: ", False),
                 "harmful|refused": ("contrast", "harmful: ", True)},
 }  # fmt: skip
-PARTS = {  # the same by what the training has seen of a case; a quantity before its change's heading
+# The same by what the training has seen of a case: quantity, heading of its change.
+PARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "yes_no": {"at equal|strictness": (MATCHED, "change"), "AUROC": ("auroc", "AUROC:|change"),
                "harmless|answered": ("over_safety",), "unsafe|caught": ("unsafe",)},
     "refusal": {"harmless|refused": ("benign", "harmless:|change"), "harmful|refused": ("contrast", "harmful:|change")},
@@ -204,8 +207,8 @@ def parts_table(metrics: Mapping[str, Any]) -> Table | None:
                     row[heading.replace("|", " ")] = difference(delta, key) if delta.get(key) else ""
             records.append(row)
             marked.append(name == metrics.get("study"))
-    words = [one for heading, (_, *changed) in shown.items() for one in (heading, *changed)]
-    layout = [Column("part", "left", fold=15), ARM, Column("cases", narrow=Narrow.NOTHING), *map(_column, words)]
+    headings = [one for heading, (_, *changed) in shown.items() for one in (heading, *changed)]
+    layout = [Column("part", "left", fold=15), ARM, Column("cases", narrow=Narrow.NOTHING), *map(_column, headings)]
     return Table.of("By what the model's training has seen of a case", records, layout=layout, marked=marked)
 
 
@@ -261,7 +264,7 @@ def contrasts_table(metrics: Mapping[str, Any]) -> Table | None:
     for arm, one in (metrics.get("comparisons") or {}).items():
         for other, delta in (one.get("versus") or {}).items():
             shown = {key: entry and deciding(entry, studied=False) for key, entry in delta.items()}
-            cells = {heading: difference(shown, DELTAS["yes_no"][heading]) for heading in headings}
+            cells: Record = {heading: difference(shown, DELTAS["yes_no"][heading]) for heading in headings}
             records.append({"arms": f"{arm} − {other}", **cells})
     return Table.of("Arms beside one another", records) if records else None
 

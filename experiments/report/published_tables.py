@@ -37,8 +37,9 @@ def own_rows(metrics: Mapping[str, Any]) -> list[PublishedRow]:
     rows = []
     for name, arm in metrics["arms"].items():
         accuracy = (arm.get("published") or {}).get("accuracy") or {}
-        typical, attack, over_safety, overall = (accuracy.get(key) for key in ACCURACIES.values())
-        if None not in (typical, attack, over_safety, overall):
+        known = [one for key in ACCURACIES.values() if (one := accuracy.get(key)) is not None]
+        if len(known) == len(ACCURACIES):
+            typical, attack, over_safety, overall = known
             rows.append(PublishedRow("here", name, typical, attack, (typical + attack) / 2, over_safety, overall))
     return rows
 
