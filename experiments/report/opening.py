@@ -150,7 +150,7 @@ def opening(metrics: Mapping[str, Any], environment: Mapping[str, Any], arm: str
     }
 
 
-def badge(entry: Mapping[str, Any] | None, answer: Answer, *, more: bool, noun: str, unit: str = "cases") -> Badge:
+def badge(entry: Mapping[str, Any] | None, answer: Answer, *, more: bool, noun: str) -> Badge:
     """``answer`` on the change ``entry`` as a badge; ``more`` says whether a rise is wanted, ``noun`` what changes."""
     tone = {Answer.ROSE: "good" if more else "bad", Answer.FELL: "bad" if more else "good"}.get(answer, "flat")
     if entry is None or answer is Answer.CANNOT_TELL:
@@ -160,7 +160,7 @@ def badge(entry: Mapping[str, Any] | None, answer: Answer, *, more: bool, noun: 
         Answer.ROSE: f"More {noun}{less}.",
         Answer.FELL: f"Fewer {noun}{less}.",
         Answer.NO_CHANGE: "The change, if there is one, is at most 2 points.",
-        Answer.NOT_SHOWN: f"There may be a change or none: these cases do not show it{more_cases(entry, unit=unit)}.",
+        Answer.NOT_SHOWN: f"There may be a change or none: these cases do not show it{more_cases(entry)}.",
         Answer.TOO_FEW: f"Nothing is concluded: {_few(entry)}.",
     }[answer]
     return Badge(answer, tone, meaning)

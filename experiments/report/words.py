@@ -1,13 +1,11 @@
 """metrics.json and environment.json of a run in words: the summary, what limits it, and the conditions of a win."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from experiments.benchmarks.published import LEADERBOARD, OTHERS
-from experiments.report.numbers import fixed, share
 from experiments.report.sentences import refusal, yes_no
-from experiments.report.sentences.wording import word
 from experiments.runs.provenance import subject
 from interp.checkpoints.config import ORGANISM
 
@@ -43,7 +41,6 @@ def with_sentences(metrics: Mapping[str, Any], environment: Mapping[str, Any]) -
     summary = [
         *([f"The method under study failed: {metrics['failed']}."] if metrics.get("failed") else []),
         *found["summary"],
-        *([parts_sentence(metrics)] if metrics.get("parts") else []),
         *map(published_sentence, (metrics.get("published_rows") or {}).values()),
         *(environment.get("people") or ()),
     ]
@@ -68,34 +65,6 @@ def worded(metrics: Mapping[str, Any], *, where: str = "", caveat: str = "") -> 
         "summary": rules.sentences(metrics, arm, where=where),
         "caveats": rules.caveats(metrics, arm, text=caveat),
     }
-
-
-def parts_sentence(metrics: Mapping[str, Any]) -> str:
-    """AUROC, or both refusal rates, of the arm under study in every part; the baseline's in brackets."""
-    arm, refusals = str(metrics["study"]), metrics.get("kind") == "refusal"
-    names = ("contrast", "benign") if refusals else ("auroc",)
-
-    def number(value: float | None) -> str:
-        return share(value) if refusals else fixed(value, 3)
-
-    found = []
-    for part, block in metrics["parts"].items():
-        if (answers := block["arms"].get(arm)) is None:
-            continue
-        values = answers["refusal_rate"] if refusals else answers
-        text = f"{part} {_and(number(values[name]) for name in names)} (n = {sum(answers['n'].values())}"
-        if comparison := block["comparisons"].get(arm):
-            changes = [comparison["delta"][name] for name in names]
-            before = _and(number(entry and entry["from"]) for entry in changes)
-            changed = _and(word(entry, of_rates=refusals) for entry in changes)
-            text += f"; {comparison['against']} {before}, {changed}"
-        found.append(f"{text})")
-    what = f"{arm} refuses of harmful and of harmless requests" if refusals else f"the AUROC of {arm} is"
-    return f"By what the model's training has seen of sentence and thing, {what}: {'; '.join(found)}."
-
-
-def _and(words: Iterable[str]) -> str:
-    return " and ".join(words)
 
 
 def published_sentence(row: Mapping[str, Any]) -> str:

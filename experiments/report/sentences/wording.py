@@ -33,7 +33,6 @@ def statement_text(
     *,
     answer: Answer | None = None,
     of_rates: bool = True,
-    unit: str = "cases",
     noun: str = "change",
     sides: int = 2,
     **instead: str,
@@ -43,7 +42,6 @@ def statement_text(
     Args:
         answer: a rule's answer in place of the entry's own statement.
         of_rates: whether δ is told in points; else as a plain number.
-        unit: what ``needed`` and ``n`` of the entry count.
         noun: what the entry is, such as "difference".
         sides: how many groups of cases it compares.
         instead: templates in place of ``SAID``'s clauses, by the answer's name: ``rose``, ``too_few``. They may name
@@ -55,7 +53,7 @@ def statement_text(
     if entry is not None:
         moved = answer in (Answer.ROSE, Answer.FELL)
         words |= {"small": by_less(entry, of_rates=of_rates) if moved else "",
-                  "needed": more_cases(entry, of_rates=of_rates, unit=unit) if answer is Answer.NOT_SHOWN else "",
+                  "needed": more_cases(entry, of_rates=of_rates) if answer is Answer.NOT_SHOWN else "",
                   "few": too_few(entry, sides=sides) if answer is Answer.TOO_FEW else ""}  # fmt: skip
     return instead.get(answer.name.lower(), SAID[answer].clause).format(**words)
 
@@ -86,12 +84,12 @@ def too_few(entry: Mapping[str, Any], *, sides: int = 2) -> str:
     return f"too few cases to tell ({counted}{' on the smaller side' * (sides > 1)}; it takes {FEWEST})"
 
 
-def more_cases(entry: Mapping[str, Any], *, of_rates: bool = True, unit: str = "cases") -> str:
+def more_cases(entry: Mapping[str, Any], *, of_rates: bool = True) -> str:
     """How many cases a change of 5 points would need, in brackets; empty where it is unknown or as many were there."""
     if not entry.get("needed") or entry["needed"] <= entry["n"]:
         return ""
     five = "5 points" if of_rates else ".05"
-    return f" (to show one of {five} would take about {entry['needed']:,} {unit}; there were {entry['n']:,})"
+    return f" (to show one of {five} would take about {entry['needed']:,} cases; there were {entry['n']:,})"
 
 
 def word(entry: Mapping[str, Any] | None, *, of_rates: bool = True) -> str:
