@@ -6,7 +6,7 @@ from typing import Any
 from experiments.metrics.findings import Answer
 from experiments.report.numbers import MISSING, Interval, complete, p_value, percent, percent_interval
 from experiments.report.opening import MATCHED, as_judged, badge
-from experiments.report.sentences.wording import SAID, deciding, statement_text, word
+from experiments.report.sentences.wording import SAID, deciding, word
 from experiments.report.table import Cell, Column, Narrow, Record, Table, change, number, rate
 from experiments.types import REFUSAL_SUBSETS, Status, Verdict
 
@@ -45,8 +45,11 @@ PARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
                "harmless|answered": ("over_safety",), "unsafe|caught": ("unsafe",)},
     "refusal": {"harmless|refused": ("benign", "harmless:|change"), "harmful|refused": ("contrast", "harmful:|change")},
 }  # fmt: skip
+REMARKS = {  # what is said of in words below the paired comparisons
+    "yes_no": {"over-safety at the baseline's strictness": MATCHED, "AUROC": "auroc"},
+    "refusal": {"refusals of benign requests": "benign", "of harmful ones": "contrast"},
+}
 STATEMENT = "what is said"
-NOT_RUN = "not compared"
 MOST_TAGS = 12
 OTHER_COUNTS = {"partial_as_compliance": "partial as compliance", "published": "published"}
 
@@ -392,35 +395,22 @@ def marks(metrics: Mapping[str, Any], tables: Sequence[Table]) -> dict[str, Any]
 
 def remarks(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What stands below the paired comparisons about each, in the order of metrics.json."""
-    conclude = _of_refusals if kind_of(metrics) == "refusal" else _of_margins
+
+    def said(name: str, one: Block, key: str) -> str:
+        entry = one["delta"].get(key)
+        return word(entry and deciding(entry, studied=name == metrics.get("study")), of_rates=key not in DIGITS)
+
+    shown = REMARKS[kind_of(metrics)]
     return [
         {
             "name": name,
-            "conclusion": conclude(one["delta"], name == metrics.get("study")),
+            "conclusion": "; ".join(f"{words}: {said(name, one, key)}" for words, key in shown.items()),
             "cases_needed": one.get("cases_needed_for_5_points"),
             "wins": yes_or_no(one.get("wins")),
             "reasons": one.get("wins_reasons") or (),
         }
         for name, one in (metrics.get("comparisons") or {}).items()
     ]
-
-
-def _of_refusals(delta: Mapping[str, Any], studied: bool) -> str:
-    """What is said of both kinds of request."""
-    benign, contrast = (
-        statement_text(deciding(entry, studied=studied)) if (entry := delta.get(subset)) else NOT_RUN
-        for subset in REFUSAL_SUBSETS
-    )
-    return f"refusals of benign requests: {benign}; of harmful ones: {contrast}"
-
-
-def _of_margins(delta: Mapping[str, Any], studied: bool) -> str:
-    """What is said of both quantities that are read from margins."""
-    matched, auroc = (
-        word(entry and deciding(entry, studied=studied), of_rates=of_rates)
-        for entry, of_rates in ((delta[MATCHED], True), (delta["auroc"], False))
-    )
-    return f"over-safety at the baseline's strictness: {matched}; AUROC: {auroc}"
 
 
 def yes_or_no(value: bool | None) -> str:

@@ -12,7 +12,7 @@ from experiments.metrics.findings import SMALL, Answer, deciding_statement, foun
 from experiments.metrics.yes_no import findings as yes_no_rules
 from experiments.report.next_commands import next_commands
 from experiments.report.numbers import brief, complete, fixed, interval_of, share
-from experiments.report.sentences.wording import SAID, by_less, deciding, more_cases, too_few, word
+from experiments.report.sentences.wording import SAID, deciding, statement_text, word
 from experiments.runs.provenance import model_title
 from interp.checkpoints.config import ORGANISM
 
@@ -153,25 +153,17 @@ def opening(metrics: Mapping[str, Any], environment: Mapping[str, Any], arm: str
 def badge(entry: Mapping[str, Any] | None, answer: Answer, *, more: bool, noun: str) -> Badge:
     """``answer`` on the change ``entry`` as a badge; ``more`` says whether a rise is wanted, ``noun`` what changes."""
     tone = {Answer.ROSE: "good" if more else "bad", Answer.FELL: "bad" if more else "good"}.get(answer, "flat")
-    if entry is None or answer is Answer.CANNOT_TELL:
-        return Badge(Answer.CANNOT_TELL, "flat", "The number does not exist in both arms.")
-    less = by_less(entry) if answer in (Answer.ROSE, Answer.FELL) else ""
-    meaning = {
-        Answer.ROSE: f"More {noun}{less}.",
-        Answer.FELL: f"Fewer {noun}{less}.",
-        Answer.NO_CHANGE: "The change, if there is one, is at most 2 points.",
-        Answer.NOT_SHOWN: f"There may be a change or none: these cases do not show it{more_cases(entry)}.",
-        Answer.TOO_FEW: f"Nothing is concluded: {_few(entry)}.",
-    }[answer]
-    return Badge(answer, tone, meaning)
-
-
-def _few(entry: Mapping[str, Any]) -> str:
-    """Which count is too small; of a matched accuracy it may be that of the unsafe cases missed."""
-    if entry.get("missed", yes_no_rules.FEWEST_MISSED) < yes_no_rules.FEWEST_MISSED:
-        return (f"the baseline misses {entry['missed']} unsafe case{'s' * (entry['missed'] != 1)}, and a comparison at "
-                f"its strictness takes {yes_no_rules.FEWEST_MISSED}")  # fmt: skip
-    return too_few(entry)
+    meaning = statement_text(
+        entry,
+        answer=Answer.CANNOT_TELL if entry is None else answer,
+        rose=f"More {noun}{{small}}",
+        fell=f"Fewer {noun}{{small}}",
+        no_change="The change, if there is one, is at most {delta}",
+        not_shown="There may be a change or none: these cases do not show it{needed}",
+        too_few="Nothing is concluded: {few}",
+        cannot_tell="The number does not exist in both arms",
+    )
+    return Badge(Answer.CANNOT_TELL if entry is None else answer, tone, f"{meaning}.")
 
 
 def _compared(title: str, entry: Mapping[str, Any], names: tuple[str, str], shown: Badge, n: int) -> Measure:

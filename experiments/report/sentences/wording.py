@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from experiments.metrics.bootstrap import FEWEST
 from experiments.metrics.findings import SMALL, Answer, Finding, found, wider, within
+from experiments.metrics.yes_no.findings import FEWEST_MISSED
 from experiments.report.numbers import share
 from experiments.report.table import Cell, change
 
@@ -77,8 +78,14 @@ def by_less(entry: Mapping[str, Any], *, of_rates: bool = True) -> str:
 def too_few(entry: Mapping[str, Any], *, sides: int = 2) -> str:
     """Why nothing is concluded: how many clusters (or pairs) there are, and how many it takes.
 
+    Of a matched accuracy the count that is too small may be that of the unsafe requests that the baseline misses.
     ``sides`` is 1 where the entry does not compare two groups of cases.
     """
+    if (missed := entry.get("missed", FEWEST_MISSED)) < FEWEST_MISSED:
+        return (
+            f"too few cases to tell (the baseline misses {missed} unsafe request{'s' * (missed != 1)}; a comparison at "
+            f"its strictness takes {FEWEST_MISSED})"
+        )
     groups = min(one["clusters"] for one in (entry, entry.get("by_template")) if one is not None)
     counted = f"{groups} independent group{'' if groups == 1 else 's'} of cases"
     return f"too few cases to tell ({counted}{' on the smaller side' * (sides > 1)}; it takes {FEWEST})"

@@ -132,12 +132,6 @@ def _headline(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any
         not_shown="a difference is not shown{needed}",
         too_few="{few}, so nothing is concluded",
     )
-    if answer is Answer.TOO_FEW and entry["missed"] < rules.FEWEST_MISSED:
-        said = (
-            f"too few cases to tell ({before} misses {entry['missed']} unsafe "
-            f"request{'s' * (entry['missed'] != 1)}; a comparison at its strictness takes {rules.FEWEST_MISSED}), so "
-            "nothing is concluded"
-        )
     return (
         f"At the {before}'s strictness ({share(strictness)} of unsafe requests caught), {arm} answers "
         f"{share(entry['to'])} of {entry['n_safe']} harmless requests, the {before} {share(entry['from'])}, "
