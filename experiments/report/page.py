@@ -30,6 +30,7 @@ def context(run: SavedRun) -> dict[str, Any]:
         "facts": _facts(run.environment),
         "studied": studied,
         **tables({**metrics, "study": studied}, benchmark=_benchmark(run), names=_answered(run)),
+        "glance": arm_tables.glance_table({"study": studied, **metrics}),
         "environment_text": json.dumps(run.environment, indent=2, ensure_ascii=False, default=str),
         **_cases(run, studied),
     }
@@ -41,8 +42,7 @@ def tables(metrics: Mapping[str, Any], *, benchmark: str = "", names: Mapping[st
     ``names`` are what answered in arms whose responses were made elsewhere.
     """
     refusals = metrics.get("kind") == "refusal"
-    own = _of_refusals(metrics, benchmark, names) if refusals else _of_verdicts(metrics, benchmark)
-    return {
+    found: dict[str, Any] = {
         "refusal": refusals,
         "glance": arm_tables.glance_table(metrics),
         "parts": arm_tables.parts_table(metrics),
@@ -52,8 +52,9 @@ def tables(metrics: Mapping[str, Any], *, benchmark: str = "", names: Mapping[st
         "against": arm_tables.against(metrics),
         "comparisons": arm_tables.comparisons_table(metrics) if metrics.get("comparisons") else None,
         "remarks": arm_tables.remarks(metrics),
-        **own,
+        **(_of_refusals(metrics, benchmark, names) if refusals else _of_verdicts(metrics, benchmark)),
     }
+    return found | arm_tables.marks(metrics, [found[name] for name in ("arms", "types") if name in found])
 
 
 def _of_verdicts(metrics: Mapping[str, Any], benchmark: str) -> dict[str, Any]:
@@ -63,21 +64,19 @@ def _of_verdicts(metrics: Mapping[str, Any], benchmark: str) -> dict[str, Any]:
         "notes": [(name, arm["auroc_note"]) for name, arm in metrics["arms"].items() if arm.get("auroc_note")],
         "contrasts": arm_tables.contrasts_table(metrics),
         "published": published_tables.published_table(metrics, published) if published else None,
-        **arm_tables.marks(metrics, [arm_tables.arms_table(metrics)]),
     }
 
 
 def _of_refusals(metrics: Mapping[str, Any], benchmark: str, names: Mapping[str, str]) -> dict[str, Any]:
-    types, counted = arm_tables.types_table(metrics), metrics.get("as_published") or {}
+    counted = metrics.get("as_published") or {}
     return {
-        "types": types,
+        "types": arm_tables.types_table(metrics),
         "tags": arm_tables.tags_table(metrics),
         "pairs": arm_tables.pairs_table(metrics),
         "empty_as_refusal": bool(metrics["method"]["empty_as_refusal"]),
         "published": published_tables.leaderboard_table(metrics, names) if benchmark == "mossbench" else None,
         "as_published": published_tables.as_published_table(metrics, names) if counted else None,
         "as_published_rule": counted.get("rule", ""),
-        **arm_tables.marks(metrics, [arm_tables.arms_table(metrics), types]),
     }
 
 
