@@ -168,7 +168,8 @@ def glance_table(metrics: Mapping[str, Any], *, terse: bool = False) -> Table:
             if changes and not compared and key == MATCHED:
                 continue
             value = quantity(arm, key)
-            row[words.replace("|", " ")] = Cell(value.value) if key == MATCHED else Cell(value.value, value.interval)
+            whole = not terse and key != MATCHED
+            row[words.replace("|", " ")] = Cell(value.value, value.interval if whole else "")
             row |= _change(metrics, name, key, *changes, terse=terse) if changes and compared else {}
         return row
 
