@@ -328,7 +328,7 @@ class BatchContext:
 
 
 def merged(parts: "Sequence[Generation]") -> "Generation":
-    """The parts of a batch as one ``Generation``; counts of skipped work are summed."""
+    """The parts of a batch as one ``Generation``; counts of work are summed."""
     first = parts[0]
     if len(parts) == 1:
         return first

@@ -25,18 +25,16 @@ class Generation:
     that it was chosen from (``interp.margin``; NaN if there are none). ``finished`` is whether the end token came
     within ``max_new_tokens``. ``unshifted`` are the margins before a method added a constant to them; None if none did.
     ``sampled`` is whether the tokens were drawn, so that a verdict need not have the sign of its margin.
-    ``skips`` counts the forwards a method saved (``mitigation.contrastive.second_branch.Skips``), ``branch`` is how it
-    ran a second picture (``mitigation.vcd.VCD``), "" if it did not. ``steps`` are each answer's texts by name from the
-    questions that a method asked before it, and ``spent`` what these took (``mitigation.steps``). ``statuses`` and
-    ``reasons`` describe the outcome of each request to a remote API. ``prompts`` are the rendered prompts, ``keys``
-    their ``Prompt.key``.
+    ``branch`` is how a method ran a second picture (``mitigation.vcd.VCD``), "" if it did not. ``steps`` are each
+    answer's texts by name from the questions that a method asked before it, and ``spent`` what these took
+    (``mitigation.steps``). ``statuses`` and ``reasons`` describe the outcome of each request to a remote API.
+    ``prompts`` are the rendered prompts, ``keys`` their ``Prompt.key``.
     """
 
     texts: list[str]
     token_ids: list[list[int]]
     margins: Float[Tensor, " row"]
     finished: list[bool]
-    skips: dict[str, int] | None = None
     statuses: list[str] | None = None
     reasons: list[str] | None = None
     prompts: list[str] | None = None

@@ -16,7 +16,7 @@ loads neither torch nor transformers.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mitigation.method import Work
@@ -95,15 +95,12 @@ class BranchMethod:
         encoded: Inputs,
         others: "Branches",
         max_new_tokens: int,
-        *,
-        lazy: bool = False,
     ) -> "Generation":
         """Answers to ``prompts`` (``encoded``) by ``scores`` of all branches' logits (``others``), then the cutoff.
 
         A branch is given by its inputs, and costs a forward per token, or is there already
         (``mitigation.contrastive.processors.Branch``). On a CPU, steps after the first are left out where the cutoff
-        leaves one token: to look costs nothing there, while an accelerator would be waited for. With ``lazy`` the first
-        one too: margins are NaN then, ``skips`` is set, and ``scores`` must not read ``after_image``.
+        leaves one token: to look costs nothing there, while an accelerator would be waited for.
         """
         if not others:
             return vlm.generate(prompts, max_new_tokens=max_new_tokens, encoded=encoded)
@@ -114,18 +111,16 @@ class BranchMethod:
         def rule(clean: "Tensor", others: "Tensor", step: int) -> "Tensor":
             return self.scores(BranchLogits(clean, others, answers, after_image), step)
 
-        later = self.beta is not None and vlm.device.type == "cpu"
-        later = later and all(isinstance(other, Mapping) for other in others)
+        skips = self.beta is not None and vlm.device.type == "cpu"
         ruling = RuleLogitsProcessor(
             *(vlm.model, encoded["input_ids"], others, rule),
             beta=self.beta,
             answers=[token for ids in answers for token in ids] if self.uncut else [],
-            lazy=lazy or later,
-            first=not lazy,
+            skips=skips and all(isinstance(other, Mapping) for other in others),
             ends=vlm.end_ids,
         )
         generation = vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[ruling], encoded=encoded)
-        return replace(generation, skips=asdict(ruling.skips)) if lazy else generation
+        return generation
 
 
 @dataclass(frozen=True)

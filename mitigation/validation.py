@@ -21,7 +21,7 @@ PRIORS = ("none", "blank", "noise", "neutral", "swapped")
 
 PRIOR_PICTURES = 32
 
-BRANCHES = ("auto", "paired", "sequential", "lazy")
+BRANCHES = ("auto", "paired", "sequential")
 """How the second branch is run; see ``mitigation.vcd.VCD``."""
 
 
@@ -70,17 +70,6 @@ def check_beta(beta: Any) -> None:
 def check_noise_step(step: Any) -> None:
     """Checks that ``step`` is one of the diffusion's steps."""
     check_count("noise_step", step, 0, NOISE_STEPS - 1, hint="the last one has the most noise")
-
-
-def check_branch(branch: Any, beta: Any) -> None:
-    """Checks that ``branch`` is one of ``BRANCHES``, and that there is a cutoff ``beta`` if it is lazy."""
-    hint = "the answers are the same, paired is the fastest with margins, sequential needs the least memory"
-    check_choice("branch", branch, BRANCHES, hint=hint)
-    if branch == "lazy" and beta is None:
-        raise UserError(
-            "branch='lazy' with beta=None; without a plausibility cutoff no step can be skipped; set beta, or take "
-            "branch=auto"
-        )
 
 
 def check_prior(prior: Any, pictures: Any) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, ClassVar
 from interp.errors import UserError
 from mitigation.branches import Contrast, Inputs
 from mitigation.validation import (
+    BRANCHES,
     NOISE_KINDS,
-    check_branch,
     check_choice,
     check_noise_step,
     check_pictured,
@@ -33,14 +33,12 @@ class VCD(Contrast):
     diffusion step (0 to 999). A case's noise depends only on its ``Prompt.key`` and ``seed``; prompts without a key
     share theirs. Published settings disagree, so none is called the default of the paper.
 
-    ``branch`` is how the second image is run; the answers are the same. ``paired``: both images in one batch of twice
-    the rows, which reads the weights once. ``sequential``: a separate forward at each step; on a CPU, after the first
-    step, only where more than one token passes the cutoff. ``auto``: sequential while something records or edits the
-    model's forwards, which must see the clean image alone, and for answers of at most ``SHORT`` tokens while prefills
-    are shared (``interp.speed.prefills``), which a batch of both images cannot be; paired otherwise. The
-    ``Generation`` says which.
-    ``lazy``: only where more than one token passes the cutoff. Lazy answers have no margins, because the contrasted
-    margin is unknown if the first step was skipped; use another branch for AUROC and tables of margins.
+    ``branch`` is how the second image is run; the answers are the same, and the ``Generation`` says which it was.
+    ``paired``: both images in one batch of twice the rows, which reads the weights once. ``sequential``: a separate
+    forward at each step; on a CPU, after the first step, only where more than one token passes the cutoff. ``auto``:
+    paired, unless that cannot be (the family's processor joins no rows, or something records or edits the model's
+    forwards and must see the clean image alone) or costs more: answers of at most ``SHORT`` tokens while prefills are
+    shared (``interp.speed.prefills``), which a batch of both images cannot be.
     """
 
     noise_step: int = 500
@@ -54,12 +52,9 @@ class VCD(Contrast):
         check_noise_step(self.noise_step)
         check_seed(self.seed)
         check_choice("noise", self.noise, NOISE_KINDS, hint="for none at all take method=text_only")
-        check_branch(self.branch, self.beta)
-
-    @property
-    def unscored(self) -> str:
-        """Why there are no margins (lazy); see ``mitigation.method.Abilities``."""
-        return "a lazy branch has no margins; method.branch=auto has" if self.branch == "lazy" else ""
+        check_choice(
+            "branch", self.branch, BRANCHES, hint="the answers are the same; sequential needs the least memory"
+        )
 
     def branch_now(self, vlm: "VLM", *, max_new_tokens: int = 16) -> str:
         """The branch that ``generate`` would run now: never ``auto``.
@@ -70,7 +65,6 @@ class VCD(Contrast):
         from interp.hooks.forward import is_followed
         from interp.speed.prefills import shares_prefills
         from mitigation.contrastive.packing import joins_rows
-        from mitigation.contrastive.paired import attention_is_watched
 
         if self.branch == "paired" and not joins_rows(vlm):
             raise UserError(
@@ -79,9 +73,8 @@ class VCD(Contrast):
             )
         if self.branch != "auto":
             return self.branch
-        shares = max_new_tokens <= SHORT and shares_prefills(vlm)
-        apart = shares or is_followed(vlm) or attention_is_watched(vlm.model) or not joins_rows(vlm)
-        return "sequential" if apart else "paired"
+        costs_more = max_new_tokens <= SHORT and shares_prefills(vlm)
+        return "sequential" if costs_more or is_followed(vlm) or not joins_rows(vlm) else "paired"
 
     def noised(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> Inputs:
         """``encoded``, the inputs of ``prompts``, with the second picture of each in place of its own."""
@@ -95,8 +88,6 @@ class VCD(Contrast):
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """Greedy answers with margins of the contrasted scores before the cutoff, which would make ties.
-
-        A lazy branch gives NaN margins, and counts in ``skips`` what it saved.
 
         Raises:
             UserError: a prompt has no image, the model does not support contrasting (see
@@ -112,12 +103,11 @@ class VCD(Contrast):
         noised = self.noised(vlm, prompts, encoded)
         if branch == "paired":
             return replace(self._paired(vlm, prompts, encoded, noised, max_new_tokens), branch=branch)
-        lazy = branch == "lazy"
         # The pictures keep their size, and both are asked for; not of a prefill that other arms may have read.
-        alike = self.noise == "diffusion" and not lazy and vlm.layout.geometry != "measured"
+        alike = self.noise == "diffusion" and vlm.layout.geometry != "measured"
         alike = alike and not shares_prefills(vlm)
         with features_together(vlm, (encoded, noised) if alike else None):
-            generation = self.answers(vlm, prompts, encoded, [noised], max_new_tokens, lazy=lazy)
+            generation = self.answers(vlm, prompts, encoded, [noised], max_new_tokens)
         return replace(generation, branch=branch)
 
     def _paired(

@@ -144,9 +144,8 @@ class Shifted(Wrapper):
         generation = self._answers(vlm, prompts, max_new_tokens, self._shifting)
         if bool(generation.margins.isnan().any()):
             raise UserError(
-                "the method has answers without a margin to shift: a lazy branch leaves the second one out "
-                "(branch=lazy; take branch=auto), and a logits processor that masks Yes or No has to declare "
-                "first_scores"
+                "the method has answers without a margin to shift; a logits processor that masks Yes or No has to "
+                "declare first_scores"
             )
         return generation
 

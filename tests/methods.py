@@ -43,7 +43,6 @@ METHODS: dict[str, Any] = {
     "safety_prompt": SafetyPrompt(),
     "vcd_sequential": VCD(branch="sequential"),
     "vcd_paired": VCD(branch="paired"),
-    "vcd_lazy": VCD(branch="lazy", beta=0.5),
     "self_contrast": SelfContrast(),
     "text_only": TextOnly(),
     "cutoff": CutoffOnly(),

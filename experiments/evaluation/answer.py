@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 BASELINE = "baseline"
 PREFILLS = ("prefills", "prefills_reused")
 STEPS = "steps.jsonl"
-SKIPS = "skips.jsonl"
 COST = "cost.jsonl"  # a line a batch: its cases, tokens, seconds, and what its steps took
 MEMORY = "memory.jsonl"  # a line whenever memory ran out: the arm, and its batch size from then on
 
@@ -185,7 +184,7 @@ class Answering:
             for place, batch in enumerate(everything):
                 places |= {arm.key(sample): at * len(everything) + place for sample in batch}
         self.store.gather(file, places)
-        for other in (SKIPS, STEPS, COST, MEMORY, *([RANGES] if self.ranging else [])):
+        for other in (STEPS, COST, MEMORY, *([RANGES] if self.ranging else [])):
             self.store.gather(other)
 
     def _recorded(
@@ -360,13 +359,11 @@ class Answering:
         self.console.print(f"{arm}: out of memory; asking {rows} at once from here on", highlight=False, markup=False)
 
     def efficiency(self) -> dict[str, Any]:
-        """For environment.json, of what there is: by arm its ``cost``, and the work ``skips`` of its second branch;
-        batch sizes lowered for lack of memory; prompts that were read, and that were not because another arm had read
-        them; image features reused in this launch."""
+        """For environment.json, of what there is: by arm its ``cost``; batch sizes lowered for lack of memory; prompts
+        that were read, and that were not because another arm had read them; image features reused in this launch."""
         lowered = {line["arm"]: self._fitted(line["arm"]) for line in self.store.records(MEMORY)}
         read = {name: sum(arm.get(name, 0) for arm in self._totals(COST).values()) for name in PREFILLS}
         found = {
-            "skips": self._totals(SKIPS),
             "cost": self.cost(),
             "batch_rows": lowered,
             "prefills": read if any(read.values()) else {},
@@ -380,8 +377,6 @@ class Answering:
     ) -> None:
         """Keeps what the batch took and what it was spared on disk, so that a continued run's totals are complete."""
         batch = {"arm": arm, "first": prompts[0].key}
-        if generation.skips:
-            self.store.append([batch | generation.skips], SKIPS)
         tokens = sum(map(len, generation.token_ids))
         taken = {"cases": len(prompts), "tokens": tokens, **spent}
         self.store.append([batch | taken | (generation.spent or {})], COST)

@@ -269,6 +269,11 @@ def intercept(
                 config._attn_implementation_internal = implementation
 
 
+def is_intercepted(model: Any) -> bool:
+    """Whether an ``intercept`` is open on ``model``: its attention is being recorded or edited."""
+    return model.config.get_text_config()._attn_implementation in (NAME, SOFT_CAPPED_NAME)
+
+
 def chosen_layers(vlm: "VLM", layers: Sequence[int] | None) -> Sequence[int]:
     """``layers``, by default all decoder layers with self-attention.
 

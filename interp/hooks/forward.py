@@ -17,7 +17,7 @@ from torch import Tensor
 
 from interp.device_copies import to_host
 from interp.errors import UserError
-from interp.hooks.attention import STATIC
+from interp.hooks.attention import STATIC, is_intercepted
 from interp.segments import IMAGE, SEGMENTS, Segments, segment
 
 if TYPE_CHECKING:
@@ -296,4 +296,4 @@ def follow(follower: Follower, segments: Segments | None) -> Iterator[None]:
 
 def is_followed(vlm: "VLM") -> bool:
     """Whether forwards of ``vlm`` are being recorded or edited: attention, its edges, or hidden states."""
-    return bool(_FOLLOWERS.get(vlm.speaker))
+    return bool(_FOLLOWERS.get(vlm.speaker)) or is_intercepted(vlm.model)

@@ -29,7 +29,7 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.utils import ModelOutput
 
-from interp.hooks.attention import NAME, SOFT_CAPPED_NAME
+from interp.hooks.attention import is_intercepted
 from interp.hooks.forward import hooked, replaced
 from interp.speed.vision_cache import add_inputs, add_weights, keeps_features, synchronised_time
 
@@ -141,8 +141,7 @@ class PrefillStore:
         """Whether something other than inputs and weights may matter to a forward, or somebody looks at it."""
         assert self._vlm is not None
         model = self._vlm.model
-        watched = model.config.get_text_config()._attn_implementation in (NAME, SOFT_CAPPED_NAME)
-        return watched or model.training or torch.is_grad_enabled() or any(map(_changed, model.modules()))
+        return is_intercepted(model) or model.training or torch.is_grad_enabled() or any(map(_changed, model.modules()))
 
     def _key(self, branch: str, inputs: Mapping[str, Any]) -> bytes | None:
         """A digest of all that decides a prefill; None where an input is of a kind that is not known."""

@@ -15,7 +15,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from interp.errors import UserError
 from interp.families import PER_TOKEN
-from interp.hooks.attention import NAME, SOFT_CAPPED_NAME
+from interp.hooks.attention import is_intercepted
 from interp.layout import layout_for
 from interp.output_head import float32_head
 from mitigation.contrastive.formulas import contrast, contrast_and_cut
@@ -86,7 +86,8 @@ def generate_paired(
 class PairedContrastLogitsProcessor(ContrastLogitsProcessor):
     """Contrasts the first half of the rows with the second and returns the result for both halves.
 
-    ``prompt_ids`` are those of both halves (``pair_inputs``).
+    ``prompt_ids`` are those of both halves (``pair_inputs``). ``first_branches`` [half row vocab] are the last call's
+    scores of the first step before the contrast.
 
     Raises:
         UserError: settings out of range; while generating, as ``VisualContrastiveLogitsProcessor``.
@@ -103,6 +104,7 @@ class PairedContrastLogitsProcessor(ContrastLogitsProcessor):
         check_alpha(alpha)
         check_beta(beta)
         self.alpha, self.beta = alpha, beta
+        self.first_branches: Tensor | None = None
         super().__init__(model, prompt_ids)
 
     def __call__(
@@ -111,6 +113,8 @@ class PairedContrastLogitsProcessor(ContrastLogitsProcessor):
         """The pairs' contrasted scores, for both halves."""
         generated = self._steps.follow(input_ids, scores)
         clean, noised = scores.chunk(2)
+        if not generated.shape[1]:
+            self.first_branches = torch.stack([clean, noised])
         # For a token that is forbidden in both halves, −inf − (−inf) would give NaN.
         noised = noised.clamp(min=torch.finfo(noised.dtype).min / max(1.0, self.alpha))
         if not generated.shape[1]:
@@ -191,16 +195,11 @@ def refuse_recording(model: PreTrainedModel) -> None:
     Raises:
         UserError: attention is being recorded or edited.
     """
-    if attention_is_watched(model):
+    if is_intercepted(model):
         raise UserError(
             "attention is being recorded or edited, and a paired batch holds the noised rows beside those that were "
             "asked; generate with two branches (branch='sequential') while it is"
         )
-
-
-def attention_is_watched(model: PreTrainedModel) -> bool:
-    """Whether attention of ``model`` is being recorded or edited."""
-    return model.config.get_text_config()._attn_implementation in (NAME, SOFT_CAPPED_NAME)
 
 
 class _CleanRows(BaseStreamer):

@@ -6,7 +6,7 @@ per tile (InternVL); one row per patch, each pixel repeated ``temporal_patch_siz
 Qwen3-VL). For the last two, rows are assigned to prompts by their numbers of image tokens.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -56,37 +56,6 @@ def image_rows(inputs: Mapping[str, Any], config: Any) -> list[range]:
             f"their image tokens; give every prompt one image"
         )
     return [range(first, last) for first, last in pairwise(edges)]
-
-
-def select_rows(inputs: Mapping[str, Any], rows: Sequence[int], config: Any) -> dict[str, Any]:
-    """The inputs of the prompts ``rows`` only, in that order, taken from the inputs of the whole batch.
-
-    A tensor's first axis counts the prompts, the rows of ``pixel_values``, or the images.
-
-    Raises:
-        UserError: a family that is not known to pack its pictures so (``can_select``).
-    """
-    if not can_select(inputs, config):
-        raise UserError(
-            f"the pictures of some prompts of '{config.model_type}' cannot be taken out of their batch; a lazy branch "
-            "needs that; choose branch='sequential' or 'paired'"
-        )
-    by_length = {}
-    if inputs.get("pixel_values") is not None:
-        for name, owned in ((GRIDS, image_rows(inputs, config)), ("pixel_values", pixel_rows(inputs, config))):
-            if inputs.get(name) is not None:
-                by_length[len(inputs[name])] = [place for row in rows for place in owned[row]]
-    by_length[len(inputs["input_ids"])] = list(rows)
-    return {
-        name: value[by_length[len(value)]] if isinstance(value, Tensor) else value for name, value in inputs.items()
-    }
-
-
-def can_select(inputs: Mapping[str, Any], config: Any) -> bool:
-    """Whether ``select_rows`` works: a family that is known, or one row a prompt in every input."""
-    count = len(inputs["input_ids"])
-    one_each = all(len(value) == count for value in inputs.values() if isinstance(value, Tensor))
-    return one_each or layout_for(config).geometry != "measured" or repeats_pixels(inputs, config)
 
 
 @dataclass(frozen=True)

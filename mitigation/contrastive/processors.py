@@ -16,15 +16,11 @@ from transformers import LogitsProcessor
 from interp.errors import UserError
 from interp.hooks.forward import is_paused, only_listens
 from mitigation.contrastive.formulas import contrast, plausible, uncut_answers
-from mitigation.contrastive.second_branch import LazyBranches, SecondBranch, Skips, bare, check_inputs, speaker_of
+from mitigation.contrastive.second_branch import SecondBranch, bare, check_inputs, speaker_of
 from mitigation.validation import check_alpha, check_beta
 
 Rule = Callable[[Tensor, Tensor, int], Tensor]
 """(clean [row vocab], others [branch row vocab], step from 0) → scores [row vocab]; raw logits in, no cutoff."""
-LAZY = (
-    "a lazy branch leaves out steps, whose margins would be those of the clean picture; with first=True it never "
-    "leaves out the first one, which margins are made of"
-)
 UNEVEN = (
     "scores were changed before contrastive decoding, which would contrast changed scores with unchanged ones; set "
     "repetition_penalty=1.0, encoder_repetition_penalty=1.0, sequence_bias=None, guidance_scale=1.0 and "
@@ -56,8 +52,6 @@ class ContrastLogitsProcessor(LogitsProcessor):
     def first_scores(self) -> Float[Tensor, "some vocab"]:
         """The last call's scores of the first step, float32, before the cutoff; of a paired batch a row a pair.
 
-        Where a lazy branch may leave out the first step, those of rows that skipped it are the clean ones.
-
         Raises:
             UserError: there was no call.
         """
@@ -75,11 +69,9 @@ class RuleLogitsProcessor(ContrastLogitsProcessor):
     Yes and No: if the most likely first token is one of them, the cutoff does not apply between them. Costs one forward
     per token for each branch that is given by its inputs.
 
-    With ``lazy``, branches (all given by their inputs) are run only where several tokens pass the cutoff, since the
-    choice is that of the clean scores elsewhere; ``rule`` then gets some of the rows. With ``first`` too, they are
-    never left out at the first step, whose scores margins are made of, and ``rule`` gets all rows. A row that has one
-    of the tokens ``ends`` is neither run nor counted; without ``ends``, every row is to the last step. ``skips`` are
-    the cost of the last call; without ``lazy`` nothing is skipped, and ended rows are counted too.
+    With ``skips``, branches (all given by their inputs) are left out of a step after the first where a single token
+    passes the cutoff in every row that has none of the tokens ``ends`` yet: the choice is that of the clean scores
+    there. A later step feeds them what they have missed, in one chunk. To look synchronises with the device.
 
     Raises:
         UserError: as ``VisualContrastiveLogitsProcessor``.
@@ -94,13 +86,10 @@ class RuleLogitsProcessor(ContrastLogitsProcessor):
         *,
         beta: float | None,
         answers: Sequence[int] = (),
-        lazy: bool = False,
-        first: bool = False,
+        skips: bool = False,
         ends: Collection[int] = (),
     ) -> None:
         check_beta(beta)
-        if lazy and beta is None:
-            raise UserError("lazy=True with beta=None; without a cutoff no step can be skipped; set beta or lazy=False")
         own = [SecondBranch(model, other, blind=True) for other in others if isinstance(other, Mapping)]
         if wrong := [len(branch.prompt_ids) for branch in own if len(branch.prompt_ids) != len(prompt_ids)]:
             raise UserError(
@@ -108,16 +97,10 @@ class RuleLogitsProcessor(ContrastLogitsProcessor):
                 "pass as many"
             )
         self._branches: list[Branch] = [*own, *(other for other in others if not isinstance(other, Mapping))]
-        self._lazy = LazyBranches(own) if lazy else None
         super().__init__(model, prompt_ids)
-        self._rule, self._beta, self._answers, self._first = rule, beta, answers, first
+        self._rule, self._beta, self._answers, self._skips = rule, beta, answers, skips
         self._ends = torch.tensor([*ends], dtype=torch.long, device=prompt_ids.device)
-        self.skips = Skips()
-
-    @property
-    def unscored(self) -> str:
-        """Why there are no margins: a lazy branch would mix clean with contrasted ones, which gives a wrong AUROC."""
-        return LAZY if self._lazy is not None and not self._first else ""
+        self._fed = 0  # generated tokens that the branches have seen
 
     def __call__(
         self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
@@ -125,52 +108,23 @@ class RuleLogitsProcessor(ContrastLogitsProcessor):
         """The rule's scores in float32, −inf for tokens that are implausible by the clean ``scores``."""
         generated = self._steps.follow(input_ids, scores)
         step = generated.shape[1]
-        if not step:
-            self.skips = Skips()
         kept = plausible(scores, beta=self._beta)
-        if self._lazy is not None:
-            ruled = self._where_needed(self._lazy, generated, scores, kept)
-        else:
-            self.skips = Skips(steps=self.skips.steps + len(scores), prefills=len(scores))
-            others = [branch.extend(generated[:, -1:]) if step else branch.start() for branch in self._branches]
-            ruled = self._rule(scores.float(), torch.stack(others), step)
+        if step and self._skips and not self._unsure(generated, kept):
+            return scores.float().masked_fill(~kept, -torch.inf)
+        missed = generated[:, self._fed :]
+        others = [branch.extend(missed) if step else branch.start() for branch in self._branches]
+        self._fed = step
+        ruled = self._rule(scores.float(), torch.stack(others), step)
         cut = ruled.masked_fill(~kept, -torch.inf)
         if step:
             return cut
         self._first_scores = ruled
         return uncut_answers(cut, ruled, self._answers) if self._answers else cut
 
-    def _where_needed(
-        self,
-        lazy: LazyBranches,
-        generated: Int[Tensor, "row new"],
-        scores: Float[Tensor, "row vocab"],
-        kept: Bool[Tensor, "row vocab"],
-    ) -> Float[Tensor, "row vocab"]:
-        """The clean scores, and the rule's in rows with several plausible tokens (and in their groups)."""
-        step = generated.shape[1]
-        if not step:
-            lazy.reset()
+    def _unsure(self, generated: Int[Tensor, "row new"], kept: Bool[Tensor, "row vocab"]) -> bool:
+        """Whether several tokens pass the cutoff in a row that has not ended."""
         ended = torch.isin(generated, self._ends).any(dim=1)
-        several, alive = _true_rows(kept.sum(dim=1) > 1, ~ended)
-        whole = self._first and not step
-        unsure = set(alive) if whole else set(several) & set(alive)
-        ruled, asked = scores.float(), 0
-        for rows, where, others in lazy.consult(generated, unsure=unsure, alive=alive):
-            asked += len(rows & set(alive))
-            if where is None:
-                ruled = self._rule(scores.float(), others, step)
-            else:
-                own = self._rule(scores.float().index_select(0, where), others, step)
-                ruled = ruled.index_copy(0, where, own)
-        before, started = self.skips, lazy.started
-        self.skips = Skips(
-            steps=before.steps + len(alive),
-            skipped=before.skipped + len(alive) - asked,
-            prefills=started,
-            skipped_prefills=len(scores) - started,
-        )
-        return ruled
+        return bool(((kept.sum(dim=1) > 1) & ~ended).any())
 
 
 class VisualContrastiveLogitsProcessor(RuleLogitsProcessor):
@@ -191,17 +145,11 @@ class VisualContrastiveLogitsProcessor(RuleLogitsProcessor):
         noised: the second branch's inputs, from the model's processor.
         alpha: weight of the contrast, at least 0.
         beta: plausibility cutoff relative to the most likely token, in (0, 1]; None: no cutoff.
-        lazy: skip the second forward where a single token passes the cutoff, since the contrast then cannot change the
-            choice. The chosen tokens are the same; the scores of a skipped row and step are the clean ones, and each
-            step synchronises with the device once.
-        first: lazy, but never at the first step, whose scores margins are made of; for ``lazy`` alone.
         prompt_ids: the prompts that generation starts from, if those of ``noised`` differ (``noised`` may then be text
             only).
-        ends: tokens that end an answer. A lazy branch neither runs nor counts rows that have ended; without ``ends``,
-            every row counts to the last step.
 
     Raises:
-        UserError: settings out of range; lazy without a cutoff; right padding; prompts without image. While generating:
+        UserError: settings out of range; right padding; prompts without image. While generating:
             prompts or rows other than those of ``noised`` (as in beam search or with several sequences per prompt);
             steps out of order (assisted decoding); scores that a penalty, a bias or another processor changed before
             this one, detected by comparison with the model's own logits. On an accelerator the comparisons do not wait
@@ -215,10 +163,7 @@ class VisualContrastiveLogitsProcessor(RuleLogitsProcessor):
         *,
         alpha: float = 1.0,
         beta: float | None = 0.1,
-        lazy: bool = False,
-        first: bool = False,
         prompt_ids: Int[Tensor, "row position"] | None = None,
-        ends: Collection[int] = (),
     ) -> None:
         check_alpha(alpha)
         if prompt_ids is None:
@@ -228,7 +173,7 @@ class VisualContrastiveLogitsProcessor(RuleLogitsProcessor):
         def rule(clean: Tensor, others: Tensor, step: int) -> Tensor:  # no method: a cycle would keep the hook
             return contrast(clean, others[0], alpha=alpha)
 
-        super().__init__(model, prompts, [noised], rule, beta=beta, lazy=lazy, first=first, ends=ends)
+        super().__init__(model, prompts, [noised], rule, beta=beta)
         self.branch = self._branches[0]
 
 
@@ -332,8 +277,3 @@ class CleanLogits:
         if scores.device.type == "cpu" and any(torch.equal(one, scores) for one in own):  # nearly always
             return torch.zeros((), dtype=torch.bool)
         return ((torch.stack(own) != scores) & scores.isfinite()).any(dim=2).any(dim=1).all()
-
-
-def _true_rows(*masks: Bool[Tensor, " row"]) -> list[list[int]]:
-    """The rows where each mask is true, with a single synchronisation."""
-    return [[row for row, true in enumerate(mask) if true] for mask in torch.stack(masks).tolist()]

@@ -2,16 +2,11 @@
 
 It shares no state with the running ``generate``: positions are computed once for the prompt and then incremented, so
 that no state of the model (Qwen's ``rope_deltas``) is read or written, and the first forward creates the cache.
-
-``LazyBranches`` runs it only where it can matter. If a single token passes the plausibility cutoff, the contrast cannot
-change the choice, so the row skips the step; if a later step needs the branch, the skipped tokens are fed in one chunk.
-The result is exact.
 """
 
-import copy
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -23,13 +18,6 @@ from interp.errors import UserError
 from interp.hooks.forward import paused
 from interp.layout import Layout, layout_for
 from interp.speed.prefills import prefilled
-from mitigation.contrastive.pixels import select_rows
-
-# More groups fit the rows more tightly but read the weights more often per step; the last one takes the remaining rows.
-MAX_GROUPS = 4
-
-Consulted = tuple[frozenset[int], Tensor | None, Tensor]
-"""Rows; their tensor, or None for all rows in order; the float32 logits of every branch for them."""
 
 
 class SecondBranch:
@@ -55,13 +43,6 @@ class SecondBranch:
     def prompt_ids(self) -> Int[Tensor, "row position"]:
         """Token ids of this branch's prompts."""
         return self._prompts.inputs["input_ids"]
-
-    def part(self, rows: Sequence[int]) -> "SecondBranch":
-        """A new, unstarted branch over the prompts ``rows``, in that order."""
-        branch = copy.copy(self)
-        branch._prompts = self._prompts.part(rows, self._model.config)
-        branch.reset()
-        return branch
 
     def reset(self) -> None:
         """Discards the cache and all tokens after the prompt."""
@@ -153,15 +134,6 @@ class _Prompts:
     positions: Int[Tensor, "*axis row position"]  # Qwen: text position, then frame, row and column
     padded: bool
 
-    def part(self, rows: Sequence[int], config: Any) -> "_Prompts":
-        index = torch.tensor(rows, device=self.mask.device)
-        return replace(
-            self,
-            inputs=select_rows(self.inputs, rows, config),
-            mask=self.mask.index_select(0, index),
-            positions=self.positions.index_select(-2, index),
-        )
-
 
 def _prompts(model: PreTrainedModel, layout: Layout, inputs: Mapping[str, Any]) -> _Prompts:
     """The prompts with positions as in generate(): from 0 at the first real token; 0 for padding."""
@@ -227,78 +199,3 @@ def check_inputs(model: PreTrainedModel, inputs: Mapping[str, Any], *, blind: bo
         raise UserError(
             f"no image in the prompts of rows {rows}; contrasting pictures needs one a prompt; leave these out"
         )
-
-
-@dataclass(frozen=True)
-class Skips:
-    """The cost of one ``generate`` call. ``steps`` counts row × step for rows that had not ended.
-
-    ``skipped`` of these did not need the second branch. ``prefills`` counts rows whose noised prompt was run,
-    ``skipped_prefills`` those whose was not.
-    """
-
-    steps: int = 0
-    skipped: int = 0
-    prefills: int = 0
-    skipped_prefills: int = 0
-
-
-@dataclass
-class _Group:
-    """The rows that first needed the branches at one step; ``index`` is their tensor, None for all rows in order."""
-
-    branches: Sequence[SecondBranch]
-    rows: frozenset[int]
-    index: Int[Tensor, " some"] | None
-    fed: int | None = None  # number of generated tokens the branches have seen; None before their prompts
-
-    def advance(self, generated: Int[Tensor, "row new"]) -> Float[Tensor, "branch some vocab"]:
-        """Feeds all tokens generated since the last call; their float32 logits. Call at most once per step."""
-        own = generated if self.index is None else generated.index_select(0, self.index)
-        logits: list[Tensor] = []
-        if self.fed is None:
-            self.fed, logits = 0, [branch.start() for branch in self.branches]
-        if own.shape[1] > self.fed:
-            logits = [branch.extend(own[:, self.fed :]) for branch in self.branches]
-            self.fed = own.shape[1]
-        return torch.stack(logits)
-
-
-class LazyBranches:
-    """Runs parts of ``whole``, branches over all rows, on demand; each part runs all of them."""
-
-    def __init__(self, whole: Sequence[SecondBranch]) -> None:
-        self._whole = whole
-        self.reset()
-
-    def reset(self) -> None:
-        """Discards all state, for another call of ``generate``."""
-        self._groups: list[_Group] = []
-
-    @property
-    def started(self) -> int:
-        """Number of rows whose prompts were run."""
-        return sum(len(group.rows) for group in self._groups)
-
-    def consult(self, generated: Int[Tensor, "row new"], *, unsure: Set[int], alive: Sequence[int]) -> list[Consulted]:
-        """Logits for at least the rows ``unsure``, after the tokens ``generated`` so far, a group each.
-
-        Rows that first need the branches at the same step form a group. ``alive`` are the rows that have not ended.
-        """
-        if not unsure:
-            return []
-        groups = [group for group in self._groups if unsure & group.rows]
-        known = frozenset().union(*(group.rows for group in self._groups))
-        if new := unsure - known:
-            last = len(self._groups) == MAX_GROUPS - 1
-            groups.append(self._group(sorted(set(alive) - known if last else new), len(generated)))
-        return [(group.rows, group.index, group.advance(generated)) for group in groups]
-
-    def _group(self, rows: list[int], total: int) -> _Group:
-        if len(rows) == total:
-            group = _Group(self._whole, frozenset(rows), None)
-        else:
-            index = torch.tensor(rows, device=self._whole[0].prompt_ids.device)
-            group = _Group([branch.part(rows) for branch in self._whole], frozenset(rows), index)
-        self._groups.append(group)
-        return group

@@ -21,7 +21,6 @@ CAPABILITIES = (
     "maps",
     "vcd_sequential",
     "vcd_paired",
-    "vcd_lazy",
     "residuals",
     "lens",
     "record",
@@ -35,7 +34,7 @@ CAPABILITIES = (
     "save_load",
     "two_devices",
 )
-NAMED_ALONE = ("attention", "maps", "vcd_lazy", "lora", "captum", "save_load", "two_devices")
+NAMED_ALONE = ("attention", "maps", "lora", "captum", "save_load", "two_devices")
 """What is asked of the families of ``tests.families`` alone, not of those of ``tests.read_families``."""
 FAILS = "fails: "
 

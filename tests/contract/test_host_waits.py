@@ -20,7 +20,7 @@ NEVER = (
     *("prior_correction", "m3id", "sampled", "knockout", "pai", "only", "vista", "levelled"),
     *("attention_steering_relative", "ablate_random"),
 )
-ONCE = ("vcd_lazy", "recorded", "recorded_with_maps", "recorded_vcd")
+ONCE = ("recorded", "recorded_with_maps", "recorded_vcd")
 
 
 @cache

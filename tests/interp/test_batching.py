@@ -43,10 +43,10 @@ def test_batches_keep_to_both_bounds_and_hold_every_case_once(
         assert all(min(first) >= max(second) for first, second in pairwise(own))
 
 
-def answers(prompts: Sequence[Prompt], skips: dict[str, int] | None = None) -> Generation:
+def answers(prompts: Sequence[Prompt], spent: dict[str, int | float] | None = None) -> Generation:
     texts = [prompt.text for prompt in prompts]
     return Generation(
-        texts, [[1]] * len(texts), torch.tensor([float(len(t)) for t in texts]), [True] * len(texts), skips
+        texts, [[1]] * len(texts), torch.tensor([float(len(t)) for t in texts]), [True] * len(texts), spent=spent
     )
 
 
@@ -77,7 +77,7 @@ def test_where_memory_runs_out_half_is_asked_and_no_more_from_then_on(
     assert len(freed) == 2
     assert found.texts == [prompt.text for prompt in PROMPTS]
     assert found.margins.tolist() == [1, 2, 3, 4, 5, 6, 7]
-    assert found.skips == {"steps": 7}
+    assert found.spent == {"steps": 7}
     assert found.statuses is None
     limit.parts(PROMPTS[:2], ask)
     assert asked[9:] == [1, 1]

@@ -37,7 +37,6 @@ ARMS: dict[str, Any] = {
     "prior_heavier": PriorCorrection(),
     "sampled": Sampled(Baseline(), temperature=0.7, seed=1),
 }
-LAZY = {"vcd_lazy": VCD(branch="lazy")}  # which may read some of the prompts alone
 DISTINCT = 4  # clean, two noises, grey
 WORDS: dict[str, Any] = {"icd": InstructionContrast(), "m3id": M3ID(), "text_only": TextOnly()}  # not of every family
 
@@ -75,7 +74,7 @@ def check_bits(vlm: VLM) -> None:
             except UserError:
                 continue
             possible[name] = method
-        plain = answers(vlm, possible | LAZY)
+        plain = answers(vlm, possible)
         store = PrefillStore()
         with shared_prefills(vlm, store):
             assert not store.off
@@ -83,13 +82,11 @@ def check_bits(vlm: VLM) -> None:
             vlm.generate(PROMPTS[:2], max_new_tokens=2)  # another batch in between
             again = answers(vlm, possible)
             computed = store.computed
-            shared |= answers(vlm, LAZY)
     assert [name for name in plain if not same(plain[name], shared[name])] == []
     assert [name for name in possible if not same(plain[name], again[name])] == []
     rows = len(PROMPTS)
     apart = len({"icd", "m3id", "text_only"} & possible.keys()) - ({"m3id", "text_only"} <= possible.keys())
     assert computed == rows * (DISTINCT + apart) + 2
-    assert plain["vcd_lazy"].skips == shared["vcd_lazy"].skips
     assert not store.held
 
 

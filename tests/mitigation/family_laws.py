@@ -1,7 +1,7 @@
 """One model of every family with pictures, and what the laws of contrastive decoding are asked of.
 
 The output head is scaled: random weights give nearly even probabilities, and where no token ever passes the cutoff
-alone nothing lazy is tried.
+alone no step is left out.
 """
 
 from dataclasses import dataclass

@@ -16,8 +16,6 @@ from interp.errors import UserError
 from interp.loading import load
 from interp.vlm import VLM, Generation, Prompt
 from mitigation.attention_steering import AttentionSteering
-from mitigation.contrastive.corruption import diffuse_images
-from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
 from mitigation.controls import CutoffOnly
 from mitigation.method import Baseline, abilities
 from mitigation.prior_correction import PriorCorrection
@@ -169,16 +167,6 @@ def test_a_sampled_method_has_the_margins_of_the_method(vlm: VLM, prompts: list[
         assert abilities(method).sampled
     for method in (VCD(), Shifted(VCD(), 1.0), AttentionSteering(1.0)):
         assert not abilities(method).sampled
-
-
-def test_a_lazy_branch_has_no_margins_whoever_passes_it(vlm: VLM, prompts: list[Prompt]) -> None:
-    encoded = vlm.encode(prompts)
-    noised = diffuse_images(encoded, [prompt.key for prompt in prompts], step=999, seed=0)
-    for lazy in (False, True):
-        processor = VisualContrastiveLogitsProcessor(vlm.model, noised, beta=0.1, lazy=lazy)
-        got = vlm.generate(prompts, encoded=encoded, logits_processor=[processor])
-        assert got.margins.isnan().tolist() == [lazy] * 3
-    assert VCD(branch="lazy").generate(vlm, prompts, max_new_tokens=2).margins.isnan().all()
 
 
 def test_a_masked_answer_has_no_margin_unless_the_scores_before_are_handed_on(vlm: VLM, prompts: list[Prompt]) -> None:

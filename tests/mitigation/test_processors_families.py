@@ -15,7 +15,6 @@ from mitigation.contrastive.corruption import diffuse_images
 from mitigation.contrastive.formulas import plausible
 from mitigation.contrastive.paired import generate_paired
 from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
-from mitigation.contrastive.second_branch import Skips
 from mitigation.vcd import VCD
 from tests.families import every_family
 from tests.mitigation.conftest import uncached
@@ -60,25 +59,20 @@ def test_identical_pictures_are_the_cutoff_alone(name: str, alpha: float, beta: 
     assert torch.equal(paired(same, alpha=alpha, beta=beta).sequences, output.sequences)
 
 
-@pytest.mark.contract("vcd_paired", "vcd_lazy")
+@pytest.mark.contract("vcd_paired")
 @pytest.mark.parametrize("name", every_family())
 @few
 @given(alpha=ALPHAS, share=st.sampled_from([0.3, 0.5, 0.7]))
-def test_paired_and_lazy_choose_what_two_branches_choose(name: str, alpha: float, share: float) -> None:
+def test_paired_chooses_what_two_branches_choose(name: str, alpha: float, share: float) -> None:
     whole, beta = case(name), cutoff(name, share)
-    eager, lazy = contrasting(whole, alpha=alpha, beta=beta), contrasting(whole, alpha=alpha, beta=beta, lazy=True)
+    eager = contrasting(whole, alpha=alpha, beta=beta)
     expected = whole.generate(eager)
     both = paired(whole, alpha=alpha, beta=beta)
     assert torch.equal(both.sequences, expected.sequences)
     torch.testing.assert_close(both.first_scores, eager.first_scores, atol=1e-3, rtol=1e-4)
-    output = whole.generate(lazy)
-    assert torch.equal(output.sequences, expected.sequences)
     kept = [(scores.isfinite().sum(dim=1) > 1).tolist() for scores in expected.scores]
     needed = sum(map(sum, kept))
     assert 0 < needed < len(whole.prompts) * TOKENS, "the law wants steps of both kinds"
-    assert lazy.skips.steps == len(whole.prompts) * TOKENS
-    assert 0 <= lazy.skips.skipped <= lazy.skips.steps - needed
-    assert eager.skips == Skips(steps=lazy.skips.steps, prefills=len(whole.prompts))
 
 
 @pytest.mark.contract("vcd_sequential")
@@ -98,17 +92,15 @@ def test_a_padded_cached_batch_equals_one_prompt_at_a_time_without_cache(name: s
 @pytest.mark.parametrize("name", every_family())
 def test_a_second_call_starts_clean(name: str) -> None:
     whole = case(name)
-    for lazy in (False, True) if name in ("llava", "qwen2_5_vl") else (True,):
-        processor = contrasting(whole, alpha=2.0, beta=0.1, lazy=lazy)
-        fresh = whole.generate(processor)
-        first, skips = processor.first_scores, processor.skips
-        short = whole.generate(processor, max_new_tokens=2)
-        again = whole.generate(processor)
-        assert torch.equal(short.sequences, fresh.sequences[:, : short.sequences.shape[1]])
-        assert torch.equal(again.sequences, fresh.sequences)
-        assert all(torch.equal(x, y) for x, y in zip(again.scores, fresh.scores, strict=True))
-        assert torch.equal(processor.first_scores, first)
-        assert processor.skips == skips
+    processor = contrasting(whole, alpha=2.0, beta=0.1)
+    fresh = whole.generate(processor)
+    first = processor.first_scores
+    short = whole.generate(processor, max_new_tokens=2)
+    again = whole.generate(processor)
+    assert torch.equal(short.sequences, fresh.sequences[:, : short.sequences.shape[1]])
+    assert torch.equal(again.sequences, fresh.sequences)
+    assert all(torch.equal(x, y) for x, y in zip(again.scores, fresh.scores, strict=True))
+    assert torch.equal(processor.first_scores, first)
 
 
 @pytest.mark.parametrize("name", every_family())
@@ -146,12 +138,12 @@ def test_a_text_may_be_contrasted_with_no_picture_at_all(name: str) -> None:
         assert whole.answer(output.sequences)[row].tolist() == ids
 
 
-@pytest.mark.contract("vcd_sequential", "vcd_paired", "vcd_lazy")
+@pytest.mark.contract("vcd_sequential", "vcd_paired")
 @pytest.mark.parametrize("name", every_family())
 def test_the_method_gives_one_answer_however_it_is_computed(name: str) -> None:
     vlm, prompts = family(name), case(name).prompts
     answers = []
-    for branch in ("sequential", "paired", "lazy"):
+    for branch in ("sequential", "paired"):
         method = VCD(alpha=2.0, beta=0.1, noise_step=999, branch=branch)
         whole = method.generate(vlm, prompts, max_new_tokens=TOKENS)
         if branch != "paired":  # its rows are the sequential ones, as is seen below
@@ -159,10 +151,7 @@ def test_the_method_gives_one_answer_however_it_is_computed(name: str) -> None:
             assert single.token_ids == whole.token_ids[1:2]
             torch.testing.assert_close(single.margins, whole.margins[1:2], atol=1e-2, rtol=1e-3, equal_nan=True)
         answers.append(whole)
-    sequential, both, lazy = answers
-    assert both.token_ids == lazy.token_ids == sequential.token_ids
-    assert both.finished == lazy.finished == sequential.finished
+    sequential, both = answers
+    assert both.token_ids == sequential.token_ids
+    assert both.finished == sequential.finished
     torch.testing.assert_close(both.margins, sequential.margins, atol=1e-2, rtol=1e-3)
-    assert lazy.skips is not None
-    assert lazy.skips["steps"] == sum(map(len, sequential.token_ids))
-    assert sequential.skips is both.skips is None

@@ -104,14 +104,13 @@ def test_other_prompts_are_found_out_a_step_late(cuda: VLM, batch: Any) -> None:
         processor(second, scores)
 
 
-@pytest.mark.parametrize("lazy", [False, True])
-def test_answers_are_those_of_the_cpu(vlm: VLM, lazy: bool) -> None:
+def test_answers_are_those_of_the_cpu(vlm: VLM) -> None:
     prompts = [Prompt("what is red", picture(0), key="0"), Prompt("Is it safe to eat this?", picture(1), key="1")]
     answers = []
     for device in ("cpu", "cuda"):
         vlm.model.to(device)
         inputs = vlm.encode(prompts)
         noised = diffuse_images(inputs, ["0", "1"], step=999, seed=0)
-        processor = VisualContrastiveLogitsProcessor(vlm.model, noised, alpha=2.0, beta=0.3, lazy=lazy)
+        processor = VisualContrastiveLogitsProcessor(vlm.model, noised, alpha=2.0, beta=0.3)
         answers.append(vlm.generate(prompts, max_new_tokens=8, logits_processor=[processor], encoded=inputs).token_ids)
     assert answers[0] == answers[1]

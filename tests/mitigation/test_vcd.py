@@ -32,8 +32,7 @@ from tests.tiny import picture
         ({"noise_step": 1000}, "noise_step=1000; .*0 .*999"),
         ({"noise_step": -1}, "noise_step=-1; .*0 .*999"),
         ({"noise": "salt"}, "noise='salt'; .*diffusion.*swapped"),
-        ({"branch": "third"}, "branch='third'; .*auto, paired, sequential, lazy"),
-        ({"branch": "lazy", "beta": None}, "branch='lazy' with beta=None; .*branch=auto"),
+        ({"branch": "third"}, "branch='third'; .*auto, paired, sequential"),
     ],
 )
 def test_settings_are_checked_when_made(setting: dict[str, Any], message: str) -> None:
@@ -53,19 +52,6 @@ def test_every_noise_is_contrasted_by_every_branch(vlm: VLM, prompts: list[Promp
     assert got.prompts == [vlm.render(prompt) for prompt in prompts]
     assert len(got.texts) == len(got.finished) == len(got.margins) == len(prompts)
     assert got.token_ids != VCD(alpha=3.0, beta=0.05, noise_step=999).generate(vlm, prompts, max_new_tokens=4).token_ids
-
-
-def test_lazy_says_what_it_saved(vlm: VLM, prompts: list[Prompt]) -> None:
-    sure = VCD(beta=1.0, branch="lazy").generate(vlm, prompts, max_new_tokens=1)
-    assert sure.skips == {"steps": 3, "skipped": 3, "prefills": 0, "skipped_prefills": 3}
-    unsure = VCD(beta=1e-6, branch="lazy").generate(vlm, prompts, max_new_tokens=1)
-    assert unsure.skips == {"steps": 3, "skipped": 0, "prefills": 3, "skipped_prefills": 0}
-    # Also where nothing was skipped: an AUROC of whichever cases were unsure would be of no arm.
-    assert sure.margins.isnan().all()
-    assert unsure.margins.isnan().all()
-    eager = VCD(beta=1e-6).generate(vlm, prompts, max_new_tokens=1)
-    assert eager.margins.isfinite().all()
-    assert eager.skips is None
 
 
 def test_it_is_the_formula_decoded_greedily(vlm: VLM, prompts: list[Prompt], one_by_one: Callable[..., Any]) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import SuppressTokensLogitsProcessor
 
 from interp.errors import UserError
 from interp.vlm import VLM, Prompt
@@ -79,8 +80,13 @@ def test_what_cannot_be_shifted_is_refused(vlm: VLM, prompts: list[Prompt]) -> N
         def generate(self, vlm: Any, prompts: Any, *, max_new_tokens: int) -> Any:
             return plain
 
+    class Masked:
+        def generate(self, vlm: Any, prompts: Any, *, max_new_tokens: int) -> Any:
+            masking = SuppressTokensLogitsProcessor(vlm.answer_ids.yes)
+            return vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[masking])
+
     plain = Baseline().generate(vlm, prompts, max_new_tokens=1)
     with pytest.raises(UserError, match="loop of its own"):
         Shifted(Loop(), 1.0).generate(vlm, prompts, max_new_tokens=1)
-    with pytest.raises(UserError, match="branch=lazy"):
-        Shifted(VCD(branch="lazy"), 1.0).generate(vlm, prompts, max_new_tokens=1)
+    with pytest.raises(UserError, match="without a margin to shift"):
+        Shifted(Masked(), 1.0).generate(vlm, prompts, max_new_tokens=1)

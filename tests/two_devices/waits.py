@@ -56,7 +56,7 @@ WAYS: dict[str, Answer] = {
     **{
         name: by(METHODS[name])
         for name in (
-            *("baseline", "vcd_sequential", "vcd_paired", "vcd_lazy", "constant_shift", "shifted_sequential"),
+            *("baseline", "vcd_sequential", "vcd_paired", "constant_shift", "shifted_sequential"),
             *("shifted_paired", "cutoff", "prior_correction", "m3id", "sampled", "attention_steering_relative", "pai"),
             *("only", "vista", "ablate_random"),
         )

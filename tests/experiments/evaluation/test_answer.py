@@ -24,6 +24,7 @@ from experiments.studies.vrtuning.arms import NewAdapter
 from interp.errors import UserError
 from interp.speed import prefills
 from interp.vlm import VLM, Generation, Prompt
+from mitigation.attention_steering import AttentionSteering
 from mitigation.method import Baseline, abilities
 from mitigation.prior_correction import PriorCorrection
 from mitigation.threshold import ConstantShift
@@ -309,23 +310,20 @@ def test_records_keep_the_margin_before_a_constant_and_whether_tokens_were_drawn
 def test_arms_without_margins_do_not_enter_a_scored_study(
     saved: Path, vlm: VLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lazy = ("+arms.lazy._target_=mitigation.vcd.VCD", "+arms.lazy.branch=lazy")
-    run = run_in(tmp_path, "method=prompt", *lazy, "protocol=score", f"model.path={saved}")
+    drawn = ("+arms.drawn._target_=mitigation.wrappers.Sampled", "+arms.drawn.method._target_=mitigation.vcd.VCD")
+    run = run_in(tmp_path, "method=prompt", *drawn, "protocol=score", f"model.path={saved}")
     run.task(run)
-    assert "lazy does not enter: protocol=score: a lazy branch has no margins" in " ".join(
-        capsys.readouterr().out.split()
-    )
+    assert "drawn does not enter: protocol=score: its answers are sampled" in " ".join(capsys.readouterr().out.split())
     (folder,) = (tmp_path / "study").iterdir()
     lines = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
     assert {line["arm"] for line in lines} == {"baseline", "prompt"}
-    with pytest.raises(UserError, match="lazy"):
-        answered(run, vlm, {"vcd": VCD(branch="lazy")})
-    assert abilities(Sampled(Baseline())).unscored
+    with pytest.raises(UserError, match="sampled"):
+        answered(run, vlm, {"drawn": Sampled(VCD())})
+    drawing = abilities(Sampled(Baseline())).unscored
+    assert drawing
     assert not abilities(VCD()).unscored
-    lazy_branch = abilities(VCD(branch="lazy")).unscored
-    assert lazy_branch
-    assert abilities(Shifted(VCD(branch="lazy"), 1.0)).unscored == lazy_branch
-    assert abilities(NewAdapter("a", inner=VCD(branch="lazy"))).unscored == lazy_branch
+    assert abilities(AttentionSteering(method=Sampled(VCD()))).unscored == drawing
+    assert abilities(NewAdapter("a", inner=Sampled(VCD()))).unscored == drawing
 
     class Blind:
         def generate(self, vlm: VLM, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Generation:
@@ -339,7 +337,7 @@ def test_arms_without_margins_do_not_enter_a_scored_study(
     ("overrides", "message"),
     [
         (("benchmark=mossbench", "benchmark.root=nowhere"), "asks for refusal answers"),
-        (("method=vcd", "method.branch=lazy"), "cannot ask vcd, .* no margins"),
+        (("method._target_=mitigation.wrappers.Sampled", "+method.method._target_=mitigation.vcd.VCD"), "cannot ask"),
         (("model=api_vllm",), "only reached over an API"),
     ],
 )

@@ -20,7 +20,7 @@ from experiments.evaluation import shift_ranges
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.study import Study, limited
 from experiments.evaluation.study import run as evaluate_run
-from experiments.runs.resumption import RunStore, open_run
+from experiments.runs.resumption import open_run
 from experiments.types import Kind, Loaded
 from interp import output_head
 from interp.attention.record import record_attention
@@ -377,29 +377,3 @@ def test_a_run_says_which_branch_its_answers_came_from(saved: Path, tmp_path: Pa
     assert json.loads((folder / "environment.json").read_text())["branches"] == {"vcd": used}
     found = [(line["arm"], line.get("branch")) for line in lines(folder, "predictions.jsonl")]
     assert set(found) == {("baseline", None), ("vcd", used)}
-
-
-@pytest.mark.long
-def test_a_lazy_branch_is_recorded_with_what_it_skipped(
-    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes = ("limit=8", "draws=20", "batch_size=3", "max_new_tokens=2", f"output_root={tmp_path}")
-    run = run_of("method=vcd", "method.branch=lazy", "method.beta=0.9", f"model.path={saved}", *sizes, "verbose=true")
-    append = RunStore.append
-
-    def stopped(self: RunStore, records: Any, file: str = "predictions.jsonl") -> None:
-        found = list(records)
-        if file == "predictions.jsonl" and found[0]["arm"] == "vcd":  # answered, counted, and not yet recorded
-            raise KeyboardInterrupt
-        append(self, found, file)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(RunStore, "append", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            run.task(run)
-    folder = evaluate(run)
-    (counts,) = json.loads((folder / "environment.json").read_text())["skips"].values()
-    assert counts["prefills"] + counts["skipped_prefills"] == 8
-    assert 0 < counts["steps"] <= 16
-    # A batch each, so that a continued run counts them all; that which was asked twice counts once.
-    assert len(lines(folder, "skips.jsonl")) == 4

@@ -34,7 +34,7 @@ WRONG: tuple[dict[str, Any], ...] = (
     {"arms": []},
     {"arms": [{"name": "x"}]},
     {"arms": [{"name": "vcd", "settings": {"alpha": "x"}}]},
-    {"arms": [{"name": "vcd", "settings": {"branch": "lazy"}}]},
+    {"arms": [{"name": "vcd", "settings": {"branch": "third"}}]},
     {"change": {"off": [[99, 0]]}},
     {"change": {"off": [[1, 77]]}},
     {"change": {"cut": [0, 99]}},

@@ -29,7 +29,7 @@ from tests.tiny import picture, tiny_llava
 TOKENS = 6
 PROMPTS = [Prompt(text, picture(i), key=str(i)) for i, text in enumerate(["Is this safe?", "what is red", "the dog"])]
 METHODS: list[Any] = [
-    Baseline(), ContextPrompt(), VCD(), VCD(branch="sequential"), VCD(branch="lazy"), CutoffOnly(0.5),
+    Baseline(), ContextPrompt(), VCD(), VCD(branch="sequential"), CutoffOnly(0.5),
     PriorCorrection(), AttentionSteering(1.0), Shifted(VCD(), 0.5),
 ]  # fmt: skip
 
