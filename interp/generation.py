@@ -25,8 +25,9 @@ class Generation:
     that it was chosen from (``interp.margin``; NaN if there are none). ``finished`` is whether the end token came
     within ``max_new_tokens``. ``unshifted`` are the margins before a method added a constant to them; None if none did.
     ``sampled`` is whether the tokens were drawn, so that a verdict need not have the sign of its margin.
-    ``branch`` is how a method ran a second picture (``mitigation.vcd.VCD``), "" if it did not. ``steps`` are each
-    answer's texts by name from the questions that a method asked before it, and ``spent`` what these took
+    ``branch`` is how a method ran a second picture (``mitigation.vcd.VCD``), "" if it did not. ``branch_margins`` are
+    each answer's margins by the name of the branch (``mitigation.branches``), before its method's formula. ``steps``
+    are each answer's texts by name from the questions that a method asked before it, and ``spent`` what these took
     (``mitigation.steps``). ``statuses`` and ``reasons`` describe the outcome of each request to a remote API.
     ``prompts`` are the rendered prompts, ``keys`` their ``Prompt.key``.
     """
@@ -42,6 +43,7 @@ class Generation:
     sampled: bool = False
     keys: list[str] | None = None
     branch: str = ""
+    branch_margins: list[dict[str, float]] | None = None
     steps: list[dict[str, str]] | None = None
     spent: dict[str, int | float] | None = None
 

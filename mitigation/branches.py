@@ -4,6 +4,7 @@
     class TextOnly(BranchMethod):
         alpha: float = 1.0
         beta: float | None = 0.1
+        other = "no_picture"
 
         def branches(self, vlm, prompts, encoded):
             return [vlm.encode([replace(prompt, image=None) for prompt in prompts])]
@@ -16,7 +17,7 @@ loads neither torch nor transformers.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mitigation.method import Work
@@ -52,11 +53,13 @@ class BranchMethod:
 
     ``beta`` is the plausibility cutoff (None: none). ``pictured`` says why a prompt needs a picture, "" if it does not.
     ``uncut`` is whether the cutoff leaves both answers, if the most likely first token is one of them
-    (``mitigation.contrastive.formulas.uncut_answers``).
+    (``mitigation.contrastive.formulas.uncut_answers``). ``other`` names what the further branches ask, in records of
+    their margins (``Generation.branch_margins``); of several, they are ``other_1``, ``other_2`` and so on.
     """
 
     beta: float | None = None
     pictured: ClassVar[str] = ""
+    other: ClassVar[str] = "other"
     uncut: ClassVar[bool] = True
     work: ClassVar[Work] = Work(prompts=2, branches=2)
 
@@ -104,11 +107,16 @@ class BranchMethod:
         """
         if not others:
             return vlm.generate(prompts, max_new_tokens=max_new_tokens, encoded=encoded)
+        import torch
+
         from mitigation.contrastive.processors import RuleLogitsProcessor
 
+        margins: list[Tensor] = []  # of every branch, at the first step
         answers, after_image = vlm.answer_ids, _after_image(vlm, encoded["input_ids"])
 
         def rule(clean: "Tensor", others: "Tensor", step: int) -> "Tensor":
+            if not step:
+                margins[:] = [branch_margins(torch.cat([clean[None], others]), answers)]
             return self.scores(BranchLogits(clean, others, answers, after_image), step)
 
         skips = self.beta is not None and vlm.device.type == "cpu"
@@ -120,7 +128,14 @@ class BranchMethod:
             ends=vlm.end_ids,
         )
         generation = vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[ruling], encoded=encoded)
-        return generation
+        return self.with_branch_margins(generation, margins[0])
+
+    def with_branch_margins(self, generation: "Generation", margins: "Tensor") -> "Generation":
+        """``generation`` with each branch's margin [branch row] by its name; that of the prompts is ``clean``."""
+        several = len(margins) > 2
+        others = [f"{self.other}_{number}" if several else self.other for number in range(1, len(margins))]
+        rows = [dict(zip(["clean", *others], row, strict=True)) for row in margins.T.tolist()]
+        return replace(generation, branch_margins=rows)
 
 
 @dataclass(frozen=True)
@@ -144,6 +159,14 @@ class Contrast(BranchMethod):
         from mitigation.contrastive.formulas import contrast
 
         return contrast(logits.clean, logits.others[0], alpha=self.alpha)
+
+
+def branch_margins(logits: "Tensor", answers: tuple[Sequence[int], Sequence[int]]) -> "Tensor":
+    """The margins [branch row] of the first step's ``logits`` [branch row vocab], before any formula."""
+    from interp.margin import margin_of
+
+    yes, no = (logits[..., list(ids)].flatten(0, 1) for ids in answers)
+    return margin_of(yes, no).unflatten(0, logits.shape[:2])
 
 
 def _after_image(vlm: "VLM", ids: "Tensor") -> "Tensor":

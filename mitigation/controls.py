@@ -30,6 +30,7 @@ class TextOnly(Contrast):
     """
 
     pictured: ClassVar[str] = "it contrasts with the same words without theirs"
+    other: ClassVar[str] = "no_picture"
 
     def branches(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> list[Inputs]:
         """The inputs without pictures.
@@ -48,6 +49,8 @@ class SelfContrast(Contrast):
 
     Costs a second forward per token, as VCD does. Under greedy decoding its answers must equal the baseline's.
     """
+
+    other: ClassVar[str] = "same_picture"
 
     def branches(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> list[Inputs]:
         """The same inputs."""

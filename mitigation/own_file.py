@@ -226,6 +226,7 @@ class OwnFile(_Own):
 class _OwnContrast(BranchMethod):
     """The file's ``contrast`` of the prompts and of what ``second`` makes of them."""
 
+    other: ClassVar[str] = "second"
     second: Callable[..., Any]
     contrast: Callable[..., Any]
     beta: float | None

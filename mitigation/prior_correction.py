@@ -63,6 +63,7 @@ class PriorCorrection(BranchMethod):
     beta: float | None = 0.1
     seed: int = 0
     pictured: ClassVar[str] = "prior correction takes the sentence's part out of what the picture gives"
+    other: ClassVar[str] = "prior"
 
     def __post_init__(self) -> None:
         check_number("weight", self.weight, 0.0)

@@ -37,6 +37,7 @@ def at_verdicts(vlm: VLM | WrappedVLM, prompts: Sequence[Prompt], answers: Gener
     plain = unwrapped(vlm)
     places = [verdict_position(plain, ids) for ids in answers.token_ids]
     margins = answers.margins.clone()
+    branches = None if answers.branch_margins is None else list(answers.branch_margins)
     unshifted = None if answers.unshifted is None else answers.unshifted.clone()
     later = [row for row, place in enumerate(places) if place]
     if later:
@@ -46,10 +47,17 @@ def at_verdicts(vlm: VLM | WrappedVLM, prompts: Sequence[Prompt], answers: Gener
         margins[later] = again.margins if again.unshifted is None else again.unshifted
         if unshifted is not None:
             unshifted[later] = margins[later]
+        if branches is not None and again.branch_margins is not None:
+            for row, found in zip(later, again.branch_margins, strict=True):
+                branches[row] = found
+    none = [row for row, place in enumerate(places) if place is None]
     for found in (margins, unshifted):
         if found is not None:
-            found[[row for row, place in enumerate(places) if place is None]] = torch.nan
-    return replace(answers, margins=margins, unshifted=unshifted)
+            found[none] = torch.nan
+    if branches is not None:
+        for row in none:
+            branches[row] = {}
+    return replace(answers, margins=margins, unshifted=unshifted, branch_margins=branches)
 
 
 def verdict_position(vlm: VLM, ids: Sequence[int]) -> int | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from interp.errors import UserError
-from mitigation.branches import Contrast, Inputs
+from mitigation.branches import Contrast, Inputs, branch_margins
 from mitigation.validation import (
     BRANCHES,
     NOISE_KINDS,
@@ -46,6 +46,7 @@ class VCD(Contrast):
     noise: str = "diffusion"
     branch: str = "auto"
     pictured: ClassVar[str] = "VCD contrasts two pictures"
+    other: ClassVar[str] = "second_picture"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -119,4 +120,6 @@ class VCD(Contrast):
         inputs = pair_inputs(vlm.model, encoded, noised)
         pairing = PairedContrastLogitsProcessor(vlm.model, inputs["input_ids"], alpha=self.alpha, beta=self.beta)
         both = vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[pairing], encoded=inputs)
-        return both.first(len(prompts))
+        assert pairing.first_branches is not None
+        margins = branch_margins(pairing.first_branches, vlm.answer_ids)
+        return self.with_branch_margins(both.first(len(prompts)), margins)

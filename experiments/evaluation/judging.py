@@ -73,6 +73,7 @@ def _answered(
         unshifted=None if generation.unshifted is None else float(generation.unshifted[index]),
         sampled=generation.sampled,
         branch=generation.branch,
+        branch_margins={} if generation.branch_margins is None else generation.branch_margins[index],
         steps={} if generation.steps is None else generation.steps[index],
         prompt=None if generation.prompts is None else generation.prompts[index],
         published_verdict=published_verdict(response) if sample.gold in ("yes", "no") else None,

@@ -62,6 +62,7 @@ def answered(
     unshifted: float | None = None,
     sampled: bool = False,
     branch: str = "",
+    branch_margins: Mapping[str, float] | None = None,
     steps: Mapping[str, str] | None = None,
     judgement: Judgement | None,
     judge: str,
@@ -74,9 +75,9 @@ def answered(
     ``judgement`` is None where a refusal judge had nothing to read; ``published_verdict`` is that of the published
     yes/no rule, None for refusal benchmarks; ``prompt`` is the prompt as rendered. A margin that is not finite becomes
     null. ``unshifted`` is the margin before a constant was added to it (None: none was), ``sampled`` whether the tokens
-    were drawn, ``branch`` how a contrast ran its second picture ("": there was none), ``steps`` the texts by
-    name from the questions that the method asked before. ``reason`` says why the text is
-    missing or incomplete.
+    were drawn, ``branch`` how a contrast ran its second picture ("": there was none), ``branch_margins``
+    the margins of its branches by name, ``steps`` the texts by name from the questions that the method asked before.
+    ``reason`` says why the text is missing or incomplete.
     """
     return _common(sample, arm, settings) | {
         "status": status.value,
@@ -87,6 +88,9 @@ def answered(
         **({} if unshifted is None else {"margin_unshifted": _finite(unshifted)}),
         **({"sampled": True} if sampled else {}),
         **({"branch": branch} if branch else {}),
+        **(
+            {"branch_margins": {name: _finite(each) for name, each in branch_margins.items()}} if branch_margins else {}
+        ),
         **({"steps": {name: writable(text) for name, text in steps.items()}} if steps else {}),
         **({} if prompt is None else {"prompt": writable(prompt)}),
         **({"reason": writable(reason)} if reason else {}),

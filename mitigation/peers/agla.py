@@ -54,6 +54,7 @@ class AGLA(BranchMethod):
     digest: str = field(init=False, default="")
     work: ClassVar[Work] = Work(prompts=3, branches=2)  # the first forward says which parts match
     pictured: ClassVar[str] = "AGLA shows parts of it"
+    other: ClassVar[str] = "matching_parts"
 
     def __post_init__(self) -> None:
         check_number("alpha", self.alpha, 0.0)

@@ -38,6 +38,7 @@ class InstructionContrast(Contrast):
     disturbance: str = DISTURBANCE
     uncut: ClassVar[bool] = True
     pictured: ClassVar[str] = "ICD is about what an instruction makes of a picture"
+    other: ClassVar[str] = "disturbed"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,6 +71,7 @@ class M3ID(BranchMethod):
     from_picture: bool = False
     beta: float | None = None
     pictured: ClassVar[str] = "M3ID compares the answers with and without it"
+    other: ClassVar[str] = "no_picture"
 
     def __post_init__(self) -> None:
         check_beta(self.beta)
@@ -114,6 +116,7 @@ class PAI(BranchMethod):
     first_layer: int = 2
     beta: float | None = 0.1
     pictured: ClassVar[str] = "PAI raises the attention that it gets"
+    other: ClassVar[str] = "no_picture"
 
     def __post_init__(self) -> None:
         check_alpha(self.alpha)

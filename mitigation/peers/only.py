@@ -41,6 +41,7 @@ class ONLY(BranchMethod):
     beta: float | None = 0.1
     work: ClassVar[Work] = Work()  # its branch is of the same forward
     pictured: ClassVar[str] = "ONLY compares attention to the picture with attention to the text"
+    other: ClassVar[str] = "text_enhanced"
 
     def __post_init__(self) -> None:
         check_number("alpha_1", self.alpha_1, 0.0)

@@ -40,6 +40,7 @@ class VISTA(BranchMethod):
     normed: bool = False
     work: ClassVar[Work] = Work(prompts=3)  # the states with and without the picture come first
     pictured: ClassVar[str] = "VISTA steers towards what it adds"
+    other: ClassVar[str] = "earlier_layers"
 
     def __post_init__(self) -> None:
         check_number("strength", self.strength, 0.0)

@@ -377,3 +377,18 @@ def test_a_run_says_which_branch_its_answers_came_from(saved: Path, tmp_path: Pa
     assert json.loads((folder / "environment.json").read_text())["branches"] == {"vcd": used}
     found = [(line["arm"], line.get("branch")) for line in lines(folder, "predictions.jsonl")]
     assert set(found) == {("baseline", None), ("vcd", used)}
+
+
+@pytest.mark.parametrize("protocol", ["score", "generate"])
+def test_records_of_a_contrast_hold_the_margins_of_its_branches(saved: Path, tmp_path: Path, protocol: str) -> None:
+    sizes = ("limit=4", "draws=20", "max_new_tokens=2", f"output_root={tmp_path}")
+    contrast = ("method=text_only", "method.alpha=2.0")
+    folder = evaluate(run_of(*contrast, f"protocol={protocol}", f"model.path={saved}", *sizes))
+    records = {(line["arm"], line["case"]): line for line in lines(folder, "predictions.jsonl")}
+    for (arm, case), record in records.items():
+        if arm == "baseline":
+            assert "branch_margins" not in record
+            continue
+        clean, other = (record["branch_margins"][name] for name in ("clean", "no_picture"))
+        assert clean == pytest.approx(records["baseline", case]["margin"], abs=1e-4)
+        assert 3 * clean - 2 * other == pytest.approx(record["margin"], abs=1e-3)
