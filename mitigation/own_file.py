@@ -127,9 +127,7 @@ class _Own:
                 f"{LEARNED}, and one of the two is missing; write both, and {self._kind}({ARGUMENTS[self._kind]}, *, "
                 f"{LEARNED})"
             )
-        others = _parameters(getattr(self._module, LEARN)) - _parameters(own) if self.learns else set()
-        mine = {name: value for name, value in self.settings.items() if name not in others}
-        return self._called(own, self._kind, ARGUMENTS[self._kind], mine)
+        return self._called(own, self._kind, ARGUMENTS[self._kind], self.settings)
 
     def _called(
         self, own: Callable[..., Any], kind: str, positional: str, settings: Mapping[str, Any]
@@ -257,10 +255,7 @@ class OwnLearner(_Own):
 
     @cached_property
     def _learner(self) -> "partial[Any]":
-        """The file's ``learn`` with those of the settings that it has."""
-        learn = getattr(self._module, LEARN)
-        mine = {name: value for name, value in self.settings.items() if name in _parameters(learn)}
-        return self._called(learn, LEARN, LEARN_ARGUMENTS, mine)
+        return self._called(getattr(self._module, LEARN), LEARN, LEARN_ARGUMENTS, {})
 
     def learn(self, vlm: "VLM", prompts: "Sequence[Prompt]", safe: Sequence[bool], *, out: Path) -> OwnFile:
         """Calls the file's ``learn``, and writes what it returns to ``out``.
@@ -283,7 +278,7 @@ class OwnLearner(_Own):
                 f"{self.name}: learn raised {words}{line_in(Path(self.path), error)}; {OWES_TO_LEARN}"
             ) from error
         tensors, numbers = _parted(returned, self.name)
-        about = {"numbers": numbers, "n": len(prompts), **self._made_by()}
+        about = {"numbers": numbers, "n": len(prompts), "code": self.digest}
         write_tensors(out, self.KIND, tensors, about, vlm=vlm)
         return self.read(out)
 
@@ -291,19 +286,14 @@ class OwnLearner(_Own):
         """The method with what ``learn`` wrote to ``out``.
 
         Raises:
-            UserError: the file belongs to another method, other code or other settings.
+            UserError: the file belongs to another method or other code.
         """
-        about, here = read_tensors(out, self.KIND).about, self._made_by()
-        if other := [name for name, value in here.items() if about.get(name) != value]:
+        if (code := read_tensors(out, self.KIND).about.get("code")) != self.digest:
             raise UserError(
-                f"{out} was learned with {other[0]} {about.get(other[0])}, and {self.name} has {here[other[0]]}; "
-                "remove it to learn it again, or give the file and settings that it was learned with"
+                f"{out} was learned with code {code}, and {self.name} has {self.digest}; remove it to learn it again, "
+                "or give the file that it was learned with"
             )
         return OwnFile(self.path, self.settings, out)
-
-    def _made_by(self) -> dict[str, str]:
-        """What of the file decides what is learned."""
-        return {"code": self.digest, "settings": repr(sorted(self._learner.keywords.items()))}
 
 
 def _parted(returned: Any, name: str) -> "tuple[dict[str, Tensor], dict[str, float]]":
@@ -329,10 +319,6 @@ def _parted(returned: Any, name: str) -> "tuple[dict[str, Tensor], dict[str, flo
         else:
             tensors[key] = value.detach().clone()  # safetensors takes no two names of one memory
     return tensors, numbers
-
-
-def _parameters(own: Callable[..., Any]) -> set[str]:
-    return set(inspect.signature(own).parameters)
 
 
 def _given(own: Callable[..., Any]) -> set[str]:

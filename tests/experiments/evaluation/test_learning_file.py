@@ -26,8 +26,8 @@ from tests.experiments.compose import only_run, run_of
 from tests.experiments.evaluation.test_training import WithoutDevelopment
 
 KEYS = """
-def learn(vlm, prompts, safe, *, scale=1.0):
-    return {prompt.key: scale * label for prompt, label in zip(prompts, safe)}
+def learn(vlm, prompts, safe):
+    return {prompt.key: float(label) for prompt, label in zip(prompts, safe)}
 
 
 def ask(prompt, *, learned, strict=False):
@@ -75,7 +75,7 @@ def scoring(vlm: type[VLM] | VLM, before: Callable[[list[Prompt]], None]) -> Ite
 def test_a_file_with_learn_is_a_method_that_learns(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(KEYS)
     path = str(tmp_path / "mine.py")
-    method = own_method(path, {"scale": 2.0, "strict": True})
+    method = own_method(path, {"strict": True})
     assert isinstance(method, OwnLearner)
     assert isinstance(method, TrainableMethod)
     assert not abilities(method).works_over_api
