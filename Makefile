@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo smol gpu test test-long test-all mutations contract contract-check chromium docs notebook check format clean
+.PHONY: help install install-dev demo smol gpu test test-long test-ci test-all mutations contract contract-check chromium docs notebook check format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -45,6 +45,9 @@ test: install-dev chromium ## install, then the default tests: neither long nor 
 
 test-long: install-dev chromium ## the tests of more than a second or so, mostly whole commands; CI runs them too
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and not slow and not families" -n auto --dist loadfile
+
+test-ci: install-dev chromium ## what CI runs: these two and contract-check in one go, so that nothing is collected or run twice
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow or contract or families" -n auto --dist loadfile -p no:cacheprovider --contract-check
 
 test-all: install-dev chromium ## install, then every test; those for a GPU skip where there is none
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile

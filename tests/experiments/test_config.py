@@ -11,7 +11,7 @@ from hydra.errors import ConfigCompositionException
 from omegaconf import OmegaConf
 
 from experiments.command_line.mistakes import in_a_sentence
-from experiments.config import CONF, digest, options_of, written
+from experiments.config import CONF, build_run, digest, options_of, written
 from experiments.studies.model_table import configurations
 from interp.errors import UserError
 from mitigation.learned.activation_steering import DirectionSteering
@@ -34,11 +34,11 @@ def asks_for_a_file(method: str) -> bool:
 @pytest.mark.long
 @pytest.mark.parametrize("exp", options_of("exp"))
 def test_every_experiment_composes_and_says_its_command(exp: str) -> None:
-    run = run_of(f"+exp={exp}")
-    assert run.name == exp
+    config = composed(f"+exp={exp}")
+    assert build_run(config.copy()).name == exp
     task = HydraConfig.get().runtime.choices.task
     assert exp == task or exp not in options_of("task")  # one thing has one name
-    assert composed(f"+exp={exp}") != composed(f"task={task}")  # else the task alone would do
+    assert config != composed(f"task={task}")  # else the task alone would do
     assert f"python -m experiments.run +exp={exp}" in (CONF / "exp" / f"{exp}.yaml").read_text()
 
 
@@ -99,8 +99,10 @@ def test_a_model_is_composed_wherever_it_is_put() -> None:
 @pytest.mark.parametrize("model", options_of("model"))
 def test_every_model_composes(model: str) -> None:
     open_ = ("model.model=some/api", "model.base_url=http://127.0.0.1:8000/v1") if model == "api" else ()
-    assert run_of(f"model={model}", *open_).model.name == model
-    assert composed(f"model={model}").model == MODELS[model]  # what task=model_table reads without Hydra
+    config = composed(f"model={model}", *open_)
+    assert build_run(config.copy()).model.name == model
+    written_down = composed(f"model={model}") if open_ else config
+    assert written_down.model == MODELS[model]  # what task=model_table reads without Hydra
 
 
 CONTROLS = ("vcd_published", "text_only", "yes_bias", "calibrated_shift", "prompt")
