@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from transformers import GenerationConfig
 
 from interp.errors import UserError
 
-# Overrides a checkpoint's generation_config: Qwen2.5-VL ships sampling and a repetition penalty, InstructBLIP five
-# beams. All of these but beams can still be requested per call.
+# Checkpoints' settings are hidden (``special_tokens_alone``): Qwen2.5-VL ships sampling and a repetition penalty,
+# InstructBLIP five beams. These are said in every call all the same, for models with a generate of their own.
 GREEDY: dict[str, Any] = {"do_sample": False, "num_beams": 1, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
+SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
 @dataclass
@@ -105,14 +107,21 @@ def _until_end(row: list[int], ends: set[int], pad: int) -> list[int]:
 
 
 @contextmanager
-def own_length(speaker: Any) -> Iterator[None]:
-    """Hides the checkpoint's max_length: next to max_new_tokens, generate() would warn about it in every call."""
-    config = speaker.generation_config
-    length, config.max_length = config.max_length, None
+def special_tokens_alone(*speakers: Any) -> Iterator[None]:
+    """Hides the checkpoint's generation settings but for its special tokens.
+
+    Suppressed tokens, minimum lengths, guidance, biases, stop strings and whatever else a checkpoint's
+    ``generation_config.json`` brings would act in every call. ``speakers`` are modules with a ``generation_config``.
+    """
+    before = [speaker.generation_config for speaker in speakers]
+    for speaker, config in zip(speakers, before, strict=True):
+        kept = {name: getattr(config, name, None) for name in SPECIAL_TOKENS}
+        speaker.generation_config = GenerationConfig(**kept)
     try:
         yield
     finally:
-        config.max_length = length
+        for speaker, config in zip(speakers, before, strict=True):
+            speaker.generation_config = config
 
 
 @contextmanager

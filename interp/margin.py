@@ -107,8 +107,10 @@ class FirstScores:
         tokens = [token for ids in answers for token in ids]
         self._plain = _Tap(tokens, own[:moved])
         self._final = _Tap(tokens, own[:chosen]) if chosen > moved else self._plain
+        self._models = _Tap(tokens, []) if moved else self._plain
+        first = [] if self._models is self._plain else [self._models]
         taps = [self._plain] if self._final is self._plain else [self._plain, *own[moved:chosen], self._final]
-        self.processors = LogitsProcessorList([*own[:moved], *taps, *own[chosen:]])
+        self.processors = LogitsProcessorList([*first, *own[:moved], *taps, *own[chosen:]])
         self._seen = not any(options.get(name) for name in UNSEEN)
         self.sampled = bool(options.get("do_sample")) or any(getattr(one, "sampled", False) for one in own)
 
@@ -116,6 +118,22 @@ class FirstScores:
     def ran(self) -> bool:
         """Whether generate() has called the processors."""
         return self._plain.called
+
+    def check_model(self, name: str, dtype: object) -> None:
+        """Checks that the model's own scores, before any processor, are numbers.
+
+        Raises:
+            UserError: they are not.
+        """
+        scores = self._models.read()
+        if scores is None or bool(scores.isfinite().all()):
+            return
+        kind = "NaN" if bool(scores.isnan().any()) else "infinite"
+        raise UserError(
+            f"the scores of {name} itself are not finite ({kind}) in {str(dtype).removeprefix('torch.')}, before any "
+            "method has changed them; take model.dtype=bfloat16 or model.dtype=float32, or a checkpoint whose weights "
+            "are numbers"
+        )
 
     def margins(self, rows: int) -> Float[Tensor, " row"]:
         """The margins of the ``rows`` answers, float32 on the CPU; NaN where there is none."""

@@ -1,32 +1,34 @@
-"""A question to a model, and how it is rendered: text by the processor's chat template, pictures as RGB."""
+"""A question to a model, and how it is rendered by the processor's chat template."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from jinja2.exceptions import TemplateError
 from PIL import Image, ImageOps
 
 from interp.errors import UserError
+from interp.pictures import as_seen
 
 if TYPE_CHECKING:
     from interp.layout import Layout
 
 MARK = "\ue000"  # a private-use character, which occurs in no template, vocabulary or question
-DATE = "26 Jul 2024"  # the one that Llama 3.2's own template falls back on
+TODAY = datetime(2024, 7, 26)  # the date that Llama 3.2's own template falls back on
+DATE = TODAY.strftime("%d %b %Y")
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One question, with one picture or none.
+    """One question, with one picture or none. The picture is kept as a model sees it (``interp.pictures.as_seen``).
 
     ``key`` identifies the case: all random draws for it depend only on ``key`` and a seed.
     ``request`` is the part of ``text`` that is asked about, without the question around it, and ``shows`` a sentence of
     what the picture shows; both "" where they are not known. No model is told of them unless a method does so.
 
     Raises:
-        UserError: ``image`` is no picture of PIL, such as a list of two.
+        UserError: ``image`` is no picture of PIL, such as a list of two, or one that cannot be decoded.
     """
 
     text: str
@@ -43,6 +45,18 @@ class Prompt:
                 f"Prompt: image is a {kind}; a prompt takes one picture as a PIL.Image.Image, or None; to ask about "
                 "several, paste them into one picture, or ask about each in a prompt of its own"
             )
+        if self.image is not None:
+            object.__setattr__(self, "image", _seen(self.image))
+
+
+def _seen(image: Image.Image) -> Image.Image:
+    try:
+        return as_seen(image)
+    except Exception as error:  # decoders raise whatever bad bytes provoke
+        raise UserError(
+            f"Prompt: image cannot be decoded ({type(error).__name__}: {error}); a prompt takes a whole picture; "
+            "replace its file"
+        ) from error
 
 
 def listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -52,13 +66,13 @@ def listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 def inverted(prompt: Prompt) -> Prompt:
     """The prompt with the negative of its picture, which has the same size and so as many tokens."""
-    return prompt if prompt.image is None else replace(prompt, image=ImageOps.invert(prompt.image.convert("RGB")))
+    return prompt if prompt.image is None else replace(prompt, image=ImageOps.invert(prompt.image))
 
 
 def render(processor: Any, prompt: Prompt, *, layout: "Layout", name: str) -> str:
     """Renders the prompt with ``processor``'s chat template, up to where the answer begins. The image is a placeholder.
 
-    A date that the template asks for is ``DATE``. A template that wants the system text as a string gets one.
+    Today is ``TODAY`` for a template that asks. A template that wants the system text as a string gets one.
 
     Raises:
         UserError: the processor has no chat template, the template rejects or drops the system prompt, or placeholders
@@ -69,8 +83,10 @@ def render(processor: Any, prompt: Prompt, *, layout: "Layout", name: str) -> st
     messages = [{"role": "user", "content": [*picture, {"type": "text", "text": prompt.text}]}]
     if prompt.system is not None:
         messages.insert(0, {"role": "system", "content": [{"type": "text", "text": prompt.system}]})
-    # A date that a template would add (Llama 3.2 does, to words without a picture) would change prompts day by day.
-    dated = {"date_string": DATE} if "date_string" in str(processor.chat_template) else {}
+    # A date that a template adds (Llama 3.2's, Granite's) would change prompts day by day.
+    template = str(processor.chat_template)
+    dated: dict[str, Any] = {"date_string": DATE} if "date_string" in template else {}
+    dated |= {"strftime_now": TODAY.strftime} if "strftime_now" in template else {}
     try:
         text = processor.apply_chat_template(messages, add_generation_prompt=True, **dated)
         if prompt.system is not None and str(messages[0]["content"]) in text:  # it wants a string, and printed a list
@@ -115,15 +131,3 @@ def _check_placeholders(text: str, processor: Any, *, images: int, layout: "Layo
             f"{found} image placeholders {str(token)!r} for {images} images in a prompt of {name}; there must be as "
             "many; take the placeholder out of the prompt's words, or fix the chat template"
         )
-
-
-def to_rgb(image: Image.Image) -> Image.Image:
-    """The image in 8-bit RGB, which every image processor accepts. Transparency is dropped, as processors do.
-
-    16-bit greyscale is scaled down: PIL would clip it, turning every value above 255 white.
-    """
-    if image.mode.startswith("I"):
-        grey = np.asarray(image, dtype=np.float64)
-        deep = image.mode != "I" or grey.max() > 255  # older versions of PIL open a 16-bit PNG as I
-        image = Image.fromarray((grey / 257 if deep else grey).clip(0, 255).round().astype(np.uint8))
-    return image.convert("RGB")

@@ -5,6 +5,7 @@ from typing import Any
 
 from PIL import Image
 
+from interp.pictures import PictureRefused
 from interp.prompt import Prompt
 
 Size = tuple[int, int]
@@ -16,13 +17,15 @@ class Lengths:
 
     A blank picture of each size is encoded once, with a question of one character, so that the model's own processor
     says how many tokens it takes, in every family. Words that merge with what the processor puts around a picture can
-    make a length wrong by a token. Use it to form batches, not to index them.
+    make a length wrong by a token. Use it to form batches, not to index them. A picture of a size in ``refused`` counts
+    as nothing.
     """
 
     def __init__(self, vlm: Any) -> None:
         self.vlm = vlm
         self._texts: dict[tuple[str, bool, str | None], int] = {}
         self._pictures: dict[Size, int] = {}
+        self.refused: dict[Size, str] = {}  # sizes that the model's processor cannot take, with its reason
 
     def of(self, texts: Sequence[str], sizes: Sequence[Size | None]) -> list[int]:
         """The length of each prompt. A size is None if there is no picture, or none that can be opened."""
@@ -37,7 +40,10 @@ class Lengths:
         self._read([prompt for prompt in dict.fromkeys(prompts) if prompt not in self._texts])
         for size in dict.fromkeys(sizes):
             if size is not None and size not in self._pictures:
-                self._pictures[size] = self._added(size)
+                try:
+                    self._pictures[size] = self._added(size)
+                except PictureRefused as refusal:
+                    self._pictures[size], self.refused[size] = 0, str(refusal)
         return [
             self._texts[prompt] + (0 if size is None else self._pictures[size])
             for prompt, size in zip(prompts, sizes, strict=True)
@@ -52,7 +58,8 @@ class Lengths:
         begin = self.vlm.tokenizer.bos_token
         special = not (begin and words[0].startswith(begin))
         ids = self.vlm.tokenizer(words, add_special_tokens=special)["input_ids"]
-        self._texts.update(zip(prompts, map(len, ids), strict=True))
+        ends = self.vlm.ends_of_texts if special else 0
+        self._texts.update((prompt, len(row) - ends) for prompt, row in zip(prompts, ids, strict=True))
 
     def _added(self, size: Size) -> int:
         """The tokens of a prompt with a picture of this size that are not in its text."""

@@ -17,14 +17,18 @@ from transformers import BatchFeature, LogitsProcessor, StoppingCriteriaList
 
 from interp.batching import BatchContext
 from interp.errors import UserError
-from interp.families import encode_pieces
-from interp.generation import GREEDY, Generation, check_call, new_tokens, own_length, seeded
+from interp.families import PER_TOKEN, encode_pieces
+from interp.generation import GREEDY, Generation, check_call, new_tokens, seeded, special_tokens_alone
 from interp.layout import layout_for
 from interp.margin import NO, YES, AnswerIds, FirstScores, Metric, answer_ids, margin_of
 from interp.output_head import float32_head, native_head
-from interp.prompt import MARK, Prompt, render, to_rgb
+from interp.pictures import PictureRefused
+from interp.prompt import MARK, Prompt, render
 
 __all__ = ["VLM", "Generation", "Prompt"]
+
+BY_TOKEN = PER_TOKEN | {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
+"""Inputs with a column for each token."""
 
 
 def _ids(value: int | Sequence[int] | None) -> set[int]:
@@ -135,6 +139,12 @@ class VLM:
         """The module with the output head, which runs the forwards of generate(); in InstructBLIP it is nested."""
         return self.model.get_submodule(self.layout.lm_head.rpartition(".")[0])
 
+    @property
+    def _speakers(self) -> list[Any]:
+        """The modules whose generation settings act in ``generate``: the model itself, and a speaker nested in it."""
+        modules = [self.model] if self.speaker is self.model else [self.model, self.speaker]
+        return [module for module in modules if getattr(module, "generation_config", None) is not None]
+
     @cached_property
     def end_ids(self) -> set[int]:
         """The tokens that end an answer: the checkpoint's, the tokenizer's, and the one behind an answer in the chat.
@@ -161,15 +171,32 @@ class VLM:
         return {number: str(token) for number, token in added.items() if token.special and str(token)}
 
     def render(self, prompt: Prompt) -> str:
-        """The prompt as text, up to where the answer begins. The image is a single placeholder."""
-        return render(self.processor, prompt, layout=self.layout, name=self.name)
+        """The prompt as text, up to where the answer begins. The image is a single placeholder.
+
+        Raises:
+            UserError: as ``interp.prompt.render``; or the chat template ends it with an end token.
+        """
+        text = render(self.processor, prompt, layout=self.layout, name=self.name)
+        if end := next((end for end in self._ends if text.rstrip().endswith(end)), ""):
+            raise UserError(
+                f"the chat template of {self.name} ends a prompt with the end token {end!r}, behind which a model "
+                "begins another text; a template asked for add_generation_prompt ends where the answer begins; set "
+                "model.chat_template (in Python: processor.chat_template) to one that does"
+            )
+        return text
+
+    @cached_property
+    def _ends(self) -> list[str]:
+        """The end tokens as texts, without one that begins texts too."""
+        ends = self.tokenizer.convert_ids_to_tokens(sorted(self.end_ids))
+        return [str(end) for end in ends if end and end != self.tokenizer.bos_token]
 
     def encode(self, prompts: Sequence[Prompt]) -> BatchFeature:
         """Left-padded model inputs, on the model's device and with pixels in its dtype.
 
         Raises:
             UserError: no prompts, prompts with and without an image in one batch, no image for a family that needs
-                one, or a prompt that ``render`` rejects.
+                one, a picture that the processor refuses (``PictureRefused``), or a prompt that ``render`` rejects.
         """
         encoded = self.inputs(prompts)
         for listener in self.on_encode:
@@ -183,12 +210,12 @@ class VLM:
     def _processed(self, prompts: Sequence[Prompt]) -> BatchFeature:
         """The processor's outputs; where prefills are shared, made once of the same prompts."""
         texts = [self.render(prompt) for prompt in prompts]
-        images = [[to_rgb(prompt.image)] for prompt in prompts if prompt.image is not None]
+        pictures = [prompt.image for prompt in prompts if prompt.image is not None]
         if not texts:
             raise UserError("no prompts in this batch; a batch has at least one; check the benchmark and its limit")
-        if 0 < len(images) < len(texts):
+        if 0 < len(pictures) < len(texts):
             raise UserError(
-                f"{len(images)} of {len(texts)} prompts in one batch have an image; either all or none may; "
+                f"{len(pictures)} of {len(texts)} prompts in one batch have an image; either all or none may; "
                 "ask those without an image in a batch of their own"
             )
         if len(texts) > 1 and (why := self.refused.get("score")):
@@ -200,13 +227,13 @@ class VLM:
         begin = self.tokenizer.bos_token
         if begin and texts[0].startswith(begin):
             options["add_special_tokens"] = False  # the template wrote <s> already
-        if self.layout.prompt == "pieces":
-            batch = encode_pieces(self.processor, texts, [picture for (picture,) in images], name=self.name)
-        else:
-            process = self.processor if images else self._without_images
-            batch = process(text=texts, images=images or None, **options)
-            if images and self._takes_types and "mm_token_type_ids" not in batch:
-                batch = process(text=texts, images=images, return_mm_token_type_ids=True, **options)
+        try:
+            batch = self._made(texts, pictures, **options)
+        except UserError:
+            raise
+        except Exception as error:
+            self._check_pictures(pictures, error)
+            raise
         if (mask := batch.get("qformer_attention_mask")) is not None:
             # Padded left where the checkpoint's tokenizer says so, which its absolute positions do not allow.
             order = mask.argsort(dim=1, descending=True, stable=True)
@@ -215,10 +242,52 @@ class VLM:
         batch.pop("labels", None)  # PaliGemma's processor always adds them, all "ignore"
         return batch.to(self.device, dtype=self.dtype)
 
+    def _made(self, texts: list[str], pictures: list[Image.Image], **options: Any) -> BatchFeature:
+        """The processor's outputs, without the tokens that the tokenizer puts behind every text."""
+        if self.layout.prompt == "pieces":
+            return encode_pieces(self.processor, texts, pictures, name=self.name)
+        images = [[picture] for picture in pictures] or None
+        process = self.processor if images else self._without_images
+        batch = process(text=texts, images=images, **options)
+        if images and self._takes_types and "mm_token_type_ids" not in batch:
+            batch = process(text=texts, images=images, return_mm_token_type_ids=True, **options)
+        if options.get("add_special_tokens", True) and self.ends_of_texts:
+            for name in BY_TOKEN & batch.keys():
+                batch[name] = batch[name][:, : -self.ends_of_texts]
+        return batch
+
     @cached_property
     def _takes_types(self) -> bool:
         """Whether the model needs to be told which tokens are image tokens; not every processor does so unasked."""
         return "mm_token_type_ids" in inspect.signature(self.model.forward).parameters
+
+    @cached_property
+    def ends_of_texts(self) -> int:
+        """How many tokens the tokenizer puts behind every text (its end token, where it was saved so).
+
+        They are taken off: a model that finds the end of a text behind a prompt begins another one.
+        """
+        bare, whole = (self.tokenizer("a", add_special_tokens=given)["input_ids"] for given in (False, True))
+        for start in range(len(whole) - len(bare) + 1):
+            if whole[start : start + len(bare)] == bare:
+                return len(whole) - start - len(bare)
+        return 0
+
+    def _check_pictures(self, pictures: Sequence[Image.Image], error: Exception) -> None:
+        """After the processor's ``error``: which picture it cannot take.
+
+        Raises:
+            PictureRefused: this one.
+        """
+        for place, picture in enumerate(pictures):
+            try:
+                self.processor.image_processor(picture, return_tensors="pt")
+            except Exception as own:  # processors raise whatever a size provokes
+                raise PictureRefused(
+                    f"the processor of {self.name} refuses a picture of {picture.width} × {picture.height} pixels "
+                    f"({type(own).__name__}: {' '.join(str(own).split())}); scale it, or leave its case out",
+                    place,
+                ) from error
 
     def _without_images(self, **arguments: Any) -> BatchFeature:
         """Text-only inputs. Turns the errors of families that require an image into a ``UserError``."""
@@ -248,7 +317,8 @@ class VLM:
         the first token was chosen from: after every processor, before sampling (``interp.margin``).
 
         Raises:
-            UserError: right-padded inputs, several sequences per prompt, or sampling without a seed.
+            UserError: right-padded inputs, several sequences per prompt, sampling without a seed, or scores of the model
+                that are no numbers.
         """
         self.batches.go_on()
         batch = self.encode(prompts) if encoded is None else encoded
@@ -258,10 +328,13 @@ class VLM:
         options |= {"max_new_tokens": max_new_tokens, "logits_processor": first.processors}
         if self.batches.stop is not None:
             options["stopping_criteria"] = StoppingCriteriaList([*options.get("stopping_criteria", ()), self._go_on])
-        with own_length(self.speaker), seeded(seed, self.device), float32_head(self.model):
+        with special_tokens_alone(*self._speakers), seeded(seed, self.device), float32_head(self.model):
             before, self.generating_from = self.generating_from, batch
             try:
                 output = self.model.generate(**batch, **options)
+            except (ValueError, RuntimeError) as error:
+                self._check_fit(error)
+                raise
             finally:
                 self.generating_from = before
         if logits_processor and not first.ran:
@@ -269,6 +342,7 @@ class VLM:
                 f"{self.name} has a generate of its own that runs no logits processor; a method that changes logits "
                 "would change nothing; take one that does not (baseline, prompt, verbalise), or another model"
             )
+        first.check_model(self.name, self.dtype)
         ends = _ids(options["eos_token_id"])
         sequences = getattr(output, "sequences", output)
         rows = new_tokens(sequences, batch["input_ids"], ends=ends, pad=options["pad_token_id"])
@@ -282,6 +356,19 @@ class VLM:
             sampled=first.sampled,
             keys=[prompt.key for prompt in prompts],
         )
+
+    def _check_fit(self, error: Exception) -> None:
+        """After a forward's ``error``: whether processor and model count a picture's tokens alike.
+
+        Raises:
+            UserError: they do not.
+        """
+        words = str(error).lower()
+        if "image features" in words and "image tokens" in words:
+            raise UserError(
+                f"processor and weights of {self.name} do not fit: {' '.join(str(error).split())}; they count the "
+                "tokens of a picture alike; take the processor files that came with these weights"
+            ) from error
 
     def _go_on(self, input_ids: Int[Tensor, "row column"], scores: Any, **_: Any) -> Bool[Tensor, " row"]:
         """A stopping criterion that ends no answer: it leaves ``generate`` where the work is wanted no more."""
@@ -314,8 +401,12 @@ class VLM:
         # A list: the hidden states it selects from may be on another device than the inputs.
         columns = sorted(set(last))
         # Without a cache: nothing is decoded, and keys and values take gigabytes at 7B.
-        with torch.no_grad(), self.float32_logits(metric):
-            logits = self.model(**batch, logits_to_keep=columns, use_cache=False).logits
+        try:
+            with torch.no_grad(), self.float32_logits(metric):
+                logits = self.model(**batch, logits_to_keep=columns, use_cache=False).logits
+        except (ValueError, RuntimeError) as error:
+            self._check_fit(error)
+            raise
         if logits.shape[1] != len(columns):  # some families give the logits of every column all the same
             columns = list(range(logits.shape[1]))
         chosen = logits[list(range(len(last))), [columns.index(column) for column in last]]

@@ -181,7 +181,7 @@ class OwnRuleLogitsProcessor(LogitsProcessor):
 
 
 def same_shape(returned: Any, given: Float[Tensor, "row vocab"], function: str) -> Float[Tensor, "row vocab"]:
-    """``returned`` where it is a tensor like ``given``.
+    """``returned`` where it is a tensor like ``given``, of numbers; −∞ masks a token.
 
     Raises:
         MethodFault: says what the function owes.
@@ -190,6 +190,13 @@ def same_shape(returned: Any, given: Float[Tensor, "row vocab"], function: str) 
         shape = tuple(returned.shape) if isinstance(returned, Tensor) else type(returned).__name__
         raise MethodFault(
             f"{function} returned {shape}; it owes scores of the shape that it was given, {tuple(given.shape)}"
+        )
+    usable = (returned < torch.inf).all(-1) & (returned > -torch.inf).any(-1)  # a NaN is neither
+    if not bool(usable.all()):
+        raise MethodFault(
+            f"{function} returned scores that are no numbers (NaN, +∞ or nothing but −∞) for {int((~usable).sum())} of "
+            f"{len(usable)} prompts, as the logarithm of negative scores is; it owes finite ones, or −∞ for a token "
+            "that may not come"
         )
     return returned
 

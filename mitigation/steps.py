@@ -203,6 +203,6 @@ def _digest(prompt: "Prompt", budget: int) -> str:
     """Of all that decides the answer."""
     picture = None
     if prompt.image is not None:
-        picture = [*prompt.image.size, hashlib.sha256(prompt.image.convert("RGB").tobytes()).hexdigest()]
+        picture = [*prompt.image.size, hashlib.sha256(prompt.image.tobytes()).hexdigest()]
     asked = [prompt.text, prompt.system, picture, budget]
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:24]

@@ -74,12 +74,12 @@ class AnswerCache:
         return Reply(status, text, "", math.nan if margin is None else float(margin), str(kept.get("model", "")))
 
     def put(self, key: str, answer: Reply) -> None:
-        """Caches an answer of the model; other outcomes are not kept.
+        """Caches an answer of the model; other outcomes, and answers with a reason to doubt them, are not kept.
 
         Raises:
             UserError: the folder cannot be written.
         """
-        if answer.status not in KEPT:
+        if answer.status not in KEPT or answer.reason:
             return
         margin = answer.margin if math.isfinite(answer.margin) else None
         value = {"status": answer.status.value, "text": answer.text, "margin": margin, "model": answer.model}

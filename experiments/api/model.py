@@ -130,9 +130,9 @@ class ApiModel:
         return hashlib.sha256(json.dumps(sent, sort_keys=True).encode()).hexdigest()
 
     def _fitted(self, image: Image.Image) -> Image.Image:
-        image = image.convert("RGB")
         longest = self.config.max_image_side
         if longest is not None and max(image.size) > longest:
+            image = image.copy()
             image.thumbnail((longest, longest))
         return image
 

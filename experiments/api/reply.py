@@ -7,10 +7,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from experiments.runs.failure_text import failure_text
 from experiments.types import Status
 
-# finish_reason of the compatible endpoints: OpenAI and Azure, then Gemini's own names.
+# finish_reason of the compatible endpoints: OpenAI and Azure, Gemini's own names, Anthropic, Zhipu.
 BLOCKED = ("content_filter", "safety", "recitation", "blocklist", "prohibited_content", "spii", "image_safety")
+BLOCKED += ("refusal", "sensitive")
+CUT = ("length", "max_tokens", "max_output_tokens", "max_length", "model_length")
+# What stands there where the answer came to its end; anything else is noted with the answer, which is not cached.
+ENDED = ("", "stop", "eos", "eos_token", "end_turn", "stop_sequence", "completed", "tool_calls", "function_call")
+# Where the server broke off: OpenRouter and Mistral, vLLM and SGLang, Zhipu, DeepSeek.
+BROKEN = ("error", "abort", "aborted", "cancelled", "canceled", "network_error", "server_error", "timeout")
+BROKEN += ("insufficient_system_resource",)
 POLICY = re.compile(
     r"content[ _-]?(filter|policy|management)|responsible ?ai|safety (system|settings|polic)|moderation|\bflagged\b"
     r"|prohibited[ _]content|usage polic|acceptable use|blocked (by|due)|block_?reason",
@@ -66,22 +74,27 @@ def read_completion(raw: bytes) -> Reply:
         return _without_choice(body)
     choice = choices[0]
     message = choice.get("message")
-    finish = str(choice.get("finish_reason") or "").lower()
+    finish = _finish(choice)
     blocked = finish.partition(":")[0].strip() in BLOCKED
     if not isinstance(message, dict):
         if blocked:
-            return Reply(Status.PROVIDER_BLOCKED, reason=f"finish_reason {finish}")
+            return Reply(Status.PROVIDER_BLOCKED, reason=f"finish_reason {one_line(finish)}")
         raise Garbage("the reply has no message")
     text = _text(message)
     model = one_line(str(body.get("model") or ""))
     if blocked:
         return Reply(Status.PROVIDER_BLOCKED, text, f"finish_reason {one_line(finish)}", model=model)
+    error = choice.get("error")
+    if finish not in CUT and (finish in BROKEN or error or failure_text(text)):
+        what = f"finish_reason {one_line(finish) or 'missing'}" + (f", {json.dumps(error)}" if error else "")
+        return Reply(Status.TRANSPORT_FAILED, reason=one_line(what if finish in BROKEN or error else text), model=model)
     if not text:
         return Reply(Status.EMPTY, reason=f"no text; finish_reason {one_line(finish) or 'missing'}", model=model)
     margin = first_token_margin(choice.get("logprobs"))
-    if finish == "length":
+    if finish in CUT:
         return Reply(Status.TRUNCATED, text, "", margin, model)
-    return Reply(Status.ANSWERED, text, "", margin, model)
+    unknown = "" if finish in ENDED else f"finish_reason {one_line(finish)}"
+    return Reply(Status.ANSWERED, text, unknown, margin, model)
 
 
 def classify(status: int, body: str, *, with_image: bool, with_logprobs: bool) -> FailureKind:
@@ -130,6 +143,14 @@ def _without_choice(body: dict[str, Any]) -> Reply:
     raise Garbage(
         f"an error in place of an answer: {one_line(json.dumps(error))}" if error else "the reply has no choice"
     )
+
+
+def _finish(choice: dict[str, Any]) -> str:
+    """Why the answer ended, in lower case; SGLang gives an object with a type."""
+    reason = choice.get("finish_reason")
+    if isinstance(reason, dict):
+        reason = reason.get("type")
+    return str(reason or "").strip().lower()
 
 
 def _text(message: dict[str, Any]) -> str:

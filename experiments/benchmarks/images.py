@@ -12,11 +12,11 @@ from enum import StrEnum
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
 from experiments.types import Drawable
 from interp.errors import UserError
+from interp.pictures import as_seen
 
 MAX_PIXELS = 50_000_000
 FORMAT_OF_EXTENSION = {
@@ -113,9 +113,8 @@ def open_image(
 ) -> Image.Image:
     """The picture in RGB: drawn, or read from disk and decoded in full, if its bytes are of one of ``formats``.
 
-    With ``root``, a path that leads out of that folder is refused, also through ``..`` or a symbolic link. Rotation
-    noted in EXIF is applied and transparency dropped, as transformers' own ``load_image`` does; an animation gives its
-    first frame.
+    With ``root``, a path that leads out of that folder is refused, also through ``..`` or a symbolic link. The picture
+    is as a model sees it (``interp.pictures.as_seen``); an animation gives its first frame.
 
     Raises:
         BadImage: the file cannot be used; ``problem`` says why.
@@ -167,7 +166,7 @@ def decoded(
     if isinstance(source, UnusableImage):
         raise BadImage(source.problem)
     if not isinstance(source, Path | EncodedImage):
-        return Decoded(source.render().convert("RGB"), None)
+        return Decoded(as_seen(source.render()), None)
     name = str(source) if isinstance(source, Path) else source.name
     data = _read(source, root) if isinstance(source, Path) else source.data
     if not data:
@@ -208,7 +207,7 @@ def _picture(name: str, data: bytes, max_pixels: int, formats: Sequence[str]) ->
                 raise _bad(name, Fault.TOO_LARGE, f"{rule}; scale it down")
             form = "JPEG" if image.format == "MPO" else str(image.format)  # MPO: a JPEG with further views behind it
             image.load()  # here, so that a damaged picture is not taken for damaged EXIF below
-            return _to_rgb(_upright(image)), form
+            return as_seen(image), form
     except BadImage:
         raise
     except Image.DecompressionBombError as error:
@@ -217,19 +216,3 @@ def _picture(name: str, data: bytes, max_pixels: int, formats: Sequence[str]) ->
     except Exception as error:  # the decoders raise whatever bad bytes provoke: OSError, SyntaxError, struct.error …
         rule = f"not a complete image in one of {', '.join(formats)}"
         raise _bad(name, Fault.UNREADABLE, f"{rule} ({type(error).__name__}); replace it") from error
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    try:
-        return ImageOps.exif_transpose(image)
-    except Exception:  # damaged EXIF beside a sound picture
-        return image
-
-
-def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I"):
-        # convert() clips 16-bit greys at 255 instead of scaling them, which turns most pictures white.
-        return Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8)).convert("RGB")
-    if image.mode == "P" and "transparency" in image.info:
-        return image.convert("RGBA").convert("RGB")  # the same colours, without Pillow's warning
-    return image.convert("RGB")

@@ -16,6 +16,7 @@ from PIL import Image
 from experiments.benchmarks.images import BadImage, EncodedImage, open_image
 from experiments.types import Drawable, Sample
 from interp.batching import BatchRule
+from interp.pictures import ORIENTATION
 
 if TYPE_CHECKING:
     from interp.prompt import Prompt
@@ -25,7 +26,6 @@ Thing = TypeVar("Thing")
 Opened = Image.Image | BadImage | None
 AHEAD = 2  # batches whose images are opened while another is answered: one ready, one in progress
 SIDEWAYS = range(5, 9)  # EXIF orientations that swap width and height
-ORIENTATION = 0x0112
 
 
 def batches(items: Sequence[Thing], size: int) -> Iterator[Sequence[Thing]]:
@@ -59,7 +59,7 @@ def size_of(source: Path | Drawable | None) -> tuple[int, int] | None:
         if not isinstance(source, Path | EncodedImage):
             return open_image(source).size
         with Image.open(source if isinstance(source, Path) else BytesIO(source.data)) as image:
-            turned = image.format in ("JPEG", "MPO") and image.getexif().get(ORIENTATION) in SIDEWAYS
+            turned = image.getexif().get(ORIENTATION) in SIDEWAYS
             return image.size[::-1] if turned else image.size
     except Exception:  # a file that cannot be read is reported when it is opened to be answered
         return None

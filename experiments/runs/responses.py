@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from experiments.benchmarks.rows import read_file
+from experiments.runs.failure_text import failure_text
 from experiments.types import Sample, Status
 from interp.errors import UserError
 
@@ -36,7 +37,8 @@ class Responses:
     Inspect (``.eval``), whose samples have the cases' ids.
 
     An id is the case's own, or its ``pid`` tag where the benchmark has one (MOSSBench). A null response is a request
-    that failed; a case without a line counts as missing. Other columns are ignored.
+    that failed, and so is a text that tools leave in its place (``experiments.runs.failure_text``); a case without a
+    line counts as missing. Other columns are ignored.
 
     ``name`` is what answered, as reports call it, and finds the published row; by default the file's name without its
     ending, or its folder's where that says nothing (``GPT-4o/responses.jsonl``).
@@ -99,10 +101,10 @@ class Responses:
 
         known = [(sample, found) for sample in samples if (found := self._find(sample)) is not None]
         texts = [(found["response"] or "").strip() for _, found in known]
-        failed = [found["response"] is None for _, found in known]
+        reasons = [_why_failed(found["response"], self.path) for _, found in known]
         status = [
-            Status.TRANSPORT_FAILED if lost else Status.ANSWERED if text else Status.EMPTY
-            for lost, text in zip(failed, texts, strict=True)
+            Status.TRANSPORT_FAILED if reason else Status.ANSWERED if text else Status.EMPTY
+            for reason, text in zip(reasons, texts, strict=True)
         ]
         return [sample for sample, _ in known], Generation(
             texts=texts,
@@ -110,12 +112,19 @@ class Responses:
             margins=torch.full((len(known),), torch.nan),
             finished=[True] * len(known),
             statuses=[value.value for value in status],
-            reasons=[f"null in {self.path}" if lost else "" for lost in failed],
+            reasons=reasons,
         )
 
     def _find(self, sample: Sample) -> dict[str, Any] | None:
         lines = _read(self.path)
         return lines.get(sample.id) or lines.get(sample.tags.get("pid", ""))
+
+
+def _why_failed(response: str | None, path: str) -> str:
+    """Why ``response`` is no answer of the model; "" where it is one."""
+    if response is None:
+        return f"null in {path}"
+    return f"the text of a failed request in {path}: {response.strip()[:80]!r}" if failure_text(response) else ""
 
 
 @cache

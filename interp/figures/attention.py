@@ -23,6 +23,7 @@ from PIL import Image, ImageFilter
 
 from interp.errors import UserError
 from interp.image_grid import WHOLE, Box
+from interp.pictures import as_seen
 
 WIDTH = 6.0  # inches of 100 px
 TEXT = 11.0
@@ -73,6 +74,7 @@ def image_overlay(
     Raises:
         UserError: nothing to draw, a value that is not finite, or a negative value without ``signed``.
     """
+    picture = as_seen(picture)
     scale = scale_of(list(maps.values()), unit, signed)
     columns = min(len(maps) + 1, 4)
     rows = math.ceil((len(maps) + 1) / columns)
@@ -81,7 +83,7 @@ def image_overlay(
     panels = figure.subplots(rows, columns, squeeze=False).flat
     for axes in panels:
         axes.set_axis_off()
-    panels[0].imshow(picture.convert("RGB"), extent=(0, 1, 1, 0), aspect=picture.height / picture.width)
+    panels[0].imshow(picture, extent=(0, 1, 1, 0), aspect=picture.height / picture.width)
     panels[0].set_title("picture", fontsize=LABEL)
     for axes, (name, values) in zip(panels[1:], maps.items(), strict=False):
         _overlay(axes, picture, values * scale.factor, box, scale)

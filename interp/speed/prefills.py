@@ -31,6 +31,7 @@ from transformers.utils import ModelOutput
 
 from interp.hooks.attention import is_intercepted
 from interp.hooks.forward import hooked, replaced
+from interp.pictures import pixels
 from interp.speed.vision_cache import add_inputs, add_weights, keeps_features, synchronised_time
 
 if TYPE_CHECKING:
@@ -72,8 +73,7 @@ class PrefillStore:
     _vlm: "VLM | None" = None
     _entries: dict[bytes, _Entry] = field(default_factory=dict, repr=False)
     _own: set[bytes] = field(default_factory=set, repr=False)  # those used since the last turn
-    # What prompts were made into, with the prompts, whose pictures must live as long as their id is a key.
-    _encoded: dict[Any, tuple[Sequence["Prompt"], Any]] = field(default_factory=dict, repr=False)
+    _encoded: dict[Any, Any] = field(default_factory=dict, repr=False)  # what prompts were made into
 
     @property
     def held(self) -> int:
@@ -193,11 +193,11 @@ def shared_prefills(vlm: "VLM", store: PrefillStore | None) -> Iterator[None]:
     process = vlm._processed
 
     def processing(prompts: Sequence["Prompt"]) -> Any:
-        """Inputs of the same words and the same pictures (as objects) are made once; each caller gets a mapping."""
-        key = tuple((prompt.text, prompt.system, id(prompt.image)) for prompt in prompts)
+        """Inputs of the same words and pictures (by their pixels) are made once; each caller gets a mapping."""
+        key = tuple((prompt.text, prompt.system, pixels(prompt.image)) for prompt in prompts)
         if key not in store._encoded:
-            store._encoded[key] = (list(prompts), process(prompts))
-        return copy.copy(store._encoded[key][1])
+            store._encoded[key] = process(prompts)
+        return copy.copy(store._encoded[key])
 
     token, store._vlm = _OPEN.set(store), vlm
     try:

@@ -25,7 +25,6 @@ from torch import Tensor
 from interp.errors import UserError
 from interp.image_grid import Box
 from interp.measured_numbers import pixel_inputs
-from interp.prompt import to_rgb
 from interp.segments import RowSegments, segment
 from interp.tools.gradients import activation_gradients
 
@@ -291,7 +290,7 @@ def _check_pixels(vlm: "VLM", encoded: Mapping[str, Any]) -> None:
 def _picture(prompt: "Prompt") -> Image.Image:
     if prompt.image is None:
         raise UserError("this prompt has no image; attribution compares picture and words; give it one")
-    return to_rgb(prompt.image)
+    return prompt.image
 
 
 def _at_least_one(name: str, value: int) -> None:

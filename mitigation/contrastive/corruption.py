@@ -192,9 +192,9 @@ def blind_inputs(vlm: "VLM", prompts: "Sequence[Prompt]") -> Mapping[str, Any]:
 
 def blurred(image: Image.Image) -> Image.Image:
     """The picture in RGB, blurred with a sigma of ``BLUR_SIGMA`` times its shorter side."""
-    from interp.prompt import to_rgb
+    from interp.pictures import as_seen
 
-    return to_rgb(image).filter(ImageFilter.GaussianBlur(BLUR_SIGMA * min(image.size)))
+    return as_seen(image).filter(ImageFilter.GaussianBlur(BLUR_SIGMA * min(image.size)))
 
 
 def donor(key: str, seed: int) -> Image.Image:

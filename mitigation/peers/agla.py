@@ -149,10 +149,10 @@ def masked(image: "Image.Image", mask: Bool[np.ndarray, "height width"]) -> "Ima
     """The picture at its own size, black where the mask, stretched over it, is False."""
     from PIL import Image
 
-    from interp.prompt import to_rgb
+    from interp.pictures import as_seen
 
     stretched = Image.fromarray((mask * np.uint8(255)).astype(np.uint8)).resize(image.size, Image.Resampling.NEAREST)
-    return Image.composite(to_rgb(image), Image.new("RGB", image.size), stretched)
+    return Image.composite(as_seen(image), Image.new("RGB", image.size), stretched)
 
 
 def _read(file: Path) -> dict[str, Any]:

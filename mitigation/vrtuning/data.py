@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from PIL import Image
 
 from interp.errors import UserError
-from interp.prompt import to_rgb
+from interp.pictures import as_seen
 from mitigation.vrtuning.data_policy import refuse_path
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def _message(role: str, content: str) -> dict[str, str]:
 
 def _png(image: Image.Image) -> dict[str, Any]:
     buffer = io.BytesIO()
-    to_rgb(image).save(buffer, "PNG")
+    as_seen(image).save(buffer, "PNG")
     return {"path": None, "bytes": buffer.getvalue()}
 
 

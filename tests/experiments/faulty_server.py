@@ -78,7 +78,7 @@ def _handler(served: Served, reply: Callable[[dict[str, Any]], Reply]) -> type[B
     return Handler
 
 
-def completion(text: str | None, finish: str | None = "stop", **choice: Any) -> bytes:
+def completion(text: str | None, finish: Any = "stop", **choice: Any) -> bytes:
     message = {"role": "assistant", "content": text}
     choices = [{"message": message, "finish_reason": finish} | choice]
     return json.dumps({"object": "chat.completion", "model": "stub-1", "choices": choices}).encode()

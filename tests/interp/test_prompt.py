@@ -3,14 +3,10 @@
 import subprocess
 import sys
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
 from interp.errors import UserError
-from interp.prompt import to_rgb
 from interp.vlm import VLM, Prompt
 from tests import families
 from tests.conftest import REPOSITORY
@@ -68,25 +64,6 @@ def test_instructblip_puts_its_image_tokens_in_front_by_itself() -> None:
     assert (vlm.encode([QUESTION])["input_ids"] == vlm.model.config.image_token_id).sum() == 4
     with pytest.raises(UserError, match="take the placeholder out"):
         vlm.render(Prompt("what is <image> and <image> ?", picture()))
-
-
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "I", "F", "I;16"])
-def test_every_mode_becomes_rgb(mode: str) -> None:
-    image = to_rgb(Image.new(mode, (5, 4)))
-    assert (image.mode, image.size) == ("RGB", (5, 4))
-
-
-@given(st.lists(st.integers(0, 65535), min_size=2, max_size=8))
-def test_sixteen_bit_greys_are_scaled_not_clipped(greys: list[int]) -> None:
-    image = Image.fromarray(np.array([greys], dtype=np.uint16))
-    assert image.mode == "I;16"
-    got = np.asarray(to_rgb(image))[0, :, 0]
-    np.testing.assert_allclose(got, np.array(greys) / 257, atol=0.5)
-
-
-def test_eight_bit_values_in_a_wide_image_stay() -> None:
-    image = Image.fromarray(np.array([[0, 7, 255]], dtype=np.int32))
-    assert np.asarray(to_rgb(image))[0, :, 0].tolist() == [0, 7, 255]
 
 
 @pytest.mark.parametrize(("image", "kind"), [("[Image.new('RGB', (8, 8))] * 2", "list"), ("'photo.jpg'", "str")])

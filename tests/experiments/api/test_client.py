@@ -20,6 +20,7 @@ from PIL import Image
 from experiments.api.client import HEADERS, Pace
 from experiments.api.config import ApiConfig
 from experiments.api.model import ApiModel, check_methods
+from experiments.api.reply import BROKEN
 from interp.errors import UserError
 from interp.vlm import Prompt
 from mitigation.method import Baseline
@@ -123,6 +124,13 @@ def failing(status: int, message: str) -> Reply:
         (Reply(completion("", "length")), "empty", "finish_reason length", 2),
         (Reply(completion(None, "content_filter")), "provider_blocked", "content_filter", 1),
         (Reply(completion(None, "SAFETY")), "provider_blocked", "safety", 1),
+        *[(Reply(completion("Yes", name)), "provider_blocked", name, 1) for name in ("refusal", "sensitive")],
+        *[(Reply(completion("Yes", name)), "truncated", "", 1) for name in ("max_tokens", "MAX_TOKENS")],
+        *[(Reply(completion("Yes", name)), "transport_failed", name, 2) for name in BROKEN],
+        (Reply(completion("Yes", {"type": "abort"})), "transport_failed", "abort", 2),
+        (Reply(completion("Yes", {"type": "stop", "matched": 2})), "answered", "", 1),
+        (Reply(completion("Yes", "odd")), "answered", "finish_reason odd", 1),
+        (Reply(completion("Failed to obtain answer via API.")), "transport_failed", "Failed to obtain", 2),
         (Reply(b'{"choices": [], "promptFeedback": {"blockReason": "OTHER"}}'), "provider_blocked", "blockReason", 1),
         (failing(400, "triggered our content management policy"), "provider_blocked", "400: triggered", 1),
         (failing(403, "flagged by moderation"), "provider_blocked", "flagged", 1),
@@ -147,6 +155,17 @@ def test_every_reply_has_its_type(reply: Reply, status: str, said: str, requests
     assert (got[0], got[4]) == (status, requests)
     assert said in got[2]
     assert math.isnan(got[3])
+
+
+def test_an_answer_that_ended_for_an_unknown_reason_is_not_cached(tmp_path: Path) -> None:
+    for finish, requests in (("odd", 2), ("stop", 1)):
+        served = Served(lambda _, finish=finish: Reply(completion("Yes", finish)))
+        try:
+            for _ in range(2):
+                ApiModel(config(served.url), cache=tmp_path / finish).generate([Prompt("Safe?")])
+            assert len(served.requests) == requests
+        finally:
+            served.close()
 
 
 def test_a_slow_reply_is_given_up_even_where_every_byte_is_in_time() -> None:
@@ -310,13 +329,9 @@ def test_most_faults_are_outlived_by_asking_again(seed: int) -> None:
 
 
 def test_an_image_that_cannot_be_sent_is_a_bad_image(server: Served) -> None:
-    class Broken(Image.Image):
-        def convert(self, *_: Any, **__: Any) -> Image.Image:
-            raise OSError("truncated file")
-
-    answers = ApiModel(config(server.url)).generate([Prompt("a", Broken()), Prompt("b")])
+    answers = ApiModel(config(server.url)).generate([Prompt("a", Image.new("RGB", (0, 1))), Prompt("b")])
     assert answers.statuses == ["bad_image", "answered"]
-    assert "truncated file" in (answers.reasons or [])[0]
+    assert "cannot be sent" in (answers.reasons or [])[0]
 
 
 def test_the_key_is_sent_and_nowhere_else(

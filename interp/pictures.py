@@ -1,0 +1,66 @@
+"""Pictures as a model sees them: upright, without transparency, in 8-bit RGB. Every way in leads through here."""
+
+import hashlib
+
+import numpy as np
+from PIL import Image, ImageCms, ImageOps
+
+from interp.errors import UserError
+
+TRANSPARENT = ("RGBA", "RGBa", "LA", "La", "PA")
+BACKGROUND = (255, 255, 255)  # what shows through where a picture is transparent
+ORIENTATION = 0x0112  # the EXIF tag
+
+
+class PictureRefused(UserError):
+    """A picture that a model's processor cannot take; ``place`` is its prompt's in the batch."""
+
+    def __init__(self, message: str, place: int) -> None:
+        super().__init__(message)
+        self.place = place
+
+
+def as_seen(image: Image.Image) -> Image.Image:
+    """The picture upright, on white, in 8-bit RGB; the same object where it is so already.
+
+    An orientation noted in EXIF is applied; damaged EXIF is left aside. 16-bit greys are scaled down, where PIL would
+    clip them and turn most pictures white; floats between 0 and 1 are scaled up, where PIL would turn them black.
+    """
+    image = _upright(image)
+    if image.mode in TRANSPARENT or "transparency" in image.info:
+        layer = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", layer.size, (*BACKGROUND, 255)), layer).convert("RGB")
+    if image.mode == "RGB":
+        return image
+    if image.mode == "F" or image.mode.startswith("I"):
+        return Image.fromarray(_eight_bits(image)).convert("RGB")
+    if image.mode == "LAB":
+        profiles = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
+        converted = ImageCms.profileToProfile(image, *profiles, outputMode="RGB")
+        assert converted is not None  # it is, of a picture that is not changed in place
+        return converted
+    return image.convert("RGB")
+
+
+def pixels(image: Image.Image | None) -> bytes:
+    """A digest of what a picture shows: equal for two objects, another once a picture was edited in place."""
+    if image is None:
+        return b""
+    return hashlib.blake2b(image.tobytes(), digest_size=16, person=repr(image.size).encode()[:16]).digest()
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        turned = image.getexif().get(ORIENTATION, 1) not in (0, 1)
+        return ImageOps.exif_transpose(image) if turned else image
+    except Exception:  # damaged EXIF beside a sound picture: the parser raises whatever its bytes provoke
+        return image
+
+
+def _eight_bits(image: Image.Image) -> "np.ndarray[tuple[int, int], np.dtype[np.uint8]]":
+    grey = np.asarray(image, dtype=np.float64)
+    if image.mode == "F":
+        grey = grey * 255 if grey.size and grey.min() >= 0 and grey.max() <= 1 else grey
+    elif image.mode != "I" or grey.max() > 255:  # older versions of PIL open a 16-bit PNG as I
+        grey = grey / 257
+    return np.nan_to_num(grey).clip(0, 255).round().astype(np.uint8)
