@@ -1,6 +1,7 @@
 """A question to a model, and how it is rendered by the processor's chat template."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -84,14 +85,15 @@ def render(processor: Any, prompt: Prompt, *, layout: "Layout", name: str) -> st
     if prompt.system is not None:
         messages.insert(0, {"role": "system", "content": [{"type": "text", "text": prompt.system}]})
     # A date that a template adds (Llama 3.2's, Granite's) would change prompts day by day.
-    template = str(processor.chat_template)
-    dated: dict[str, Any] = {"date_string": DATE} if "date_string" in template else {}
-    dated |= {"strftime_now": TODAY.strftime} if "strftime_now" in template else {}
+    dated = {"date_string": DATE} if "date_string" in str(processor.chat_template) else {}
     try:
-        text = processor.apply_chat_template(messages, add_generation_prompt=True, **dated)
-        if prompt.system is not None and str(messages[0]["content"]) in text:  # it wants a string, and printed a list
-            messages[0]["content"] = prompt.system
+        with _on_one_day():
             text = processor.apply_chat_template(messages, add_generation_prompt=True, **dated)
+            if (
+                prompt.system is not None and str(messages[0]["content"]) in text
+            ):  # it wants a string: it printed a list
+                messages[0]["content"] = prompt.system
+                text = processor.apply_chat_template(messages, add_generation_prompt=True, **dated)
     except TemplateError as error:
         raise UserError(
             f"the chat template of {name} refuses this prompt ({error}); many have no system role; leave the system "
@@ -104,6 +106,26 @@ def render(processor: Any, prompt: Prompt, *, layout: "Layout", name: str) -> st
         )
     _check_placeholders(text, processor, images=len(picture), layout=layout, name=name)
     return text
+
+
+class _Day(datetime):
+    @classmethod
+    def now(cls, tz: Any = None) -> "datetime":
+        """``TODAY``."""
+        return TODAY
+
+
+@contextmanager
+def _on_one_day() -> Iterator[None]:
+    """While open, a chat template's ``strftime_now`` tells of ``TODAY``: it reads this name of its module."""
+    from transformers.utils import chat_template_utils
+
+    before = chat_template_utils.datetime
+    chat_template_utils.datetime = _Day
+    try:
+        yield
+    finally:
+        chat_template_utils.datetime = before
 
 
 def check_chat_template(processor: Any, name: str) -> None:

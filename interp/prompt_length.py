@@ -36,18 +36,28 @@ class Lengths:
         sizes = [None if prompt.image is None else prompt.image.size for prompt in prompts]
         return self._counted([(prompt.text, prompt.image is not None, prompt.system) for prompt in prompts], sizes)
 
+    def refusal(self, size: Size) -> str:
+        """Why the model's processor cannot take a picture of this size, "" if it can."""
+        self._count_picture(size)
+        return self.refused.get(size, "")
+
     def _counted(self, prompts: Sequence[tuple[str, bool, str | None]], sizes: Sequence[Size | None]) -> list[int]:
         self._read([prompt for prompt in dict.fromkeys(prompts) if prompt not in self._texts])
         for size in dict.fromkeys(sizes):
-            if size is not None and size not in self._pictures:
-                try:
-                    self._pictures[size] = self._added(size)
-                except PictureRefused as refusal:
-                    self._pictures[size], self.refused[size] = 0, str(refusal)
+            if size is not None:
+                self._count_picture(size)
         return [
             self._texts[prompt] + (0 if size is None else self._pictures[size])
             for prompt, size in zip(prompts, sizes, strict=True)
         ]
+
+    def _count_picture(self, size: Size) -> None:
+        if size in self._pictures:
+            return
+        try:
+            self._pictures[size] = self._added(size)
+        except PictureRefused as refusal:
+            self._pictures[size], self.refused[size] = 0, str(refusal)
 
     def _read(self, prompts: Sequence[tuple[str, bool, str | None]]) -> None:
         """Caches the numbers of text tokens; the placeholder counts as text."""

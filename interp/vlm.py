@@ -159,9 +159,10 @@ class VLM:
         messages = [{"role": "user", "content": [{"type": "text", "text": "?"}]}]
         messages.append({"role": "assistant", "content": [{"type": "text", "text": MARK}]})
         try:
-            behind = self.processor.apply_chat_template(messages).rpartition(MARK)[2].lstrip()
+            _, mark, behind = self.processor.apply_chat_template(messages).rpartition(MARK)
         except Exception:  # a template that takes no answers
             return set()
+        behind = behind.lstrip() if mark else ""  # some leave answers out
         specials = {content: token for token, content in self._specials().items()}
         found = max((content for content in specials if behind.startswith(content)), key=len, default="")
         return {specials[found]} if found else set()
@@ -317,8 +318,8 @@ class VLM:
         the first token was chosen from: after every processor, before sampling (``interp.margin``).
 
         Raises:
-            UserError: right-padded inputs, several sequences per prompt, sampling without a seed, or scores of the model
-                that are no numbers.
+            UserError: right-padded inputs, several sequences per prompt, sampling without a seed, or scores of the
+                model that are no numbers.
         """
         self.batches.go_on()
         batch = self.encode(prompts) if encoded is None else encoded

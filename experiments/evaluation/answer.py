@@ -300,14 +300,14 @@ class Answering:
                 asked, generation = method.answers(batch)
                 found = [*judge_batch(asked, name, "", generation, self.run.judge)]
             else:
-                bad = {sample.id for sample in batch if isinstance(pictures[sample.id], BadImage)}
+                reasons = {sample.id: self._unseen(pictures[sample.id]) for sample in batch}
                 found = [
-                    records.failed(sample, name, "", Status.BAD_IMAGE, str(pictures[sample.id]))
+                    records.failed(sample, name, "", Status.BAD_IMAGE, reasons[sample.id])
                     for sample in batch
-                    if sample.id in bad
+                    if reasons[sample.id]
                 ]
-                if asked := [sample for sample in batch if sample.id not in bad]:
-                    prompts = [prompt_of(sample, cast("Any", pictures[sample.id])) for sample in asked]
+                if asked := [sample for sample in batch if not reasons[sample.id]]:
+                    prompts = [prompt_of(sample, _own(pictures[sample.id])) for sample in asked]
                     generation = self._generate(name, method, prompts)
                     if self._scored:
                         found += scored(asked, name, "", generation)
@@ -319,6 +319,13 @@ class Answering:
                 self.store.append(noted, RANGES)  # first: an answer has its notes
             self._ranges.clear()
             self.store.append(lines, file)
+
+    def _unseen(self, picture: Opened) -> str:
+        """Why the model cannot be shown the picture: its file, or its size for the model's processor; "" if it can."""
+        if isinstance(picture, BadImage):
+            return str(picture)
+        lengths = None if picture is None or self.vlm is None else self.vlm.batches.lengths
+        return "" if picture is None or lengths is None else lengths.refusal(picture.size)
 
     def _generate(self, arm: str, method: "Method", prompts: "Sequence[Prompt]") -> "Generation":
         vlm = self.vlm
@@ -431,6 +438,11 @@ class _StepStore:
 
     def _key(self, asked: str) -> str:
         return digest([*self._identity, asked])
+
+
+def _own(picture: Opened) -> Any:
+    """A copy for one arm, whose method may edit it in place."""
+    return None if picture is None else cast("Any", picture).copy()
 
 
 def _due(arms: Iterable[_Arm], batch: Sequence[Sample], *, each_costs: bool) -> list[Sample]:

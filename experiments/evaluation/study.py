@@ -22,6 +22,7 @@ from experiments.evaluation import scoring, training, what_next
 from experiments.evaluation.analyses import Analysis, perform
 from experiments.evaluation.answer import Answering
 from experiments.evaluation.arms import check_arms, check_contrasts, undescribed
+from experiments.evaluation.case_batches import size_of
 from experiments.evaluation.cases import development_cases, limited, load_cases
 from experiments.evaluation.environment import branches, describe
 from experiments.report import next_commands, terminal
@@ -182,7 +183,19 @@ class Study:
     @cached_property
     def development(self) -> Loaded | None:
         """The development split; None where the benchmark has none."""
-        return self.checked_development or development_cases(self.run, self.samples)
+        loaded = self.checked_development or development_cases(self.run, self.samples)
+        return None if loaded is None else loaded._replace(samples=self.seen(loaded.samples))
+
+    def seen(self, samples: Sequence[Sample]) -> list[Sample]:
+        """The samples whose pictures the model's processor can take; prints which it cannot."""
+        lengths = None if self.vlm is None else self.vlm.batches.lengths
+        if lengths is None:
+            return list(samples)
+        sizes = {sample.id: size_of(sample.image) for sample in samples}
+        reasons = {case: reason for case, size in sizes.items() if size and (reason := lengths.refusal(size))}
+        for case, reason in reasons.items():
+            self.console.print(f"case {case} is left out: {reason}", highlight=False, soft_wrap=True, markup=False)
+        return [sample for sample in samples if sample.id not in reasons]
 
     @property
     def samples(self) -> list[Sample]:
@@ -315,7 +328,7 @@ class Study:
             label = f"{arm}, fold {fold + 1} of {len(set(folds.values()))}"
             status = f"{label}, learns from the {len(others)} cases of the others"
             with self.console.status(status), self.answering.batching(f"{label}, learning"):
-                method = training.learned_in(self.store, arm, untaught, self.vlm, others, fold)
+                method = training.learned_in(self.store, arm, untaught, self.vlm, self.seen(others), fold)
             yield _Share(method, held_out, label, fold)
 
     def ready(self, arm: str) -> "Method":

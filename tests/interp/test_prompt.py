@@ -72,3 +72,8 @@ def test_a_prompt_takes_one_picture(image: str, kind: str) -> None:
     command = [sys.executable, "-c", code]  # where no types are checked, as a user's code runs
     said = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False).stderr
     assert f"UserError: Prompt: image is a {kind}; a prompt takes one picture" in said
+
+
+def test_today_is_the_same_day_for_every_template(vlm: VLM) -> None:
+    vlm.processor.chat_template = "{{ strftime_now('%Y-%m-%d') }} <image>" + "{{ messages[-1].content[-1].text }}"
+    assert vlm.render(QUESTION).startswith("2024-07-26 ")

@@ -1,7 +1,10 @@
 """What a VLM promises: one answer a prompt, whatever the batch, the padding or the checkpoint's own settings."""
 
+import copy
 import logging
 from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -9,11 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from PIL import Image
-from transformers import LogitsProcessor
+from tokenizers.processors import TemplateProcessing
+from transformers import GenerationConfig, LogitsProcessor
 from transformers.cache_utils import Cache
 
 from interp.errors import UserError
-from interp.generation import new_tokens
+from interp.generation import SPECIAL_TOKENS, new_tokens
 from interp.vlm import VLM, Generation, Prompt
 from tests import families
 from tests.tiny import IMAGE_TOKENS, picture, tiny_llava
@@ -272,3 +276,60 @@ def test_a_model_with_an_adapter_answers_with_it(vlm: VLM) -> None:
 def test_shapes_are_checked_in_tests(vlm: VLM) -> None:
     with pytest.raises(Exception, match="logits"):
         vlm.margin(torch.zeros(3))
+
+
+FIELDS = [name for name in GenerationConfig().to_dict() if name not in SPECIAL_TOKENS]
+VALUES = st.sampled_from([0, 1, 3, 100, 0.5, 2.0, True, "quantized", [3], [[3]], [[[3], 20.0]], ["No"], {"x": 1}])
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=4))
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_field_of_a_checkpoints_generation_settings_acts(given: dict[str, Any]) -> None:
+    vlm = shared_vlm()
+    plain = vlm.generate(PROMPTS, max_new_tokens=4)
+    own, kept = vlm.model.generation_config, copy.deepcopy(vlm.model.generation_config)
+    vars(own).update(given)
+    try:
+        assert_same(vlm.generate(PROMPTS, max_new_tokens=4), plain)
+        assert vlm.model.generation_config is own
+    finally:
+        vlm.model.generation_config = kept
+
+
+@cache
+def shared_vlm() -> VLM:
+    return VLM(*tiny_llava())
+
+
+def test_an_end_token_behind_every_text_is_taken_off() -> None:
+    model, processor = tiny_llava()
+    plain = VLM(model, processor).generate(PROMPTS, max_new_tokens=4)
+    backend = processor.tokenizer.backend_tokenizer
+    end, begin = processor.tokenizer.eos_token_id, processor.tokenizer.bos_token_id
+    backend.post_processor = TemplateProcessing("<s> $A </s>", special_tokens=[("<s>", begin), ("</s>", end)])
+    processor.chat_template = processor.chat_template.replace("{{ bos_token }}", "")
+    vlm = VLM(model, processor)
+    assert (vlm.encode(PROMPTS)["input_ids"][:, -1] != end).all()
+    assert_same(vlm.generate(PROMPTS, max_new_tokens=4), plain)
+    assert vlm.batches.lengths is not None
+    assert vlm.batches.lengths.of_prompts(PROMPTS) == vlm.encode(PROMPTS)["attention_mask"].sum(1).tolist()
+
+
+def test_a_template_that_ends_a_prompt_with_the_end_token_is_refused(vlm: VLM) -> None:
+    vlm.processor.chat_template += "</s>"
+    with pytest.raises(UserError, match="ends a prompt with the end token '</s>'"):
+        vlm.render(PROMPTS[0])
+
+
+def test_scores_that_are_no_numbers_are_the_models(vlm: VLM) -> None:
+    with torch.no_grad():
+        vlm.model.lm_head.weight.fill_(torch.nan)
+    with pytest.raises(UserError, match=r"scores of tiny itself are not finite \(NaN\) in float32"):
+        vlm.generate(PROMPTS)
+
+
+def test_a_processor_that_does_not_fit_the_weights_is_said_in_a_sentence(vlm: VLM) -> None:
+    vlm.processor.num_additional_image_tokens += 3
+    for ask in (vlm.generate, vlm.score):
+        with pytest.raises(UserError, match="processor and weights of tiny do not fit"):
+            ask(PROMPTS)
