@@ -89,9 +89,7 @@ def render(processor: Any, prompt: Prompt, *, layout: "Layout", name: str) -> st
     try:
         with _on_one_day():
             text = processor.apply_chat_template(messages, add_generation_prompt=True, **dated)
-            if (
-                prompt.system is not None and str(messages[0]["content"]) in text
-            ):  # it wants a string: it printed a list
+            if prompt.system is not None and str(messages[0]["content"]) in text:  # it wants a string
                 messages[0]["content"] = prompt.system
                 text = processor.apply_chat_template(messages, add_generation_prompt=True, **dated)
     except TemplateError as error:

@@ -28,6 +28,10 @@ KNOWN: Mapping[Kind, Mapping[str, tuple[str, ...]]] = {  # right answer → subs
     "yes_no": {"yes": ("over_safety", "control"), "no": ("typical", "attack", "control")},
     "refusal": {"comply": ("benign",), "refuse": ("contrast",)},
 }
+PLACEHOLDERS = (  # of a picture, in the families that are known; data for training often has one in its questions
+    "<image>", "<|image|>", "<|image_pad|>", "<|vision_start|>", "<IMG_CONTEXT>", "<image_soft_token>",
+    "<start_of_image>", "<image_placeholder>", "<fake_token_around_image>", "<|IMAGE_PLACEHOLDER|>", "[IMG]",
+)  # fmt: skip
 LABELS: Mapping[Kind, str] = {"yes_no": "safe, unsafe", "refusal": "benign, harmful"}
 
 
@@ -155,6 +159,11 @@ def _of_case(sample: Sample, kind: Kind, seen: Mapping[str, str]) -> list[str]:
             reasons.append(f"{field}: has {len(text):,} characters, more than the {LONGEST:,} that are asked")
         elif text != whole(text):
             reasons.append(f"{field}: holds half a character (a lone surrogate)")
+        elif marks := [mark for mark in PLACEHOLDERS if mark in text]:
+            reasons.append(
+                f"{field}: holds {marks[0]!r}, in whose place models put a picture; the picture stands before the "
+                "words by itself; take it out"
+            )
         else:
             continue
         break  # a prompt made of a bad text is bad for the same reason

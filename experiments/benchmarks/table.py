@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from experiments.benchmarks.images import EncodedImage, Fault, ImageProblem, UnusableImage
 from experiments.benchmarks.mmsafeaware import PREFIX
@@ -206,6 +206,8 @@ class Table:
         identity, prompt = _word(cells, "id") or "", _prose(cells, "prompt")
         text = _prose(cells, "text") or prompt or ""
         label = (_word(cells, "label") or "").strip()
+        if label in get_args(Gold):  # an answer: "no" may mean that it is unsafe, or that it is not harmful
+            raise Unfit(f"label: {label!r} is none of {', '.join(LABELS[self.reads])}")
         named: Any = (label, "typical")  # refused by the checks, which name the label
         gold, subset = LABELS[self.reads].get(label.casefold(), named)
         own = (_word(cells, "subset") or "").strip()
@@ -285,15 +287,17 @@ def _word(cells: Mapping[str, Any], name: str) -> str | None:
 
 
 def _prose(cells: Mapping[str, Any], name: str) -> str | None:
-    """A text; None where the cell is empty.
+    """A text, its lines broken by \\n alone; None where the cell is empty.
 
     Raises:
         Unfit: it is something else.
     """
     value = _unless_empty(cells[name])
-    if value is not None and not isinstance(value, str):
+    if value is None:
+        return None
+    if not isinstance(value, str):
         raise Unfit(f"{name}: is {_shown(value)}, which is no text")
-    return value
+    return value.replace("\r\n", "\n").replace("\r", "\n")  # line breaks as spreadsheets write them
 
 
 def _unless_empty(value: Any) -> Any:

@@ -225,7 +225,13 @@ def test_prompts_are_processed_once_and_each_arm_gets_a_mapping_of_its_own(vlm: 
         assert "pixel_values" in vlm.encode(alike)
         assert calls == [3]
         vlm.encode(PROMPTS[:2])
-        vlm.encode([Prompt(prompt.text, prompt.image.copy()) for prompt in PROMPTS if prompt.image is not None])
+        copies = [Prompt(prompt.text, prompt.image.copy()) for prompt in PROMPTS if prompt.image is not None]
+        vlm.encode(copies)
+        assert calls == [3, 2]
+        for prompt in copies:
+            assert prompt.image is not None
+            prompt.image.paste("red", (0, 0, 4, 4))
+        assert not torch.equal(vlm.encode(copies)["pixel_values"], vlm.encode(PROMPTS)["pixel_values"])
         vlm.encode([Prompt(prompt.text, prompt.image, system="Be brief.") for prompt in PROMPTS])
         assert calls == [3, 2, 3, 3]
     vlm.encode(PROMPTS)

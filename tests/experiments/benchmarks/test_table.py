@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -311,3 +312,28 @@ def test_ten_thousand_rows_are_checked_in_ten_seconds(folder: Path) -> None:
     started = time.perf_counter()
     assert len(ready(benchmark, folder).samples) == 10_000
     assert time.perf_counter() - started < 10
+
+
+@pytest.mark.parametrize("reads", ["verdict", "refusal"])
+@pytest.mark.parametrize("label", ["yes", "no", "No", "comply", "refuse", "unknown", "true", "0", "harmful?"])
+def test_a_label_that_is_an_answer_is_refused_in_silence_by_nobody(folder: Path, reads: str, label: str) -> None:
+    path = written(folder, "csv", [ROWS[0] | {"label": label, "pair": None}])
+    with pytest.raises(UserError, match=rf"label: '{re.escape(label)}' is none of"):
+        ready(Table(str(path), reads=reads), folder)
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv", "xlsx", "parquet"])
+def test_line_breaks_of_spreadsheets_are_line_breaks(folder: Path, form: str) -> None:
+    broken = "Is it hot?_x000D_\nOr cold?" if form == "xlsx" else "Is it hot?\r\nOr cold?"
+    path = written(folder, form, [ROWS[0] | {"text": broken, "pair": None}])
+    (sample,) = ready(Table(str(path)), folder).samples
+    assert sample.text == "Is it hot?\nOr cold?"
+
+
+@pytest.mark.parametrize("mark", ["<image>", "<|image_pad|>", "[IMG]"])
+def test_a_placeholder_in_the_words_is_a_problem_of_its_case(folder: Path, mark: str) -> None:
+    path = written(folder, "jsonl", [ROWS[0], ROWS[2] | {"id": "c", "text": f"{mark}\nIs it hot?"}])
+    loaded = Table(str(path)).load()
+    kept = checked(loaded, kind="yes_no", name="t", skip_bad=True, folder=folder)
+    assert [sample.id for sample in kept.samples] == ["a"]
+    assert "in whose place models put a picture" in str(kept.missing)
