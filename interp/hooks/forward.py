@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from interp.cache_names import cache_in
 from interp.device_copies import to_host
 from interp.errors import UserError
 from interp.hooks.attention import STATIC, is_intercepted
@@ -180,7 +181,7 @@ class Follower:
         if not self.running:
             return
         ids = kwargs.get("input_ids", args[0] if args else None)
-        embeddings, cache = kwargs.get("inputs_embeds"), kwargs.get("past_key_values")
+        embeddings, cache = kwargs.get("inputs_embeds"), cache_in(kwargs)
         tokens: Any = embeddings if ids is None else ids
         self.start = int(cache.get_seq_length()) if cache is not None else 0
         self.rows = len(tokens)
@@ -198,7 +199,7 @@ class Follower:
         self.running, self._forward, self._refusal = False, None, None
         if forward is None:
             return
-        cache = getattr(output, "past_key_values", None)
+        cache = cache_in(output)
         if cache is not None:
             self._by_cache[cache] = forward.batch
         self.end(forward)

@@ -29,6 +29,7 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.utils import ModelOutput
 
+from interp.cache_names import NAMES, cache_in
 from interp.hooks.attention import is_intercepted
 from interp.hooks.forward import hooked, replaced
 from interp.pictures import pixels
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 ASKED = ("input_ids", "generation_config", "model_kwargs")  # the parameters of the method that reads prompts
 GROWING = (DynamicLayer, DynamicSlidingWindowLayer)  # whose steps make new tensors and leave the old ones alone
-MADE_OF_INPUTS = ("past_key_values", "mm_encoder_outputs", "inputs_embeds")  # by generate, before the prefill
+MADE_OF_INPUTS = (*NAMES, "mm_encoder_outputs", "inputs_embeds")  # by generate, before the prefill
 PLAIN = bool | int | float | str | None | torch.dtype  # inputs that are what they print
 HEAD = "interp.output_head"  # its hooks make the head's logits float32, for every answer alike
 _OPEN: ContextVar["PrefillStore | None"] = ContextVar("prefills", default=None)
@@ -175,7 +176,7 @@ def shared_prefills(vlm: "VLM", store: PrefillStore | None) -> Iterator[None]:
         def read() -> Any:
             return prefill(input_ids, generation_config, model_kwargs, **more)
 
-        config, cache, given = generation_config, model_kwargs.get("past_key_values"), vlm.generating_from
+        config, cache, given = generation_config, cache_in(model_kwargs), vlm.generating_from
         if (
             config.prefill_chunk_size is not None
             or config.return_dict_in_generate

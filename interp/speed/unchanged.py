@@ -24,6 +24,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from interp.cache_names import cache_in, with_cache
 from interp.errors import UserError
 from interp.hooks.forward import paused, replaced
 from interp.segments import IMAGE, SEGMENTS, Segments
@@ -147,13 +148,13 @@ class Prefix:
             output = vlm.model(**along, **first, position_ids=positions[:, :columns], use_cache=True, logits_to_keep=1)
         rest = {"input_ids": encoded["input_ids"][:, columns:], "attention_mask": mask,
                 "position_ids": positions[:, columns:]}  # fmt: skip
-        return cls(vlm, columns, output.past_key_values, rest)
+        return cls(vlm, columns, cache_in(output), rest)
 
     def score(self) -> Float[Tensor, " row"]:
         """The margins of the whole prompts; float32 on the CPU. May be called again."""
         vlm = self.vlm
         with torch.no_grad(), vlm.float32_logits():
-            logits = vlm.model(**self.rest, past_key_values=self.cache, use_cache=True, logits_to_keep=1).logits
+            logits = vlm.model(**self.rest, **with_cache(self.cache), use_cache=True, logits_to_keep=1).logits
         for layer in self.cache.layers:  # some may not have run (``LowerLayers``)
             layer.crop(self.columns - layer.get_seq_length())
         return vlm.margin(logits[:, -1]).float().cpu()

@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from interp.cache_names import cache_in, with_cache
 from interp.errors import UserError
 from interp.hooks.forward import paused
 from interp.layout import Layout, layout_for
@@ -101,7 +102,7 @@ class SecondBranch:
                 # Like generate(), drop a mask of ones, so that both branches use the same attention path.
                 attention_mask=self._mask if self._prompts.padded else None,
                 position_ids=positions,
-                past_key_values=cache,
+                **with_cache(cache),
                 use_cache=True,
                 logits_to_keep=1,
                 return_dict=True,
@@ -111,7 +112,7 @@ class SecondBranch:
         with paused():  # attention is recorded and edited in the main branch only
             outputs = run(self._cache)
             # Created by the first forward, so not shared.
-            self._cache = getattr(outputs, "language_model_outputs", outputs).past_key_values
+            self._cache = cache_in(getattr(outputs, "language_model_outputs", outputs))
             if self._cache is None:  # a model that fills a cache and makes none
                 self._cache = DynamicCache(config=self._model.config.get_text_config())
                 outputs = run(self._cache)
@@ -120,9 +121,15 @@ class SecondBranch:
         ):  # IDEFICS does not cache the picture's keys and needs its features again
             resampled = self._model.config.use_resampler
             name = "perceiver_embeddings" if resampled else "image_encoder_embeddings"
-            self._seen = {name: outputs.image_hidden_states}
+            self._seen = {name: _features_in(outputs)}
         # Where the decoder's forward is called alone, its logits stay on the device of its head.
         return outputs.logits[:, -1].to(self._prompts.mask.device, torch.float32)
+
+
+def _features_in(outputs: Any) -> Any:
+    """A picture's features in a forward's output, which transformers keeps elsewhere from 5.24 on."""
+    encoded = getattr(outputs, "image_outputs", None)
+    return outputs.image_hidden_states if encoded is None else encoded.pooler_output
 
 
 @dataclass(frozen=True)

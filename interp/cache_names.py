@@ -1,0 +1,29 @@
+"""The KV cache's name in a forward: ``cache`` from transformers 5.24 on, ``past_key_values`` before."""
+
+from collections.abc import Mapping
+from functools import cache as once
+from typing import Any
+
+NAMES = ("cache", "past_key_values")
+
+
+def cache_in(values: Any) -> Any:
+    """The KV cache among a forward's arguments (a mapping) or in its output (an object); None where there is none."""
+    for name in NAMES:
+        found = values.get(name) if isinstance(values, Mapping) else getattr(values, name, None)
+        if found is not None:
+            return found
+    return None
+
+
+@once
+def cache_name() -> str:
+    """What the installed transformers calls it."""
+    from transformers.generation import utils
+
+    return "cache" if "cache" in getattr(utils, "ALL_CACHE_NAMES", ()) else "past_key_values"
+
+
+def with_cache(cache: Any) -> dict[str, Any]:
+    """The cache as an argument of a forward."""
+    return {cache_name(): cache}
