@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shlex
 import sys
 from collections import Counter
@@ -143,6 +144,12 @@ def check_format(place: Source) -> None:
         raise UserError(
             f"no safetensors weights at {place.path} (found: {', '.join(others) or 'no weights'}); only safetensors is "
             "read, since other formats run code; convert them with save_pretrained"
+        )
+    if "adapter_config.json" in files and any(re.match(r"model.*\.safetensors$", name) for name in files):
+        raise UserError(
+            f"{place.path} holds whole weights (model.safetensors) and an adapter (adapter_config.json); transformers "
+            "would add the adapter to them, which may have it already; move one of the two to a folder of its own, and "
+            "give an adapter with method=vrtuning method.adapter=<folder>"
         )
     if missing := sorted(_listed(folder) - set(files)):
         raise UserError(

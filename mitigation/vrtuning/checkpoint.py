@@ -6,6 +6,8 @@ Importing this module loads neither torch nor transformers.
 import dataclasses
 import hashlib
 import json
+import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,7 @@ WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
 RECORD = "vrtuning.json"
 HASH_LENGTH = 12
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True)
@@ -77,14 +80,16 @@ def read_origin(folder: Path) -> Origin | None:
 def check_base(folder: Path, vlm: "VLM") -> None:
     """Checks that the adapter was trained on the weights of ``vlm``.
 
-    Compares hashes or commits if both are known, else names. An adapter without a record passes; peft checks its
-    shapes.
+    Compares hashes or commits if both are known, else names. Of an adapter from elsewhere the base that its
+    configuration names is compared: two ids of the hub must be equal, and where a folder is named otherwise, that is
+    said; peft checks its shapes.
 
     Raises:
         UserError: it was trained on other weights.
     """
     origin = read_origin(folder)
     if origin is None:
+        _check_named(folder, vlm)
         return
     known = origin.base_revision and vlm.revision
     if (origin.base_revision != vlm.revision) if known else (origin.base != vlm.name):
@@ -93,6 +98,29 @@ def check_base(folder: Path, vlm: "VLM") -> None:
             f"{vlm.name} ({vlm.revision or 'in memory'}); an adapter fits the weights it was trained on; choose that "
             "model, or train an adapter for this one"
         )
+
+
+def _check_named(folder: Path, vlm: "VLM") -> None:
+    """Compares the base that peft's configuration names with the model. Raises as ``check_base``."""
+    try:
+        base = str(json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path") or "")
+    except (OSError, ValueError, AttributeError):
+        return  # peft says what is wrong with it
+    here = str(getattr(vlm.model.config, "_name_or_path", "") or vlm.name)
+    if not base or _last(base) in (_last(here), vlm.name):
+        return
+    if HUB_ID.fullmatch(base) and HUB_ID.fullmatch(here) and not Path(here).exists():
+        raise UserError(
+            f"adapter {folder} was trained on {base}, this model is {here}; an adapter fits the weights it was trained "
+            "on; choose that model, or train an adapter for this one"
+        )
+    print(
+        f"adapter {folder} names {base} as its base; whether {here} has the same weights is not known", file=sys.stderr
+    )
+
+
+def _last(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]
 
 
 def save(model: Any, folder: Path, origin: Origin) -> None:

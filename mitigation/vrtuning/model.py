@@ -5,12 +5,13 @@ model; activating it only swaps modules.
 """
 
 import re
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -29,9 +30,10 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 KEPT = 2  # adapters kept loaded for one model
-_Layers = dict[str, nn.Module]  # full name of the replaced layer → the wrapped layer
+INSIDE = "base_model.model."  # what peft puts before the names of the model's own modules
+WRAPPED = re.compile(r"\.(?:base_layer|original_module)(?=\.)")  # and into them
 # Keyed weakly by model. Values hold its layers but not the model itself, so that both can be freed.
-_LOADED: WeakKeyDictionary[nn.Module, dict[tuple[str, str], _Layers]] = WeakKeyDictionary()
+_LOADED: WeakKeyDictionary[nn.Module, dict[tuple[str, str], "_Adapter"]] = WeakKeyDictionary()
 
 
 def target_pattern(layout: Layout, targets: tuple[str, ...]) -> str:
@@ -110,57 +112,151 @@ def load_four_bit(config: ModelConfig) -> VLM:
     return VLM(model, processor, name=config.name, revision=place.commit or weights_hash(Path(place.path)))
 
 
+class _Adapter(NamedTuple):
+    """What an adapter puts into a model while it is in effect, by the name of what it takes the place of."""
+
+    modules: dict[str, nn.Module]  # layers with the adapter's around them, and whole modules that it brings
+    values: dict[str, torch.Tensor]  # of parameters of the model itself that it trained, such as biases
+
+
 @contextmanager
 def adapted(vlm: VLM, folder: Path, revision: str) -> Iterator[VLM]:
-    """``vlm`` with the adapter of ``folder`` (hash ``revision``) active; restores its own layers afterwards.
+    """``vlm`` with the adapter of ``folder`` (hash ``revision``) in effect; the plain model again afterwards.
 
     Raises:
-        UserError: the adapter was trained on another base, does not fit this one, or the model has an adapter already.
+        UserError: the adapter was trained on another base, does not fit this one, is of a kind that only peft's own
+            wrapper runs, or the model has an adapter already.
     """
-    layers = _layers(vlm, folder, revision)
-    own = {name: vlm.model.get_submodule(name) for name in layers}
-    _swap(vlm.model, layers)
+    adapter, model = _loaded(vlm, folder, revision), vlm.model
+    modules = {name: model.get_submodule(name) for name in adapter.modules}
+    parameters = {name: model.get_parameter(name) for name in adapter.values}
+    plain = {name: parameter.data for name, parameter in parameters.items()}
     try:
+        for name, parameter in parameters.items():
+            parameter.data = adapter.values[name]
+        _swap(model, adapter.modules)
         yield vlm
     finally:
-        _swap(vlm.model, own)
+        _swap(model, modules)
+        for name, parameter in parameters.items():
+            parameter.data = plain[name]
 
 
-def _layers(vlm: VLM, folder: Path, revision: str) -> _Layers:
+def _loaded(vlm: VLM, folder: Path, revision: str) -> _Adapter:
     loaded = _LOADED.setdefault(vlm.model, {})
     key = (revision, f"{vlm.device} {vlm.dtype}")
     if key not in loaded:
         checkpoint.check_base(folder, vlm)
         while len(loaded) >= KEPT:
             del loaded[next(iter(loaded))]
-        loaded[key] = _load(vlm, folder)
+        loaded[key] = adapter = _load(vlm, folder)
+        print(f"adapter {folder}: {_described(adapter)}", file=sys.stderr)
     return loaded[key]
 
 
-def _load(vlm: VLM, folder: Path) -> _Layers:
-    from peft import PeftModel
+def _load(vlm: VLM, folder: Path) -> _Adapter:
+    """The adapter, put into the model by peft, taken out again, and the model left as it was.
+
+    peft wraps layers (LoRA and its like), puts whole modules in others' place (``modules_to_save``) and writes into
+    parameters of the model itself (``bias="all"``). What it does otherwise is refused.
+    """
+    from peft import PeftConfig, PeftModel, load_peft_weights, set_peft_model_state_dict
     from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
 
     model = vlm.model
-    if any(isinstance(module, BaseTunerLayer) for module in model.modules()):
+    if any(isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper) for module in model.modules()):
         raise UserError(f"{vlm.name} already carries an adapter; adapters cannot be stacked; pass the plain base model")
+    try:
+        config = PeftConfig.from_pretrained(folder)
+        weights = load_peft_weights(str(folder), device="cpu")
+    except Exception as error:  # a field that this peft does not know, a broken file
+        raise _unfit(vlm, folder, " ".join(str(error).split())[:200]) from error
+    _check_kind(config, vlm, folder)
+    before = dict(model.named_modules(remove_duplicate=False))
     trainable = {weight: weight.requires_grad for weight in model.parameters()}
+    tensors = dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
+    versions = {name: tensor._version for name, tensor in tensors.items()}
+    named = {WRAPPED.sub("", key.removeprefix(INSIDE)) for key in weights}
+    own = {name: tensors[name].detach().clone() for name in named & tensors.keys()}
+    modules: dict[str, nn.Module] = {}
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            PeftModel.from_pretrained(model, folder)
-    except (RuntimeError, ValueError) as error:
+            wrapped = PeftModel.from_pretrained(model, folder)
+            result = set_peft_model_state_dict(wrapped, weights)
+        modules = _changed(before, dict(model.named_modules(remove_duplicate=False)))
+        written = [name for name, tensor in tensors.items() if tensor._version != versions[name]]
+        values = {name: tensors[name].detach().clone() for name in written if name in own}
+    except (RuntimeError, ValueError, KeyError, TypeError) as error:
         raise _unfit(vlm, folder, " ".join(str(error).split())[:200]) from error
     finally:
-        around = {name: module for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
-        _swap(model, {name: module.get_base_layer() for name, module in around.items()})
+        modules = modules or _changed(before, dict(model.named_modules(remove_duplicate=False)))
+        _swap(model, {name: before[name] for name in modules})
+        with torch.no_grad():
+            for name, value in own.items():
+                if tensors[name]._version != versions[name]:
+                    tensors[name].copy_(value)
         for name in ("peft_config", "_hf_peft_config_loaded"):
             model.__dict__.pop(name, None)
         for weight, flag in trainable.items():
             weight.requires_grad_(flag)
+    if lost := sorted(set(written) - own.keys()):
+        raise UserError(
+            f"adapter {folder} overwrote weights of {vlm.name} that it does not name ({', '.join(lost[:3])}), so the "
+            "baseline is gone; load the model again, and leave this adapter out"
+        )
     if missing := [str(one.message) for one in caught if "missing adapter keys" in str(one.message).lower()]:
         raise _unfit(vlm, folder, missing[0][:200])
-    return around  # type: ignore[return-value]  # each is a Module too, unlike its declared base class
+    if left := list(result.unexpected_keys):
+        raise _unfit(vlm, folder, f"{len(left)} of its tensors have no place there: {left[0]}, …")
+    if strange := [
+        name for name, it in modules.items() if not isinstance(it, BaseTunerLayer | AuxiliaryTrainingWrapper)
+    ]:
+        raise UserError(_only_peft(folder, f"it puts a {type(modules[strange[0]]).__name__} at {strange[0]}"))
+    if not modules and not values:
+        raise _unfit(vlm, folder, "it changes nothing in this model")
+    return _Adapter(modules, values)
+
+
+def _check_kind(config: Any, vlm: VLM, folder: Path) -> None:
+    """Checks that the adapter lies in the model's layers.
+
+    Raises:
+        UserError: it needs peft's own wrapper, which no method here runs.
+    """
+    kind = getattr(config.peft_type, "value", config.peft_type)
+    if config.is_prompt_learning or config.is_adaption_prompt or kind == "XLORA":
+        raise UserError(_only_peft(folder, f"{kind} adds to the inputs of a model, or chooses by them"))
+    if getattr(config, "alora_invocation_tokens", None):
+        raise UserError(_only_peft(folder, "an activated LoRA waits for its invocation tokens"))
+
+
+def _only_peft(folder: Path, why: str) -> str:
+    return (
+        f"adapter {folder} acts only inside peft's own wrapper ({why}), so the arm would equal the baseline; train one "
+        "of a kind that changes layers, such as LoRA"
+    )
+
+
+def _changed(before: Mapping[str, nn.Module], now: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """What stands in the place of other modules now, the outermost of each, by name."""
+    found = {name: now[name] for name, module in before.items() if name and now.get(name, module) is not module}
+    parents = [f"{name}." for name in found]
+    return {name: module for name, module in found.items() if not name.startswith(tuple(parents))}
+
+
+def _described(adapter: _Adapter) -> str:
+    """What the adapter puts where, in a few words."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [name for name, module in adapter.modules.items() if isinstance(module, BaseTunerLayer)]
+    whole = [name for name in adapter.modules if name not in layers]
+    leaves = ", ".join(sorted({name.rpartition(".")[2] for name in layers}))
+    words = [f"in {len(layers)} layers ({leaves})"] if layers else []
+    words += [f"{', '.join(whole)} whole"] if whole else []
+    words += [f"{len(adapter.values)} of the model's own parameters"] if adapter.values else []
+    return "; ".join(words)
 
 
 def _swap(model: nn.Module, layers: Mapping[str, Any]) -> None:
