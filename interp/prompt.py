@@ -108,9 +108,9 @@ def render(processor: Any, prompt: Prompt, *, layout: "Layout", name: str) -> st
 
 class _Day(datetime):
     @classmethod
-    def now(cls, tz: Any = None) -> "datetime":
+    def now(cls, tz: Any = None) -> "_Day":
         """``TODAY``."""
-        return TODAY
+        return cls(TODAY.year, TODAY.month, TODAY.day)
 
 
 @contextmanager
@@ -118,12 +118,12 @@ def _on_one_day() -> Iterator[None]:
     """While open, a chat template's ``strftime_now`` tells of ``TODAY``: it reads this name of its module."""
     from transformers.utils import chat_template_utils
 
-    before = chat_template_utils.datetime
-    chat_template_utils.datetime = _Day
+    names: dict[str, Any] = vars(chat_template_utils)
+    before, names["datetime"] = names["datetime"], _Day
     try:
         yield
     finally:
-        chat_template_utils.datetime = before
+        names["datetime"] = before
 
 
 def check_chat_template(processor: Any, name: str) -> None:

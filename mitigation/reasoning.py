@@ -48,8 +48,8 @@ def at_verdicts(vlm: VLM | WrappedVLM, prompts: Sequence[Prompt], answers: Gener
         if unshifted is not None:
             unshifted[later] = margins[later]
         if branches is not None and again.branch_margins is not None:
-            for row, found in zip(later, again.branch_margins, strict=True):
-                branches[row] = found
+            for row, by_branch in zip(later, again.branch_margins, strict=True):
+                branches[row] = by_branch
     none = [row for row, place in enumerate(places) if place is None]
     for found in (margins, unshifted):
         if found is not None:

@@ -11,14 +11,20 @@ from experiments.runs.failure_text import failure_text
 from experiments.types import Status
 
 # finish_reason of the compatible endpoints: OpenAI and Azure, Gemini's own names, Anthropic, Zhipu.
-BLOCKED = ("content_filter", "safety", "recitation", "blocklist", "prohibited_content", "spii", "image_safety")
-BLOCKED += ("refusal", "sensitive")
-CUT = ("length", "max_tokens", "max_output_tokens", "max_length", "model_length")
+BLOCKED = frozenset(
+    ("content_filter", "safety", "recitation", "blocklist", "prohibited_content", "spii", "image_safety")
+    + ("refusal", "sensitive")
+)
+CUT = frozenset(("length", "max_tokens", "max_output_tokens", "max_length", "model_length"))
 # What stands there where the answer came to its end; anything else is noted with the answer, which is not cached.
-ENDED = ("", "stop", "eos", "eos_token", "end_turn", "stop_sequence", "completed", "tool_calls", "function_call")
+ENDED = frozenset(
+    ("", "stop", "eos", "eos_token", "end_turn", "stop_sequence", "completed", "tool_calls", "function_call")
+)
 # Where the server broke off: OpenRouter and Mistral, vLLM and SGLang, Zhipu, DeepSeek.
-BROKEN = ("error", "abort", "aborted", "cancelled", "canceled", "network_error", "server_error", "timeout")
-BROKEN += ("insufficient_system_resource",)
+BROKEN = frozenset(
+    ("error", "abort", "aborted", "cancelled", "canceled", "network_error", "server_error", "timeout")
+    + ("insufficient_system_resource",)
+)
 POLICY = re.compile(
     r"content[ _-]?(filter|policy|management)|responsible ?ai|safety (system|settings|polic)|moderation|\bflagged\b"
     r"|prohibited[ _]content|usage polic|acceptable use|blocked (by|due)|block_?reason",
@@ -84,10 +90,10 @@ def read_completion(raw: bytes) -> Reply:
     model = one_line(str(body.get("model") or ""))
     if blocked:
         return Reply(Status.PROVIDER_BLOCKED, text, f"finish_reason {one_line(finish)}", model=model)
-    error = choice.get("error")
-    if finish not in CUT and (finish in BROKEN or error or failure_text(text)):
-        what = f"finish_reason {one_line(finish) or 'missing'}" + (f", {json.dumps(error)}" if error else "")
-        return Reply(Status.TRANSPORT_FAILED, reason=one_line(what if finish in BROKEN or error else text), model=model)
+    fault = choice.get("error")
+    if finish not in CUT and (finish in BROKEN or fault or failure_text(text)):
+        what = f"finish_reason {finish or 'missing'}" + (f", {json.dumps(fault)}" if fault else "")
+        return Reply(Status.TRANSPORT_FAILED, reason=one_line(what if finish in BROKEN or fault else text), model=model)
     if not text:
         return Reply(Status.EMPTY, reason=f"no text; finish_reason {one_line(finish) or 'missing'}", model=model)
     margin = first_token_margin(choice.get("logprobs"))

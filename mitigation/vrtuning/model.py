@@ -168,7 +168,7 @@ def _load(vlm: VLM, folder: Path) -> _Adapter:
     if any(isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper) for module in model.modules()):
         raise UserError(f"{vlm.name} already carries an adapter; adapters cannot be stacked; pass the plain base model")
     try:
-        config = PeftConfig.from_pretrained(folder)
+        config = PeftConfig.from_pretrained(str(folder))
         weights = load_peft_weights(str(folder), device="cpu")
     except Exception as error:  # a field that this peft does not know, a broken file
         raise _unfit(vlm, folder, " ".join(str(error).split())[:200]) from error
@@ -184,7 +184,7 @@ def _load(vlm: VLM, folder: Path) -> _Adapter:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             wrapped = PeftModel.from_pretrained(model, folder)
-            result = set_peft_model_state_dict(wrapped, weights)
+            result: Any = set_peft_model_state_dict(wrapped, weights)
         modules = _changed(before, dict(model.named_modules(remove_duplicate=False)))
         written = [name for name, tensor in tensors.items() if tensor._version != versions[name]]
         values = {name: tensors[name].detach().clone() for name in written if name in own}

@@ -126,7 +126,7 @@ def failing(status: int, message: str) -> Reply:
         (Reply(completion(None, "SAFETY")), "provider_blocked", "safety", 1),
         *[(Reply(completion("Yes", name)), "provider_blocked", name, 1) for name in ("refusal", "sensitive")],
         *[(Reply(completion("Yes", name)), "truncated", "", 1) for name in ("max_tokens", "MAX_TOKENS")],
-        *[(Reply(completion("Yes", name)), "transport_failed", name, 2) for name in BROKEN],
+        *[(Reply(completion("Yes", name)), "transport_failed", name, 2) for name in sorted(BROKEN)],
         (Reply(completion("Yes", {"type": "abort"})), "transport_failed", "abort", 2),
         (Reply(completion("Yes", {"type": "stop", "matched": 2})), "answered", "", 1),
         (Reply(completion("Yes", "odd")), "answered", "finish_reason odd", 1),
