@@ -6,7 +6,9 @@ runs on.
 
 import atexit
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,6 +27,8 @@ T = TypeVar("T")
 MEETING = timedelta(minutes=5)  # within which all processes must have started
 PATIENCE = timedelta(days=30)  # longest wait at a barrier: for the slowest share, or for rank 0's own work
 SPOKEN = "forestlens/spoken"
+MOMENT = 2.0  # seconds after which a process says what it waits for
+ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True)
@@ -66,12 +70,22 @@ class Launch:
         return list(items[self.rank :: self.size])
 
     def join(self) -> None:
-        """Waits until all processes have started; other libraries' progress bars are shown on rank 0 only."""
+        """Waits until all processes have started; other libraries' progress bars are shown on rank 0 only.
+
+        Raises:
+            UserError: not all of them came.
+        """
         if self.size > 1:
             if not self.first:
                 os.environ.setdefault("TQDM_DISABLE", "1")
-            with _together():
-                _talk()
+            with _heard(self.size):
+                try:
+                    _talk()
+                except (RuntimeError, ValueError, OSError) as error:
+                    raise UserError(
+                        f"{_waiting(self.size)}, and not all came ({str(error).splitlines()[0][:120]}); start all of "
+                        "them with accelerate launch or torchrun, or unset WORLD_SIZE and RANK for one process alone"
+                    ) from error
 
     def wait(self) -> None:
         """Waits until all processes have reached this point."""
@@ -197,6 +211,30 @@ def _leave() -> None:
     _talk.cache_clear()
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _waiting(size: int) -> str:
+    """What this process waits for."""
+    place = f"{os.environ.get('MASTER_ADDR', 'no MASTER_ADDR')}:{os.environ.get('MASTER_PORT', 'no MASTER_PORT')}"
+    return f"WORLD_SIZE={size}: {size} processes of one launch meet at {place}"
+
+
+@contextmanager
+def _heard(size: int) -> Iterator[None]:
+    """While open, it is said after a moment what is waited for, and signals end the process, which cannot hear them."""
+    minutes = int(MEETING.total_seconds() // 60)
+    words = f"{_waiting(size)}; waiting for the others, {minutes} minutes at most (alone? unset WORLD_SIZE and RANK)"
+    timer = threading.Timer(MOMENT, print, (words,), {"file": sys.stderr, "flush": True})
+    timer.daemon = True
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in ENDING} if main else {}
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
