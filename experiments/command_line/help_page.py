@@ -109,7 +109,7 @@ sweep over values with commas (seed=0,1), --hydra-help lists Hydra's own flags.
 case=, image=, text=, run=, runs=, labels= and the folders of benchmarks, as
 mossbench=, are short for the task's: task.case=, ...
 What an option of a group means stands beside it in conf/GROUP/NAME.yaml, or in
-conf/models.yaml and conf/methods.yaml."""
+conf/models.yaml, conf/methods.yaml and conf/judges.yaml."""
 OPTION = re.compile(r"(?P<key>\w+): (?P<value>.*?)  # (?P<comment>.*)")
 WIDTH = 80
 

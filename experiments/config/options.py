@@ -1,4 +1,4 @@
-"""The options of a group: files of ``conf/<group>/``, and the entries of ``conf/models.yaml`` and ``methods.yaml``."""
+"""The options of a group: files of ``conf/<group>/``, and entries of ``conf/models.yaml`` and the like (``LISTED``)."""
 
 from functools import cache
 from pathlib import Path
@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 import conf
 
 CONF = Path(conf.__file__).parent
-LISTED = {"model": "models.yaml", "method": "methods.yaml"}  # group → the file with an option an entry
+LISTED = {"model": "models.yaml", "method": "methods.yaml", "judge": "judges.yaml"}  # group → file
 
 
 @cache

@@ -72,6 +72,7 @@ TYPED = {
     "responses safety_prompt sampled_baseline sampled_cutoff_only sampled_self_contrast sampled_vcd self_contrast "
     "steering text_only vcd vcd_cli vcd_fallback vcd_pope verbalise verbalise_before verbalise_oracle vista vrtuning "
     "yes_bias",
+    "judge": "automatic closing llm published published_prompt refusal_classifier refusal_rule yes_no",
 }
 
 
