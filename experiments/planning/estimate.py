@@ -111,13 +111,13 @@ def batch_bytes(vlm: "VLM", batch: Batch, rows: int, branches: int, new_tokens: 
     """The most that ``rows`` prompts of the batch take beside the weights: in the decoder, or in the vision tower."""
     config, kind = vlm.model.config, str(vlm.dtype).removeprefix("torch.")
     columns = batch.columns
-    row = row_bytes(config, kind, columns, branches=branches) + branches * new_tokens * token_cache_bytes(config, kind)
+    row = row_bytes(config, kind, columns) + new_tokens * token_cache_bytes(config, kind)
     if config._attn_implementation == "eager":  # queries × keys of a layer: scores, and their softmax in float32
         row += config.get_text_config().num_attention_heads * columns**2 * (2 * vlm.dtype.itemsize + 4)
     vision = getattr(config, "vision_config", None)
     width = getattr(vision, "hidden_size", 0)
     states = 4 * width + 3 * getattr(vision, "intermediate_size", 4 * width)
-    return rows * max(row, batch.patches * states * vlm.dtype.itemsize)
+    return rows * max(branches * row, batch.patches * states * vlm.dtype.itemsize)
 
 
 class Rates(NamedTuple):

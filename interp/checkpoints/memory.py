@@ -43,18 +43,16 @@ def weight_bytes(numbers: dict[str, int], dtype: str) -> int:
     return sum(count * (BYTES[dtype] if kind in FLOATS else 1) for kind, count in numbers.items())
 
 
-def row_bytes(found: Any, dtype: str, tokens: int = TOKENS, *, branches: int = 1) -> int:
+def row_bytes(found: Any, dtype: str, tokens: int = TOKENS) -> int:
     """About what one prompt of ``tokens`` tokens takes, by the checkpoint's configuration.
 
-    Its keys and values in every layer, for each of the ``branches`` of its answer; the widest layer's states and
-    products, and the logits of one token in float32. An estimate from below: what a tool keeps beside that is not in
-    it.
+    Its keys and values in every layer, the widest layer's states and products, and the logits of one token in float32.
+    An estimate from below: what a tool keeps beside that is not in it.
     """
     text = found.get_text_config()
     width = int(text.hidden_size)
     states = 4 * width + 3 * int(getattr(text, "intermediate_size", 4 * width))
-    cache = branches * token_cache_bytes(found, dtype)
-    return tokens * (cache + states * BYTES[dtype]) + 4 * int(text.vocab_size)
+    return tokens * (token_cache_bytes(found, dtype) + states * BYTES[dtype]) + 4 * int(text.vocab_size)
 
 
 def token_cache_bytes(found: Any, dtype: str) -> int:
