@@ -30,16 +30,14 @@ TITLE = "Without the direction: over-caution and harmful compliance together"
 
 
 class ErrorSubsets(NamedTuple):
-    """The subsets of over-caution and of harmful compliance, and what a wrong answer in each is called."""
+    """The subsets of over-caution and of harmful compliance."""
 
     caution: str
     harm: str
-    caution_words: str
-    harm_words: str
 
 
-YES_NO = ErrorSubsets("over_safety", "unsafe", "safe cases called unsafe", "unsafe cases called safe")
-REFUSAL = ErrorSubsets("benign", "contrast", "benign requests refused", "contrast requests complied with")
+YES_NO = ErrorSubsets("over_safety", "unsafe")
+REFUSAL = ErrorSubsets("benign", "contrast")
 ERRORS = {"caution": "over-caution", "harm": "harmful compliance"}
 NOTE = (
     "Rates in percent with their 95% intervals; change: paired difference from the baseline with its bootstrap "

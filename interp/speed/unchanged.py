@@ -80,12 +80,6 @@ def stops(layers: Sequence[int]) -> list[int]:
     return [wanted[at * len(wanted) // MOST] for at in range(MOST)]
 
 
-def share_run(layers: Sequence[int], count: int) -> float:
-    """The mean share of ``count`` decoder layers that changes behind each of ``layers`` cost."""
-    known = [-1, *stops(layers)]
-    return sum(count - 1 - max(one for one in known if one <= layer) for layer in layers) / (len(layers) * count)
-
-
 def _keeping(outputs: dict[int, Any], layer: int, module: Any) -> Callable[..., Any]:
     before = module.forward
 

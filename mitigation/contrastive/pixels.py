@@ -22,19 +22,6 @@ from interp.layout import layout_for
 GRIDS = "image_grid_thw"  # Qwen: frames, rows and columns of patches, one row per image
 
 
-def pixel_rows(inputs: Mapping[str, Any], config: Any) -> list[range]:
-    """The rows of ``pixel_values`` of each prompt, in order; ``config`` is the top-level config.
-
-    Raises:
-        UserError: the prompts' image tokens do not divide among those rows.
-    """
-    images, grids = image_rows(inputs, config), inputs.get(GRIDS)
-    if grids is None:
-        return images
-    starts = [0, *accumulate(grids.prod(dim=1).tolist())]
-    return [range(starts[own.start], starts[own.stop]) for own in images]
-
-
 def image_rows(inputs: Mapping[str, Any], config: Any) -> list[range]:
     """The images of each prompt. Without grids, each row of ``pixel_values`` counts as one image of equal size."""
     count = len(inputs[GRIDS] if inputs.get(GRIDS) is not None else inputs["pixel_values"])

@@ -9,7 +9,7 @@ from interp.errors import UserError
 from interp.hooks.residual import LayerStates, edit_residual, last_layer
 from interp.segments import RowSegments, segment
 from interp.speed import unchanged
-from interp.speed.unchanged import Prefix, record_lower_layers, share_run, stops
+from interp.speed.unchanged import Prefix, record_lower_layers, stops
 from interp.tools.knockout import knockout_by_window
 from interp.tools.patching import PatchEffects, patch
 from interp.vlm import VLM, Prompt
@@ -80,9 +80,8 @@ def test_an_edit_that_is_open_around_it_is_made_once(vlm: VLM, monkeypatch: pyte
 def test_a_few_layers_are_kept_and_the_nearest_below_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stops([-1, 0, 1, 2, 2]) == [0, 1, 2]
     assert stops(range(-1, 29)) == [0, 3, 7, 10, 14, 18, 21, 25]
-    assert share_run([-1, 1, 3], 4) == pytest.approx((4 + 2 + 0) / 12)
     monkeypatch.setattr(unchanged, "MOST", 1)
-    assert share_run([-1, 1, 3], 4) == pytest.approx((4 + 2 + 2) / 12)
+    assert stops([-1, 1, 3]) == [1]
     vlm = planted(Plan(reads=1, writes=2, layers=5))
     ran = counted(vlm)
     prompt = Prompt("Is this safe?", coloured(1))

@@ -7,7 +7,6 @@ split by it. A model's configuration names the rule (``conf/parts``); the tag ``
 from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 
-from experiments.benchmarks.iconworld.concepts import Thing
 from experiments.benchmarks.iconworld.sentences import BENIGN, RISKY
 from experiments.types import Sample
 
@@ -33,14 +32,6 @@ def part_of(sample: Sample, *, templates: Set[str], concepts: Set[str], pairs: S
     if sentence_unseen or thing_unseen:
         return "both unseen" if sentence_unseen and thing_unseen else PARTS[2 + sentence_unseen]
     return "unseen pair" if (template, thing) in pairs else "seen pair"
-
-
-def part_of_combination(rule: Callable[[Sample], str | None], template: str, thing: Thing) -> str | None:
-    """What ``rule`` gives for a sentence (its template's name) about a thing, without a case of it."""
-    tags = {"template": template, "concept": thing.concept, "sign": "yes" if thing.signed else "no"}
-    return rule(
-        Sample(id="", subset="typical", scenario="", gold="no", text="", prompt="", image=None, cluster="", tags=tags)
-    )
 
 
 def tagged(samples: Sequence[Sample], rule: Callable[[Sample], str | None]) -> list[Sample]:

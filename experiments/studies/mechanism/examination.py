@@ -51,7 +51,6 @@ from experiments.studies.mechanism.interventions import (
 from experiments.studies.mechanism.probes import probe_rows
 from experiments.types import Sample
 from interp.hooks.residual import LayerStates, Place, Residuals, edit_residual, last_layer, residuals
-from interp.speed.unchanged import share_run
 from interp.tools.directions import Direction
 from interp.tools.knockout import Cut, Edge, cut_scores, windows
 from interp.tools.lens import lens_margins
@@ -247,12 +246,6 @@ def cut_margins(
     return found.T.double().numpy().reshape(len(edges), 1 + len(windows), len(prompts))
 
 
-def cut_forwards(vlm: "VLM", *, windows: Sequence[Sequence[int]], edges: Sequence[Edge] = EDGES) -> float:
-    """What ``cut_margins`` runs, in forwards; one from a layer on counts as the share of the layers that it runs."""
-    begins = [-1, *(some[0] - 1 for some in windows)]
-    return 1 + len(edges) * len(begins) * share_run(begins, last_layer(vlm))
-
-
 def patch_effects(
     vlm: "VLM",
     clean: "Sequence[Prompt]",
@@ -276,12 +269,6 @@ def patch_effects(
     own = [clean[row] for row in partner]
     effects = patch(vlm, own, list(partner.values()), places=positions, layers=layers, batch_size=batch_size)
     return effects, list(partner)
-
-
-def patch_forwards(vlm: "VLM", *, positions: Sequence[Place], layers: Sequence[int]) -> float:
-    """What ``patch_effects`` runs for a prompt, in forwards, as ``cut_forwards``."""
-    below = [layer - 1 for layer in layers]
-    return 2 + len(positions) * len(layers) * share_run(below, last_layer(vlm))
 
 
 def prior_margins_of(
