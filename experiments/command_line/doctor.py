@@ -215,15 +215,15 @@ def optional() -> Iterator[Finding]:
 
 
 def language_model() -> Iterator[Finding]:
-    """Whether the language model of ``model=smol_organism`` was fetched."""
-    from interp.checkpoints.composed import GET, SMOLLM2, base_folder, read_record
+    """Whether ``model=smol_organism`` was made of its language model."""
+    from interp.checkpoints.cache import GET, organism_folder, read_record
 
-    place = base_folder(SMOLLM2)
+    place = organism_folder()
     record = read_record(place)
     if record is None:
-        yield Finding(State.NOTE, f"for model=smol_organism {GET[SMOLLM2]}: it is not at {place}")
+        yield Finding(State.NOTE, f"for model=smol_organism {GET}: it is not at {place}")
     elif not record.exact:
-        detail = f"{place} holds that of {record.source}, not the one that model=smol_organism was trained on"
+        detail = f"{place} is made of {record.source}, not of what model=smol_organism was trained on"
         yield Finding(State.NOTE, detail)
     else:
         yield Finding(State.OK, f"for model=smol_organism, at {place}")

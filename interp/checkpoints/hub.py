@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from interp.checkpoints.cache import is_in_parts, organism_folder
 from interp.checkpoints.config import ORGANISM, ModelConfig
 from interp.errors import UserError
 
@@ -49,13 +50,15 @@ def find(config: ModelConfig) -> Source:
 
 
 def _organism(name: str) -> Path:
+    """Its bundled folder; of one in parts the whole one in the cache, where that was made."""
     folder = ORGANISMS / name
     if not name or not (folder / "config.json").is_file():
         known = sorted(path.parent.name for path in ORGANISMS.glob("*/config.json"))
         raise UserError(
             f"no bundled organism {name!r}; known: {', '.join(known) or 'none'}; choose one, a folder or a hub id"
         )
-    return folder
+    made = organism_folder(name)
+    return made if is_in_parts(folder) and (made / "config.json").is_file() else folder
 
 
 def _on_hub(repository: str, revision: str | None) -> Source:

@@ -5,22 +5,14 @@ import json
 import re
 import shlex
 import sys
-from collections import Counter
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from interp.checkpoints.composed import (
-    ADAPTER,
-    check_base,
-    compose,
-    is_composed,
-    no_progress_bar,
-    parts_hash,
-    require_base,
-)
+from interp.checkpoints.cache import check_made, in_parts, is_in_parts, organism_folder
 from interp.checkpoints.config import ORGANISM, ModelConfig
-from interp.checkpoints.hub import Source, brief, find, gated, warning_of_remote_code
+from interp.checkpoints.hub import ORGANISMS, Source, brief, find, gated, warning_of_remote_code
 from interp.checkpoints.memory import (
     check_room,
     device_map,
@@ -54,8 +46,8 @@ def read_checkpoint(config: ModelConfig) -> tuple[Any, Any, str]:
     target = resolve_device(config.device, config.name)
     place = find(config)
     found = read_config(place, config)
-    base = check_base(Path(place.path)) if is_composed(Path(place.path)) else None
     check_format(place)
+    revision = _made_here(place, config)
     dtype = dtype_on(config.dtype, target)
     kind, numbers = str(dtype).removeprefix("torch."), place.numbers or _stored(place)
     row = row_bytes(found, kind)
@@ -68,8 +60,21 @@ def read_checkpoint(config: ModelConfig) -> tuple[Any, Any, str]:
         check_room(config, numbers, kind, target, row)
     processor = read_processor(place, config)
     model = read_weights(place, config, target, dtype, places)
-    revision = parts_hash(Path(place.path), base) if base else place.commit or weights_hash(Path(place.path))
-    return model, processor, revision
+    return model, processor, revision or place.commit or weights_hash(Path(place.path))
+
+
+def _made_here(place: Source, config: ModelConfig) -> str | None:
+    """The hash of the weights of an organism in the cache, which is checked; None for any other model.
+
+    Raises:
+        UserError: it is not what was made.
+    """
+    folder, name = Path(place.path), config.path.removeprefix(ORGANISM)
+    if not config.path.startswith(ORGANISM) or folder != organism_folder(name):
+        return None
+    found = weights_hash(folder)
+    check_made(folder, ORGANISMS / name, found)
+    return found
 
 
 def resolve_device(name: str, model: str = "the model") -> "torch.device":
@@ -96,10 +101,7 @@ def resolve_device(name: str, model: str = "the model") -> "torch.device":
 
 def _stored(place: Source) -> dict[str, int] | None:
     folder = Path(place.path)
-    if not folder.is_dir():
-        return None
-    folders = [require_base(folder), folder, folder / ADAPTER] if is_composed(folder) else [folder]
-    return sum((stored_numbers(one) for one in folders), Counter())
+    return stored_numbers(folder) if folder.is_dir() else None
 
 
 def read_config(place: Source, config: ModelConfig) -> Any:
@@ -133,6 +135,8 @@ def check_format(place: Source) -> None:
         UserError: another format, no weights, or a missing file.
     """
     folder = Path(place.path)
+    if is_in_parts(folder):
+        raise in_parts(folder, bundled=folder.parent == ORGANISMS)
     if place.files is not None:
         files: list[str] = list(place.files)
     elif folder.is_dir():
@@ -270,10 +274,6 @@ def read_weights(
     from transformers import AutoModelForImageTextToText
     from transformers.integrations import is_deepspeed_zero3_enabled
 
-    if is_composed(Path(place.path)):
-        attention = config.attn_implementation
-        model = _reading(place, "weights", _composed, dtype=dtype, attn_implementation=attention, model=config)
-        return _moved(model, config, device, places)
     if places is None and device.type == "cuda" and not is_deepspeed_zero3_enabled():
         places = {"": device}  # load directly to the GPU, not through main memory
     with no_progress_bar() if config.path.startswith(ORGANISM) else nullcontext():
@@ -294,22 +294,28 @@ def read_weights(
             f"the weights at {place.path} lack {len(missing)} parameters ({missing[0]}, ...), which would stay random; "
             "get the whole checkpoint, or build the model yourself and pass VLM(model, processor)"
         )
-    return model if places is not None else _moved(model, config, device, None)
+    return model if places is not None else _moved(model, config, device)
 
 
-def _composed(path: str, *, revision: str, local_files_only: bool, **arguments: Any) -> Any:
-    return compose(Path(path), **arguments)
+@contextmanager
+def no_progress_bar() -> Iterator[None]:
+    """While open, transformers draws no bar: of a small model it is over before it can be read."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
-def _moved(model: Any, config: ModelConfig, device: "torch.device", places: dict[str, Any] | None) -> Any:
-    """A model that was read into main memory, on ``device`` or spread over ``places``."""
+def _moved(model: Any, config: ModelConfig, device: "torch.device") -> Any:
+    """A model that was read into main memory, on ``device``."""
     import torch
 
     try:
-        if places is not None:
-            from accelerate import dispatch_model
-
-            return dispatch_model(model, places)
         return model.to(device)
     except torch.OutOfMemoryError as error:
         raise UserError(_too_large(config, device)) from error

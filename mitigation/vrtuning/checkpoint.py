@@ -136,14 +136,13 @@ def save(model: Any, folder: Path, origin: Origin) -> None:
 def merge(model: "VLM | ModelConfig", adapter: Path, folder: Path) -> Path:
     """Writes base + adapter as one checkpoint with its processor, which transformers loads without peft.
 
-    An adapter of the model's own is merged too. A ``VLM`` is copied first and does not change; for a ``ModelConfig``
+    A ``VLM`` is copied first and does not change; for a ``ModelConfig``
     the model is loaded.
     """
     import copy
 
     from peft import PeftModel
 
-    from interp.checkpoints.lora import plain_state
     from interp.loading import load
     from interp.vlm import VLM
 
@@ -152,7 +151,7 @@ def merge(model: "VLM | ModelConfig", adapter: Path, folder: Path) -> Path:
     check_base(source, vlm)
     base = copy.deepcopy(vlm.model) if isinstance(model, VLM) else vlm.model
     merged = PeftModel.from_pretrained(base, source).merge_and_unload()
-    merged.save_pretrained(folder, state_dict=plain_state(merged))
+    merged.save_pretrained(folder)
     vlm.processor.save_pretrained(folder)
     return folder
 

@@ -17,7 +17,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from interp.checkpoints.composed import is_composed
 from interp.checkpoints.config import ModelConfig
 from interp.checkpoints.load import check_format, find, read_config, read_processor, resolve_device, weights_hash
 from interp.errors import UserError
@@ -84,11 +83,6 @@ def load_four_bit(config: ModelConfig) -> VLM:
     from transformers import AutoModelForImageTextToText, BitsAndBytesConfig
 
     place = find(config)
-    if is_composed(Path(place.path)):
-        raise UserError(
-            f"four_bit=true with {config.name}, which is composed of parts in bfloat16; only whole checkpoints are "
-            "packed in 4 bits; leave four_bit out"
-        )
     layout = layout_for(read_config(place, config))
     check_format(place)
     processor = read_processor(place, config)

