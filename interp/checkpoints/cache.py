@@ -121,7 +121,7 @@ def check_made(folder: Path, parts: Path, revision: str) -> None:
     """
     record = read_record(folder)
     if record is None or record.parts != parts_hash(parts):
-        raise UserError(f"the model in {folder} was made of other parts than {parts} has now; {GET} makes it again")
+        raise UserError(f"the model in {folder} was made of other parts than {parts} has now; to make it again {GET}")
     if record.sha256 != revision:
         raise UserError(
             f"the weights in {folder} are not those that were saved ({revision}, recorded {record.sha256}); a file has "

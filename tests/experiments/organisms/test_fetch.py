@@ -209,7 +209,10 @@ def test_an_organism_that_is_not_what_was_made_is_refused_and_made_again(
     record = read_record(organism_folder())
     assert record is not None
     for changed, message in (
-        (replace(record, parts="sha256:0"), "was made of other parts than .* make smol. in the clone"),
+        (
+            replace(record, parts="sha256:0"),
+            "was made of other parts than .*; to make it again type .make smol.",
+        ),
         (replace(record, sha256="sha256:0"), r"are not those that were saved \(sha256:\w{12}, recorded sha256:0\)"),
     ):
         write_record(organism_folder(), changed)
