@@ -215,9 +215,15 @@ def _conclusion(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, A
         return f"{_WORSE.format(arm=arm, too=', and harmful ones too' if contrast.answer is Answer.ROSE else '')}."
     why = []
     if benign.answer is not Answer.FELL:
-        entry, noun = comparison["delta"]["benign"], "change in refusals of benign requests"
-        unshown = "that benign requests are refused less often is not shown"
-        why.append(statement_text(entry, answer=benign.answer, noun=noun, not_shown=unshown))
+        entry = comparison["delta"]["benign"]
+        why.append(
+            statement_text(
+                entry,
+                answer=benign.answer,
+                no_change="refusals of benign requests do not change by more than {delta}",
+                not_shown="that benign requests are refused less often is not shown",
+            )
+        )
     if contrast.answer is Answer.FELL:
         why.append(_CONTRAST_LESS if benign.answer is Answer.FELL else _CONTRAST_LESS.removesuffix(" too"))
     elif kept.answer is not Answer.YES:

@@ -253,7 +253,7 @@ def test_terminal_fits_eighty_columns_and_shows_every_rate() -> None:
     metrics = run(table.assign(verdict=table["verdict"].where(table.index % 9 > 0, "judge_failed")), draws=20)
     text = printed(metrics)
     assert max(map(len, text.splitlines())) <= 80
-    assert long in "".join(line[:13].strip() for line in text.splitlines())
+    assert long in "".join(line.split()[0] for line in text.splitlines() if line.split())
     low, high = metrics["arms"][long]["bounds"]["benign"]
     assert f"{{{100 * low:.1f}–{100 * high:.1f}}}" in text
     assert f"{100 * metrics['arms']['baseline']['refusal_rate']['benign']:.1f}" in text
