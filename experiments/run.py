@@ -37,7 +37,7 @@ def main() -> None:
     import hydra
 
     from experiments.command_line.arguments import for_hydra
-    from experiments.command_line.help_page import greeting, register_help
+    from experiments.command_line.help_page import greeting, help_page
     from experiments.command_line.mistakes import in_a_sentence, unknown_flag
 
     if not sys.argv[1:]:
@@ -61,7 +61,6 @@ def main() -> None:
             print(new(sys.argv[2:]), end="")
             return
         register()
-        register_help()
         launch = Launch.current()
         if message := unknown_flag(sys.argv[1:]):
             raise UserError(message)
@@ -73,7 +72,10 @@ def main() -> None:
     stopping.heed()
     os.environ[WHOLE_ERRORS] = "1"  # until the task begins: Hydra hands us its errors instead of printing them
     try:
-        hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")(task)()
+        if {"--help", "-h"} & set(arguments):  # Hydra would list all groups by itself, which takes seconds
+            print(help_page(), end="", flush=True)
+        else:
+            hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")(task)()
     except BrokenPipeError:  # the reader of our output, such as head, has stopped
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)

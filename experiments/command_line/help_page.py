@@ -197,8 +197,3 @@ def _rows(rows: Mapping[str, str], column: int) -> str:
             textwrap.fill(description, WIDTH, initial_indent=head.ljust(column), subsequent_indent=" " * column)
         )
     return "\n".join(lines)
-
-
-def register_help() -> None:
-    """Makes the page known to Hydra as ``${help_page:}``, which conf/config.yaml takes as the template of its help."""
-    OmegaConf.register_new_resolver("help_page", lambda: help_page().replace("$", "$$"), replace=True)
