@@ -140,13 +140,14 @@ def assembled(config: Any, base: Path, eyes: dict[str, Tensor]) -> LlavaForCondi
     }
     try:
         with no_progress_bar():
-            model, info = LlavaForConditionalGeneration.from_pretrained(
+            loaded: Any = LlavaForConditionalGeneration.from_pretrained(
                 None, config=config, state_dict=state | eyes, dtype=torch.float32, output_loading_info=True
             )
     except RuntimeError as error:
         raise UserError(
             f"the language model in {base} does not fit ({str(error).splitlines()[0][:120]}); it must be {SMOLLM2}"
         ) from error
+    model, info = loaded
     if wrong := sorted({*info["missing_keys"], *info["unexpected_keys"]}):
         raise UserError(
             f"the language model in {base} does not fit: {len(wrong)} parameters are missing or left over "
