@@ -120,13 +120,13 @@ class FirstScores:
         return self._plain.called
 
     def check_model(self, name: str, dtype: object) -> None:
-        """Checks that the model's own scores, before any processor, are numbers.
+        """Checks that the model's own scores, before any processor, are numbers; options of the call may mask with −∞.
 
         Raises:
             UserError: they are not.
         """
         scores = self._models.read()
-        if scores is None or bool(scores.isfinite().all()):
+        if scores is None or bool((scores < torch.inf).all()):  # a NaN is no less
             return
         kind = "NaN" if bool(scores.isnan().any()) else "infinite"
         raise UserError(

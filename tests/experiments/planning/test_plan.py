@@ -93,7 +93,8 @@ def test_a_method_reads_the_prompts_that_it_declares(name: str) -> None:
     def count(module: Any, args: Any, given: dict[str, Any]) -> None:
         cache = given.get("past_key_values")
         if cache is None or not cache.get_seq_length():
-            read.append(len(given["attention_mask"]))
+            tokens = given.get("input_ids")
+            read.append(len(given["inputs_embeds"] if tokens is None else tokens))
 
     hook = vlm.model.register_forward_pre_hook(count, with_kwargs=True)
     try:
