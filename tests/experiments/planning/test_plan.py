@@ -87,7 +87,7 @@ def test_keys_and_values_are_those_of_a_real_cache(family: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_reads_the_prompts_that_it_declares(name: str) -> None:
-    """At most: steering of no strength leaves some out."""
+    """Steering of no strength leaves some out."""
     method, vlm, read = METHODS[name], load("organism:llava", device="cpu"), []
 
     def count(module: Any, args: Any, given: dict[str, Any]) -> None:
@@ -102,7 +102,10 @@ def test_a_method_reads_the_prompts_that_it_declares(name: str) -> None:
     finally:
         hook.remove()
     declared = len(PROMPTS) * abilities(method).work.prompts
-    assert sum(read) < declared if name == "vista_normed" else sum(read) == declared
+    if name == "ecso":  # it describes and asks again where its check finds harm, which is not known in advance
+        assert declared <= sum(read) <= 2 * declared
+    else:
+        assert sum(read) < declared if name == "vista_normed" else sum(read) == declared
 
 
 def test_prompts_and_tokens_of_arms_are_those_that_a_run_notes(tmp_path: Path) -> None:
