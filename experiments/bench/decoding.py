@@ -19,6 +19,7 @@ from transformers.generation.streamers import BaseStreamer
 from experiments.bench.eval import EvalCases
 from experiments.bench.harness import Setting, Turns, no_memory, synchronise, timed
 from experiments.bench.models import DECODING_SIZES, configured, llava, model_of, prompt_of
+from interp.cache_names import cache_in, with_cache
 from interp.checkpoints.word_level import SPECIAL
 from interp.errors import UserError
 from interp.output_head import float32_head
@@ -118,7 +119,7 @@ def _two_forward(model: Any, batch: Batch, stamps: TokenTimes, new_tokens: int) 
         for branch in branches:
             output = model(input_ids=fed, use_cache=True, logits_to_keep=1, **branch)
             branch.clear()
-            branch["past_key_values"] = output.past_key_values
+            branch |= with_cache(cache_in(output))
             logits.append(output.logits[:, -1].float())
         fed = _choice(*logits)
         ids = torch.cat([ids, fed], dim=1)
