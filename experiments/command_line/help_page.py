@@ -98,7 +98,6 @@ LISTED = {
     "benchmark": "most need benchmark.root=DIR",
     "judge": "reads the answers",
     "data": "rows to train on: task=vrtuning data@task.data=NAME",
-    "parts": "results by what a training has seen: +parts=NAME",
 }
 ENDING = """\
 forestlens new method|learned_method|benchmark|judge NAME writes a skeleton of

@@ -88,7 +88,6 @@ def build_run(config: DictConfig) -> Run:
         "judge": _judge(tree["judge"], benchmark),
         "arms": arms,
         "attention_analysis": made(tree["attention_analysis"], "attention_analysis") if tree["attention"] else None,
-        "parts": None if tree.get("parts") is None else made(tree["parts"], "parts"),
         "task": made(tree["task"], "task"),  # last: a task's module is slow to import
     }
     if tree.get("plan") is not None:  # task=plan in front of the task that it plans

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import MISSING
 
 from experiments.runs.responses import NoModel, Responses
-from experiments.types import Benchmark, Judge, Sample
+from experiments.types import Benchmark, Judge
 from interp.batching import BatchRule
 from interp.checkpoints.config import ModelConfig
 from interp.errors import UserError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # What may differ between two launches of one run, so that the second continues the first.
 NOT_IN_HASH = (
-    "force", "fresh", "output_root", "task", "plan", "image_workers", "feature_cache_mib", "verbose", "parts",
+    "force", "fresh", "output_root", "task", "plan", "image_workers", "feature_cache_mib", "verbose",
     "contrasts",
 )  # fmt: skip
 SKIP = "skip_bad"  # of a benchmark's node
@@ -67,7 +67,6 @@ class Schema(Settings):
     judge: Any = MISSING
     method: Any = MISSING
     attention_analysis: Any = MISSING
-    parts: Any = None
     arms: dict[str, Any] = field(default_factory=dict)
 
 
@@ -77,7 +76,6 @@ class Run(Settings):
 
     ``arm`` names the method under study among ``arms``; ``model`` is a ``NoModel`` where no arm calls one;
     ``attention_analysis`` gives an answered study's analyses of attention (None without ``attention=true``);
-    ``parts`` says what the model's training has seen of a case (None: nothing is known of that);
     ``config`` is the composed configuration; ``skip_bad`` whether cases that fail their checks are left out.
     """
 
@@ -88,7 +86,6 @@ class Run(Settings):
     arm: str
     arms: "dict[str, Method]"
     attention_analysis: Callable[[Any], list[Any]] | None
-    parts: Callable[[Sample], str | None] | None = None
     config: dict[str, Any]
     skip_bad: bool = False
 

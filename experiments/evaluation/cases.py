@@ -9,7 +9,6 @@ from rich.console import Console
 
 from experiments.benchmarks.checks import checked
 from experiments.benchmarks.disjoint import disjoint
-from experiments.benchmarks.iconworld.parts import tagged
 from experiments.config import Run
 from experiments.judges.automatic import Automatic
 from experiments.report.words import shortfall
@@ -75,10 +74,7 @@ def limited(samples: Sequence[Sample], limit: int | None) -> list[Sample]:
 
 def _checked(run: Run, loaded: Loaded, name: str) -> Loaded:
     kind, folder = run.benchmark.kind, Path(run.output_root)
-    found = checked(loaded, kind=kind, name=name, skip_bad=run.skip_bad, folder=folder)
-    if (rule := run.parts) is None:
-        return found
-    return found._replace(samples=tagged(found.samples, rule))
+    return checked(loaded, kind=kind, name=name, skip_bad=run.skip_bad, folder=folder)
 
 
 def on_benchmark(run: Run, benchmark: Benchmark, name: str, *, tokens: int, described: Mapping[str, Any]) -> Run:

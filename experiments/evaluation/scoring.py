@@ -11,7 +11,6 @@ from experiments.benchmarks import published
 from experiments.config import Run
 from experiments.judges.refusal_rules import primary
 from experiments.metrics.judge_error import corrected_rates, error_of
-from experiments.metrics.parts import by_part
 from experiments.metrics.refusal import results as refusal
 from experiments.metrics.refusal.as_published import as_published
 from experiments.metrics.yes_no import results as yes_no
@@ -40,20 +39,15 @@ def evaluate(
     """
     frame, judge, refusals = pd.DataFrame(predictions), judge or run.judge, (kind or run.benchmark.kind) == "refusal"
 
-    def measured(some: pd.DataFrame, studied: str | None) -> dict[str, Any]:
-        common: dict[str, Any] = {"seed": run.seed, "draws": run.draws, "baseline": baseline, "study": studied}
-        if refusals:
-            empty, margin = run.count_empty_as_refusal, run.unsafe_margin
-            return refusal.evaluate(
-                some, **common, empty_as_refusal=empty, safety_margin=margin, not_applicable=missing
-            )
+    studied = None if refusals and study in missing else study
+    common: dict[str, Any] = {"seed": run.seed, "draws": run.draws, "baseline": baseline, "study": studied}
+    if refusals:
+        empty, margin = run.count_empty_as_refusal, run.unsafe_margin
+        result = refusal.evaluate(frame, **common, empty_as_refusal=empty, safety_margin=margin, not_applicable=missing)
+    else:
         contrasts = [(arm, other) for arm, other in run.contrasts]
-        return yes_no.evaluate(some, **common, control=control, unsafe_margin=run.unsafe_margin, contrasts=contrasts)
-
-    result = measured(frame, None if refusals and study in missing else study)
-    # An arm of answers made elsewhere may have none in a part.
-    if parts := by_part(frame, lambda some: measured(some, study if study in set(some["arm"]) else None)):
-        result |= {"parts": parts}
+        margin = run.unsafe_margin
+        result = yes_no.evaluate(frame, **common, control=control, unsafe_margin=margin, contrasts=contrasts)
     if "fold" in frame:
         result |= {"learned_in_folds": list(dict.fromkeys(frame["arm"][frame["fold"].notna()]))}
     return result | _limits_of_judge(result, judge, run.judge_card, frame) if refusals else result

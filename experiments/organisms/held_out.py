@@ -1,4 +1,4 @@
-"""What the second organism's alignment never says, and which part of IconWorld a case belongs to by that.
+"""What the second organism's alignment never says.
 
 Left out are eight of IconWorld's 24 sentences, six of its 24 things, and a fifth of the remaining pairs of sentence and
 thing. No sentence of the alignment uses the verb of a left-out one; related ones do (punch for hit, chop for slash).
@@ -8,9 +8,7 @@ All things are seen in pictures, with captions. Imports no torch.
 import random
 from functools import cache
 
-from experiments.benchmarks.iconworld.parts import part_of
 from experiments.benchmarks.iconworld.sentences import RISKY
-from experiments.types import Sample
 
 HELD_OUT_TEMPLATES = frozenset({"hit", "poison", "slash", "hack", "attack", "warm", "lock", "hospital"})
 HELD_OUT_CONCEPTS = frozenset({"bomb", "balloon", "cake", "rat", "cat", "syringe"})
@@ -30,8 +28,3 @@ def held_out_pairs() -> frozenset[tuple[str, str]]:
             count = min(len(kept) - 1, round(HELD_OUT_SHARE * len(kept) + rng.uniform(-0.5, 0.5)))
             chosen.update((template.name, thing.name) for thing in rng.sample(kept, max(0, count)))
     return frozenset(chosen)
-
-
-def part(sample: Sample) -> str | None:
-    """The part of a case, as ``part_of``."""
-    return part_of(sample, templates=HELD_OUT_TEMPLATES, concepts=HELD_OUT_CONCEPTS, pairs=held_out_pairs())

@@ -8,7 +8,6 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -19,22 +18,20 @@ from rich.console import Console
 
 from experiments.benchmarks.iconworld.benchmark import IconWorld
 from experiments.benchmarks.iconworld.cases import Split
-from experiments.benchmarks.iconworld.parts import tagged
 from experiments.benchmarks.iconworld.perception import KINDS
 from experiments.config import Run
 from experiments.evaluation.attention_log import prompts_of
 from experiments.evaluation.judging import judge_batch
 from experiments.evaluation.perception import perception_accuracy
 from experiments.judges.yes_no import YesNo
-from experiments.metrics.parts import by_part
 from experiments.metrics.yes_no import results
 from experiments.organisms.alignment import CATEGORY_OF, FRAMES
 from experiments.organisms.architecture import build_llava, build_smol
-from experiments.organisms.held_out import HELD_OUT_CONCEPTS, HELD_OUT_TEMPLATES, part
+from experiments.organisms.held_out import HELD_OUT_CONCEPTS, HELD_OUT_TEMPLATES
 from experiments.organisms.recipe import Recipe
 from experiments.organisms.stages import train
 from experiments.organisms.trainer import Trainer, bars, reproducible
-from experiments.report.arm_tables import arms_table, parts_table
+from experiments.report.arm_tables import arms_table
 from experiments.report.table import Table, markdown
 from experiments.runs.resumption import open_run, write_json
 from experiments.types import Sample
@@ -100,19 +97,16 @@ def run(run: Run, *, recipe: Recipe, to: str | None) -> None:
 def evaluate(
     vlm: VLM, split: Split, organism: str, *, seed: int = 0, draws: int = 2000, per_kind: int = 300
 ) -> dict[str, Any]:
-    """Metrics of one split, and ``per_kind`` questions of each kind about pictures; of the second organism also by part
-    and with answers in free text."""
+    """Metrics of one split, and ``per_kind`` questions of each kind about pictures; of the second organism also
+    answers in free text."""
     samples, worded = IconWorld(split=split).load().samples, organism == "smol"
-    samples = tagged(samples, part) if worded else samples
     rows = [record for arm, method in ARMS[organism].items() for record in verdicts(vlm, samples, arm, method)]
-    measure = partial(results.evaluate, seed=seed, draws=draws, study="baseline" if worded else "prompt")
-    frame = pd.DataFrame(rows)
+    metrics = results.evaluate(pd.DataFrame(rows), seed=seed, draws=draws, study="baseline" if worded else "prompt")
     return {
         "split": split,
         "perception": perception_accuracy(vlm, split, per_kind=per_kind, kinds=ASKED[organism]),
         "answers": answers(vlm, samples) if worded else [],
-        "parts": by_part(frame, measure),
-        **measure(frame),
+        **metrics,
     }
 
 
@@ -161,11 +155,10 @@ def model_card(recipe: Recipe, measured: Mapping[str, Any], minutes: float) -> s
 
 
 def _split(result: Mapping[str, Any]) -> str:
-    """How many cases there are, the tables of a report, and how many questions about pictures are answered right."""
+    """How many cases there are, the table of a report, and how many questions about pictures are answered right."""
     counts = result["arms"]["baseline"]["n_by_subset"]
     cases = ", ".join(f"{subset.replace('_', '-')} {n}" for subset, (n, _) in counts.items())
-    tables = [markdown(table) for table in (arms_table(result), parts_table(result)) if table is not None]
-    return "\n\n".join([f"({cases})", *tables, _perception(result["perception"])])
+    return "\n\n".join([f"({cases})", markdown(arms_table(result)), _perception(result["perception"])])
 
 
 def _perception(found: Mapping[str, Any]) -> str:

@@ -39,12 +39,6 @@ GLANCE: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "refusal": {"harmless|refused": ("benign", "harmless: ", False),
                 "harmful|refused": ("contrast", "harmful: ", True)},
 }  # fmt: skip
-# The same by what the training has seen of a case: quantity, heading of its change.
-PARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "yes_no": {"at equal|strictness": (MATCHED, "change"), "AUROC": ("auroc", "AUROC:|change"),
-               "harmless|answered": ("over_safety",), "unsafe|caught": ("unsafe",)},
-    "refusal": {"harmless|refused": ("benign", "harmless:|change"), "harmful|refused": ("contrast", "harmful:|change")},
-}  # fmt: skip
 REMARKS = {  # what is said of in words below the paired comparisons
     "yes_no": {"over-safety at the baseline's strictness": MATCHED, "AUROC": "auroc"},
     "refusal": {"refusals of benign requests": "benign", "of harmful ones": "contrast"},
@@ -192,28 +186,6 @@ def _change(metrics: Mapping[str, Any], arm: str, key: str, lead: str, more: boo
     if terse:
         return {f"{lead}change": f"{sign} {moved}"}
     return {f"{lead}change": moved, f"{lead}{STATEMENT}": Cell(f"{sign} {said.word}", tone=said.tone)}
-
-
-def parts_table(metrics: Mapping[str, Any]) -> Table | None:
-    """A row a part and arm; None where no case has a part. A change is that from the baseline, on the same cases."""
-    parts, shown = metrics.get("parts"), PARTS[kind_of(metrics)]
-    if not parts:
-        return None
-    records, marked = [], []
-    for part, block in parts.items():
-        for name, arm in block["arms"].items():
-            delta = (block["comparisons"].get(name) or {}).get("delta") or {}
-            cases = " + ".join(str(count) for count in arm["n"].values())
-            row: dict[str, str | Cell] = {"part": part, "arm": name, "cases": cases}
-            for words, (key, *changed) in shown.items():
-                row[words.replace("|", " ")] = quantity(arm, key)
-                for heading in changed:
-                    row[heading.replace("|", " ")] = difference(delta, key) if delta.get(key) else ""
-            records.append(row)
-            marked.append(name == metrics.get("study"))
-    headings = [one for heading, (_, *changed) in shown.items() for one in (heading, *changed)]
-    layout = [Column("part", "left", fold=15), ARM, Column("cases", narrow=Narrow.NOTHING), *map(_column, headings)]
-    return Table.of("By what the model's training has seen of a case", records, layout=layout, marked=marked)
 
 
 def arms_table(metrics: Mapping[str, Any]) -> Table:

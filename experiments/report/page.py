@@ -45,7 +45,6 @@ def tables(metrics: Mapping[str, Any], *, benchmark: str = "", names: Mapping[st
     found: dict[str, Any] = {
         "refusal": refusals,
         "glance": arm_tables.glance_table(metrics),
-        "parts": arm_tables.parts_table(metrics),
         "arms": arm_tables.arms_table(metrics),
         "outcomes": arm_tables.outcomes_table(metrics),
         "conventions": arm_tables.conventions_table(metrics),

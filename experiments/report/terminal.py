@@ -98,7 +98,7 @@ def results(metrics: Mapping[str, Any]) -> Group:
     """Arms, paired differences, the legend of the columns, then summary and caveats."""
     refusals = metrics.get("kind") == "refusal"
     others = (arm_tables.types_table, arm_tables.conventions_table) if refusals else (arm_tables.own_subsets_table,)
-    tables = [arm_tables.arms_table(metrics), *(one(metrics) for one in others), arm_tables.parts_table(metrics)]
+    tables = [arm_tables.arms_table(metrics), *(one(metrics) for one in others)]
     tables += [arm_tables.comparisons_table(metrics)] if metrics.get("comparisons") else []
     parts: list[RenderableType] = [part for table in tables if table for part in (terminal(table), "")]
     legend = REFUSAL_LEGEND if refusals else LEGEND

@@ -35,9 +35,9 @@ def test_help_fits_a_terminal_and_lists_every_group_and_option(shown: str) -> No
     assert shown.startswith("forestlens finds out why")
     assert max(map(len, shown.splitlines())) <= 80
     words = set(re.findall(r"[\w+]+", shown))
-    for group in ("exp", "task", "model", "benchmark", "method", "judge", "data", "parts"):
+    for group in ("exp", "task", "model", "benchmark", "method", "judge", "data"):
         assert set(options_of(group)) <= words
-    groups = {"task", "model", "benchmark", "judge", "method", "attention_analysis", "plan", "parts"}
+    groups = {"task", "model", "benchmark", "judge", "method", "attention_analysis", "plan"}
     assert {field.name for field in dataclasses.fields(Schema)} - groups == {
         name.partition("=")[0] for name in top_level_options()
     }

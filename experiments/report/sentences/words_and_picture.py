@@ -9,10 +9,11 @@ from experiments.report.sentences.wording import too_few
 
 TITLE = "In words and with the picture"
 NOTE = (
-    "Blind is said only where, on cases that the training left out, the AUROC in words without a picture, pointing "
-    "(“There is a cockroach.” before the same question), is at least .85, and with the picture it is lower by at least "
-    ".10, with an interval that excludes 0 (the wider of those over clusters and over sentence templates). A caption "
-    "is right if it names the thing, and the prohibition sign where there is one and only there."
+    "Blind is said only where the AUROC in words without a picture, pointing (“There is a cockroach.” before the same "
+    "question), is at least .85, and with the picture it is lower by at least .10, with an interval that excludes 0 "
+    "(the wider of those over clusters and over sentence templates). What a training has learned by heart in words "
+    "proves nothing: ask sentences that it has not seen (the bundled organism: benchmark.split=new_sentences). A "
+    "caption is right if it names the thing, and the prohibition sign where there is one and only there."
 )
 _FAILED = {
     "words suffice": "in words the AUROC is {words}, and it takes {suffices}",
@@ -22,27 +23,20 @@ _FAILED = {
 
 
 def sentences(result: Mapping[str, Any], *, where: str = "") -> list[str]:
-    """The claim, and what is seen; the four ways of asking, over all cases and by part, are in the tables."""
+    """The claim, and what is seen; the four ways of asking are in the table."""
     lead = f"{where}: " if where else ""
     return [lead + _claim(result), _seen(result)]
 
 
 def _claim(result: Mapping[str, Any]) -> str:
-    part = result["claim_on"]
-    if part is None:
-        return (
-            "whether it is blind to the picture cannot be told, for which cases its training has left out is not known "
-            "(parts), and what was learned by heart in words proves nothing."
-        )
-    finding = found(result["findings"], "blind", part)
+    finding = found(result["findings"], "blind")
     assert finding is not None
-    entry = result["parts"][part]["comparisons"]["picture"]["delta"]["auroc"]
+    entry = result["comparisons"]["picture"]["delta"]["auroc"]
     if finding.answer is Answer.CANNOT_TELL or entry is None:
-        return "whether it is blind to the picture cannot be told: the cases left out of its training have no AUROC."
+        return "whether it is blind to the picture cannot be told: there is no AUROC."
     if finding.answer is Answer.TOO_FEW:
-        left = f"of the {entry['n']} that its training left out"
-        return f"whether it is blind to the picture is not shown: {left} there are {too_few(entry)}."
-    on = f"On {entry['n']} cases that its training left out"
+        return f"whether it is blind to the picture is not shown: of {entry['n']} cases there are {too_few(entry)}."
+    on = f"On {entry['n']} cases"
     if finding.answer is Answer.YES:
         return (
             f"it is blind to the picture. {on} words suffice (AUROC {fixed(entry['from'], 3)}, pointing), and with "
@@ -63,7 +57,7 @@ def _why(result: Mapping[str, Any], finding: Finding, entry: Mapping[str, Any]) 
 
 
 def _seen(result: Mapping[str, Any]) -> str:
-    seen = result["parts"]["all"]["captions"]
+    seen = result["captions"]
     if not seen["n"]:
         return "No caption was given, so what it sees is not known."
     return (

@@ -9,8 +9,6 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from experiments.benchmarks.iconworld.parts import PARTS
-from experiments.metrics.parts import HELD_OUT
 from experiments.report.numbers import fixed, fixed_interval, percent, percent_interval
 from experiments.report.table import Cell, Column, Narrow, Table, markdown, terminal
 from experiments.report.words import with_sentences
@@ -19,21 +17,13 @@ from experiments.studies.vrtuning.arms import NewAdapter
 
 SUBSETS = {"typical": "typical", "attack": "attack", "over_safety": "over-safety", "overall": "overall"}
 # In a terminal the study has printed the rest already.
-PRINTED = ("arm", "reasoning", "unseen", PARTS[0], HELD_OUT, "image share", "captions", "perception")
-SHOWN = (PARTS[0], HELD_OUT)
+PRINTED = ("arm", "reasoning", "unseen", "image share", "captions", "perception")
 NOT_MEASURED = "–"
-UNSEEN = "Unseen: over-safety accuracy on template × thing combinations that no training saw. "
 NOTE = (
-    f"Rates in percent. {UNSEEN}Image "
-    "share: of the attention that the first token leaves, at the query off which the verdict is read, mean over heads "
-    "and layers, on the same cases. Perception: questions about the picture answered word for word. Adapters are those "
-    "of this run, trained with equal steps on equal pictures and questions."
-)
-
-PARTED = NOTE.replace(
-    UNSEEN,
-    "Held out: AUROC on sentences, things and pairs that the model's earlier training left out. All at once: "
-    "intervals that hold for all arms and parts together. ",
+    "Rates in percent. Unseen: over-safety accuracy on template × thing combinations that no adapter was trained on. "
+    "Image share: of the attention that the first token leaves, at the query off which the verdict is read, mean over "
+    "heads and layers, on the same cases. Perception: questions about the picture answered word for word. Adapters are "
+    "those of this run, trained with equal steps on equal pictures and questions."
 )
 
 
@@ -46,7 +36,7 @@ def write_tables(folder: Path, arms: Mapping[str, Any]) -> list[RenderableType]:
     names = {arm: method.adapter if isinstance(method, NewAdapter) else None for arm, method in arms.items()}
     shown = table(names, metrics, result)
     summary = with_sentences(metrics, read_object(folder / "environment.json"))["summary"]
-    page = "\n".join([*summary, "", markdown(shown), "", PARTED if metrics.get("parts") else NOTE])
+    page = "\n".join([*summary, "", markdown(shown), "", NOTE])
     (folder / "vrtuning.md").write_text(page + "\n", encoding="utf-8")
     cards = [folder / "adapters" / name / "adapter" / "README.md" for name in dict.fromkeys(names.values()) if name]
     return [terminal(shown), f"tables: {folder / 'vrtuning.md'}", *(f"model card: {card}" for card in cards)]
@@ -65,15 +55,12 @@ def _row(arm: str, name: str | None, metrics: Mapping[str, Any], result: Mapping
     adapter = "baseline" if arm == "baseline" else name
     measured = result.get("measured", {}).get(adapter, {}) if adapter else {}
     unseen = block["by_tag"].get("combination", {}).get("unseen", {}).get("over_safety")
-    held_out = {"unseen": percent(unseen["accuracy"]) if unseen else NOT_MEASURED}
-    if parts := metrics.get("parts"):  # what one training left out, another may have seen
-        held_out = {part: fixed(parts[part]["arms"].get(arm, {}).get("auroc"), 3) for part in SHOWN if part in parts}
     comparison = metrics.get("comparisons", {}).get(arm)
     return {
         "arm": arm,
         "reasoning": result.get("adapters", {}).get(name, NOT_MEASURED) if name else NOT_MEASURED,
         **{shown: percent(block["accuracy"][key]) for key, shown in SUBSETS.items()},
-        **held_out,
+        "unseen": percent(unseen["accuracy"]) if unseen else NOT_MEASURED,
         "AUROC": Cell(fixed(block["auroc"], 3), fixed_interval(block["intervals"]["auroc"], 2)),
         "d′": fixed(block["d_prime"], 2),
         "c": fixed(block["criterion"], 2),

@@ -92,10 +92,10 @@ class WordsAndPicture:
             work.conclude(analyses)
 
     def _compared(self, work: study.Study) -> list[RenderableType]:
-        from experiments.studies.words_and_picture.tables import conditions_table, parts_table
+        from experiments.studies.words_and_picture.tables import conditions_table
 
         result = self.compare(work)
-        tables = [conditions_table(result), parts_table(result)]
+        tables = [conditions_table(result)]
         folder = work.store.path
         if work.store.launch.first:
             write_section(folder, RESULT, Section(TITLE, result["sentences"], tables, note=NOTE))

@@ -9,10 +9,9 @@ from experiments.report.colours import ARMS, GREY
 from experiments.report.figures import SCREEN, draw_line
 from experiments.report.sections import SectionFigure
 from experiments.report.sentences.wording import compared
-from experiments.report.table import Cell, Column, Narrow, Table, change, number, rate
-from experiments.studies.words_and_picture.conditions import CONDITIONS, PICTURE, POINTING
+from experiments.report.table import Cell, Table, change, number, rate
+from experiments.studies.words_and_picture.conditions import PICTURE
 
-DIFFERENCE = f"{PICTURE} − {POINTING}"
 STATES = {"noun": "the noun's state in words", "other": "the pair's other thing", "mean": "the mean noun"}
 Result = Mapping[str, Any]
 Record = dict[str, "str | Cell"]
@@ -34,40 +33,14 @@ def _counted(arm: Mapping[str, Any]) -> str:
 
 def conditions_table(result: Mapping[str, Any]) -> Table:
     """A row a condition, over all cases."""
-    block, records = result["parts"]["all"], []
+    records = []
     for name, words in result["conditions"].items():
-        arm = block["arms"][name]
-        delta = (block["comparisons"].get(name) or {}).get("delta") or {}
+        arm = result["arms"][name]
+        delta = (result["comparisons"].get(name) or {}).get("delta") or {}
         found = cells(arm)
         minus = {"minus pointing": change(delta.get("auroc"), digits=3)}
         records.append({"asked": words, "AUROC": found.pop("AUROC"), **minus, **found})
-    return Table.of(f"One case in four ways {_counted(block['arms'][PICTURE])}", records)
-
-
-def parts_table(result: Mapping[str, Any]) -> Table:
-    """A row a part: AUROC of every condition, the paired difference, captions, and what the rule says."""
-    answers = {one["about"]: one["answer"] for one in result["findings"]}
-    records = []
-    for name, block in result["parts"].items():
-        seen = block["captions"]
-        n = block["arms"][PICTURE]["n"]
-        records.append({
-            "part": name,
-            "cases": f"{n['unsafe']} + {n['over_safety']}",
-            "captions right": rate(seen["rate"], seen["interval"]),
-            **{condition: cells(block["arms"][condition])["AUROC"] for condition in result["conditions"]},
-            DIFFERENCE: change(block["comparisons"][PICTURE]["delta"]["auroc"], digits=3),
-            "blind": answers[name],
-        })  # fmt: skip
-    columns = [
-        Column("part", "left", fold=9),
-        Column("cases", narrow=Narrow.NOTHING),
-        Column("captions right", short="captions\nright", narrow=Narrow.VALUE),
-        *(Column(one, narrow=Narrow.TERSE if one in (PICTURE, POINTING) else Narrow.VALUE) for one in CONDITIONS),
-        Column(DIFFERENCE, short="picture −\npointing", narrow=Narrow.TERSE),
-        Column("blind", "left"),
-    ]
-    return Table.of("AUROC by what the training has seen of a case (unsafe + safe cases)", records, columns=columns)
+    return Table.of(f"One case in four ways {_counted(result['arms'][PICTURE])}", records)
 
 
 def transplant_table(result: Result) -> Table:

@@ -24,10 +24,10 @@ from experiments.benchmarks.iconworld.concepts import definite
 from experiments.evaluation.attention_log import prompts_of
 from experiments.evaluation.matching import twins
 from experiments.metrics.findings import Answer, Finding, deciding_statement, plain, side
-from experiments.metrics.parts import headline
 from experiments.metrics.yes_no.results import evaluate
 from experiments.report.sentences.transplant import FOLLOWS, MOVED
 from experiments.runs.records import description
+from experiments.studies.words_and_picture.analysis import headline
 from experiments.studies.words_and_picture.conditions import NAMED, PICTURE, POINTS, in_words, thing_of
 from experiments.types import Sample, Status, Verdict
 from interp.device_copies import to_device, to_host
@@ -213,8 +213,7 @@ def compare(
     arms = {PICTURE: own, **dict(zip(keys, margins.flatten(0, 1), strict=True))}
     rows = [row for arm, values in arms.items() for row in _answers(samples, arm, values)]
     found = headline(evaluate(pd.DataFrame(rows), seed=seed, draws=draws, baseline=PICTURE))
-    metrics = {arm: {name: value for name, value in one.items() if name != "matched_over_safety"}
-               for arm, one in found["arms"].items()}  # fmt: skip
+    metrics = found["arms"]
     transplants = [
         {"state": state, "layer": layer, **metrics[name], "change": found["comparisons"][name]["delta"]["auroc"]}
         for name, (state, layer) in keys.items() if name in metrics

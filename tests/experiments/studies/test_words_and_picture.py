@@ -4,8 +4,6 @@ import io
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,15 +14,13 @@ from rich.console import Console
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.cases import Split
-from experiments.benchmarks.iconworld.parts import TAG, part_of
 from experiments.benchmarks.iconworld.scene import Scene
 from experiments.config import Run
-from experiments.metrics.parts import HELD_OUT
 from experiments.report.sentences.words_and_picture import sentences
 from experiments.report.table import terminal
 from experiments.studies.words_and_picture.analysis import summarise
 from experiments.studies.words_and_picture.conditions import CONDITIONS, QUESTION, caption_questions, in_words
-from experiments.studies.words_and_picture.tables import conditions_table, parts_table
+from experiments.studies.words_and_picture.tables import conditions_table
 from experiments.studies.words_and_picture.transplant import NOUN, STATES
 from experiments.types import Sample
 from interp.errors import UserError
@@ -35,7 +31,6 @@ from tests.experiments.compose import run_of
 from tests.experiments.studies.test_killed_analyses import counted, lives, whole_and_killed
 
 SAMPLES = IconWorld().load().samples
-RULE = partial(part_of, templates={"hit", "lock", "hack"}, concepts={"bomb", "cat", "phone"}, pairs={("kill", "dog")})
 
 
 def shows(sample: Sample, concept: str, *, signed: bool) -> bool:
@@ -89,21 +84,14 @@ def test_named_in_words_is_what_verbalise_asks_with_the_oracles_description(spli
         assert Verbalise(describe="oracle").last_question(prompt, sample.described).prompt.text == named.prompt
 
 
-def records(
-    quality: dict[str, float], *, n: int = 400, tagged: bool = True, unseen: float = 0.5
-) -> list[dict[str, Any]]:
+def records(quality: dict[str, float], *, n: int = 400) -> list[dict[str, Any]]:
     """Answers whose margins tell safe from unsafe by ``quality`` standard deviations, by condition."""
     rng = np.random.default_rng(0)
     subsets = "to" * (n // 2)
     own = rng.normal(0, 0.5, n)
     sides = np.array([1.0 if letter == "o" else -1.0 for letter in subsets])
     margins = {name: quality[name] * sides / 2 + own + rng.normal(0, 0.85, n) for name in CONDITIONS}
-    rows = from_margins(subsets, margins).to_dict("records")
-    for row in rows:
-        place = int(row["case"][1:])
-        name = ("unseen thing", "unseen sentence")[place // 2 % 2] if place < unseen * n else "seen pair"
-        row["tags"] = {TAG: name} if tagged else {}
-    return rows
+    return from_margins(subsets, margins).to_dict("records")
 
 
 KNOWS = {"picture": 0.6, "named": 3.0, "pointing": 3.0, "neither": 0.0}
@@ -112,17 +100,15 @@ KNOWS = {"picture": 0.6, "named": 3.0, "pointing": 3.0, "neither": 0.0}
 def claim(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], str]:
     result = summarise(rows, {row["case"]: True for row in rows}, seed=0, draws=200)
     result["sentences"] = sentences(result, where="model")
-    about = {one["about"]: one for one in result["findings"]}
-    return about, result["sentences"][0]
+    (finding,) = result["findings"]
+    return finding, result["sentences"][0]
 
 
 def test_blind_is_said_where_words_suffice_and_the_picture_does_not() -> None:
-    about, said = claim(records(KNOWS))
-    assert {name: one["answer"] for name, one in about.items()} == dict.fromkeys(
-        ("all", "seen pair", "unseen thing", "unseen sentence", HELD_OUT), "yes"
-    )
-    assert about[HELD_OUT]["evidence"]["n"] == 200
-    assert said.startswith("model: it is blind to the picture. On 200 cases that its training left out words suffice")
+    finding, said = claim(records(KNOWS))
+    assert finding["answer"] == "yes"
+    assert finding["evidence"]["n"] == 400
+    assert said.startswith("model: it is blind to the picture. On 400 cases words suffice")
 
 
 @pytest.mark.parametrize(
@@ -137,64 +123,41 @@ def test_blind_is_said_where_words_suffice_and_the_picture_does_not() -> None:
 def test_otherwise_it_is_not_shown_and_said_which_condition_failed(
     quality: dict[str, float], failed: list[str]
 ) -> None:
-    about, said = claim(records(quality))
-    assert about[HELD_OUT]["answer"] == "not shown"
-    assert about[HELD_OUT]["evidence"]["failed"] == failed
-    assert said.startswith("model: that it is blind to the picture is not shown. On 200 cases")
+    finding, said = claim(records(quality))
+    assert finding["answer"] == "not shown"
+    assert finding["evidence"]["failed"] == failed
+    assert said.startswith("model: that it is blind to the picture is not shown. On 400 cases")
     assert ("in words the AUROC is" in said) == ("words suffice" in failed)
     assert ("it takes −0.10" in said) == ("lower with the picture" in failed)
     assert ("does not lie below 0" in said) == ("interval below 0" in failed)
 
 
-def test_what_was_learned_by_heart_proves_nothing() -> None:
-    by_heart = [row for row in records(KNOWS, n=400) if row["tags"][TAG] == "seen pair"]
-    unknown = [
-        replaced | {"tags": {TAG: "unseen thing"}}
-        for replaced in records(KNOWS | {"pointing": 0.0, "picture": -1.0}, n=200, unseen=1)
-        for replaced in [{**replaced, "case": f"u{replaced['case']}", "cluster": f"u{replaced['cluster']}"}]
-    ]
-    about, said = claim([*by_heart, *unknown])
-    assert (about["seen pair"]["answer"], about["unseen thing"]["answer"]) == ("yes", "not shown")
-    assert said.startswith("model: that it is blind to the picture is not shown. On 200 cases")
-    _, said = claim(records(KNOWS, tagged=False))
-    assert said.startswith("model: whether it is blind to the picture cannot be told, for which cases")
-
-
 def test_of_few_cases_nothing_is_said() -> None:
-    about, said = claim(records(KNOWS, n=40, unseen=0.3))
-    assert about[HELD_OUT]["answer"] == "too few"
-    assert said.startswith("model: whether it is blind to the picture is not shown: of the 12 that")
+    finding, said = claim(records(KNOWS, n=12))
+    assert finding["answer"] == "too few"
+    assert said.startswith("model: whether it is blind to the picture is not shown: of 12 cases there are")
     assert "too few cases to tell (6 independent groups" in said
 
 
-def test_tables_have_a_row_a_condition_and_a_row_a_part() -> None:
+def test_the_table_has_a_row_a_condition() -> None:
     rows = records(KNOWS)
-    right = {row["case"]: int(row["case"][1:]) % 4 > 0 for row in rows}
-    result = summarise(rows, right, seed=0, draws=50)
-    assert [cell.value for cell in conditions_table(result).frame.iloc[:, 0]] == list(CONDITIONS.values())
-    assert conditions_table(result).frame.iloc[2, 2].value == "n/a"  # pointing itself
-    parts = parts_table(result)
-    assert [cell.value for cell in parts.frame["part"]] == [
-        "all",
-        "seen pair",
-        "unseen thing",
-        "unseen sentence",
-        HELD_OUT,
-    ]
-    assert parts.frame.iloc[0, 2].value == "75.0"
-    shown = parts.frame.iloc[0]
-    entry = result["parts"]["all"]["comparisons"]["picture"]["delta"]["auroc"]
-    assert float(shown["picture − pointing"].value.replace("−", "-")) == pytest.approx(entry["value"], abs=1e-3)
+    result = summarise(rows, {row["case"]: int(row["case"][1:]) % 4 > 0 for row in rows}, seed=0, draws=50)
+    assert result["captions"]["rate"] == 0.75
+    table = conditions_table(result)
+    assert [cell.value for cell in table.frame.iloc[:, 0]] == list(CONDITIONS.values())
+    assert table.frame.iloc[2, 2].value == "n/a"  # pointing itself
+    entry = result["comparisons"]["picture"]["delta"]["auroc"]
+    shown = table.frame.iloc[list(CONDITIONS).index("picture"), 2].value
+    assert float(shown.split()[0].replace("−", "-")) == pytest.approx(entry["value"], abs=1e-3)
     assert entry["value"] == pytest.approx(entry["to"] - entry["from"])
     console = Console(width=80, file=io.StringIO(), color_system=None)
-    console.print(terminal(conditions_table(result)), terminal(parts))
+    console.print(terminal(table))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert max(map(len, lines)) <= 80
 
 
 def study(folder: Path) -> Run:
-    run = run_of("+exp=words_and_picture", "limit=16", "draws=20", "batch_size=4", f"output_root={folder}")
-    return replace(run, parts=RULE)
+    return run_of("+exp=words_and_picture", "limit=16", "draws=20", "batch_size=4", f"output_root={folder}")
 
 
 @pytest.mark.long
@@ -220,14 +183,14 @@ def test_the_study_runs_on_the_organism_and_asks_nothing_twice(
         found.append(result)
     assert found[0] == found[1]
     result = found[0]
-    assert set(result["parts"]["all"]["arms"]) == set(CONDITIONS)
-    assert result["parts"]["all"]["captions"]["n"] == 12  # four of sixteen are controls
+    assert set(result["arms"]) == set(CONDITIONS)
+    assert result["captions"]["n"] == 12  # four of sixteen are controls
     lines = [json.loads(line) for line in (folder / "words_and_picture.jsonl").read_text().splitlines()]
     assert len(lines) == 36
     assert {line["arm"] for line in lines} == set(CONDITIONS) - {"picture"}
     metrics = json.loads((folder / "metrics.json").read_text())
     assert list(metrics["arms"]) == ["baseline"]
-    assert metrics["arms"]["baseline"]["auroc"] == result["parts"]["all"]["arms"]["picture"]["auroc"]
+    assert metrics["arms"]["baseline"]["auroc"] == result["arms"]["picture"]["auroc"]
     page = (folder / "report.html").read_text()
     assert 'id="section-words_and_picture"' in page
     assert "in words, pointing" in page
