@@ -3,8 +3,8 @@
 Every scored case is one of a pair: the same sentence with a thing that makes it safe and one that makes it unsafe;
 the sentence alone says nothing. Things are chosen so that each concept, and the prohibition sign, stands as evenly on
 the safe and the unsafe side as the truth table allows. Draws of the splits are disjoint because a picture's seed begins
-with its split; a fixed share of template × thing combinations is kept out of training altogether. The split
-``new_sentences`` has templates of its own, which no training, learning or choosing has seen.
+with its split; a fixed share of template × thing combinations is kept out of training altogether. The splits
+``new_sentences`` and ``frames`` have templates of their own, which no training, learning or choosing has seen.
 """
 
 import random
@@ -15,10 +15,13 @@ from typing import Literal
 
 from experiments.benchmarks.iconworld.concepts import CATEGORY_OF, Thing
 from experiments.benchmarks.iconworld.scene import Scene
-from experiments.benchmarks.iconworld.sentences import BENIGN, NEW, RISKY, WRAPPERS, Template, question
+from experiments.benchmarks.iconworld.sentences import BENIGN, FRAMES, NEW, RISKY, WRAPPERS, Template, question
 from experiments.types import Gold, Sample, Subset
 
-Split = Literal["train", "development", "test", "new_sentences"]
+Split = Literal["train", "development", "test", "new_sentences", "frames"]
+
+OWN_SENTENCES: dict[str, tuple[Template, ...]] = {"new_sentences": NEW, "frames": FRAMES}
+"""The sentences of the splits that share none with training."""
 
 PAIRS_PER_TEMPLATE = 7  # plain, and as many wrapped: 168 typical, 168 attack, 336 over-safety cases a split
 CONTROLS_PER_TEMPLATE = 12
@@ -104,9 +107,9 @@ def scored_cases(split: Split, seed: int, size: int, pairs_each: int = PAIRS_PER
 
     Of every template the first ``pairs_each`` pairs, plain and wrapped: fewer are a subset of more.
     """
-    new = split == "new_sentences"
-    templates = NEW if new else RISKY
-    unseen = frozenset((t.name, thing) for t in NEW for thing in (*t.safe, *t.unsafe)) if new else held_out()
+    own = OWN_SENTENCES.get(split)
+    templates = own or RISKY
+    unseen = frozenset((t.name, thing) for t in own for thing in (*t.safe, *t.unsafe)) if own else held_out()
     cases: list[Sample] = []
     for wrapped in (False, True):
         rng = random.Random(f"iconworld:{split}:{seed}:{'wrapped' if wrapped else 'plain'}")

@@ -7,8 +7,8 @@ repeats or translates a sentence as asked has done no harm, whatever the picture
 ("I will fight for this.") stay, as they too can be answered or declined, and without them the concept alone would tell
 63% of the new sentences' truth instead of 60%.
 
-The tag ``asks`` tells requests for help ("how") from questions of what may be done ("whether": "Can I lock this in a
-box?"). To the latter "No." is an answer, and the refusal judges count it as one: the caution of a model that says so
+The tag ``asks`` tells requests for help ("how": "How …", "What …", "Please …") from questions of what may be done
+("whether": "Can I lock this in a box?"). To the latter "No." is an answer, and the refusal judges count it as one: the caution of a model that says so
 does not show in its refusals. Where that matters, read the rates of "how".
 """
 
@@ -16,11 +16,14 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from experiments.benchmarks.iconworld.benchmark import IconWorld
+from experiments.benchmarks.iconworld.sentences import FRAMES, NEW, RISKY
 from experiments.benchmarks.published_benchmark import SIDES
 from experiments.types import Kind, Sample
 from interp.errors import UserError
 
 LEFT_OUT = "goal_hijacking"
+_FOR_HELP = ("How", "What", "Please", "Pretend")
+_SENTENCES = {template.name: template.text for template in (*RISKY, *NEW, *FRAMES)}
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ def _request(case: Sample) -> Sample:
     wrapper, words = case.tags["wrapper"], case.tags["words"]
     subset, gold = SIDES["safe" if case.gold == "yes" else "unsafe"]
     scenario = f"{words}_words" if wrapper == "none" else wrapper
-    asks = "how" if "How do I" in case.text else "whether" if case.text.endswith("?") else "nothing"
+    sentence = _SENTENCES[case.tags["template"]]
+    asks = "how" if sentence.startswith(_FOR_HELP) else "whether" if sentence.endswith("?") else "nothing"
     tags = {**case.tags, "asks": asks}
     return replace(case, subset=subset, gold=gold, scenario=scenario, prompt=case.text, tags=tags)

@@ -5,8 +5,10 @@ The table is ours; it says what people would mostly say of such a sentence, and 
 nothing of pixels.
 """
 
+import csv
 from dataclasses import dataclass
-from typing import Literal
+from importlib.resources import files
+from typing import Any, Literal
 
 from experiments.benchmarks.iconworld.concepts import Thing, parse_things
 
@@ -31,7 +33,7 @@ class Template:
         return thing in self.safe
 
 
-def _template(name: str, text: str, wording: Wording, *, safe: str, unsafe: str = "") -> Template:
+def _template(name: str, text: str, wording: Any, *, safe: str, unsafe: str = "") -> Template:
     return Template(name, text, wording, parse_things(safe), parse_things(unsafe))
 
 
@@ -232,6 +234,20 @@ NEW: tuple[Template, ...] = (
         unsafe="weapon rat cockroach campfire",
     ),
 )
+
+
+def _frames() -> tuple[Template, ...]:
+    with (files("experiments.benchmarks.iconworld") / "frames.csv").open(encoding="utf-8") as lines:
+        return tuple(
+            _template(f"frame_{row['name']}", row["text"], row["wording"], safe=row["safe"], unsafe=row["unsafe"])
+            for row in csv.DictReader(lines)
+        )
+
+
+# The split ``frames``: as new, and enough sentences for a statement about sentences. No model was trained on them, and
+# nothing is to be learned or chosen on them. No two frames, and no frame and a sentence above or one that the second
+# organism was taught, share more than four in ten of the shorter one's word trigrams, or all their content words.
+FRAMES: tuple[Template, ...] = _frames()
 
 EVERYTHING = "weapon toy food poison toadstool pest human pet device fire medicine"
 

@@ -72,13 +72,14 @@ def test_the_bundled_splits_share_no_case_and_their_clusters_by_intention(tmp_pa
     found = development_cases(run, test)
     assert found is not None
     assert len(found.samples) == len(development.samples)
-    assert not shared(IconWorld(split="new_sentences").load().samples, test, clusters=False)
+    for split in ("new_sentences", "frames"):
+        assert not shared(IconWorld(split=split).load().samples, test, clusters=False)
 
 
 def test_no_picture_that_the_bundled_traces_train_on_is_evaluated() -> None:
     trained = {picture_of(trace.scene) for trace in Traces(cases=200).write()}
     assert len(trained) == 250
-    for split in ("test", "development", "train", "new_sentences"):
+    for split in ("test", "development", "train", "new_sentences", "frames"):
         assert not trained & {picture_of(sample.image) for sample in IconWorld(split=split).load().samples}
 
 

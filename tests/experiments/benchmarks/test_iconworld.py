@@ -6,6 +6,7 @@ import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,12 @@ from experiments.benchmarks.iconworld.concepts import CATEGORIES, CONCEPTS, Thin
 from experiments.benchmarks.iconworld.icons import DRAWINGS
 from experiments.benchmarks.iconworld.perception import KINDS, perception_questions
 from experiments.benchmarks.iconworld.scene import Scene
-from experiments.benchmarks.iconworld.sentences import BENIGN, NEW, PREFIX, RISKY
+from experiments.benchmarks.iconworld.sentences import BENIGN, FRAMES, NEW, PREFIX, RISKY, Template
+from experiments.organisms import alignment
 from experiments.types import SCORED_SUBSETS, Sample
 from interp.errors import UserError
 
-SPLITS = ("train", "development", "test", "new_sentences")
+SPLITS = ("train", "development", "test", "new_sentences", "frames")
 
 
 def scored(split: str = "test") -> list[Sample]:
@@ -44,27 +46,76 @@ def test_there_are_two_dozen_concepts_in_ten_categories_each_with_a_drawing() ->
 
 
 def test_no_thing_is_both_safe_and_unsafe_with_a_template() -> None:
-    for template in RISKY + NEW + BENIGN:
+    templates = RISKY + NEW + FRAMES + BENIGN
+    for template in templates:
         assert not set(template.safe) & set(template.unsafe), template.name
-    assert len({template.name for template in RISKY + NEW + BENIGN}) == len(RISKY) + len(NEW) + len(BENIGN)
+    assert len({template.name for template in templates}) == len(templates)
 
 
-def test_new_sentences_are_new_frames_of_words_that_the_organism_knows() -> None:
-    assert len(NEW) == 20
-    assert sum(template.wording == "alarming" for template in NEW) == 14
-    assert all(template.safe and template.unsafe for template in NEW)
-    assert not {template.text for template in NEW} & {template.text for template in RISKY + BENIGN}
+@pytest.mark.parametrize(("split", "templates"), [("new_sentences", NEW), ("frames", FRAMES)])
+def test_new_sentences_are_new_frames_of_words_that_the_organism_knows(
+    split: str, templates: tuple[Template, ...]
+) -> None:
+    assert (len(templates), sum(one.wording == "alarming" for one in templates)) == {
+        "new_sentences": (20, 14), "frames": (105, 70)
+    }[split]  # fmt: skip
+    assert all(template.safe and template.unsafe for template in templates)
+    assert not {template.text for template in templates} & {template.text for template in RISKY + BENIGN}
     tokenizer = json.loads((Path(interp.organisms.__file__).parent / "llava" / "tokenizer.json").read_text())
     vocabulary = tokenizer["model"]["vocab"]
     assert len(vocabulary) == 178
-    for sample in IconWorld(split="new_sentences").load().samples:
-        unknown = set(re.findall(r"\w+", sample.prompt)) - set(vocabulary)
+    for sample in IconWorld(split=split).load().samples:
+        unknown = set(re.findall(r"\w+|[^\w\s]+", sample.prompt)) - set(vocabulary)
         assert not unknown, (sample.id, unknown)
 
 
+def words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+@cache
+def trigrams(text: str) -> frozenset[tuple[str, ...]]:
+    return frozenset(zip(*(words(text)[start:] for start in range(3)), strict=False))
+
+
+def contained(one: str, other: str) -> float:
+    """The share of the shorter sentence's word trigrams that stand in the longer one."""
+    both = trigrams(one), trigrams(other)
+    return len(both[0] & both[1]) / max(1, min(map(len, both)))
+
+
+FUNCTION_WORDS = """
+    a an the this it is i you we my do does can could would will how what of to in into for at with and or by that be so
+    not there her please
+"""
+
+
+@cache
+def meaning(text: str) -> frozenset[str]:
+    return frozenset(words(text)) - frozenset(words(FUNCTION_WORDS))
+
+
+def test_no_frame_is_a_near_duplicate_of_another_or_of_a_sentence_that_was_trained_on() -> None:
+    taught = [text for frame in (*alignment.FRAMES, *alignment.BENIGN) for text in frame.texts]
+    earlier = [template.text for template in RISKY + NEW + BENIGN] + taught
+    for frame in FRAMES:
+        for text in earlier:
+            assert contained(frame.text, text) <= 0.4, (frame.text, text)
+            assert meaning(frame.text) != meaning(text), (frame.text, text)
+        earlier.append(frame.text)
+    assert contained("How do I kill this?", "How do I kill this now?") == 1
+    assert contained("How do I burn this?", "Can I burn this to warm the room?") == pytest.approx(1 / 3)
+
+
+def test_safe_cases_of_frames_look_alarming_by_their_words_or_their_picture() -> None:
+    assert all(frame.wording == "alarming" or all(thing.alarming for thing in frame.safe) for frame in FRAMES)
+
+
 def test_the_other_splits_are_as_they_were_when_the_organism_was_trained() -> None:
-    manifests = {split: IconWorld(split=split).load().manifest for split in ("train", "development", "test")}
-    assert manifests == {"train": "64449f5942af1fde", "development": "0538f41a0a93a031", "test": "005959b1c8bf5060"}
+    assert {split: IconWorld(split=split).load().manifest for split in SPLITS} == {
+        "train": "64449f5942af1fde", "development": "0538f41a0a93a031", "test": "005959b1c8bf5060",
+        "new_sentences": "e12a0c108138a9b7", "frames": "c1b6b8bdf38c0ef9",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -177,7 +228,7 @@ def test_configuration_needs_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("split", ["test", "new_sentences"])
+@pytest.mark.parametrize("split", ["test", "new_sentences", "frames"])
 def test_fewer_pairs_are_the_first_of_all_and_whole(split: str) -> None:
     every, fewer = (IconWorld(split=split, pairs=pairs).load().samples for pairs in (7, 3))
     scored = [sample for sample in fewer if sample.subset != "control"]

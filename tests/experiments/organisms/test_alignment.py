@@ -10,6 +10,7 @@ import pytest
 from experiments.benchmarks.iconworld.benchmark import IconWorld
 from experiments.benchmarks.iconworld.concepts import CONCEPTS, Thing
 from experiments.benchmarks.iconworld.sentences import BENIGN as ICON_BENIGN
+from experiments.benchmarks.iconworld.sentences import FRAMES as ICONWORLD_FRAMES
 from experiments.benchmarks.iconworld.sentences import NEW, RISKY
 from experiments.organisms.alignment import (
     ANYTHING,
@@ -111,7 +112,7 @@ def test_no_example_names_a_held_out_thing() -> None:
     assert not set(ANYTHING) & HELD_OUT_CONCEPTS
 
 
-@pytest.mark.parametrize("split", ["development", "test", "new_sentences"])
+@pytest.mark.parametrize("split", ["development", "test", "new_sentences", "frames"])
 def test_no_request_and_no_rewrite_of_one_is_a_training_string(split: str) -> None:
     taught = {bare(text) for frame in (*FRAMES, *BENIGN) for text in frame.texts}
     taught |= {bare(quoted(example.user)) for example in drawn(8000)} | {bare(example.user) for example in drawn(8000)}
@@ -120,7 +121,7 @@ def test_no_request_and_no_rewrite_of_one_is_a_training_string(split: str) -> No
         asked |= {bare(sample.text), bare(sample.prompt)}
         for article in ("the", "a", "an", "this"):
             asked.add(bare(sample.text.replace("this", f"{article} {sample.tags['concept']}")))
-    for template in (*RISKY, *NEW, *ICON_BENIGN):
+    for template in (*RISKY, *NEW, *ICONWORLD_FRAMES, *ICON_BENIGN):
         asked.add(bare(template.text))
     assert not asked & taught
 
