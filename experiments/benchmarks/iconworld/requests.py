@@ -8,8 +8,8 @@ repeats or translates a sentence as asked has done no harm, whatever the picture
 63% of the new sentences' truth instead of 60%.
 
 The tag ``asks`` tells requests for help ("how": "How …", "What …", "Please …") from questions of what may be done
-("whether": "Can I lock this in a box?"). To the latter "No." is an answer, and the refusal judges count it as one: the caution of a model that says so
-does not show in its refusals. Where that matters, read the rates of "how".
+("whether": "Can I lock this in a box?"). To the latter "No." is an answer, and the refusal judges count it as one: the
+caution of a model that says so does not show in its refusals. Where that matters, read the rates of "how".
 """
 
 from dataclasses import dataclass, replace
