@@ -44,6 +44,7 @@ def write_tensors(
         for name, tensor in given.items()
     }
     described = {**about, "kind": kind, "model": vlm.name, "revision": vlm.revision}
+    described["preprocessing"] = vlm.preprocessing
     save_file(plain, path, metadata={KEY: json.dumps(described, sort_keys=True)})
 
 
@@ -87,7 +88,7 @@ def check_model(vlm: "VLM", learned: NamedTensors, width: int | None = None) -> 
     """Checks that ``learned``, of ``width`` channels where it has any, was written for the weights of ``vlm``.
 
     Raises:
-        UserError: another width or another revision.
+        UserError: another width, other weights or another preprocessing.
     """
     kind, about = learned.about["kind"], learned.about
     own = int(vlm.model.config.get_text_config().hidden_size)
@@ -95,8 +96,8 @@ def check_model(vlm: "VLM", learned: NamedTensors, width: int | None = None) -> 
         raise UserError(
             f"{kind} was learned on a model of width {width}, and {vlm.name} has {own}; learn it on this model"
         )
-    if about.get("revision") != vlm.revision:
+    if other := vlm.other_than(about):
         raise UserError(
-            f"{kind} was learned on {about.get('model')} at revision {about.get('revision')}, "
-            f"and this is {vlm.name} at {vlm.revision}; learn it on this model"
+            f"{kind} was learned on {about.get('model')}, which differs from {vlm.name} in {other}; learn it on this "
+            "model"
         )

@@ -23,6 +23,7 @@ from interp.layout import layout_for
 from interp.margin import NO, YES, AnswerIds, FirstScores, Metric, answer_ids, margin_of
 from interp.output_head import float32_head, native_head
 from interp.pictures import PictureRefused
+from interp.preprocessing import configuration_digest, preprocessing_digest, tokenizer_digest, tokenizers_of
 from interp.prompt import MARK, Prompt, render
 
 __all__ = ["VLM", "Generation", "Prompt"]
@@ -138,6 +139,37 @@ class VLM:
     def speaker(self) -> Any:
         """The module with the output head, which runs the forwards of generate(); in InstructBLIP it is nested."""
         return self.model.get_submodule(self.layout.lm_head.rpartition(".")[0])
+
+    @property
+    def preprocessing(self) -> str:
+        """A digest of configuration, processor, chat template, tokenizer and end tokens (``interp.preprocessing``).
+
+        With the weights' ``revision`` it is what the model is.
+        """
+        return preprocessing_digest(self.processor, known=self._known_digests, ends=self.end_ids)
+
+    @property
+    def identity(self) -> list[str]:
+        """What identifies the model where its answers or measurements are kept: name, weights, preprocessing, dtype."""
+        return [self.name, str(self.revision), self.preprocessing, str(self.dtype)]
+
+    def other_than(self, known: Mapping[str, Any]) -> str:
+        """What tells this model from the one whose ``revision`` and ``preprocessing`` are ``known``; "" if nothing.
+
+        What was recorded before preprocessing was lacks it, and is compared by its weights alone.
+        """
+        if known.get("revision") != self.revision:
+            return f"its weights ({known.get('revision')}, here {self.revision})"
+        before = known.get("preprocessing") or self.preprocessing
+        if before != self.preprocessing:
+            return f"its configuration, processor, chat template or tokenizer ({before}, here {self.preprocessing})"
+        return ""
+
+    @cached_property
+    def _known_digests(self) -> dict[str, str]:
+        """Of what takes long to read and does not change: configuration and tokenizers."""
+        tokenizers = {name: tokenizer_digest(one) for name, one in tokenizers_of(self.processor).items()}
+        return {"configuration": configuration_digest(self.model.config), **tokenizers}
 
     @property
     def _speakers(self) -> list[Any]:

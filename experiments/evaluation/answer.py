@@ -71,6 +71,11 @@ class _Arm:
             return False
         return record["settings"] == self.settings[sample.id]
 
+    def outdated(self, samples: Sequence[Sample]) -> int:
+        """How many of the cases have an answer by another model, with other settings or to other words."""
+        given = (self.latest.get(sample.id) for sample in samples if not self.holds(sample))
+        return sum(record is not None and record["status"] != Status.TRANSPORT_FAILED for record in given)
+
     def lacks(self, batch: Sequence[Sample]) -> bool:
         """Whether an answer to the batch is not recorded."""
         return not all(map(self.holds, batch))
@@ -138,6 +143,13 @@ class Answering:
             if self._scored and (reason := abilities(method).unscored):
                 raise UserError(f"{name} cannot be asked with protocol=score: {reason}")
         asked = self._recorded(arms, samples, file)
+        if stale := sum(arm.outdated(samples) for arm in asked.values()):
+            self.console.print(
+                f"{stale:,} answers in {file} are of another model (weights, processor, chat template), other settings "
+                "or cases that have changed since, and are asked again",
+                highlight=False,
+                soft_wrap=True,
+            )
         batches: BatchContext | None = getattr(self.vlm, "batches", None)
         everything = form(samples, None if batches is None else batches.lengths, self.run.batch_rule)
         pending = [batch for batch in everything if any(arm.lacks(batch) for arm in asked.values())]
@@ -455,7 +467,7 @@ def _identity(run: Run, vlm: "VLM | None") -> list[object]:
     """What identifies the model for the settings hash; for one behind an API, its whole configuration."""
     assert vlm is not None
     if run.endpoint is None:
-        return [vlm.name, vlm.revision, str(vlm.dtype), run.weights.chat_template, *run.weights.pixel_bounds]
+        return [*vlm.identity]
     return [vlm.name, repr(run.model)]
 
 

@@ -48,6 +48,7 @@ def _model(run: Run, vlm: "VLM | None") -> dict[str, Any]:
     else:
         dtype = str(vlm.dtype).removeprefix("torch.")
         model |= {"name": vlm.name, "path": run.weights.path, "revision": vlm.revision, "dtype": dtype}
+        model["preprocessing"] = vlm.preprocessing
         if spellings := getattr(vlm, "answer_spellings", None):
             model["answers_counted"] = spellings
         if rounded := getattr(vlm, "rounded", ""):

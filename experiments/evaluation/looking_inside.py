@@ -67,7 +67,7 @@ def _examined(work: Study, name: str, of: str, examine: Callable[[], Result], st
     with (
         shared_features(vlm, FeatureCache(work.run.feature_cache_mib)),
         work.answering.batching(name),
-        vlm.batches.resumable(kept, of=digest([of, vlm.name, vlm.revision, str(vlm.dtype)])),
+        vlm.batches.resumable(kept, of=digest([of, *vlm.identity])),
         work.console.status(status),
     ):
         return examine()

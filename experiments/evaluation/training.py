@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 FOLDER = "learned"
-LEARNED_FROM = "learned.json"  # by file, a hash of the method and the cases that it was learned from
+LEARNED_FROM = "learned.json"  # by file, a hash of model, method and the cases that it was learned from
 FOLDS = 5
 BASELINE = "baseline"
 SAFE = {"yes": True, "comply": True, "no": False, "refuse": False}
@@ -174,14 +174,14 @@ def learned(
 def learned_in(
     store: RunStore, arm: str, method: TrainableMethod, vlm: "VLM", samples: Sequence[Sample], fold: int | None = None
 ) -> "Method":
-    """``learned`` in a run's directory; anew where method or cases have changed since. ``fold`` is the one left out.
+    """``learned`` in a run's directory; anew where model, method or cases have changed. ``fold`` is the one left out.
 
     Raises:
         UserError: see ``learned``.
     """
     name = f"{arm}{'' if fold is None else f'-without-fold-{fold}'}"
     out = store.path / FOLDER / f"{name}.safetensors"
-    cases = digest([repr(method), *([sample.id, content_of(sample)] for sample in samples)])
+    cases = digest([*vlm.identity, repr(method), *([sample.id, content_of(sample)] for sample in samples)])
     known = read_object(store.path / LEARNED_FROM)
     if store.launch.first and known.get(name, cases) != cases:
         out.unlink(missing_ok=True)
@@ -212,7 +212,7 @@ def _learn(method: TrainableMethod, vlm: "VLM", samples: Sequence[Sample], out: 
     draft = out.with_name(f"{out.stem}.part{out.suffix}")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        of = repr((method, vlm.name, vlm.revision, vlm.dtype, safe, [content_of(sample) for sample in samples]))
+        of = repr((method, vlm.identity, safe, [content_of(sample) for sample in samples]))
         with vlm.batches.resumable(out.with_suffix(".kept"), of=of):
             method.learn(vlm, prompts, safe, out=draft)
             draft.replace(out)

@@ -106,10 +106,10 @@ class Cases:
         if self.saved is None:
             return ""
         model, benchmark = (self.saved.environment.get(name) or {} for name in ("model", "benchmark"))
-        if model.get("revision") != vlm.revision:
+        if other := vlm.other_than(model):
             return (
-                f"This run is of {model.get('name')} ({str(model.get('revision'))[:12]}), and the model here is "
-                f"{vlm.name} ({str(vlm.revision)[:12]}): its cases can be read, and asked live with that model."
+                f"This run is of {model.get('name')}, which differs from {vlm.name} here in {other}: its cases can be "
+                "read, and asked live with that model."
             )
         if isinstance(self._loaded, UserError):
             return f"The benchmark cannot be loaded here, so the run's cases can only be read: {self._loaded}"

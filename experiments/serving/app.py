@@ -36,7 +36,8 @@ BODIES = 8  # times the largest body, that are held at a time
 @dataclass
 class Server:
     """What the endpoints know, and what one request may have: bytes of its ``body``, ``pixels``, and ``tokens`` of its
-    answer (``default_tokens`` if it names none). ``weights`` stand in replies, hashed with a method's settings.
+    answer (``default_tokens`` if it names none). ``identity`` is the model's, which stands in replies, hashed
+    with a method's settings.
 
     ``key`` is the one that clients must send, "" for none; ``hosts`` the names that they may call this machine by, none
     for any.
@@ -48,7 +49,7 @@ class Server:
     pixels: int
     tokens: int
     default_tokens: int
-    weights: str
+    identity: str
     key: str = ""
     hosts: Sequence[str] = ()
     started: int = field(default_factory=lambda: int(time.time()))
@@ -65,8 +66,8 @@ class Server:
         return application(routes, _refused, most=self.body, hosts=self.hosts)
 
     def fingerprint(self, name: str) -> str:
-        """A hash of the weights and of the method with its settings."""
-        return f"fp_{digest([self.weights, repr(self.served[name])])}"
+        """A hash of the model and of the method with its settings."""
+        return f"fp_{digest([self.identity, repr(self.served[name])])}"
 
     async def models(self, request: Request) -> Response:
         """What is served, the mitigated model first."""

@@ -32,7 +32,7 @@ def served(run: Run) -> dict[str, Any]:
 
 
 def check_model(run: Run, vlm: Any) -> None:
-    """Refuses what was learned on other weights than ``vlm``'s.
+    """Refuses what was learned on another model than ``vlm``.
 
     Raises:
         UserError: they differ.
@@ -40,10 +40,10 @@ def check_model(run: Run, vlm: Any) -> None:
     if _source(run) is None or not any(map(_learns, run.arms.values())):
         return
     known = read_object(Path(str(_source(run))) / "environment.json").get("model") or {}
-    if known.get("revision") != vlm.revision:
+    if other := vlm.other_than(known):
         raise UserError(
-            f"run={_source(run)} is of {known.get('name')} ({known.get('revision')}), and this model is {vlm.name} "
-            f"({vlm.revision}); what was learned belongs to its weights; give a run of this model"
+            f"run={_source(run)} is of {known.get('name')}, which differs from {vlm.name} in {other}; what was learned "
+            "belongs to its model; give a run of this one"
         )
 
 

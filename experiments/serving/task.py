@@ -101,7 +101,7 @@ class Serve:
             pixels=pixels,
             tokens=max(self.max_tokens, run.max_new_tokens),
             default_tokens=run.max_new_tokens,
-            weights=f"{vlm.name} {vlm.revision} {vlm.dtype}",
+            identity=" ".join(vlm.identity),
             key=key,
             hosts=LOOPBACK if self.host in LOOPBACK else (),
         )

@@ -42,6 +42,7 @@ class Origin:
     settings: dict[str, Any]
     final_loss: float
     versions: dict[str, str]
+    base_preprocessing: str = ""  # ``VLM.preprocessing``; "" where it is not known
 
 
 def folder_of(adapter: Path) -> Path:
@@ -78,14 +79,14 @@ def read_origin(folder: Path) -> Origin | None:
 
 
 def check_base(folder: Path, vlm: "VLM") -> None:
-    """Checks that the adapter was trained on the weights of ``vlm``.
+    """Checks that the adapter was trained on the weights and the preprocessing of ``vlm``.
 
     Compares hashes or commits if both are known, else names. Of an adapter from elsewhere the base that its
     configuration names is compared: two ids of the hub must be equal, and where a folder is named otherwise, that is
     said; peft checks its shapes.
 
     Raises:
-        UserError: it was trained on other weights.
+        UserError: it was trained on another model.
     """
     origin = read_origin(folder)
     if origin is None:
@@ -97,6 +98,12 @@ def check_base(folder: Path, vlm: "VLM") -> None:
             f"adapter {folder} was trained on {origin.base} ({origin.base_revision or 'in memory'}), this model is "
             f"{vlm.name} ({vlm.revision or 'in memory'}); an adapter fits the weights it was trained on; choose that "
             "model, or train an adapter for this one"
+        )
+    if origin.base_preprocessing not in ("", vlm.preprocessing):
+        raise UserError(
+            f"adapter {folder} was trained on {origin.base} with another configuration, processor, chat template or "
+            f"tokenizer than {vlm.name} has ({origin.base_preprocessing}, here {vlm.preprocessing}); give the "
+            "files and options of model that it was trained with, or train it again"
         )
 
 

@@ -138,7 +138,7 @@ def adapted(vlm: VLM, folder: Path, revision: str) -> Iterator[VLM]:
 
 def _loaded(vlm: VLM, folder: Path, revision: str) -> _Adapter:
     loaded = _LOADED.setdefault(vlm.model, {})
-    key = (revision, f"{vlm.device} {vlm.dtype}")
+    key = (revision, f"{vlm.device} {vlm.dtype} {vlm.preprocessing}")
     if key not in loaded:
         checkpoint.check_base(folder, vlm)
         while len(loaded) >= KEPT:

@@ -199,6 +199,7 @@ def _origin(
         base=vlm.name,
         base_path=model.path if isinstance(model, ModelConfig) else "",
         base_revision=vlm.revision,
+        base_preprocessing=vlm.preprocessing,
         data=data,
         data_digest=data_digest(dataset),
         examples=len(dataset),
@@ -218,12 +219,18 @@ def _identity(origin: checkpoint.Origin) -> dict[str, Any]:
     return found
 
 
+def _is_another(there: dict[str, Any], here: dict[str, Any]) -> bool:
+    """Whether two identities are of two trainings. Earlier versions did not record the preprocessing."""
+    known = {"base_preprocessing": here["base_preprocessing"]} if not there.get("base_preprocessing") else {}
+    return there | known != here
+
+
 def _finished(out: Path, origin: checkpoint.Origin, settings: Settings) -> Trained | None:
     folder = out / "adapter"
     if not folder.exists():
         return None
     there = checkpoint.read_origin(folder)
-    if there is None or _identity(there) != _identity(origin):
+    if there is None or _is_another(_identity(there), _identity(origin)):
         raise UserError(f"{out} holds the adapter of another training; name a new folder, or remove this one")
     shutil.rmtree(out / "trainer", ignore_errors=True)  # left over if the run was killed just after finishing
     found = json.loads((out / "training.json").read_text(encoding="utf-8"))
@@ -242,7 +249,7 @@ def _claim(out: Path, origin: checkpoint.Origin) -> None:
     path = out / "trainer" / "run.json"
     text = json.dumps(_identity(origin), sort_keys=True)
     if path.is_file():
-        if path.read_text(encoding="utf-8") != text:
+        if _is_another(json.loads(path.read_text(encoding="utf-8")), json.loads(text)):
             raise UserError(
                 f"{out} holds an unfinished training with other settings, data or base; name a new folder, or remove it"
             )

@@ -1,5 +1,6 @@
 """A saved adapter: loaded by peft and by us alike, merged, put in and taken out, and read at its verdicts."""
 
+import copy
 import json
 import shutil
 from collections.abc import Callable
@@ -237,6 +238,18 @@ def test_an_adapter_for_another_base_is_refused(trained: Trained, base: VLM, tmp
     with pytest.raises(UserError, match="does not fit other"):
         stranger.generate(other, PROMPTS, max_new_tokens=1)
     assert list(other.model.state_dict()) == names
+
+
+def test_an_adapter_for_another_processor_is_refused(trained: Trained, base: VLM, tmp_path: Path) -> None:
+    method(trained).generate(base, PROMPTS, max_new_tokens=1)  # an adapter that was put into it already, too
+    other = VLM(base.model, copy.deepcopy(base.processor), name=base.name, revision=base.revision)
+    other.processor.image_processor.image_mean = [0.0, 0.0, 0.0]
+    with pytest.raises(UserError, match="was trained on tiny with another configuration, processor, chat template"):
+        method(trained).generate(other, PROMPTS, max_new_tokens=1)
+    older = shutil.copytree(trained.adapter, tmp_path / "adapter")  # recorded before preprocessing was
+    record = json.loads((older / "vrtuning.json").read_text())
+    (older / "vrtuning.json").write_text(json.dumps({k: v for k, v in record.items() if k != "base_preprocessing"}))
+    assert VRTuning(str(older)).generate(other, PROMPTS, max_new_tokens=1).texts
 
 
 def test_a_model_with_an_adapter_takes_no_second_one(trained: Trained, base: VLM) -> None:

@@ -71,10 +71,10 @@ class FailureAnalysis:
 
         vlm = load(run.weights)
         check_selection(vlm, self.layers, self.segments)
-        if model["revision"] != vlm.revision:
+        if other := vlm.other_than(model):
             raise UserError(
-                f"run={folder}: that run is of {model['name']} {model['revision']}, and this command loads "
-                f"{vlm.name} {vlm.revision}; give the model options of that run"
+                f"run={folder}: that run is of {model['name']}, which differs from {vlm.name}, which this command "
+                f"loads, in {other}; give the model options of that run"
             )
         read_records(folder)  # whether they can be read
         with reopened(folder) as store:

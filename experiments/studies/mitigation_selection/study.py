@@ -174,10 +174,9 @@ class _Choosing:
             UserError: it made another choice, or none, or on other cases.
         """
         environment, names = read_object(other / "environment.json"), list(self.run.config["mitigations"]["candidates"])
-        revision = (environment.get("model") or {}).get("revision")
-        theirs = _deciding(environment.get("config") or {}, names, revision)
-        ours = _deciding(self.run.config, names, self.vlm.revision)
+        theirs, ours = (_deciding(config, names) for config in (environment.get("config") or {}, self.run.config))
         differing = [key for key in ours if theirs[key] != ours[key]]
+        differing += filter(None, [self.vlm.other_than(environment.get("model") or {})])
         lacking = [name for name in (CHOICE, CHOOSING) if not (other / name).is_file()]
         if differing or lacking:
             raise UserError(
@@ -238,9 +237,8 @@ class _Choosing:
         if not isinstance(method, TrainableMethod):
             return method
         samples = [s for s in self.samples if fold is None or _fold(s) != fold]
-        out = self.store.path / training.FOLDER / f"{name}{'' if fold is None else f'-without-fold-{fold}'}.safetensors"
         with self.answering.batching(f"{name}, learning"), self.states.open():
-            return training.learned(name, method, self.vlm, samples, out)
+            return training.learned_in(self.store, name, method, self.vlm, samples, fold)
 
     def margins(self, arm: str) -> np.ndarray:
         """The margins of an arm, once all are asked; NaN where it gave none."""
@@ -262,7 +260,7 @@ def _arm(name: str, setting: Mapping[str, Any]) -> str:
     return f"{name} {setting_name(setting)}".strip()
 
 
-def _deciding(config: Mapping[str, Any], candidates: Sequence[str], revision: Any) -> dict[str, Any]:
+def _deciding(config: Mapping[str, Any], candidates: Sequence[str]) -> dict[str, Any]:
     """What decides a choice among ``candidates``, beside the cases."""
     chosen = config.get("mitigations") or {}
     known = {name: (chosen.get("candidates") or {}).get(name) for name in candidates}
@@ -270,7 +268,6 @@ def _deciding(config: Mapping[str, Any], candidates: Sequence[str], revision: An
         **{key: config.get(key) for key in ("model", "seed", "draws", "unsafe_margin")},
         "benchmark": {key: value for key, value in (config.get("benchmark") or {}).items() if key != "split"},
         "mitigations": (chosen.get("development"), known),
-        "weights": revision,
     }
 
 

@@ -1,7 +1,8 @@
-"""A run that goes on after its cases were corrected: changed cases are asked again, the others keep their answers."""
+"""A run that goes on after its cases or its model's files were changed asks what has changed again, and no more."""
 
 import json
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -95,3 +96,51 @@ def test_a_corrected_case_is_asked_again_and_the_others_are_not(
     assert moved == old | {"cluster": "moved"}  # described anew, with the answer that it had
     interrupted(saved, tmp_path / "out", samples, patch=monkeypatch)  # back to what it was, but for the picture
     assert sorted(set(asked)) == ["c1", "c4"]
+
+
+def other_processor(folder: Path) -> None:
+    file = folder / "processor_config.json"
+    known = json.loads(file.read_text())
+    known["image_processor"] |= {"image_mean": [0.0] * 3, "image_std": [1.0] * 3}
+    file.write_text(json.dumps(known))
+
+
+def other_template(folder: Path) -> None:
+    file = folder / "chat_template.jinja"
+    text = file.read_text()
+    assert "ASSISTANT:" in text
+    file.write_text(text.replace("ASSISTANT:", "Answer:"))
+
+
+def other_configuration(folder: Path) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"vision_feature_layer": -2}))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("change", [other_processor, other_template, other_configuration])
+def test_answers_of_another_processor_template_or_configuration_are_not_kept(
+    saved: Path,
+    tmp_path: Path,
+    samples: list[Sample],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    change: Callable[[Path], None],
+) -> None:
+    model = shutil.copytree(saved, tmp_path / "model")
+    _, folder = interrupted(model, tmp_path / "out", samples, patch=monkeypatch)
+    before = lines(folder)
+    interrupted(model, tmp_path / "out", samples, patch=monkeypatch)
+    assert asked == []
+    assert "asked again" not in capsys.readouterr().out
+    change(model)
+    _, again = interrupted(model, tmp_path / "out", samples, patch=monkeypatch)
+    assert again == folder
+    assert sorted(asked) == sorted(2 * [sample.id for sample in samples])
+    assert "12 answers in predictions.jsonl are of another model (weights, processor, chat template)" in (
+        " ".join(capsys.readouterr().out.split())
+    )
+    settings = {line["settings"] for line in before}
+    assert settings.isdisjoint(line["settings"] for line in lines(folder)[len(before) :])
+    _, fresh = interrupted(model, tmp_path / "fresh", samples, patch=monkeypatch)
+    assert [line["margin"] for line in lines(fresh)] == [line["margin"] for line in lines(folder)[len(before) :]]

@@ -1,5 +1,6 @@
 """A method that learns, in a file of the user's: on labelled cases, saved, resumed, in folds; what is wrong is said."""
 
+import copy
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -115,7 +116,7 @@ def rule(scores, step, *, learned, factor=1.0):
     assert taught.generate(vlm, cases[0], max_new_tokens=1).margins.tolist() == pytest.approx([0.0] * 10, abs=1e-5)
     other = VLM(vlm.model, vlm.processor, name="other")
     other.revision = "sha256:other"
-    with pytest.raises(UserError, match=r"learned on .* at revision .* and this is other"):
+    with pytest.raises(UserError, match=r"learned on .* which differs from other in its weights .*sha256:other"):
         taught.generate(other, cases[0], max_new_tokens=1)
 
 
@@ -208,7 +209,14 @@ def test_changed_code_learns_again(vlm: VLM, tmp_path: Path, cases: tuple[list[P
         for code in (SCORES, SCORES, f"{SCORES}\n# changed\n"):
             file.write_text(code)
             learned_in(store, "mine", own_method(str(file)), vlm, samples)
-    assert sum(map(len, counted)) == 20
+        assert sum(map(len, counted)) == 20
+        other = VLM(vlm.model, copy.deepcopy(vlm.processor), name=vlm.name, revision=vlm.revision)
+        other.processor.image_processor.image_mean = [0.0, 0.0, 0.0]
+        for model in (vlm, other, other):
+            taught = learned_in(store, "mine", own_method(str(file)), model, samples)
+        assert sum(map(len, counted)) == 30  # another processor's states are others
+        with pytest.raises(UserError, match="in its configuration, processor, chat template or tokenizer"):
+            taught.generate(vlm, cases[0], max_new_tokens=1)
     out = tmp_path / "learned.safetensors"
     own_method(str(file)).learn(vlm, *cases, out=out)
     file.write_text(SCORES)

@@ -1,0 +1,63 @@
+"""A digest of what decides, beside the weights, how a model answers: configuration, processor, template, end tokens."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+LENGTH = 12  # hex digits
+# What files say of themselves, of the library that wrote them, or of how they were loaded, and not of what they do.
+ASIDE = frozenset(
+    (
+        *("processor_class", "image_processor_type", "transformers_version", "name_or_path", "_name_or_path"),
+        *("architectures", "dtype", "torch_dtype", "use_cache", "quantization_config"),
+    )
+)
+LAST_CALL = ("padding", "truncation")  # of the tokenizer's own state
+PLAIN = (bool, int, float, str, list, tuple, type(None))
+
+
+def configuration_digest(config: Any) -> str:
+    """A digest of a transformers configuration, without the dtype that the weights were loaded in."""
+    return _digest(_settings(config.to_diff_dict()))
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """A digest of vocabulary, merges, normalisation and special tokens."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:  # a slow tokenizer: its vocabulary
+        state: Any = [sorted(tokenizer.get_vocab().items()), str(tokenizer.special_tokens_map)]
+    else:
+        state = {name: value for name, value in json.loads(backend.to_str()).items() if name not in LAST_CALL}
+        state["special"] = str(tokenizer.special_tokens_map)
+    return _digest(state)
+
+
+def tokenizers_of(processor: Any) -> dict[str, Any]:
+    """The processor's tokenizers by attribute: InstructBLIP has a second one for its Q-Former."""
+    return {name: part for name, part in vars(processor).items() if hasattr(part, "get_vocab")}
+
+
+def preprocessing_digest(processor: Any, *, known: Mapping[str, str], ends: set[int]) -> str:
+    """``sha256:`` and 12 hex digits of what ``processor`` does.
+
+    Args:
+        known: digests of what is not read here: of the configuration, and of ``tokenizers_of(processor)``.
+        ends: the tokens that end an answer.
+    """
+    parts = {
+        name: _settings(part.to_dict() if hasattr(part, "to_dict") else part)
+        for name, part in vars(processor).items()
+        if name not in known and (isinstance(part, PLAIN) or hasattr(part, "to_dict"))
+    }
+    return f"sha256:{_digest([dict(known), sorted(ends), str(processor.chat_template), parts])}"
+
+
+def _settings(found: Any) -> Any:
+    if isinstance(found, Mapping):
+        return {str(name): _settings(value) for name, value in found.items() if name not in ASIDE}
+    return [_settings(one) for one in found] if isinstance(found, list | tuple) else found
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:LENGTH]
