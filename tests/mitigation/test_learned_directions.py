@@ -283,7 +283,7 @@ def test_what_was_learned_serves_only_the_weights_that_it_was_learned_on(
 ) -> None:
     for method, own in ((readout, overruled), (learned, vlm)):
         other = VLM(own.model, own.processor, name="finetuned", revision="abc")
-        with pytest.raises(UserError, match="finetuned at abc; learn it on this model"):
+        with pytest.raises(UserError, match=r"in its weights \(None, here abc\); learn it on this model"):
             method.generate(other, pair, max_new_tokens=1)
 
 
