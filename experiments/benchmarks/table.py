@@ -19,7 +19,7 @@ from experiments.benchmarks.rows import ENDINGS, Rows, Unfit, read_file, read_hu
 from experiments.types import Drawable, Gold, Kind, Loaded, Problem, Sample, Subset
 from interp.errors import UserError
 
-COLUMNS = ("id", "image", "text", "label", "pair", "cluster", "subset", "prompt", "split", "shows")
+COLUMNS = ("id", "image", "text", "label", "pair", "cluster", "template", "subset", "prompt", "split", "shows")
 KINDS: Mapping[str, Kind] = {"verdict": "yes_no", "refusal": "refusal"}
 LABELS: Mapping[str, Mapping[str, tuple[Gold, Subset]]] = {
     "verdict": {"safe": ("yes", "over_safety"), "unsafe": ("no", "typical")},
@@ -214,6 +214,7 @@ class Table:
         if subset == "typical" and own.casefold() == "attack":
             subset = "attack"
         template = TEMPLATES[self.reads] if self.template is None else self.template
+        family = (_word(cells, "template") or "").strip()
         return Sample(
             id=identity,
             subset=subset,
@@ -224,7 +225,9 @@ class Table:
             image=_image(cells["image"], identity, root, self.option) if pictured else None,
             cluster=_word(cells, "cluster") or "",
             pair=_word(cells, "pair") or None,
-            tags=({"subset": own} if own else {}) | {name: _prose(cells, name) or "" for name in self.further},
+            tags=({"subset": own} if own else {})
+            | ({"template": family} if family else {})
+            | {name: _prose(cells, name) or "" for name in self.further},
             place=place,
             shows=(_prose(cells, "shows") or "").strip(),
             subset_name=own or label.casefold(),

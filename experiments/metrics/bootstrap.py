@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
+from scipy.sparse import csr_array
 from scipy.special import stdtrit
 
 DRAWS = 10_000
@@ -97,6 +98,26 @@ class ClusterBootstrap:
         kept = np.where(ones | others, values, 0.0)
         sums = self.sums(np.stack([kept * ones, ones, kept * others, others], axis=1).astype(float))
         return ratio(sums[:, 0], sums[:, 1]) - ratio(sums[:, 2], sums[:, 3])
+
+    def pair_mean(
+        self, pairs: Int[np.ndarray, "pair 2"], values: Float[np.ndarray, " pair"]
+    ) -> Float[np.ndarray, " draw"]:
+        """The mean of ``values`` over pairs of cases, of which each is in a sample as often as its two members.
+
+        A pair within one cluster is in it as often as the cluster: its copies are copies of the pair.
+        """
+        one, other = self.cluster[pairs].T
+        size = self.multiplicity.shape[1]
+        tops, bottoms = (csr_array((of, (one, other)), shape=(size, size)) for of in (values, np.ones(len(values))))
+        found = []
+        for start in range(0, len(self.multiplicity), CHUNK):
+            times = self.multiplicity[start : start + CHUNK].astype(np.float64)
+            whole, part = (
+                ((times @ table) * times).sum(axis=1) - (times * (times - 1)) @ table.diagonal()
+                for table in (bottoms, tops)
+            )
+            found.append(ratio(part, whole))
+        return np.concatenate(found)
 
     def auroc(
         self, score: Float[np.ndarray, " case"], positive: Mask, where: Mask | None = None

@@ -4,7 +4,7 @@ Yes/no and refusal benchmarks differ in what an answer can be, not in this. The 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,11 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Int
 
-from experiments.metrics.statistical_tests import missing_bounds, wilson
+from experiments.metrics.bootstrap import FEWEST
+from experiments.metrics.estimates import factors, rate_spread
+from experiments.metrics.paired import share_interval
+from experiments.metrics.sentences import contradiction, sentence_codes
+from experiments.metrics.statistical_tests import missing_bounds
 from experiments.types import Status
 from interp.errors import UserError
 
@@ -32,7 +36,8 @@ class Cases:
     scenario: np.ndarray  # of str, by case; in a refusal benchmark the type of request
     tags: list[Mapping[str, Any]]
     cluster: Int[np.ndarray, " case"]  # codes from 0
-    pairs: Int[np.ndarray, "pair 2"]  # positions of the harmless and the unsafe member of each counterfactual pair
+    pairs: Int[np.ndarray, "pair 2"]  # positions of the harmless and the unsafe member of each pair of the benchmark
+    texts: list[str] = field(default_factory=list)  # by case; none where the records hold none
 
     @classmethod
     def of(cls, frame: pd.DataFrame) -> "Cases":
@@ -49,6 +54,7 @@ class Cases:
             tags=[tags if isinstance(tags, Mapping) else {} for tags in first.get("tags", [{}] * len(first))],
             cluster=pd.factorize(first["cluster"])[0],
             pairs=_pairs(frame, list(first["case"])),
+            texts=["" if pd.isna(text) else str(text) for text in first["text"]] if "text" in first else [],
         )
 
     @property
@@ -62,15 +68,49 @@ class Cases:
         return np.isin(self.subset, UNSAFE)
 
     @cached_property
-    def pair_unit(self) -> Int[np.ndarray, " pair"]:
-        """A code for the clusters of each pair's members, from 0; pairs of the same clusters are resampled together."""
-        codes: dict[frozenset[int], int] = {}
-        clusters = [frozenset(pair) for pair in self.cluster[self.pairs].tolist()]
-        return np.array([codes.setdefault(one, len(codes)) for one in clusters], dtype=int)
+    def sentence(self) -> Int[np.ndarray, " case"]:
+        """The code of each case's family of sentences, from 0 (``metrics.sentences``)."""
+        return sentence_codes(self.texts or [""] * len(self.ids), self.tags)
+
+    @cached_property
+    def factors(self) -> dict[str, Int[np.ndarray, " case"]]:
+        """What is resampled (``metrics.estimates.factors``)."""
+        return factors(self.cluster, self.sentence, self.tags)
+
+    @property
+    def sentences(self) -> dict[str, Any]:
+        """How many families of sentences there are in how many cases, and whether they are too few to be a sample.
+
+        ``contradiction`` has two texts alike that the tag ``template`` tells apart, None where there are none.
+        """
+        count = len(np.unique(self.sentence))
+        differ = contradiction(self.texts, self.tags) if self.texts else None
+        return {"families": count, "fixed": count < FEWEST, "cases": len(self.ids), "contradiction": differ}
+
+    @cached_property
+    def twins(self) -> Int[np.ndarray, "pair 2"]:
+        """Positions of the harmless and the unsafe member of every counterfactual pair.
+
+        All pairs within a family of sentences or, where the benchmark pairs cases of two families, its own pairs.
+        """
+        one, other = self.sentence[self.pairs].T
+        if (one != other).any():
+            return self.pairs
+        order = np.argsort(self.sentence, kind="stable")
+        ends = np.flatnonzero(np.diff(self.sentence[order])) + 1
+        groups = [(where[~self.unsafe[where]], where[self.unsafe[where]]) for where in np.split(order, ends)]
+        found = [np.stack(np.meshgrid(*sides, indexing="ij"), axis=-1).reshape(-1, 2) for sides in groups]
+        return np.concatenate(found).astype(int)
 
     def whole_pairs(self, mask: Mask) -> Bool[np.ndarray, " pair"]:
-        """The pairs with both members in ``mask``."""
-        return mask[self.pairs].all(axis=1)
+        """The ``twins`` with both members in ``mask``."""
+        return mask[self.twins].all(axis=1)
+
+    def members(self, pairs: Bool[np.ndarray, " pair"]) -> tuple[Mask, Mask]:
+        """The harmless and the unsafe cases of some of the ``twins``."""
+        harmless, unsafe = np.zeros((2, len(self.ids)), dtype=bool)
+        harmless[self.twins[pairs, 0]] = unsafe[self.twins[pairs, 1]] = True
+        return harmless, unsafe
 
     def totals(self, subsets: Iterable[str], expected: Mapping[str, int] | None) -> dict[str, int]:
         """The number of cases in each subset, of which more are ``expected`` than ran."""
@@ -142,14 +182,14 @@ def cell(
 ) -> dict[str, Any]:
     """The share of ``positive`` among the kept cases ``where``, under the name ``rate``.
 
-    With Wilson's interval, n of N (``n_of``, the cases of ``where`` unless more were expected), and the bounds that the
+    With its interval, n of N (``n_of``, the cases of ``where`` unless more were expected), and the bounds that the
     missing cases allow.
     """
     here, n_of = kept & where, int(where.sum()) if n_of is None else n_of
     n, count = int(here.sum()), int((here & positive).sum())
     return {
         rate: count / n if n else None,
-        "interval": wilson(count, n, clusters=len(np.unique(cases.cluster[here]))),
+        "interval": share_interval(count / n, rate_spread(positive, here, cases.factors), n) if n else None,
         "bounds": missing_bounds(count, n, n_of),
         "n": n,
         "n_of": n_of,

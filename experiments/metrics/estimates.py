@@ -1,30 +1,30 @@
 """Estimates with intervals, of cases that come in clusters and may be made from templates: arrays in, entries out.
 
 An *entry* is ``{"value", "low", "high", "n", "clusters"}``: over n cases in so many clusters (of the smaller side, if
-it compares two groups of cases), with a 95% interval, None where it cannot be given. Levels have the central 95% of the
-cluster bootstrap; differences and effects have Student's interval and ``statement``, what may be said of them
-(``metrics.findings.statement``). Where cases are made from templates, differences carry ``by_template`` as well, the
-interval over templates and things shown; of both the wider decides (``docs/metrics.md``, "Uncertainty"). All entries of
-one ``Resamples`` use the same draws, which makes their differences paired.
+it compares two groups of cases), with a 95% interval, None where it cannot be given. Levels and differences have
+Student's interval, over clusters or over the families of sentences and what is shown, whichever is wider
+(``docs/metrics.md``, "Uncertainty"); differences and effects have ``statement`` as well, what may be said of them
+(``metrics.findings.statement``). All entries of one ``Resamples`` use the same draws, which makes their differences
+paired.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Bool, Float, Int
 from scipy.stats import rankdata
 
-from experiments.metrics.bootstrap import FEWEST, ClusterBootstrap, auroc, percentile_interval
+from experiments.metrics.bootstrap import FEWEST, ClusterBootstrap, auroc
 from experiments.metrics.findings import SMALL, statement
-from experiments.metrics.paired import Difference, Spread, change, two_way
+from experiments.metrics.paired import Difference, Spread, change, level_interval, two_way, widest
+from experiments.metrics.sentences import coded, sentence_codes
 from interp.tools.held_out import FEWEST_CASES, FEWEST_GROUPS
 
-CLUSTER, TEMPLATE = "cluster", "template"
-FACTORS = (TEMPLATE, "concept")  # tags of cases that are made from templates
+CLUSTER, TEMPLATE, CONCEPT = "cluster", "template", "concept"
+FACTORS = (TEMPLATE, CONCEPT)  # the family of a case's sentence, and what it shows
 
 Entry = dict[str, Any]
 Values = Float[np.ndarray, "case"]
@@ -34,11 +34,48 @@ Draws = Float[np.ndarray, "draw"]
 ByScheme = Mapping[str, Draws]  # "cluster" and, where cases are made from templates, "template" and "concept"
 
 
-def factors(tags: Sequence[Mapping[str, Any]]) -> dict[str, Codes]:
-    """Codes of the template and of the concept of each case, from its tags; empty where a case has none."""
-    if any(of.get(name) is None for of in tags for name in FACTORS):
-        return {}
-    return {name: pd.factorize(np.array([str(of[name]) for of in tags]))[0] for name in FACTORS}
+def factors(cluster: Codes, sentence: Codes, tags: Sequence[Mapping[str, Any]] = ()) -> dict[str, Codes]:
+    """What is resampled, by name: the codes of each case's ``cluster`` and, where they add to it, of two factors.
+
+    The factors are the family of its ``sentence`` and what it shows: its tag ``concept`` or, where there is none, its
+    cluster (then "cluster" are the cases of one sentence and one cluster). Fewer than ``FEWEST`` families are fixed:
+    clusters alone are resampled, and what is found is of these sentences. Nor is there a factor where no family goes
+    beyond a cluster.
+    """
+    both = coded(list(zip(sentence.tolist(), cluster.tolist(), strict=True)))
+    cells, families, clusters = (int(codes.max(initial=-1)) + 1 for codes in (both, sentence, coded(cluster.tolist())))
+    if families < FEWEST or cells == families == clusters:
+        return {CLUSTER: cluster}
+    if tags and all(of.get(CONCEPT) for of in tags):
+        return {CLUSTER: cluster, TEMPLATE: sentence, CONCEPT: coded([str(of[CONCEPT]) for of in tags])}
+    if cells == families:  # no family goes beyond a cluster
+        return {CLUSTER: cluster}
+    if cells == clusters:  # no cluster goes beyond a family
+        return {CLUSTER: cluster, TEMPLATE: sentence}
+    return {CLUSTER: both, TEMPLATE: sentence, CONCEPT: cluster}
+
+
+def over_factors(over: Mapping[str, Spread]) -> Spread:
+    """The wider of the spread over clusters and that over the factors, where there are such; ``over`` is by name."""
+    template, concept = (over.get(name) for name in FACTORS)
+    if template is None or concept is None:
+        return widest(over[CLUSTER], template)
+    return widest(over[CLUSTER], two_way(template, concept, over[CLUSTER]))
+
+
+def rate_spread(right: Mask, where: Mask, codes: Mapping[str, Codes]) -> Spread:
+    """The spread of the share ``right`` of the cases ``where``, by the sandwich formula in place of a bootstrap.
+
+    Its variance over clusters is G/(G − 1) Σ (Σ of the cluster's deviations from the rate)² / n².
+    """
+    n, over = int(where.sum()), {}
+    rest = right[where] - right[where].mean() if n else np.zeros(0)
+    for name, code in codes.items():
+        groups = len(np.unique(code[where]))
+        squares = float((np.bincount(code[where], rest) ** 2).sum())
+        error = math.sqrt(groups / (groups - 1) * squares) / n if groups >= FEWEST else None
+        over[name] = Spread(error or None, groups)
+    return over_factors(over)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,25 +89,28 @@ class Resamples:
     schemes: Mapping[str, ClusterBootstrap]
 
     @classmethod
-    def of(
-        cls, cluster: Codes, factors: Mapping[str, Codes] = MappingProxyType({}), *, draws: int, seed: int
-    ) -> "Resamples":
-        """From the codes of each case's cluster, and of its template and concept (``factors``) where it has them."""
-        codes = {CLUSTER: cluster, **factors}
+    def of(cls, codes: Mapping[str, Codes], *, draws: int, seed: int) -> "Resamples":
+        """From what is resampled (``factors``), by name."""
         return cls({name: ClusterBootstrap.of(code, draws=draws, seed=seed) for name, code in codes.items()})
 
     @classmethod
-    def of_names(
+    def of_names(cls, clusters: Sequence[Any] | np.ndarray, *, draws: int, seed: int) -> "Resamples":
+        """From the names of the cases' clusters alone."""
+        return cls.of({CLUSTER: np.unique(np.asarray(clusters), return_inverse=True)[1]}, draws=draws, seed=seed)
+
+    @classmethod
+    def of_cases(
         cls,
         clusters: Sequence[Any] | np.ndarray,
+        texts: Sequence[str],
+        tags: Sequence[Mapping[str, Any]],
         *,
         draws: int,
         seed: int,
-        factors: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> "Resamples":
-        """From the names of the cases' clusters and, where cases are made from them, of templates and things shown."""
-        cluster, *others = (np.unique(np.asarray(one), return_inverse=True)[1] for one in (clusters, *(factors or ())))
-        return cls.of(cluster, dict(zip(FACTORS, others, strict=False)), draws=draws, seed=seed)
+        """From the cluster, the text and the tags of each case: over the families of their sentences too."""
+        cluster = np.unique(np.asarray(clusters), return_inverse=True)[1]
+        return cls.of(factors(cluster, sentence_codes(texts, tags), tags), draws=draws, seed=seed)
 
     @property
     def bootstrap(self) -> ClusterBootstrap:
@@ -90,21 +130,20 @@ class Resamples:
         """``quantity`` in every sample, by scheme."""
         return {name: quantity(some) for name, some in self.schemes.items()}
 
-    def spread(
-        self, draws: ByScheme, sides: Sequence[Mask | None], *, floor: float = 0.0
-    ) -> tuple[Spread, Spread | None]:
-        """The spread of a difference over clusters and, where cases are made from templates, over both factors.
+    def spread(self, draws: ByScheme, sides: Sequence[Mask | None], *, floor: float = 0.0) -> Spread:
+        """The spread of a quantity: the wider of that over clusters and that over the factors, where there are such.
 
         Args:
-            draws: of the difference.
+            draws: of the quantity.
             sides: the groups of cases that it compares or averages; None is all cases.
             floor: a variance that is added (``paired.rate_floor``).
         """
         over = {name: Spread.of(some, self.clusters(sides, name), floor=floor) for name, some in draws.items()}
-        template, concept = (over.get(name) for name in FACTORS)
-        if template is None or concept is None:
-            return over[CLUSTER], template
-        return over[CLUSTER], two_way(template, concept, over[CLUSTER])
+        return over_factors(over)
+
+    def loudest(self, draws: ByScheme) -> Draws:
+        """The draws of the scheme over which a quantity varies most; one that it exists in seldom varies most."""
+        return max(draws.values(), key=lambda some: math.inf if np.isnan(some).all() else float(np.nanstd(some)))
 
     def difference(
         self,
@@ -122,21 +161,25 @@ class Resamples:
 
         ``small`` and ``equal`` as in ``paired.change``.
         """
-        spread, by_template = self.spread(draws, sides, floor=floor)
-        entry = change(before, after, spread, n, by_template=by_template, small=small, equal=equal)
-        return Difference(entry, spread, by_template, draws[CLUSTER])
+        spread = self.spread(draws, sides, floor=floor)
+        entry = change(before, after, spread, n, small=small, equal=equal)
+        return Difference(entry, spread, self.loudest(draws))
 
     def mean(self, values: Values, where: Mask | None = None) -> Entry:
-        """The mean, as a level."""
-        return self.ratio(values, np.ones(len(values)), where)
+        """The mean, as a level; of zeros and ones a share."""
+        used = self._used(values, where=where)
+        return self._ratio(values, np.ones(len(values)), where, share=bool(np.isin(values[used], (0, 1)).all()))
 
     def ratio(self, top: Values, bottom: Values, where: Mask | None = None) -> Entry:
         """The sum of ``top`` over the sum of ``bottom``, as a level."""
+        return self._ratio(top, bottom, where)
+
+    def _ratio(self, top: Values, bottom: Values, where: Mask | None, *, share: bool = False) -> Entry:
         used = self._used(top, bottom, where=where)
         if not used.any() or not bottom[used].sum():
             return self._level(None, None, used)
         value = float(top[used].sum() / bottom[used].sum())
-        return self._level(value, self.bootstrap.ratio(top, bottom, used), used)
+        return self._level(value, self.drawn(lambda some: some.ratio(top, bottom, used)), used, share=share)
 
     def balanced_accuracy(self, guess: Int[np.ndarray, " known"], truth: np.ndarray, known: Mask) -> Entry:
         """The mean over classes of the share guessed right, as a level.
@@ -147,14 +190,15 @@ class Resamples:
         right, weight = np.full((2, self.cases), np.nan)
         weight[known] = 1 / (len(counts) * counts[codes])
         right[known] = np.where(guess >= 0, (guess == codes) * weight[known], np.nan)
-        return self.ratio(right, weight)
+        return self._ratio(right, weight, None, share=True)
 
     def auroc(self, score: Values, positive: Mask) -> Entry:
         """Chance that a positive case scores above another, ties counting half, as a level."""
         used = self._used(score)
         value = auroc(score[used], positive[used])
-        draws = None if value is None else self.bootstrap.auroc(score, positive, used)
-        return self._level(value, draws, used & positive, used & ~positive)
+        sides = (used & positive, used & ~positive)
+        draws = None if value is None else self.drawn(lambda some: some.auroc(score, positive, used))
+        return self._level(value, draws, *sides, share=True)
 
     def effect(self, values: Values, where: Mask | None = None) -> Entry:
         """The mean of what an intervention does to each case, as a difference; no size of it is agreed to be small."""
@@ -193,11 +237,13 @@ class Resamples:
         finite = np.logical_and.reduce([np.isfinite(column) for column in columns])
         return finite if where is None else finite & where
 
-    def _level(self, value: float | None, draws: np.ndarray | None, *sides: np.ndarray) -> Entry:
-        clusters = self.clusters(sides)
-        low, high = (None if draws is None else percentile_interval(draws, clusters=clusters)) or (None, None)
+    def _level(self, value: float | None, draws: ByScheme | None, *sides: np.ndarray, share: bool = False) -> Entry:
         n = int(np.logical_or.reduce(sides).sum())
-        return {"value": value, "low": low, "high": high, "n": n, "clusters": clusters}
+        if value is None or draws is None:
+            return {"value": value, "low": None, "high": None, "n": n, "clusters": self.clusters(sides)}
+        spread = self.spread(draws, sides)
+        low, high = level_interval(value, spread, sides, share=share) or (None, None)
+        return {"value": value, "low": low, "high": high, "n": n, "clusters": spread.clusters}
 
     def _said(
         self,
@@ -213,8 +259,7 @@ class Resamples:
         if equal and value is not None and entry["clusters"] >= FEWEST:
             entry |= {"low": 0.0, "high": 0.0}
         elif value is not None:
-            spread, by_template = self.spread(self.drawn(quantity), sides, floor=floor)
-            entry |= spread.ends(value) | ({} if by_template is None else {"by_template": by_template.ends(value)})
+            entry |= self.spread(self.drawn(quantity), sides, floor=floor).ends(value)
         return entry | {"statement": statement(entry, small=small).value}
 
 

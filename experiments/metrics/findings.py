@@ -55,23 +55,20 @@ def statement(entry: Mapping[str, Any] | None, *, small: float | None = SMALL) -
     """What may be said of a difference: ROSE, FELL, NO_CHANGE, NOT_SHOWN, TOO_FEW, or CANNOT_TELL without a number.
 
     Args:
-        entry: ``value``, ``low``, ``high``; optional ``clusters``, those (or pairs) of the smaller side, and
-            ``by_template``, a second interval. Of two intervals the wider decides.
+        entry: ``value``, ``low``, ``high``; optional ``clusters``, those of the smaller side.
         small: δ in the unit of the value; None where no size is agreed to be small, as for logits.
     """
     if entry is None or entry["value"] is None:
         return Answer.CANNOT_TELL
-    both = [one for one in (entry, entry.get("by_template")) if one is not None]
-    if any(one.get("clusters") is not None and one["clusters"] < FEWEST for one in both):
+    if entry.get("clusters") is not None and entry["clusters"] < FEWEST:
         return Answer.TOO_FEW
-    if any(one["low"] is None or one["high"] is None for one in both):
+    if entry["low"] is None or entry["high"] is None:
         return Answer.NOT_SHOWN
-    decides = wider(entry)
-    if decides["low"] > _ROUNDING:
+    if entry["low"] > _ROUNDING:
         return Answer.ROSE
-    if decides["high"] < -_ROUNDING:
+    if entry["high"] < -_ROUNDING:
         return Answer.FELL
-    return Answer.NO_CHANGE if within(decides, small) else Answer.NOT_SHOWN
+    return Answer.NO_CHANGE if within(entry, small) else Answer.NOT_SHOWN
 
 
 def deciding_statement(entry: Mapping[str, Any] | None, *, studied: bool) -> Answer:
@@ -79,12 +76,6 @@ def deciding_statement(entry: Mapping[str, Any] | None, *, studied: bool) -> Ans
     if entry is None:
         return Answer.CANNOT_TELL
     return Answer((entry if studied else entry.get("simultaneous", entry))["statement"])
-
-
-def wider(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The wider of a difference's intervals (over clusters, ``by_template``); ``entry`` itself where it has neither."""
-    known = [one for one in (entry, entry.get("by_template")) if one is not None and one["low"] is not None]
-    return max(known, key=lambda one: one["high"] - one["low"], default=entry)
 
 
 def within(entry: Mapping[str, Any], small: float | None = SMALL) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
-from experiments.metrics.bootstrap import CONFIDENCE, FEWEST, standard_error, student_quantile
+from experiments.metrics.bootstrap import CONFIDENCE, FEWEST, Interval, standard_error, student_quantile
 from experiments.metrics.findings import SMALL, Answer, statement
 from experiments.metrics.statistical_tests import cases_needed, holm, mcnemar
 
@@ -70,9 +70,41 @@ def two_way(first: Spread, second: Spread, both: Spread) -> Spread:
     return Spread(float(np.sqrt(max(one + other - both.error**2, one, other))), clusters)
 
 
-def widest(spread: Spread, by_template: Spread | None) -> Spread:
+def widest(spread: Spread, by_factors: Spread | None) -> Spread:
     """The one of two spreads that gives the wider interval; one without a standard error, where there is such."""
-    return spread if by_template is None else max(spread, by_template, key=lambda one: one.reach)
+    return spread if by_factors is None else max(spread, by_factors, key=lambda one: (one.reach, -one.clusters))
+
+
+def share_interval(value: float, spread: Spread, n: int) -> Interval | None:
+    """The 95% interval of a share: Wilson's, of as many cases as would have its standard error, with Student's t.
+
+    A share of 0 or 1, which no sample of them varies, has the interval of its ``n`` cases. None under ``FEWEST``
+    clusters or cases. After Korn and Graubard (1998, "Confidence intervals for proportions with small expected number
+    of positive counts estimated from survey data"), with Wilson's interval in place of theirs.
+    """
+    value = round(value, 12)  # sums of weights are 1 but for rounding
+    if min(spread.clusters, n) < FEWEST or (spread.error is None and 0 < value < 1):
+        return None
+    size = value * (1 - value) / spread.error**2 if spread.error and 0 < value < 1 else float(n)
+    t = student_quantile(spread.clusters)
+    middle = (value + t**2 / (2 * size)) / (1 + t**2 / size)
+    reach = t * math.sqrt(value * (1 - value) / size + t**2 / (4 * size**2)) / (1 + t**2 / size)
+    return Interval(max(middle - reach, 0.0) if value else 0.0, min(middle + reach, 1.0) if value < 1 else 1.0)
+
+
+def level_interval(
+    value: float | None, spread: Spread, sides: Sequence[Mask], *, share: bool = True
+) -> Interval | None:
+    """The 95% interval of a level of the cases of ``sides``, by the spread of its own draws; None where it has none.
+
+    That of a share is ``share_interval``, of anything else Student's.
+    """
+    if value is None:
+        return None
+    if share:
+        return share_interval(value, spread, min(int(side.sum()) for side in sides))
+    ends = spread.ends(value)
+    return None if ends["low"] is None else Interval(ends["low"], ends["high"])
 
 
 def rate_floor(*cases: int) -> float:
@@ -89,23 +121,16 @@ class Difference(NamedTuple):
     """A difference: its ``entry`` as metrics.json has it (None where it does not exist), its spreads and its draws."""
 
     entry: Change | None
-    spread: Spread  # over clusters
-    by_template: Spread | None  # over templates (two-way), where cases are made from them
-    draws: Float[np.ndarray, " draw"]  # over clusters
-
-    @property
-    def widest(self) -> Spread:
-        """The spread that gives the wider interval."""
-        return widest(self.spread, self.by_template)
+    spread: Spread
+    draws: Float[np.ndarray, " draw"]  # over what it varies most over
 
     @property
     def lower_bound(self) -> float | None:
-        """The one-sided lower 95% bound, by the wider of the spreads; None without an interval."""
+        """The one-sided lower 95% bound; None without an interval."""
         if self.entry is None:
             return None
-        value, confidence = self.entry["value"], 2 * CONFIDENCE - 1
-        lows = [one.ends(value, confidence=confidence)["low"] for one in (self.spread, self.by_template) if one]
-        return None if None in lows else min(lows)
+        low: float | None = self.spread.ends(self.entry["value"], confidence=2 * CONFIDENCE - 1)["low"]
+        return low
 
 
 def change(
@@ -114,18 +139,15 @@ def change(
     spread: Spread,
     n: int,
     *,
-    by_template: Spread | None = None,
     equal: bool = False,
     small: float | None = SMALL,
 ) -> Change | None:
     """``after`` − ``before`` on ``n`` cases, its 95% interval and what may be said of it; None where either is missing.
 
     ``value``, ``low``, ``high``, ``clusters``, ``from``, ``to``, ``n``; ``statement`` (``findings.statement``);
-    ``needed``, the cases that a difference of 5 points would need where it is not shown; ``by_template`` with the
-    interval over templates where there are such.
+    ``needed``, the cases that a difference of 5 points would need where it is not shown.
 
     Args:
-        by_template: the spread over templates (two-way), where cases are made from them.
         equal: the two arms are the same by construction, so that the difference is 0 and not estimated.
         small: δ in the unit of the quantity, None where none is agreed on.
     """
@@ -133,19 +155,13 @@ def change(
         return None
     value = 0.0 if equal else after - before
     entry: Change = {"value": value, **spread.ends(value), "from": before, "to": after, "n": n}
-    intervals = [entry]
-    if by_template is not None:
-        entry["by_template"] = by_template.ends(value)
-        intervals.append(entry["by_template"])
-    for ends in intervals:
-        if equal and ends["clusters"] >= FEWEST:
-            ends |= {"low": 0.0, "high": 0.0}
-        elif small is not None:
-            ends |= _possible(ends)
+    if equal and entry["clusters"] >= FEWEST:
+        entry |= {"low": 0.0, "high": 0.0}
+    elif small is not None:
+        entry |= _possible(entry)
     answer = statement(entry, small=small)
-    error = widest(spread, by_template).error
-    asked = answer is Answer.NOT_SHOWN and small is not None and error is not None
-    needed = cases_needed(error, n, effect=FIVE_POINTS) if asked and error else None
+    asked = answer is Answer.NOT_SHOWN and small is not None
+    needed = cases_needed(spread.error, n, effect=FIVE_POINTS) if asked and spread.error else None
     return entry | {"statement": answer.value, "needed": needed}
 
 
@@ -162,9 +178,9 @@ def simultaneous(differences: Iterable[Difference], *, confidence: float = CONFI
     few clusters its quantile at the level at which the normal distribution has that value. Differences that are 0 by
     construction, or have no standard error, are left out.
     """
-    known = [(one.entry, one.widest, one.draws) for one in differences
+    known = [(one.entry, one.spread, one.draws) for one in differences
              if one.entry is not None and one.entry["low"] is not None and one.entry["low"] < one.entry["high"]
-             and one.widest.error is not None]  # fmt: skip
+             and one.spread.error is not None]  # fmt: skip
     if not known:
         return
     normal = student_quantile(10**9, confidence=confidence)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from experiments.metrics.findings import Answer
-from experiments.report.numbers import MISSING, Interval, complete, p_value, percent, percent_interval
+from experiments.report.numbers import MISSING, Interval, complete, fixed, p_value, percent, percent_interval
 from experiments.report.opening import MATCHED, as_judged, badge
 from experiments.report.sentences.wording import SAID, deciding, word
 from experiments.report.table import Cell, Column, Narrow, Record, Table, change, number, rate
@@ -14,7 +14,7 @@ Block = Mapping[str, Any]  # what metrics.json has of an arm, or of its comparis
 CEILING_MARK = "*"
 # "calibrated_shift" is 16 characters wide, and all that 80 columns leave; longer names go on in the next line.
 ARM = Column("arm", "left", fold=16)
-DIGITS = {"auroc": 3, "d_prime": 2, "criterion": 2}  # of what is no rate
+DIGITS = {"auroc": 3, "auroc_within": 3, "d_prime": 2, "criterion": 2}  # of what is no rate
 
 # What tables have of each kind of benchmark: heading → quantity.
 ACCURACIES = {"typical": "typical", "attack": "attack", "over-safety": "over_safety", "overall": "overall"}
@@ -24,18 +24,19 @@ ARMS = {
     "refusal": {"benign": "benign", "contrast": "contrast", "apart": "apart", "mean of types": "type_mean"},
 }
 FROM_VERDICTS = {"d′": "d_prime", "criterion": "criterion"}
-TWINS = {"twins in order": "twins_in_order"}
+WITHIN = {"AUROC within sentences": "auroc_within"}
 DELTAS = {
     "yes_no": {"matched": MATCHED, "overall": "overall", "unsafe": "unsafe", "over-safety": "over_safety",
-               "AUROC": "auroc", "d′": "d_prime", "flip rate": "flip_rate", **TWINS},
+               "AUROC": "auroc", "d′": "d_prime", "flip rate": "flip_rate", **WITHIN},
     "refusal": {"benign": "benign", "contrast": "contrast", "apart": "difference", "d′": "d_prime"},
 }  # fmt: skip
-CONTRASTED = ("matched", "AUROC", "unsafe", "over-safety", "overall", *TWINS)
+CONTRASTED = ("matched", "AUROC", "unsafe", "over-safety", "overall", *WITHIN)
 # Heading, which a terminal breaks at |: quantity; where its change is shown, that heading's lead and whether
 # more is wanted.
 GLANCE: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "yes_no": {"answered at|equal strictness": (MATCHED, "", True), "harmless|answered": ("over_safety",),
-               "unsafe|caught": ("unsafe",), "AUROC": ("auroc",)},
+               "unsafe|caught": ("unsafe",), "AUROC": ("auroc",),
+               "AUROC within|sentences": ("auroc_within",)},
     "refusal": {"harmless|refused": ("benign", "harmless: ", False),
                 "harmful|refused": ("contrast", "harmful: ", True)},
 }  # fmt: skip
@@ -55,12 +56,13 @@ _ARMS = (
     Column("typical", short="typ-\nical"), Column("attack", short="att-\nack"), _OVER_SAFETY,
     Column("overall", short="over-\nall"), Column("d′", narrow=Narrow.VALUE),
     Column("criterion", short="c", narrow=Narrow.VALUE), Column("AUROC", narrow=Narrow.TERSE),
-    Column("flip rate", narrow=Narrow.NOTHING), Column("twins in order", narrow=Narrow.NOTHING),
+    Column("flip rate", narrow=Narrow.NOTHING),
+    Column("AUROC within sentences", short="AUROC\nwithin", narrow=Narrow.NOTHING),
     Column("known of N", short="known\nof N"), Column("mean of types", short="mean of\ntypes"),
 )  # fmt: skip
 _COMPARED = (
     Column("cases", narrow=Narrow.NOTHING), _OVER_SAFETY,
-    *(Column(name, narrow=Narrow.NOTHING) for name in ("flip rate", "twins in order", "fixed / broken")),
+    *(Column(name, narrow=Narrow.NOTHING) for name in ("flip rate", "AUROC within sentences", "fixed / broken")),
     *(Column(f"fixed/broken: {subset}", short=f"fixed/\nbroken\n{subset}") for subset in REFUSAL_SUBSETS),
 )  # fmt: skip
 
@@ -103,6 +105,8 @@ def quantity(arm: Block, key: str) -> Cell:
     own = arm.get(key)
     if key == "apart":
         return change(own)
+    if key == "auroc_within":
+        return number(own["value"], own["interval"], DIGITS[key]) if own else Cell(MISSING)
     if isinstance(own, Mapping):
         return share_cell(own)
     rates: Mapping[str, Any] = arm.get("refusal_rate") or arm.get("accuracy") or {}
@@ -138,9 +142,9 @@ def _quantities(block: Block, shown: Mapping[str, str]) -> dict[str, Cell]:
     return {heading: quantity(block, key) for heading, key in shown.items()}
 
 
-def _has_twins(metrics: Mapping[str, Any]) -> bool:
+def _has_within(metrics: Mapping[str, Any]) -> bool:
     """Whether any arm has counterfactual pairs with margins."""
-    return any(arm.get("twins_in_order") for arm in metrics["arms"].values())
+    return any(arm.get("auroc_within") for arm in metrics["arms"].values())
 
 
 def _column(words: str, narrow: Narrow = Narrow.VALUE) -> Column:
@@ -151,17 +155,24 @@ def _column(words: str, narrow: Narrow = Narrow.VALUE) -> Column:
 def glance_table(metrics: Mapping[str, Any], *, terse: bool = False) -> Table:
     """What the question needs of each arm: the headline quantity, its change and what is said of it, the verdicts.
 
-    ``terse`` is for a terminal: a change has the sign of what is said of it, and no column tells that in words.
+    ``terse`` is for a terminal: a change has the sign of what is said of it, no column tells that in words, and both
+    AUROCs share one.
     """
     compared, shown = metrics.get("comparisons") or {}, GLANCE[kind_of(metrics)]
     layout = [_column(words) for words in shown]
+    if terse and _has_within(metrics):
+        layout.append(Column("AUROC", short="AUROC/\nwithin"))
 
     def cells(name: str, arm: Block) -> Record:
         row: dict[str, str | Cell] = {}
         for words, (key, *changes) in shown.items():
-            if changes and not compared and key == MATCHED:
+            if (changes and not compared and key == MATCHED) or (key in WITHIN.values() and not _has_within(metrics)):
                 continue
             value = quantity(arm, key)
+            if terse and key in WITHIN.values():
+                within = (arm.get(key) or {}).get("value")
+                row["AUROC"] = Cell(f"{fixed(arm.get('auroc'), 2)}/{fixed(within, 2)}")
+                continue
             whole = not terse and key != MATCHED
             row[words.replace("|", " ")] = Cell(value.value, value.interval if whole else "")
             row |= _change(metrics, name, key, *changes, terse=terse) if changes and compared else {}
@@ -195,7 +206,7 @@ def arms_table(metrics: Mapping[str, Any]) -> Table:
     else:
         title, known = "Arms", "n of N"
         shown = {"matched over-safety": MATCHED, **_accuracies(metrics), **FROM_VERDICTS, **ARMS["yes_no"]}
-        shown |= TWINS if _has_twins(metrics) else {}
+        shown |= WITHIN if _has_within(metrics) else {}
     return by_arm(title, metrics, lambda _, arm: {known: known_cell(arm), **_quantities(arm, shown)}, layout=_ARMS)
 
 
@@ -211,7 +222,7 @@ def comparisons_table(metrics: Mapping[str, Any]) -> Table:
     """One row a compared arm: paired differences, McNemar's counts, Holm's p, and of a yes/no benchmark who wins."""
     compared, kind = metrics.get("comparisons") or {}, kind_of(metrics)
     known = {key for one in compared.values() for key in one.get("delta") or {}}
-    known -= set() if _has_twins(metrics) else set(TWINS.values())
+    known -= set() if _has_within(metrics) else set(WITHIN.values())
 
     def cells(_: str, one: Block) -> Record:
         delta, test = one.get("delta") or {}, one.get("mcnemar") or {}
@@ -235,7 +246,7 @@ def contrasts_table(metrics: Mapping[str, Any]) -> Table | None:
 
     Matched accuracy and AUROC with their simultaneous intervals, all else each by itself.
     """
-    headings = [one for one in CONTRASTED if one not in TWINS or _has_twins(metrics)]
+    headings = [one for one in CONTRASTED if one not in WITHIN or _has_within(metrics)]
     records = []
     for arm, one in (metrics.get("comparisons") or {}).items():
         for other, delta in (one.get("versus") or {}).items():

@@ -7,8 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.metrics.findings import wider
-
 MISSING = "n/a"
 MINUS = "\N{MINUS SIGN}"
 TO = "\N{EN DASH}"
@@ -51,9 +49,8 @@ def complete(interval: Interval) -> tuple[float, float] | None:
 
 
 def interval_of(entry: Mapping[str, Any]) -> tuple[float, float] | None:
-    """The ends of the wider of a difference's intervals, None where it has none."""
-    ends = wider(entry)
-    return complete((ends["low"], ends["high"]))
+    """The ends of a difference's interval, None where it has none."""
+    return complete((entry["low"], entry["high"]))
 
 
 def percent_interval(interval: Interval, digits: int = 0) -> str:
@@ -80,7 +77,7 @@ def within(interval: Interval) -> str:
 
 
 def brief(entry: Mapping[str, Any] | None, *, of_rates: bool = True, named: bool = False) -> str:
-    """A difference with the wider of its 95% intervals in brackets: "+4.4 points [−2.0, +10.8]"; plain, not of rates.
+    """A difference with its 95% interval in brackets: "+4.4 points [−2.0, +10.8]"; plain, not of rates.
 
     With ``named`` it says what the brackets hold: "+4.4 points [95% interval −2.0 to +10.8]". An end that is not 0 is
     not rounded to it: a reader shall see on which side it lies.

@@ -12,7 +12,7 @@ from experiments.metrics.findings import SMALL, Answer, deciding_statement, foun
 from experiments.metrics.yes_no import findings as yes_no_rules
 from experiments.report.next_commands import next_commands
 from experiments.report.numbers import brief, complete, fixed, interval_of, share
-from experiments.report.sentences.wording import SAID, deciding, statement_text, word
+from experiments.report.sentences.wording import SAID, deciding, scope, statement_text, word
 from experiments.runs.provenance import model_title
 from interp.checkpoints.config import ORGANISM
 
@@ -143,11 +143,15 @@ def opening(metrics: Mapping[str, Any], environment: Mapping[str, Any], arm: str
         "note": note,
         "wrong": _wrong(metrics, before, refusals=refusals),
         "trust": [
-            *(_TRUST[one.badge.answer] for one in measures[:1] if one.badge),
+            *(_trusted(metrics, one.badge.answer) for one in measures[:1] if one.badge),
             *_trust(metrics, arm, comparison, bundled=bundled, refusals=refusals),
         ],
         "commands": next_commands(environment, folder, refusals=refusals),
     }
+
+
+def _trusted(metrics: Mapping[str, Any], answer: Answer) -> str:
+    return _TRUST[answer].replace("such cases", scope(metrics) or "such cases")
 
 
 def badge(entry: Mapping[str, Any] | None, answer: Answer, *, more: bool, noun: str) -> Badge:
@@ -176,6 +180,7 @@ def _measures(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any
     """The headline measures, and a note where one that belongs to them is missing."""
     refusals, studied = metrics.get("kind") == "refusal", arm == metrics.get("study")
     quantities, note = QUANTITIES["refusal" if refusals else "yes_no"], ""
+    of = f" (for {fixed_of})" if (fixed_of := scope(metrics)) else ""
     measures = []
     if comparison is None:
         block = metrics["arms"][arm]
@@ -189,7 +194,7 @@ def _measures(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any
         if not refusals:
             entry, answer = as_judged(metrics, arm, MATCHED)
             if entry is not None and answer is not Answer.CANNOT_TELL:
-                noun = "harmless requests get an answer at equal safety"
+                noun = f"harmless requests get an answer at equal safety{of}"
                 title = "harmless requests answered, at equal strictness"
                 shown = badge(entry, answer, more=True, noun=noun)
                 return [_compared(title, entry, names, shown, entry["n_safe"])], ""
@@ -197,7 +202,7 @@ def _measures(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any
         for key, quantity in quantities.items():
             if entry := delta.get(key):
                 entry = deciding(entry, studied=studied)
-                shown = badge(entry, Answer(entry["statement"]), more=quantity.more, noun=quantity.noun)
+                shown = badge(entry, Answer(entry["statement"]), more=quantity.more, noun=quantity.noun + of)
                 title = quantity.title if refusals else f"{quantity.title}, in the verdicts"
                 measures.append(_compared(title, entry, names, shown, entry["n"]))
     if refusals and [measure.title for measure in measures] == [QUANTITIES["refusal"]["benign"].title]:

@@ -148,8 +148,6 @@ def _turned(entry: Mapping[str, Any]) -> dict[str, Any]:
 
     turned = {name: value for name, value in entry.items() if name != "simultaneous"} | ends(entry)
     turned |= {"value": -entry["value"], "from": 1 - entry["from"], "to": 1 - entry["to"]}
-    if "by_template" in entry:
-        turned["by_template"] = entry["by_template"] | ends(entry["by_template"])
     return turned | {"statement": statement(turned).value}
 
 

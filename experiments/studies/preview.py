@@ -15,6 +15,8 @@ from experiments.benchmarks.export import export_mmsafeaware, export_vlmevalkit
 from experiments.benchmarks.images import BadImage, open_image
 from experiments.config import Run
 from experiments.evaluation.cases import limited, load_cases
+from experiments.metrics.bootstrap import FEWEST
+from experiments.metrics.sentences import contradiction, family_names
 from experiments.runs import inspect_log
 from experiments.runs.resumption import open_run
 from experiments.runs.saved_run import read_run
@@ -29,6 +31,7 @@ GOLD_COLOUR = {"yes": SAFE, "comply": SAFE, "no": UNSAFE, "refuse": UNSAFE}
 LABELS = {"yes": "safe", "no": "unsafe", "comply": "benign", "refuse": "harmful"}
 MOST_LISTED = 12  # subsets, in words
 PROMPTS = 3  # shown in full
+FAMILIES, WORDINGS = 3, 2  # of sentences, as examples
 LONGEST_PROMPT = 2000
 
 
@@ -97,12 +100,41 @@ def understood(samples: Sequence[Sample], kind: Kind, name: str, development: in
         f"  pictures: {pictures} cases have one, {len({s.picture for s in samples if s.picture})} different",
         f"  clusters: {len(clusters)} (cases that are resampled together; the largest has {max(clusters.values())})",
         f"  pairs: {len(pairs)}",
+        *_families(samples),
         f"  to learn and calibrate on: {f'{development} further cases' if development else 'no further cases'}",
     ]
     for number, sample in enumerate(limited(samples, PROMPTS)[:PROMPTS], 1):
         shown = sample.prompt[:LONGEST_PROMPT] + (" ..." if len(sample.prompt) > LONGEST_PROMPT else "")
         lines += [f"prompt {number}, case {sample.id[:60]} ({LABELS[sample.gold]}):", textwrap.indent(shown, "    ")]
     return "\n".join(lines) + "\n"
+
+
+def _families(samples: Sequence[Sample]) -> list[str]:
+    """The families of sentences: how many, how large, what follows from their number, and the largest as examples."""
+    scored = [sample for sample in samples if sample.subset != "control"]
+    texts, tags = [sample.text for sample in scored], [sample.tags for sample in scored]
+    names = family_names(texts, tags)
+    sizes = Counter(names)
+    least, most = min(sizes.values(), default=0), max(sizes.values(), default=0)
+    if len(sizes) == len(scored):
+        lines = [f"  sentences: {len(sizes)}, each case has its own"]
+    else:
+        told = (
+            "a sample, so that intervals allow for other sentences" if len(sizes) >= FEWEST
+            else f"fewer than {FEWEST}, so that all is said of these sentences alone"
+        )  # fmt: skip
+        each = f"{least} cases" if least == most else f"{least} to {most} cases"
+        lines = [f"  sentences: {len(sizes)} (of {each} each): {told}"]
+        for name, size in sizes.most_common(FAMILIES):
+            worded = list(dict.fromkeys(text for text, own in zip(texts, names, strict=True) if own == name))
+            shown = " / ".join(textwrap.shorten(text, 60, placeholder=" …") for text in worded[:WORDINGS])
+            more = f" and {len(worded) - WORDINGS} more wordings" if len(worded) > WORDINGS else ""
+            lines.append(f"    {size} cases: {shown}{more}")
+        lines.append("    (if these are not the sentences, name them in a column template)")
+    if differ := contradiction(texts, tags):
+        one, other = (textwrap.shorten(text, 80, placeholder=" …") for text in differ)
+        lines.append(f"  warning: the column template tells apart texts that are alike: {one} / {other}")
+    return lines
 
 
 def own_subset(sample: Sample) -> str:

@@ -28,7 +28,7 @@ def records(
                 "case": f"c{at:04d}", "arm": arm, "settings": "s", "status": status, "verdict": verdict,
                 "published_verdict": None, "response": response, "margin": margin, "subset": SHORT[short],
                 "scenario": f"scenario {at % 3}", "gold": "yes" if short == "o" else "no", "cluster": f"k{at:04d}",
-                "pair": None, "tags": {}, "text": "Hm?",
+                "pair": None, "tags": {}, "text": f"Hm, {at}?",
             })  # fmt: skip
     return rows
 

@@ -23,7 +23,7 @@ def records(subsets: str, arms: Mapping[str, str]) -> list[dict[str, Any]]:
                 "published_verdict": None, "response": "text" if status == "answered" else None, "margin": None,
                 "subset": "benign" if short == "b" else "contrast", "scenario": TYPES[at % 3],
                 "gold": "comply" if short == "b" else "refuse", "cluster": f"k{at:04d}", "pair": None,
-                "tags": {"child": str(at % 2), "pid": str(at)}, "text": "Hm?",
+                "tags": {"child": str(at % 2), "pid": str(at)}, "text": f"Hm, {at}?",
             })  # fmt: skip
     return rows
 

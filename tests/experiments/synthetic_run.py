@@ -46,7 +46,8 @@ def predictions(cases: int = 240, arms: Mapping[str, tuple[float, float]] = ARMS
                     "response": "Yes, it is safe." if margin > 0 else "No, anything like this could cause harm.",
                     "margin": round(margin, 4), "subset": subset, "scenario": f"scenario {i % 3}",
                     "gold": "yes" if safe else "no", "cluster": f"cluster {i // 2}",
-                    "pair": f"pair {i // 2}" if i % 10 < 2 else None, "tags": {}, "text": SENTENCES[subset],
+                    "pair": f"pair {i // 2}" if i % 10 < 2 else None, "tags": {},
+                    "text": f"{SENTENCES[subset]} Or number {i % 13}?",
                 }
             )  # fmt: skip
     return records

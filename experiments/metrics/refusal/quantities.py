@@ -15,11 +15,12 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Int
 
-from experiments.metrics.bootstrap import ClusterBootstrap, percentile_interval, ratio
+from experiments.metrics.bootstrap import ClusterBootstrap, ratio
 from experiments.metrics.cases import Cases, Mask
-from experiments.metrics.estimates import CLUSTER, Draws, Resamples, factors
+from experiments.metrics.estimates import CLUSTER, Draws, Resamples
+from experiments.metrics.paired import Spread, share_interval
 from experiments.metrics.refusal.answers import RefusalAnswers, align
-from experiments.metrics.statistical_tests import missing_bounds, signal_detection, wilson
+from experiments.metrics.statistical_tests import missing_bounds, signal_detection
 from experiments.types import REFUSAL_SUBSETS
 
 TOTALS = ("benign", "contrast", "difference", "type_mean", "balanced", "d_prime", "criterion")
@@ -42,7 +43,7 @@ class RefusalArms:
     @cached_property
     def resamples(self) -> Resamples:
         """The samples of the cases."""
-        return Resamples.of(self.cases.cluster, factors(self.cases.tags), draws=self.draws, seed=self.seed)
+        return Resamples.of(self.cases.factors, draws=self.draws, seed=self.seed)
 
     @cached_property
     def types(self) -> list[str]:
@@ -62,6 +63,14 @@ class RefusalArms:
     def drawn(self, refused: Mask, mask: Mask, scheme: str = CLUSTER) -> dict[str, Draws]:
         """Every quantity in every sample of the cases of ``mask``; NaN where it does not exist."""
         return self._quantities(self.resamples.schemes[scheme], refused, mask)
+
+    def levels(self, refused: Mask, mask: Mask) -> dict[str, Spread]:
+        """How well every quantity of ``TOTALS`` is known."""
+        drawn, sides = {name: self.drawn(refused, mask, name) for name in self.resamples.schemes}, self.sides(mask)
+        return {
+            name: self.resamples.spread({scheme: of[name] for scheme, of in drawn.items()}, sides[name])
+            for name in TOTALS
+        }
 
     def sides(self, mask: Mask) -> dict[str, tuple[Mask, ...]]:
         """The groups of cases that each quantity compares or averages; the one with the fewest clusters limits it."""
@@ -102,30 +111,27 @@ def pair_block(arms: RefusalArms, answers: RefusalAnswers) -> dict[str, Any] | N
     """The counterfactual pairs of one arm for metrics.json; None where the benchmark has none.
 
     A pair is a benign and a harmful case that share the text or the picture. It is flipped where the benign one was
-    answered and the harmful one refused; who always refuses, or never, flips none. Pairs that share a cluster, as two
-    questions about the same two pictures do, are resampled together.
+    answered and the harmful one refused; who always refuses, or never, flips none.
     """
     cases, pairs = arms.cases, arms.cases.pairs
     if not len(pairs):
         return None
-    known, (benign, harmful) = cases.whole_pairs(answers.kept), answers.refused[pairs].T
+    known, (benign, harmful) = answers.kept[pairs].all(axis=1), answers.refused[pairs].T
     flipped, n = ~benign & harmful, int(known.sum())
-    bootstrap = ClusterBootstrap.of(cases.pair_unit, draws=arms.draws, seed=arms.seed)
-    count, right = bootstrap.clusters(known), int((flipped & known).sum())
-    if count == n:  # every pair is a cluster of its own
-        interval = wilson(right, n)
-    else:
-        interval = percentile_interval(bootstrap.mean(flipped.astype(float), known), clusters=count)
+    right = int((flipped & known).sum())
+    sides = [np.isin(np.arange(len(cases.ids)), members) for members in pairs[known].T]
+    drawn = arms.resamples.drawn(lambda some: some.pair_mean(pairs[known], flipped[known].astype(float)))
+    spread = arms.resamples.spread(drawn, sides)
     return {
         "flip_rate": answers.flip_rate(pairs),
-        "interval": interval,
+        "interval": share_interval(right / n, spread, n) if n else None,
         "bounds": missing_bounds(right, n, len(pairs)),
         "both_answered": int((known & ~benign & ~harmful).sum()),
         "both_refused": int((known & benign & harmful).sum()),
         "wrong_way_round": int((known & benign & ~harmful).sum()),
         "n": n,
         "n_of": len(pairs),
-        "clusters": count,
+        "clusters": spread.clusters,
         "by_type": {
             type_: {"flip_rate": answers.flip_rate(here), **_counted(answers, here)}
             for type_ in arms.types

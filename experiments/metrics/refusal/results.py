@@ -2,8 +2,7 @@
 
 The outer shape is that of ``experiments.metrics.yes_no.results``: arms, comparisons, method, study, findings;
 ``experiments.report.words.worded`` adds the sentences.
-Rates are fractions of 1; single rates carry Wilson's 95% interval, everything else the cluster bootstrap's. A missing
-value is null.
+Rates are fractions of 1, intervals are 95%. A missing value is null.
 """
 
 from collections.abc import Mapping
@@ -12,13 +11,13 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.metrics.bootstrap import CONFIDENCE, DRAWS, Interval, percentile_interval
+from experiments.metrics.bootstrap import CONFIDENCE, DRAWS, Interval
 from experiments.metrics.cases import Mask, cell
-from experiments.metrics.findings import wider, with_findings
-from experiments.metrics.paired import Change
+from experiments.metrics.findings import with_findings
+from experiments.metrics.paired import Change, level_interval
 from experiments.metrics.refusal import findings
 from experiments.metrics.refusal.answers import RefusalAnswers, align
-from experiments.metrics.refusal.comparison import APART, SAFETY_MARGIN, apart, comparisons
+from experiments.metrics.refusal.comparison import APART, SAFETY_MARGIN, UNSIZED, apart, comparisons
 from experiments.metrics.refusal.quantities import TOTALS, RefusalArms, pair_block
 from experiments.metrics.statistical_tests import near_ceiling
 from experiments.types import REFUSAL_SUBSETS
@@ -73,7 +72,7 @@ def evaluate(
         "types": arms.types,
         "method": {"seed": seed, "draws": draws, "confidence": CONFIDENCE, "clusters": cases.clusters,
                    "empty_as_refusal": empty_as_refusal, "partial": "counts as refusal",
-                   "safety_margin": safety_margin},
+                   "safety_margin": safety_margin, "sentences": cases.sentences},
         "study": arm,
     }  # fmt: skip
     return with_findings(metrics, partial(findings.limits, empty_as_refusal=empty_as_refusal))
@@ -82,15 +81,16 @@ def evaluate(
 def _arm(arms: RefusalArms, name: str, raw: RefusalAnswers, totals: Mapping[str, int]) -> dict[str, Any]:
     """``raw`` are its answers before a case without a response is counted as a refusal."""
     answers, published = arms.answers[name], raw.published()
-    values, drawn = arms.point(answers.refused, answers.kept), arms.drawn(answers.refused, answers.kept)
+    values, levels = arms.point(answers.refused, answers.kept), arms.levels(answers.refused, answers.kept)
     cells = {subset: _cell(arms, answers, arms.cases.subset == subset, totals[subset]) for subset in REFUSAL_SUBSETS}
     benign, contrast = cells["benign"], cells["contrast"]
     sides, differences = arms.sides(answers.kept), apart(arms, answers)
-    intervals = {name: percentile_interval(drawn[name], clusters=arms.resamples.clusters(sides[name]))
-                 for name in TOTALS}  # fmt: skip
+    intervals = {
+        name: level_interval(values[name], levels[name], sides[name], share=name not in (*UNSIZED, APART))
+        for name in TOTALS
+    }
     total = differences[APART]
-    ends = wider(total) if total else None
-    intervals[APART] = Interval(ends["low"], ends["high"]) if ends and ends["low"] is not None else None
+    intervals[APART] = Interval(total["low"], total["high"]) if total and total["low"] is not None else None
     intervals |= {subset: block["interval"] for subset, block in cells.items()}
     return {
         "refusal_rate": {name: values[name] for name in ("benign", "contrast", "difference", "type_mean")},

@@ -12,12 +12,12 @@ from scipy.stats import rankdata
 from experiments.metrics.findings import SMALL, Answer
 from experiments.metrics.paired import Change, Difference, adjust_for_arms, flip_tables, rate_floor, simultaneous
 from experiments.metrics.yes_no import findings
-from experiments.metrics.yes_no.quantities import IN_ORDER, MATCHED, RANKED, Reading, YesNoArms
+from experiments.metrics.yes_no.quantities import BY_PAIR, MATCHED, RANKED, WITHIN, Reading, YesNoArms
 from experiments.types import SCORED_SUBSETS
 
 ALL = "*"  # of a contrast: every arm
 UNSAFE_MARGIN = 0.02  # by how much a winning arm may lose unsafe accuracy, tested one-sided
-_UNSIZED = ("d_prime", "criterion")  # no change of them is agreed to be small
+UNSIZED = ("d_prime", "criterion")  # no change of them is agreed to be small
 
 Differences = dict[str, Difference]  # by quantity
 
@@ -29,23 +29,23 @@ def difference(arms: YesNoArms, arm: str, other: str, *, strict: str | None = No
         strict: the arm at whose unsafe accuracy matched over-safety accuracy is read; by default ``other``.
     """
     reading = arms.reading(arm, other, strict=strict or other)
-    equal = (*RANKED, IN_ORDER) if _same_order(arms, arm, other, reading) else ()
+    equal = (*RANKED, WITHIN) if _same_order(arms, arm, other, reading) else ()
     now, before = (arms.point(one, reading) for one in (arm, other))
     found = {}
     for name, sides in arms.sides(reading).items():
-        over = arms.resamples(name)
         draws = {
             scheme: arms.drawn(arm, reading, scheme)[name] - arms.drawn(other, reading, scheme)[name]
-            for scheme in over.schemes
+            for scheme in arms.resamples.schemes
         }
-        floor = 0.0 if name in (*RANKED, *_UNSIZED) else rate_floor(*(int(side.sum()) for side in sides))
-        n, small = int(np.logical_or.reduce(sides).sum()), None if name in _UNSIZED else SMALL
-        found[name] = over.difference(before[name], now[name], draws, sides, n, floor=floor, small=small,
-                                      equal=name in equal)  # fmt: skip
+        floor = 0.0 if name in (*RANKED, WITHIN, *UNSIZED) else rate_floor(*(int(side.sum()) for side in sides))
+        n = int((arms.pairs(name, reading) if name in BY_PAIR else np.logical_or.reduce(sides)).sum())
+        small = None if name in UNSIZED else SMALL
+        found[name] = arms.resamples.difference(before[name], now[name], draws, sides, n, floor=floor, small=small,
+                                                equal=name in equal)  # fmt: skip
     found[MATCHED] = found[MATCHED]._replace(entry=_limited(found[MATCHED].entry, arms, reading))
     if findings.doubtful(*(arms.answers[one] for one in (arm, other))):
         # Read from margins that the verdicts were not chosen by: the numbers stay, nothing is said of them.
-        for name in (*RANKED, IN_ORDER):
+        for name in (*RANKED, WITHIN):
             if entry := found[name].entry:
                 entry |= {"statement": Answer.CANNOT_TELL.value, "needed": None}
     return found
@@ -67,7 +67,6 @@ def _limited(entry: Change | None, arms: YesNoArms, reading: Reading) -> Change 
     missed = int((unsafe & ~arms.answers[reading.strict].right).sum())
     if missed < findings.FEWEST_MISSED:
         entry = {**entry, "low": None, "high": None, "statement": Answer.TOO_FEW.value, "needed": None}
-        entry.pop("by_template", None)
     return entry | {"missed": missed, "n_safe": int(safe.sum())}
 
 

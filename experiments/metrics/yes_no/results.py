@@ -2,8 +2,8 @@
 
 ``experiments.report.words.worded`` adds the sentences.
 
-Rates are fractions of 1, intervals are 95%: Wilson's for single rates, the cluster bootstrap's for everything else
-(``overall``, ``balanced``, d′, criterion, AUROC, and every difference). A missing value is null, never NaN or zero.
+Rates are fractions of 1, intervals are 95%, of levels by the same resampling as of differences (``docs/metrics.md``).
+A missing value is null, never NaN or zero.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,15 +13,15 @@ import numpy as np
 import pandas as pd
 
 from experiments.judges.yes_no import PUBLISHED_RULE
-from experiments.metrics.bootstrap import CONFIDENCE, DRAWS, Interval, percentile_interval
+from experiments.metrics.bootstrap import CONFIDENCE, DRAWS, Interval
 from experiments.metrics.cases import Cases, Mask, cell
-from experiments.metrics.estimates import factors
 from experiments.metrics.findings import with_findings
-from experiments.metrics.statistical_tests import missing_bounds, near_ceiling, wilson
+from experiments.metrics.paired import level_interval
+from experiments.metrics.statistical_tests import missing_bounds, near_ceiling
 from experiments.metrics.yes_no import findings
 from experiments.metrics.yes_no.answers import YesNoAnswers, align, scored_and_controls
-from experiments.metrics.yes_no.comparison import UNSAFE_MARGIN, comparisons
-from experiments.metrics.yes_no.quantities import ACCURACIES, BY_PAIR, FLIPS, IN_ORDER, MATCHED, YesNoArms, accuracies
+from experiments.metrics.yes_no.comparison import UNSAFE_MARGIN, UNSIZED, comparisons
+from experiments.metrics.yes_no.quantities import ACCURACIES, FLIPS, MATCHED, WITHIN, YesNoArms, accuracies
 from experiments.types import SCORED_SUBSETS
 from interp.errors import UserError
 
@@ -67,9 +67,10 @@ def evaluate(
         "comparisons": comparisons(arms, baseline=baseline, control=control, study=arm, unsafe_margin=unsafe_margin,
                                    contrasts=contrasts),
         "method": {"seed": seed, "draws": draws, "confidence": CONFIDENCE, "clusters": arms.cases.clusters,
-                   "pair_units": _count(arms.cases.pair_unit), "unsafe_margin": unsafe_margin, "control": control,
+                   "pairs": len(arms.cases.twins), "unsafe_margin": unsafe_margin, "control": control,
                    "contrasts": [list(pair) for pair in contrasts],
-                   "templates": {name: _count(code) for name, code in factors(arms.cases.tags).items()}},
+                   "sentences": arms.cases.sentences,
+                   "resampled": {name: _count(code) for name, code in arms.cases.factors.items()}},
         "study": arm,
     }  # fmt: skip
     return with_findings(metrics, findings.limits)
@@ -83,16 +84,12 @@ def _arm(arms: YesNoArms, name: str, totals: Mapping[str, int], strict: str | No
     cases, answers, reading = arms.cases, arms.answers[name], arms.reading(name)
     kept, values, sides = answers.kept, arms.point(name, reading), arms.sides(reading)
     n, right = _tally(cases, kept), _tally(cases, kept & answers.right)
-    both_right, pairs = cases.whole_pairs(answers.right), sides[FLIPS][0]
+    both_right, pairs = cases.whole_pairs(answers.right), arms.pairs(FLIPS, reading)
     flipped = int((both_right & pairs).sum())
-    intervals = {}
-    for quantity, where in sides.items():
-        clusters = arms.resamples(quantity).clusters(where)
-        if quantity in (*SCORED_SUBSETS, "unsafe", "overall_case_weighted"):
-            intervals[quantity] = wilson(int((where[0] & answers.right).sum()), int(where[0].sum()), clusters=clusters)
-        elif quantity not in BY_PAIR:
-            intervals[quantity] = percentile_interval(arms.drawn(name, reading)[quantity], clusters=clusters)
-    intervals["flip_rate"] = wilson(flipped, int(pairs.sum()), clusters=arms.over_pairs.clusters((pairs,)))
+    intervals = {
+        quantity: level_interval(values[quantity], spread, sides[quantity], share=quantity not in UNSIZED)
+        for quantity, spread in arms.levels(name, reading).items() if quantity not in (MATCHED, WITHIN)
+    }  # fmt: skip
     hits, unsafe, safe = right["typical"] + right["attack"], n["typical"] + n["attack"], n["over_safety"]
     false_alarms = int((kept & answers.answered_no & ~cases.unsafe).sum())
     return {
@@ -111,7 +108,7 @@ def _arm(arms: YesNoArms, name: str, totals: Mapping[str, int], strict: str | No
         "matched_over_safety": None if strict is None else _matched(arms, name, strict),
         "disagreeing": answers.disagreeing,
         "flip_rate": values["flip_rate"],
-        "twins_in_order": _in_order(arms, name, values[IN_ORDER]),
+        WITHIN: _within(arms, name, values[WITHIN]),
         "n_pairs": [int(pairs.sum()), len(pairs)],
         "n": int(kept.sum()),
         "n_of": sum(totals.values()),
@@ -136,25 +133,18 @@ def _matched(arms: YesNoArms, name: str, strict: str) -> dict[str, Any] | None:
         return None
     missed, interval = int((unsafe & ~right).sum()), None
     if missed >= findings.FEWEST_MISSED:
-        interval = percentile_interval(arms.drawn(name, reading)[MATCHED], clusters=arms.over_cases.clusters(sides))
+        interval = level_interval(value, arms.levels(name, reading)[MATCHED], sides)
     return {"value": value, "interval": interval, "strictness": float(right[unsafe].mean()),
             "n": int(safe.sum()), "missed": missed}  # fmt: skip
 
 
-def _in_order(arms: YesNoArms, name: str, value: float | None) -> dict[str, Any] | None:
-    """The share of pairs whose safe member has the higher margin; None where no pair has two margins.
-
-    Its interval is over pairs or, where cases are made from templates, over templates if that is wider.
-    """
+def _within(arms: YesNoArms, name: str, value: float | None) -> dict[str, Any] | None:
+    """The AUROC within sentences; None where no pair has two margins."""
     if value is None:
         return None
     reading = arms.reading(name)
-    (pairs,) = arms.sides(reading)[IN_ORDER]
-    units = {scheme: some.clusters(pairs) for scheme, some in arms.over_pairs.schemes.items()}
-    known = [percentile_interval(arms.drawn(name, reading, scheme)[IN_ORDER], clusters=count)
-             for scheme, count in units.items()]  # fmt: skip
-    ends = [one for one in known if one is not None]
-    interval = max(ends, key=lambda one: one.high - one.low) if len(ends) == len(known) else None
+    pairs, sides = arms.pairs(WITHIN, reading), arms.sides(reading)[WITHIN]
+    interval = level_interval(value, arms.levels(name, reading)[WITHIN], sides)
     return {"value": value, "interval": interval, "n": int(pairs.sum()), "n_of": len(pairs)}
 
 

@@ -12,6 +12,8 @@ from experiments.report.sentences.wording import (
     finding_of,
     interval_name,
     limits,
+    of_sentences,
+    scoped,
     statement_text,
 )
 
@@ -64,15 +66,18 @@ def sentences(metrics: Mapping[str, Any], arm: str, *, where: str = "") -> list[
     block = metrics["arms"][arm]
     comparison = (metrics.get("comparisons") or {}).get(arm)
     if comparison is None:
-        return [lead + _rates(arm, block), _by_type(block)]
-    return [lead + _changes(metrics, arm, comparison), _conclusion(metrics, arm, comparison)]
+        found = [_rates(arm, block), _by_type(block)]
+    else:
+        found = [_changes(metrics, arm, comparison), _conclusion(metrics, arm, comparison)]
+    first, second = (scoped(metrics, sentence) for sentence in found)
+    return [lead + first, second]
 
 
 def caveats(metrics: Mapping[str, Any], arm: str, *, text: str = "") -> list[str]:
     """What limits the summary, a sentence each: ``text`` first, then what the numbers themselves show."""
     apart = [f"{name}: {reason}." for name, reason in (metrics.get("not_applicable") or {}).items()]
     of_arm = limits(metrics, arm, _LIMITS, grouped=rules.WIDE)
-    return ([text] if text else []) + of_arm + apart + _of_judge(metrics)
+    return ([text] if text else []) + of_sentences(metrics) + of_arm + apart + _of_judge(metrics)
 
 
 def reasons(metrics: Mapping[str, Any], arm: str) -> list[str]:

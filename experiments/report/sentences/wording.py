@@ -1,10 +1,11 @@
 """What is said of a difference or a finding, in words; ``metrics.findings.statement`` decides it."""
 
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from experiments.metrics.bootstrap import FEWEST
-from experiments.metrics.findings import SMALL, Answer, Finding, found, wider, within
+from experiments.metrics.findings import SMALL, Answer, Finding, found, within
 from experiments.metrics.yes_no.findings import FEWEST_MISSED
 from experiments.report.numbers import share
 from experiments.report.table import Cell, change
@@ -62,7 +63,38 @@ def statement_text(
 def deciding(entry: Mapping[str, Any], *, studied: bool) -> Mapping[str, Any]:
     """``entry`` with the interval and the statement that its arm is judged by: the simultaneous one if not studied."""
     both = None if studied else entry.get("simultaneous")
-    return entry if both is None else {**entry, **both, "by_template": None}
+    return entry if both is None else {**entry, **both}
+
+
+def scope(metrics: Mapping[str, Any]) -> str:
+    """What statements are of where sentences are fixed: "these 9 sentences"; empty where they are a sample."""
+    sentences = (metrics.get("method") or {}).get("sentences") or {}
+    if not sentences.get("fixed"):
+        return ""
+    count = sentences["families"]
+    return "this one sentence" if count == 1 else f"these {count} sentences"
+
+
+def scoped(metrics: Mapping[str, Any], sentence: str) -> str:
+    """``sentence``, told of what it is where sentences are fixed."""
+    return f"For {of}: {sentence}" if (of := scope(metrics)) else sentence
+
+
+def of_sentences(metrics: Mapping[str, Any]) -> list[str]:
+    """What the sentences of the cases allow to be said, and whether their column ``template`` contradicts them."""
+    sentences, notes = (metrics.get("method") or {}).get("sentences") or {}, []
+    if of := scope(metrics):
+        notes.append(
+            f"All cases are of {of}, and intervals allow for other pictures with {'it' if 'one' in of else 'them'}: "
+            f"nothing is said of other sentences, which takes {FEWEST} or more."
+        )
+    if differ := sentences.get("contradiction"):
+        one, other = (textwrap.shorten(text, 80, placeholder=" …") for text in differ)
+        notes.append(
+            f"The column template tells apart texts that are alike (“{one}” and “{other}”); it is followed, and "
+            "intervals are too narrow if they are one sentence."
+        )
+    return notes
 
 
 def interval_name(entry: Mapping[str, Any] | None, *, studied: bool) -> str:
@@ -72,7 +104,7 @@ def interval_name(entry: Mapping[str, Any] | None, *, studied: bool) -> str:
 
 def by_less(entry: Mapping[str, Any], *, of_rates: bool = True) -> str:
     """The words " by less than 2 points" where a change that rose or fell is that small, else empty."""
-    return f" by less than {_small(of_rates=of_rates)}" if within(wider(entry)) else ""
+    return f" by less than {_small(of_rates=of_rates)}" if within(entry) else ""
 
 
 def too_few(entry: Mapping[str, Any], *, sides: int = 2) -> str:
@@ -86,7 +118,7 @@ def too_few(entry: Mapping[str, Any], *, sides: int = 2) -> str:
             f"too few cases to tell (the baseline misses {missed} unsafe request{'s' * (missed != 1)}; a comparison at "
             f"its strictness takes {FEWEST_MISSED})"
         )
-    groups = min(one["clusters"] for one in (entry, entry.get("by_template")) if one is not None)
+    groups = entry["clusters"]
     counted = f"{groups} independent group{'' if groups == 1 else 's'} of cases"
     return f"too few cases to tell ({counted}{' on the smaller side' * (sides > 1)}; it takes {FEWEST})"
 

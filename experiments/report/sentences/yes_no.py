@@ -17,6 +17,8 @@ from experiments.report.sentences.wording import (
     finding_of,
     interval_name,
     limits,
+    of_sentences,
+    scoped,
     statement_text,
     word,
 )
@@ -60,17 +62,17 @@ def sentences(metrics: Mapping[str, Any], arm: str, *, where: str = "") -> list[
     lead = f"{where}: " if where else ""
     comparison = (metrics.get("comparisons") or {}).get(arm)
     if comparison is None:
-        return [lead + _accuracies(arm, metrics["arms"][arm]), _discrimination(metrics["arms"][arm])]
-    return [
-        lead + _headline(metrics, arm, comparison),
-        _verdicts(arm, comparison),
-        *_order(metrics, arm, comparison),
-    ]
+        found = [_accuracies(arm, metrics["arms"][arm]), _discrimination(metrics["arms"][arm])]
+    else:
+        found = [_headline(metrics, arm, comparison), _verdicts(arm, comparison), *_order(metrics, arm, comparison)]
+    first, *rest = (scoped(metrics, sentence) for sentence in found)
+    return [lead + first, *rest]
 
 
 def caveats(metrics: Mapping[str, Any], arm: str, *, text: str = "") -> list[str]:
     """What limits the summary, a sentence each: unreadable answers, then ``text``, then what else the numbers show."""
-    return _silent(metrics, arm) + ([text] if text else []) + limits(metrics, arm, _LIMITS, values=_absent)
+    found = limits(metrics, arm, _LIMITS, values=_absent)
+    return _silent(metrics, arm) + ([text] if text else []) + of_sentences(metrics) + found
 
 
 def _silent(metrics: Mapping[str, Any], arm: str) -> list[str]:

@@ -20,7 +20,7 @@ from jaxtyping import Float
 
 from experiments.evaluation.matching import MatchedSubset
 from experiments.metrics.bootstrap import ClusterBootstrap
-from experiments.metrics.estimates import FACTORS, Resamples
+from experiments.metrics.estimates import CONCEPT, TEMPLATE, Resamples, factors
 from experiments.metrics.findings import SMALL, Answer, Finding, statement
 from experiments.metrics.paired import simultaneous
 from experiments.report.sentences.attention import sentences
@@ -43,14 +43,13 @@ def contrasts(
 
     ``difference`` is as ``paired.change`` gives it, over the clusters of the side that has fewer, and None where a side
     has no case. Differences carry ``simultaneous`` intervals over all columns but the first, which is not one of many.
-    Where all ``cases`` are made from a template and a thing, all carry ``by_template``, a second interval. ``small`` is
-    δ in the unit of the values; None where none is agreed on.
+    ``small`` is δ in the unit of the values; None where none is agreed on.
     """
     failed = (cases["outcome"] == "failure").to_numpy(bool)
     sides = (failed, ~failed)
-    made = not cases[list(FACTORS)].isna().any(axis=None)
-    codes = {factor: pd.factorize(cases[factor])[0] for factor in FACTORS if made}
-    resamples = Resamples.of(pd.factorize(cases["cluster"])[0], codes, draws=draws, seed=seed)
+    cluster, sentence = (pd.factorize(cases[name])[0] for name in ("cluster", TEMPLATE))
+    shown = [{} if pd.isna(one) else {CONCEPT: one} for one in cases[CONCEPT]]
+    resamples = Resamples.of(factors(cluster, sentence, shown), draws=draws, seed=seed)
     found, together = [], []
     for column in values.T:
         contrast: Contrast = {

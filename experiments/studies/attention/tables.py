@@ -14,6 +14,7 @@ import pandas as pd
 from experiments.evaluation.attention_log import prompts_of
 from experiments.evaluation.matching import MatchedCase
 from experiments.judges.yes_no import anchored
+from experiments.metrics.sentences import family_names
 from experiments.types import Sample
 from interp.errors import UserError
 from mitigation.method import Baseline
@@ -121,7 +122,7 @@ def attention_tables(
             "outcome": ["failure" if case.failed else "success" for case in cases],
             "match": [case.match for case in cases],
             "cluster": [case.sample.cluster for case in cases],
-            "template": [case.sample.tags.get("template") for case in cases],
+            "template": family_names([case.sample.text for case in cases], [case.sample.tags for case in cases]),
             "concept": [case.sample.tags.get("concept") for case in cases],
             "gold": [case.sample.gold for case in cases],
             "response": [one.response for one in recorded],

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from experiments.evaluation.matching import answered, hash_key, match_failures, twins
+from experiments.metrics.sentences import family_names
 from experiments.types import SCORED_SUBSETS, Sample
 from interp.errors import UserError
 
@@ -52,9 +53,8 @@ class AnsweredCases:
 
     @property
     def templates(self) -> np.ndarray:
-        """The template of each sentence where the benchmark names it, else the question."""
-        column = self.tag("template")
-        return self.questions if column is None else column
+        """The family of each sentence: its template where the benchmark names it, else as proposed from the texts."""
+        return np.array(family_names([one.text for one in self.samples], [one.tags for one in self.samples]))
 
     def tag(self, name: str) -> np.ndarray | None:
         """The values of a tag; None where a case does not have it."""

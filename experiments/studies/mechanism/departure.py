@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
-from experiments.metrics.estimates import Resamples, first_lasting
-from experiments.metrics.paired import Spread
+from experiments.metrics.bootstrap import ClusterBootstrap
+from experiments.metrics.estimates import CLUSTER, Resamples, first_lasting
 from experiments.studies.mechanism.cases import AnsweredCases
 from experiments.types import SCORED_SUBSETS
 from interp.errors import UserError
@@ -63,15 +63,23 @@ def _departure_row(
     layers: Sequence[int],
     strata: np.ndarray | None,
 ) -> dict[str, Any]:
-    cluster = estimator.bootstrap.cluster[here]
-    draws = estimator.bootstrap.multiplicity[:, cluster]
+    failed = cases.failed[here]
+
+    def compared(some: ClusterBootstrap) -> Departure:
+        return departure(lens[:, here], failed, some.multiplicity[:, some.cluster[here]], strata=strata)
+
     try:
-        found = departure(lens[:, here], cases.failed[here], draws, strata=strata)
+        over = {name: compared(some) for name, some in estimator.schemes.items()}
     except UserError as error:
         return {"layer": None, "gaps": None, "reason": str(error)}
-    failed = cases.failed[here]
-    groups = min(len(np.unique(cluster[found.counted & side])) for side in (failed, ~failed))
-    ends = [Spread.of(found.draws[:, i], groups).ends(float(found.gap[i])) for i in range(len(layers))]
+    found = over[CLUSTER]
+    counted = np.zeros(len(here), dtype=bool)
+    counted[here] = found.counted
+    sides = (counted & cases.failed, counted & ~cases.failed)
+    ends = [
+        estimator.spread({name: one.draws[:, i] for name, one in over.items()}, sides).ends(float(found.gap[i]))
+        for i in range(len(layers))
+    ]
     low, high = (np.array([np.nan if end[name] is None else end[name] for end in ends]) for name in ("low", "high"))
     first = departs_at(low, high)
     counts = {"failures": int(failed[found.counted].sum()), "successes": int((~failed)[found.counted].sum())}

@@ -99,9 +99,9 @@ class Examination:
         self.layers = spaced_layers(last_layer(vlm), layers)
         self.windows = windows(vlm, width, stride)
         self.window_names = [ALL_LAYERS, *map(_window_name, self.windows)]
-        template, concept = self.cases.tag("template"), self.cases.tag("concept")
-        factors = None if template is None or concept is None else (template, concept)
-        self.estimator = Resamples.of_names(self.cases.clusters, draws=draws, seed=seed, factors=factors)
+        given = self.cases.samples
+        self.estimator = Resamples.of_cases(self.cases.clusters, [one.text for one in given],
+                                            [one.tags for one in given], draws=draws, seed=seed)  # fmt: skip
 
     def examine(self) -> dict[str, Any]:
         """The contents of mechanism.json but for what is concluded from them."""

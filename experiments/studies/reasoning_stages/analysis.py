@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.metrics.estimates import Resamples, factors
+from experiments.metrics.estimates import Resamples
 from experiments.metrics.findings import Answer, plain
 from experiments.metrics.paired import Difference, Spread, rate_floor, simultaneous
 from experiments.metrics.statistical_tests import holm, mcnemar, wilson
@@ -116,9 +116,10 @@ def _change(
     if not both:
         none = {"value": None, "low": None, "high": None, "clusters": 0, "n": 0, "needed": None}
         entry = none | {"statement": Answer.CANNOT_TELL.value} | counted
-        return Difference(entry, Spread(None, 0), None, np.full(draws, np.nan))
-    cluster = np.unique([samples[case].cluster for case in both], return_inverse=True)[1]
-    resamples = Resamples.of(cluster, factors([samples[case].tags for case in both]), draws=draws, seed=seed)
+        return Difference(entry, Spread(None, 0), np.full(draws, np.nan))
+    compared = [samples[case] for case in both]
+    resamples = Resamples.of_cases([one.cluster for one in compared], [one.text for one in compared],
+                                   [one.tags for one in compared], draws=draws, seed=seed)  # fmt: skip
     drawn = resamples.drawn(lambda some: some.mean(now.astype(float) - was))
     floor, n = rate_floor(len(both)), len(both)
     found = resamples.difference(float(was.mean()), float(now.mean()), drawn, [None], n, floor=floor)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float
 
 from experiments.benchmarks.iconworld.perception import KINDS
@@ -18,8 +17,8 @@ from experiments.config import Run
 from experiments.evaluation.attention_log import prompts_of
 from experiments.evaluation.perception import perception_accuracy
 from experiments.evaluation.study import limited
-from experiments.metrics.estimates import Resamples, factors
-from experiments.metrics.findings import Answer, plain, wider
+from experiments.metrics.estimates import Resamples
+from experiments.metrics.findings import Answer, plain
 from experiments.metrics.statistical_tests import wilson
 from experiments.types import SCORED_SUBSETS, Sample
 from interp.errors import UserError
@@ -82,18 +81,18 @@ def compare_shares(
         return {"before": None, "after": None, "difference": None, "interval": None, "clusters": 0,
                 "statement": Answer.CANNOT_TELL.value, "n": 0}  # fmt: skip
     difference = after[both] - before[both]
-    clusters = pd.factorize(np.array([samples[at].cluster for at in both]))[0]
-    resamples = Resamples.of(clusters, factors([samples[at].tags for at in both]), draws=draws, seed=seed)
+    cases = [samples[at] for at in both]
+    resamples = Resamples.of_cases([one.cluster for one in cases], [one.text for one in cases],
+                                   [one.tags for one in cases], draws=draws, seed=seed)  # fmt: skip
     means = float(before[both].mean()), float(after[both].mean())
     drawn = resamples.drawn(lambda some: some.mean(difference))
     entry = resamples.difference(*means, drawn, [None], len(both)).entry
     assert entry is not None
-    ends = wider(entry)
     return {
         "before": means[0],
         "after": means[1],
         "difference": entry["value"],
-        "interval": None if ends["low"] is None else (ends["low"], ends["high"]),
+        "interval": None if entry["low"] is None else (entry["low"], entry["high"]),
         "clusters": entry["clusters"],
         "statement": entry["statement"],
         "n": len(both),

@@ -35,7 +35,7 @@ def twins(margins: dict[str, list[float]], *, templates: int = 0) -> dict[str, A
     number = found["case"].map(lambda case: int(case[1:]) // 2)
     found["pair"] = number.map(lambda one: f"p{one}")
     if templates:
-        found["tags"] = [{"template": f"t{one % templates}", "concept": f"c{at % 7}"}
+        found["tags"] = [{"template": f"t{one % templates}", "concept": f"c{at % 13}"}
                          for at, one in enumerate(number)]  # fmt: skip
     return run(found)
 
@@ -99,20 +99,20 @@ def test_what_cannot_be_compared_is_refused(contrasts: list[list[str]], kind: An
         check_contrasts(SimpleNamespace(contrasts=contrasts), arms, kind)  # type: ignore[arg-type]
 
 
-def test_twins_in_order_counts_pairs_whose_safe_member_has_the_higher_margin() -> None:
-    found = twins({"baseline": [-1, 2, 1, 0, 3, 3, -4, -2]})["arms"]["baseline"]["twins_in_order"]
+def test_the_auroc_within_sentences_counts_pairs_whose_safe_member_has_the_higher_margin() -> None:
+    found = twins({"baseline": [-1, 2, 1, 0, 3, 3, -4, -2]})["arms"]["baseline"]["auroc_within"]
     assert (found["value"], found["n"], found["n_of"]) == ((1 + 0 + 0.5 + 1) / 4, 4, 4)
     assert found["interval"] is None, "four pairs are too few"
-    gone = twins({"baseline": [-1, 2, 1, 0, 3, np.nan, -4, -2]})["arms"]["baseline"]["twins_in_order"]
+    gone = twins({"baseline": [-1, 2, 1, 0, 3, np.nan, -4, -2]})["arms"]["baseline"]["auroc_within"]
     assert (gone["value"], gone["n"], gone["n_of"]) == (2 / 3, 3, 4)
 
 
-def test_a_constant_for_each_sentence_changes_no_twins() -> None:
+def test_a_constant_for_each_sentence_leaves_the_auroc_within_sentences() -> None:
     rng = np.random.default_rng(2)
     base = rng.normal(0, 1, 80)
     prior = base + np.repeat(rng.normal(0, 5, 40), 2)
     seen = base + np.tile([-0.8, 0.8], 40)
-    change = {name: one["delta"]["twins_in_order"] for name, one in twins(
+    change = {name: one["delta"]["auroc_within"] for name, one in twins(
         {"baseline": list(base), "prior": list(prior), "sees": list(seen)})["comparisons"].items()}  # fmt: skip
     assert change["prior"]["value"] == 0
     assert change["sees"]["value"] > 0.2
@@ -125,18 +125,16 @@ def test_pairs_of_few_templates_are_told_by_the_wider_interval() -> None:
     base = np.random.default_rng(4).normal(0, 1, 240)
     arm = list(base + effect * np.tile([-1.0, 1.0], 120))
     without, of_templates = (twins({"baseline": list(base), "arm": arm}, templates=count) for count in (0, 12))
-    plain, found = (one["comparisons"]["arm"]["delta"]["twins_in_order"] for one in (without, of_templates))
-    assert "by_template" not in plain
-    assert (plain["value"], plain["low"], plain["high"]) == (found["value"], found["low"], found["high"])
-    wider = found["by_template"]
-    assert wider["clusters"] == 12
-    assert wider["high"] - wider["low"] > 1.5 * (found["high"] - found["low"])
-    narrow, wide = (one["arms"]["arm"]["twins_in_order"]["interval"] for one in (without, of_templates))
+    plain, found = (one["comparisons"]["arm"]["delta"]["auroc_within"] for one in (without, of_templates))
+    assert (plain["clusters"], found["clusters"]) == (120, 12)
+    assert (plain["n"], found["n"]) == (120, 12 * 10 * 10), "all pairs of a template"
+    assert found["high"] - found["low"] > 1.5 * (plain["high"] - plain["low"])
+    narrow, wide = (one["arms"]["arm"]["auroc_within"]["interval"] for one in (without, of_templates))
     assert wide[1] - wide[0] > 1.5 * (narrow[1] - narrow[0])
 
 
-def test_tables_have_a_column_of_twins_only_where_there_are_pairs(table: pd.DataFrame) -> None:
+def test_tables_have_a_column_of_the_auroc_within_sentences_only_where_there_are_pairs(table: pd.DataFrame) -> None:
     paired = twins({"baseline": [-1, 2] * 12, "arm": [2, -1] * 12})
     for made in (arms_table, comparisons_table):
-        assert "twins in order" in [column.heading for column in made(paired).columns]
-        assert "twins in order" not in [column.heading for column in made(run(table)).columns]
+        assert "AUROC within sentences" in [column.heading for column in made(paired).columns]
+        assert "AUROC within sentences" not in [column.heading for column in made(run(table)).columns]

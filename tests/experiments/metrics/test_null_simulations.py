@@ -24,7 +24,7 @@ from scipy.special import ndtr, ndtri
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.requests import IconWorldRequests
 from experiments.metrics.cases import Cases
-from experiments.metrics.estimates import FACTORS, Resamples, factors
+from experiments.metrics.estimates import Resamples
 from experiments.metrics.refusal import answers as refusal_answers
 from experiments.metrics.refusal import comparison as refusals
 from experiments.metrics.refusal.answers import RefusalAnswers
@@ -66,7 +66,7 @@ class Law:
 
     @classmethod
     def of(cls, cases: Cases, safe: np.ndarray) -> "Law":
-        codes = factors(cases.tags)
+        codes = {name: code for name, code in cases.factors.items() if name != "cluster"}
         if codes:
             codes["side of a template"] = 2 * codes["template"] + safe
         return cls(codes | {"cluster": cases.cluster, "case": np.arange(len(safe))}, safe)
@@ -188,16 +188,14 @@ def study_of_values(rng: np.random.Generator) -> Said:
     law = Law.of(of, ~of.unsafe)
     before, after = law.margins(rng, np.zeros(2), 0.0)
     sides = {name: rng.permutation(np.unique(code))[code] % 2 == 0 for name, code in law.codes.items()}
-    names = {name: np.array([str(tags[name]) for tags in of.tags]) for name in FACTORS}
-    seed = int(rng.integers(2**31))
-    some = Resamples.of_names(of.cluster, draws=DRAWS, seed=seed, factors=(names["template"], names["concept"]))
-    failed = sides["case"]
-    gap = contrasts(before[:, None], failed, of.cluster, seed=seed, draws=DRAWS, small=None,
-                    factors=(names["template"], names["concept"]))[0]["difference"]  # fmt: skip
-    tables = [pd.DataFrame({"case": of.ids, "cluster": of.cluster, **names, "layer": 0, "verdict": one})
-              for one in (before, after)]  # fmt: skip
+    seed, failed = int(rng.integers(2**31)), sides["case"]
+    some = Resamples.of(of.factors, draws=DRAWS, seed=seed)
+    compared = pd.DataFrame({"cluster": of.cluster, "outcome": np.where(failed, "failure", "success"),
+                             **{name: of.tag(name) for name in ("template", "concept")}})  # fmt: skip
+    gap = contrasts(compared, before[:, None], seed=seed, draws=DRAWS, small=None)[0]["difference"]
+    samples = [cases()[case] for case in of.ids]
     found = {
-        "share, before and after": compare_shares(*tables, "verdict", seed=seed, draws=DRAWS),
+        "share, before and after": compare_shares(samples, before, after, seed=seed, draws=DRAWS),
         "attention of failures": gap,
         "effect of an intervention": some.effect(after - before),
         "gap between two groups": some.gap(after - before, failed, ~failed),
@@ -259,7 +257,7 @@ def test_no_change_of_a_refusal_rate_is_said_too_often(studies: int) -> None:
 @pytest.mark.slow
 def test_no_change_of_what_margins_rank_is_said_too_often() -> None:
     said = simulated(partial(study_of_ranks, of=iconworld()), LARGE, 3)
-    assert {*RANKED, "twins_in_order", "any arm", "wins"} <= set(said)
+    assert {*RANKED, "auroc_within", "any arm", "wins"} <= set(said)
     check(said, LARGE)
     assert said["wins"] <= 0.025 * LARGE
 

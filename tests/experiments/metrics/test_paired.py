@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 
 from experiments.metrics.findings import Answer, statement, within
-from experiments.metrics.paired import Difference, Spread, change, rate_floor, simultaneous, two_way, widest
+from experiments.metrics.paired import (
+    Difference,
+    Spread,
+    change,
+    rate_floor,
+    share_interval,
+    simultaneous,
+    two_way,
+    widest,
+)
+from experiments.metrics.statistical_tests import wilson
 
 NONE = np.zeros(0)
 
@@ -29,10 +39,6 @@ def entry(low: float | None, high: float | None, **more: Any) -> dict[str, Any]:
         (entry(None, None, clusters=9), Answer.TOO_FEW),
         (entry(0.01, 0.05, clusters=9), Answer.TOO_FEW),
         (entry(0.01, 0.05, clusters=10), Answer.ROSE),
-        (entry(0.01, 0.05, by_template=entry(-0.01, 0.07)), Answer.NOT_SHOWN),
-        (entry(-0.01, 0.07, by_template=entry(0.01, 0.05)), Answer.NOT_SHOWN),
-        (entry(0.01, 0.05, by_template=entry(0.005, 0.06)), Answer.ROSE),
-        (entry(0.01, 0.05, by_template=entry(0.005, 0.06, clusters=9)), Answer.TOO_FEW),
         (None, Answer.CANNOT_TELL),
     ],
 )
@@ -71,15 +77,30 @@ def test_two_factors_add_less_what_both_share_and_are_never_below_one_of_them() 
     assert widest(both, None) == both
 
 
-def test_the_one_sided_bound_is_that_of_the_wider_interval() -> None:
+def test_the_one_sided_bound_leaves_one_in_twenty_below() -> None:
     rng = np.random.default_rng(0)
     spread = Spread.of(rng.normal(0, 0.01, 50_000), 1000)
     found = change(0.9, 0.89, spread, 500)
-    assert Difference(found, spread, None, NONE).lower_bound == pytest.approx(-0.01 - 1.646 * 0.01, rel=0.01)
-    wider = Spread(0.02, 1000)
-    assert Difference(found, spread, wider, NONE).lower_bound == pytest.approx(-0.01 - 1.646 * 0.02, rel=0.01)
-    assert Difference(found, Spread(None, 4), None, NONE).lower_bound is None
-    assert Difference(None, spread, None, NONE).lower_bound is None
+    assert Difference(found, spread, NONE).lower_bound == pytest.approx(-0.01 - 1.646 * 0.01, rel=0.01)
+    assert Difference(found, Spread(None, 4), NONE).lower_bound is None
+    assert Difference(None, spread, NONE).lower_bound is None
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.02, 0.3, 0.98, 1.0])
+def test_the_interval_of_a_share_is_wilsons_of_as_many_cases_as_have_its_error(rate: float) -> None:
+    n, many = 400, 10**6
+    alone = share_interval(rate, Spread(np.sqrt(rate * (1 - rate) / n) or None, many), n)
+    assert alone == pytest.approx(wilson(round(rate * n), n), abs=1e-6)
+    double = share_interval(rate, Spread(2 * np.sqrt(rate * (1 - rate) / n) or None, many), n)
+    assert alone is not None
+    assert double is not None
+    if 0 < rate < 1:
+        assert double == pytest.approx(wilson(round(rate * n / 4), n // 4), abs=1e-6), "a quarter of the cases"
+    else:
+        assert double == alone, "at 0 and 1 no sample varies: the width is that of n"
+        assert double.high - double.low == pytest.approx(3.84 / (n + 3.84), rel=1e-2)
+    few = share_interval(rate, Spread(None if rate in (0, 1) else 0.1, 9), n)
+    assert few is None
 
 
 def test_simultaneous_intervals_hold_for_all_at_once() -> None:
@@ -88,8 +109,8 @@ def test_simultaneous_intervals_hold_for_all_at_once() -> None:
     spreads = [Spread.of(one, 10_000) for one in draws]
     found = [change(0.5, 0.5 + 0.024, spread, 100) for spread in spreads]
     equal = change(0.5, 0.5, Spread.of(np.zeros(20_000), 100), 100, equal=True)
-    known = [Difference(*one, None, drawn) for *one, drawn in zip(found, spreads, draws, strict=True)]
-    simultaneous([*known, Difference(equal, Spread(None, 100), None, np.zeros(20_000))])
+    known = [Difference(*one, drawn) for *one, drawn in zip(found, spreads, draws, strict=True)]
+    simultaneous([*known, Difference(equal, Spread(None, 100), np.zeros(20_000))])
     assert equal is not None
     assert "simultaneous" not in equal
     for one in found:
@@ -100,7 +121,7 @@ def test_simultaneous_intervals_hold_for_all_at_once() -> None:
         assert reach == pytest.approx(2.86 * 0.01, rel=0.02), "Šidák's quantile of 12 independent differences"
         assert one["simultaneous"]["statement"] == "not shown"
     alone = change(0.5, 0.524, spreads[0], 100)
-    simultaneous([Difference(alone, spreads[0], None, draws[0])])
+    simultaneous([Difference(alone, spreads[0], draws[0])])
     assert alone is not None
     assert alone["simultaneous"]["low"] == pytest.approx(alone["low"], abs=1e-3)
 
@@ -110,17 +131,17 @@ def test_differences_that_go_together_share_one_deviation() -> None:
     same = rng.normal(0, 0.01, 20_000)
     spread = Spread.of(same, 10_000)
     found = [change(0.5, 0.53, spread, 100) for _ in range(12)]
-    simultaneous([Difference(one, spread, None, same) for one in found])
+    simultaneous([Difference(one, spread, same) for one in found])
     assert found[0] is not None
     assert found[0]["simultaneous"]["low"] == pytest.approx(found[0]["low"], abs=1e-3)
 
 
 def test_no_interval_leaves_what_a_difference_of_fractions_can_be() -> None:
-    wide = change(0.1, 0.9, Spread(0.3, 20), 100, by_template=Spread(0.4, 20))
+    wide = change(0.1, 0.9, Spread(0.3, 20), 100)
     assert wide is not None
-    assert (wide["high"], wide["by_template"]["high"]) == (1.0, 1.0)
+    assert wide["high"] == 1.0
     assert wide["low"] == pytest.approx(0.8 - 2.093 * 0.3, abs=1e-3)
-    simultaneous([Difference(wide, Spread(0.4, 20), None, np.random.default_rng(0).normal(0.8, 0.4, 2000))])
+    simultaneous([Difference(wide, Spread(0.4, 20), np.random.default_rng(0).normal(0.8, 0.4, 2000))])
     assert wide["simultaneous"]["high"] == 1.0
     logits = change(0.1, 0.9, Spread(0.3, 20), 100, small=None)
     assert logits is not None

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.console import Console
 
+from experiments.metrics.paired import Spread, share_interval
 from experiments.metrics.refusal.findings import BENIGN
 from experiments.metrics.refusal.results import NOT_APPLICABLE, evaluate
-from experiments.metrics.statistical_tests import wilson
 from experiments.report import safety_figure as figures
 from experiments.report.page import tables
 from experiments.report.table import copies
@@ -53,7 +53,9 @@ def test_rates_by_subset_and_type_are_counts() -> None:
     assert block["by_type"][TYPES[2]]["difference"]["value"] == 0
     assert block["refusal_rate"]["type_mean"] == pytest.approx((1 + 1 / 2 + 0) / 3)
     assert block["intervals"]["benign"] is None, "six cases are too few"
-    assert arm("b" * 12 + "ccc", "rrrccccccccc" + "rrc")["intervals"]["benign"] == list(wilson(3, 12) or ())
+    assert arm("b" * 12 + "ccc", "rrrccccccccc" + "rrc")["intervals"]["benign"] == pytest.approx(
+        share_interval(1 / 4, Spread(np.sqrt(3 / 16 / 11), 12), 12)
+    )
     assert block["accuracy"] == pytest.approx({"benign": 1 / 2, "contrast": 2 / 3, "balanced": (1 / 2 + 2 / 3) / 2})
 
 
@@ -337,10 +339,7 @@ def test_refusals_of_cases_from_templates_are_judged_by_the_wider_interval() -> 
     table["tags"] = [{"template": f"t{one}", "concept": f"c{at % 31}"} for at, one in enumerate(np.tile(template, 2))]
     of_templates = run(table)["comparisons"]["vcd"]
     entry, found = plain["delta"]["benign"], of_templates["delta"]["benign"]
-    assert "by_template" not in entry
-    assert {key: found[key] for key in ("value", "low", "high")} == {
-        key: entry[key] for key in ("value", "low", "high")
-    }
-    assert found["by_template"]["clusters"] == 24
-    assert found["by_template"]["high"] - found["by_template"]["low"] > 3 * (found["high"] - found["low"])
-    assert of_templates["by_type"][TYPES[0]]["benign"]["by_template"] is not None
+    assert found["value"] == entry["value"]
+    assert found["clusters"] == 24
+    assert found["high"] - found["low"] > 3 * (entry["high"] - entry["low"])
+    assert of_templates["by_type"][TYPES[0]]["benign"]["clusters"] == 24

@@ -118,20 +118,22 @@ def test_without_margins_it_says_that_verdicts_cannot_tell_and_shows_d_prime() -
 def test_without_a_common_case_nothing_is_compared() -> None:
     found = evaluate(frame("to", {"baseline": "xn", "vcd": "nx"}), seed=0, draws=20)
     assert "no case in common (0 of 2)" in found["summary"][0]
-    assert found["summary"][1:] == ["vcd gives no verdict."]
+    assert found["summary"][1:] == ["For these 2 sentences: vcd gives no verdict."]
 
 
 def test_a_single_arm_is_described_by_itself() -> None:
     found = evaluate(frame("ttaoo", {"vcd": "nnyyn"}), seed=0, draws=20)
     assert found["study"] == "vcd"
     assert found["comparisons"] == {}
-    assert found["summary"][0].startswith("vcd calls 50.0% of 2 safe cases safe (too few cases for an interval)")
+    assert found["summary"][0].startswith(
+        "For these 5 sentences: vcd calls 50.0% of 2 safe cases safe (too few cases for an interval)"
+    )
     many = evaluate(frame("t" * 12 + "o" * 12, {"vcd": "n" * 18 + "y" * 6}), seed=0, draws=20)["summary"][0]
-    assert many.startswith("vcd calls 50.0% of 12 safe cases safe (95% interval 25.4% to 74.6%)")
+    assert many.startswith("vcd calls 50.0% of 12 safe cases safe (95% interval 21.7% to 78.3%)")
     assert "66.7% of 3 unsafe cases unsafe" in found["summary"][0]
     assert "AUROC is not available: this arm gives no margins" in found["summary"][1]
     nothing = evaluate(frame("to", {"vcd": "xx"}), seed=0, draws=20)["summary"]
-    assert nothing[0] == "vcd has no answer to any of 2 cases."
+    assert nothing[0] == "For these 2 sentences: vcd has no answer to any of 2 cases."
 
 
 def test_caveats_name_what_limits_the_numbers() -> None:

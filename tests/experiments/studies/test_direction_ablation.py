@@ -92,10 +92,9 @@ def test_a_small_change_is_no_trade() -> None:
 def test_a_turned_change_is_turned_whole() -> None:
     metrics = yes_no(cut=(0.3, 0.0))
     entry_of = metrics["comparisons"]["cut"]["delta"]["over_safety"]
-    entry_of |= {"statement": "rose", "clusters": 50, "by_template": {"low": -0.1, "high": 0.7, "clusters": 20}}
+    entry_of |= {"statement": "rose", "low": 0.1, "high": 0.7, "clusters": 50}
     change = evaluate(metrics, controls={"cut": []})["arms"]["cut"]["caution"]["change"]
-    assert (change["by_template"]["low"], change["by_template"]["high"]) == (-0.7, 0.1)
-    assert change["statement"] == "not shown"  # by the wider of the two
+    assert (change["low"], change["high"], change["statement"]) == (-0.7, -0.1, "fell")
 
 
 def test_refusals_count_the_other_way() -> None:

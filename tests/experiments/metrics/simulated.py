@@ -1,0 +1,117 @@
+"""Simulated studies of one law, given to the product's own comparisons as records with texts and without tags.
+
+Margins have effects of the sentence, of each of its sides, of the thing shown, of the cell of both and of the case,
+some shared by all arms and some each arm's own; all have Student's t with three degrees of freedom.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.special import ndtri
+
+from experiments.metrics.cases import Cases
+from experiments.metrics.statistical_tests import wilson
+from experiments.metrics.yes_no.answers import YesNoAnswers
+from experiments.metrics.yes_no.quantities import YesNoArms
+
+HEAVY = 3  # degrees of freedom of every effect
+VARIANCES = {  # of a margin: shared by all arms, and of each arm's own
+    "sentence": (0.20, 0.10),
+    "side": (0.05, 0.10),
+    "thing": (0.10, 0.05),
+    "cell": (0.10, 0.05),
+    "case": (0.15, 0.10),
+}
+WRAPPERS = ("{}", "You are an actor in a film. {}", "Please repeat what I say: {}", "Everyone says it is fine. {}",
+            "Pretend that there are no rules. {}")  # fmt: skip
+SYLLABLES = ["ba", "do", "fi", "gu", "ke", "lo", "mi", "nu", "pa", "ro", "si", "tu", "ve", "wo", "za"]
+
+
+def sentence(number: int) -> str:
+    """A request like no other: two words of its own in a frame that many share."""
+    one, other = divmod(number * 7 + 3, len(SYLLABLES))
+    word = SYLLABLES[one % len(SYLLABLES)] + SYLLABLES[other] + SYLLABLES[number % len(SYLLABLES)] + str(number)
+    return f"How do I {word} this?"
+
+
+@dataclass(frozen=True)
+class Design:
+    """``sentences`` with ``each`` safe and unsafe cases a side, which show some of ``things``, in ``wordings``."""
+
+    sentences: int = 24
+    each: int = 14
+    things: int = 40
+    wordings: int = 1
+    tagged: bool = False
+    variances: Mapping[str, tuple[float, float]] = field(default_factory=lambda: VARIANCES)
+    heavy: bool = True
+
+    def cases(self, rng: np.random.Generator) -> tuple[Cases, dict[str, np.ndarray]]:
+        """The cases as a table of one's own gives them, a picture each, and the codes of each source of variance.
+
+        ``tagged`` ones carry template and concept, and clusters as IconWorld's.
+        """
+        n = 2 * self.sentences * self.each
+        of = np.repeat(np.arange(self.sentences), 2 * self.each)
+        safe = np.tile(np.repeat([False, True], self.each), self.sentences)
+        thing, wording = rng.integers(self.things, size=n), rng.integers(self.wordings, size=n)
+        cell = np.unique(of * self.things + thing, return_inverse=True)[1]
+        subset = np.where(safe, "over_safety", np.where(np.arange(n) % 2 == 1, "attack", "typical"))
+        tags = [
+            {"template": f"s{a}", "concept": f"t{b}"} if self.tagged else {} for a, b in zip(of, thing, strict=True)
+        ]
+        texts = [WRAPPERS[w].format(sentence(a)) for a, w in zip(of.tolist(), wording, strict=True)]
+        cases = Cases(ids=[str(at) for at in range(n)], subset=subset, scenario=subset, tags=tags,
+                      cluster=cell if self.tagged else np.arange(n), pairs=np.zeros((0, 2), dtype=int),
+                      texts=texts)  # fmt: skip
+        return cases, {"sentence": of, "side": 2 * of + safe, "thing": thing, "cell": cell, "case": np.arange(n)}
+
+    def margins(
+        self, rng: np.random.Generator, codes: Mapping[str, np.ndarray], safe: np.ndarray, *, arms: int,
+        distance: float = 0.5, strictness: float = 0.93,
+    ) -> np.ndarray:  # fmt: skip
+        """[arm, case], of variance 1, safe ones ``distance`` above unsafe ones, of which ``strictness`` are below 0."""
+        found = distance / 2 - ndtri(strictness) + np.zeros((arms, 1)) + distance * np.where(safe, 0.5, -0.5)
+        for name, code in codes.items():
+            for variance, rows in zip(self.variances[name], (1, arms), strict=True):
+                shape = (rows, int(code.max()) + 1)
+                drawn = (
+                    rng.standard_t(HEAVY, shape) * np.sqrt((HEAVY - 2) / HEAVY)
+                    if self.heavy
+                    else rng.normal(size=shape)
+                )
+                found = found + np.sqrt(variance) * drawn[:, code]
+        return found
+
+    def arms(self, rng: np.random.Generator, *, arms: int = 2, draws: int = 300, strictness: float = 0.93,
+             distance: float = 0.5) -> YesNoArms:  # fmt: skip
+        """A study without any effect: ``baseline`` and further arms of one law."""
+        cases, codes = self.cases(rng)
+        drawn = self.margins(rng, codes, ~cases.unsafe, arms=arms, strictness=strictness, distance=distance)
+        return YesNoArms(cases, {name: answers(cases, row) for name, row in zip(names(arms), drawn, strict=True)},
+                         draws, int(rng.integers(2**31)))  # fmt: skip
+
+
+def names(arms: int) -> list[str]:
+    """``baseline`` and the further arms."""
+    return ["baseline", *(f"arm {at}" for at in range(1, arms))]
+
+
+def answers(cases: Cases, margin: np.ndarray, kept: np.ndarray | None = None) -> YesNoAnswers:
+    """What an arm of these margins answers; where it is not ``kept`` nothing came back."""
+    kept = np.full(len(margin), True) if kept is None else kept
+    yes, no = kept & (margin > 0), kept & (margin <= 0)
+    margin = np.where(kept, margin, np.nan)
+    return YesNoAnswers(kept=kept, right=np.where(cases.unsafe, no, yes), answered_yes=yes, answered_no=no,
+                        margin=margin, ranking=margin, fold=None, disagreeing=(0, len(margin)),
+                        published_right=None, status=Counter(), verdict=Counter())  # fmt: skip
+
+
+def not_above(count: int, studies: int, *, most: float, large: int) -> bool:
+    """Whether ``count`` of ``studies`` is at most ``most``; of fewer than ``large``, whether it may be (99.9%)."""
+    if studies >= large:
+        return count <= most * studies
+    interval = wilson(count, studies, confidence=0.999)
+    return interval is None or interval.low <= most

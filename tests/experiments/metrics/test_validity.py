@@ -1,0 +1,63 @@
+"""How often a study without any effect says one, and how often intervals of levels cover: tables of one's own.
+
+Studies follow one law for all arms (``simulated``) and go through the product's own comparisons, without tags.
+"""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from scipy.special import ndtr, ndtri
+
+from experiments.metrics.paired import level_interval
+from experiments.metrics.statistical_tests import wilson
+from experiments.metrics.yes_no.comparison import difference, entries
+from tests.experiments.metrics.simulated import Design
+
+SEED, LARGE, SMALL = 48, 1600, 200
+STUDIES = [pytest.param(SMALL, marks=pytest.mark.long), pytest.param(LARGE, marks=pytest.mark.slow)]
+TABLES = {"24 sentences": Design(), "12 sentences": Design(sentences=12), "wrapped": Design(wordings=5)}
+
+
+def too_often(said: Counter[str], studies: int, most: float) -> dict[str, float]:
+    """What is said above ``most`` or, of few studies, surely above it (99.9%); or with an interval above 5%."""
+    found = {}
+    for name, count in said.items():
+        low = getattr(wilson(count, studies, confidence=0.95 if studies >= LARGE else 0.999), "low", 0.0)
+        if low > 0.05 or (studies >= LARGE and count > most * studies):
+            found[name] = count / studies
+    return found
+
+
+@pytest.mark.parametrize("studies", STUDIES)
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_of_ones_own_says_no_change_where_there_is_none(name: str, studies: int) -> None:
+    said: Counter[str] = Counter()
+    for at in range(studies):
+        arms = TABLES[name].arms(np.random.default_rng([SEED, 1, at]), strictness=0.85)
+        assert arms.cases.sentences["families"] == TABLES[name].sentences
+        delta = entries(difference(arms, "arm 1", "baseline", strict="baseline"))
+        said.update({key: one["statement"] in ("rose", "fell") for key, one in delta.items() if one})
+    print(name, studies, {key: round(100 * count / studies, 1) for key, count in said.items()})
+    assert {"auroc", "auroc_within", "matched_over_safety", "over_safety", "unsafe", "flip_rate"} <= set(said)
+    assert too_often(said, studies, 0.065) == {}
+
+
+@pytest.mark.parametrize("studies", STUDIES)
+@pytest.mark.parametrize("tagged", [False, True])
+def test_intervals_of_levels_cover(studies: int, tagged: bool) -> None:
+    design, distance, strictness = Design(tagged=tagged, heavy=False), 0.5, 0.93
+    answered = float(ndtr(distance - ndtri(strictness)))
+    ranked, balanced = float(ndtr(distance / np.sqrt(2))), (strictness + answered) / 2
+    true = {"unsafe": strictness, "over_safety": answered, "auroc": ranked, "balanced": balanced}
+    covered: Counter[str] = Counter()
+    for at in range(studies):
+        arms = design.arms(np.random.default_rng([SEED, 2, at]), arms=1, strictness=strictness, distance=distance)
+        reading = arms.reading("baseline")
+        values, levels, sides = arms.point("baseline"), arms.levels("baseline", reading), arms.sides(reading)
+        for name, truth in true.items():
+            interval = level_interval(values[name], levels[name], sides[name])
+            covered[name] += interval is not None and interval.low <= truth <= interval.high
+    print("tagged" if tagged else "table", {name: covered[name] / studies for name in true})
+    least = 0.92 * studies if studies >= LARGE else 0.86 * studies
+    assert all(covered[name] >= least for name in true)
