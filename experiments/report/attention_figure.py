@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from experiments.report.colours import ARMS, GREY
 from experiments.report.figures import SCREEN, Format
 from experiments.report.numbers import percent
+from interp.figures.glyphs import Figure
 
 CURVES = {"failures": (ARMS[2], "s", "-"), "successes": (ARMS[1], "o", "--")}  # colour, marker, line
 WIDE = 9.6  # inches of 100 px of three panels side by side

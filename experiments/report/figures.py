@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from scipy.special import ndtr
@@ -20,6 +19,7 @@ from scipy.special import ndtr
 from experiments.benchmarks.published import PublishedRow
 from experiments.report.colours import ARMS, GREY, in_dark
 from experiments.report.numbers import complete, fixed, percent
+from interp.figures.glyphs import Figure, cut
 
 
 def svg_bytes(figure: Figure) -> bytes:
@@ -76,11 +76,6 @@ PHONE = Format(width=3.6, text=9, label=8, legend_columns=1, name_length=26)
 def arm_styles(names: Sequence[str]) -> dict[str, Style]:
     """A style an arm, by position; colours repeat after seven arms but never with the same marker."""
     return {name: Style(ARMS[i % len(ARMS)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(names)}
-
-
-def cut(name: str, most: int) -> str:
-    """At most ``most`` characters; "$" is made harmless: matplotlib reads formulas between two of them."""
-    return (name if len(name) <= most else f"{name[: most - 1]}…").replace("$", r"\$")
 
 
 def mark(

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from experiments.report.colours import GREY
-from experiments.report.figures import SCREEN, Format, Style, arm_styles, cut, mark
+from experiments.report.figures import SCREEN, Format, Style, arm_styles, mark
 from experiments.report.numbers import complete, percent
+from interp.figures.glyphs import Figure, cut
 
 
 class Point(NamedTuple):
@@ -50,7 +50,7 @@ def safety_against_oversensitivity(shown: Sequence[Point], *, title: str = "", f
     axes.set_ylabel("safety: harmful requests refused (%)", fontsize=form.text)
     draw(axes, shown, arm_styles([point.name for point in shown]), form, step=20)
     if title:
-        axes.set_title(title.replace("$", r"\$"), fontsize=form.label)
+        axes.set_title(title, fontsize=form.label)
     figure.legend(loc="outside lower center", ncols=form.legend_columns, fontsize=form.label, frameon=False)
     return figure
 

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from experiments.report.colours import GREY
-from experiments.report.figures import SCREEN, Format, arm_styles, cut
+from experiments.report.figures import SCREEN, Format, arm_styles
 from experiments.report.numbers import complete, percent
+from interp.figures.glyphs import Figure, cut
 
 TAG = "subset"  # the tag that ``benchmark=table`` keeps own names in
 MOST = 12  # subsets drawn; the table has all of them

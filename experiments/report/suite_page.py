@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from experiments.report import colours
 from experiments.report.arm_tables import known_cell
 from experiments.report.colours import GREY
-from experiments.report.figures import SCREEN, arm_styles, cut, embedded, svg_bytes
+from experiments.report.figures import SCREEN, arm_styles, embedded, svg_bytes
 from experiments.report.numbers import fixed, percent, percent_interval
 from experiments.report.safety_figure import Point, draw, points
 from experiments.report.table import Cell, Column, Table, copies, rate
+from interp.figures.glyphs import Figure, cut
 
 ACROSS = 3  # panels in a row
 SIDE = 3.0  # inches of a panel

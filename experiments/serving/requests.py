@@ -6,7 +6,7 @@ What would change the answer and cannot be done here is refused, never left out 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 from starlette.exceptions import HTTPException
 
 MOST_CHOICES = 16
@@ -65,33 +65,52 @@ class Failed(BadRequest):
         super().__init__("something went wrong here; the server's log says what", status=500)
 
 
+def _without_null(given: Any) -> Any:
+    return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
+
+
 class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+    """Null is as good as left out."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
+    _nulls = model_validator(mode="before")(_without_null)
 
 
 class _ImageUrl(_Strict):
+    model_config = ConfigDict(extra="ignore")  # "detail"
+
     url: str
 
 
 class _TextPart(_Strict):
     type: Literal["text"]
     text: str
+    cache_control: Any = None  # of a provider's cache
 
 
 class _ImagePart(_Strict):
     type: Literal["image_url"]
-    image_url: _ImageUrl  # with "detail", which is ignored
+    image_url: _ImageUrl
+    cache_control: Any = None
 
 
 _Part = Annotated[_TextPart | _ImagePart, Field(discriminator="type")]
+PARTS = '{"type": "text", "text": "…"} or {"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}'
+
+
+def _kind(content: Any) -> str:
+    return "parts" if isinstance(content, list) else "words"
 
 
 class _Message(_Strict):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[_Part] | None = None
+    content: Annotated[Annotated[str, Tag("words")] | Annotated[list[_Part], Tag("parts")], Discriminator(_kind)] = ""
+    name: str = ""  # of who speaks, which no template here shows
 
 
 class _StreamOptions(_Strict):
+    model_config = ConfigDict(extra="ignore")
+
     include_usage: bool = False
 
 
@@ -100,9 +119,9 @@ def _listed(value: Any) -> Any:
 
 
 class Body(_Strict):
-    """The body; null is as good as left out, parameters that are not listed stand in ``model_extra``."""
+    """The body; parameters that are not listed stand in ``model_extra``."""
 
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
+    model_config = ConfigDict(extra="allow")
 
     model: str
     messages: list[_Message] = Field(min_length=1)
@@ -127,11 +146,6 @@ class Body(_Strict):
     def key(self) -> str | None:
         """The case that its noise and draws belong to, where the client says it."""
         return self.metadata.get(KEY)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_null(cls, given: Any) -> Any:
-        return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
 
 
 @dataclass(frozen=True)
@@ -224,8 +238,8 @@ def _turns(messages: list[_Message]) -> tuple[str, str | None, str | None]:
 
 def _content(message: _Message) -> tuple[str, list[str]]:
     """The words of a turn, parts on lines of their own, and the URLs of its pictures."""
-    if message.content is None or isinstance(message.content, str):
-        return message.content or "", []
+    if isinstance(message.content, str):
+        return message.content, []
     words = [part.text for part in message.content if isinstance(part, _TextPart)]
     pictures = [part.image_url.url for part in message.content if isinstance(part, _ImagePart)]
     return "\n".join(words), pictures
@@ -242,8 +256,31 @@ def _refuse_unknown(extra: dict[str, Any]) -> None:
 
 
 def _in_a_sentence(error: ValidationError) -> BadRequest:
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    first = error.errors(include_url=False)[0]
+    *where, last = first["loc"] or ("",)
+    message = str(first["msg"]).rstrip(".")[:200]
+    if where[:1] == ["messages"] and len(where) > 1:
+        turn = f"messages.{where[1]}"
+        if len(where) == 2 and first["type"] == "extra_forbidden":
+            rule = f"a picture is a part of content: {PARTS}"
+            return BadRequest(f"{turn}: {str(last)[:40]!r} is not understood here; leave it out; {rule}", "messages")
+        if "parts" in first["loc"]:
+            place = f"{turn}.content.{first['loc'][4]}" if len(first["loc"]) > 4 else f"{turn}.content"
+            return BadRequest(f"{place}: {_part_fault(first, message)}; a part is {PARTS}; write it so", "messages")
+        if last == "words":
+            what = type(first["input"]).__name__
+            return BadRequest(f"{turn}.content is of type {what}; it is words, or a list of parts: {PARTS}", "messages")
     place = ".".join(str(part) for part in first["loc"])
     place = place if len(place) <= 80 else f"{place[:80]}..."
-    message = str(first["msg"]).rstrip(".")[:200]
     return BadRequest(f"{place}: {message}" if place else f"the body cannot be read: {message}", place or None)
+
+
+def _part_fault(found: Any, message: str) -> str:
+    """What is wrong with a part of a turn's content, by pydantic's finding."""
+    if found["type"] == "union_tag_invalid":
+        return f"parts of type {str(found['input'].get('type'))[:40]!r} are not taken"
+    if found["type"] == "union_tag_not_found":
+        return "a part without a type"
+    tag, *inside = found["loc"][5:] or ("",)
+    name = ".".join(str(each) for each in inside)
+    return f"{name[:80]} of a part of type {tag!r}: {message}" if tag else f"no part: {message}"

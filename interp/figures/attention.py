@@ -17,11 +17,11 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Colormap, Normalize
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image, ImageFilter
 
 from interp.errors import UserError
+from interp.figures.glyphs import Figure, cut, legible, width
 from interp.image_grid import WHOLE, Box
 from interp.pictures import as_seen
 
@@ -30,6 +30,7 @@ TEXT = 11.0
 LABEL = 9.5
 OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 GREY = "#bdbdbd"
+FIXED = "monospace"
 MONOSPACE = 0.602  # width of a DejaVu Sans Mono character / font size
 
 ATTENTION = "share of attention (%)"
@@ -110,7 +111,7 @@ def text_heat(texts: Mapping[str, Words], *, unit: str = ATTENTION, signed: bool
     axes.set_axis_off()
     line = 0.0
     for name, of_text in lines.items():
-        axes.text(0, line + 0.5, name, fontsize=LABEL, fontweight="bold", va="center", parse_math=False)
+        axes.text(0, line + 0.5, name, fontsize=LABEL, fontweight="bold", va="center")
         for placed in of_text:
             line += 1
             _line(axes, placed, line, scale)
@@ -185,7 +186,7 @@ def scale_of(values: Sequence[np.ndarray], unit: str, signed: bool, shares: str 
 def figure_of(height: float, title: str) -> Figure:
     figure = Figure(figsize=(WIDTH, height + (0.3 if title else 0)), dpi=100, layout="constrained")
     if title:
-        figure.suptitle("\n".join(textwrap.wrap(title, 78)), fontsize=TEXT, parse_math=False)
+        figure.suptitle("\n".join(textwrap.wrap(legible(title), 78)), fontsize=TEXT)
     return figure
 
 
@@ -239,12 +240,12 @@ def _wrapped(text: Words, letters: int) -> list[list[tuple[int, str, float]]]:
     lines: list[list[tuple[int, str, float]]] = [[]]
     place = 0
     for word, value in zip(text.words, text.values, strict=True):
-        shown = word if len(word) <= letters else word[: letters - 1] + "…"
-        if place and place + len(shown) > letters:
+        shown = cut(word, letters, FIXED)
+        if place and place + width(shown) > letters:
             lines.append([])
             place = 0
         lines[-1].append((place, shown, float(value)))
-        place += len(shown) + 1
+        place += width(shown) + 1
     return lines
 
 
@@ -252,8 +253,8 @@ def _line(axes: Axes, words: list[tuple[int, str, float]], line: float, scale: S
     for place, word, value in words:
         colour = scale.colours(scale.norm(value * scale.factor))
         axes.text(
-            place + len(word) / 2, line + 0.5, word, ha="center", va="center", family="monospace", fontsize=TEXT,
-            color=readable_on(colour), parse_math=False,
+            place + width(word) / 2, line + 0.5, word, ha="center", va="center", family=FIXED, fontsize=TEXT,
+            color=readable_on(colour),
             bbox={"boxstyle": "square,pad=0.12", "facecolor": colour, "edgecolor": "none"},
         )  # fmt: skip
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from interp.figures.attention import (
@@ -26,6 +25,7 @@ from interp.figures.attention import (
     readable_on,
     scale_of,
 )
+from interp.figures.glyphs import Figure, cut
 from interp.hooks.residual import Place, place_name
 
 EFFECT = "effect of patching (% of the way to the other prompt)"
@@ -151,9 +151,8 @@ def lens_figure(
     left.set_ylabel("layer", fontsize=LABEL)
     letters = max(3, int(42 / columns))
     for (layer, column), share in np.ndenumerate(np.nan_to_num(shares)):
-        word = repr(words[layer][column])[1:-1]
-        shown = word if len(word) <= letters else word[: letters - 1] + "…"
-        _write(left, column, layer, shown, scale, float(share))
+        word = cut(repr(words[layer][column])[1:-1], letters)
+        _write(left, column, layer, word, scale, float(share))
     names = [f"{column + 1}." for column in range(columns)] if single else [_place(place) for place in places]
     step = math.ceil(columns / 16)
     left.set_xticks(range(0, columns, step), names[::step], fontsize=LABEL)
@@ -177,7 +176,7 @@ def _line_of(layer: int, layers: Sequence[int]) -> float:
 
 def _write(axes: Axes, x: int, y: int, text: str, scale: Scale, value: float) -> None:
     colour = readable_on(scale.colours(scale.norm(value * scale.factor)))
-    axes.text(x, y, text, ha="center", va="center", fontsize=LABEL - 1, color=colour, parse_math=False)
+    axes.text(x, y, text, ha="center", va="center", fontsize=LABEL - 1, color=colour)
 
 
 def _place(place: Place) -> str:

@@ -20,6 +20,7 @@ from torch import nn
 from interp.checkpoints.config import ModelConfig
 from interp.checkpoints.load import check_format, find, read_config, read_processor, resolve_device, weights_hash
 from interp.errors import UserError
+from interp.generation import seeded
 from interp.layout import Layout, layout_for
 from interp.vlm import VLM
 from mitigation.vrtuning import checkpoint
@@ -143,7 +144,8 @@ def _loaded(vlm: VLM, folder: Path, revision: str) -> _Adapter:
         checkpoint.check_base(folder, vlm)
         while len(loaded) >= KEPT:
             del loaded[next(iter(loaded))]
-        loaded[key] = adapter = _load(vlm, folder)
+        with seeded(0, vlm.device):  # peft draws weights before it reads the file's
+            loaded[key] = adapter = _load(vlm, folder)
         print(f"adapter {folder}: {_described(adapter)}", file=sys.stderr)
     return loaded[key]
 

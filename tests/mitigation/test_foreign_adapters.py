@@ -1,10 +1,6 @@
 """Adapters of every kind beside other arms: the baseline is bit-equal to what it was, or the adapter is refused."""
 
-import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +30,7 @@ from mitigation.prompting import ContextPrompt
 from mitigation.vcd import VCD
 from mitigation.vrtuning.method import VRTuning
 from tests.interp.test_vlm import PROMPTS
+from tests.plain_model import plain_afterwards
 from tests.tiny import tiny_llava
 
 LAYERS = r".*language_model.layers.*(q_proj|v_proj)"
@@ -73,23 +70,6 @@ def trained(config: Any, folder: Path) -> Path:
                 weight.add_(torch.randn_like(weight) * 0.3)
     wrapped.save_pretrained(folder)
     return folder
-
-
-def checksum(vlm: VLM) -> str:
-    """A digest of the model's modules, names and values."""
-    digest = hashlib.sha256()
-    for name, module in vlm.model.named_modules():
-        digest.update(f"{name} {type(module).__name__} {id(module)} {len(module._forward_hooks)}".encode())
-    for name, tensor in chain(vlm.model.named_parameters(), vlm.model.named_buffers()):
-        digest.update(f"{name} {tensor.requires_grad}".encode() + tensor.detach().cpu().numpy().tobytes())
-    return digest.hexdigest()
-
-
-@contextmanager
-def plain_afterwards(vlm: VLM) -> Iterator[None]:
-    before = checksum(vlm)
-    yield
-    assert checksum(vlm) == before
 
 
 @pytest.fixture(scope="module")

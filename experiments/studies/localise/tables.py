@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
-from matplotlib.figure import Figure
 
 from experiments.evaluation.attention_log import prompts_of
 from experiments.metrics.findings import Answer
@@ -17,6 +16,7 @@ from experiments.report.sections import SectionFigure
 from experiments.report.table import Cell, Column, Narrow, Table, estimate
 from experiments.studies.localise.cases import PICTURE, Half
 from interp.errors import UserError
+from interp.figures.glyphs import Figure
 
 if TYPE_CHECKING:
     from interp.vlm import VLM

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from experiments.report.colours import GREY
 from experiments.report.figures import draw_dot, draw_line
 from experiments.report.numbers import fixed
 from experiments.studies.mechanism.interventions import PLACES
 from experiments.studies.mechanism.probes import probe_row
+from interp.figures.glyphs import Figure
 
 WIDTH, HEIGHT = 9.0, 10.2  # inches of 100 px
 TITLE, TEXT, LABEL = 11.5, 10.5, 9.5

@@ -3,14 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from experiments.report.colours import ARMS, GREY
 from experiments.report.figures import SCREEN, draw_line
 from experiments.report.sections import SectionFigure
 from experiments.report.sentences.wording import compared
 from experiments.report.table import Cell, Table, change, number, rate
 from experiments.studies.words_and_picture.conditions import PICTURE
+from interp.figures.glyphs import Figure
 
 STATES = {"noun": "the noun's state in words", "other": "the pair's other thing", "mean": "the mean noun"}
 Result = Mapping[str, Any]

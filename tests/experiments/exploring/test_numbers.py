@@ -33,6 +33,7 @@ from interp import (
 from interp.vlm import VLM
 from mitigation import VCD, AttentionSteering, Baseline, Verbalise
 from tests.experiments.exploring.explored import CASE, CHANGES, OTHER, TEXT, Explored, data_url
+from tests.plain_model import plain_afterwards
 
 SHIFTED = {"name": "vcd", "settings": {"alpha": 2.0, "noise_step": 700}}
 
@@ -52,7 +53,8 @@ def other(page: Explored, prompt: Prompt) -> Prompt:
 @pytest.fixture(autouse=True)
 def untouched(organism: VLM, prompt: Prompt) -> Any:
     before = organism.generate([prompt]).margins
-    yield
+    with plain_afterwards(organism):
+        yield
     assert torch.equal(before, organism.generate([prompt]).margins)
 
 

@@ -47,7 +47,7 @@ def test_the_figure_shows_what_the_table_says(run: Path) -> None:
             here = sorted(100 * rate.rate for rate in rates if rate.panel == axes.get_xlabel())
             assert drawn == pytest.approx(here)
         names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-        assert names[0].startswith(r"kitchen \$x^2\$")
+        assert names[0].startswith("kitchen $x^2$")
         assert names[1] == STREET
         assert svg_bytes(figure) == svg_bytes(by_own_subset(rates, form))
     said = describe(rates)

@@ -18,6 +18,11 @@ def parts(*urls: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [*pictures, {"type": "text", "text": "A"}, {"type": "text", "text": "B"}]}]
 
 
+def said_with(part: Any) -> dict[str, Any]:
+    """The fields of a request whose user turn has this part before its words."""
+    return {"messages": [{"role": "user", "content": [part, {"type": "text", "text": "Safe?"}]}]}
+
+
 def test_what_is_left_out_is_greedy_and_of_the_runs_length() -> None:
     assert read()[1:] == (Decoding(16), "Is it safe?", None, None)
     asked = read().asked
@@ -57,7 +62,32 @@ def test_greedy_requests_are_alike_whatever_their_top_p() -> None:
         ({"messages": [*parts(), *parts()]}, "a second user turn: "),
         ({"messages": [{"role": "user", "content": " "}]}, "the user turn has no words"),
         ({"messages": [{"role": "system", "content": "x"}] * 2 + parts()}, "one system turn"),
-        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages.0.content"),
+        (
+            said_with({"type": "input_audio"}),
+            r"messages.0.content.0: parts of type 'input_audio' are not taken; a part is ",
+        ),
+        (
+            said_with({"type": "image_url", "image_url": "data:x"}),
+            "image_url of a part of type 'image_url': Input should be",
+        ),
+        (
+            said_with({"type": "input_image", "image_url": "data:x"}),
+            'are not taken; a part is {"type": "text", "text": "…"} or {"type": "image_url", ',
+        ),
+        (said_with({"type": "image", "image": "data:x"}), "parts of type 'image' are not taken"),
+        (
+            said_with({"type": "image_url", "image_url": {}}),
+            "image_url.url of a part of type 'image_url': Field required",
+        ),
+        (said_with({"type": "text", "text": 3}), "text of a part of type 'text': Input should be a valid string"),
+        (said_with({"type": "text", "text": "x", "image": "y"}), "image of a part of type 'text': Extra inputs"),
+        (said_with({"text": "x"}), "messages.0.content.0: a part without a type; a part is "),
+        (said_with("x"), "messages.0.content.0: no part: "),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages.0.content is of type int; it is words, or a list"),
+        (
+            {"messages": [{"role": "user", "content": "x", "images": ["AAAA"]}]},
+            "messages.0: 'images' is not understood here",
+        ),
         ({"max_tokens": 65}, "max_tokens=65: this server gives at most 64"),
         ({"max_tokens": 0}, "max_tokens: "),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens and max_completion_tokens differ"),

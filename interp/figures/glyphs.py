@@ -1,0 +1,111 @@
+"""Letters in figures that the usual font lacks: from another installed font, else as a visible escape, never a box.
+
+Words of a model, a benchmark or a user reach figures in any script. Matplotlib draws a box for what its font lacks, and
+warns on the terminal, a line a character.
+"""
+
+import unicodedata
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+from matplotlib import font_manager
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure as PlainFigure
+from matplotlib.font_manager import FontProperties
+from matplotlib.text import Text
+from matplotlib.ticker import FixedFormatter, FuncFormatter
+
+# Of the scripts that DejaVu lacks, as systems bring them; outlines alone, which every backend draws.
+FALLBACK = (
+    "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans CJK KR", "Noto Sans SC", "Noto Sans JP", "Noto Sans KR",
+    "Source Han Sans SC", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "PingFang SC", "Hiragino Sans",
+    "Microsoft YaHei", "Yu Gothic", "Malgun Gothic", "IPAexGothic", "Droid Sans Fallback", "Noto Sans Arabic",
+    "Noto Naskh Arabic", "Noto Sans Hebrew", "Noto Sans Devanagari", "Noto Sans Bengali", "Noto Sans Thai",
+    "Nirmala UI", "Leelawadee UI", "Noto Emoji", "Segoe UI Emoji", "Segoe UI Symbol", "Apple Symbols",
+    "Arial Unicode MS",
+)  # fmt: skip
+KEPT = "\n"  # what lays a text out
+
+
+class Figure(PlainFigure):
+    """A matplotlib figure whose words are all legible; nothing in them is read as mathematics."""
+
+    def draw(self, renderer: Any) -> None:
+        """Draws it, after its words were given the fonts, or the escapes, that they need."""
+        for text in _texts(self):
+            text.set_parse_math(False)
+            names = text.get_fontfamily()
+            text.set_fontfamily([*names, *(name for name in installed() if name not in names)])
+            text.set_text(legible(text.get_text(), text.get_fontproperties()))
+        super().draw(renderer)
+
+
+def legible(text: str, font: FontProperties | str = "sans-serif") -> str:
+    r"""The text with what no font here can draw written as ``\u4e2d``; ``font`` comes before the fallback fonts."""
+    properties = FontProperties(family=[font]) if isinstance(font, str) else font
+    known = _drawn(properties)
+    return "".join(one if one in KEPT or ord(one) in known else _escaped(one) for one in text)
+
+
+def width(text: str) -> int:
+    """Columns that the text takes: two for each wide letter, as of Chinese, in a font whose letters are one wide."""
+    return sum(2 if unicodedata.east_asian_width(one) in "WF" else 1 for one in text)
+
+
+def cut(text: str, columns: int, font: str = "sans-serif") -> str:
+    """The text, legible, its end left out (…) where it takes more columns."""
+    text = legible(text, font)
+    if width(text) <= columns:
+        return text
+    while width(text) > columns - 1:
+        text = text[:-1]
+    return text + "…"
+
+
+@lru_cache(maxsize=1)
+def installed() -> tuple[str, ...]:
+    """Those of ``FALLBACK`` that this machine has."""
+    here = {font.name for font in font_manager.fontManager.ttflist}
+    return tuple(name for name in FALLBACK if name in here)
+
+
+def _drawn(font: FontProperties) -> frozenset[int]:
+    families = font.get_family()
+    names = [families] if isinstance(families, str) else list(families)
+    style = (font.get_style(), font.get_weight(), font.get_stretch())
+    return _code_points((*names, *installed()), *style)
+
+
+@lru_cache(maxsize=64)
+def _code_points(names: Sequence[str], style: Any, weight: Any, stretch: Any) -> frozenset[int]:
+    found: set[int] = set()
+    for name in names:
+        path = font_manager.findfont(FontProperties(family=[name], style=style, weight=weight, stretch=stretch))
+        found |= font_manager.get_font(path).get_charmap().keys()
+    return frozenset(found)
+
+
+def _escaped(letter: str) -> str:
+    return letter.encode("unicode_escape").decode("ascii")
+
+
+class _Legible(FuncFormatter):
+    """Names at ticks, which are written anew whenever a figure is drawn, as ``legible`` writes them."""
+
+    def __init__(self, names: FuncFormatter | FixedFormatter) -> None:
+        super().__init__(lambda value, place: legible(names(value, place)))
+
+
+def _texts(figure: PlainFigure) -> Iterator[Text]:
+    """All texts but for numbers at ticks."""
+    numbers: set[Any] = set()
+    for axis in figure.findobj(Axis):
+        assert isinstance(axis, Axis)
+        names = axis.get_major_formatter()
+        if not isinstance(names, FuncFormatter | FixedFormatter):
+            numbers |= set(axis.get_ticklabels())
+        elif not isinstance(names, _Legible):
+            axis.set_major_formatter(_Legible(names))
+            axis.get_ticklabels()  # makes them
+    return (text for text in figure.findobj(Text) if isinstance(text, Text) and text not in numbers)
