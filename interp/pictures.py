@@ -26,14 +26,15 @@ def as_seen(image: Image.Image) -> Image.Image:
     An orientation noted in EXIF is applied; damaged EXIF is left aside. 16-bit greys are scaled down, where PIL would
     clip them and turn most pictures white; floats between 0 and 1 are scaled up, where PIL would turn them black.
     """
+    image.load()  # a damaged picture is no damaged EXIF
     image = _upright(image)
+    if image.mode == "F" or image.mode.startswith("I"):
+        return Image.fromarray(_eight_bits(image)).convert("RGB")
     if image.mode in TRANSPARENT or "transparency" in image.info:
         layer = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layer.size, (*BACKGROUND, 255)), layer).convert("RGB")
     if image.mode == "RGB":
         return image
-    if image.mode == "F" or image.mode.startswith("I"):
-        return Image.fromarray(_eight_bits(image)).convert("RGB")
     if image.mode == "LAB":
         profiles = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
         converted = ImageCms.profileToProfile(image, *profiles, outputMode="RGB")
@@ -58,9 +59,13 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _eight_bits(image: Image.Image) -> "np.ndarray[tuple[int, int], np.dtype[np.uint8]]":
-    grey = np.asarray(image, dtype=np.float64)
+    given = np.asarray(image, dtype=np.float64)
+    grey = given
     if image.mode == "F":
         grey = grey * 255 if grey.size and grey.min() >= 0 and grey.max() <= 1 else grey
     elif image.mode != "I" or grey.max() > 255:  # older versions of PIL open a 16-bit PNG as I
         grey = grey / 257
+    named = image.info.get("transparency")  # a grey that shows what is behind
+    if isinstance(named, int):
+        grey = np.where(given == named, BACKGROUND[0], grey)
     return np.nan_to_num(grey).clip(0, 255).round().astype(np.uint8)

@@ -201,7 +201,7 @@ class OwnFile(_Own):
             layers = getattr(module, "LAYERS", None) or range(1, last_layer(vlm) + 1)
             with edit_residual(vlm, own, layers=list(layers)):
                 return vlm.generate(prompts, max_new_tokens=max_new_tokens)
-        asked = [replace(own(prompt), key=prompt.key) for prompt in prompts]
+        asked = [replace(own(_own_copy(prompt)), key=prompt.key) for prompt in prompts]
         return vlm.generate(asked, max_new_tokens=max_new_tokens)
 
     def _with_what_is_given(
@@ -220,6 +220,11 @@ class OwnFile(_Own):
         return read_tensors(self.learned_file, OwnLearner.KIND)
 
 
+def _own_copy(prompt: "Prompt") -> "Prompt":
+    """The prompt with a picture that a file's function may draw on, so that no other branch or arm sees it."""
+    return prompt if prompt.image is None else replace(prompt, image=prompt.image.copy())
+
+
 @dataclass(frozen=True)
 class _OwnContrast(BranchMethod):
     """The file's ``contrast`` of the prompts and of what ``second`` makes of them."""
@@ -230,7 +235,7 @@ class _OwnContrast(BranchMethod):
     beta: float | None
 
     def branches(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Any) -> list[Any]:
-        return [vlm.encode([replace(self.second(prompt), key=prompt.key) for prompt in prompts])]
+        return [vlm.encode([replace(self.second(_own_copy(prompt)), key=prompt.key) for prompt in prompts])]
 
     def scores(self, logits: BranchLogits, step: int) -> "Tensor":
         from mitigation.processors import same_shape

@@ -57,7 +57,7 @@ class Pictures:
             if name not in self._own:
                 raise UserError("this picture is not here any more: own pictures live in memory alone; drop it again")
             self._own.move_to_end(name)
-            return self._own[name]
+            return self._own[name].copy()  # a method may draw on it
 
 
 def scene_of(name: str) -> Scene | None:

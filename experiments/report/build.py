@@ -10,7 +10,6 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from matplotlib.figure import Figure
 
 from experiments.report import cases, colours, examples, figures, page, safety_figure, subsets_figure
 from experiments.report.cases import address, attention_of_cases
@@ -22,6 +21,7 @@ from experiments.report.words import with_sentences
 from experiments.runs import analyses
 from experiments.runs.saved_run import SavedRun, read_run, thumbnail_name
 from interp.errors import UserError
+from interp.figures.glyphs import Figure
 
 __all__ = ["build", "thumbnail_name"]
 

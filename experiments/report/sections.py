@@ -14,8 +14,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from matplotlib.figure import Figure
-
 from experiments.metrics.findings import RULES
 from experiments.report import attention_figure
 from experiments.report.cases import LONGEST_TEXT, blurred
@@ -25,6 +23,7 @@ from experiments.report.table import Table
 from experiments.runs.resumption import write_json
 from experiments.runs.saved_run import SavedRun, thumbnail_name
 from interp.errors import UserError
+from interp.figures.glyphs import Figure
 
 FOLDER = "sections"
 LARGEST = 6_000_000  # bytes of all heatmaps of single cases together

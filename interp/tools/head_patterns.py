@@ -22,8 +22,7 @@ from interp.prompt import Prompt
 from interp.segments import RowSegments
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+    from interp.figures.glyphs import Figure
     from interp.vlm import VLM
 
 Head = tuple[int, int]

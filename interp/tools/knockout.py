@@ -27,8 +27,7 @@ from interp.segments import IMAGE, SEGMENTS, Finder, Segments, segment
 from interp.speed.unchanged import record_lower_layers
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+    from interp.figures.glyphs import Figure
     from interp.margin import Metric
     from interp.vlm import VLM, Prompt
 

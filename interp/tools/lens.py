@@ -21,8 +21,7 @@ from interp.output_head import float32_head
 from interp.prompt import Prompt, listed
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+    from interp.figures.glyphs import Figure
     from interp.margin import Metric
     from interp.vlm import VLM
 

@@ -38,8 +38,7 @@ from interp.measured_numbers import measured as measured_numbers
 from interp.prompt import Prompt, listed
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+    from interp.figures.glyphs import Figure
     from interp.margin import Metric
     from interp.vlm import VLM
 

@@ -32,8 +32,7 @@ from interp.segments import IMAGE, Segments, segment
 from interp.speed.unchanged import LowerLayers, record_lower_layers
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+    from interp.figures.glyphs import Figure
     from interp.margin import Metric
     from interp.vlm import VLM
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from interp.pictures import as_seen
 from interp.vlm import VLM, Prompt
 from mitigation.reasoning import answer_kind, appended
 from mitigation.vrtuning.data import bounded
@@ -50,7 +51,7 @@ class Collator:
 
     def _prompt(self, example: Mapping[str, Any]) -> Prompt:
         texts = {message["role"]: message["content"] for message in example["prompt"]}
-        image = bounded(example["images"][0], self.max_pixels)
+        image = bounded(as_seen(example["images"][0]), self.max_pixels)
         return Prompt(texts["user"], image, system=texts.get("system"))
 
     def completion_ids(self, prompt: Prompt, answer: str) -> list[int]:

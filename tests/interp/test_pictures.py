@@ -39,6 +39,12 @@ def test_a_colour_named_as_transparent_shows_white() -> None:
     assert as_seen(picture).getpixel((0, 0)) == (255, 255, 255)
 
 
+def test_a_sixteen_bit_grey_named_as_transparent_shows_white() -> None:
+    picture = Image.fromarray(np.array([[0, 4096, 40960]], dtype=np.uint16))
+    picture.info["transparency"] = 4096
+    assert np.asarray(as_seen(picture))[0, :, 0].tolist() == [0, 255, 159]
+
+
 @given(st.lists(st.integers(0, 65535), min_size=2, max_size=8))
 def test_sixteen_bit_greys_are_scaled_not_clipped(greys: list[int]) -> None:
     image = Image.fromarray(np.array([greys], dtype=np.uint16))

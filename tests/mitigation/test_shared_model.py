@@ -17,6 +17,7 @@ from interp.attention.record import record_attention
 from interp.hooks.residual import LayerStates, edit_residual, last_layer, residuals
 from interp.hooks.sublayers import activations, edit_activations
 from interp.output_head import float32_head
+from interp.pictures import pixels
 from interp.proof import prove
 from interp.speed.prefills import PrefillStore, shared_prefills
 from interp.speed.vision_cache import FeatureCache, shared_features
@@ -51,10 +52,10 @@ TAUGHT = [
 ]  # fmt: skip
 FILES = {
     "rule": "def rule(scores, step):\n    return scores.mul_(2)\n",
-    "contrast": "def second(prompt):\n    return prompt\n\n"
+    "contrast": "def second(prompt):\n    prompt.image.paste((255, 0, 0), (0, 0, 20, 20))\n    return prompt\n\n"
     "def contrast(clean, other, step):\n    return clean.sub_(other)\n",
     "edit": "def edit(here):\n    here.hidden.mul_(2)\n    return here.hidden\n",
-    "ask": "from dataclasses import replace\n\ndef ask(prompt):\n    return replace(prompt, text='Safe?')\n",
+    "ask": "def ask(prompt):\n    prompt.image.paste((255, 0, 0), (0, 0, 20, 20))\n    return prompt\n",
 }
 OTHERS = (*(f"file {kind}" for kind in FILES), "vrtuning", "learned and shifted")
 ARMS = (*METHODS, *(name for name, one in LEARNERS.items() if hasattr(one, "learn")), *OTHERS)
@@ -112,12 +113,14 @@ def breaking(vlm: VLM, at: int) -> Iterator[None]:
 def test_an_arm_leaves_the_model_as_it_was(arm: str, folder: Path) -> None:
     vlm, method = shared(), method_of(arm, folder)
     plain = Baseline().generate(vlm, PROMPTS, max_new_tokens=TOKENS)
+    shown = [pixels(prompt.image) for prompt in PROMPTS]
     with plain_afterwards(vlm), shared_prefills(vlm, PrefillStore()), shared_features(vlm, FeatureCache(64)):
         for _ in range(2):
             method.generate(vlm, PROMPTS, max_new_tokens=TOKENS)
             again = Baseline().generate(vlm, PROMPTS, max_new_tokens=TOKENS)
             assert torch.equal(again.margins, plain.margins)
             assert again.token_ids == plain.token_ids
+    assert [pixels(prompt.image) for prompt in PROMPTS] == shown
 
 
 @pytest.mark.long

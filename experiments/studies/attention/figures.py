@@ -13,8 +13,7 @@ from experiments.runs.saved_run import thumbnail_name
 from experiments.studies.attention.tables import AttendedCase
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+    from interp.figures.glyphs import Figure
     from interp.image_grid import PatchGrid
     from interp.vlm import VLM
 
