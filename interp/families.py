@@ -73,6 +73,13 @@ blocks that do so between the layers. ``prompt`` is ``"pieces"`` if the processo
 (``encode_pieces``). ``lower_case`` is whether the family was tuned to answer "yes" and "no". ``along`` are inputs with
 one row per token that every decoding step needs. ``note`` is a caveat for readers of attention maps."""
 
+PRESETS: Mapping[str, str] = {
+    "idefics": "idefics_9b_instruct",
+    "instructblip": "instructblip_vicuna_7b",
+    "paligemma": "paligemma2_3b",
+}
+"""By ``model_type``, the option of ``model=`` that has a chat template where the published processors have none."""
+
 PER_TOKEN = frozenset(name for facts in FACTS.values() for name in facts.get("along", ()))
 """Every input that some family needs by token and decoding step."""
 

@@ -10,6 +10,7 @@ from jinja2.exceptions import TemplateError
 from PIL import Image, ImageOps
 
 from interp.errors import UserError
+from interp.families import PRESETS
 from interp.pictures import as_seen
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def render(processor: Any, prompt: Prompt, *, layout: "Layout", name: str) -> st
         UserError: the processor has no chat template, the template rejects or drops the system prompt, or placeholders
             and images differ in number (the question itself may contain a placeholder).
     """
-    check_chat_template(processor, name)
+    check_chat_template(processor, name, model_type=layout.model_type)
     picture = [{"type": "image"}] if prompt.image is not None else []
     messages = [{"role": "user", "content": [*picture, {"type": "text", "text": prompt.text}]}]
     if prompt.system is not None:
@@ -126,17 +127,19 @@ def _on_one_day() -> Iterator[None]:
         names["datetime"] = before
 
 
-def check_chat_template(processor: Any, name: str) -> None:
+def check_chat_template(processor: Any, name: str, *, model_type: str, path: str = "") -> None:
     """Checks that there is a chat template. A guessed prompt format would change what is measured.
 
     Raises:
-        UserError: the processor has none.
+        UserError: the processor has none; names the option of ``model=`` that has one for the family.
     """
-    if not getattr(processor, "chat_template", None):
-        raise UserError(
-            f"the processor of {name} has no chat template; prompts are rendered through one; set model.chat_template "
-            "(in Python: processor.chat_template) to a Jinja template, as in the checkpoint's model card"
-        )
+    if getattr(processor, "chat_template", None):
+        return
+    way = "set model.chat_template (in Python: processor.chat_template) to a Jinja template, as in the model card"
+    if (preset := PRESETS.get(model_type)) is not None:
+        own = f"model={preset} model.path={path or 'FOLDER'}"
+        way = f"{own} has one for this family ({model_type}); or {way}"
+    raise UserError(f"the processor of {name} has no chat template; prompts are rendered through one; {way}")
 
 
 def _check_placeholders(text: str, processor: Any, *, images: int, layout: "Layout", name: str) -> None:

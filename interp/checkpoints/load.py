@@ -207,7 +207,8 @@ def read_processor(place: Source, config: ModelConfig) -> Any:
     elif not getattr(processor, "chat_template", None) and saved.is_file():
         processor.chat_template = saved.read_text(encoding="utf-8")
     set_bounds(processor.image_processor, config)
-    check_chat_template(processor, config.name)
+    family = str(getattr(read_config(place, config), "model_type", ""))
+    check_chat_template(processor, config.name, model_type=family, path=config.path)
     return processor
 
 
