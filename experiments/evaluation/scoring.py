@@ -1,5 +1,6 @@
 """From records to the contents of metrics.json, by the kind of benchmark. No model is called."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +15,12 @@ from experiments.metrics.judge_error import corrected_rates, error_of
 from experiments.metrics.refusal import results as refusal
 from experiments.metrics.refusal.as_published import as_published
 from experiments.metrics.yes_no import results as yes_no
-from experiments.types import Judge, Kind
+from experiments.types import Judge, Kind, Status
+
+ONE_WORD = re.compile(r"\W*\w+\W*")
+FEWEST_TEXTS = 3  # answers that are alike, of sentences
+FEWEST_WORDS = 10  # and of single words, which are alike by chance
+SHOWN = 200  # characters of such a text
 
 
 def evaluate(
@@ -50,7 +56,27 @@ def evaluate(
         result = yes_no.evaluate(frame, **common, control=control, unsafe_margin=margin, contrasts=contrasts)
     if "fold" in frame:
         result |= {"learned_in_folds": list(dict.fromkeys(frame["arm"][frame["fold"].notna()]))}
+    if alike := same_texts(frame):
+        result |= {"same_text": alike}
     return result | _limits_of_judge(result, judge, run.judge_card, frame) if refusals else result
+
+
+def same_texts(frame: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """By arm whose answers are all one and the same text: ``text``, ``n`` answers, ``word`` (a verdict alone: "No.").
+
+    Columns of ``frame``: arm, status, verdict, response. Left out are arms with too few answers for it to be a sign.
+    """
+    if not {"status", "response", "verdict"} <= set(frame):
+        return {}
+    found: dict[str, dict[str, Any]] = {}
+    said = frame["status"].isin([Status.ANSWERED.value, Status.TRUNCATED.value]) & frame["response"].notna()
+    for arm, answers in frame[said].groupby("arm", sort=False):
+        texts = answers["response"].str.strip()
+        text = str(texts.iloc[0])
+        word = bool(ONE_WORD.fullmatch(text)) and answers["verdict"].iloc[0] in ("yes", "no")
+        if texts.nunique() == 1 and len(texts) >= (FEWEST_WORDS if word else FEWEST_TEXTS):
+            found[str(arm)] = {"text": text[:SHOWN], "n": len(texts), "word": word}
+    return found
 
 
 def with_published_rows(

@@ -9,6 +9,7 @@ from experiments.report.sentences import refusal, yes_no
 from experiments.runs.provenance import subject
 from interp.checkpoints.config import ORGANISM
 
+LETTERS = 80  # of a text in a sentence
 FOREIGN = (
     "The model is the bundled organism, which knows IconWorld's words and pictures alone: on {benchmark} its answers "
     "mean nothing, and this run shows only that every step works."
@@ -96,6 +97,28 @@ def foreign(path: str, benchmark: str) -> str:
     return FOREIGN.format(benchmark=benchmark) if path.startswith(ORGANISM) and not made_for else ""
 
 
+def same_text(metrics: Mapping[str, Any]) -> list[str]:
+    """A sentence for each arm whose answers are all one and the same text (``experiments.evaluation.scoring``)."""
+    lines = []
+    for arm, one in (metrics.get("same_text") or {}).items():
+        text = " ".join(one["text"].split())
+        shown = f"“{text if len(text) <= LETTERS else text[: LETTERS - 1] + '…'}”"
+        if one["word"]:
+            lines.append(
+                f"{arm} answers {shown} {one['n']:,} times out of {one['n']:,}: its verdicts tell no case from another."
+            )
+        elif not text:
+            lines.append(
+                f"All {one['n']:,} answers of {arm} are empty: see what the model was asked before its numbers."
+            )
+        else:
+            lines.append(
+                f"All {one['n']:,} answers of {arm} are one and the same text ({shown}): it may stand in for answers "
+                "that failed, or be a fixed reply; read it before its numbers."
+            )
+    return lines
+
+
 def _of_the_run(metrics: Mapping[str, Any], environment: Mapping[str, Any]) -> list[str]:
     """What limits every number of the run, in sentences."""
     model, benchmark = environment.get("model") or {}, environment.get("benchmark") or {}
@@ -103,6 +126,7 @@ def _of_the_run(metrics: Mapping[str, Any], environment: Mapping[str, Any]) -> l
     folded = ", ".join(metrics.get("learned_in_folds") or ())
     lines = [
         foreign(str(model.get("path") or ""), str(benchmark.get("name"))),
+        *same_text(metrics),
         shortfall(int(benchmark.get("complete", 0)), missing if isinstance(missing, Mapping) else {}),
         folded and f"Learned in folds of these cases, each case by what the others teach: {folded}.",
         str(model.get("rounded") or ""),

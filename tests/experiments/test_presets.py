@@ -63,4 +63,4 @@ def test_the_named_command_answers_from_a_local_folder(family: str, folders: dic
         opened.answer_all()
     answers = (only_run(run) / "predictions.jsonl").read_text().splitlines()
     assert len(answers) == 4
-    assert {json.loads(answer)["status"] for answer in answers} == {"answered"}
+    assert {json.loads(answer)["status"] for answer in answers} <= {"answered", "truncated"}

@@ -123,4 +123,4 @@ def test_any_text_is_drawable(text: str) -> None:
 def test_wide_letters_take_two_columns() -> None:
     assert (width("ab"), width(CHINESE), width(r"\u5b89")) == (2, 4, 6)
     assert glyphs.cut("abcdef", 4) == "abc…"
-    assert glyphs.cut(CHINESE * 2, 5) == f"{CHINESE}…"
+    assert glyphs.cut("☔☔", 3) == "☔…"
