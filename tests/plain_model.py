@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ def state(vlm: VLM) -> State:
     Of each module: its identity, the names of its attributes, its hooks of every kind and its settings; of each
     parameter and buffer its bits. Of the process: the state of random numbers, gradients, the default type.
     """
-    found: State = {"vlm": sorted(vars(vlm)), "process": _process()}
+    kept = [name for name in vars(vlm) if not isinstance(getattr(type(vlm), name, None), cached_property)]
+    found: State = {"vlm": sorted(kept), "process": _process()}
     found |= {f"{name} of the processor": value for name, value in _words(vlm).items()}
     for name, module in vlm.model.named_modules(remove_duplicate=False):
         found[f"module {name}"] = (id(module), module.training, sorted(vars(module)))
