@@ -1,8 +1,13 @@
-"""A digest of what decides, beside the weights, how a model answers: configuration, processor, template, end tokens."""
+"""A digest of what decides, beside the weights, how a model answers: configuration, processor, template, end tokens.
+
+Its classes are transformers', and write other settings in another version: a digest names the minor version that it was
+made in, and only two of one version are compared.
+"""
 
 import hashlib
 import json
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Any
 
 LENGTH = 12  # hex digits
@@ -39,7 +44,7 @@ def tokenizers_of(processor: Any) -> dict[str, Any]:
 
 
 def preprocessing_digest(processor: Any, *, known: Mapping[str, str], ends: set[int]) -> str:
-    """``sha256:`` and 12 hex digits of what ``processor`` does.
+    """``sha256:``, 12 hex digits of what ``processor`` does, and the version of transformers ("sha256:3f…@5.23").
 
     Args:
         known: digests of what is not read here: of the configuration, and of ``tokenizers_of(processor)``.
@@ -50,7 +55,13 @@ def preprocessing_digest(processor: Any, *, known: Mapping[str, str], ends: set[
         for name, part in vars(processor).items()
         if name not in known and (isinstance(part, PLAIN) or hasattr(part, "to_dict"))
     }
-    return f"sha256:{_digest([dict(known), sorted(ends), str(processor.chat_template), parts])}"
+    library = ".".join(version("transformers").split(".")[:2])
+    return f"sha256:{_digest([dict(known), sorted(ends), str(processor.chat_template), parts])}@{library}"
+
+
+def is_other(known: str | None, here: str) -> bool:
+    """Whether two digests tell two models apart; one that is not known or is of another version does not."""
+    return bool(known) and known != here and str(known).partition("@")[2] == here.partition("@")[2]
 
 
 def _settings(found: Any) -> Any:

@@ -23,7 +23,7 @@ from interp.layout import layout_for
 from interp.margin import NO, YES, AnswerIds, FirstScores, Metric, answer_ids, margin_of
 from interp.output_head import float32_head, native_head
 from interp.pictures import PictureRefused
-from interp.preprocessing import configuration_digest, preprocessing_digest, tokenizer_digest, tokenizers_of
+from interp.preprocessing import configuration_digest, is_other, preprocessing_digest, tokenizer_digest, tokenizers_of
 from interp.prompt import MARK, Prompt, render
 
 __all__ = ["VLM", "Generation", "Prompt"]
@@ -156,12 +156,11 @@ class VLM:
     def other_than(self, known: Mapping[str, Any]) -> str:
         """What tells this model from the one whose ``revision`` and ``preprocessing`` are ``known``; "" if nothing.
 
-        What was recorded before preprocessing was lacks it, and is compared by its weights alone.
+        What was recorded without preprocessing, or under another version of transformers, is compared by its weights.
         """
         if known.get("revision") != self.revision:
             return f"its weights ({known.get('revision')}, here {self.revision})"
-        before = known.get("preprocessing") or self.preprocessing
-        if before != self.preprocessing:
+        if is_other(before := known.get("preprocessing"), self.preprocessing):
             return f"its configuration, processor, chat template or tokenizer ({before}, here {self.preprocessing})"
         return ""
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from interp.checkpoints.config import ORGANISM
 from interp.errors import UserError
+from interp.preprocessing import is_other
 
 if TYPE_CHECKING:
     from interp.checkpoints.config import ModelConfig
@@ -99,7 +100,7 @@ def check_base(folder: Path, vlm: "VLM") -> None:
             f"{vlm.name} ({vlm.revision or 'in memory'}); an adapter fits the weights it was trained on; choose that "
             "model, or train an adapter for this one"
         )
-    if origin.base_preprocessing not in ("", vlm.preprocessing):
+    if is_other(origin.base_preprocessing, vlm.preprocessing):
         raise UserError(
             f"adapter {folder} was trained on {origin.base} with another configuration, processor, chat template or "
             f"tokenizer than {vlm.name} has ({origin.base_preprocessing}, here {vlm.preprocessing}); give the "

@@ -31,6 +31,7 @@ from interp.checkpoints.config import ModelConfig
 from interp.checkpoints.load import resolve_device
 from interp.errors import UserError
 from interp.loading import load
+from interp.preprocessing import is_other
 from interp.vlm import VLM
 from mitigation.vrtuning import checkpoint
 from mitigation.vrtuning.collator import Collator
@@ -220,9 +221,9 @@ def _identity(origin: checkpoint.Origin) -> dict[str, Any]:
 
 
 def _is_another(there: dict[str, Any], here: dict[str, Any]) -> bool:
-    """Whether two identities are of two trainings. Earlier versions did not record the preprocessing."""
-    known = {"base_preprocessing": here["base_preprocessing"]} if not there.get("base_preprocessing") else {}
-    return there | known != here
+    """Whether two identities are of two trainings."""
+    name = "base_preprocessing"
+    return there | {name: here[name]} != here or is_other(there.get(name), here[name])
 
 
 def _finished(out: Path, origin: checkpoint.Origin, settings: Settings) -> Trained | None:

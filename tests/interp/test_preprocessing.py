@@ -58,6 +58,8 @@ def test_what_changes_answers_makes_another_model(change: Callable[[VLM], None])
         f"({plain.preprocessing}, here {changed.preprocessing})"
     )
     assert changed.other_than({"revision": plain.revision}) == ""  # recorded before preprocessing was
+    elsewhere = {"revision": plain.revision, "preprocessing": plain.preprocessing.partition("@")[0] + "@5.0"}
+    assert changed.other_than(elsewhere) == ""  # under a transformers whose classes write other settings
     assert "weights (sha256:0, here sha256:1)" in plain.other_than(known | {"revision": "sha256:0"})
 
 

@@ -90,7 +90,11 @@ def test_what_was_learned_on_other_weights_is_refused(tmp_path: Path, vlm: VLM) 
     given = saved_run(tmp_path, "steering", {}, model=model)
     with pytest.raises(UserError, match=r"in its weights \(sha256:1, here .*what was learned belongs to its model"):
         check_model(run_of("task=serve", "method=steering", given), vlm)
-    model = {"name": "other", "revision": vlm.revision, "preprocessing": "sha256:2"}
+    model = {
+        "name": "other",
+        "revision": vlm.revision,
+        "preprocessing": f"sha256:2@{vlm.preprocessing.partition('@')[2]}",
+    }
     given = saved_run(tmp_path, "steering", {}, model=model)
     with pytest.raises(UserError, match=r"in its configuration, processor, chat template or tokenizer \(sha256:2"):
         check_model(run_of("task=serve", "method=steering", given), vlm)
