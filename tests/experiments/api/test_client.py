@@ -293,10 +293,11 @@ def test_a_spoilt_cache_is_asked_anew(server: Served, tmp_path: Path) -> None:
     model = ApiModel(config(server.url), cache=tmp_path)
     model.generate([Prompt("a")])
     (kept,) = tmp_path.rglob("*.json")
-    for spoilt in ("{", '{"status": "answered"}', '{"status": "empty", "text": "", "margin": null}', "\ud800"):
+    failed = json.dumps({"status": "answered", "text": "Failed to obtain answer via API.", "margin": None})
+    for spoilt in ("{", '{"status": "answered"}', '{"status": "empty", "text": "", "margin": null}', "\ud800", failed):
         kept.write_bytes(spoilt.encode(errors="surrogatepass"))
         assert model.generate([Prompt("a")]).texts == [stub_answer("a")]
-    assert len(server.requests) == 5
+    assert len(server.requests) == 6
 
 
 @pytest.mark.long
