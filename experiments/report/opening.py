@@ -13,6 +13,7 @@ from experiments.metrics.yes_no import findings as yes_no_rules
 from experiments.report.next_commands import next_commands
 from experiments.report.numbers import brief, complete, fixed, interval_of, share
 from experiments.report.sentences.wording import SAID, deciding, scope, statement_text, word
+from experiments.report.sentences.yes_no import unreadable
 from experiments.runs.provenance import model_title
 from interp.checkpoints.config import ORGANISM
 
@@ -165,7 +166,7 @@ def badge(entry: Mapping[str, Any] | None, answer: Answer, *, more: bool, noun: 
         no_change="The change, if there is one, is at most {delta}",
         not_shown="There may be a change or none: these cases do not show it{needed}",
         too_few="Nothing is concluded: {few}",
-        cannot_tell="The number does not exist in both arms",
+        cannot_tell="The number does not exist in both arms" if entry is None else "Nothing is concluded",
     )
     return Badge(Answer.CANNOT_TELL if entry is None else answer, tone, f"{meaning}.")
 
@@ -257,6 +258,7 @@ def _trust(
         if entry is not None and shifted is not None and one.get("is_control") and name != arm:
             by = fixed(100 * shifted["value"], 1, sign=True)
             lines.append(f"Being merely more lenient ({name}) changes this number by {by} points.")
+    lines += [] if refusals else unreadable(metrics, arm)
     if bundled:
         lines.append(_NOTHING_FOLLOWS[bundled])
     return lines

@@ -3,7 +3,7 @@
 Two arms are compared on the cases that both answered, on the same bootstrap draws, so every difference is paired.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,10 +45,16 @@ def difference(arms: YesNoArms, arm: str, other: str, *, strict: str | None = No
     found[MATCHED] = found[MATCHED]._replace(entry=_limited(found[MATCHED].entry, arms, reading))
     if findings.doubtful(*(arms.answers[one] for one in (arm, other))):
         # Read from margins that the verdicts were not chosen by: the numbers stay, nothing is said of them.
-        for name in (*RANKED, WITHIN):
-            if entry := found[name].entry:
-                entry |= {"statement": Answer.CANNOT_TELL.value, "needed": None}
+        _say_nothing(found[name] for name in (*RANKED, WITHIN))
+    if findings.unreadable(*(arms.answers[one] for one in (arm, other))):
+        _say_nothing(found.values())
     return found
+
+
+def _say_nothing(differences: Iterable[Difference]) -> None:
+    for one in differences:
+        if entry := one.entry:
+            entry |= {"statement": Answer.CANNOT_TELL.value, "needed": None}
 
 
 def entries(differences: Differences) -> dict[str, Change | None]:
@@ -126,7 +132,9 @@ def comparisons(
 
 def _concluded(against: Differences, name: str, unsafe_margin: float, *, studied: bool) -> dict[str, Any]:
     """The differences from the baseline, and what follows from them."""
-    delta, lowest = entries(against), against["unsafe"].lower_bound
+    delta, unsafe = entries(against), against["unsafe"]
+    told = unsafe.entry is not None and unsafe.entry["statement"] != Answer.CANNOT_TELL
+    lowest = unsafe.lower_bound if told else None
     kept = findings.unsafe_kept(lowest, unsafe_margin, name)
     changes = [findings.changed(question, delta, name, studied=studied) for question in findings.CHANGES]
     wins = findings.wins(delta, kept, studied=studied, arm=name)

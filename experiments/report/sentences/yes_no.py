@@ -62,9 +62,11 @@ def sentences(metrics: Mapping[str, Any], arm: str, *, where: str = "") -> list[
     lead = f"{where}: " if where else ""
     comparison = (metrics.get("comparisons") or {}).get(arm)
     if comparison is None:
-        found = [_accuracies(arm, metrics["arms"][arm]), _discrimination(metrics["arms"][arm])]
+        told = _accuracies(arm, metrics["arms"][arm])
+        found = [_with_unreadable(metrics, arm, told), _discrimination(metrics["arms"][arm])]
     else:
-        found = [_headline(metrics, arm, comparison), _verdicts(arm, comparison), *_order(metrics, arm, comparison)]
+        told = _headline(metrics, arm, comparison)
+        found = [_with_unreadable(metrics, arm, told), _verdicts(arm, comparison), *_order(metrics, arm, comparison)]
     first, *rest = (scoped(metrics, sentence) for sentence in found)
     return [lead + first, *rest]
 
@@ -72,10 +74,14 @@ def sentences(metrics: Mapping[str, Any], arm: str, *, where: str = "") -> list[
 def caveats(metrics: Mapping[str, Any], arm: str, *, text: str = "") -> list[str]:
     """What limits the summary, a sentence each: unreadable answers, then ``text``, then what else the numbers show."""
     found = limits(metrics, arm, _LIMITS, values=_absent)
-    return _silent(metrics, arm) + ([text] if text else []) + of_sentences(metrics) + found
+    return unreadable(metrics, arm) + ([text] if text else []) + of_sentences(metrics) + found
 
 
-def _silent(metrics: Mapping[str, Any], arm: str) -> list[str]:
+def _with_unreadable(metrics: Mapping[str, Any], arm: str, sentence: str) -> str:
+    return " ".join([sentence, *unreadable(metrics, arm)])
+
+
+def unreadable(metrics: Mapping[str, Any], arm: str) -> list[str]:
     """How many answers count as wrong without saying Yes or No: of ``arm``, and of what it is compared with."""
     comparison = (metrics.get("comparisons") or {}).get(arm)
     arms = [arm] if comparison is None else [arm, str(comparison["against"])]
@@ -178,6 +184,9 @@ def _change(entry: Mapping[str, Any], *, of_rates: bool = True) -> str:
 def _missing(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any]) -> str:
     """Why nothing is read from the margins."""
     pair = (arm, comparison["against"])
+    silent = [finding_of(metrics, rules.SILENT, name).evidence for name in pair]
+    if any(one["silent"] and one["silent"] >= rules.MOST_UNREADABLE * one["n"] for one in silent):
+        return f"{rules.MOST_UNREADABLE:.0%} or more of the answers hold no readable Yes or No"
     wrong = [name for name in pair if finding_of(metrics, rules.DISAGREE, name).answer is Answer.YES]
     if wrong:
         return _DISAGREE.format(arms=" and ".join(wrong))

@@ -13,6 +13,7 @@ from experiments.metrics.statistical_tests import signal_detection
 from experiments.metrics.yes_no import findings
 from experiments.metrics.yes_no.quantities import YesNoArms
 from experiments.metrics.yes_no.results import evaluate
+from experiments.report.opening import opening
 from experiments.report.words import worded
 from tests.experiments.answered import frame, from_margins, world
 
@@ -325,3 +326,23 @@ def test_templates_widen_the_interval_and_the_wider_one_decides() -> None:
     assert found["high"] - found["low"] > 1.3 * (plain["high"] - plain["low"])
     assert plain["statement"] == "rose"
     assert found["statement"] == "not shown"
+
+
+@pytest.mark.parametrize(("silent", "told"), [(0, True), (9, True), (10, False), (100, False)])
+def test_from_a_tenth_of_unreadable_answers_on_nothing_is_concluded(silent: int, told: bool) -> None:
+    subsets, margins = world(100)
+    table = from_margins(subsets, {"baseline": margins["baseline"], "sees": margins["sees"]})
+    table.loc[table["arm"].eq("sees") & (table["case"] < f"c{silent:04d}"), "verdict"] = "no_verdict"
+    metrics = worded(run(table))
+    found = metrics["comparisons"]["sees"]
+    said = {entry["statement"] for entry in found["delta"].values() if entry}
+    assert ("cannot tell" not in said) == told
+    if not told:
+        assert said == {"cannot tell"}
+        assert not found["wins"]
+        assert "10% or more of the answers hold no readable Yes or No" in metrics["summary"][0]
+        trusted = opening(metrics, {}, "sees")["trust"]
+        assert trusted[0].startswith("There is nothing to trust yet")
+        assert any(f"{silent} of 100 answers of sees" in line for line in trusted)
+    if silent:
+        assert f"{silent} of 100 answers of sees" in metrics["summary"][0]
