@@ -9,8 +9,10 @@ NAMES = ("cache", "past_key_values")
 
 def cache_in(values: Any) -> Any:
     """The KV cache among a forward's arguments (a mapping) or in its output (an object); None where there is none."""
+    # Its items, since a transformers output that is asked for the old name warns on the terminal.
+    given = dict(values.items()) if isinstance(values, Mapping) else None
     for name in NAMES:
-        found = values.get(name) if isinstance(values, Mapping) else getattr(values, name, None)
+        found = getattr(values, name, None) if given is None else given.get(name)
         if found is not None:
             return found
     return None
