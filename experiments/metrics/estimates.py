@@ -233,6 +233,33 @@ class Resamples:
             equal=bool(np.array_equal(rankdata(before[used]), rankdata(after[used]))),
         )
 
+    def paired_order(
+        self, pairs: Int[np.ndarray, "pair 2"], score: Values, before: Values | None = None
+    ) -> tuple[Entry, Entry]:
+        """How often the first of a pair scores above the second, ties counting half; and the change from ``before``.
+
+        Of pairs within one sentence this is the AUROC within sentences, which no constant of a sentence changes.
+        Without ``before`` the change is from a half, as a guess has it.
+        """
+        known = np.isfinite(score if before is None else score + before)
+        pairs = pairs[known[pairs].all(1)]
+        order, then = (
+            np.full(len(pairs), 0.5) if one is None else (np.sign(one[pairs[:, 0]] - one[pairs[:, 1]]) + 1) / 2
+            for one in (score, before)
+        )
+        sides = [np.isin(np.arange(self.cases), pairs[:, member]) for member in (0, 1)]
+        value = None if not len(pairs) else float(order.mean())
+        draws = None if value is None else self.bootstrap.pair_mean(pairs, order)
+        change = self._said(
+            None if value is None else value - float(then.mean()),
+            lambda some: some.pair_mean(pairs, order - then),
+            *sides,
+            small=SMALL,
+            equal=bool((order == then).all()),
+        )
+        level = self._level(value, draws, *sides)
+        return level | {"pairs": len(pairs)}, change | {"pairs": len(pairs)}
+
     def _used(self, *columns: np.ndarray, where: np.ndarray | None = None) -> np.ndarray:
         finite = np.logical_and.reduce([np.isfinite(column) for column in columns])
         return finite if where is None else finite & where

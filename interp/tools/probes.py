@@ -9,7 +9,6 @@ with some thirty cases of a class it reads much less (of 24 things 58% where thi
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,9 +30,10 @@ FAINT = 1e-6  # or by less than this share of the states' root mean square
 class Probe:
     """The results of a probe at each layer. Rates are fractions of 1; undefined ones are NaN, explained by ``reason``.
 
-    ``balanced_accuracy`` is the mean recall over classes, so chance is 1 / classes. ``control`` is the same for a probe
-    fitted to shuffled labels. ``auroc`` (two classes only) takes the second class as positive. ``predicted`` (−1 for a
-    case left out) and ``score`` are each case's held-out predictions, for resampling.
+    ``balanced_accuracy`` is the mean recall over classes, so chance is 1 / classes. ``auroc`` (two classes only) takes
+    the second class as positive. ``control`` and ``control_auroc`` are the same for probes fitted to shuffled labels,
+    the mean over ``shuffles``. ``predicted`` (−1 for a case left out) and ``score`` are each case's held-out
+    predictions, for resampling.
     """
 
     classes: tuple[str, ...]
@@ -43,6 +43,7 @@ class Probe:
     balanced_accuracy: Float[np.ndarray, " layer"]
     control: Float[np.ndarray, " layer"]
     auroc: Float[np.ndarray, " layer"]
+    control_auroc: Float[np.ndarray, " layer"]
     predicted: Int[np.ndarray, "layer row"]
     score: Float[np.ndarray, "layer row"]
     reason: str | None = None
@@ -88,8 +89,8 @@ def probe(
     Args:
         balance: columns (such as template and concept) within whose values two classes get equal weight in fitting;
             see ``interp.tools.held_out.raked``.
-        shuffles: how often the control's labels are drawn. They are shuffled among groups if each has a single label,
-            otherwise among cases.
+        shuffles: how often the control's labels are drawn; 0: no control. They are shuffled among groups if each has
+            a single label, otherwise among cases.
 
     Raises:
         UserError: columns of another length, fewer than two folds, or ``balance`` with more than two classes. Too few
@@ -111,36 +112,25 @@ def probe(
         return replace(found, reason=str(error))
     rng = np.random.default_rng(seed)
     weighted = _weighted(codes, splits, nuisances)
-    dealt = [_shuffled(codes, group, splits, rng) for _ in range(shuffles)]
-    controls = [(labels, _weighted(labels, splits, nuisances)) for labels in dealt]
+    draws = [_shuffled(codes, group, splits, rng) for _ in range(shuffles)]
+    controls = [(dealt, _weighted(dealt, splits, nuisances)) for dealt in draws]
     for layer, state in enumerate(states[:, kept]):
         scores = _held_out(state, codes, weighted)
         found.predicted[layer, kept] = guess = scores.argmax(1)
         found.accuracy[layer] = (guess == codes).mean()
         found.balanced_accuracy[layer] = balanced_accuracy_score(codes, guess)
-        found.control[layer] = np.mean(
-            [balanced_accuracy_score(one[0], _held_out(state, *one).argmax(1)) for one in controls]
-        )
         if len(names) == 2:
             found.score[layer, kept] = margin = scores[:, 1] - scores[:, 0]
             found.auroc[layer] = roc_auc_score(codes, margin)
+        if not controls:
+            continue
+        shuffled = [(one[0], _held_out(state, *one)) for one in controls]
+        found.control[layer] = np.mean([balanced_accuracy_score(dealt, one.argmax(1)) for dealt, one in shuffled])
+        if len(names) == 2:
+            found.control_auroc[layer] = np.mean(
+                [roc_auc_score(dealt, one[:, 1] - one[:, 0]) for dealt, one in shuffled]
+            )
     return found
-
-
-def probe_balanced(
-    hidden: Float[Tensor, "layer row width"],
-    labels: np.ndarray,
-    groups: np.ndarray,
-    *,
-    balance: Sequence[np.ndarray] = (),
-    seed: int = 0,
-) -> Probe:
-    """``probe``, without balancing where no value of ``balance`` occurs with both classes."""
-    fit = partial(probe, hidden, labels, groups, seed=seed)
-    try:
-        return fit(balance=balance)
-    except UserError:
-        return fit()
 
 
 def discriminant(
@@ -227,7 +217,7 @@ def _shuffled(
 def _nothing(hidden: Tensor, classes: tuple[str, ...], codes: np.ndarray, groups: np.ndarray) -> Probe:
     """A result filled with NaN."""
     layers, rows, _ = hidden.shape
-    accuracy, balanced, control, area = np.full((4, layers), np.nan)
+    accuracy, balanced, control, area, control_area = np.full((5, layers), np.nan)
     return Probe(
         classes=classes,
         counts=tuple(np.bincount(codes, minlength=len(classes)).tolist()),
@@ -236,6 +226,7 @@ def _nothing(hidden: Tensor, classes: tuple[str, ...], codes: np.ndarray, groups
         balanced_accuracy=balanced,
         control=control,
         auroc=area,
+        control_auroc=control_area,
         predicted=np.full((layers, rows), -1),
         score=np.full((layers, rows), np.nan),
     )

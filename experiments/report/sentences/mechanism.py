@@ -1,6 +1,6 @@
 """The mechanism study's findings as five sentences, which carry their numbers, 95% intervals and counts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from experiments.metrics.findings import Answer, Finding
@@ -9,6 +9,7 @@ from experiments.report.sentences.wording import by_less, statement_text, too_fe
 from experiments.report.table import estimate, percentage
 
 _CARRIED = (Answer.YES, Answer.ROSE, Answer.NO_CHANGE, Answer.FELL)
+_UNSEEN = {"kind": "kinds of picture", "sentence": "sentences"}
 _STAND_INS = {"blank": "grey picture", "none": "missing picture"}
 Evidence = Mapping[str, Any]
 
@@ -52,40 +53,66 @@ def _read(finding: Finding) -> str:
         )
     else:
         few = too_few(probe, sides=1).capitalize() if finding.answer is Answer.TOO_FEW else ""
-        lead = {Answer.YES: "Yes", Answer.NOT_SHOWN: "That a linear probe finds it is not shown", Answer.TOO_FEW: few}
+        lead = {Answer.YES: "Yes", Answer.NOT_SHOWN: _short_of(finding), Answer.TOO_FEW: few}
         answer = (
             f"{lead[finding.answer]}: from its own columns a linear probe names the thing shown, one of "
-            f"{probe['classes']}, in {_share(probe)} of held-out cases (shuffled labels "
-            f"{_share(probe['control'])}; n = {probe['n']} in {probe['clusters']} clusters)"
+            f"{probe['classes']}, in {_share(probe)} of cases whose sentences it was not fitted on "
+            f"({_controls([probe], _share)}; n = {probe['n']} in {probe['clusters']} clusters)"
         )
     return f"Is the picture read? {answer}."
 
 
+def _short_of(finding: Finding) -> str:
+    """What a claim that is not shown falls short of."""
+    found = finding.evidence
+    if found["guess"]:
+        return "That a linear probe finds it is not shown"
+    if found["no_untrained"] is not None:
+        return (
+            "That is not claimed, since no model of the same shape with random weights was read to compare with "
+            f"({found['no_untrained']})"
+        )
+    return "That a linear probe finds more of it than in random weights is not shown"
+
+
+def _controls(rows: Sequence[Mapping[str, Any]], number: Callable[[Any], str]) -> str:
+    """What the same probes read with shuffled labels, and from random weights at most."""
+    random = [one["value"] for row in rows for one in row["untrained"]]
+    read = f"random weights at most {number(max(random))}" if random else "random weights were not read"
+    return f"shuffled labels {number(max(row['shuffled'] for row in rows))}, {read}"
+
+
 def _carried(finding: Finding) -> str:
-    found, probe = finding.evidence, finding.evidence["probe"]
+    found, rows, within = finding.evidence, finding.evidence["probes"], finding.evidence["within"]
     if finding.answer is Answer.CANNOT_TELL:
-        why = probe["reason"] or "all cases have the same truth"
+        why = next((row["reason"] for row in rows if row["reason"]), "all cases have the same truth")
         return f"Is it carried to the verdict? That cannot be told here: {why}."
-    beyond, moved = probe["beyond"], finding.answer in (Answer.ROSE, Answer.FELL)
-    small = by_less(beyond, of_rates=False) if moved else ""
+    moved = finding.answer in (Answer.ROSE, Answer.FELL)
+    small = by_less(within["beyond"], of_rates=False) if moved else ""
+    fewest = min(rows, key=lambda row: row["clusters"])
     answer = {
         Answer.ROSE: f"Yes, and more of it than is said{small}",
         Answer.YES: "Yes; whether more of it than is said, or less, is not shown",
         Answer.NO_CHANGE: "Yes, and as much of it as is said, to within .02",
         Answer.FELL: f"Yes, though less than is said{small}",
         Answer.PARTLY: "What it shows is; that what follows from it is carried is not shown",
-        Answer.NOT_SHOWN: "That a linear probe finds it there is not shown",
-        Answer.TOO_FEW: too_few(probe).capitalize() if finding.answer is Answer.TOO_FEW else "",
+        Answer.NOT_SHOWN: _short_of(finding),
+        Answer.TOO_FEW: too_few(fewest).capitalize() if finding.answer is Answer.TOO_FEW else "",
     }[finding.answer]
     since = "" if found["from"] is None else f", from layer {found['from']} of {found['last']} on"
     cut = found["edge_cut"]
     without = "" if cut is None else (
         "; without attention from there to the picture the margin’s AUROC changes by "
         f"{_number(cut, sign=True)} (n = {cut['n']})")  # fmt: skip
+    read = " and ".join(f"{_number(row)} on {_UNSEEN[row['held_out']]}" for row in rows)
+    apart = "" if within is None else (
+        f"; within one sentence it puts the safe case first in {_share(within['probe'])} of pairs, the model’s own "
+        f"margin in {_share(within['margin'])} (difference {brief(within['beyond'])}; n = "
+        f"{within['probe']['pairs']})")  # fmt: skip
     return (
         f"Is it carried to the verdict? {answer}: at the last column of the prompt a probe tells safe from unsafe with "
-        f"AUROC {_number(probe)}{since}, the model’s own margin with {_number(found['margin'])} (difference "
-        f"{_number(beyond, sign=True)}; n = {probe['n']}){without}."
+        f"AUROC {read} that it was not fitted on ({_controls(rows, _number)}; n = {fewest['n']}){since}{apart}; over "
+        f"all cases the margin’s AUROC is {_number(found['margin'])}{without}."
     )
 
 
@@ -191,6 +218,13 @@ def _refused(counts: Mapping[str, int], looked_at: int) -> str:
     return ", ".join(f"{n} of {looked_at} refused for {what}" for what, n in counts.items()) or "none was tried"
 
 
+_VERDICTS = {
+    "score": "A verdict is the sign of the margin here (protocol=score), which the tools explain; an answer that says "
+    "neither Yes nor No has one too. A study of answers (protocol=generate) counts what is said.",
+    "generate": "Verdicts, by which failures are chosen, are those of the answers; the tools explain the margin.",
+}
+
+
 def notes(result: Mapping[str, Any]) -> list[str]:
     """What limits the numbers of mechanism.json, a sentence each."""
     cases = result["cases"]
@@ -198,8 +232,11 @@ def notes(result: Mapping[str, Any]) -> list[str]:
         "Residual layers: 0 is what enters the first decoder layer, l the output of decoder layer l − 1; the last "
         "column is where the answer is read off. Intervals are 95%, from resampling clusters; those of differences and "
         "effects are Student’s, and where cases are made from templates from resampling clusters or templates and "
-        "things, whichever is wider. Probes and directions are read on "
-        "clusters that they were not fitted on; truth’s probe is fitted with template and concept balanced.",
+        "things, whichever is wider. Curves of probes and directions are read on "
+        "clusters that they were not fitted on; truth’s probe is fitted with template and concept balanced. A claim "
+        "rests on probes that saw none of a kind of picture, or none of a sentence; it has to lie above a guess, above "
+        "shuffled labels, and above the same probes of models of the same shape with random weights.",
+        _VERDICTS[cases["protocol"]],
     ]
     if cases["subset"] is not None:
         found.append(

@@ -56,6 +56,22 @@ class AnsweredCases:
         """The family of each sentence: its template where the benchmark names it, else as proposed from the texts."""
         return np.array(family_names([one.text for one in self.samples], [one.tags for one in self.samples]))
 
+    @property
+    def kinds(self) -> np.ndarray:
+        """What each picture shows: the tag ``concept``, else the benchmark's words for it, else the picture itself."""
+        column = self.tag("concept")
+        if column is None:
+            column = np.array([sample.described or sample.picture or sample.cluster for sample in self.samples])
+        return column
+
+    @property
+    def within_sentences(self) -> Int[np.ndarray, "pair 2"]:
+        """Every pair of a safe and an unsafe case that were asked the same question."""
+        _, codes = np.unique(self.questions, return_inverse=True)
+        safe, unsafe = np.flatnonzero(self.safe), np.flatnonzero(~self.safe)
+        one, other = np.nonzero(codes[safe][:, None] == codes[unsafe])
+        return np.stack([safe[one], unsafe[other]], axis=1)
+
     def tag(self, name: str) -> np.ndarray | None:
         """The values of a tag; None where a case does not have it."""
         values = [sample.tags.get(name) for sample in self.samples]

@@ -24,6 +24,7 @@ from experiments.studies.mechanism.cases import (
     select,
     twin_indices,
 )
+from experiments.studies.mechanism.controls import CLAIMED, UNTRAINED, control_rows
 from experiments.studies.mechanism.departure import lens_rows
 from experiments.studies.mechanism.directions import (
     KINDS,
@@ -55,6 +56,7 @@ from interp.tools.directions import Direction
 from interp.tools.knockout import Cut, Edge, cut_scores, windows
 from interp.tools.lens import lens_margins
 from interp.tools.patching import LEAST_GAP, PatchEffects, misaligned, patch
+from interp.tools.untrained import untrained, why_not
 from mitigation.prior_correction import prior_margins
 
 if TYPE_CHECKING:
@@ -95,6 +97,7 @@ class Examination:
         self.verdicts = {record["case"]: record["verdict"] for record in records if record["arm"] == ARM}
         self.cases: AnsweredCases = answered_cases(samples, records)
         self.selection: Selection | None = select(self.cases, records, limit=failures, seed=seed)
+        self.scored = any(record.get("protocol") == "score" for record in records)
         self.prompts = prompts_of(self.cases.samples)
         self.layers = spaced_layers(last_layer(vlm), layers)
         self.windows = windows(vlm, width, stride)
@@ -119,6 +122,7 @@ class Examination:
             "layers": self.layers,
             "windows": self.window_names,
             "probes": probe_rows(states, cases, margins, self.estimator, seed=self.seed),
+            **self._controls(states, margins),
             **routes,
             "lens": departed,
             "directions": direction_rows(directions, states, cases, subset, self.estimator),
@@ -128,10 +132,23 @@ class Examination:
             **self._reversal(margins, states, directions, self._overruled_at(routes, departed)),
         })  # fmt: skip
 
+    def _controls(self, states: Residuals, margins: np.ndarray) -> dict[str, Any]:
+        """The probes that claims rest on, of this model and of random ones of its shape, where there is room."""
+        why = why_not(self.vlm)
+        places = sorted({place for _, place in CLAIMED})
+        random = []
+        for number in range(0 if why else UNTRAINED):
+            other = untrained(self.vlm, seed=self.seed + number)
+            random.append(residuals(other, self.prompts, places=places, layers=self.layers))
+            del other
+        rows = control_rows(states, random, self.cases, margins, self.estimator, seed=self.seed)
+        return {"controls": rows, "no_untrained": why}
+
     def _counts(self) -> dict[str, Any]:
         cases, selection = self.cases, self.selection
         found: dict[str, Any] = {"n": len(cases.samples), "failures": int(cases.failed.sum()),
-                                 "clusters": len(set(cases.clusters)), "subset": None}  # fmt: skip
+                                 "clusters": len(set(cases.clusters)), "subset": None,
+                                 "protocol": "score" if self.scored else "generate"}  # fmt: skip
         if selection is not None:
             found |= {
                 "subset": selection.subset,

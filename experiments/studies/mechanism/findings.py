@@ -4,13 +4,13 @@ An answer is given where a 95% interval lies wholly on one side; where it does n
 shown, and with too few clusters for an interval, that.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.metrics.bootstrap import FEWEST
 from experiments.metrics.findings import Answer, Finding
+from experiments.studies.mechanism.controls import above_guess, holds, holds_from, of_claim
 from experiments.studies.mechanism.interventions import ALL_LAYERS, ARRIVED, AS_IT_IS, PRIOR, arrives_at, effect_at
-from experiments.studies.mechanism.probes import probe_row, readable_from, reads
 
 Result = Mapping[str, Any]
 
@@ -23,33 +23,44 @@ def findings(result: Result) -> list[Finding]:
 
 def _read(result: Result) -> Finding:
     """By the probe of what the picture shows, at the picture's own columns and the last layer."""
-    probe, apart = probe_row(result["probes"], "concept", "image", result["layers"][-1]), result["twins"]["apart"]
-    answer = reads(probe)
+    rows, apart = of_claim(result["controls"], "concept", "image", result["layers"][-1]), result["twins"]["apart"]
+    answer = holds(rows)
     if answer is Answer.CANNOT_TELL:
         answer = Answer.CANNOT_TELL if apart["value"] is None else Answer.PARTLY
-    return Finding("picture_read", answer, {"probe": probe, "apart": apart})
+    return Finding("picture_read", answer, {"probe": rows[0], "apart": apart, **_short_of(result, rows)})
+
+
+def _short_of(result: Result, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What a claim falls short of: ``guess``, whether of that; ``no_untrained``, why no random model was read."""
+    return {"guess": not all(map(above_guess, rows)) if all(row["value"] is not None for row in rows) else None,
+            "no_untrained": result["no_untrained"]}  # fmt: skip
 
 
 def _carried(result: Result) -> Finding:
-    """By the probe of the truth at the verdict and the last layer (fixed beforehand), beside the model's own margin.
+    """By the probes of the truth at the verdict and the last layer (fixed beforehand), beside the model's own margin.
 
-    ROSE and FELL: it reads more, or less, than the margin says; YES: it reads it, and neither is shown.
+    ROSE and FELL: within sentences it reads more, or less, than the margin says; YES: it reads it, and neither is
+    shown.
     """
     layers = result["layers"]
-    truth, concept = (probe_row(result["probes"], name, "verdict", layers[-1]) for name in ("truth", "concept"))
+    truth, concept = (of_claim(result["controls"], name, "verdict", layers[-1]) for name in ("truth", "concept"))
     margin = _reversal(result, AS_IT_IS)["auroc"]
+    within = next((row["within"] for row in truth if row["within"]), None)
     cut = [row for row in result["knockout"] if (row["edge"], row["layers"]) == ("image → verdict", ALL_LAYERS)]
-    if truth["value"] is None or margin["value"] is None:
+    answer = holds(truth)
+    if margin["value"] is None:
         answer = Answer.CANNOT_TELL
-    elif (answer := reads(truth)) is Answer.YES:
-        further = Answer(truth["beyond"]["statement"])
+    elif answer is Answer.YES and within is not None:
+        further = Answer(within["beyond"]["statement"])
         answer = further if further in (Answer.ROSE, Answer.FELL, Answer.NO_CHANGE) else Answer.YES
-    elif answer is Answer.NOT_SHOWN and reads(concept) is Answer.YES:
+    elif answer is Answer.NOT_SHOWN and holds(concept) is Answer.YES:
         answer = Answer.PARTLY
     return Finding("picture_carried", answer, {
-        "probe": truth,
+        "probes": truth,
         "margin": margin,
-        "from": readable_from(result["probes"], "truth", "verdict", layers),
+        "within": within,
+        **_short_of(result, truth),
+        "from": holds_from(result["controls"], "truth", "verdict", layers),
         "last": layers[-1],
         "edge_cut": cut[0]["change"] if cut else None,
     })  # fmt: skip

@@ -1,5 +1,7 @@
 """What a linear probe reads where: concept, truth and the model's own verdict, by position and layer.
 
+Curves to look at; what may be claimed of them is decided by ``mechanism.controls``.
+
 MOSSBench's three stages (perception, intent, decision; arXiv 2406.17806, section 5) seen from inside. Arrays in, rows
 out; no model is involved.
 """
@@ -10,15 +12,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from experiments.metrics.bootstrap import FEWEST
-from experiments.metrics.estimates import Resamples, first_lasting, shown_often
-from experiments.metrics.findings import Answer, side
+from experiments.metrics.estimates import Resamples, shown_often
 from experiments.studies.mechanism.cases import AnsweredCases
+from experiments.studies.mechanism.controls import KIND, NO_CONCEPT, ONE_TRUTH, TOO_FEW, mixed
+from interp.errors import UserError
 from interp.hooks.residual import Place, Residuals, place_name
-from interp.tools.probes import Probe, probe_balanced
+from interp.tools.probes import Probe, probe
 
-NO_CONCEPT = "the benchmark says of no picture what it shows"
-TOO_FEW = "no thing is shown often enough for a held-out number"
 ProbeRow = dict[str, Any]
 
 
@@ -29,8 +29,8 @@ def probe_rows(
 
     *concept* is one of many classes, read with balanced accuracy; *truth* (safe) and *verdict* (says Yes) are read with
     AUROC. Every case is read by a probe that saw nothing of its cluster. For truth the fitting cases are balanced
-    within template and concept, so that neither stands in for it. ``beyond`` is the probe's AUROC minus that of the
-    model's own margin, paired by case.
+    within template and concept, so that neither stands in for it, and nothing is read where each kind of picture has
+    one truth only. ``beyond`` is the probe's AUROC minus that of the model's own margin, paired by case.
     """
     nuisances = [column for name in ("template", "concept") if (column := cases.tag(name)) is not None]
     shown = cases.tag("concept")
@@ -41,13 +41,21 @@ def probe_rows(
     for quantity, label in labels.items():
         balance = nuisances if quantity == "truth" else []
         for position, values in zip(states.places, states.values, strict=True):
-            if label is None or not (label != "").any():
-                reason = NO_CONCEPT if label is None else TOO_FEW
+            reason = NO_CONCEPT if label is None else TOO_FEW
+            if label is not None and quantity == "truth":
+                reason = "" if mixed(cases.kinds, cases.safe).any() else ONE_TRUTH[KIND]
+            elif label is not None and (label != "").any():
+                reason = ""
+            if label is None or reason:
                 rows += [_key(quantity, position, layer) | _unread(reason) for layer in states.layers]
                 continue
             known = label != ""
-            found = probe_balanced(values[:, known], label[known], np.array(cases.clusters)[known],
-                           balance=[column[known] for column in balance], seed=seed)  # fmt: skip
+            try:
+                found = probe(values[:, known], label[known], np.array(cases.clusters)[known],
+                              balance=[column[known] for column in balance], seed=seed)  # fmt: skip
+            except UserError as error:
+                rows += [_key(quantity, position, layer) | _unread(str(error)) for layer in states.layers]
+                continue
             rows += [
                 _key(quantity, position, layer) | _read(found, index, label, known, margins, estimator)
                 for index, layer in enumerate(states.layers)
@@ -82,22 +90,3 @@ def _read(
 def probe_row(rows: Sequence[ProbeRow], quantity: str, position: str, layer: int) -> ProbeRow:
     """One row of ``probe_rows``."""
     return next(r for r in rows if (r["quantity"], r["place"], r["layer"]) == (quantity, position, layer))
-
-
-def reads(row: ProbeRow) -> Answer:
-    """YES where the whole interval lies above what a probe without knowledge reads: the control, or an AUROC of a half.
-
-    NOT_SHOWN where it does not, TOO_FEW without enough clusters, CANNOT_TELL without a value.
-    """
-    if row["value"] is None:
-        return Answer.CANNOT_TELL
-    if row["clusters"] < FEWEST:
-        return Answer.TOO_FEW
-    chance = 0.5 if row["measure"] == "AUROC" else max(row["control"] or 0.0, 1 / max(row["classes"], 1))
-    return Answer.YES if side(row, chance) > 0 else Answer.NOT_SHOWN
-
-
-def readable_from(rows: Sequence[ProbeRow], quantity: str, position: str, layers: Sequence[int]) -> int | None:
-    """The first layer from which on, to the last, the quantity is read above chance; None where the last is not."""
-    first = first_lasting([int(reads(probe_row(rows, quantity, position, layer)) is Answer.YES) for layer in layers], 1)
-    return None if first is None else layers[first]

@@ -69,11 +69,13 @@ class Mechanism:
     def _examined(self, work: study.Study) -> list[RenderableType]:
         """Writes mechanism.json, the figure and the report's section; what to print."""
         from experiments.studies.mechanism import figure, tables
+        from experiments.studies.mechanism.controls import UNTRAINED
         from experiments.studies.mechanism.examination import Examination
         from experiments.studies.mechanism.findings import findings
 
         records = work.records()
         options = asdict(self) | {"draws": min(self.draws, work.run.draws)}
+        settings = options | {"untrained": UNTRAINED}
 
         def examine() -> dict[str, Any]:
             result = Examination(work.vlm, work.samples, records, seed=work.run.seed, **options).examine()
@@ -89,4 +91,4 @@ class Mechanism:
 
         answers = [(record["case"], record["verdict"]) for record in records]
         status = "causal tools on failures and matched successes"
-        return look_inside(work, NAME, options, work.samples, examine, present, status=status, of=answers)
+        return look_inside(work, NAME, settings, work.samples, examine, present, status=status, of=answers)

@@ -14,8 +14,8 @@ LABEL, LAYER, OTHER = 16, 6, 10  # characters of a column in the terminal: the f
 
 def tables(result: Result) -> list[Table]:
     """Every table that has rows, in the order of the sentences."""
-    found = [probes(result), knockout(result), *patching(result), lens(result), directions(result), cosines(result),
-             reversal(result)]  # fmt: skip
+    found = [probes(result), controls(result), knockout(result), *patching(result), lens(result), directions(result),
+             cosines(result), reversal(result)]  # fmt: skip
     return [table for table in found if table.rows]
 
 
@@ -44,6 +44,40 @@ def probes(result: Result) -> Table:
         "model’s own): AUROC. Last column: balanced accuracy with shuffled labels, the highest of all layers.",
         records,
     )
+
+
+def controls(result: Result) -> Table:
+    """What each claim rests on: quantity, place and what is held out, by layer."""
+    records: list[Record] = []
+    read = [row for row in result["controls"] if row["value"] is not None]
+    layers = [f"layer {layer}" for layer in result["layers"]]
+    for (quantity, place, out), rows in grouped(read, "quantity", "place", "held_out").items():
+        unseen = {"kind": "other kinds", "sentence": "other sentences"}[out]
+        random = [one["value"] for row in rows for one in row["untrained"]]
+        records.append({
+            "read": f"{quantity}, at {place}, on {unseen}",
+            "n": str(rows[0]["n"]),
+            **dict.fromkeys(layers, MISSING),
+            **by_layer(rows, estimate),
+            "shuffled labels": f"≤ {fixed(max(row['shuffled'] for row in rows), 2)}",
+            "random weights": f"≤ {fixed(max(random), 2)}" if random else MISSING,
+        })  # fmt: skip
+        if rows[0]["within"]:
+            within = {name: by_layer(rows, lambda row, name=name: estimate(row["within"][name])) for name in _ORDER}
+            records += [
+                {"read": words, "n": f"{rows[0]['within']['probe']['pairs']} pairs", **within[name],
+                 "shuffled labels": "", "random weights": ""}
+                for name, words in _ORDER.items()
+            ]  # fmt: skip
+    return _table(
+        "What claims rest on: probes fitted without a kind of picture, or without a sentence (AUROC; of the concept "
+        "balanced accuracy), the highest of all layers with shuffled labels and with random weights; and how often, of "
+        "two cases of one sentence, the safe one comes first.",
+        records,
+    )
+
+
+_ORDER = {"probe": "truth, within a sentence", "margin": "the margin, within a sentence"}
 
 
 def knockout(result: Result) -> Table:

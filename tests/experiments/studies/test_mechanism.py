@@ -11,7 +11,7 @@ from scipy.stats import t as student_t
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from experiments.metrics.estimates import Resamples, first_lasting
-from experiments.metrics.findings import side, statement
+from experiments.metrics.findings import Answer, side, statement
 from experiments.report.sentences.mechanism import notes, sentences
 from experiments.report.table import terminal
 from experiments.studies.mechanism import figure, tables
@@ -23,6 +23,7 @@ from experiments.studies.mechanism.cases import (
     select,
     twin_indices,
 )
+from experiments.studies.mechanism.controls import ONE_TRUTH, control_rows, holds, holds_from, of_claim
 from experiments.studies.mechanism.departure import lens_rows
 from experiments.studies.mechanism.directions import alarm_effect
 from experiments.studies.mechanism.examination import ablated_margins, spaced_layers
@@ -41,7 +42,7 @@ from experiments.studies.mechanism.interventions import (
     shifted_margins,
     twin_gaps,
 )
-from experiments.studies.mechanism.probes import probe_rows, readable_from
+from experiments.studies.mechanism.probes import probe_rows
 from experiments.studies.mechanism.study import Mechanism
 from experiments.types import Sample
 from interp.errors import UserError
@@ -164,10 +165,11 @@ def test_probes_find_what_is_planted_where_it_is_planted() -> None:
         states[0, :, :, thing] += 8 * (np.arange(96) // 2 % 3 == thing)
     read = Residuals(torch.from_numpy(states).float(), ("image", "verdict"), (0, 1))
     rows = probe_rows(read, cases, np.zeros(96), Resamples.of_names(cases.clusters, draws=100, seed=0), seed=0)
-    assert readable_from(rows, "concept", "image", [0, 1]) == 0
-    assert readable_from(rows, "concept", "verdict", [0, 1]) is None
-    assert readable_from(rows, "truth", "verdict", [0, 1]) == 1
-    assert readable_from(rows, "truth", "image", [0, 1]) is None
+    read_at = {
+        (row["quantity"], row["place"], row["layer"]) for row in rows
+        if row["quantity"] != "verdict" and row["low"] > max(row["control"], 1 / row["classes"]) + 0.1
+    }  # fmt: skip
+    assert read_at == {("concept", "image", 0), ("concept", "image", 1), ("truth", "verdict", 1)}
     found = next(r for r in rows if (r["quantity"], r["place"], r["layer"]) == ("truth", "verdict", 1))
     assert found["beyond"]["value"] == pytest.approx(found["value"] - 0.5)
     untold = AnsweredCases(tuple(sample(i, safe=i % 2 == 0) for i in range(96)), cases.verdicts)
@@ -175,6 +177,97 @@ def test_probes_find_what_is_planted_where_it_is_planted() -> None:
     assert {row["reason"] for row in rows if row["quantity"] == "concept"} == {
         "the benchmark says of no picture what it shows"
     }
+
+
+def designed(kinds: int, sentences: int, *, each: int = 4) -> AnsweredCases:
+    """Every kind of picture with every sentence, whose truth needs both; ``each`` cases a cell."""
+    cells = [(k, s) for k in range(kinds) for s in range(sentences) for _ in range(each)]
+    samples = tuple(
+        replace(sample(i, safe=(k + s) % 2 == 0, text=f"s{s}", template=f"t{s}", concept=f"x{k}"), cluster=f"{k} × {s}")
+        for i, (k, s) in enumerate(cells)
+    )
+    return AnsweredCases(samples, ("no",) * len(samples))
+
+
+def claimed(
+    cases: AnsweredCases, states: np.ndarray, *random: np.ndarray, margins: np.ndarray | None = None
+) -> list[dict[str, Any]]:
+    """``control_rows`` of states [place (image, verdict), layer, case, width] and those of untrained models."""
+    trained, *others = (
+        Residuals(torch.from_numpy(one).float(), ("image", "verdict"), (0, 1)) for one in (states, *random)
+    )
+    tags = cases.tag("template"), cases.tag("concept")
+    factors = None if tags[0] is None or tags[1] is None else (tags[0], tags[1])
+    some = Resamples.of_names(cases.clusters, draws=200, seed=0, factors=factors)
+    return control_rows(
+        trained, others, cases, np.zeros(len(cases.samples)) if margins is None else margins, some, seed=0
+    )
+
+
+def noise(cases: AnsweredCases, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(2, 2, len(cases.samples), 8))
+
+
+def test_a_truth_that_is_there_for_every_kind_and_sentence_is_claimed() -> None:
+    cases = designed(12, 12, each=2)
+    states, margins = noise(cases), noise(cases, 3)[0, 0, :, 0]
+    states[1, 1, :, 0] += 4 * cases.safe
+    rows = claimed(cases, states, noise(cases, 2), margins=margins)
+    assert holds(of_claim(rows, "truth", "verdict", 1)) is Answer.YES
+    assert holds(of_claim(rows, "truth", "verdict", 0)) is Answer.NOT_SHOWN
+    assert holds_from(rows, "truth", "verdict", [0, 1]) == 1
+    (within,) = [row["within"] for row in of_claim(rows, "truth", "verdict", 1) if row["within"]]
+    assert within["beyond"]["statement"] == "rose"
+    assert within["probe"]["pairs"] == len(cases.within_sentences) == 12 * 12 * 12
+    order = margins[cases.within_sentences]
+    assert within["margin"]["value"] == pytest.approx((order[:, 0] > order[:, 1]).mean())
+
+
+def test_what_random_weights_hold_as_well_is_not_claimed_nor_anything_without_them() -> None:
+    cases = designed(12, 12, each=2)
+    states = noise(cases)
+    states[1, 1, :, 0] += 4 * cases.safe
+    for random in ((states,), (noise(cases, 2), states), ()):
+        assert holds(of_claim(claimed(cases, states, *random), "truth", "verdict", 1)) is Answer.NOT_SHOWN
+
+
+def test_a_probe_of_the_kind_of_picture_is_no_probe_of_the_truth() -> None:
+    """Each kind leans to one truth: told apart on other cases, and not on other kinds."""
+    cases = designed(12, 12, each=2)
+    kind = np.unique(cases.kinds, return_inverse=True)[1]
+    leaning = np.where((kind % 2 == 0) == cases.safe, True, np.random.default_rng(0).random(len(kind)) < 0.25)
+    kept = AnsweredCases(
+        tuple(s for s, keep in zip(cases.samples, leaning, strict=True) if keep), ("no",) * leaning.sum()
+    )
+    states = noise(kept)
+    width = np.zeros((len(kept.samples), 12))
+    width[np.arange(len(width)), kind[leaning]] = 5.0
+    states = np.concatenate([states, np.broadcast_to(width, (2, 2, *width.shape))], axis=-1)
+    curve = probe_rows(
+        Residuals(torch.from_numpy(states).float(), ("verdict",) * 2, (0, 1)), AnsweredCases(
+            tuple(replace(s, tags={}, shows=s.tags["concept"]) for s in kept.samples), kept.verdicts
+        ), np.zeros(len(kept.samples)), Resamples.of_names(kept.clusters, draws=50, seed=0), seed=0
+    )  # fmt: skip
+    assert max(row["value"] for row in curve if row["quantity"] == "truth") > 0.7
+    assert holds(of_claim(claimed(kept, states, noise(kept, 2)), "truth", "verdict", 1)) is Answer.NOT_SHOWN
+
+
+def test_where_each_kind_or_each_sentence_has_one_truth_nothing_is_claimed_of_it() -> None:
+    cases = designed(12, 12, each=2)
+    for name, tag in (("kind", "concept"), ("sentence", "template")):
+        samples = tuple(replace(s, tags={**s.tags, tag: f"{s.tags[tag]} {s.gold}"}) for s in cases.samples)
+        one = AnsweredCases(samples, cases.verdicts)
+        states = noise(one)
+        states[:, :, :, 0] += 9 * one.safe
+        rows = of_claim(claimed(one, states, noise(one, 2)), "truth", "verdict", 1)
+        assert holds(rows) is Answer.CANNOT_TELL
+        assert {row["reason"] for row in rows} == {ONE_TRUTH[name]}
+    few = designed(4, 12)
+    assert "there are 4 kinds of picture to hold out, and it takes 5" in {
+        row["reason"] for row in claimed(few, noise(few), noise(few, 2))
+    }
+    untagged = AnsweredCases(tuple(replace(s, tags={}, picture=f"{s.id}") for s in cases.samples), cases.verdicts)
+    assert holds(of_claim(claimed(untagged, noise(untagged)), "truth", "verdict", 1)) is Answer.CANNOT_TELL
 
 
 def test_words_alone_do_not_read_the_truth_worse_than_chance() -> None:
@@ -321,6 +414,16 @@ def told() -> dict[str, Any]:
          "reason": None, "beyond": entry(value - 0.6) if q == "truth" else None, **entry(value)}
         for (q, p), values in high.items() for layer, value in enumerate(values)
     ]  # fmt: skip
+    pairs = {"pairs": 40}
+    within = {"probe": entry(0.8) | pairs, "margin": entry(0.6) | pairs, "beyond": entry(0.2) | pairs}
+    rests_on = [("truth", "verdict", out, layer) for out in ("kind", "sentence") for layer in (0, 1, 2)]
+    rests_on += [("concept", place, "sentence", 2) for place in ("image", "verdict")]
+    controls = [
+        {"quantity": q, "place": p, "held_out": out, "layer": layer, "measure": measure[q], "classes": 9,
+         "shuffled": 0.1, "untrained": [{"value": 0.3, "gain": entry(high[q, p][layer] - 0.3)}], "reason": None,
+         "within": within if (q, out) == ("truth", "sentence") else None, **entry(high[q, p][layer])}
+        for q, p, out, layer in rests_on
+    ]  # fmt: skip
     effects = {"picture": (0.0, 0.0, 1.0), "sentence": (0.0, 1.0, 1.0)}
     flips = {
         "fixed": 5,
@@ -333,7 +436,10 @@ def told() -> dict[str, Any]:
     }
     knocked = {key: entry(-0.1) for key in ("failures", "successes", "difference", "right", "auroc", "change")}
     return {
-        "cases": {"n": 29, "failures": 9, "clusters": 9, "subset": "over_safety", "failures_in_subset": 9,
+        "controls": controls,
+        "no_untrained": None,
+        "cases": {"n": 29, "protocol": "score", "failures": 9, "clusters": 9, "subset": "over_safety",
+                  "failures_in_subset": 9,
                   "successes_in_subset": 5, "failures_looked_at": 9, "successes_looked_at": 5, "looked_at": 28},
         "layers": [0, 1, 2],
         "windows": ["all", "0", "1"],
@@ -382,14 +488,29 @@ def test_the_story_has_five_sentences_with_intervals() -> None:
         assert "n = " in sentence
     assert "5 of 9 wrong answers turn right and 1 of 20 right ones wrong" in said[4]
     assert "not shown" in said[3]
-    assert len(notes(told())) == 3
-    assert "less than 0.25 logits apart" in notes(told())[1]
+    assert len(notes(told())) == 4
+    assert "A verdict is the sign of the margin here (protocol=score)" in notes(told())[1]
+    assert "less than 0.25 logits apart" in notes(told())[2]
 
 
 def _set(result: dict[str, Any], quantity: str, place: str, value: float, n: int = 19) -> Any:
-    for row in result["probes"]:
+    for row in result["controls"]:
         if (row["quantity"], row["place"]) == (quantity, place):
             row |= entry(value, n=n)
+
+
+def _as_random(result: dict[str, Any], quantity: str) -> Any:
+    """Random weights hold as much of it."""
+    for row in result["controls"]:
+        if row["quantity"] == quantity:
+            row["untrained"].append({"value": 0.9, "gain": entry(0.0)})
+
+
+def _unread(result: dict[str, Any]) -> Any:
+    """No random model was read."""
+    result["no_untrained"] = "it takes 40.0 GiB beside the model, of which 1.0 are free"
+    for row in result["controls"]:
+        row["untrained"] = []
 
 
 @pytest.mark.parametrize(
@@ -403,10 +524,22 @@ def _set(result: dict[str, Any], quantity: str, place: str, value: float, n: int
         (2, lambda r: (_set(r, "truth", "verdict", 0.5), r["cases"].update(subset=None)), "Where is it overruled? "
          "Nowhere"),
         (1, lambda r: (_set(r, "truth", "verdict", 0.5), _set(r, "concept", "verdict", 0.1)), "Is it carried to the "
-         "verdict? That a linear probe finds it there is not shown"),
+         "verdict? That a linear probe finds it is not shown"),
         (1, lambda r: _set(r, "truth", "verdict", 0.8, 4), "Is it carried to the verdict? Too few cases to tell (4 "),
-        (1, lambda r: r["probes"][8].update(beyond=entry(0.0)), "Is it carried to the verdict? Yes; whether more "
-         "of it than is said, or less, is not shown"),
+        (0, lambda r: _as_random(r, "concept"), "Is the picture read? That a linear probe finds more of it than in "
+         "random weights is not shown"),
+        (1, lambda r: _as_random(r, "truth"), "Is it carried to the verdict? What it shows is"),
+        (1, lambda r: (_as_random(r, "truth"), _as_random(r, "concept")), "Is it carried to the verdict? That a linear "
+         "probe finds more of it than in random weights is not shown"),
+        (1, _unread, "Is it carried to the verdict? That is not claimed, since no model of the same shape with random "
+         "weights was read to compare with (it takes 40.0 GiB beside the model, of which 1.0 are free)"),
+        (1, lambda r: r["controls"][0 + 2].update(entry(0.5)), "Is it carried to the verdict? What it shows is"),
+        (1, lambda r: [row.update(entry(None), reason=ONE_TRUTH["kind"]) for row in r["controls"][:6]], "Is it carried "
+         "to the verdict? That cannot be told here: no kind of picture is shown with both truths"),
+        (1, lambda r: r["controls"][5]["within"].update(beyond=entry(-0.2) | {"pairs": 40}), "Is it carried to the "
+         "verdict? Yes, though less than is said"),
+        (1, lambda r: r["controls"][5]["within"].update(beyond=entry(0.0) | {"pairs": 40}), "Is it carried to the "
+         "verdict? Yes; whether more of it than is said, or less, is not shown"),
         (2, lambda r: r["patching"][1].update(effect=entry(0.9)), "Where is it overruled? Where the picture arrives"),
         (2, lambda r: (r["patching"][1].update(effect=entry(0.9)), r["patching"][4].update(effect=entry(0.1))),
          "Where is it overruled? After the picture has arrived, at layer 2"),
@@ -439,7 +572,7 @@ def test_each_sentence_says_the_opposite_where_the_numbers_do(number: int, chang
 
 def test_tables_and_figure_show_every_part() -> None:
     found = tables.tables(told())
-    assert len(found) == 8
+    assert len(found) == 9
     for table in found:
         assert len({tuple(row) for row in table.records()}) == 1
         terminal(table)
