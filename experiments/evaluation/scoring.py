@@ -54,6 +54,8 @@ def evaluate(
         contrasts = [(arm, other) for arm, other in run.contrasts]
         margin = run.unsafe_margin
         result = yes_no.evaluate(frame, **common, control=control, unsafe_margin=margin, contrasts=contrasts)
+    if "protocol" in frame and (frame["protocol"] == "score").all():
+        result |= {"protocol": "score"}
     if "fold" in frame:
         result |= {"learned_in_folds": list(dict.fromkeys(frame["arm"][frame["fold"].notna()]))}
     if alike := same_texts(frame):

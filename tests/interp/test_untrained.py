@@ -31,7 +31,7 @@ def test_without_room_none_is_made(vlm: VLM, monkeypatch: pytest.MonkeyPatch) ->
     assert why_not(vlm) is None
     monkeypatch.setattr(module, "free_memory", lambda device: 10)
     assert "GiB beside the model" in str(why_not(vlm))
-    with pytest.raises(UserError, match="an untrained model of .* cannot be made: it takes"):
+    with pytest.raises(UserError, match=r"an untrained model of .* cannot be made: it takes"):
         untrained(vlm)
     monkeypatch.undo()
     vlm.model.hf_device_map = {"a": 0, "b": 1}

@@ -60,13 +60,14 @@ def sentences(metrics: Mapping[str, Any], arm: str, *, where: str = "") -> list[
     if arm not in metrics["arms"]:
         raise UserError(f"arm {arm!r} is not in these metrics; known: {', '.join(metrics['arms'])}; name one of them")
     lead = f"{where}: " if where else ""
-    comparison = (metrics.get("comparisons") or {}).get(arm)
+    comparison, by_margin = (metrics.get("comparisons") or {}).get(arm), metrics.get("protocol") == "score"
     if comparison is None:
-        told = _accuracies(arm, metrics["arms"][arm])
-        found = [_with_unreadable(metrics, arm, told), _discrimination(metrics["arms"][arm])]
+        block = metrics["arms"][arm]
+        found = [_accuracies(arm, block, by_margin=by_margin), _discrimination(block)]
     else:
-        told = _headline(metrics, arm, comparison)
-        found = [_with_unreadable(metrics, arm, told), _verdicts(arm, comparison), *_order(metrics, arm, comparison)]
+        said = _verdicts(arm, comparison, by_margin=by_margin)
+        found = [_headline(metrics, arm, comparison), said, *_order(metrics, arm, comparison)]
+    found[0] = _with_unreadable(metrics, arm, found[0])
     first, *rest = (scoped(metrics, sentence) for sentence in found)
     return [lead + first, *rest]
 
@@ -147,7 +148,7 @@ def _headline(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any
     )
 
 
-def _verdicts(arm: str, comparison: Mapping[str, Any]) -> str:
+def _verdicts(arm: str, comparison: Mapping[str, Any], *, by_margin: bool) -> str:
     """What became of both kinds of case in the verdicts."""
     delta, before = comparison["delta"], comparison["against"]
     parts = []
@@ -158,7 +159,8 @@ def _verdicts(arm: str, comparison: Mapping[str, Any]) -> str:
             parts.append(f"{text} (the {before} {share(entry['from'])}; {_change(entry)})")
     if not parts:
         return f"{arm} gives no verdict."
-    return f"In its own verdicts, at its own strictness, {arm} {' and '.join(parts)}."
+    own = "In its own verdicts (the signs of its margins: protocol=score)" if by_margin else "In its own verdicts"
+    return f"{own}, at its own strictness, {arm} {' and '.join(parts)}."
 
 
 def _order(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any]) -> list[str]:
@@ -195,7 +197,7 @@ def _missing(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any]
     return f"it takes margins, and there are verdicts alone (AUROC is {note})"
 
 
-def _accuracies(arm: str, block: Mapping[str, Any]) -> str:
+def _accuracies(arm: str, block: Mapping[str, Any], *, by_margin: bool) -> str:
     accuracy, intervals, n = block["accuracy"], block["intervals"], block["n_by_subset"]
     if block["n"] == 0:
         return f"{arm} has no answer to any of {block['n_of']} cases."
@@ -209,7 +211,8 @@ def _accuracies(arm: str, block: Mapping[str, Any]) -> str:
     parts.append(f"reaches an overall accuracy (the plain mean of the subsets) of {share(accuracy['overall'])}"
                  f"{within(intervals['overall'])}")  # fmt: skip
     listed = ", ".join(parts[:-1]) + f" and {parts[-1]}"
-    return f"{arm} {listed}, on {block['n']} of {block['n_of']} cases."
+    who = f"by the sign of its margin (protocol=score), {arm}" if by_margin else arm
+    return f"{who} {listed}, on {block['n']} of {block['n_of']} cases."
 
 
 def _discrimination(block: Mapping[str, Any]) -> str:

@@ -63,7 +63,10 @@ def controls(result: Result) -> Table:
             "random weights": f"≤ {fixed(max(random), 2)}" if random else MISSING,
         })  # fmt: skip
         if rows[0]["within"]:
-            within = {name: by_layer(rows, lambda row, name=name: estimate(row["within"][name])) for name in _ORDER}
+            within = {
+                name: by_layer([row["within"][name] | {"layer": row["layer"]} for row in rows], estimate)
+                for name in _ORDER
+            }
             records += [
                 {"read": words, "n": f"{rows[0]['within']['probe']['pairs']} pairs", **within[name],
                  "shuffled labels": "", "random weights": ""}

@@ -136,6 +136,15 @@ def test_a_single_arm_is_described_by_itself() -> None:
     assert nothing[0] == "For these 2 sentences: vcd has no answer to any of 2 cases."
 
 
+def test_where_verdicts_are_signs_of_margins_the_sentence_says_so(known: dict[str, Any]) -> None:
+    lone = evaluate(frame("ttaoo", {"vcd": "nnyyn"}), seed=0, draws=20)
+    scored = sentences(lone | {"protocol": "score"}, "vcd")[0]
+    assert scored.startswith("by the sign of its margin (protocol=score), vcd calls 50.0% of 2 safe cases safe")
+    said = [sentences(known | protocol, "sees")[1] for protocol in ({}, {"protocol": "score"})]
+    assert said[1] == said[0].replace("verdicts,", "verdicts (the signs of its margins: protocol=score),")
+    assert said[1] != said[0]
+
+
 def test_caveats_name_what_limits_the_numbers() -> None:
     arms = {"baseline": "nnnnnnynyn", "vcd": "nn?yxnyyyn"}
     found = evaluate(frame("aaaaaaoooo", arms), seed=0, draws=200, caveat="The organism's answers here mean nothing.")
