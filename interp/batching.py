@@ -214,6 +214,13 @@ class BatchContext:
             self._kept = before
         shutil.rmtree(folder, ignore_errors=True)
 
+    def follow(self, other: "BatchContext") -> None:
+        """Forms batches as ``other`` does, by its limit, and keeps them in its ``resumable`` block.
+
+        For a second model whose loops stand between those of the first.
+        """
+        self.rule, self.limit, self._kept = other.rule, other.limit, other._kept
+
     def form(self, prompts: "Sequence[Prompt]", batch_size: int | None = None) -> list[list[int]]:
         """The batches, as places in ``prompts``; ``batch_size`` is the most rows, or a study's rule if that is less."""
         rows = self.rule.rows if batch_size is None else batch_size

@@ -57,5 +57,5 @@ def untrained(vlm: "VLM", *, seed: int = 0) -> "VLM":
                 numbers = trained.detach().cpu().flatten()
                 weight.copy_(numbers[torch.randperm(len(numbers))].view_as(weight))
     found = VLM(model.eval().to(vlm.device), vlm.processor, name=f"{vlm.name} untrained")
-    found.batches.rule, found.batches.limit = vlm.batches.rule, vlm.batches.limit
+    found.batches.follow(vlm.batches)
     return found
