@@ -249,7 +249,7 @@ class Resamples:
         )
         sides = [np.isin(np.arange(self.cases), pairs[:, member]) for member in (0, 1)]
         value = None if not len(pairs) else float(order.mean())
-        draws = None if value is None else self.bootstrap.pair_mean(pairs, order)
+        draws = None if value is None else self.drawn(lambda some: some.pair_mean(pairs, order))
         change = self._said(
             None if value is None else value - float(then.mean()),
             lambda some: some.pair_mean(pairs, order - then),
@@ -257,7 +257,7 @@ class Resamples:
             small=SMALL,
             equal=bool((order == then).all()),
         )
-        level = self._level(value, draws, *sides)
+        level = self._level(value, draws, *sides, share=True)
         return level | {"pairs": len(pairs)}, change | {"pairs": len(pairs)}
 
     def _used(self, *columns: np.ndarray, where: np.ndarray | None = None) -> np.ndarray:

@@ -196,9 +196,10 @@ def claimed(
     trained, *others = (
         Residuals(torch.from_numpy(one).float(), ("image", "verdict"), (0, 1)) for one in (states, *random)
     )
-    tags = cases.tag("template"), cases.tag("concept")
-    factors = None if tags[0] is None or tags[1] is None else (tags[0], tags[1])
-    some = Resamples.of_names(cases.clusters, draws=200, seed=0, factors=factors)
+    given = cases.samples
+    some = Resamples.of_cases(
+        cases.clusters, [one.text for one in given], [one.tags for one in given], draws=200, seed=0
+    )
     return control_rows(
         trained, others, cases, np.zeros(len(cases.samples)) if margins is None else margins, some, seed=0
     )

@@ -32,10 +32,8 @@ def claims(family: Callable[[int], Pieces], seed: int) -> list[tuple[str, str]]:
         residuals(one, prompts, places=places, layers=layers)
         for one in (vlm, *(untrained(vlm, seed=10 * seed + number) for number in range(UNTRAINED)))
     )
-    template, concept = cases.tag("template"), cases.tag("concept")
-    assert template is not None
-    assert concept is not None
-    some = Resamples.of_names(cases.clusters, draws=500, seed=seed, factors=(template, concept))
+    texts, tags = [case.text for case in scored], [case.tags for case in scored]
+    some = Resamples.of_cases(cases.clusters, texts, tags, draws=500, seed=seed)
     rows = control_rows(states, random, cases, margins, some, seed=seed)
     assert all(row["value"] is not None for row in rows if row["quantity"] == "truth")
     return [claim for claim in CLAIMED if holds(of_claim(rows, *claim, layers[-1])) is Answer.YES]
