@@ -61,12 +61,13 @@ def family_names(texts: Sequence[str], tags: Sequence[Mapping[str, Any]]) -> lis
 
 
 def contradiction(texts: Sequence[str], tags: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
-    """Two texts that are of one family by their words and of two by the tag ``template``; None where there are none."""
+    """Two texts that are of one family by their words and are not by the tag ``template``, which one may lack."""
+    if not any(of.get(TAG) for of in tags):
+        return None
     first: dict[int, int] = {}
-    for at, code in enumerate(families(texts).tolist()):
-        other = first.setdefault(code, at)
-        one, another = (tags[place].get(TAG) for place in (other, at))
-        if one and another and one != another:
+    codes = sentence_codes(texts, tags)
+    for at, family in enumerate(families(texts).tolist()):
+        if codes[other := first.setdefault(family, at)] != codes[at]:
             return texts[other], texts[at]
     return None
 

@@ -47,6 +47,8 @@ def test_a_column_decides_and_says_where_texts_contradict_it() -> None:
     assert sentence_codes(texts, [{"template": "a"}, {"template": "b"}, {}]).tolist() == [0, 1, 2]
     assert sentence_codes(texts, [{"template": "a"}, {"template": "b"}, {"template": "a"}]).tolist() == [0, 1, 0]
     assert contradiction(texts, [{"template": "a"}, {"template": "b"}, {}]) == (texts[0], texts[1])
+    assert contradiction(texts, [{"template": "a"}, {}, {}]) == (texts[0], texts[1]), "a cell left empty"
+    assert contradiction(texts, [{}, {}, {}]) is None
     assert contradiction(texts, [{"template": "a"}, {"template": "a"}, {"template": "a"}]) is None
 
 
