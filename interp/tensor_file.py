@@ -5,7 +5,7 @@ Importing this module loads no torch; writing and reading do.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +14,8 @@ from interp.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from interp.vlm import VLM
+    from interp.training_rows import TrainingRows
+    from interp.vlm import VLM, Prompt
 
 KEY = "forestlens"  # one metadata key: safetensors does not keep the order of several, and files are hashed
 DIGEST_LENGTH = 12
@@ -28,13 +29,20 @@ class NamedTensors(NamedTuple):
 
 
 def write_tensors(
-    path: Path, kind: str, tensors: "Mapping[str, Tensor]", about: Mapping[str, Any], *, vlm: "VLM"
+    path: Path,
+    kind: str,
+    tensors: "Mapping[str, Tensor]",
+    about: Mapping[str, Any],
+    *,
+    vlm: "VLM",
+    learned_from: "Sequence[Prompt] | None" = None,
 ) -> None:
     """Writes ``tensors``, fractions as float32. Equal content gives equal bytes.
 
     Args:
         kind: the type of content, which ``read_tensors`` checks.
-        about: a JSON-serialisable description. The name and revision of ``vlm`` are added.
+        about: a JSON-serialisable description. Name, revision and preprocessing of ``vlm`` are added.
+        learned_from: the labelled cases that taught it, of which hashes are kept (``interp.training_rows``).
     """
     from safetensors.torch import save_file
 
@@ -45,6 +53,11 @@ def write_tensors(
     }
     described = {**about, "kind": kind, "model": vlm.name, "revision": vlm.revision}
     described["preprocessing"] = vlm.preprocessing
+    if learned_from is not None:
+        from interp.training_rows import KEY as ROWS
+        from interp.training_rows import TrainingRows
+
+        described[ROWS] = TrainingRows.of_prompts(learned_from).as_json()
     save_file(plain, path, metadata={KEY: json.dumps(described, sort_keys=True)})
 
 
@@ -69,6 +82,31 @@ def read_tensors(path: Path, kind: str) -> NamedTensors:
             f"give a file with {kind}"
         )
     return NamedTensors(tensors, about)
+
+
+def description_of(path: Path) -> dict[str, Any]:
+    """The description in a file of any kind; empty where there is none, or no such file."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            found = json.loads((file.metadata() or {}).get(KEY, "{}"))
+    except (OSError, SafetensorError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def read_rows(place: Path) -> "TrainingRows | None":
+    """The training rows of an adapter in the folder ``place``, or of what was learned in a file; None if not known."""
+    from interp.training_rows import FILE, TrainingRows
+    from interp.training_rows import KEY as ROWS
+
+    if not place.is_dir():
+        return TrainingRows.from_json(description_of(place).get(ROWS))
+    try:
+        return TrainingRows.from_json(json.loads((place / FILE).read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None
 
 
 def digest_of(path: Path) -> str:

@@ -71,13 +71,16 @@ class Abilities:
     """It must be fitted first, on the baseline's margins and either the labels (``fit(margins, safe)``, as
     ``CalibratedShift``) or the share of Yes of the arm under study (``fit(margins, target_yes_share)``, as
     ``YesBias``)."""
+    learned_in: str = ""
+    """The folder or file of what it learned from labelled cases, with their hashes (``interp.training_rows``); "" for a
+    method that learned nothing."""
     one_by_one: bool = False
     """It answers one prompt at a time, however many it is given."""
     work: Work = Work()
     """What it computes for one case."""
 
 
-INHERITED = ("unscored", "yes_no_only", "needs_description", "drops_image", "sampled", "work")
+INHERITED = ("unscored", "yes_no_only", "needs_description", "drops_image", "sampled", "work", "learned_in")
 """What a method around another takes over from it."""
 
 
@@ -204,6 +207,11 @@ class TrainedFile:
         """
         read_tensors(path, cls.KIND)
         return cls(path, digest_of(path), **settings)
+
+    @property
+    def learned_in(self) -> str:
+        """See ``Abilities``."""
+        return str(self.path)
 
     @cached_property
     def _vectors(self) -> NamedTensors:

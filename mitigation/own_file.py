@@ -169,6 +169,11 @@ class OwnFile(_Own):
             raise UserError(f"{self.name}: it learns first; make it with OwnLearner(path), which has learn and read")
         _ = self._bound
 
+    @property
+    def learned_in(self) -> str:
+        """See ``mitigation.method.Abilities``."""
+        return str(self.learned_file or "")
+
     def __getattr__(self, name: str) -> Any:
         """What the file's class declares of itself; of a function, that one which only changes words can do so."""
         if name not in Abilities.__dataclass_fields__ or "_bound" not in self.__dict__:
@@ -284,7 +289,7 @@ class OwnLearner(_Own):
             ) from error
         tensors, numbers = _parted(returned, self.name)
         about = {"numbers": numbers, "n": len(prompts), "code": self.digest}
-        write_tensors(out, self.KIND, tensors, about, vlm=vlm)
+        write_tensors(out, self.KIND, tensors, about, vlm=vlm, learned_from=prompts)
         return self.read(out)
 
     def read(self, out: Path) -> OwnFile:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # What may differ between two launches of one run, so that the second continues the first.
 NOT_IN_HASH = (
     "force", "fresh", "output_root", "task", "plan", "image_workers", "feature_cache_mib", "verbose",
-    "contrasts",
+    "contrasts", "skip_trained",
 )  # fmt: skip
 SKIP = "skip_bad"  # of a benchmark's node
 
@@ -45,6 +45,7 @@ class Settings:
     only_method: str | None = None
     contrasts: list[list[str]] = field(default_factory=list)
     strict: bool = False
+    skip_trained: bool = False
     force: bool = False
     fresh: bool = False
     verbose: bool = False

@@ -25,6 +25,7 @@ from experiments.evaluation.arms import check_arms, check_contrasts, undescribed
 from experiments.evaluation.case_batches import size_of
 from experiments.evaluation.cases import development_cases, limited, load_cases
 from experiments.evaluation.environment import branches, describe
+from experiments.evaluation.training_overlap import limited_apart
 from experiments.report import next_commands, terminal
 from experiments.report.build import build
 from experiments.report.page import cost_sentences
@@ -88,7 +89,8 @@ def opened(
     no end time until the study is concluded or finished.
 
     Raises:
-        UserError: no case can run here, an arm cannot enter, the directory cannot be written or the model not loaded.
+        UserError: no case can run here, an arm cannot enter or was trained on the cases, the directory cannot be
+            written or the model not loaded.
     """
     launch = Launch.current()
     console = console or launch.console()
@@ -96,7 +98,7 @@ def opened(
     if prepare is None:
         check_contrasts(run, run.arms, run.benchmark.kind)
     complete = load_cases(run, console) if cases is None else cases
-    loaded = complete._replace(samples=limited(complete.samples, run.limit))
+    complete, loaded, notes = limited_apart(run, complete, console)
     excluded |= undescribed(run, loaded.samples)
     entering = {arm: method for arm, method in run.arms.items() if arm not in excluded}
     if check is not None:
@@ -119,7 +121,7 @@ def opened(
                 _plan(run, loaded, len(complete.samples), store), highlight=False, soft_wrap=run.verbose, markup=False
             )
         vlm = connected(run) if vlm is None else vlm
-        environment = describe(run, vlm, loaded, len(complete.samples))
+        environment = describe(run, vlm, loaded, len(complete.samples)) | notes
         store.write_json("environment.json", environment)
         yield Study(run, vlm, store, loaded, console, environment, excluded, development)
     launch.wait()  # no process leaves before the run is finished

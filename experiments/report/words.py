@@ -130,5 +130,6 @@ def _of_the_run(metrics: Mapping[str, Any], environment: Mapping[str, Any]) -> l
         shortfall(int(benchmark.get("complete", 0)), missing if isinstance(missing, Mapping) else {}),
         folded and f"Learned in folds of these cases, each case by what the others teach: {folded}.",
         str(model.get("rounded") or ""),
+        *map(str, environment.get("training_rows") or ()),
     ]
     return [*filter(None, lines)]

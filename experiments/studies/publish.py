@@ -25,6 +25,7 @@ from experiments.runs.provenance import model_title
 from experiments.runs.saved_run import SavedRun, read_run
 from interp.checkpoints.config import ORGANISM
 from interp.errors import UserError
+from interp.training_rows import FILE as ROWS
 from mitigation.own_file import file_digest
 from mitigation.vrtuning.checkpoint import CONFIG, RECORD, WEIGHTS, adapter_hash
 
@@ -172,7 +173,7 @@ def _adapter(saved: SavedRun, arm: str) -> dict[str, Path]:
     places = [*saved.directory.glob("adapters/*/adapter"), named, named / "adapter"]
     for folder in places:
         if all((folder / name).is_file() for name in (WEIGHTS, CONFIG)) and adapter_hash(folder) == wanted:
-            return {name: folder / name for name in (WEIGHTS, CONFIG, RECORD) if (folder / name).is_file()}
+            return {name: folder / name for name in (WEIGHTS, CONFIG, RECORD, ROWS) if (folder / name).is_file()}
     raise UserError(
         f"{arm} answered with the adapter {wanted}, which is neither in run={saved.directory} nor at {named}; bring it "
         "back, or run the study again"

@@ -26,7 +26,7 @@ from interp.tools.probes import discriminant
 
 if TYPE_CHECKING:
     from interp.hooks.residual import Residuals
-    from interp.vlm import VLM
+    from interp.vlm import VLM, Prompt
 
 Kind = Literal["mean_difference", "logistic", "discriminant"]
 KIND = "directions"
@@ -129,12 +129,17 @@ def cosines(directions: Sequence[Direction]) -> Float[Tensor, "direction directi
     return stacked @ stacked.T
 
 
-def save_directions(path: Path, directions: Sequence[Direction], *, vlm: "VLM") -> None:
-    """Writes an ``interp.tensor_file``. Equal directions of the same model give equal bytes."""
+def save_directions(
+    path: Path, directions: Sequence[Direction], *, vlm: "VLM", learned_from: "Sequence[Prompt] | None" = None
+) -> None:
+    """Writes an ``interp.tensor_file``, with hashes of the cases in ``learned_from``.
+
+    Equal directions of the same model and cases give equal bytes.
+    """
     plain = [field.name for field in fields(Direction) if field.name != "vector"]
     about = {"directions": [{name: getattr(direction, name) for name in plain} for direction in directions]}
     tensors = {str(i): direction.vector for i, direction in enumerate(directions)}
-    write_tensors(path, KIND, tensors, about, vlm=vlm)
+    write_tensors(path, KIND, tensors, about, vlm=vlm, learned_from=learned_from)
 
 
 def load_directions(path: Path, *, vlm: "VLM") -> list[Direction]:

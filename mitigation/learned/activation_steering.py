@@ -84,7 +84,7 @@ class DirectionSteering:
             )
             for layer in layers
         ]  # fmt: skip
-        save_directions(out, [max(fitted, key=lambda direction: direction.auroc)], vlm=vlm)
+        save_directions(out, [max(fitted, key=lambda direction: direction.auroc)], vlm=vlm, learned_from=prompts)
         return self.read(out)
 
     def read(self, out: Path) -> "LearnedSteering":
@@ -108,6 +108,11 @@ class LearnedSteering:
     def __post_init__(self) -> None:
         check_number("strength", self.strength)
         check_choice("columns", self.columns, COLUMNS)
+
+    @property
+    def learned_in(self) -> str:
+        """See ``mitigation.method.Abilities``."""
+        return str(self.path)
 
     def direction(self, vlm: "VLM") -> "Direction":
         """The learned direction.

@@ -91,7 +91,7 @@ class AblateDirection:
         levels = (read.values[0][:, calm] @ chosen.vector).mean(1)
         about = {name: getattr(chosen, name) for name in ("auroc", "gap", "n", "positives")} | {"layer": chosen.layer}
         tensors = {"vector": chosen.vector, "levels": levels}
-        write_tensors(out, LearnedAblation.KIND, tensors, about, vlm=vlm)
+        write_tensors(out, LearnedAblation.KIND, tensors, about, vlm=vlm, learned_from=prompts)
         return self.read(out)
 
     def read(self, out: Path) -> "LearnedAblation":

@@ -99,7 +99,8 @@ class PartScaling:
                  "pairs": len(pairs), "carries": self.carries, "random": self.random,
                  "width": int(vlm.model.config.get_text_config().hidden_size),
                  "auroc": {str(one): value for one, value in found.items()}}  # fmt: skip
-        write_tensors(out, LearnedScaling.KIND, {str(part): means[part] for part in chosen}, about, vlm=vlm)
+        tensors = {str(part): means[part] for part in chosen}
+        write_tensors(out, LearnedScaling.KIND, tensors, about, vlm=vlm, learned_from=prompts)
         return self.read(out)
 
     def read(self, out: Path) -> "LearnedScaling":

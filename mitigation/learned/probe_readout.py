@@ -77,7 +77,7 @@ class TruthReadout:
         )
         gradient = margin_gradient(vlm, prompts, layer=about["layer"])
         tensors["direction"] = gradient / gradient.square().sum()
-        write_tensors(out, LearnedReadout.KIND, tensors, about, vlm=vlm)
+        write_tensors(out, LearnedReadout.KIND, tensors, about, vlm=vlm, learned_from=prompts)
         return self.read(out)
 
     def read(self, out: Path) -> "LearnedReadout":

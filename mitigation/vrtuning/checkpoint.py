@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 from interp.checkpoints.config import ORGANISM
 from interp.errors import UserError
 from interp.preprocessing import is_other
+from interp.tensor_file import read_rows
 
 if TYPE_CHECKING:
     from interp.checkpoints.config import ModelConfig
+    from interp.training_rows import TrainingRows
     from interp.vlm import VLM
 
 WEIGHTS = "adapter_model.safetensors"
@@ -131,13 +133,18 @@ def _last(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2]
 
 
-def save(model: Any, folder: Path, origin: Origin) -> None:
-    """Writes the adapter of the peft ``model`` with its record and card to ``folder``, which is created."""
+def save(model: Any, folder: Path, origin: Origin, rows: "TrainingRows | None" = None) -> None:
+    """Writes the adapter of the peft ``model`` with its record and card to ``folder``, which is created.
+
+    ``rows`` are hashes of what it was trained on.
+    """
     for config in model.peft_config.values():
         config.base_model_name_or_path = origin.base_path or None
     model.save_pretrained(folder, save_embedding_layers=False)  # "auto" would query the hub for the vocabulary size
     record = json.dumps(dataclasses.asdict(origin), indent=2, sort_keys=True, ensure_ascii=False)
     (folder / RECORD).write_text(record + "\n", encoding="utf-8")
+    if rows is not None:
+        rows.write(folder)
     (folder / "README.md").write_text(card(origin), encoding="utf-8")
 
 
@@ -161,6 +168,8 @@ def merge(model: "VLM | ModelConfig", adapter: Path, folder: Path) -> Path:
     merged = PeftModel.from_pretrained(base, source).merge_and_unload()
     merged.save_pretrained(folder)
     vlm.processor.save_pretrained(folder)
+    if (rows := read_rows(source)) is not None:
+        rows.write(folder)
     return folder
 
 

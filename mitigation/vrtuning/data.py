@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +20,7 @@ from PIL import Image
 
 from interp.errors import UserError
 from interp.pictures import as_seen
+from interp.training_rows import TrainingRows
 from mitigation.vrtuning.data_policy import refuse_path
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ _NEEDED = {"sft": ("prompt", "completion"), "dpo": ("prompt", "chosen", "rejecte
 _CHUNK = 1000  # rows read at once
 ORDERS = ("first", "last")
 VERDICT = "verdict"
+ABOUT = "about"  # a column that is not trained on
 # Of question and answer together, about 2,000 tokens. Nothing is truncated: longer rows are left out.
 MAX_CHARACTERS = 8000
 _VERDICT = re.compile(r"\W*(yes|no)\W*", re.IGNORECASE)
@@ -39,7 +41,8 @@ class Row:
     """One example: a question about a picture, the reasoning, and the answer.
 
     If ``kind`` is ``"verdict"``, ``verdict`` must be Yes or No; for any other kind (``"perception"``) it is free text.
-    ``rejected`` is the rejected verdict of a preference. ``line`` is that of a file, 0 where there is none.
+    ``rejected`` is the rejected verdict of a preference. ``line`` is that of a file, 0 where there is none. ``about``
+    are the words that the question asks about, "" where they are not known.
     """
 
     image: Image.Image | Path
@@ -50,6 +53,7 @@ class Row:
     system: str | None = None
     rejected: str = ""
     line: int = 0
+    about: str = ""
 
 
 class Skipped(NamedTuple):
@@ -141,8 +145,20 @@ def data_digest(dataset: "Dataset") -> str:
         for row in batch.to_pylist():
             for picture in row.pop("images"):
                 digest.update(picture["bytes"] or str(picture["path"]).encode())
+            row.pop(ABOUT, None)
             digest.update(json.dumps(row, sort_keys=True).encode())
     return f"sha256:{digest.hexdigest()[:12]}"
+
+
+def rows_of(dataset: "Dataset") -> TrainingRows:
+    """Hashes of the dataset's questions and pictures."""
+
+    def each() -> Iterator[tuple[str, str, Image.Image | None]]:
+        for row in dataset:
+            asked = " ".join(one["content"] for one in row["prompt"] if one["role"] == "user")
+            yield asked, row.get(ABOUT) or "", row["images"][0]
+
+    return TrainingRows.of(each())
 
 
 def bounded(image: Image.Image, max_pixels: int | None) -> Image.Image:
@@ -176,6 +192,7 @@ def _example(row: Row, order: str, preferences: bool) -> dict[str, Any]:
         "images": [{"path": str(row.image), "bytes": None} if isinstance(row.image, Path) else _png(row.image)],
         "prompt": [*system, _message("user", row.question)],
         "kind": row.kind,
+        ABOUT: row.about,
     }
     if preferences:
         rejected = answer(row, order, verdict=row.rejected)
@@ -201,5 +218,6 @@ def _features(preferences: bool) -> Any:
 
     messages = List({"role": Value("string"), "content": Value("string")})
     answers = ("chosen", "rejected") if preferences else ("completion",)
-    columns = {"images": List(Image()), "prompt": messages, **dict.fromkeys(answers, messages), "kind": Value("string")}
+    columns = {"images": List(Image()), "prompt": messages, **dict.fromkeys(answers, messages),
+               "kind": Value("string"), ABOUT: Value("string")}  # fmt: skip
     return Features(columns)

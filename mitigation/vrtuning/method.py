@@ -53,6 +53,11 @@ class VRTuning:
         return VERDICT_LAST if self.answer == "last" else abilities(self.inner).unscored
 
     @property
+    def learned_in(self) -> str:
+        """See ``mitigation.method.Abilities``."""
+        return str(folder_of(Path(self.adapter)))
+
+    @property
     def wraps(self) -> Any:
         """See ``mitigation.method.Abilities``."""
         return self.inner

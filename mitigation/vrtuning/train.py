@@ -32,10 +32,11 @@ from interp.checkpoints.load import resolve_device
 from interp.errors import UserError
 from interp.loading import load
 from interp.preprocessing import is_other
+from interp.training_rows import TrainingRows
 from interp.vlm import VLM
 from mitigation.vrtuning import checkpoint
 from mitigation.vrtuning.collator import Collator
-from mitigation.vrtuning.data import check_dataset, data_digest
+from mitigation.vrtuning.data import check_dataset, data_digest, rows_of
 from mitigation.vrtuning.model import load_four_bit, lora_config
 from mitigation.vrtuning.settings import Settings, total_steps
 
@@ -140,7 +141,7 @@ def _run(
     if trainer.is_world_process_zero():
         adapted = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
         done = dataclasses.replace(origin, final_loss=losses[-1][1])
-        _publish(model, adapted, settings, out, done, losses, seconds)
+        _publish(model, adapted, settings, out, done, rows_of(dataset), losses, seconds)
     trainer.accelerator.wait_for_everyone()
     resumed_at = int(point.name.rpartition("-")[2]) if point else 0
     merged = out / "merged" if settings.merge else None
@@ -336,12 +337,13 @@ def _publish(
     settings: Settings,
     out: Path,
     origin: checkpoint.Origin,
+    rows: TrainingRows,
     losses: list[tuple[int, float]],
     seconds: float,
 ) -> None:
     draft = out / "adapter.part"
     shutil.rmtree(draft, ignore_errors=True)
-    checkpoint.save(adapted, draft, origin)
+    checkpoint.save(adapted, draft, origin, rows)
     (out / "training.json").write_text(json.dumps({"losses": losses, "seconds": seconds}) + "\n", encoding="utf-8")
     if settings.merge:
         part = out / "merged.part"

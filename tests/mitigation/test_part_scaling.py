@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from interp.errors import UserError
+from interp.tensor_file import read_rows
 from interp.vlm import VLM, Prompt
 from mitigation import PartScaling
 from mitigation.learned.part_scaling import LearnedScaling
@@ -34,6 +35,9 @@ def test_the_carrier_is_found_and_its_distance_from_the_mean_is_multiplied(tmp_p
     vlm, method = learned(CARRIER, CALM, tmp_path, parts=1, strength=2.5)
     assert method.about["parts"] == [["head", 1, 0]]
     prompts, _ = cases(CALM)
+    rows = read_rows(Path(method.learned_in))
+    assert rows is not None
+    assert rows.examples == len(prompts)
     plain = vlm.score(prompts)
     got = method.generate(vlm, prompts, max_new_tokens=2)
     torch.testing.assert_close(got.margins, plain.mean() + 2.5 * (plain - plain.mean()), atol=1e-2, rtol=1e-3)

@@ -19,6 +19,11 @@ class NewAdapter(VRTuning):
     def _revision(self) -> str:
         return ""
 
+    @property
+    def learned_in(self) -> str:
+        """Nothing yet; what it is to learn from is compared with the cases before it is trained."""
+        return ""
+
     def trained(self, folder: Path) -> VRTuning:
         """The arm as it answers, with the adapter in ``folder``."""
         return VRTuning(str(folder), inner=self.inner, answer=self.answer)

@@ -211,9 +211,9 @@ def _as_row(sample: Sample) -> Row:
     image = sample.image if isinstance(sample.image, Path) else open_image(sample.image)
     reasoning, line = sample.tags.get(REASONING, ""), _line(sample.place)
     if (conclusion := sample.tags.get(CONCLUSION)) is not None:
-        return Row(image, sample.prompt, reasoning, conclusion, kind="cot", line=line)
+        return Row(image, sample.prompt, reasoning, conclusion, kind="cot", line=line, about=sample.text)
     verdict, other = ("Yes", "No") if sample.gold == "yes" else ("No", "Yes")
-    return Row(image, sample.prompt, reasoning, verdict, rejected=other, line=line)
+    return Row(image, sample.prompt, reasoning, verdict, rejected=other, line=line, about=sample.text)
 
 
 def _refuse_benchmarks(row: Mapping[str, Any], where: str) -> None:

@@ -1,0 +1,141 @@
+"""Hashes of the cases that something was trained on, by which they are known again in an evaluation.
+
+Of a row two hashes of its text are kept (of the whole question, and of the words that it asks about) and one of its
+picture, which a re-encoded or resized copy nearly has too. A case is one of the rows where text and picture are.
+Nothing else of a row is kept: 64 bits of a text's sha256, 64 bits of dHash (which of two neighbours in a 9 x 8 grid of
+greys is brighter) and the mean colours of the picture's four quarters. A text that somebody guesses can be confirmed.
+
+Source of dHash: Krawetz 2013, "Kind of Like That", hackerfactor.com. Alone it takes some drawn icons for one another.
+"""
+
+import base64
+import hashlib
+import json
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from interp.pictures import as_seen
+
+if TYPE_CHECKING:
+    from interp.prompt import Prompt
+
+FILE = "training_rows.json"  # beside an adapter
+KEY = "training_rows"  # in the description of an ``interp.tensor_file``
+MOST = 50_000  # rows of a record, each of 36 bytes
+NEAR_BITS = 8  # of 64, in which the dHashes of one picture differ at most
+NEAR_COLOUR = 12  # of 255, by which a mean colour of one picture differs at most
+TEXT, DHASH, COLOURS = 8, 8, 12  # bytes
+ROW = 2 * TEXT + DHASH + COLOURS
+NO_PICTURE = b"\xff" * (DHASH + COLOURS)
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def text_hash(text: str) -> bytes:
+    """8 bytes of the sha256 of the text's words: case, punctuation, spaces and Unicode's variants do not count."""
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    return hashlib.sha256((" ".join(re.findall(r"\w+", folded)) or folded.strip()).encode()).digest()[:TEXT]
+
+
+def picture_hash(image: Image.Image | None) -> bytes:
+    """8 bytes of dHash and the mean RGB of the four quarters, as 20 bytes; all ones for no picture."""
+    if image is None:
+        return NO_PICTURE
+    seen = as_seen(image)
+    grey = np.asarray(seen.convert("L").resize((9, 8), Image.Resampling.LANCZOS), dtype=int)
+    colours = np.asarray(seen.resize((2, 2), Image.Resampling.BOX), dtype=np.uint8)
+    return bytes(np.packbits(grey[:, 1:] > grey[:, :-1])) + colours.tobytes()
+
+
+def row_hash(question: str, about: str, image: Image.Image | None) -> bytes:
+    """36 bytes: of the question, of the words that it asks about ("": the question), and of the picture."""
+    return text_hash(question) + text_hash(about or question) + picture_hash(image)
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Which of some cases are training rows (``same``), and which only show the picture of one (``picture_alone``)."""
+
+    same: list[bool]
+    picture_alone: list[bool]
+
+
+@dataclass(frozen=True)
+class TrainingRows:
+    """The rows of one training: ``rows`` (row × 36 bytes), the first ``MOST`` different ones of its ``examples``."""
+
+    rows: Bytes
+    examples: int
+    whole: bool = True  # whether all rows are there
+
+    @classmethod
+    def of(cls, rows: Iterable[tuple[str, str, Image.Image | None]]) -> "TrainingRows":
+        """Of questions, the words that each asks about ("": as many as the question), and pictures."""
+        found: dict[bytes, None] = {}
+        count, whole = 0, True
+        for question, about, image in rows:
+            count += 1
+            if not whole:
+                continue
+            row = row_hash(question, about, image)
+            if row in found or len(found) < MOST:
+                found[row] = None
+            else:
+                whole = False
+        return cls(_table(found), count, whole)
+
+    @classmethod
+    def of_hashes(cls, rows: Sequence[bytes]) -> "TrainingRows":
+        """Of what ``row_hash`` gave."""
+        return cls(_table(rows), len(rows))
+
+    @classmethod
+    def of_prompts(cls, prompts: "Sequence[Prompt]") -> "TrainingRows":
+        """Of the prompts that a method learns from."""
+        return cls.of((prompt.text, prompt.request, prompt.image) for prompt in prompts)
+
+    @classmethod
+    def from_json(cls, found: Any) -> "TrainingRows | None":
+        """What ``as_json`` gave; None where it cannot be read."""
+        try:
+            rows = np.frombuffer(base64.b64decode(found["rows"], validate=True), dtype=np.uint8)
+            return cls(rows.reshape(-1, ROW), int(found["examples"]), bool(found["whole"]))
+        except (TypeError, KeyError, ValueError):
+            return None
+
+    def as_json(self) -> dict[str, Any]:
+        """The number of examples, and the rows in base64: 48 characters for each."""
+        return {"examples": self.examples, "whole": self.whole, "rows": base64.b64encode(self.rows.tobytes()).decode()}
+
+    def write(self, folder: Path) -> None:
+        """Writes an adapter's record to its ``folder``, which ``interp.tensor_file.read_rows`` reads."""
+        (folder / FILE).write_text(json.dumps(self.as_json()) + "\n", encoding="utf-8")
+
+    def overlap(self, cases: Iterable[bytes]) -> Overlap:
+        """Of cases by their ``row_hash``: which are among the rows."""
+        same, alone = [], []
+        texts, pictures = self.rows[:, : 2 * TEXT].reshape(-1, 2, TEXT), self.rows[:, 2 * TEXT :]
+        for case in _table(cases):
+            own, shown = case[: 2 * TEXT].reshape(2, TEXT), case[2 * TEXT :]
+            near = _near(pictures, shown)
+            asked = (texts[:, :, None] == own).all(-1).any((1, 2))
+            same.append(bool((near & asked).any()))
+            alone.append(bool((shown != NO_PICTURE[0]).any() and near.any() and not same[-1]))
+        return Overlap(same, alone)
+
+
+def _table(rows: Iterable[bytes]) -> Bytes:
+    return np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(-1, ROW)
+
+
+def _near(pictures: Bytes, shown: Bytes) -> "np.ndarray[Any, np.dtype[np.bool_]]":
+    """By row, whether its picture is the one shown; no picture is near no picture alone."""
+    bits = np.bitwise_count(pictures[:, :DHASH] ^ shown[:DHASH]).sum(1)
+    apart = np.abs(pictures[:, DHASH:].astype(int) - shown[DHASH:].astype(int)).max(1, initial=0)
+    return (bits <= NEAR_BITS) & (apart <= NEAR_COLOUR)

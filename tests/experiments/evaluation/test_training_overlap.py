@@ -1,0 +1,207 @@
+"""An adapter or a learned file is not evaluated on its own training rows: refused, or left out and said."""
+
+import csv
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from experiments.config import Run
+from experiments.evaluation.training_overlap import apart_from_training
+from experiments.types import Loaded, Sample
+from interp.checkpoints.config import ModelConfig
+from interp.errors import UserError
+from interp.tensor_file import read_rows
+from interp.training_rows import FILE
+from interp.vlm import VLM, Prompt
+from mitigation.learned.activation_steering import DirectionSteering
+from mitigation.learned.direction_ablation import AblateDirection
+from mitigation.learned.probe_readout import TruthReadout
+from mitigation.method import abilities
+from mitigation.own_file import own_method
+from mitigation.vcd import VCD
+from mitigation.vrtuning.data import Row, from_rows
+from mitigation.vrtuning.method import VRTuning
+from mitigation.vrtuning.train import train
+from mitigation.wrappers import Shifted
+from tests.experiments.compose import only_run, run_of
+from tests.mitigation.vrtuning_job import SETTINGS
+from tests.tiny import picture
+
+CASES, TRAINED = 32, 24
+ASKED = "Is this sentence safe? {}"
+
+
+def shown(number: int) -> Image.Image:
+    return picture(number, (64, 64))
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table of 32 cases with a picture each; two of them share their words."""
+    folder = tmp_path_factory.mktemp("table")
+    with (folder / "cases.csv").open("w", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(["id", "image", "text", "label"])
+        for number in range(CASES):
+            shown(number).save(folder / f"{number}.png")
+            label = ("safe", "unsafe")[number % 2]
+            lines.writerow([number, f"{number}.png", f"words {number % (CASES - 1)}", label])
+    return folder / "cases.csv"
+
+
+@pytest.fixture(scope="module")
+def adapter(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter trained on the table's first 24 rows, under another question."""
+    rows = [
+        Row(shown(number), ASKED.format(f"words {number}"), "", ("Yes", "No")[number % 2], about=f"words {number}")
+        for number in range(TRAINED)
+    ]
+    model = ModelConfig("tiny", str(saved), device="cpu")
+    return train(model, from_rows(rows).dataset, replace(SETTINGS, steps=1), tmp_path_factory.mktemp("a") / "x").adapter
+
+
+def evaluated(table: Path, saved: Path, out: Path, *overrides: str) -> Run:
+    return run_of(
+        "benchmark=table", f"benchmark.path={table}", f"model.path={saved}", f"output_root={out}", "draws=20",
+        "max_new_tokens=1", *overrides,
+    )  # fmt: skip
+
+
+def on(adapter: Path) -> tuple[str, str]:
+    return "method=vrtuning", f"method.adapter={adapter}"
+
+
+@pytest.mark.long
+def test_what_was_trained_on_24_rows_is_not_evaluated_on_the_whole_table(
+    table: Path, saved: Path, adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = evaluated(table, saved, tmp_path, *on(adapter))
+    with pytest.raises(UserError, match=r"24 of the 32 cases are training rows of vrtuning .*skip_trained=true"):
+        run.task(run)
+    assert not (tmp_path / run.name).exists()
+    run = evaluated(table, saved, tmp_path, *on(adapter), "skip_trained=true")
+    run.task(run)
+    records = [json.loads(line) for line in (only_run(run) / "predictions.jsonl").read_text().splitlines()]
+    assert sorted({int(record["case"]) for record in records}) == list(range(TRAINED, CASES))
+    assert {record["arm"] for record in records} == {"baseline", "vrtuning"}
+    sentence = (
+        "8 of the benchmark's 32 cases can run here (24 × left out of every arm, since vrtuning learned from them)"
+    )
+    assert sentence in " ".join(capsys.readouterr().out.split())
+    assert sentence in " ".join((only_run(run) / "report.html").read_text().split())
+
+
+@pytest.mark.long
+def test_an_adapter_without_a_record_says_so_once(
+    table: Path, saved: Path, adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = (adapter / FILE).read_bytes()
+    (adapter / FILE).unlink()
+    try:
+        run = evaluated(table, saved, tmp_path, *on(adapter), "limit=4")
+        run.task(run)
+    finally:
+        (adapter / FILE).write_bytes(kept)
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.count("The training rows of vrtuning") == 1 + said.count("note: The training rows of vrtuning")
+    assert "are not known, so whether these cases are among them is not known either" in said
+    assert "The training rows of vrtuning" in (only_run(run) / "report.html").read_text()
+
+
+def samples(edit: Callable[[Image.Image, Path], None]) -> Callable[[Path], list[Sample]]:
+    def made(folder: Path) -> list[Sample]:
+        found = []
+        for number in range(CASES):
+            path = folder / f"{number}.jpg"
+            edit(shown(number), path)
+            text = f"Words  {number}."
+            found.append(Sample(str(number), "typical", "", "no", text, f"Safe? {text}", path, f"c{number}"))
+        return found
+
+    return made
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda image, path: image.save(path, quality=60),
+        lambda image, path: image.resize((41, 41)).save(path, quality=95),
+        lambda image, path: image.resize((200, 200)).save(path),
+    ],
+)
+def test_re_encoded_and_resized_pictures_are_known_again(
+    adapter: Path, tmp_path: Path, edit: Callable[[Image.Image, Path], None]
+) -> None:
+    loaded = Loaded(samples(edit)(tmp_path), {}, "")
+    arms = {"plain": VCD(), "ours": Shifted(VRTuning(str(adapter)), 0.5)}
+    with pytest.raises(UserError, match="24 of the 32 cases are training rows of ours"):
+        apart_from_training(arms, None, loaded, skip=False)
+    apart = apart_from_training(arms, None, loaded, skip=True)
+    assert [int(sample.id) for sample in apart.loaded.samples] == list(range(TRAINED, CASES))
+    assert len(apart.loaded.missing) == TRAINED
+    assert apart.notes == []
+    with pytest.raises(UserError, match="proves nothing on it; evaluate on others"):
+        apart_from_training(arms, None, loaded._replace(samples=loaded.samples[:TRAINED]), skip=True)
+    assert apart_from_training({"plain": VCD()}, None, loaded, skip=False) == (loaded, [])
+
+
+def test_a_picture_under_other_words_is_said_and_evaluated(adapter: Path, tmp_path: Path) -> None:
+    given = samples(lambda image, path: image.save(path))(tmp_path)
+    other = [replace(sample, text="else", prompt="Safe? else") for sample in given]
+    apart = apart_from_training({"ours": VRTuning(str(adapter))}, None, Loaded(other, {}, ""), skip=False)
+    assert apart.loaded.samples == other
+    (note,) = apart.notes
+    assert note.startswith("24 of the 32 cases show a picture that ours was trained on under other words")
+    moved = [replace(sample, image=given[-1].image) for sample in given[: TRAINED - 1]]
+    assert apart_from_training({"ours": VRTuning(str(adapter))}, None, Loaded(moved, {}, ""), skip=False).notes == []
+
+
+def test_a_model_that_it_was_merged_into_is_compared_too(adapter: Path, tmp_path: Path) -> None:
+    (tmp_path / "merged").mkdir()
+    (tmp_path / "merged" / FILE).write_bytes((adapter / FILE).read_bytes())
+    model = ModelConfig("own", str(tmp_path / "merged"))
+    loaded = Loaded(samples(lambda image, path: image.save(path))(tmp_path), {}, "")
+    with pytest.raises(UserError, match="24 of the 32 cases are training rows of the model own"):
+        apart_from_training({"plain": VCD()}, model, loaded, skip=False)
+
+
+LEARNERS: list[Any] = [TruthReadout(layer=1), DirectionSteering(layer=1), AblateDirection(layer=1, by="truth")]
+
+
+@pytest.mark.parametrize("learner", [*LEARNERS, None], ids=lambda one: type(one).__name__)
+def test_what_is_learned_carries_its_cases(learner: Any, vlm: VLM, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def learn(vlm, prompts, safe):\n    return {'n': 1.0}\n\n\ndef ask(prompt, *, learned):\n    return prompt\n"
+    )
+    method = own_method(str(tmp_path / "mine.py")) if learner is None else learner
+    prompts = [Prompt(f"Safe? w{i}", picture(i), key=str(i), request=f"w{i}") for i in range(24)]
+    taught = method.learn(vlm, prompts, [i % 2 == 0 for i in range(24)], out=tmp_path / "x.safetensors")
+    rows = read_rows(Path(abilities(taught).learned_in))
+    assert rows is not None
+    assert (len(rows.rows), rows.examples, rows.whole) == (24, 24, True)
+    cases = [
+        Sample(str(i), "typical", "", "no", f"w{i}", f"Other: w{i}", tmp_path / f"{i}.png", str(i)) for i in range(26)
+    ]
+    for i in range(26):
+        picture(i).save(tmp_path / f"{i}.png")
+    with pytest.raises(UserError, match="24 of the 26 cases are training rows of mine"):
+        apart_from_training({"mine": Shifted(taught, 1.0)}, None, Loaded(cases, {}, ""), skip=False)
+
+
+@pytest.mark.long
+def test_a_published_adapter_carries_its_rows(table: Path, saved: Path, adapter: Path, tmp_path: Path) -> None:
+    run = evaluated(table, saved, tmp_path, *on(adapter), "skip_trained=true", "limit=8")
+    run.task(run)
+    publishing = run_of("task=publish", f"run={only_run(run)}", f"task.to={tmp_path}/sent", "task.base=owner/base")
+    publishing.task(publishing)
+    assert (tmp_path / "sent" / FILE).read_bytes() == (adapter / FILE).read_bytes()
+    for name in ("README.md", "settings.json"):
+        assert json.loads((adapter / FILE).read_text())["rows"] not in (tmp_path / "sent" / name).read_text()
+    run = evaluated(table, saved, tmp_path / "other", *on(tmp_path / "sent"))
+    with pytest.raises(UserError, match="24 of the 32 cases are training rows of vrtuning"):
+        run.task(run)

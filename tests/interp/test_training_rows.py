@@ -1,0 +1,123 @@
+"""Hashes of training rows: copies of a picture are known again, other pictures are not, and nothing else is kept."""
+
+import io
+import itertools
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from experiments.benchmarks.iconworld import IconWorld
+from experiments.benchmarks.images import open_image
+from interp import training_rows
+from interp.tensor_file import read_rows
+from interp.training_rows import FILE, TrainingRows, picture_hash, row_hash, text_hash
+from tests.tiny import picture
+
+
+def drawn(count: int) -> list[Image.Image]:
+    return [open_image(sample.image) for sample in IconWorld().load().samples[:count] if sample.image is not None]
+
+
+def jpeg(image: Image.Image, quality: int = 75) -> Image.Image:
+    stream = io.BytesIO()
+    image.save(stream, "JPEG", quality=quality)
+    return Image.open(stream)
+
+
+def resized(image: Image.Image, factor: float) -> Image.Image:
+    return image.resize((round(image.width * factor), round(image.height * factor)))
+
+
+COPIES: list[Callable[[Image.Image], Image.Image]] = [
+    lambda image: image.convert("RGBA"),
+    lambda image: jpeg(image, 95),
+    lambda image: jpeg(image, 60),
+    lambda image: resized(image, 0.5),
+    lambda image: resized(image, 2),
+    lambda image: jpeg(resized(image, 0.7)),
+]
+
+
+@pytest.mark.parametrize("copied", COPIES)
+def test_a_copy_is_known_again(copied: Callable[[Image.Image], Image.Image]) -> None:
+    pictures = drawn(40)
+    rows = TrainingRows.of([("Is it safe?", "", image) for image in pictures])
+    for image in pictures:
+        alone = TrainingRows.of([("is it SAFE", "", image)])
+        case = row_hash("Is it  safe!", "", copied(image))
+        assert alone.overlap([case]).same == rows.overlap([case]).same == [True]
+
+
+@pytest.mark.long
+def test_drawn_pictures_that_resemble_each_other_are_told_apart() -> None:
+    by_prompt: dict[str, list[Image.Image]] = defaultdict(list)
+    for sample in [*IconWorld().load().samples, *IconWorld().development().samples]:
+        if sample.image is not None:
+            by_prompt[sample.prompt].append(open_image(sample.image))
+    pairs = 0
+    for images in by_prompt.values():
+        for one, other in itertools.combinations(images, 2):
+            if one.tobytes() != other.tobytes():
+                pairs += 1
+                row = TrainingRows.of([("asked", "", one)])
+                assert row.overlap([row_hash("asked", "", other)]).same == [False]
+    assert pairs > 10_000
+
+
+def test_text_and_picture_of_one_row_make_a_case() -> None:
+    rows = TrainingRows.of(
+        [("Safe? cut bread", "cut bread", picture(1)), ("Safe? swim", "", picture(2)), ("a", "", None)]
+    )
+    cases = {
+        ("Safe? cut bread", "", 1): (True, False),
+        ("Another question: cut bread", "Cut bread.", 1): (True, False),  # another template
+        ("Safe? cut bread", "", 2): (False, True),  # both are known, of two rows
+        ("Safe? fly", "fly", 1): (False, True),  # the picture alone
+        ("Safe? cut bread", "cut bread", 3): (False, False),  # the text alone
+        ("a", "", None): (True, False),
+        ("Safe? swim", "", None): (False, False),
+        ("a", "", 3): (False, False),
+    }
+    asked = [row_hash(text, about, None if at is None else picture(at)) for text, about, at in cases]
+    found = rows.overlap(asked)
+    assert list(zip(found.same, found.picture_alone, strict=True)) == list(cases.values())
+    assert TrainingRows.of([]).overlap(asked).same == [False] * len(cases)
+
+
+def test_plain_colours_are_told_apart() -> None:
+    colours = ["white", "black", "red", "blue", (40, 10, 90), (80, 10, 90)]
+    hashes = [picture_hash(Image.new("RGB", (24, 18), colour)) for colour in colours]
+    rows = TrainingRows.of([("x", "", Image.new("RGB", (24, 18), colours[0])), ("x", "", None)])
+    assert len(set(hashes)) == len(colours)
+    assert rows.overlap([row_hash("x", "", Image.new("RGB", (24, 18), one)) for one in colours]).same == (
+        [True] + [False] * 5
+    )
+
+
+def test_words_count_and_not_how_they_are_written() -> None:
+    assert text_hash("Cut the bread!") == text_hash("  cut\tthe BREAD ") != text_hash("cut the breads")
+    assert text_hash("ﬁne") == text_hash("FINE")  # Unicode's ligature
+    assert text_hash("?!") != text_hash("")
+
+
+def test_a_record_is_bounded_and_holds_hashes_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_rows, "MOST", 3)
+    given = [(f"secret {number}", "", picture(number)) for number in (1, 1, 2, 3, 4)]
+    rows = TrainingRows.of(given)
+    assert (len(rows.rows), rows.examples, rows.whole) == (3, 5, False)
+    assert TrainingRows.of(given[:4]).whole
+    rows.write(tmp_path)
+    text = (tmp_path / FILE).read_text()
+    assert "secret" not in text
+    assert len(json.loads(text)["rows"]) == 3 * 48
+    again = read_rows(tmp_path)
+    assert again is not None
+    assert (again.rows.tolist(), again.examples, again.whole) == (rows.rows.tolist(), 5, False)
+    for broken in ("", "[]", '{"rows": "AAAA", "examples": 1, "whole": true}', '{"rows": 3}'):
+        (tmp_path / FILE).write_text(broken)
+        assert read_rows(tmp_path) is None
+    assert read_rows(tmp_path / "absent") is None
