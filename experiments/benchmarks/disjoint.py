@@ -109,7 +109,7 @@ def _nearly(learned: Sequence[Sample], tested: Sequence[Sample]) -> dict[int, Sa
         if isinstance(sample.image, Path | EncodedImage):
             known.setdefault(_plain(sample.text), []).append(sample)
     hashes: dict[str, list[tuple[bytes, Sample]]] = {}
-    found = {}
+    found: dict[int, Sample] = {}
     for place, sample in enumerate(learned):
         text = _plain(sample.text)
         if text not in known or not isinstance(sample.image, Path | EncodedImage):
