@@ -19,6 +19,8 @@ GRAM = 3  # words in a row that two texts may share
 FEWEST_GRAMS = 3  # of the shorter text: of fewer, only whole sentences are compared
 ALIKE = 0.8  # of the shorter text's word sequences; one other word at the end of five is .67, at the end of seven .8
 
+ROWS = 256  # texts that are compared with all others at once
+
 Codes = Int[np.ndarray, "case"]
 _END = re.compile(r"[.?!:;。？！：；\n]+")
 _WORD = re.compile(r"[぀-ヿ㐀-鿿]|\w+")  # scripts without spaces: a character is a word
@@ -35,13 +37,9 @@ def families(texts: Sequence[str]) -> Codes:
     distinct = list(dict.fromkeys(texts))
     cores = _without_wrappers([_sentences(text) for text in distinct])
     grams = [_grams(core) for core in cores]
-    links = [*_sharing([frozenset(core) for core in cores], fewest=1, share=1.0),
-             *_sharing(grams, fewest=FEWEST_GRAMS, share=ALIKE)]  # fmt: skip
-    rows, columns = np.array(links, dtype=int).reshape(-1, 2).T
-    size = len(distinct)
-    graph = csr_array((np.ones(len(rows)), (rows, columns)), shape=(size, size))
-    _, found = connected_components(graph, directed=False)
-    family = dict(zip(distinct, found.tolist(), strict=True))
+    joined = _joined(np.arange(len(distinct)), [frozenset(core) for core in cores], fewest=1, share=1.0)
+    joined = _joined(joined, grams, fewest=FEWEST_GRAMS, share=ALIKE)
+    family = dict(zip(distinct, joined.tolist(), strict=True))
     names = [f"text {at}" if not text.strip() else family[text] for at, text in enumerate(texts)]
     return coded(names)
 
@@ -103,14 +101,23 @@ def _grams(sentences: Sequence[tuple[str, ...]]) -> frozenset[tuple[str, ...]]:
     return frozenset(words[at : at + GRAM] for words in sentences for at in range(len(words) - GRAM + 1))
 
 
-def _sharing(sets: Sequence[frozenset[Any]], *, fewest: int, share: float) -> list[tuple[int, int]]:
-    """The pairs of sets of which the smaller, of at least ``fewest``, has the ``share`` of its members in the other."""
+def _joined(codes: Codes, sets: Sequence[frozenset[Any]], *, fewest: int, share: float) -> Codes:
+    """``codes``, two sets joined where the smaller, of at least ``fewest``, has the ``share`` of its members in common.
+
+    ``ROWS`` sets are compared with all others at once, which bounds the memory of many texts that are alike.
+    """
     members = {name: at for at, name in enumerate(dict.fromkeys(one for each in sets for one in sorted(each)))}
     rows = np.repeat(np.arange(len(sets)), [len(each) for each in sets])
     columns = np.array([members[one] for each in sets for one in each], dtype=int)
     table = csr_array((np.ones(len(rows)), (rows, columns)), shape=(len(sets), max(len(members), 1)))
-    common = (table @ table.T).tocoo()
-    size = np.array([len(each) for each in sets], dtype=float)
-    smaller = np.minimum(size[common.row], size[common.col])
-    alike = (common.row < common.col) & (smaller >= fewest) & (common.data >= share * smaller - 1e-9)
-    return list(zip(common.row[alike].tolist(), common.col[alike].tolist(), strict=True))
+    size, every = np.array([len(each) for each in sets], dtype=float), np.arange(len(sets))
+    for start in range(0, len(sets), ROWS):
+        common = (table[start : start + ROWS] @ table.T).tocoo()
+        row, column = common.row + start, common.col
+        smaller = np.minimum(size[row], size[column])
+        alike = (row < column) & (smaller >= fewest) & (common.data >= share * smaller - 1e-9)
+        _, first, at = np.unique(codes, return_index=True, return_inverse=True)
+        ends = np.concatenate([row[alike], every]), np.concatenate([column[alike], first[at]])
+        graph = csr_array((np.ones(len(ends[0])), ends), shape=(len(sets), len(sets)))
+        codes = connected_components(graph, directed=False)[1]
+    return codes
