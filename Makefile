@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo smol gpu test test-long test-ci test-all mutations contract contract-check chromium docs notebook check format clean
+.PHONY: help install install-dev demo smol gpu test test-long test-ci test-all mutations ends contract contract-check chromium docs notebook check format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -55,19 +55,32 @@ test-all: install-dev chromium ## install, then every test; those for a GPU skip
 mutations: install-dev ## makes faults in copies of this checkout (tests/mutations): each must fail its tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutations $(NAMES)
 
-# Without TRANSFORMERS the committed table is written anew; with it, that version is installed beside .venv and compared.
+# Both ends of the ranges in pyproject.toml, each in an environment of its own: pip without constraints.txt takes the newest.
+END ?= lowest newest
+ENDS = $(END:%=.venv-%/.installed)
+END_TESTS = $$(grep -rl --include='test_*.py' pytest.mark.contract tests)
+
+.venv-%/.installed: pyproject.toml tests/ends.py
+	$(PYTHON) -m venv .venv-$*
+	$(PYTHON) tests/ends.py $* > .venv-$*/constraints.txt
+	.venv-$*/bin/python -m pip --disable-pip-version-check install --quiet --no-compile --upgrade --upgrade-strategy eager \
+	--constraint .venv-$*/constraints.txt --editable '.[api,serving,explore]' pytest pytest-xdist beartype hypothesis
+	@touch $@
+
+# Written bytecode saves the many processes some seconds each, also where Python is told to write none.
+ends: $(ENDS) ## the lowest and the newest of all dependencies (END=newest: these): six families, doctor, heatmap, studies, an adapter
+	for end in $(END); do PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 .venv-$$end/bin/python -m pytest -q -p no:cacheprovider \
+	-n 2 --dist loadfile -m "contract and not families or not contract" tests/test_ends.py $(END_TESTS) || exit 1; done
+
+# Without END the committed table is written anew; END=lowest or END=newest compares, in the environment of `make ends`.
 # With FAMILY=<name>[,<name>] only these families are asked, and their rows alone written: the table in pieces.
-CONTRACT_VENV = .venv-contract-$(TRANSFORMERS)
-CONTRACT_PIP = $(CONTRACT_VENV)/bin/python -m pip --disable-pip-version-check install --quiet
 CONTRACT_TESTS = -m pytest -q -m "contract or families" -n auto --dist loadfile -p no:cacheprovider $(if $(FAMILY),--contract-family=$(FAMILY))
 
-contract: ## the tests of every family: writes interp/contract.json (FAMILY=<name>: its row), or compares with TRANSFORMERS=<version>
-ifdef TRANSFORMERS
-	test -x $(CONTRACT_VENV)/bin/python || $(PYTHON) -m venv $(CONTRACT_VENV)
-	grep -vE '^(transformers|tokenizers|huggingface_hub|hf.xet)==' constraints.txt > $(CONTRACT_VENV)/constraints.txt
-	$(CONTRACT_PIP) --constraint $(CONTRACT_VENV)/constraints.txt torch==2.13.0
-	$(CONTRACT_PIP) --constraint $(CONTRACT_VENV)/constraints.txt --editable '.[dev]' transformers==$(TRANSFORMERS)
-	OMP_NUM_THREADS=1 $(CONTRACT_VENV)/bin/python $(CONTRACT_TESTS) --contract-json=$(CONTRACT_VENV)/contract.json
+contract: ## the tests of every family: writes interp/contract.json (FAMILY=<name>: its row), or compares in the environments END=lowest, newest
+ifeq ($(origin END),command line)
+	$(MAKE) --no-print-directory $(ENDS)
+	for end in $(END); do OMP_NUM_THREADS=1 .venv-$$end/bin/python $(CONTRACT_TESTS) --ignore=tests/test_imports.py \
+	--contract-json=.venv-$$end/contract.json || exit 1; done
 else
 	$(MAKE) --no-print-directory install-dev
 	OMP_NUM_THREADS=1 $(BIN)/python $(CONTRACT_TESTS) --contract-json=interp/contract.json
@@ -112,4 +125,4 @@ format: install-dev ## let ruff put the code in form
 	$(BIN)/ruff check --fix .
 
 clean: ## remove .venv, build and caches; outputs/ stays
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build *.egg-info
+	rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build *.egg-info

@@ -7,7 +7,12 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from interp.cache_names import NAMES, cache_in
+from interp.attention.record import Queries, record_attention
+from interp.cache_names import NAMES, cache_in, cache_name, with_cache
+from interp.vlm import VLM, Prompt
+from tests.tiny import picture
+
+PROMPTS = (Prompt("How do I kill it?", picture(0)), Prompt("Is this safe to eat?", picture(1)))
 
 
 class Output(OrderedDict[str, Any]):
@@ -26,6 +31,11 @@ class Output(OrderedDict[str, Any]):
         raise AssertionError("this prints a warning")
 
 
+def renamed(values: Any, name: str) -> dict[str, Any]:
+    """The same with the cache by ``name``."""
+    return {name if key in NAMES else key: value for key, value in values.items()}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_either_name_is_found(name: str) -> None:
     cache = DynamicCache()
@@ -39,3 +49,40 @@ def test_no_output_is_asked_for_the_old_name() -> None:
     cache = DynamicCache()
     assert cache_in(Output(logits=1, cache=cache)) is cache
     assert cache_in(Output(logits=1)) is None
+
+
+def test_the_installed_transformers_takes_the_name_and_says_nothing(vlm: VLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.utils import generic
+
+    monkeypatch.setattr(generic.logger, "warning_once", pytest.fail)
+    inputs = vlm.encode(PROMPTS)
+    cache = DynamicCache(config=vlm.model.config.get_text_config())
+    with torch.no_grad():
+        output = vlm.model(**inputs, **with_cache(cache), use_cache=True)
+        assert cache_in(vlm.model(**inputs, use_cache=False)) is None
+    assert cache_in(output) is cache
+    assert cache.get_seq_length() == inputs["input_ids"].shape[1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_decoding_is_followed_by_either_name(vlm: VLM, name: str) -> None:
+    """Hooks before the recorder's give the cache this name; those behind them give the model its own back."""
+    outputs: list[Any] = []
+
+    def rename(to: str) -> Any:
+        hook = vlm.speaker.register_forward_pre_hook
+        return hook(lambda module, args, kwargs: (args, renamed(kwargs, to)), with_kwargs=True)
+
+    def put_away(module: Any, args: Any, output: Any) -> Any:
+        outputs.append(output)
+        return Output(renamed(output, name)) if name == "cache" else type("Own", (), renamed(output, name))()
+
+    with record_attention(vlm, queries=Queries.ALL) as plain:
+        vlm.generate(PROMPTS, max_new_tokens=3)
+    handles = [rename(name), vlm.speaker.register_forward_hook(put_away)]
+    with record_attention(vlm, queries=Queries.ALL) as record:
+        handles += [rename(cache_name()), vlm.speaker.register_forward_hook(lambda *_: outputs.pop())]
+        vlm.generate(PROMPTS, max_new_tokens=3)
+    for handle in handles:
+        handle.remove()
+    assert record.masses.equals(plain.masses)
