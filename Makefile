@@ -58,7 +58,7 @@ mutations: install-dev ## makes faults in copies of this checkout (tests/mutatio
 # Both ends of the ranges in pyproject.toml, each in an environment of its own: pip without constraints.txt takes the newest.
 END ?= lowest newest
 ENDS = $(END:%=.venv-%/.installed)
-END_TESTS = $$(grep -rl --include='test_*.py' pytest.mark.contract tests)
+END_TESTS = tests/test_ends.py tests/interp/test_cache_names.py $$(grep -rl --include='test_*.py' pytest.mark.contract tests)
 
 .venv-%/.installed: pyproject.toml tests/ends.py
 	$(PYTHON) -m venv .venv-$*
@@ -70,7 +70,7 @@ END_TESTS = $$(grep -rl --include='test_*.py' pytest.mark.contract tests)
 # Written bytecode saves the many processes some seconds each, also where Python is told to write none.
 ends: $(ENDS) ## the lowest and the newest of all dependencies (END=newest: these): six families, doctor, heatmap, studies, an adapter
 	for end in $(END); do PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 .venv-$$end/bin/python -m pytest -q -p no:cacheprovider \
-	-n 2 --dist loadfile -m "contract and not families or not contract" tests/test_ends.py $(END_TESTS) || exit 1; done
+	-n 2 --dist loadfile -m "ends or contract and not families and not slow" $(END_TESTS) || exit 1; done
 
 # Without END the committed table is written anew; END=lowest or END=newest compares, in the environment of `make ends`.
 # With FAMILY=<name>[,<name>] only these families are asked, and their rows alone written: the table in pieces.

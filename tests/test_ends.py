@@ -10,6 +10,7 @@ import pytest
 
 from tests.ends import lowest, requirements
 
+pytestmark = pytest.mark.ends
 REPOSITORY = Path(__file__).resolve().parent.parent
 OPEN = ("torch",)  # 2.11 and 2.13 were tried; a host that has another keeps it
 WARNING = re.compile(r"warning|deprecat|\[transformers\]|traceback", re.IGNORECASE)

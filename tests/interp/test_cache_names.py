@@ -12,6 +12,7 @@ from interp.cache_names import NAMES, cache_in, cache_name, with_cache
 from interp.vlm import VLM, Prompt
 from tests.tiny import picture
 
+pytestmark = pytest.mark.ends
 PROMPTS = (Prompt("How do I kill it?", picture(0)), Prompt("Is this safe to eat?", picture(1)))
 
 
