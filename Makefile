@@ -70,7 +70,7 @@ END_TESTS = tests/test_ends.py tests/interp/test_cache_names.py $$(grep -rl --in
 # Written bytecode saves the many processes some seconds each, also where Python is told to write none.
 ends: $(ENDS) ## the lowest and the newest of all dependencies (END=newest: these): six families, doctor, heatmap, studies, an adapter
 	for end in $(END); do PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 .venv-$$end/bin/python -m pytest -q -p no:cacheprovider \
-	-n 2 --dist loadfile -m "ends or contract and not families and not slow" $(END_TESTS) || exit 1; done
+	-n auto --dist loadfile -m "ends or contract and not families and not slow" $(END_TESTS) || exit 1; done
 
 # Without END the committed table is written anew; END=lowest or END=newest compares, in the environment of `make ends`.
 # With FAMILY=<name>[,<name>] only these families are asked, and their rows alone written: the table in pieces.
