@@ -44,7 +44,7 @@ def test_the_lowest_are_read_off_the_ranges() -> None:
     assert len(lowest(always)) == len(always)
 
 
-@pytest.mark.long
+@pytest.mark.slow  # in make ends alone
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_ends_well_and_warns_of_nothing(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "experiments.run", *COMMANDS[name].split(), f"output_root={tmp_path}"]
