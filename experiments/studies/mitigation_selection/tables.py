@@ -103,7 +103,7 @@ def evaluate(
         "seed": seed,
         "draws": draws,
         "clusters": cases.clusters,
-        "templates": metrics["method"]["templates"],
+        "sentences": metrics["method"]["sentences"],
     }
     result: dict[str, Any] = plain(
         {

@@ -87,11 +87,7 @@ def test_their_own_rates_with_intervals_and_no_comparison(
     assert list(metrics["arms"]) == ["responses"]
     assert metrics["comparisons"] == {}
     intervals = metrics["arms"]["responses"]["intervals"]
-    if kind == "refusal":  # fewer than ten clusters
-        assert intervals["benign"] is None
-    else:
-        low, high = intervals["over_safety"]
-        assert low < high
+    assert intervals["benign" if kind == "refusal" else "over_safety"] is None  # fewer than ten clusters
     assert metrics["summary"][0].startswith("web_answers (")
     assert environment["model"]["name"] == "web_answers"
     assert environment["config"]["model"] is None

@@ -72,7 +72,10 @@ def test_a_run_of_something_else_is_refused(saved: Path, finished: Path, tmp_pat
     refused(tmp_path, "no run's directory")
     refused(finished, "of other cases", "benchmark.split=development")
     environment = read(finished / "environment.json")
-    for change, match in (({"finished": None}, "unfinished"), ({"model": {"name": "x", "revision": "y"}}, "x y")):
+    for change, match in (
+        ({"finished": None}, "unfinished"),
+        ({"model": {"name": "x", "revision": "y"}}, "is of x"),
+    ):
         copy = tmp_path / match.replace(" ", "_")
         copy.mkdir()
         (copy / "environment.json").write_text(json.dumps(environment | change))

@@ -78,10 +78,10 @@ def test_a_sentence_that_overrules_is_found_where_it_was_planted() -> None:
     assert cut(result, "user → verdict", "0") == pytest.approx(0, abs=1e-3)
     assert cut(result, "image → verdict", "0") == pytest.approx(0, abs=1e-3)
     said = sentences(findings(result))
-    assert said[0].startswith("Is the picture read? Yes")
-    assert said[1].startswith("Is it carried to the verdict? Yes")
-    assert said[2].startswith("Where is it overruled? Too few cases to tell whether the sentence arrives before the "
-                              "picture, at layer 2 of 3")  # fmt: skip
+    # In a network of so few parts random weights carry the colour as well.
+    assert said[0].startswith("Is the picture read? That a linear probe finds more of it than in random weights is not")
+    assert said[1].startswith("Is it carried to the verdict? That cannot be told here: no kind of picture is shown")
+    assert "the sentence arrives before the picture, at layer 2 of 3" in said[2]
     assert "cases with alarming words are called unsafe +50.0 points" in said[3]
     assert "too few sentence forms to tell" in said[3]
 
@@ -95,9 +95,9 @@ def test_a_picture_that_misleads_is_not_laid_on_the_sentence() -> None:
     assert cut(result, "image → verdict", "0") > 3
     assert cut(result, "user → verdict", "all") == pytest.approx(0, abs=1e-3)
     said = sentences(findings(result))
-    assert said[2].startswith("Where is it overruled? Patching cannot tell")
+    assert said[2].startswith("Where is the verdict made? Patching cannot tell")
     assert result["twins"]["difference"]["value"] < 0
-    assert said[3].startswith("By what? Too few cases to tell (1 ")
+    assert said[3].startswith("By what? Not by the sentence")
 
 
 @pytest.mark.slow

@@ -109,7 +109,7 @@ def test_all_panels_have_one_scale_and_a_dot_a_benchmark() -> None:
     panels = suite_page.by_arm(METRICS)
     figure = suite_page.panels_of_arms(panels, list(METRICS))
     shown = [axes for axes in figure.axes if axes.get_visible()]
-    assert [axes.get_title() for axes in shown] == ["baseline", r"\$x_1"]
+    assert [axes.get_title() for axes in shown] == ["baseline", "$x_1"]
     assert len({(axes.get_xlim(), axes.get_ylim()) for axes in shown}) == 1
     dots = [[line.get_xydata().tolist() for line in axes.lines if line.get_linestyle() == "None"] for axes in shown]
     assert dots == [[[[20.0, 80.0]], [[pytest.approx(30.0), 30.0]]], [[[pytest.approx(10.0), 30.0]]]]
