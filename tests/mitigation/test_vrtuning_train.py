@@ -52,6 +52,7 @@ def test_it_learns_and_leaves_a_checkpoint_alone(finished: Trained) -> None:
         "adapter/README.md",
         "adapter/adapter_config.json",
         "adapter/adapter_model.safetensors",
+        "adapter/training_rows.json",
         "adapter/vrtuning.json",
         "training.json",
     ]
