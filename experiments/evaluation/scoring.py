@@ -15,8 +15,10 @@ from experiments.metrics.judge_error import corrected_rates, error_of
 from experiments.metrics.refusal import results as refusal
 from experiments.metrics.refusal.as_published import as_published
 from experiments.metrics.yes_no import results as yes_no
+from experiments.metrics.yes_no.comparison import ALL
 from experiments.types import Judge, Kind, Status
 
+Family = Mapping[str, Any]  # study: an arm; contrasts: pairs of arms
 ONE_WORD = re.compile(r"\W*\w+\W*")
 FEWEST_TEXTS = 3  # answers that are alike, of sentences
 FEWEST_WORDS = 10  # and of single words, which are alike by chance
@@ -33,12 +35,13 @@ def evaluate(
     missing: Mapping[str, str] = MappingProxyType({}),
     baseline: str = "baseline",
     control: str = "calibrated_shift",
+    first: Family | None = None,
 ) -> dict[str, Any]:
     """The contents of metrics.json: values and findings, which ``experiments.report.words`` puts into words.
 
     ``study`` is the arm under study; ``missing`` gives arms that cannot enter, with the reason. ``kind`` and ``judge``
     are the run's unless it scores other answers than its own; of a judge that others helped, or that cannot be asked
-    any more, only the name.
+    any more, only the name. What goes beyond the ``first`` family of comparisons is kept as ``exploratory``.
 
     Raises:
         UserError: the predictions or the judge card cannot be used.
@@ -54,6 +57,7 @@ def evaluate(
         contrasts = [(arm, other) for arm, other in run.contrasts]
         margin = run.unsafe_margin
         result = yes_no.evaluate(frame, **common, control=control, unsafe_margin=margin, contrasts=contrasts)
+    result |= _family(result, baseline, first or family(study, [] if refusals else run.contrasts))
     if "protocol" in frame and (frame["protocol"] == "score").all():
         result |= {"protocol": "score"}
     if "fold" in frame:
@@ -61,6 +65,27 @@ def evaluate(
     if alike := same_texts(frame):
         result |= {"same_text": alike}
     return result | _limits_of_judge(result, judge, run.judge_card, frame) if refusals else result
+
+
+def family(study: str, contrasts: Sequence[Sequence[str]]) -> Family:
+    """The comparisons that a run was begun for: its arm under study, and the contrasts beside the baseline's."""
+    return {"study": study, "contrasts": [list(pair) for pair in contrasts]}
+
+
+def first_family(environment: Mapping[str, Any], metrics: Mapping[str, Any]) -> Family:
+    """The family that a run recorded when it began; of an older one that of its ``metrics``."""
+    contrasts = (metrics.get("method") or {}).get("contrasts") or []
+    return environment.get("family") or family(str(metrics.get("study")), contrasts)
+
+
+def _family(result: Mapping[str, Any], baseline: str, first: Family) -> dict[str, Any]:
+    """``family``, the first one, and where ``result`` compares what is not in it, ``exploratory``."""
+    study = result["study"] if result["study"] not in (first["study"], baseline, None) else None
+    known = first["contrasts"]
+    later = [
+        pair for pair in result["method"].get("contrasts", ()) if pair not in known and [ALL, pair[1]] not in known
+    ]
+    return {"family": first} | ({"exploratory": {"study": study, "contrasts": later}} if study or later else {})
 
 
 def same_texts(frame: pd.DataFrame) -> dict[str, dict[str, Any]]:

@@ -34,7 +34,7 @@ from experiments.runs import analyses as states
 from experiments.runs import provenance, records
 from experiments.runs.launch import Launch, sharded, whole_weights
 from experiments.runs.responses import Responses
-from experiments.runs.resumption import PREDICTIONS, RunStore, open_run
+from experiments.runs.resumption import PREDICTIONS, RunStore, open_run, read_object
 from experiments.runs.saved_run import write_thumbnails
 from experiments.types import Loaded, Sample, Status
 from interp.errors import UserError
@@ -122,6 +122,8 @@ def opened(
             )
         vlm = connected(run) if vlm is None else vlm
         environment = describe(run, vlm, loaded, len(complete.samples)) | notes
+        recorded = read_object(store.path / "environment.json").get("family")
+        environment["family"] = recorded or scoring.family(run.arm, run.contrasts)
         store.write_json("environment.json", environment)
         yield Study(run, vlm, store, loaded, console, environment, excluded, development)
     launch.wait()  # no process leaves before the run is finished
@@ -381,6 +383,7 @@ class Study:
             current,
             study="baseline" if self.run.arm in self.faults else self.run.arm,
             missing=self.not_applicable,
+            first=self.environment["family"],
         )
         result = scoring.with_published_rows(result, self.run.benchmark.name, self.environment["model"], current)
         if fault := self.faults.get(self.run.arm):

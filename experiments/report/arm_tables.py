@@ -6,7 +6,7 @@ from typing import Any
 from experiments.metrics.findings import Answer
 from experiments.report.numbers import MISSING, Interval, complete, fixed, p_value, percent, percent_interval
 from experiments.report.opening import MATCHED, as_judged, badge
-from experiments.report.sentences.wording import SAID, deciding, word
+from experiments.report.sentences.wording import SAID, contrast_name, deciding, word
 from experiments.report.table import Cell, Column, Narrow, Record, Table, change, number, rate
 from experiments.types import REFUSAL_SUBSETS, Status, Verdict
 
@@ -252,7 +252,7 @@ def contrasts_table(metrics: Mapping[str, Any]) -> Table | None:
         for other, delta in (one.get("versus") or {}).items():
             shown = {key: entry and deciding(entry, studied=False) for key, entry in delta.items()}
             cells: Record = {heading: difference(shown, DELTAS["yes_no"][heading]) for heading in headings}
-            records.append({"arms": f"{arm} − {other}", **cells})
+            records.append({"arms": contrast_name(arm, other, metrics), **cells})
     return Table.of("Arms beside one another", records) if records else None
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from experiments.benchmarks.published import LEADERBOARD, OTHERS
 from experiments.report.sentences import refusal, yes_no
+from experiments.report.sentences.wording import exploratory
 from experiments.runs.provenance import subject
 from interp.checkpoints.config import ORGANISM
 
@@ -64,7 +65,7 @@ def worded(metrics: Mapping[str, Any], *, where: str = "", caveat: str = "") -> 
     return dict(metrics) | {
         "comparisons": compared,
         "summary": rules.sentences(metrics, arm, where=where),
-        "caveats": rules.caveats(metrics, arm, text=caveat),
+        "caveats": [*exploratory(metrics), *rules.caveats(metrics, arm, text=caveat)],
     }
 
 

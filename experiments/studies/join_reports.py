@@ -69,6 +69,7 @@ class BuildReport:
             kind=kind,
             baseline=reference,
             control=f"{names[0]}: calibrated_shift",
+            first=scoring.family(studied, []),  # the results of what is joined were seen
         )
         environment = _environment(parts, names, studied)
         looked = joined_attention(parts, names, {line["arm"] for line in lines})

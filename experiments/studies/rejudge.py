@@ -4,7 +4,7 @@ The new verdicts, metrics and report go into a run directory of their own; the j
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,8 @@ class Rejudge:
         if judge is not None and hasattr(judge, "check"):
             judge.check()
         check_contrasts(run, old.metrics["arms"], kind)
+        first = scoring.first_family(old.environment, old.metrics)
+        later = [pair for pair in run.contrasts if pair not in first["contrasts"]]
         console = Console()
         before = old.predictions
         after = before if judge is None else _judged(before, judge, run)
@@ -74,15 +76,22 @@ class Rejudge:
         studied = str(old.metrics["study"])
         named = judge.name if judge else str(old.environment.get("judge"))
         result = scoring.evaluate(
-            run,
+            replace(run, contrasts=[*first["contrasts"], *later]),
             after,
             study=studied,
             kind=kind,
             judge=judge if judge and self.labels is None else named,
             missing=old.metrics.get("not_applicable") or {},
+            first=first,
         )
         result = scoring.with_published_rows(result, benchmark, old.environment.get("model"), after)
-        again = {"judge": judged_by, "judged_run": str(old.directory), "people": people, "finished": records.now()}
+        again = {
+            "family": first,
+            "judge": judged_by,
+            "judged_run": str(old.directory),
+            "people": people,
+            "finished": records.now(),
+        }
         environment = {**old.environment, **again}
         attention = {file: read_object(old.directory / file) for file in ("attention.json", CASES)}
         page = finished_runs.derived(

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from experiments.metrics.bootstrap import FEWEST
 from experiments.metrics.findings import SMALL, Answer, Finding, found, within
+from experiments.metrics.yes_no.comparison import ALL
 from experiments.metrics.yes_no.findings import FEWEST_MISSED
 from experiments.report.numbers import share
 from experiments.report.table import Cell, change
@@ -78,6 +79,28 @@ def scope(metrics: Mapping[str, Any]) -> str:
 def scoped(metrics: Mapping[str, Any], sentence: str) -> str:
     """``sentence``, told of what it is where sentences are fixed."""
     return f"For {of}: {sentence}" if (of := scope(metrics)) else sentence
+
+
+def exploratory(metrics: Mapping[str, Any]) -> list[str]:
+    """A sentence on what is compared beyond the family of comparisons that the run recorded when it began."""
+    later = metrics.get("exploratory") or {}
+    named = [str(later["study"])] if later.get("study") else []
+    named += [contrast_name(*pair) for pair in later.get("contrasts") or ()]
+    if not named:
+        return []
+    verb = "was" if len(named) == 1 else "were"
+    return [
+        f"Exploratory: {', '.join(named)} {verb} not among the comparisons that this run was begun for and may have "
+        "been chosen after results were seen; confirm on cases that nobody has looked at."
+    ]
+
+
+def contrast_name(arm: str, other: str, metrics: Mapping[str, Any] | None = None) -> str:
+    """A contrast as tables call it, with "(exploratory)" where the first family of ``metrics`` lacks it."""
+    pair, every = [arm, other], [ALL, other]
+    later, first = (((metrics or {}).get(key) or {}).get("contrasts") or () for key in ("exploratory", "family"))
+    stamp = " (exploratory)" if (pair in later or every in later) and pair not in first else ""
+    return f"{'every arm' if arm == ALL else arm} − {other}{stamp}"
 
 
 def of_sentences(metrics: Mapping[str, Any]) -> list[str]:
