@@ -95,13 +95,27 @@ class _Opened(AbstractContextManager[None]):
 
 
 def _in_evaluation(layer: Any, checkpointed: Callable[..., Any], run: Callable[..., Any], *args: Any) -> Any:
-    """The checkpointed run of a layer with its own dropout off."""
+    """The checkpointed run of a layer with its own dropout off.
 
-    def quiet(*args: Any) -> Any:
+    transformers 5.20 hands over the whole call of the layer, with the hooks of whoever follows or edits its states. A
+    backward pass would run these again, so the forward alone is checkpointed there, as later versions do.
+    """
+
+    def quiet(run: Callable[..., Any], *args: Any) -> Any:
         was, layer.training = layer.training, False
         try:
             return run(*args)
         finally:
             layer.training = was
 
-    return checkpointed(quiet, *args)
+    whole_call = getattr(getattr(run, "func", None), "__self__", None) is layer
+    if not whole_call:
+        return checkpointed(partial(quiet, run), *args)
+    forward, own = layer.forward, layer.__dict__.get("forward")
+    layer.forward = lambda *args, **kwargs: checkpointed(partial(quiet, partial(forward, **kwargs)), *args)
+    try:
+        return run(*args)
+    finally:
+        del layer.forward
+        if own is not None:
+            layer.forward = own
