@@ -3,6 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile --constraint constraints.txt
 
+# Tests start many processes. Bytecode that the first of them writes saves each a second or more, so that it is written
+# also where Python is told to write none.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help install install-dev demo smol gpu test test-long test-ci test-all mutations ends contract contract-check chromium docs notebook check format clean
 
@@ -17,10 +21,8 @@ help: ## this list
 	$(PIP) --editable .
 	@touch $@
 
-# The tests start many processes: compiled once here, and not by each of them where Python may write no bytecode.
 .venv/.installed-dev: .venv/.installed
 	$(PIP) --editable '.[dev]'
-	$(BIN)/python -m compileall -q -j 0 .venv/lib/python*/site-packages || true
 	@touch $@
 
 install: .venv/.installed ## forestlens and its dependencies
@@ -46,8 +48,9 @@ test: install-dev chromium ## install, then the default tests: neither long nor 
 test-long: install-dev chromium ## the tests of more than a second or so, mostly whole commands; CI runs them too
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and not slow and not families" -n auto --dist loadfile
 
-test-ci: install-dev chromium ## what CI runs: these two and contract-check in one go, so that nothing is collected or run twice
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow or contract or families" -n auto --dist loadfile -p no:cacheprovider --contract-check
+test-ci: install-dev chromium ## what CI runs: these two and contract-check but for two devices in one go, so that nothing is collected or run twice
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow or contract or families" -n auto --dist loadfile -p no:cacheprovider \
+	--contract-check --contract-but two_devices
 
 test-all: install-dev chromium ## install, then every test; those for a GPU skip where there is none
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
@@ -67,9 +70,8 @@ END_TESTS = tests/test_ends.py tests/interp/test_cache_names.py $$(grep -rl --in
 	--constraint .venv-$*/constraints.txt --editable '.[api,serving,explore]' pytest pytest-xdist beartype hypothesis
 	@touch $@
 
-# Written bytecode saves the many processes some seconds each, also where Python is told to write none.
 ends: $(ENDS) ## the lowest and the newest of all dependencies (END=newest: these): six families, doctor, heatmap, studies, an adapter
-	for end in $(END); do PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 .venv-$$end/bin/python -m pytest -q -p no:cacheprovider \
+	for end in $(END); do OMP_NUM_THREADS=1 .venv-$$end/bin/python -m pytest -q -p no:cacheprovider \
 	-n auto --dist loadfile -m "ends or contract and not families and not slow" $(END_TESTS) || exit 1; done
 
 # Without END the committed table is written anew; END=lowest or END=newest compares, in the environment of `make ends`.

@@ -1,10 +1,9 @@
 """What a reader of the table must know of a family, and of the small model that stands for it here."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from interp.layout import layout_for
-from interp.proof import types_of
-from tests.tiny import Pieces
+if TYPE_CHECKING:
+    from tests.tiny import Pieces
 
 UNSEEN = "tiny random weights alone: never run on real weights"
 NO_TEMPLATE = "no chat template in the published processors: model.chat_template gives one"
@@ -29,8 +28,11 @@ WITHOUT_ROW = {
 WITHOUT_TEMPLATE = ("instructblip", "paligemma", "paligemma2", "idefics")
 
 
-def facts(family: str, pieces: Pieces) -> dict[str, Any]:
+def facts(family: str, pieces: "Pieces") -> dict[str, Any]:
     """``model_type`` and ``notes`` of one entry."""
+    from interp.layout import layout_for  # here, for the table's own tests start processes that need no model
+    from interp.proof import types_of
+
     config: Any = pieces.model.config
     layout = layout_for(pieces.model)
     notes = [layout.note] if layout.note else []

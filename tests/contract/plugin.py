@@ -6,6 +6,9 @@ that contradicts the committed table fails, if that was made with the transforme
 ``--contract-check`` writes nothing, prints how the table of the run differs from the committed one, and fails where it
 does, or where the run has less than the whole.
 
+``--contract-but CAPABILITY`` does not ask the families marked ``families`` for this one, which takes half a minute each,
+and does not miss their cells. Its other cells are compared.
+
 ``--contract-family NAME[,NAME]`` asks these families alone, and changes their rows alone in the file at PATH: a table
 can be made in pieces, with the same versions.
 """
@@ -43,6 +46,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--contract-check", action="store_true", help="fail where interp/contract.json is not what is found"
     )
+    parser.addoption(
+        "--contract-but", metavar="CAPABILITY", choices=CAPABILITIES, help="not of the families marked families"
+    )
     parser.addoption("--contract-family", metavar="NAME[,NAME]", help="the contract tests of these families alone")
 
 
@@ -62,8 +68,17 @@ def family_of(item: Any) -> str:
     raise AssertionError(f"{item.nodeid} shows a capability of no family; parametrise it by {FAMILY_ARGUMENTS}")
 
 
+def capabilities_of(item: Any) -> tuple[str, ...]:
+    """What the test shows."""
+    return tuple(name for marker in item.iter_markers(KEY) for name in marker.args)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> None:
-    """Leaves out the contract tests of other families than those that were asked for."""
+    """Leaves out the contract tests of other families, or of another capability, than those that were asked for."""
+    if (but := config.getoption("--contract-but", None)) is not None:
+        further = [item for item in items if item.get_closest_marker("families") and but in capabilities_of(item)]
+        config.hook.pytest_deselected(items=further)
+        items[:] = [item for item in items if item not in further]
     if (asked := config.getoption("--contract-family", None)) is None:
         return
     of = {
@@ -82,7 +97,7 @@ def pytest_runtest_makereport(item: Any, call: Any) -> Iterator[None]:
     """Puts the finding into the report, which reaches the first process from any worker."""
     outcome: Any = yield
     report = outcome.get_result()
-    names = tuple(name for marker in item.iter_markers(KEY) for name in marker.args)
+    names = capabilities_of(item)
     if not names or (report.when != "call" and report.passed) or report.skipped:
         return
     assert set(names) <= set(CAPABILITIES), f"{names}: known capabilities are {CAPABILITIES}"
@@ -132,7 +147,8 @@ def _differing(contents: dict[str, Any], config: pytest.Config) -> list[str]:
     """How it differs from the committed table; a cell without a test counts where all families were asked."""
     committed = json.loads(COMMITTED.read_text()) if COMMITTED.is_file() else {"families": {}}
     asked = config.getoption("--contract-family") is not None or not config.getoption("--contract-check")
-    return differences(contents, committed) + ([] if asked else untested(contents, committed))
+    but = config.getoption("--contract-but")
+    return differences(contents, committed) + ([] if asked else untested(contents, committed, but=but))
 
 
 def pytest_sessionfinish(session: Any) -> None:
