@@ -77,23 +77,20 @@ class TrainingRows:
     @classmethod
     def of(cls, rows: Iterable[tuple[str, str, Image.Image | None]]) -> "TrainingRows":
         """Of questions, the words that each asks about ("": as many as the question), and pictures."""
+        return cls.of_hashes(row_hash(*row) for row in rows)
+
+    @classmethod
+    def of_hashes(cls, rows: Iterable[bytes]) -> "TrainingRows":
+        """Of what ``row_hash`` gave."""
         found: dict[bytes, None] = {}
         count, whole = 0, True
-        for question, about, image in rows:
+        for row in rows:
             count += 1
-            if not whole:
-                continue
-            row = row_hash(question, about, image)
-            if row in found or len(found) < MOST:
+            if whole and (row in found or len(found) < MOST):
                 found[row] = None
             else:
                 whole = False
         return cls(_table(found), count, whole)
-
-    @classmethod
-    def of_hashes(cls, rows: Sequence[bytes]) -> "TrainingRows":
-        """Of what ``row_hash`` gave."""
-        return cls(_table(rows), len(rows))
 
     @classmethod
     def of_prompts(cls, prompts: "Sequence[Prompt]") -> "TrainingRows":

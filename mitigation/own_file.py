@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from interp.errors import UserError
 from interp.tensor_file import NamedTensors, check_model, digest_of, read_tensors, write_tensors
 from mitigation.branches import BranchLogits, BranchMethod
-from mitigation.method import Abilities, MethodFault, abilities
+from mitigation.method import Abilities, MethodFault, Work, abilities
 from mitigation.wrappers import Shifted, ShiftedTrainable
 
 if TYPE_CHECKING:
@@ -108,6 +108,11 @@ class _Own:
     def learns(self) -> bool:
         """Whether the file has a function ``learn``."""
         return callable(getattr(self._module, LEARN, None))
+
+    @property
+    def work(self) -> Work:
+        """See ``mitigation.method.Abilities``: a contrast's two branches, or what the file's class declares."""
+        return _OwnContrast.work if self._kind == "contrast" else abilities(self._bound).work
 
     @cached_property
     def _bound(self) -> Any:

@@ -37,13 +37,7 @@ class StepAnswer:
     reason: str = ""
 
 
-_ASKING: ContextVar[bool] = ContextVar("asking_a_step", default=False)
 _KEEPER: ContextVar[Any] = ContextVar("keeper_of_steps", default=None)
-
-
-def asking() -> bool:
-    """Whether the current forward is one of a step."""
-    return _ASKING.get()
 
 
 @contextmanager
@@ -180,12 +174,9 @@ def _asked(
 def _generated(vlm: Any, prompts: "list[Prompt]", budget: int) -> list[StepAnswer]:
     from interp.hooks.forward import paused
 
-    begun, token = time.perf_counter(), _ASKING.set(True)
-    try:
-        with paused():
-            given = cast("Generation", vlm.generate(prompts, max_new_tokens=budget))
-    finally:
-        _ASKING.reset(token)
+    begun = time.perf_counter()
+    with paused():
+        given = cast("Generation", vlm.generate(prompts, max_new_tokens=budget))
     share = (time.perf_counter() - begun) / len(prompts)
     return [
         StepAnswer(

@@ -15,7 +15,7 @@ from PIL import ImageOps
 
 from interp.hooks.residual import LayerStates, edit_residual, residuals
 from interp.vlm import VLM, Prompt
-from mitigation.method import abilities
+from mitigation.method import Work, abilities
 from mitigation.own_file import OwnFile, own_method
 from mitigation.prompting import ContextPrompt
 from tests.conftest import REPOSITORY
@@ -76,6 +76,13 @@ def test_each_is_what_it_says(written: Path, vlm: VLM) -> None:
     )
     assert not abilities(OwnFile(str(written / "my_rule.py"))).works_over_api
     assert abilities(ContextPrompt()).works_over_api
+
+
+def test_a_contrast_says_that_it_reads_two_prompts(written: Path) -> None:
+    found = {name: abilities(own_method(str(written / name))).work for name in [*METHODS, *LEARNERS]}
+    two = {name for name, work in found.items() if work == Work(prompts=2, branches=2)}
+    assert two == {"my_contrast.py", "my_branches.py"}
+    assert {found[name] for name in found.keys() - two} == {Work()}
 
 
 def labelled() -> tuple[list[Prompt], list[bool]]:

@@ -43,7 +43,8 @@ ERROR = (
 LEFT_OUT = (
     "In it are the answers of the arms to all cases, each arm by itself: arms that ask the same prompts read them once "
     "in a run, and keep them while there is room. Not in it are learning, looking inside (attention, knockout, "
-    "patching) and whatever a task does beside its arms, training above all."
+    "patching) and whatever a task does beside its arms: training above all, and the three random models of "
+    "+exp=mechanism, each of which takes the weights' size once more."
 )
 
 

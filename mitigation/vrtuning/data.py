@@ -1,8 +1,9 @@
 """Reasoning data: rows → a dataset in TRL's vision prompt-completion format.
 
 Columns: ``images`` (a list of one picture), ``prompt`` and ``completion`` (message lists with plain string contents),
-and ``kind``; for preferences ``chosen`` and ``rejected`` instead of ``completion``. Unusable rows are left out and
-listed with line and reason. Benchmarks that may not be trained on are rejected as a whole (``data_policy``).
+``kind``, and ``row_hash`` (``interp.training_rows``, in hexadecimal digits), which is not trained on; for preferences
+``chosen`` and ``rejected`` instead of ``completion``. Every picture is opened once, for its hash. Unusable rows are
+left out and listed with line and reason. Benchmarks that nobody may train on are refused as a whole (``data_policy``).
 """
 
 import hashlib
@@ -12,6 +13,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,7 +22,7 @@ from PIL import Image
 
 from interp.errors import UserError
 from interp.pictures import as_seen
-from interp.training_rows import TrainingRows
+from interp.training_rows import TrainingRows, row_hash
 from mitigation.vrtuning.data_policy import refuse_path
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ _NEEDED = {"sft": ("prompt", "completion"), "dpo": ("prompt", "chosen", "rejecte
 _CHUNK = 1000  # rows read at once
 ORDERS = ("first", "last")
 VERDICT = "verdict"
-ABOUT = "about"  # a column that is not trained on
+ROW_HASH = "row_hash"  # a column that is not trained on
 # Of question and answer together, about 2,000 tokens. Nothing is truncated: longer rows are left out.
 MAX_CHARACTERS = 8000
 _VERDICT = re.compile(r"\W*(yes|no)\W*", re.IGNORECASE)
@@ -92,10 +94,14 @@ def from_rows(rows: Iterable[Row | Skipped], *, order: str = "last", preferences
     for position, row in enumerate(rows, 1):
         if isinstance(row, Skipped):
             skipped.append(row)
-        elif problem := _problem(row, preferences):
+            continue
+        if not (problem := _problem(row, preferences)):
+            try:
+                examples.append(_example(row, order, preferences, _hash(row)))
+            except Exception as error:  # decoders raise whatever bad bytes provoke: OSError, SyntaxError, struct.error
+                problem = f"its picture cannot be read ({type(error).__name__}: {error})"
+        if problem:
             skipped.append(Skipped(row.line or position, problem))
-        else:
-            examples.append(_example(row, order, preferences))
     return Data(Dataset.from_list(examples, features=_features(preferences)), skipped)
 
 
@@ -145,20 +151,21 @@ def data_digest(dataset: "Dataset") -> str:
         for row in batch.to_pylist():
             for picture in row.pop("images"):
                 digest.update(picture["bytes"] or str(picture["path"]).encode())
-            row.pop(ABOUT, None)
+            row.pop(ROW_HASH, None)
             digest.update(json.dumps(row, sort_keys=True).encode())
     return f"sha256:{digest.hexdigest()[:12]}"
 
 
 def rows_of(dataset: "Dataset") -> TrainingRows:
-    """Hashes of the dataset's questions and pictures."""
+    """Hashes of the dataset's questions and pictures; of one that was made without them, the pictures are opened."""
 
-    def each() -> Iterator[tuple[str, str, Image.Image | None]]:
+    def each() -> Iterator[bytes]:
         for row in dataset:
             asked = " ".join(one["content"] for one in row["prompt"] if one["role"] == "user")
-            yield asked, row.get(ABOUT) or "", row["images"][0]
+            yield row_hash(asked, "", row["images"][0])
 
-    return TrainingRows.of(each())
+    known = ROW_HASH in dataset.column_names
+    return TrainingRows.of_hashes(map(bytes.fromhex, dataset[ROW_HASH]) if known else each())
 
 
 def bounded(image: Image.Image, max_pixels: int | None) -> Image.Image:
@@ -186,13 +193,18 @@ def _problem(row: Row, preferences: bool) -> str | None:
     return f"{length:,} characters, more than {MAX_CHARACTERS:,}" if length > MAX_CHARACTERS else None
 
 
-def _example(row: Row, order: str, preferences: bool) -> dict[str, Any]:
+def _hash(row: Row) -> bytes:
+    with Image.open(row.image) if isinstance(row.image, Path) else nullcontext(row.image) as image:
+        return row_hash(row.question, row.about, image)
+
+
+def _example(row: Row, order: str, preferences: bool, hashed: bytes) -> dict[str, Any]:
     system = [_message("system", row.system)] if row.system else []
     example = {
         "images": [{"path": str(row.image), "bytes": None} if isinstance(row.image, Path) else _png(row.image)],
         "prompt": [*system, _message("user", row.question)],
         "kind": row.kind,
-        ABOUT: row.about,
+        ROW_HASH: hashed.hex(),
     }
     if preferences:
         rejected = answer(row, order, verdict=row.rejected)
@@ -219,5 +231,5 @@ def _features(preferences: bool) -> Any:
     messages = List({"role": Value("string"), "content": Value("string")})
     answers = ("chosen", "rejected") if preferences else ("completion",)
     columns = {"images": List(Image()), "prompt": messages, **dict.fromkeys(answers, messages),
-               "kind": Value("string"), ABOUT: Value("string")}  # fmt: skip
+               "kind": Value("string"), ROW_HASH: Value("string")}  # fmt: skip
     return Features(columns)

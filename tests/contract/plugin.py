@@ -6,8 +6,8 @@ that contradicts the committed table fails, if that was made with the transforme
 ``--contract-check`` writes nothing, prints how the table of the run differs from the committed one, and fails where it
 does, or where the run has less than the whole.
 
-``--contract-but CAPABILITY`` does not ask the families marked ``families`` for this one, which takes half a minute each,
-and does not miss their cells. Its other cells are compared.
+``--contract-but CAPABILITY`` does not ask the families marked ``families`` for this one (two devices take half a minute
+a family), and does not miss their cells. Its other cells are compared.
 
 ``--contract-family NAME[,NAME]`` asks these families alone, and changes their rows alone in the file at PATH: a table
 can be made in pieces, with the same versions.

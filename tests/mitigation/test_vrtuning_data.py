@@ -15,7 +15,8 @@ from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
 from experiments.judges.yes_no import anchored
 from interp.errors import UserError
-from mitigation.vrtuning.data import Row, Skipped, answer, from_rows
+from interp.training_rows import TrainingRows
+from mitigation.vrtuning.data import Row, Skipped, answer, from_rows, rows_of
 from mitigation.vrtuning.data_policy import refuse_path, refuse_record
 from tests.tiny import picture, tiny_processor
 
@@ -86,6 +87,29 @@ def test_what_cannot_be_used_is_listed_and_left_out(changes: dict[str, str], rea
 def test_pictures_on_disk_are_read_when_needed(root: Path) -> None:
     dataset = from_rows([Row(root / "a.png", "Is this safe?", "a toy", "yes")]).dataset
     assert dataset[0]["images"][0].convert("RGB").tobytes() == picture().tobytes()
+
+
+def test_a_picture_on_disk_that_cannot_be_read_is_said_before_training(root: Path) -> None:
+    (root / "cut.png").write_bytes((root / "a.png").read_bytes()[:60])
+    good = Row(root / "a.png", "Is this safe?", "a toy", "yes")
+    data = from_rows([good, replace(good, image=root / "no.png", line=4), replace(good, image=root / "cut.png")])
+    assert len(data.dataset) == 1
+    assert [skipped.line for skipped in data.skipped] == [4, 3]
+    assert "its picture cannot be read (FileNotFoundError: " in data.skipped[0].reason
+    assert "no.png" in data.skipped[0].reason
+    assert "its picture cannot be read (" in data.skipped[1].reason
+
+
+def test_hashes_of_rows_are_made_with_the_dataset_and_open_no_picture_again(root: Path) -> None:
+    row = Row(root / "a.png", "Is this safe? Eat it", "a toy", "yes", system="Look", about="Eat it")
+    dataset = from_rows([row, row, replace(row, image=picture(3), about="")]).dataset
+    expected = TrainingRows.of([(row.question, "Eat it", picture())] * 2 + [(row.question, "", picture(3))])
+    opened = rows_of(dataset.remove_columns("row_hash"))  # of a dataset that was made elsewhere
+    (root / "a.png").unlink()
+    found = rows_of(dataset)
+    assert found.as_json() == expected.as_json()
+    assert (found.examples, len(found.rows), found.whole) == (3, 2, True)
+    assert opened.rows[:, 16:].tolist() == found.rows[:, 16:].tolist()
 
 
 def test_preferences_differ_in_the_verdict_alone() -> None:

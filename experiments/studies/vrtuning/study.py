@@ -31,7 +31,7 @@ from experiments.types import Loaded
 from interp.checkpoints.config import ModelConfig
 from interp.errors import UserError
 from mitigation.vrtuning.checkpoint import folder_of
-from mitigation.vrtuning.data import ABOUT, ORDERS, Data
+from mitigation.vrtuning.data import ORDERS, ROW_HASH, Data
 from mitigation.vrtuning.settings import Settings
 
 TRAINING = "training.jsonl"
@@ -222,7 +222,7 @@ def _described(task: VRTuningStudy, own: Loaded | None) -> dict[str, Any]:
 def _record(name: str, content: str, order: str, data: Data) -> Mapping[str, Any]:
     """A line of training.jsonl: what an adapter is trained on, with the first example of each kind in words."""
     examples: dict[str, Any] = {}
-    for row in data.dataset.remove_columns(["images", ABOUT]).select(range(min(200, len(data.dataset)))):
+    for row in data.dataset.remove_columns(["images", ROW_HASH]).select(range(min(200, len(data.dataset)))):
         examples.setdefault(row["kind"], {key: value for key, value in row.items() if key != "kind"})
     return {
         "adapter": name,
