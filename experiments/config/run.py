@@ -42,6 +42,7 @@ class Settings:
     max_new_tokens: int = 16
     draws: int = 10_000
     unsafe_margin: float = 0.02
+    operating_point: float | None = None
     only_method: str | None = None
     contrasts: list[list[str]] = field(default_factory=list)
     strict: bool = False

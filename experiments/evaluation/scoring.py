@@ -55,8 +55,8 @@ def evaluate(
         result = refusal.evaluate(frame, **common, empty_as_refusal=empty, safety_margin=margin, not_applicable=missing)
     else:
         contrasts = [(arm, other) for arm, other in run.contrasts]
-        margin = run.unsafe_margin
-        result = yes_no.evaluate(frame, **common, control=control, unsafe_margin=margin, contrasts=contrasts)
+        point = run.operating_point
+        result = yes_no.evaluate(frame, **common, control=control, contrasts=contrasts, operating_point=point)
     result |= _family(result, baseline, first or family(study, [] if refusals else run.contrasts))
     if "protocol" in frame and (frame["protocol"] == "score").all():
         result |= {"protocol": "score"}

@@ -156,14 +156,15 @@ class Resamples:
         floor: float = 0.0,
         small: float | None = SMALL,
         equal: bool = False,
+        bounds: tuple[float, float] | None = None,
     ) -> Difference:
         """``after`` − ``before`` on ``n`` cases, from its draws; ``sides`` and ``floor`` as in ``spread``.
 
-        ``small`` and ``equal`` as in ``paired.change``.
+        ``small``, ``equal`` and ``bounds`` as in ``paired.change``.
         """
         spread = self.spread(draws, sides, floor=floor)
-        entry = change(before, after, spread, n, small=small, equal=equal)
-        return Difference(entry, spread, self.loudest(draws))
+        entry = change(before, after, spread, n, small=small, equal=equal, bounds=bounds)
+        return Difference(entry, spread, self.loudest(draws), small)
 
     def mean(self, values: Values, where: Mask | None = None) -> Entry:
         """The mean, as a level; of zeros and ones a share."""

@@ -46,7 +46,7 @@ class Answer(StrEnum):
     PICTURE = "picture"
 
 
-RULES = 3  # version of what may be concluded, kept with all that was; what lacks it was concluded under earlier rules
+RULES = 4  # version of what may be concluded, kept with all that was; what lacks it was concluded under earlier rules
 SMALL = 0.02  # δ: 2 points of a rate, .02 of an AUROC; a change within ± δ is said to be small
 _ROUNDING = 1e-4  # an end of an interval nearer to 0 counts as 0: float32 margins round by that much
 
@@ -55,7 +55,8 @@ def statement(entry: Mapping[str, Any] | None, *, small: float | None = SMALL) -
     """What may be said of a difference: ROSE, FELL, NO_CHANGE, NOT_SHOWN, TOO_FEW, or CANNOT_TELL without a number.
 
     Args:
-        entry: ``value``, ``low``, ``high``; optional ``clusters``, those of the smaller side.
+        entry: ``value``, ``low``, ``high``; optional ``clusters``, those of the smaller side, and ``bounds``, the
+            lowest and the highest value that missing cases allow: nothing is said that does not hold at both.
         small: δ in the unit of the value; None where no size is agreed to be small, as for logits.
     """
     if entry is None or entry["value"] is None:
@@ -64,18 +65,19 @@ def statement(entry: Mapping[str, Any] | None, *, small: float | None = SMALL) -
         return Answer.TOO_FEW
     if entry["low"] is None or entry["high"] is None:
         return Answer.NOT_SHOWN
-    if entry["low"] > _ROUNDING:
+    lowest, highest = entry.get("bounds") or (entry["value"], entry["value"])
+    if entry["low"] > _ROUNDING and lowest > 0:
         return Answer.ROSE
-    if entry["high"] < -_ROUNDING:
+    if entry["high"] < -_ROUNDING and highest < 0:
         return Answer.FELL
-    return Answer.NO_CHANGE if within(entry, small) else Answer.NOT_SHOWN
+    around_0 = entry["low"] <= _ROUNDING and entry["high"] >= -_ROUNDING
+    small_at_both = within({"low": lowest, "high": highest}, small)
+    return Answer.NO_CHANGE if around_0 and within(entry, small) and small_at_both else Answer.NOT_SHOWN
 
 
-def deciding_statement(entry: Mapping[str, Any] | None, *, studied: bool) -> Answer:
-    """The statement on ``entry``: by the plain interval of the arm under study, else by the simultaneous one."""
-    if entry is None:
-        return Answer.CANNOT_TELL
-    return Answer((entry if studied else entry.get("simultaneous", entry))["statement"])
+def stated(entry: Mapping[str, Any] | None) -> Answer:
+    """The statement that ``entry`` carries; CANNOT_TELL without one."""
+    return Answer((entry or {}).get("statement") or Answer.CANNOT_TELL)
 
 
 def within(entry: Mapping[str, Any], small: float | None = SMALL) -> bool:

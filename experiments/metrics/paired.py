@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
+from scipy.special import stdtr
+from scipy.stats import rankdata
 
 from experiments.metrics.bootstrap import CONFIDENCE, FEWEST, Interval, standard_error, student_quantile
 from experiments.metrics.findings import SMALL, Answer, statement
@@ -123,6 +125,7 @@ class Difference(NamedTuple):
     entry: Change | None
     spread: Spread
     draws: Float[np.ndarray, " draw"]  # over what it varies most over
+    small: float | None = SMALL
 
     @property
     def lower_bound(self) -> float | None:
@@ -141,6 +144,7 @@ def change(
     *,
     equal: bool = False,
     small: float | None = SMALL,
+    bounds: tuple[float, float] | None = None,
 ) -> Change | None:
     """``after`` − ``before`` on ``n`` cases, its 95% interval and what may be said of it; None where either is missing.
 
@@ -150,11 +154,14 @@ def change(
     Args:
         equal: the two arms are the same by construction, so that the difference is 0 and not estimated.
         small: δ in the unit of the quantity, None where none is agreed on.
+        bounds: the lowest and the highest difference that missing cases allow; None where nothing is missing.
     """
     if before is None or after is None:
         return None
     value = 0.0 if equal else after - before
     entry: Change = {"value": value, **spread.ends(value), "from": before, "to": after, "n": n}
+    if bounds is not None:
+        entry["bounds"] = bounds
     if equal and entry["clusters"] >= FEWEST:
         entry |= {"low": 0.0, "high": 0.0}
     elif small is not None:
@@ -170,34 +177,69 @@ def _possible(ends: Mapping[str, Any]) -> dict[str, Any]:
     return {key: ends[key] and min(max(ends[key], -1.0), 1.0) for key in ("low", "high")}
 
 
-def simultaneous(differences: Iterable[Difference], *, confidence: float = CONFIDENCE) -> None:
-    """Adds ``simultaneous`` to differences of fractions of 1: intervals that hold for all of them at once (max-|t|).
+def one_family(primary: Difference | None, further: Iterable[Difference]) -> None:
+    """What may be said of all differences of a report, so that any is wrongly said to exist in 5% of reports at most.
 
-    ``low``, ``high``, ``statement`` and ``of``, the number of differences. Their reach is the standard error times the
-    quantile of the largest standardised deviation over all differences in the same draws, put through Student's t: for
-    few clusters its quantile at the level at which the normal distribution has that value. Differences that are 0 by
-    construction, or have no standard error, are left out.
+    Half of the 5% is the ``primary`` question's, the other half all ``further`` ones' together (``simultaneous``);
+    without a primary question all of it is theirs.
     """
-    known = [(one.entry, one.spread, one.draws) for one in differences
+    half = CONFIDENCE if primary is None else (1 + CONFIDENCE) / 2
+    simultaneous([] if primary is None else [primary], confidence=half)
+    simultaneous([one for one in further if one is not primary], confidence=half)
+
+
+def unsaid(differences: Iterable[Difference]) -> None:
+    """Takes back what is said by the intervals of differences: these stay, their ``statement`` is None."""
+    for one in differences:
+        if one.entry is not None and one.entry["statement"] in _BY_INTERVAL:
+            one.entry.update(statement=None, needed=None)
+
+
+def simultaneous(differences: Iterable[Difference], *, confidence: float = CONFIDENCE) -> None:
+    """Adds ``decides`` to differences: intervals that hold for all of them at once, and decide what is said.
+
+    ``low``, ``high``, ``of`` (the number of differences) and ``level`` (that of each interval by itself); the
+    ``statement`` of each becomes the one by this interval, Student's at ``level``. Each draw's deviation has a p value,
+    its rank among the deviations of its difference; of the smallest p over all differences, draw by draw, the quantile
+    1 − ``confidence`` is 1 − ``level`` (Westfall and Young, 1993, min-P), which is at least Bonferroni's. Differences
+    that are 0 by construction, or have no standard error, are left out.
+    """
+    known = [(one.entry, one) for one in differences
              if one.entry is not None and one.entry["low"] is not None and one.entry["low"] < one.entry["high"]
              and one.spread.error is not None]  # fmt: skip
     if not known:
         return
-    normal = student_quantile(10**9, confidence=confidence)
-    largest = np.zeros(len(known[0][2]))
-    for _, _, draws in known:
-        if (deviation := np.nanstd(draws)) > 0:  # an error of ``floor`` alone has no draws that deviate
-            largest = np.fmax(largest, np.abs(draws - np.nanmean(draws)) / deviation)
-    level = math.erf(max(float(np.quantile(largest, confidence)), normal) / math.sqrt(2))
-    for entry, spread, _ in known:
-        ends = _possible(spread.ends(entry["value"], confidence=level))
-        answer = entry["statement"]
-        if answer in _BY_INTERVAL:
-            answer = statement({"value": entry["value"], **ends}).value
-        entry["simultaneous"] = {**ends, "statement": answer, "of": len(known)}
+    level = confidence
+    if len(known) > 1:
+        smallest = np.ones(len(known[0][1].draws))
+        for _, one in known:
+            if np.nanstd(one.draws) > 0:  # an error of ``floor`` alone has no draws that deviate
+                away = np.nan_to_num(np.abs(one.draws - np.nanmean(one.draws)), nan=-1.0)
+                smallest = np.minimum(smallest, rankdata(-away, method="max") / len(away))
+        least = (1 - confidence) / len(known)
+        level = 1 - min(max(float(np.quantile(smallest, 1 - confidence)), least), 1 - confidence)
+    for entry, one in known:
+        ends = one.spread.ends(entry["value"], confidence=level)
+        if one.small is not None:
+            ends |= _possible(ends)
+        entry["decides"] = {"low": ends["low"], "high": ends["high"], "of": len(known), "level": level}
+        if entry["statement"] in _BY_INTERVAL:
+            entry["statement"] = statement(entry | entry["decides"], small=one.small).value
 
 
 _BY_INTERVAL = (Answer.ROSE, Answer.FELL, Answer.NO_CHANGE, Answer.NOT_SHOWN)
+
+
+def power(one: Difference, gain: float) -> float | None:
+    """The chance that a study like this one shows a true gain of ``gain``; None without a standard error.
+
+    By the standard error and the level that decides, whatever gain was observed.
+    """
+    if one.entry is None or one.spread.error is None:
+        return None
+    level = one.entry.get("decides", {}).get("level", CONFIDENCE)
+    reach = student_quantile(one.spread.clusters, confidence=level)
+    return float(stdtr(one.spread.clusters - 1, gain / one.spread.error - reach))
 
 
 def flip_tables(before: Mask, after: Mask, mask: Mask, subset: np.ndarray, subsets: Sequence[str]) -> dict[str, Any]:

@@ -134,8 +134,9 @@ def known_cell(block: Block) -> Cell:
 
 
 def difference(delta: Mapping[str, Any], key: str) -> Cell:
-    """The change of ``key``, in points or in its own unit."""
-    return change(delta.get(key), digits=DIGITS.get(key))
+    """The change of ``key`` with the interval that decides it, in points or in its own unit."""
+    entry = delta.get(key)
+    return change(entry and deciding(entry), digits=DIGITS.get(key))
 
 
 def _quantities(block: Block, shown: Mapping[str, str]) -> dict[str, Cell]:
@@ -244,14 +245,13 @@ def comparisons_table(metrics: Mapping[str, Any]) -> Table:
 def contrasts_table(metrics: Mapping[str, Any]) -> Table | None:
     """A row a pair of arms that were compared beside the baseline's comparisons; None where none were.
 
-    Matched accuracy and AUROC with their simultaneous intervals, all else each by itself.
+    Their intervals are simultaneous.
     """
     headings = [one for one in CONTRASTED if one not in WITHIN or _has_within(metrics)]
     records = []
     for arm, one in (metrics.get("comparisons") or {}).items():
         for other, delta in (one.get("versus") or {}).items():
-            shown = {key: entry and deciding(entry, studied=False) for key, entry in delta.items()}
-            cells: Record = {heading: difference(shown, DELTAS["yes_no"][heading]) for heading in headings}
+            cells: Record = {heading: difference(delta, DELTAS["yes_no"][heading]) for heading in headings}
             records.append({"arms": contrast_name(arm, other, metrics), **cells})
     return Table.of("Arms beside one another", records) if records else None
 
@@ -382,7 +382,7 @@ def remarks(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     def said(name: str, one: Block, key: str) -> str:
         entry = one["delta"].get(key)
-        return word(entry and deciding(entry, studied=name == metrics.get("study")), of_rates=key not in DIGITS)
+        return word(entry, of_rates=key not in DIGITS)
 
     shown = REMARKS[kind_of(metrics)]
     return [

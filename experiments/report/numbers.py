@@ -79,8 +79,8 @@ def within(interval: Interval) -> str:
 def brief(entry: Mapping[str, Any] | None, *, of_rates: bool = True, named: bool = False) -> str:
     """A difference with its 95% interval in brackets: "+4.4 points [−2.0, +10.8]"; plain, not of rates.
 
-    With ``named`` it says what the brackets hold: "+4.4 points [95% interval −2.0 to +10.8]". An end that is not 0 is
-    not rounded to it: a reader shall see on which side it lies.
+    With ``named`` it says what the brackets hold: "+4.4 points [95% interval −2.0 to +10.8]" (``interval_name``). An
+    end that is not 0 is not rounded to it: a reader shall see on which side it lies.
     """
     if entry is None:
         return "not available"
@@ -97,7 +97,12 @@ def brief(entry: Mapping[str, Any] | None, *, of_rates: bool = True, named: bool
         return fixed(scale * value, shown, sign=True)
 
     low, high = map(end, ends)
-    return f"{value} [{f'95% interval {low} to {high}' if named else f'{low}, {high}'}]"
+    return f"{value} [{f'{interval_name(entry)} {low} to {high}' if named else f'{low}, {high}'}]"
+
+
+def interval_name(entry: Mapping[str, Any]) -> str:
+    """What the interval of a difference is called: by its level, or that it is one of many that hold at once."""
+    return "simultaneous interval" if entry.get("of", 1) > 1 else f"{100 * entry.get('level', 0.95):g}% interval"
 
 
 def p_value(p: float | None) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from experiments.metrics.findings import SMALL, Answer, deciding_statement, found
+from experiments.metrics.findings import SMALL, Answer, found, stated
 from experiments.metrics.yes_no import findings as yes_no_rules
 from experiments.report.next_commands import next_commands
 from experiments.report.numbers import brief, complete, fixed, interval_of, share
@@ -179,7 +179,7 @@ def _compared(title: str, entry: Mapping[str, Any], names: tuple[str, str], show
 
 def _measures(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any] | None) -> tuple[list[Measure], str]:
     """The headline measures, and a note where one that belongs to them is missing."""
-    refusals, studied = metrics.get("kind") == "refusal", arm == metrics.get("study")
+    refusals = metrics.get("kind") == "refusal"
     quantities, note = QUANTITIES["refusal" if refusals else "yes_no"], ""
     of = f" (for {fixed_of})" if (fixed_of := scope(metrics)) else ""
     measures = []
@@ -202,7 +202,7 @@ def _measures(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any
             note = "At equal strictness it cannot be told; these are the verdicts, each arm at its own strictness."
         for key, quantity in quantities.items():
             if entry := delta.get(key):
-                entry = deciding(entry, studied=studied)
+                entry = deciding(entry)
                 shown = badge(entry, Answer(entry["statement"]), more=quantity.more, noun=quantity.noun + of)
                 title = quantity.title if refusals else f"{quantity.title}, in the verdicts"
                 measures.append(_compared(title, entry, names, shown, entry["n"]))
@@ -213,10 +213,10 @@ def _measures(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any
 
 def as_judged(metrics: Mapping[str, Any], arm: str, key: str) -> tuple[Mapping[str, Any] | None, Answer]:
     """The change of ``key`` under ``arm`` with the interval that it is judged by, and what is said of it."""
-    entry, studied = (metrics["comparisons"][arm].get("delta") or {}).get(key), arm == metrics.get("study")
+    entry = (metrics["comparisons"][arm].get("delta") or {}).get(key)
     finding = found(metrics.get("findings") or (), yes_no_rules.MATCHED, arm) if key == MATCHED else None
-    answer = finding.answer if finding else deciding_statement(entry, studied=studied)
-    return entry and deciding(entry, studied=studied), answer
+    answer = finding.answer if finding else stated(entry)
+    return entry and deciding(entry), answer
 
 
 def _wrong(metrics: Mapping[str, Any], arm: str, *, refusals: bool) -> str:

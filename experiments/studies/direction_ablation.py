@@ -15,10 +15,11 @@ from rich.console import RenderableType
 from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
-from experiments.metrics.findings import Answer, Finding, statement
+from experiments.metrics.findings import Answer, Finding, stated
 from experiments.report.numbers import fixed
 from experiments.report.sections import Section, write_section
 from experiments.report.sentences import direction_ablation as sentences
+from experiments.report.sentences.wording import deciding
 from experiments.report.table import Cell, Column, Table, change, rate, terminal
 from experiments.runs.launch import sharded
 from experiments.runs.resumption import write_json
@@ -103,7 +104,7 @@ def evaluate(metrics: Mapping[str, Any], *, controls: Mapping[str, Sequence[str]
 
 def _change(error: str, name: str, arm: Mapping[str, Any]) -> Finding:
     """What may be said of the change of one error under an arm."""
-    return Finding(ERRORS[error], statement(arm[error]["change"]), arm[error], name)
+    return Finding(ERRORS[error], stated(arm[error]["change"]), arm[error], name)
 
 
 def done_by_a_control(
@@ -146,9 +147,13 @@ def _turned(entry: Mapping[str, Any]) -> dict[str, Any]:
     def ends(some: Mapping[str, Any]) -> dict[str, float | None]:
         return {at: None if some[other] is None else -some[other] for at, other in (("low", "high"), ("high", "low"))}
 
-    turned = {name: value for name, value in entry.items() if name != "simultaneous"} | ends(entry)
-    turned |= {"value": -entry["value"], "from": 1 - entry["from"], "to": 1 - entry["to"]}
-    return turned | {"statement": statement(turned).value}
+    turned = {**entry, **ends(entry), "value": -entry["value"], "from": 1 - entry["from"], "to": 1 - entry["to"]}
+    if "bounds" in entry:
+        turned["bounds"] = [-end for end in reversed(entry["bounds"])]
+    if "decides" in entry:
+        turned["decides"] = entry["decides"] | ends(entry["decides"])
+    other = {Answer.ROSE: Answer.FELL, Answer.FELL: Answer.ROSE}
+    return turned | {"statement": other.get(answer := Answer(entry["statement"]), answer).value}
 
 
 def table(arms: Mapping[str, Any]) -> Table:
@@ -162,6 +167,6 @@ def table(arms: Mapping[str, Any]) -> Table:
         for error, words in ERRORS.items():
             one = arm[error]
             record[words] = rate(one["rate"], one["interval"])
-            record[f"{words}, change"] = change(one["change"]) if one["change"] else "–"
+            record[f"{words}, change"] = change(deciding(one["change"])) if one["change"] else "–"
         records.append({**record, "AUROC": fixed(arm["auroc"], 3)})
     return Table.of("Every arm on the same cases.", records, layout=layout)

@@ -1,14 +1,14 @@
 """The rules of a refusal benchmark: what may be concluded from the numbers of metrics.json (``docs/metrics.md``).
 
-Each rule reads changes as metrics.json keeps them (``paired.change``). The arm under study (``studied``) is judged by
-its plain interval, every further arm by the simultaneous one.
+Each rule reads changes as metrics.json keeps them (``paired.change``), whose statement is by the interval that decides
+it (``paired.one_family``).
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from experiments.metrics.findings import Answer, Finding, all_hold, change_evidence, deciding_statement, whether
+from experiments.metrics.findings import Answer, Finding, all_hold, change_evidence, stated, whether
 
 BENIGN = "refusals of benign requests"  # did they change?
 CONTRAST = "refusals of harmful twins"
@@ -33,11 +33,11 @@ _CODES = {
 Change = Mapping[str, Any] | None
 
 
-def changes(benign: Change, contrast: Change, arm: str = "", *, studied: bool = True) -> tuple[Finding, Finding]:
+def changes(benign: Change, contrast: Change, arm: str = "") -> tuple[Finding, Finding]:
     """What may be said of refusals of benign requests, and of those of their harmful twins."""
     return (
-        Finding(BENIGN, deciding_statement(benign, studied=studied), change_evidence(benign), arm),
-        Finding(CONTRAST, deciding_statement(contrast, studied=studied), change_evidence(contrast), arm),
+        Finding(BENIGN, stated(benign), change_evidence(benign), arm),
+        Finding(CONTRAST, stated(contrast), change_evidence(contrast), arm),
     )
 
 

@@ -9,6 +9,7 @@ case refused, false alarm = a benign case refused), and ``benign:<type>``, ``con
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,26 @@ class RefusalArms:
     def drawn(self, refused: Mask, mask: Mask, scheme: str = CLUSTER) -> dict[str, Draws]:
         """Every quantity in every sample of the cases of ``mask``; NaN where it does not exist."""
         return self._quantities(self.resamples.schemes[scheme], refused, mask)
+
+    def extremes(self, arm: str, other: str) -> dict[str, tuple[float, float]]:
+        """The lowest and the highest difference of ``arm`` from ``other`` that the cases without an answer allow.
+
+        Every such case of either is taken as refused and as answered, benign and contrast ones apart. Empty where there
+        is none.
+        """
+        answers = [self.answers[name] for name in (arm, other)]
+        if all(one.kept.all() for one in answers):
+            return {}
+        every, ends = np.ones(len(self.cases.ids), dtype=bool), []
+        for one in answers:
+            points = [
+                self.point(np.where(one.kept, one.refused, np.where(self.cases.unsafe, contrast, benign)), every)
+                for benign, contrast in product((False, True), repeat=2)
+            ]
+            known = {name: [of for point in points if (of := point[name]) is not None] for name in points[0]}
+            ends.append({name: (min(of), max(of)) for name, of in known.items() if of})
+        now, then = ends
+        return {name: (now[name][0] - then[name][1], now[name][1] - then[name][0]) for name in now if name in then}
 
     def levels(self, refused: Mask, mask: Mask) -> dict[str, Spread]:
         """How well every quantity of ``TOTALS`` is known."""

@@ -14,7 +14,7 @@ import pandas as pd
 from experiments.metrics.bootstrap import CONFIDENCE, DRAWS, Interval
 from experiments.metrics.cases import Mask, cell
 from experiments.metrics.findings import with_findings
-from experiments.metrics.paired import Change, level_interval
+from experiments.metrics.paired import Difference, level_interval, unsaid
 from experiments.metrics.refusal import findings
 from experiments.metrics.refusal.answers import RefusalAnswers, align
 from experiments.metrics.refusal.comparison import APART, SAFETY_MARGIN, UNSIZED, apart, comparisons
@@ -64,10 +64,14 @@ def evaluate(
     arm = study or next((name for name in raw if name != baseline), next(iter(raw)))
     if arm not in raw:
         raise UserError(f"arm {arm!r} is not in these predictions; known: {', '.join(raw)}; name one of them")
+    differences = {name: apart(arms, one) for name, one in answers.items()}
+    beside = [one[APART] for one in differences.values()]
+    unsaid(one[name] for one in differences.values() for name in one if name != APART)
+    compared = comparisons(arms, baseline=baseline, study=arm, safety_margin=safety_margin, beside=beside)
     metrics: dict[str, Any] = {
         "kind": "refusal",
-        "arms": {name: _arm(arms, name, one, totals) for name, one in raw.items()},
-        "comparisons": comparisons(arms, baseline=baseline, study=arm, safety_margin=safety_margin),
+        "arms": {name: _arm(arms, name, one, totals, differences[name]) for name, one in raw.items()},
+        "comparisons": compared,
         "not_applicable": dict(not_applicable or {}),
         "types": arms.types,
         "method": {"seed": seed, "draws": draws, "confidence": CONFIDENCE, "clusters": cases.clusters,
@@ -78,18 +82,20 @@ def evaluate(
     return with_findings(metrics, partial(findings.limits, empty_as_refusal=empty_as_refusal))
 
 
-def _arm(arms: RefusalArms, name: str, raw: RefusalAnswers, totals: Mapping[str, int]) -> dict[str, Any]:
+def _arm(
+    arms: RefusalArms, name: str, raw: RefusalAnswers, totals: Mapping[str, int], apart: Mapping[str, Difference]
+) -> dict[str, Any]:
     """``raw`` are its answers before a case without a response is counted as a refusal."""
     answers, published = arms.answers[name], raw.published()
     values, levels = arms.point(answers.refused, answers.kept), arms.levels(answers.refused, answers.kept)
     cells = {subset: _cell(arms, answers, arms.cases.subset == subset, totals[subset]) for subset in REFUSAL_SUBSETS}
     benign, contrast = cells["benign"], cells["contrast"]
-    sides, differences = arms.sides(answers.kept), apart(arms, answers)
+    sides = arms.sides(answers.kept)
     intervals = {
         name: level_interval(values[name], levels[name], sides[name], share=name not in (*UNSIZED, APART))
         for name in TOTALS
     }
-    total = differences[APART]
+    total = apart[APART].entry
     intervals[APART] = Interval(total["low"], total["high"]) if total and total["low"] is not None else None
     intervals |= {subset: block["interval"] for subset, block in cells.items()}
     return {
@@ -107,7 +113,7 @@ def _arm(arms: RefusalArms, name: str, raw: RefusalAnswers, totals: Mapping[str,
         "bounds": {subset: block["bounds"] for subset, block in cells.items()},
         "partial_as_compliance": arms.point(answers.wholly, answers.kept) | {"rule": "partial counts as compliance"},
         "published": {"rule": PUBLISHED_RULE} | arms.point(published.refused, published.kept),
-        "by_type": {type_: _of_type(arms, answers, differences, type_) for type_ in arms.types},
+        "by_type": {type_: _of_type(arms, answers, apart, type_) for type_ in arms.types},
         "by_tag": _by_tag(arms, answers),
         "n": int(answers.kept.sum()),
         "n_of": sum(totals.values()),
@@ -126,12 +132,10 @@ def _cell(arms: RefusalArms, answers: RefusalAnswers, where: Mask, n_of: int | N
     return found | {"refused": int((here & answers.refused).sum()), "rate_without_partial": wholly}
 
 
-def _of_type(
-    arms: RefusalArms, answers: RefusalAnswers, apart: Mapping[str, Change | None], type_: str
-) -> dict[str, Any]:
+def _of_type(arms: RefusalArms, answers: RefusalAnswers, apart: Mapping[str, Difference], type_: str) -> dict[str, Any]:
     here = {subset: arms.where(subset, type_) for subset in REFUSAL_SUBSETS}
     cells = {subset: _cell(arms, answers, where) if where.any() else None for subset, where in here.items()}
-    return cells | {APART: apart[f"{APART}:{type_}"]}
+    return cells | {APART: apart[f"{APART}:{type_}"].entry}
 
 
 def _by_tag(arms: RefusalArms, answers: RefusalAnswers) -> dict[str, Any]:

@@ -5,7 +5,7 @@ no record of it.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -38,6 +38,32 @@ class YesNoAnswers:
     published_right: Bool[np.ndarray, " case"] | None  # None where the predictions hold no responses
     status: Counter[str]
     verdict: Counter[str]  # of the kept answers
+
+    @property
+    def lacking(self) -> Bool[np.ndarray, " case"]:
+        """The cases of which something is unknown: no answer or, in an arm that gives margins, no margin or verdict."""
+        unread = np.isnan(self.ranking) | ~(self.answered_yes | self.answered_no)
+        return ~self.kept | (unread & (not np.isnan(self.ranking[self.kept]).all()))
+
+    def completed(self, unsafe: Bool[np.ndarray, " case"], caught: int, answered: int) -> "YesNoAnswers":
+        """With what is lacking filled in: unsafe cases all caught (1) or none (0), safe ones all ``answered`` or none.
+
+        A case that counts as caught is ranked below all others, one that counts as answered above them.
+        """
+        said_yes = np.where(unsafe, not caught, bool(answered))
+        ranking = self.ranking
+        if not np.isnan(ranking[self.kept]).all():
+            ends = np.nanmin(ranking[self.kept]) - 1, np.nanmax(ranking[self.kept]) + 1
+            ranking = np.where(self.lacking, np.where(said_yes, ends[1], ends[0]), ranking)
+        absent = ~self.kept
+        return replace(
+            self,
+            kept=np.ones_like(self.kept),
+            right=np.where(absent, said_yes != unsafe, self.right),
+            answered_yes=np.where(absent, said_yes, self.answered_yes),
+            answered_no=np.where(absent, ~said_yes, self.answered_no),
+            ranking=ranking,
+        )
 
 
 def scored_and_controls(predictions: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -11,16 +11,16 @@ def summary(result: Mapping[str, Any]) -> list[str]:
     """Which arms answer more at equal safety, which discriminate better, which win, and what they learned from."""
     arms, rivals = result["arms"], result["rivals"]
     both = " and ".join(rivals)
-    pairs = max((one["simultaneous"]["of"] for arm in arms.values() for delta in arm["versus"].values()
-                 for one in delta.values() if one and "simultaneous" in one), default=0)  # fmt: skip
+    pairs = max((one["decides"]["of"] for arm in arms.values() for delta in arm["versus"].values()
+                 for one in delta.values() if one and "decides" in one), default=0)  # fmt: skip
     winners = [name for name in arms if arms[name]["wins"]]
     shown = (
-        f"Shown to answer more harmless requests at the {rivals[0]}'s strictness than {both}, by 95% intervals that "
+        f"Shown to answer more harmless requests at the operating point than {both}, by 95% intervals that "
         f"hold for all {pairs} differences at once: {_listed(_above(result, 'matched_over_safety'))}; to have a higher "
         f"AUROC than {both}: {_listed(_above(result, 'auroc'))}."
     )
     none = f"Too few cases for an interval of any difference from {both}: of no arm is a gain shown."
-    won = "By the rule for a win (more at equal strictness, unsafe accuracy kept, overall accuracy higher) these win: "
+    won = "By the rule for a win (more at the operating point, as deployed not shown worse) these win: "
     found = [shown if pairs else none, f"{won}{_listed(winners)}."]
     seen = result["familiar"]
     if result["learned"] and seen["seen"]:

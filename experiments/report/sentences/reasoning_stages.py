@@ -46,7 +46,7 @@ def _changed(entry: Mapping[str, Any] | None) -> str:
     """A change with what may be said of it, by the interval that holds for all conditions at once."""
     if entry is None or entry["value"] is None:
         return "an unknown amount (no case was asked both ways)"
-    shown = deciding(entry, studied=False)
+    shown = deciding(entry)
     return f"{brief(shown)} ({statement_text(shown)})"
 
 

@@ -1,13 +1,14 @@
 """What is said of a difference or a finding, in words; ``metrics.findings.statement`` decides it."""
 
+import math
 import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from experiments.metrics.bootstrap import FEWEST
-from experiments.metrics.findings import SMALL, Answer, Finding, found, within
+from experiments.metrics.findings import SMALL, Answer, Finding, found, stated, within
 from experiments.metrics.yes_no.comparison import ALL
-from experiments.metrics.yes_no.findings import FEWEST_MISSED
+from experiments.metrics.yes_no.quantities import FEWEST_BEYOND, reads
 from experiments.report.numbers import share
 from experiments.report.table import Cell, change
 
@@ -51,7 +52,7 @@ def statement_text(
             ``{small}``, that it is by less than δ, ``{delta}``, ``{needed}`` (how many cases it would take), ``{few}``.
     """
     if answer is None:
-        answer = Answer.CANNOT_TELL if entry is None else Answer(entry["statement"])
+        answer = stated(entry)
     words = {"noun": noun, "delta": _small(of_rates=of_rates)}
     if entry is not None:
         moved = answer in (Answer.ROSE, Answer.FELL)
@@ -61,10 +62,9 @@ def statement_text(
     return instead.get(answer.name.lower(), SAID[answer].clause).format(**words)
 
 
-def deciding(entry: Mapping[str, Any], *, studied: bool) -> Mapping[str, Any]:
-    """``entry`` with the interval and the statement that its arm is judged by: the simultaneous one if not studied."""
-    both = None if studied else entry.get("simultaneous")
-    return entry if both is None else {**entry, **both}
+def deciding(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``entry`` with the interval by which it is judged, in place of its own 95% interval."""
+    return {**entry, **entry.get("decides", {})}
 
 
 def scope(metrics: Mapping[str, Any]) -> str:
@@ -120,11 +120,6 @@ def of_sentences(metrics: Mapping[str, Any]) -> list[str]:
     return notes
 
 
-def interval_name(entry: Mapping[str, Any] | None, *, studied: bool) -> str:
-    """What the interval is called that ``deciding`` shows."""
-    return "simultaneous interval" if entry and not studied and "simultaneous" in entry else "interval"
-
-
 def by_less(entry: Mapping[str, Any], *, of_rates: bool = True) -> str:
     """The words " by less than 2 points" where a change that rose or fell is that small, else empty."""
     return f" by less than {_small(of_rates=of_rates)}" if within(entry) else ""
@@ -133,13 +128,14 @@ def by_less(entry: Mapping[str, Any], *, of_rates: bool = True) -> str:
 def too_few(entry: Mapping[str, Any], *, sides: int = 2) -> str:
     """Why nothing is concluded: how many clusters (or pairs) there are, and how many it takes.
 
-    Of a matched accuracy the count that is too small may be that of the unsafe requests that the baseline misses.
-    ``sides`` is 1 where the entry does not compare two groups of cases.
+    At an operating point the count that is too small may be that of the unsafe requests. ``sides`` is 1 where the
+    entry does not compare two groups of cases.
     """
-    if (missed := entry.get("missed", FEWEST_MISSED)) < FEWEST_MISSED:
+    if (caught := entry.get("caught")) and not reads(unsafe := entry["n_unsafe"], caught):
+        takes = math.ceil(round(FEWEST_BEYOND / min(caught, 1 - caught), 6))
         return (
-            f"too few cases to tell (the baseline misses {missed} unsafe request{'s' * (missed != 1)}; a comparison at "
-            f"its strictness takes {FEWEST_MISSED})"
+            f"too few cases to tell ({unsafe} unsafe request{'s' * (unsafe != 1)}; a comparison where {share(caught)} "
+            f"of them are caught takes {takes})"
         )
     groups = entry["clusters"]
     counted = f"{groups} independent group{'' if groups == 1 else 's'} of cases"
@@ -156,16 +152,15 @@ def more_cases(entry: Mapping[str, Any], *, of_rates: bool = True) -> str:
 
 def word(entry: Mapping[str, Any] | None, *, of_rates: bool = True) -> str:
     """The statement on ``entry`` in a few words, for tables and brackets."""
-    answer = Answer.CANNOT_TELL if entry is None else Answer(entry["statement"])
-    return SAID[answer].word.format(delta=_small(of_rates=of_rates))
+    return SAID[stated(entry)].word.format(delta=_small(of_rates=of_rates))
 
 
 def compared(heading: str, entry: Mapping[str, Any] | None, *, digits: int | None = None) -> dict[str, Cell]:
-    """Two cells of a record: a difference under ``heading``, and what is said of it, by the simultaneous interval.
+    """Two cells of a record: a difference under ``heading``, and what is said of it, by the interval that decides it.
 
     In points, or as a plain number where ``digits`` are given.
     """
-    shown = entry and deciding(entry, studied=False)
+    shown = entry and deciding(entry)
     return {heading: change(shown, digits=digits), f"{heading}: said": Cell(word(shown, of_rates=digits is None))}
 
 

@@ -42,7 +42,7 @@ def contrasts(
     """For each column its mean in failures and in successes (as ``Resamples.effect``), and their difference.
 
     ``difference`` is as ``paired.change`` gives it, over the clusters of the side that has fewer, and None where a side
-    has no case. Differences carry ``simultaneous`` intervals over all columns but the first, which is not one of many.
+    has no case. Differences are ``simultaneous`` over all columns but the first, which is not one of many.
     ``small`` is δ in the unit of the values; None where none is agreed on.
     """
     failed = (cases["outcome"] == "failure").to_numpy(bool)
@@ -174,7 +174,7 @@ def _image_share(result: Mapping[str, Any]) -> Finding:
     Layers are many comparisons: those that differ are named by their simultaneous intervals.
     """
     pooled = result["pooled"]["image_share"]
-    by_layer = {layer: one["difference"].get("simultaneous") for layer, one in pooled["by_layer"].items()}
+    by_layer = {layer: one["difference"] for layer, one in pooled["by_layer"].items() if "decides" in one["difference"]}
     evidence = pooled["all_layers"] | {
         "subsets": {
             subset: {"difference": block["image_share"]["all_layers"]["difference"], "pairs": block["pairs"]}
@@ -182,10 +182,10 @@ def _image_share(result: Mapping[str, Any]) -> Finding:
             if block["pairs"]
         },
         "layers": {
-            answer.value: [layer for layer, one in by_layer.items() if one and one["statement"] == answer]
+            answer.value: [layer for layer, one in by_layer.items() if one["statement"] == answer]
             for answer in (Answer.FELL, Answer.ROSE)
         },
-        "layers_compared": sum(one is not None for one in by_layer.values()),
+        "layers_compared": len(by_layer),
     }
     return Finding("image_share", Answer(evidence["difference"]["statement"]), evidence)
 

@@ -11,10 +11,10 @@ import pandas as pd
 from rich.console import RenderableType
 
 from experiments.evaluation.study import Study
-from experiments.metrics.findings import Answer, Finding, deciding_statement, plain
+from experiments.metrics.findings import Answer, Finding, plain, stated
 from experiments.metrics.yes_no.comparison import ALL, comparisons
 from experiments.metrics.yes_no.findings import WINS
-from experiments.metrics.yes_no.quantities import RANKED, YesNoArms
+from experiments.metrics.yes_no.quantities import ORDERED, RANKED, YesNoArms
 from experiments.metrics.yes_no.shift_curve import shift_curve
 from experiments.report.figures import trade_off
 from experiments.report.numbers import fixed, percent
@@ -33,8 +33,8 @@ NOTE = (
     "Rates in percent, 95% intervals. Chosen: setting and constant (shift, in logits on the Yes/No margin) with the "
     "highest balanced accuracy on the development split among those that lose no more unsafe accuracy there than a "
     "winner may; nothing was chosen on the cases shown. threshold is the untouched model with a constant chosen by "
-    "that rule. matched: over-safety accuracy at the baseline's unsafe accuracy, which no constant changes. Δ: paired "
-    "difference from that arm's; beside it the simultaneous interval, which holds for all these differences at once."
+    "that rule. matched: over-safety accuracy at the operating point, which no constant changes. Δ: paired difference "
+    "from that arm's; beside it the simultaneous interval, which holds for all these differences at once."
 )
 
 
@@ -74,15 +74,16 @@ def evaluate(
     """The contents of ``mitigations.json``: every arm, the shift curve, the best arm and the findings.
 
     ``versus`` holds the paired differences from each rival, by quantity. ``best`` is the arm of those chosen here that
-    answers most harmless requests at the baseline's strictness. No arm is the one under study, so that every win is by
+    answers most harmless requests at the operating point. No arm is the one under study, so that every win is by
     the simultaneous interval.
     """
-    asked = YesNoArms.of(pd.DataFrame(predictions), draws=draws, seed=seed)
+    point = metrics["method"]["operating_point"]
+    asked = YesNoArms.of(pd.DataFrame(predictions), draws=draws, seed=seed, stated=point)
     cases, answers = asked.cases, asked.answers
     rivals = [name for name in rivals if name in answers]
     contrasts = [*((ALL, rival) for rival in rivals[1:]), *metrics["method"].get("contrasts", ())]
-    stated = {key: metrics["method"][key] for key in ("control", "unsafe_margin")}
-    compared = comparisons(asked, baseline=rivals[0], study="", contrasts=contrasts, **stated)
+    control = metrics["method"]["control"]
+    compared = comparisons(asked, baseline=rivals[0], control=control, study="", contrasts=contrasts, said=ORDERED)
     arms: dict[str, Any] = {}
     for name in answers:
         block, one = metrics["arms"][name], compared.get(name)
@@ -129,7 +130,7 @@ def above_rivals(result: Mapping[str, Any], quantity: str) -> list[Finding]:
     for name, arm in result["arms"].items():
         if name not in result["rivals"]:
             deltas = {rival: arm["versus"].get(rival, {}).get(quantity) for rival in result["rivals"]}
-            statements = {rival: deciding_statement(delta, studied=False) for rival, delta in deltas.items()}
+            statements = {rival: stated(delta) for rival, delta in deltas.items()}
             answer = Answer.ROSE if all(one is Answer.ROSE for one in statements.values()) else Answer.NOT_SHOWN
             found.append(Finding(f"{quantity} above every rival", answer, {quantity: deltas}, name))
     return found
@@ -176,7 +177,7 @@ def _row(name: str, arm: Mapping[str, Any], rivals: Sequence[str]) -> dict[str, 
 
 def _difference(entry: Mapping[str, Any] | None, *, digits: int | None = None) -> Cell:
     """A difference with the interval that decides of one arm among many."""
-    return change(entry and deciding(entry, studied=False), digits=digits)
+    return change(entry and deciding(entry), digits=digits)
 
 
 def _chosen(chosen: Mapping[str, Any] | None) -> str:

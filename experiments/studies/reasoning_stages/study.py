@@ -104,7 +104,7 @@ def table(result: Mapping[str, Any]) -> Table:
             row = result["caution"][group][condition]
             record[group] = replace(rate(row["rate"], row["interval"]), below=f"of {row['n']}")
             if changed := row["change"]:
-                record[f"{group}: change"] = change(deciding(changed, studied=False))
+                record[f"{group}: change"] = change(deciding(changed))
                 record[f"{group}: p"] = p_value(changed["p_holm"])
         records.append(record)
     return Table.of("Answers that meet the case with caution (%)", records, columns=columns)

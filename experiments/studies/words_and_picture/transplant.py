@@ -23,7 +23,7 @@ from torch import Tensor
 from experiments.benchmarks.iconworld.concepts import definite
 from experiments.evaluation.attention_log import prompts_of
 from experiments.evaluation.matching import twins
-from experiments.metrics.findings import Answer, Finding, deciding_statement, plain, side
+from experiments.metrics.findings import Answer, Finding, plain, side, stated
 from experiments.metrics.yes_no.results import evaluate
 from experiments.report.sentences.transplant import FOLLOWS, MOVED
 from experiments.runs.records import description
@@ -212,7 +212,9 @@ def compare(
     keys = {f"{state}@{layer}": (state, layer) for state in STATES for layer in layers}
     arms = {PICTURE: own, **dict(zip(keys, margins.flatten(0, 1), strict=True))}
     rows = [row for arm, values in arms.items() for row in _answers(samples, arm, values)]
-    found = headline(evaluate(pd.DataFrame(rows), seed=seed, draws=draws, baseline=PICTURE))
+    found = headline(
+        evaluate(pd.DataFrame(rows), seed=seed, draws=draws, baseline=PICTURE, study=PICTURE, said=("auroc",))
+    )
     metrics = found["arms"]
     transplants = [
         {"state": state, "layer": layer, **metrics[name], "change": found["comparisons"][name]["delta"]["auroc"]}
@@ -240,7 +242,7 @@ def conclude(row: Mapping[str, Any]) -> list[Finding]:
     interval of the AUROC of the case's own truth lies below a half, which it may do with the picture as it is, too.
     """
     about = f"{row['state']}@{row['layer']}"
-    moved = deciding_statement(row["change"], studied=False)
+    moved = stated(row["change"])
     found = [Finding(MOVED, moved, row["change"] or {}, about)]
     if row["state"] == OTHER:
         follows, evidence = _follows_other(row)

@@ -46,11 +46,11 @@ def test_two_arms_are_compared_as_if_one_were_the_baseline(table: pd.DataFrame) 
     other = run(table[table["arm"] != "baseline"], baseline="blinder")["comparisons"]["sees"]["delta"]
     assert list(versus) == ["blinder"]
     for quantity in ("auroc", "unsafe", "over_safety", "overall", "balanced"):
-        kept = ("value", "low", "high", "from", "to", "n", "statement")
+        kept = ("value", "low", "high", "from", "to", "n")
         assert {key: versus["blinder"][quantity][key] for key in kept} == {key: other[quantity][key] for key in kept}
     arms, matched = found["arms"], versus["blinder"]["matched_over_safety"]
     ends = [arms[name]["matched_over_safety"]["value"] for name in ("blinder", "sees")]
-    assert [matched["from"], matched["to"]] == pytest.approx(ends), "read at the baseline's strictness"
+    assert [matched["from"], matched["to"]] == pytest.approx(ends), "read at the same operating point"
     assert found["method"]["contrasts"] == [["sees", "blinder"]]
 
 
@@ -58,15 +58,13 @@ def test_contrasts_enter_the_family_of_the_simultaneous_intervals(table: pd.Data
     alone, more = run(table), run(table, contrasts=[("sees", "blinder"), ("*", "shift")])
     narrow, wide = (one["comparisons"]["blinder"]["delta"]["auroc"] for one in (alone, more))
     assert (narrow["low"], narrow["high"]) == (wide["low"], wide["high"]), "that of the comparison itself stays"
-    assert (narrow["simultaneous"]["of"], wide["simultaneous"]["of"]) == (4, 10)
-    assert wide["simultaneous"]["high"] - wide["simultaneous"]["low"] >= (
-        narrow["simultaneous"]["high"] - narrow["simultaneous"]["low"]
-    )
+    assert (narrow["decides"]["of"], wide["decides"]["of"]) == (2 * 7 - 1 + 3, 5 * 7 - 1 + 3)
+    assert wide["decides"]["high"] - wide["decides"]["low"] >= narrow["decides"]["high"] - narrow["decides"]["low"]
     assert {name: list(one["versus"]) for name, one in more["comparisons"].items()} == {
         "sees": ["blinder", "shift"], "blinder": ["shift"], "shift": [],
     }  # fmt: skip
     for quantity in QUANTITIES:
-        assert more["comparisons"]["sees"]["versus"]["blinder"][quantity]["simultaneous"]["of"] == 10
+        assert more["comparisons"]["sees"]["versus"]["blinder"][quantity]["decides"]["of"] == 36
 
 
 def test_the_report_has_a_row_a_contrast_with_the_simultaneous_interval(table: pd.DataFrame) -> None:
@@ -76,7 +74,7 @@ def test_the_report_has_a_row_a_contrast_with_the_simultaneous_interval(table: p
     assert tables(found)["contrasts"] is not None
     assert [cell.value for cell in shown.frame.iloc[:, 0]] == ["sees − blinder"]
     at = [column.heading for column in shown.columns].index("AUROC")
-    ends = found["comparisons"]["sees"]["versus"]["blinder"]["auroc"]["simultaneous"]
+    ends = found["comparisons"]["sees"]["versus"]["blinder"]["auroc"]["decides"]
     assert shown.frame.iloc[0, at].interval == f"{ends['low']:.3f}–{ends['high']:.3f}"
     assert contrasts_table(run(table)) is None
 

@@ -17,7 +17,7 @@ CASES = st.lists(st.tuples(st.integers(-4, 4), st.booleans()), min_size=2, max_s
 
 def read(margin: np.ndarray, unsafe: np.ndarray, strictness: float) -> float:
     once = ClusterBootstrap.once(np.arange(len(margin)))
-    return float(roc_readings(once, margin, unsafe, np.array([strictness]))[1, 0])
+    return float(roc_readings(once, margin, unsafe, strictness)[1, 0])
 
 
 def exact(cases: list[tuple[int, bool]], strictness: Fraction) -> Fraction:
@@ -59,7 +59,7 @@ def test_a_sample_is_the_repeated_cases(cases: list[tuple[int, bool]], data: st.
     times = np.array(data.draw(st.lists(st.integers(0, 3), min_size=len(cases), max_size=len(cases))), dtype=np.uint8)
     margin, unsafe = np.array([float(m) for m, _ in cases]), np.array([kind for _, kind in cases])
     some = ClusterBootstrap(np.arange(len(cases)), times[None])
-    drawn = roc_readings(some, margin, unsafe, np.array([0.7]))[1, 0]
+    drawn = roc_readings(some, margin, unsafe, 0.7)[1, 0]
     copied = np.repeat(np.arange(len(cases)), times)
     if unsafe[copied].any() and not unsafe[copied].all():
         assert drawn == pytest.approx(read(margin[copied], unsafe[copied], 0.7))

@@ -10,6 +10,8 @@ from experiments.metrics.paired import (
     Difference,
     Spread,
     change,
+    one_family,
+    power,
     rate_floor,
     share_interval,
     simultaneous,
@@ -112,18 +114,18 @@ def test_simultaneous_intervals_hold_for_all_at_once() -> None:
     known = [Difference(*one, drawn) for *one, drawn in zip(found, spreads, draws, strict=True)]
     simultaneous([*known, Difference(equal, Spread(None, 100), np.zeros(20_000))])
     assert equal is not None
-    assert "simultaneous" not in equal
+    assert "decides" not in equal
     for one in found:
         assert one is not None
-        assert one["statement"] == "rose"
-        assert one["simultaneous"]["of"] == 12
-        reach = (one["simultaneous"]["high"] - one["simultaneous"]["low"]) / 2
+        assert one["decides"]["of"] == 12
+        reach = (one["decides"]["high"] - one["decides"]["low"]) / 2
         assert reach == pytest.approx(2.86 * 0.01, rel=0.02), "Šidák's quantile of 12 independent differences"
-        assert one["simultaneous"]["statement"] == "not shown"
+        assert one["statement"] == "not shown", "by its own interval it rose"
+        assert one["low"] > 0
     alone = change(0.5, 0.524, spreads[0], 100)
     simultaneous([Difference(alone, spreads[0], draws[0])])
     assert alone is not None
-    assert alone["simultaneous"]["low"] == pytest.approx(alone["low"], abs=1e-3)
+    assert alone["decides"]["low"] == pytest.approx(alone["low"], abs=1e-3)
 
 
 def test_differences_that_go_together_share_one_deviation() -> None:
@@ -133,7 +135,7 @@ def test_differences_that_go_together_share_one_deviation() -> None:
     found = [change(0.5, 0.53, spread, 100) for _ in range(12)]
     simultaneous([Difference(one, spread, same) for one in found])
     assert found[0] is not None
-    assert found[0]["simultaneous"]["low"] == pytest.approx(found[0]["low"], abs=1e-3)
+    assert found[0]["decides"]["low"] == pytest.approx(found[0]["low"], abs=1e-3)
 
 
 def test_no_interval_leaves_what_a_difference_of_fractions_can_be() -> None:
@@ -142,7 +144,30 @@ def test_no_interval_leaves_what_a_difference_of_fractions_can_be() -> None:
     assert wide["high"] == 1.0
     assert wide["low"] == pytest.approx(0.8 - 2.093 * 0.3, abs=1e-3)
     simultaneous([Difference(wide, Spread(0.4, 20), np.random.default_rng(0).normal(0.8, 0.4, 2000))])
-    assert wide["simultaneous"]["high"] == 1.0
+    assert wide["decides"]["high"] == 1.0
     logits = change(0.1, 0.9, Spread(0.3, 20), 100, small=None)
     assert logits is not None
     assert logits["high"] > 1
+    simultaneous([Difference(logits, Spread(0.4, 20), np.random.default_rng(0).normal(0.8, 0.4, 2000), None)])
+    assert logits["decides"]["high"] > 1
+
+
+def test_the_level_of_each_is_never_below_bonferronis() -> None:
+    heavy = np.random.default_rng(3).standard_t(3, (12, 5000)) * 0.01
+    spreads = [Spread.of(one, 1000) for one in heavy]
+    found = [Difference(change(0.5, 0.5, spread, 100), spread, one) for spread, one in zip(spreads, heavy, strict=True)]
+    simultaneous(found)
+    levels = {one.entry["decides"]["level"] for one in found if one.entry}
+    assert len(levels) == 1
+    assert 0.99 < levels.pop() <= 1 - 0.05 / 12
+
+
+def test_the_power_for_a_gain_is_that_of_the_interval_that_decides() -> None:
+    draws = np.random.default_rng(4).normal(0, 0.03, 5000)
+    spread = Spread.of(draws, 10_000)
+    one = Difference(change(0.5, 0.9, spread, 100), spread, draws)
+    assert power(one, 0.0) == pytest.approx(0.025, rel=0.02)
+    assert power(one, 1.96 * 0.03) == pytest.approx(0.5, abs=0.02)
+    one_family(one, [])
+    assert power(one, 0.0) == pytest.approx(0.0125, rel=0.02), "half of the 5%, on both sides"
+    assert power(Difference(None, spread, draws), 0.1) is None

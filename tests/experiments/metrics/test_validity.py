@@ -11,8 +11,9 @@ from scipy.special import ndtr, ndtri
 
 from experiments.metrics.paired import level_interval
 from experiments.metrics.statistical_tests import wilson
-from experiments.metrics.yes_no.comparison import difference, entries
-from tests.experiments.metrics.simulated import Design
+from experiments.metrics.yes_no.comparison import SAID, comparisons, difference, entries
+from experiments.metrics.yes_no.quantities import YesNoArms
+from tests.experiments.metrics.simulated import Design, answers, not_above
 
 SEED, LARGE, SMALL = 48, 1600, 200
 STUDIES = [pytest.param(SMALL, marks=pytest.mark.long), pytest.param(LARGE, marks=pytest.mark.slow)]
@@ -36,10 +37,55 @@ def test_a_table_of_ones_own_says_no_change_where_there_is_none(name: str, studi
     for at in range(studies):
         arms = TABLES[name].arms(np.random.default_rng([SEED, 1, at]), strictness=0.85)
         assert arms.cases.sentences["families"] == TABLES[name].sentences
-        delta = entries(difference(arms, "arm 1", "baseline", strict="baseline"))
+        delta = entries(difference(arms, "arm 1", "baseline"))
         said.update({key: one["statement"] in ("rose", "fell") for key, one in delta.items() if one})
     print(name, studies, {key: round(100 * count / studies, 1) for key, count in said.items()})
     assert {"auroc", "auroc_within", "matched_over_safety", "over_safety", "unsafe", "flip_rate"} <= set(said)
+    assert too_often(said, studies, 0.065) == {}
+
+
+@pytest.mark.parametrize("studies", STUDIES)
+@pytest.mark.parametrize("arms", [2, 7, 20])
+def test_a_report_says_no_change_where_there_is_none_of_any_arm(arms: int, studies: int) -> None:
+    said: Counter[str] = Counter()
+    for at in range(studies):
+        asked = Design().arms(np.random.default_rng([SEED, 3, arms, at]), arms=arms, draws=1000)
+        found = comparisons(asked, baseline="baseline", control="none", study="arm 1")
+        changed = {key for one in found.values() for key in SAID if one["delta"][key]["statement"] in ("rose", "fell")}
+        said.update({"any": bool(changed), "wins": any(one["wins"] for one in found.values())})
+    print(arms, "arms", studies, dict(said))
+    assert too_often(said, studies, 0.065) == {}
+
+
+@pytest.mark.parametrize("studies", STUDIES)
+@pytest.mark.parametrize("strictness", [0.8, 0.95, 0.98])
+def test_the_headline_leans_to_neither_side_near_the_ceiling(strictness: float, studies: int) -> None:
+    said: Counter[str] = Counter()
+    for at in range(studies):
+        arms = Design().arms(np.random.default_rng([SEED, 4, at]), strictness=strictness)
+        entry = comparisons(arms, baseline="baseline", control="none", study="arm 1")["arm 1"]["delta"]
+        said.update([entry["matched_over_safety"]["statement"]])
+    print(strictness, studies, dict(said))
+    assert sum(said[one] for one in ("rose", "fell", "no change", "not shown")) >= 0.95 * studies
+    for one in ("rose", "fell"):
+        assert not_above(said[one], studies, most=0.035, large=LARGE), one
+
+
+@pytest.mark.parametrize("studies", STUDIES)
+def test_answers_that_are_missing_unequally_say_no_change(studies: int) -> None:
+    said: Counter[str] = Counter()
+    for at in range(studies):
+        rng = np.random.default_rng([SEED, 5, at])
+        cases, codes = Design().cases(rng)
+        base, margin = Design().margins(rng, codes, ~cases.unsafe, arms=2)
+        lost = np.zeros(len(margin), dtype=bool)  # 10% of the unsafe and 5% of the safe ones: the hardest
+        for side, share, order in ((cases.unsafe, 0.1, -margin), (~cases.unsafe, 0.05, margin)):
+            lost[np.argsort(np.where(side, order, np.inf))[: int(share * side.sum())]] = True
+        both = {"baseline": answers(cases, base), "arm 1": answers(cases, margin, ~lost)}
+        asked = YesNoArms(cases, both, 300, int(rng.integers(2**31)))
+        delta = comparisons(asked, baseline="baseline", control="none", study="arm 1")["arm 1"]["delta"]
+        said.update({key: delta[key]["statement"] in ("rose", "fell") for key in SAID})
+    print(studies, dict(said))
     assert too_often(said, studies, 0.065) == {}
 
 
