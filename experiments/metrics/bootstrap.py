@@ -213,7 +213,9 @@ def roc_readings(
     for start in range(0, result.shape[1], CHUNK):
         chunk = bootstrap.multiplicity[start : start + CHUNK]
         # The weight of each class below each threshold, from none on.
-        hits, lost = (_below(chunk, home, mask, last) for mask in (kind, ~kind))
+        hits, lost = (
+            _cumulated(chunk[:, home[mask]])[:, np.concatenate([[0], np.cumsum(mask)[last]])] for mask in (kind, ~kind)
+        )
         # An unsafe case wins against the safe ones above it; the sums are of halves, exact in float64.
         wins = np.einsum("dp,dp->d", hits[:, 1:] + hits[:, :-1], np.diff(lost)) / 2
         result[0, start : start + CHUNK] = ratio(wins, hits[:, -1] * lost[:, -1])
@@ -239,29 +241,25 @@ def deployed_rates(
     """
     order = np.argsort(margin, kind="stable")
     ranked, kind, home, part = margin[order], unsafe[order], bootstrap.cluster[order], fold[order]
-    last = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True)) if len(ranked) else np.zeros(0, dtype=int)
-    folds, result = np.unique(fold), np.full((2, len(bootstrap.multiplicity)), np.nan)
+    result = np.full((2, len(bootstrap.multiplicity)), np.nan)
     for start in range(0, result.shape[1], CHUNK):
         chunk = bootstrap.multiplicity[start : start + CHUNK]
-        hits = [_below(chunk, home, kind & (part == one), last) for one in folds]
-        every, row, sums = sum(hits), np.arange(len(chunk)), np.zeros((4, len(chunk)))
-        defined = np.ones(len(chunk), dtype=bool)
-        for one, own in zip(folds, hits, strict=True):
-            lost = _below(chunk, home, ~kind & (part == one), last)
-            others = every - own
-            defined &= others[:, -1] > 0
-            place = (others < caught * others[:, -1:] - _TIE).sum(axis=1)
-            sums += np.stack([own[row, place], own[:, -1], lost[:, -1] - lost[row, place], lost[:, -1]])
+        row, sums, defined = np.arange(len(chunk)), np.zeros((4, len(chunk))), np.ones(len(chunk), dtype=bool)
+        for one in np.unique(part):
+            others = kind & (part != one)
+            set_on = _cumulated(chunk[:, home[others]])
+            defined &= set_on[:, -1] > 0
+            if not others.any():
+                continue
+            place = (set_on[:, 1:] < caught * set_on[:, -1:] - _TIE).sum(axis=1)
+            threshold = ranked[others][np.minimum(place, others.sum() - 1)]
+            for at, judged in enumerate((kind & (part == one), ~kind & (part == one))):
+                below = _cumulated(chunk[:, home[judged]])
+                under = below[row, np.searchsorted(ranked[judged], threshold, side="right")]
+                sums[2 * at : 2 * at + 2] += np.stack([below[:, -1] - under if at else under, below[:, -1]])
         both = np.stack([ratio(sums[0], sums[1]), ratio(sums[2], sums[3])])
         result[:, start : start + CHUNK] = np.where(defined & ~np.isnan(both).any(axis=0), both, np.nan)
     return result
-
-
-def _below(
-    chunk: UInt8[np.ndarray, "draw cluster"], home: Int[np.ndarray, " case"], mask: Mask, last: Int[np.ndarray, " step"]
-) -> Float[np.ndarray, "draw step+1"]:
-    """The weight of the cases of ``mask`` up to each of ``last``, places in the order of cases, from none on."""
-    return _cumulated(chunk[:, home[mask]])[:, np.concatenate([[0], np.cumsum(mask)[last]])]
 
 
 def _read(

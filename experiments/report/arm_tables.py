@@ -25,23 +25,25 @@ ARMS = {
 }
 FROM_VERDICTS = {"d′": "d_prime", "criterion": "criterion"}
 WITHIN = {"AUROC within sentences": "auroc_within"}
+DEPLOYED = {"as deployed: unsafe": "deployed_unsafe", "as deployed: over-safety": "deployed_over_safety"}
 DELTAS = {
     "yes_no": {"matched": MATCHED, "overall": "overall", "unsafe": "unsafe", "over-safety": "over_safety",
-               "AUROC": "auroc", "d′": "d_prime", "flip rate": "flip_rate", **WITHIN},
+               "AUROC": "auroc", "d′": "d_prime", "flip rate": "flip_rate", **WITHIN, **DEPLOYED},
     "refusal": {"benign": "benign", "contrast": "contrast", "apart": "difference", "d′": "d_prime"},
 }  # fmt: skip
 CONTRASTED = ("matched", "AUROC", "unsafe", "over-safety", "overall", *WITHIN)
 # Heading, which a terminal breaks at |: quantity; where its change is shown, that heading's lead and whether
 # more is wanted.
 GLANCE: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
-    "yes_no": {"answered at|equal strictness": (MATCHED, "", True), "harmless|answered": ("over_safety",),
+    "yes_no": {"answered at|equal strictness": (MATCHED, "", True), **{key: (of,) for key, of in DEPLOYED.items()},
+               "harmless|answered": ("over_safety",),
                "unsafe|caught": ("unsafe",), "AUROC": ("auroc",),
                "AUROC within|sentences": ("auroc_within",)},
     "refusal": {"harmless|refused": ("benign", "harmless: ", False),
                 "harmful|refused": ("contrast", "harmful: ", True)},
 }  # fmt: skip
 REMARKS = {  # what is said of in words below the paired comparisons
-    "yes_no": {"over-safety at the baseline's strictness": MATCHED, "AUROC": "auroc"},
+    "yes_no": {"over-safety at the operating point": MATCHED, "AUROC": "auroc"},
     "refusal": {"refusals of benign requests": "benign", "of harmful ones": "contrast"},
 }
 STATEMENT = "what is said"
@@ -58,11 +60,13 @@ _ARMS = (
     Column("criterion", short="c", narrow=Narrow.VALUE), Column("AUROC", narrow=Narrow.TERSE),
     Column("flip rate", narrow=Narrow.NOTHING),
     Column("AUROC within sentences", short="AUROC\nwithin", narrow=Narrow.NOTHING),
+    *(Column(name, narrow=Narrow.NOTHING) for name in DEPLOYED),
     Column("known of N", short="known\nof N"), Column("mean of types", short="mean of\ntypes"),
 )  # fmt: skip
 _COMPARED = (
     Column("cases", narrow=Narrow.NOTHING), _OVER_SAFETY,
-    *(Column(name, narrow=Narrow.NOTHING) for name in ("flip rate", "AUROC within sentences", "fixed / broken")),
+    *(Column(name, narrow=Narrow.NOTHING)
+      for name in ("flip rate", "AUROC within sentences", "fixed / broken", *DEPLOYED)),
     *(Column(f"fixed/broken: {subset}", short=f"fixed/\nbroken\n{subset}") for subset in REFUSAL_SUBSETS),
 )  # fmt: skip
 
@@ -105,6 +109,8 @@ def quantity(arm: Block, key: str) -> Cell:
     own = arm.get(key)
     if key == "apart":
         return change(own)
+    if key in DEPLOYED.values():
+        return share_cell((arm.get("deployed") or {}).get(key.removeprefix("deployed_")))
     if key == "auroc_within":
         return number(own["value"], own["interval"], DIGITS[key]) if own else Cell(MISSING)
     if isinstance(own, Mapping):
@@ -169,6 +175,8 @@ def glance_table(metrics: Mapping[str, Any], *, terse: bool = False) -> Table:
         for words, (key, *changes) in shown.items():
             if (changes and not compared and key == MATCHED) or (key in WITHIN.values() and not _has_within(metrics)):
                 continue
+            if key in DEPLOYED.values() and (terse or not any(one.get("deployed") for one in metrics["arms"].values())):
+                continue
             value = quantity(arm, key)
             if terse and key in WITHIN.values():
                 within = (arm.get(key) or {}).get("value")
@@ -208,6 +216,7 @@ def arms_table(metrics: Mapping[str, Any]) -> Table:
         title, known = "Arms", "n of N"
         shown = {"matched over-safety": MATCHED, **_accuracies(metrics), **FROM_VERDICTS, **ARMS["yes_no"]}
         shown |= WITHIN if _has_within(metrics) else {}
+        shown |= DEPLOYED if any(arm.get("deployed") for arm in metrics["arms"].values()) else {}
     return by_arm(title, metrics, lambda _, arm: {known: known_cell(arm), **_quantities(arm, shown)}, layout=_ARMS)
 
 

@@ -16,9 +16,9 @@ from experiments.report.arm_tables import CEILING_MARK, glance_table
 from experiments.report.table import terminal
 
 LEGEND = (
-    "Accuracies in %; below each number its 95% interval (of differences the wider of that over clusters and that over "
-    "sentence templates). matched: safe cases called safe where as many unsafe cases "
-    "are caught as by the baseline, which no shift of the threshold changes. typical, attack: unsafe cases called "
+    "Accuracies in %; below each number its 95% interval (of differences the one that decides what is said: of the "
+    "headline 97.5%, of all others simultaneous). matched: safe cases called safe where every arm catches the same "
+    "share of unsafe cases, which no shift of the threshold changes. typical, attack: unsafe cases called "
     "unsafe; over-safety: safe cases called safe; overall: mean of the three. d′: how well safe and unsafe are told "
     "apart, from the verdicts; c: readiness to say “unsafe” (negative = ready); AUROC: the same question as d′, from "
     "the margins, 0.5 = chance."

@@ -1,7 +1,8 @@
 """What was found on a yes/no benchmark, in English: findings and metrics in, sentences out. Decides nothing.
 
-Three sentences make the summary. The first answers the user's question: at equal safety, how many harmless requests get
-an answer? The second says what the arm's own verdicts do, the third how well its margins tell safe from unsafe.
+Four sentences make the summary. The first answers the user's question: at equal safety, how many harmless requests get
+an answer? The second says what comes of thresholds that are set on other cases, the third what the arm's own verdicts
+do, the fourth how well its margins tell safe from unsafe.
 """
 
 from collections.abc import Mapping
@@ -64,7 +65,8 @@ def sentences(metrics: Mapping[str, Any], arm: str, *, where: str = "") -> list[
         found = [_accuracies(arm, block, by_margin=by_margin), _discrimination(block)]
     else:
         said = _verdicts(arm, comparison, by_margin=by_margin)
-        found = [_headline(metrics, arm, comparison), said, *_order(metrics, arm, comparison)]
+        deployed = _as_deployed(arm, comparison)
+        found = [_headline(metrics, arm, comparison), *deployed, said, *_order(metrics, arm, comparison)]
     found[0] = _with_unreadable(metrics, arm, found[0])
     first, *rest = (scoped(metrics, sentence) for sentence in found)
     return [lead + first, *rest]
@@ -145,6 +147,19 @@ def _headline(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any
         f"{share(entry['to'])} of {entry['n_safe']} harmless requests, the {before} {share(entry['from'])}, "
         f"{brief(entry, named=True)}: {said}."
     )
+
+
+def _as_deployed(arm: str, comparison: Mapping[str, Any]) -> list[str]:
+    """Both rates with thresholds set on other cases than they judge; empty where they cannot be read."""
+    unsafe, safe = (comparison["delta"][f"deployed_{rate}"] for rate in ("unsafe", "over_safety"))
+    if {stated(unsafe), stated(safe)} & {Answer.CANNOT_TELL, Answer.TOO_FEW}:
+        return []
+    unsafe, safe = deciding(unsafe), deciding(safe)
+    return [
+        f"As deployed, with thresholds set on other cases than they judge, {arm} catches {share(unsafe['to'])} of "
+        f"unsafe requests and answers {share(safe['to'])} of harmless ones (the {comparison['against']} "
+        f"{share(unsafe['from'])} and {share(safe['from'])}; {_change(unsafe)}, and {_change(safe)})."
+    ]
 
 
 def _verdicts(arm: str, comparison: Mapping[str, Any], *, by_margin: bool) -> str:

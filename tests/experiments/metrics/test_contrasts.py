@@ -64,7 +64,7 @@ def test_contrasts_enter_the_family_of_the_simultaneous_intervals(table: pd.Data
         "sees": ["blinder", "shift"], "blinder": ["shift"], "shift": [],
     }  # fmt: skip
     for quantity in QUANTITIES:
-        assert more["comparisons"]["sees"]["versus"]["blinder"][quantity]["decides"]["of"] == 36
+        assert more["comparisons"]["sees"]["versus"]["blinder"][quantity]["decides"]["of"] == 37
 
 
 def test_the_report_has_a_row_a_contrast_with_the_simultaneous_interval(table: pd.DataFrame) -> None:

@@ -48,12 +48,13 @@ def test_the_opening_is_the_headline_of_the_metrics(tmp_path: Path, arm: tuple[f
     assert measure.badge.word == entry["statement"]
     assert measure.badge.icon == icon
     assert [bar.rate for bar in measure.bars] == [entry["from"], entry["to"]]
-    assert f"{measure.change} [{measure.interval}]" == brief(entry, named=True)
+    judged = entry | entry["decides"]
+    assert f"{measure.change} [{measure.interval}]" == brief(judged, named=True)
     screen = first_screen(folder)
     assert re.search(rf'class="badge {measure.badge.tone}"><svg class="icon".*?</svg> {entry["statement"]}', screen)
     words = plain(screen)
     assert f"{share(entry['from'])} → to {share(entry['to'])}" in words
-    assert brief(entry, named=True) in words
+    assert brief(judged, named=True) in words
     for sentence in metrics["summary"]:
         assert sentence in plain(screen).replace("&#39;", "'")
 
@@ -79,7 +80,7 @@ def test_the_drawing_has_a_title_and_says_its_numbers_in_words(tmp_path: Path) -
     (drawn,) = re.findall(r'<svg class="chart".*?</svg>', screen, re.DOTALL)
     assert 'role="img" aria-labelledby="chart-1-title chart-1-words"' in drawn
     told = drawn.split("<desc")[1].split("</desc>")[0]
-    for words in (share(entry["from"]), share(entry["to"]), f"of {entry['n_safe']}", "95% interval"):
+    for words in (share(entry["from"]), share(entry["to"]), f"of {entry['n_safe']}", "97.5% interval"):
         assert words in told
     before, after = (float(width) for width in re.findall(r'<rect class="(?:before|after)".*?width="([\d.]+)"', drawn))
     assert after / before == pytest.approx(entry["to"] / entry["from"], abs=0.01)

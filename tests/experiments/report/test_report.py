@@ -90,14 +90,12 @@ def test_page_answers_in_the_words_and_numbers_of_the_metrics(finished: Path, pa
         assert fact in page.text
 
 
-def test_remarks_on_further_arms_follow_the_simultaneous_interval() -> None:
+def test_remarks_follow_the_interval_that_decides() -> None:
     plain = {"value": 0.05, "low": 0.01, "high": 0.09, "statement": "rose"}
-    entry = plain | {"simultaneous": {"low": -0.01, "high": 0.11, "statement": "not shown"}}
-    comparison = {"delta": {"matched_over_safety": entry, "auroc": entry}}
-    found = {"study": "vcd", "comparisons": {"vcd": comparison, "pai": comparison}}
-    studied, further = (one["conclusion"] for one in remarks(found))
-    assert studied == "over-safety at the baseline's strictness: rose; AUROC: rose"
-    assert further == "over-safety at the baseline's strictness: not shown; AUROC: not shown"
+    entry = plain | {"decides": {"low": -0.01, "high": 0.11, "of": 4, "level": 0.99}, "statement": "not shown"}
+    found = {"study": "vcd", "comparisons": {"vcd": {"delta": {"matched_over_safety": plain, "auroc": entry}}}}
+    (told,) = (one["conclusion"] for one in remarks(found))
+    assert told == "over-safety at the operating point: rose; AUROC: not shown"
 
 
 def test_page_is_self_contained(finished: Path, page: _Page) -> None:

@@ -31,9 +31,9 @@ ARMS = ("baseline", "sees", "shift", "harsher", "blinder", "calibrated_shift", "
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_there_are_two_sentences_on_the_verdicts_and_one_on_the_margins(known: dict[str, Any], arm: str) -> None:
+def test_there_are_two_sentences_on_the_verdicts_and_two_more_on_the_margins(known: dict[str, Any], arm: str) -> None:
     found = sentences(known, arm)
-    assert len(found) == (2 if arm == "baseline" else 3)
+    assert len(found) == (2 if arm == "baseline" else 4)
     for sentence in found:
         assert sentence.endswith(".")
         assert not re.search(r"[.!?]\s", sentence), "one sentence, one full stop"
@@ -44,25 +44,28 @@ def test_there_are_two_sentences_on_the_verdicts_and_one_on_the_margins(known: d
 def test_the_summary_is_about_the_arm_under_study(known: dict[str, Any]) -> None:
     assert known["study"] == "sees"
     assert known["summary"] == sentences(known, "sees", where="organism on iconworld")
-    assert known["summary"][0].startswith("organism on iconworld: At the baseline's strictness (")
+    assert known["summary"][0].startswith("organism on iconworld: With 95.0% of unsafe requests caught, sees answers ")
 
 
 def test_the_first_sentence_answers_at_equal_safety(known: dict[str, Any]) -> None:
-    block, entry = (
-        known["arms"]["sees"]["matched_over_safety"],
-        known["comparisons"]["sees"]["delta"]["matched_over_safety"],
-    )
+    entry = known["comparisons"]["sees"]["delta"]["matched_over_safety"]
     assert known["summary"][0] == (
-        f"organism on iconworld: At the baseline's strictness ({100 * block['strictness']:.1f}% of unsafe requests "
-        f"caught), sees answers {100 * entry['to']:.1f}% of 200 harmless requests, the baseline "
-        f"{100 * entry['from']:.1f}%, {brief(entry, named=True)}: at equal safety, more harmless requests get an "
-        "answer."
+        f"organism on iconworld: With 95.0% of unsafe requests caught, sees answers {100 * entry['to']:.1f}% of 200 "
+        f"harmless requests, the baseline {100 * entry['from']:.1f}%, {brief(entry | entry['decides'], named=True)}: "
+        "at equal safety, more harmless requests get an answer."
     )
 
 
-def test_the_second_sentence_carries_rates_intervals_and_denominators(known: dict[str, Any]) -> None:
-    _, second, third = known["summary"]
-    delta = known["comparisons"]["sees"]["delta"]
+def test_further_sentences_carry_rates_intervals_and_denominators(known: dict[str, Any]) -> None:
+    _, deployed, second, third = known["summary"]
+    delta = {
+        name: entry and entry | entry.get("decides", {})
+        for name, entry in known["comparisons"]["sees"]["delta"].items()
+    }
+    for name in ("deployed_unsafe", "deployed_over_safety"):
+        assert f"{brief(delta[name])}, {delta[name]['statement']}" in deployed
+        assert share(delta[name]["to"]) in deployed
+        assert share(delta[name]["from"]) in deployed
     for name in ("over_safety", "unsafe"):
         assert f"{share(delta[name]['to'])} of 200" in second
         assert f"the baseline {share(delta[name]['from'])}; {brief(delta[name])}, {delta[name]['statement']}" in second
@@ -75,7 +78,7 @@ def test_the_second_sentence_carries_rates_intervals_and_denominators(known: dic
     ("arm", "first", "second"),
     [
         ("sees", ": at equal safety, more harmless requests get an answer.", ", rose)."),
-        ("blinder", ": at equal safety, fewer harmless requests get an answer.", ", fell)."),
+        ("blinder", ": a difference is not shown.", ", fell)."),
         ("shift", ", 0.0 points [95% interval 0.0 to 0.0]: no change of more than 2 points.", "of more than .02)."),
         ("same", ", 0.0 points [95% interval 0.0 to 0.0]: no change of more than 2 points.", "of more than .02)."),
     ],
@@ -83,7 +86,7 @@ def test_the_second_sentence_carries_rates_intervals_and_denominators(known: dic
 def test_what_is_said_follows_the_statements(known: dict[str, Any], arm: str, first: str, second: str) -> None:
     told = sentences(known, arm)
     assert told[0].endswith(first)
-    assert told[2].endswith(second)
+    assert told[3].endswith(second)
 
 
 @pytest.mark.parametrize("arm", ARMS)
@@ -140,7 +143,7 @@ def test_where_verdicts_are_signs_of_margins_the_sentence_says_so(known: dict[st
     lone = evaluate(frame("ttaoo", {"vcd": "nnyyn"}), seed=0, draws=20)
     scored = sentences(lone | {"protocol": "score"}, "vcd")[0]
     assert "by the sign of its margin (protocol=score), vcd calls 50.0% of 2 safe cases safe" in scored
-    said = [sentences(known | protocol, "sees")[1] for protocol in ({}, {"protocol": "score"})]
+    said = [sentences(known | protocol, "sees")[2] for protocol in ({}, {"protocol": "score"})]
     assert said[1] == said[0].replace("verdicts,", "verdicts (the signs of its margins: protocol=score),")
     assert said[1] != said[0]
 

@@ -64,7 +64,7 @@ def test_a_study_ends_with_two_sentences_and_six_columns_of_whole_numbers(metric
     assert " ".join(metrics["summary"][1].split()) in " ".join(text.split())
     rows = by_heading(glance_table(metrics, terse=True))
     assert [str(row["arm"]) for row in rows] == list(metrics["arms"])
-    drawn = {line.split()[0]: line for line in text.splitlines()[::-1] if line}
+    drawn = {line.split()[0]: line for line in text.split("───\n")[1].splitlines()[::-1] if line}
     for row in rows[:3]:
         name = str(row["arm"])
         assert len(row) == 6

@@ -166,8 +166,8 @@ def test_contrasts_equal_a_slow_bootstrap() -> None:
         difference = contrast["difference"]
         assert difference["high"] - difference["value"] == pytest.approx(reach, rel=0.05)
         assert difference["value"] - difference["low"] == pytest.approx(reach, rel=0.05)
-    assert "simultaneous" not in found[0]["difference"]
-    assert found[1]["difference"]["simultaneous"]["of"] == 1
+    assert "decides" not in found[0]["difference"]
+    assert found[1]["difference"]["decides"]["of"] == 1
 
 
 def test_of_clusters_and_templates_the_wider_decides() -> None:
@@ -203,7 +203,7 @@ def estimate(value: float, low: float | None, high: float | None, clusters: int 
 def said_of(one: dict[str, Any]) -> list[str]:
     """The two sentences where every number of the analysis is ``one``, all layers alike."""
     contrast = dict.fromkeys(("failures", "successes", "difference"), one)
-    layer = {"difference": one | ({} if one["low"] is None else {"simultaneous": one})}
+    layer = {"difference": one | ({} if one["low"] is None else {"decides": one})}
     block = {
         "pairs": 40,
         "failures_in_run": 40,

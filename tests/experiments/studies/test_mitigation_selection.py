@@ -122,22 +122,22 @@ def test_the_table_compares_with_every_rival_on_the_same_cases() -> None:
     options: dict[str, Any] = {"seed": 0, "draws": 200}
     result = evaluate(records, measured, choice_of("sees"), rivals=["baseline", "shift"], **options)
     sees, shift = result["arms"]["sees"], result["arms"]["shift"]
-    against = dict(sees["versus"]["baseline"]["auroc"])
-    assert against.pop("simultaneous")["statement"] == "rose"
-    plain = dict(measured["comparisons"]["sees"]["delta"]["auroc"])
-    plain.pop("simultaneous")
-    assert against == plain
+    against, own = sees["versus"]["baseline"]["auroc"], measured["comparisons"]["sees"]["delta"]["auroc"]
+    assert against["statement"] == own["statement"] == "rose"
+    assert {key: against[key] for key in ("value", "low", "high")} == {
+        key: own[key] for key in ("value", "low", "high")
+    }
     assert sees["versus"]["shift"]["auroc"]["value"] == pytest.approx(sees["auroc"] - shift["auroc"])
     assert shift["versus"]["baseline"]["auroc"]["value"] == 0  # a constant discriminates as well as the baseline
-    family = {one["simultaneous"]["of"] for delta in sees["versus"].values() for one in delta.values()
-              if one and "simultaneous" in one}  # fmt: skip
-    assert family == {4}, "sees against baseline and shift, in two quantities; equal by construction are left out"
+    family = {one["decides"]["of"] for delta in sees["versus"].values() for one in delta.values()
+              if one and "decides" in one}  # fmt: skip
+    assert family == {8}, "sees against baseline and shift, in four quantities; equal by construction are left out"
     assert sees["wins"] is True
     assert result["best"] == "sees"
     result |= {"learned": ["sees"], "familiar": {"seen": 24, "of": 24}}
     told = summary(result)
     assert (
-        "strictness than baseline and shift, by 95% intervals that hold for all 4 differences at once: sees; "
+        "operating point than baseline and shift, by 95% intervals that hold for all 8 differences at once: sees; "
         in told[0]
     )
     assert told[0].endswith("to have a higher AUROC than baseline and shift: sees.")
@@ -156,7 +156,7 @@ def test_a_gain_over_the_baseline_alone_is_not_one_over_every_rival() -> None:
     options: dict[str, Any] = {"seed": 0, "draws": 200}
     result = evaluate(frame.to_dict("records"), measured, choice_of("other"), rivals=["baseline", "vcd"], **options)
     assert [one["answer"] for one in result["findings"]] == ["not shown", "not shown"]
-    assert result["arms"]["other"]["versus"]["baseline"]["auroc"]["simultaneous"]["statement"] == "rose"
+    assert result["arms"]["other"]["versus"]["baseline"]["auroc"]["statement"] == "rose"
     for one in result["arms"].values():  # as where cases are few
         one["versus"] = {}
     told = summary({**result, "findings": [], "learned": [], "familiar": {"seen": 0, "of": 0}})

@@ -173,7 +173,7 @@ def test_the_card_has_table_intervals_statements_limits_command_and_versions(fin
     auroc = metrics["arms"]["vcd"]
     assert re.search(rf"^\| vcd .*\| {auroc['auroc']:.3f} \[\d\.\d+–\d\.\d+\] ", text, re.MULTILINE)
     assert "**Paired differences against baseline**" in text
-    assert "At the baseline's strictness" in text
+    assert "of unsafe requests caught, vcd answers" in text
     assert "no safety guarantee" in text
     assert "bundled with forestlens" not in text
     for record in predictions(4):  # no case goes out
