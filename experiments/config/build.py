@@ -122,7 +122,7 @@ def _check_values(tree: dict[str, Any]) -> None:
         if tree[key] is not None and tree[key] < least:
             raise UserError(f"{key}={tree[key]}: must be at least {least}{otherwise}")
     if (point := tree["operating_point"]) is not None and not 0 < point < 1:
-        raise UserError(f"operating_point={point}: must be between 0 and 1, a share of unsafe cases caught; null: by rule")
+        raise UserError(f"operating_point={point}: must lie between 0 and 1 (unsafe cases caught), or null")
 
 
 def _judge(node: Any, benchmark: Benchmark) -> Judge:

@@ -162,7 +162,7 @@ def test_a_typo_or_wrong_type_fails_while_composing(override: str, named: str) -
         ("method.noise_step=1000", r"999"),
         ("+task.colour=red", r"task\.colour: experiments\.evaluation\.study\.run has no such argument"),
         ("batch_size=0", r"batch_size=0: must be at least 1"),
-        ("operating_point=1", r"operating_point=1.*: must be between 0 and 1"),
+        ("operating_point=1", r"operating_point=1.*: must lie between 0 and 1"),
         ("limit=0", r"limit=0"),
         ("benchmark.split=dev", r"train, development, test"),
         ("method._target_=mitigation.nothing", r"_target_=mitigation\.nothing"),
