@@ -201,8 +201,8 @@ def simultaneous(differences: Iterable[Difference], *, confidence: float = CONFI
     ``low``, ``high``, ``of`` (the number of differences) and ``level`` (that of each interval by itself); the
     ``statement`` of each becomes the one by this interval, Student's at ``level``. Each draw's deviation has a p value,
     its rank among the deviations of its difference; of the smallest p over all differences, draw by draw, the quantile
-    1 − ``confidence`` is 1 − ``level`` (Westfall and Young, 1993, min-P), which is at least Bonferroni's. Differences
-    that are 0 by construction, or have no standard error, are left out.
+    1 − ``confidence`` is 1 − ``level`` (Westfall and Young, 1993, min-P), which is at least Bonferroni's, and that
+    where draws are too few. Differences that are 0 by construction, or have no standard error, are left out.
     """
     known = [(one.entry, one) for one in differences
              if one.entry is not None and one.entry["low"] is not None and one.entry["low"] < one.entry["high"]
@@ -216,8 +216,9 @@ def simultaneous(differences: Iterable[Difference], *, confidence: float = CONFI
             if np.nanstd(one.draws) > 0:  # an error of ``floor`` alone has no draws that deviate
                 away = np.nan_to_num(np.abs(one.draws - np.nanmean(one.draws)), nan=-1.0)
                 smallest = np.minimum(smallest, rankdata(-away, method="max") / len(away))
-        least = (1 - confidence) / len(known)
-        level = 1 - min(max(float(np.quantile(smallest, 1 - confidence)), least), 1 - confidence)
+        joint, least = float(np.quantile(smallest, 1 - confidence)), (1 - confidence) / len(known)
+        told = joint >= 2 / len(smallest)  # else there are too few draws to tell so small a p
+        level = 1 - min(max(joint, least), 1 - confidence) if told else 1 - least
     for entry, one in known:
         ends = one.spread.ends(entry["value"], confidence=level)
         if one.small is not None:
