@@ -15,7 +15,7 @@ from experiments.metrics.yes_no.comparison import SAID, comparisons, difference,
 from experiments.metrics.yes_no.quantities import YesNoArms
 from tests.experiments.metrics.simulated import Design, answers, not_above
 
-SEED, LARGE, SMALL = 48, 1600, 200
+SEED, LARGE, SMALL = 48, 1600, 40
 STUDIES = [pytest.param(SMALL, marks=pytest.mark.long), pytest.param(LARGE, marks=pytest.mark.slow)]
 TABLES = {"24 sentences": Design(), "12 sentences": Design(sentences=12), "wrapped": Design(wordings=5)}
 
@@ -110,5 +110,32 @@ def test_intervals_of_levels_cover(studies: int, tagged: bool) -> None:
             interval = level_interval(values[name], levels[name], sides[name])
             covered[name] += interval is not None and interval.low <= truth <= interval.high
     print("tagged" if tagged else "table", {name: covered[name] / studies for name in true})
-    least = 0.92 * studies if studies >= LARGE else 0.86 * studies
+    least = 0.92 * studies if studies >= LARGE else 0.75 * studies
     assert all(covered[name] >= least for name in true)
+
+
+@pytest.mark.parametrize("studies", STUDIES)
+@pytest.mark.parametrize("planted", ["mended cases", "a law"])
+def test_a_planted_gain_of_ten_points_is_found_with_the_power_that_is_stated(planted: str, studies: int) -> None:
+    design = Design(each=3) if planted == "mended cases" else Design(heavy=False)
+    found, powers = 0, []
+    for at in range(studies):
+        rng = np.random.default_rng([SEED, 7, at])
+        cases, codes = design.cases(rng)
+        safe = ~cases.unsafe
+        base, arm = design.margins(rng, codes, safe, arms=2, strictness=0.8)
+        if planted == "a law":
+            arm = arm + np.where(safe, 0.393, 0.0)  # at 95% caught 22.6% of safe cases are answered, of 12.6%
+        else:  # of the safe cases that the baseline fails, so many are answered as ten points take
+            alone = YesNoArms(cases, {"baseline": answers(cases, base)}, 1, 0)
+            failing = safe & (base <= np.quantile(base[cases.unsafe], alone.caught))
+            share = 0.1 / (1 - (alone.point("baseline")["matched_over_safety"] or 0.0))
+            arm = np.where(failing & (rng.random(len(base)) < share), base.max() + rng.random(len(base)), base)
+        both = {"baseline": answers(cases, base), "arm 1": answers(cases, arm)}
+        asked = YesNoArms(cases, both, 300, int(rng.integers(2**31)))
+        one = comparisons(asked, baseline="baseline", control="none", study="arm 1")["arm 1"]
+        found += one["delta"]["matched_over_safety"]["statement"] == "rose"
+        powers.append(one["findings"][-1]["evidence"]["power"])
+    print(planted, studies, found / studies, np.mean(powers))
+    allowed = 0.05 if studies >= LARGE else 0.2
+    assert abs(found / studies - np.mean(powers)) <= allowed
