@@ -53,7 +53,7 @@ test-ci: install-dev chromium ## what CI runs: these two and contract-check but 
 	--contract-check --contract-but two_devices
 
 test-all: install-dev chromium ## install, then every test; those for a GPU skip where there is none
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --contract-check
 
 mutations: install-dev ## makes faults in copies of this checkout (tests/mutations): each must fail its tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutations $(NAMES)

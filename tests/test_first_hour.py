@@ -58,7 +58,7 @@ BEFORE = (
     Typed("task=plan +exp=vcd_llava", 0, "All of it fits"),
     Typed("task=export task.format=vlmevalkit task.to=cases.tsv limit=10", 0, "10 cases: "),
 )
-CUT = "+exp=vcd_llava limit=160 name=cut"
+CUT = "+exp=vcd_llava limit=80 name=cut"
 
 
 @pytest.fixture(scope="module")

@@ -63,7 +63,7 @@ def test_the_hash_of_several_files_is_that_of_their_listing(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("no_weights")
-@pytest.mark.parametrize("path", ["./no/such", "/no/such", "~/no-such", "nosuch", "a/b/c", "../x"])
+@pytest.mark.parametrize("path", ["./no/such", "/no/such", "~/no-such", "nosuch", "a/b/c", "../no-such"])
 def test_no_such_folder(path: str) -> None:
     with pytest.raises(UserError, match=f"no model folder at {path}; .*organism:llava"):
         load(path)

@@ -94,7 +94,7 @@ def undisturbed(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.long
+@pytest.mark.slow  # in one process: test_each_step_fails_alone_and_the_same_command_makes_up_for_it
 def test_an_analysis_that_raises_in_a_launch_is_a_sentence_and_is_finished_later(
     saved: Path, tmp_path: Path, undisturbed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -40,7 +40,11 @@ def claims(family: Callable[[int], Pieces], seed: int) -> list[tuple[str, str]]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(one, marks=() if one is llava else pytest.mark.slow) for one in FAMILIES],
+    ids=lambda family: family.__name__,
+)
 def test_of_a_random_model_nothing_is_claimed(family: Callable[[int], Pieces]) -> None:
     assert claims(family, 0) == []
 
