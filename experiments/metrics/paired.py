@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
-from scipy.special import stdtr
+from scipy.special import betaincinv, stdtr
 from scipy.stats import rankdata
 
 from experiments.metrics.bootstrap import CONFIDENCE, FEWEST, Interval, standard_error, student_quantile
@@ -78,20 +78,24 @@ def widest(spread: Spread, by_factors: Spread | None) -> Spread:
 
 
 def share_interval(value: float, spread: Spread, n: int) -> Interval | None:
-    """The 95% interval of a share: Wilson's, of as many cases as would have its standard error, with Student's t.
+    """The 95% interval of a share: Clopper and Pearson's, of as many cases as would have its standard error.
 
-    A share of 0 or 1, which no sample of them varies, has the interval of its ``n`` cases. None under ``FEWEST``
-    clusters or cases. After Korn and Graubard (1998, "Confidence intervals for proportions with small expected number
-    of positive counts estimated from survey data"), with Wilson's interval in place of theirs.
+    These are no more than its ``n`` cases, and fewer by the square of 1.96 over Student's t. A share of 0 or 1, which
+    no sample of them varies, has the interval of its ``n`` cases. None under ``FEWEST`` clusters or cases. From Korn and
+    Graubard (1998, "Confidence intervals for proportions with small expected number of positive counts estimated from
+    survey data"): near 0 and 1 it covers where Wilson's with Student's t does not.
     """
     value = round(value, 12)  # sums of weights are 1 but for rounding
     if min(spread.clusters, n) < FEWEST or (spread.error is None and 0 < value < 1):
         return None
-    size = value * (1 - value) / spread.error**2 if spread.error and 0 < value < 1 else float(n)
-    t = student_quantile(spread.clusters)
-    middle = (value + t**2 / (2 * size)) / (1 + t**2 / size)
-    reach = t * math.sqrt(value * (1 - value) / size + t**2 / (4 * size**2)) / (1 + t**2 / size)
-    return Interval(max(middle - reach, 0.0) if value else 0.0, min(middle + reach, 1.0) if value < 1 else 1.0)
+    size = float(n)
+    if spread.error and 0 < value < 1:
+        fewer = (student_quantile(n) / student_quantile(spread.clusters)) ** 2
+        size = min(value * (1 - value) / spread.error**2 * fewer, size)
+    count, tail = value * size, (1 - CONFIDENCE) / 2
+    low = float(betaincinv(count, size - count + 1, tail)) if value else 0.0
+    high = float(betaincinv(count + 1, size - count, 1 - tail)) if value < 1 else 1.0
+    return Interval(low, high)
 
 
 def level_interval(

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import binomtest
 
 from experiments.metrics.findings import Answer, statement, within
 from experiments.metrics.paired import (
@@ -18,7 +19,6 @@ from experiments.metrics.paired import (
     two_way,
     widest,
 )
-from experiments.metrics.statistical_tests import wilson
 
 NONE = np.zeros(0)
 
@@ -89,20 +89,23 @@ def test_the_one_sided_bound_leaves_one_in_twenty_below() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.02, 0.3, 0.98, 1.0])
-def test_the_interval_of_a_share_is_wilsons_of_as_many_cases_as_have_its_error(rate: float) -> None:
+def test_the_interval_of_a_share_is_the_exact_one_of_as_many_cases_as_have_its_error(rate: float) -> None:
+    def exact(right: int, n: int) -> tuple[float, float]:
+        found = binomtest(right, n).proportion_ci(0.95, method="exact")
+        return found.low, found.high
+
     n, many = 400, 10**6
     alone = share_interval(rate, Spread(np.sqrt(rate * (1 - rate) / n) or None, many), n)
-    assert alone == pytest.approx(wilson(round(rate * n), n), abs=1e-6)
+    assert alone == pytest.approx(exact(round(rate * n), n), abs=1e-3)
     double = share_interval(rate, Spread(2 * np.sqrt(rate * (1 - rate) / n) or None, many), n)
-    assert alone is not None
     assert double is not None
     if 0 < rate < 1:
-        assert double == pytest.approx(wilson(round(rate * n / 4), n // 4), abs=1e-6), "a quarter of the cases"
+        assert double == pytest.approx(exact(round(rate * n / 4), n // 4), abs=2e-3), "a quarter of the cases"
     else:
         assert double == alone, "at 0 and 1 no sample varies: the width is that of n"
-        assert double.high - double.low == pytest.approx(3.84 / (n + 3.84), rel=1e-2)
-    few = share_interval(rate, Spread(None if rate in (0, 1) else 0.1, 9), n)
-    assert few is None
+    narrow = share_interval(rate, Spread(1e-4 if 0 < rate < 1 else None, many), n)
+    assert narrow == pytest.approx(alone, abs=1e-3), "no more than its cases"
+    assert share_interval(rate, Spread(None if rate in (0, 1) else 0.1, 9), n) is None
 
 
 def test_simultaneous_intervals_hold_for_all_at_once() -> None:
