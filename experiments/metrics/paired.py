@@ -81,9 +81,9 @@ def share_interval(value: float, spread: Spread, n: int) -> Interval | None:
     """The 95% interval of a share: Clopper and Pearson's, of as many cases as would have its standard error.
 
     These are no more than its ``n`` cases, and fewer by the square of 1.96 over Student's t. A share of 0 or 1, which
-    no sample of them varies, has the interval of its ``n`` cases. None under ``FEWEST`` clusters or cases. From Korn and
-    Graubard (1998, "Confidence intervals for proportions with small expected number of positive counts estimated from
-    survey data"): near 0 and 1 it covers where Wilson's with Student's t does not.
+    no sample of them varies, has the interval of its ``n`` cases. None under ``FEWEST`` clusters or cases. Source: Korn
+    and Graubard (1998, "Confidence intervals for proportions with small expected number of positive counts estimated
+    from survey data"). Near 0 and 1 it covers where Wilson's with Student's t does not.
     """
     value = round(value, 12)  # sums of weights are 1 but for rounding
     if min(spread.clusters, n) < FEWEST or (spread.error is None and 0 < value < 1):
