@@ -162,9 +162,16 @@ def _attribution(vlm: VLM) -> dict[str, str]:
     """The parts add up to the margin of a plain forward, before a cap if there is one."""
     found = direct_logit_attribution(vlm, list(PROMPTS))
     logits = _plain(vlm)
-    cap = getattr(vlm.model.config.get_text_config(), "final_logit_softcapping", None)
-    if cap is not None:
-        logits = (logits / cap).atanh() * cap
+    if getattr(vlm.model.config.get_text_config(), "final_logit_softcapping", None) is not None:
+        # What the head gives: transformers 5.20 puts no cap on PaliGemma 2, later versions do.
+        kept: list[torch.Tensor] = []
+        head = vlm.layout.module(vlm.model, "lm_head")
+        handle = head.register_forward_hook(lambda module, args, output: kept.append(output[:, -1].float()))
+        try:
+            _plain(vlm)
+        finally:
+            handle.remove()
+        logits = torch.cat(kept)
     return _compared(vlm, found.total, vlm.margin(logits), logits)
 
 
