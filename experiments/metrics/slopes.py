@@ -6,15 +6,20 @@ units (templates) in both. Each draw of units gives every ratio θ* and its own 
 the draw's own error a few loud units, whose effects differ, make the intervals far too short (``docs/metrics.md``).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from scipy.stats import nct
 
 from experiments.metrics.bootstrap import CONFIDENCE, FEWEST, ClusterBootstrap, ratio
+from experiments.metrics.findings import Answer, statement
 
 DRAWS = 2000
+SPLITS, HOLDS = 10, 8  # splits into halves by chance, and in how many of them a part must hold to be claimed
+SIDES = {Answer.ROSE: 1, Answer.FELL: -1}
 FAR = 30.0  # standard errors from 0, beyond which scipy cannot follow; nothing is missed there
 
 
@@ -84,6 +89,48 @@ def ratios(
     largest = np.nan_to_num(away, nan=np.inf).max(axis=1, initial=0.0)
     reach = float(np.quantile(largest, confidence, method="higher"))
     return Ratios(value, error, reach, units)
+
+
+class Split(NamedTuple):
+    """What one split of the units names: the ``candidates``, and of each ratio 1 or −1 where it held, else 0."""
+
+    candidates: Int[np.ndarray, " candidate"]
+    held: Int[np.ndarray, " ratio"]
+
+
+def strongest(
+    top: Float[np.ndarray, "unit ratio"], bottom: Float[np.ndarray, " unit"], candidates: int
+) -> Int[np.ndarray, " candidate"]:
+    """The places of the ratios furthest from 0, first the furthest."""
+    return np.argsort(-abs(top.sum(0) / bottom.sum()), kind="stable")[:candidates]
+
+
+def split_claims(
+    chosen: Sequence[Int[np.ndarray, " candidate"]],
+    top: Float[np.ndarray, "unit ratio"],
+    bottom: Float[np.ndarray, " unit"],
+    confirm: Sequence[Bool[np.ndarray, " unit"]],
+    *,
+    seed: int,
+    draws: int = DRAWS,
+) -> list[Split]:
+    """For each split the ``chosen`` ratios, and which of them the units ``confirm`` show to differ from 0, all at once.
+
+    A claim takes ``HOLDS`` of ``SPLITS`` splits in one direction (``holding``): one split alone is luck.
+    """
+    found = []
+    for best, where in zip(chosen, confirm, strict=True):
+        held = np.zeros(top.shape[1], dtype=int)
+        entries = ratios(top[where][:, best], bottom[where], seed=seed, draws=draws).entries
+        held[best] = [SIDES.get(statement(entry, small=None), 0) for entry in entries]
+        found.append(Split(best, held))
+    return found
+
+
+def holding(splits: Sequence[Split]) -> tuple[Int[np.ndarray, " ratio"], Int[np.ndarray, " ratio"]]:
+    """In how many splits each ratio held above 0, and below."""
+    held = np.array([split.held for split in splits])
+    return (held > 0).sum(0), (held < 0).sum(0)
 
 
 def unit_sums(values: Float[np.ndarray, "row ..."], unit: Int[np.ndarray, " row"]) -> np.ndarray:

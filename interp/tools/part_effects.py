@@ -13,7 +13,7 @@ gradient averaged over both runs (attribution patching, Syed et al. 2023, arXiv 
 Two questions have two estimates, and neither is a mean of ratios (``PartEffects.picture``, ``PartEffects.truth``).
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -178,12 +178,15 @@ def part_set_effects(
     place: Place = "verdict",
     replace: str = "counterfactual",
     reference: Sequence[Prompt] | None = None,
+    hold_later: bool = False,
     batch_size: int | None = None,
 ) -> SetEffects:
     """Exact effects of ``sets`` of parts, the parts of each replaced together; all else as in ``part_effects``.
 
     The k best parts as a set say how faithful they are (``picture`` near 1), all parts but these how complete (near 0
-    if they alone keep the prompt's own answer).
+    if they alone keep the prompt's own answer). With ``hold_later`` all parts that come after the first of a set, and
+    are not in it, put out what they do without it: the effect that is left goes straight to the final norm and the
+    output head (path patching, Wang et al. 2022).
 
     Raises:
         UserError: as ``part_effects``, or a set without parts.
@@ -205,6 +208,12 @@ def part_set_effects(
     every = [part for part in known if any(part in parts for parts in asked)]
     fixed = _fixed(vlm, every, place, replace, [*clean, *other] if reference is None else list(reference))
 
+    def held(batch: PairBatch, some: list[int]) -> States:
+        """What the receiving prompts' own parts put out."""
+        turned = PairBatch.of(vlm, batch.other, batch.clean, some)
+        own = turned.aligned(place)[1] if replace == "counterfactual" else batch.columns(place)
+        return _states(vlm, turned, known, own)
+
     def margins(some: list[int]) -> Float[Tensor, "row value"]:
         """Whether whole runs were needed, clean and other margins, then both directions of every set."""
         members = [clean[index] for index in some], [other[index] for index in some]
@@ -214,7 +223,8 @@ def part_set_effects(
             receiving, giving = batch.aligned(place) if replace == "counterfactual" else (batch.columns(place), None)
             states = fixed if giving is None else _states(vlm, batch, every, giving)
             alone = _only_last(vlm, batch, receiving)
-            found.append(_replaced(vlm, batch, asked, receiving, states, alone))
+            later = held(batch, some) if hold_later else {}
+            found.append(_replaced(vlm, batch, asked, receiving, states, later, alone))
             whole |= not alone
         (before, moved), (after, moved_back) = found
         return torch.stack([torch.full_like(before, float(whole)), before, after, *moved, *moved_back], dim=1)
@@ -340,8 +350,12 @@ def _codes(groups: Sequence[Hashable], rows: int) -> np.ndarray:
 
 def _by_kind(parts: Sequence[Part]) -> dict[Kind, list[int]]:
     """The layers of the parts of each kind."""
+    return _layers_by_kind({(part.kind, part.layer) for part in parts})
+
+
+def _layers_by_kind(keys: Collection[tuple[str, int]]) -> dict[Kind, list[int]]:
     return {
-        kind: layers for kind in get_args(Kind) if (layers := sorted({one.layer for one in parts if one.kind == kind}))
+        kind: layers for kind in get_args(Kind) if (layers := sorted({layer for one, layer in keys if one == kind}))
     }
 
 
@@ -385,6 +399,7 @@ def _replaced(
     sets: Sequence[Sequence[Part]],
     where: tuple[Tensor, Tensor],
     states: States,
+    later: States,
     alone: bool,
 ) -> tuple[Float[Tensor, " row"], list[Float[Tensor, " row"]]]:
     """The receiving prompts' margins, and by how much each set moves them."""
@@ -394,7 +409,7 @@ def _replaced(
     rows, columns = where[0], torch.full_like(where[1], -1) if alone else where[1]
     with record_lower_layers(vlm, [_lowest(parts) - 1 for parts in sets], every=alone) as lower:
         before = run()
-    return before, [_run_with(vlm, run, lower, parts, (rows, columns), states) - before for parts in sets]
+    return before, [_run_with(vlm, run, lower, parts, (rows, columns), states, later) - before for parts in sets]
 
 
 def _lowest(parts: Sequence[Part]) -> int:
@@ -408,19 +423,27 @@ def _run_with(
     parts: Sequence[Part],
     where: tuple[Tensor, Tensor],
     states: States,
+    later: States,
 ) -> Float[Tensor, " row"]:
+    first = min((part.layer, part.kind == "mlp") for part in parts)
+    held = {(kind, layer): own for (kind, layer), own in later.items() if (layer, kind == "mlp") > first}
+
     def replacement(here: LayerStates, kind: str) -> Tensor:
-        hidden, new = here.hidden.clone(), states[kind, here.layer].to(here.hidden)
-        for head in (part.head for part in parts if (part.kind, part.layer) == (kind, here.layer)):
+        hidden, key = here.hidden.clone(), (kind, here.layer)
+        if key in held:
+            hidden[where] = held[key].to(hidden)
+        for head in (part.head for part in parts if (part.kind, part.layer) == key):
+            new = states[key].to(hidden)
             if head is None:
                 hidden[where] = new
             else:
                 hidden[(*where, head)] = new[..., head, :]
         return hidden
 
+    edited = {(part.kind, part.layer) for part in parts} | held.keys()
     with ExitStack() as stack:
         stack.enter_context(lower.reused_below(_lowest(parts) - 1))
-        for kind, layers in _by_kind(parts).items():
+        for kind, layers in _layers_by_kind(edited).items():
             stack.enter_context(edit_activations(vlm, partial(replacement, kind=kind), what=kind, layers=layers))
         return run()
 

@@ -16,10 +16,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from jaxtyping import Bool
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from experiments.evaluation.attention_log import prompts_of
+from experiments.metrics.bootstrap import FEWEST
+from experiments.metrics.slopes import SPLITS
 from experiments.types import Sample
 from interp.errors import UserError
 from mitigation.verbalise import Verbalise
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
 
 PICTURE, WORDS, SENTENCE, JOIN = QUESTIONS = ("picture", "words", "sentence", "join")
 REFERENCES = 3  # sentences that others are compared with
-LEAST_UNITS = 8  # of which half are confirmed on; below, no half has anything to say
+LEAST_UNITS = 2 * FEWEST  # of which half are confirmed on: an interval takes ``FEWEST``
 
 
 class Run(NamedTuple):
@@ -76,12 +79,17 @@ TERMS: Mapping[str, Sequence[tuple[str, int]]] = {
 
 @dataclass(frozen=True)
 class Cases:
-    """Both halves, and the cases whose sentences are the references."""
+    """Both halves, the cases whose sentences are the references, and more halves of the same units.
+
+    ``confirmed`` says for each of ``SPLITS`` splits which units, those of ``discover`` first, are confirmed on; the
+    first split is that of the two halves.
+    """
 
     discover: Half
     confirm: Half
     references: tuple[Sample, ...]
     of: int  # pairs of the benchmark
+    confirmed: tuple[Bool[np.ndarray, " unit"], ...] = ()
 
 
 def split(samples: Sequence[Sample], *, questions: Sequence[str], pairs: int | None, seed: int) -> Cases:
@@ -92,15 +100,16 @@ def split(samples: Sequence[Sample], *, questions: Sequence[str], pairs: int | N
     """
     unsafe, safe = _paired(samples)
     codes = _units(unsafe, safe)
-    count = int(codes.max(initial=-1)) + 1
+    kept = _spread(codes, pairs)
+    used = np.unique(codes[kept])
+    count = len(used)
     if count < LEAST_UNITS:
         raise UserError(
-            f"{len(unsafe)} pairs of pictures (one sentence, opposite truth) of {count} templates or other units; the "
-            f"study finds parts on half of them and confirms them on the others, and needs {LEAST_UNITS}; choose a "
-            "benchmark with pairs, such as iconworld, or raise the limit"
+            f"{len(kept)} pairs of pictures (one sentence, opposite truth) of {count} sentences; the study finds parts "
+            f"on half of the sentences and confirms them on the others, and takes {LEAST_UNITS} ({FEWEST} to confirm "
+            "on); choose a benchmark with pairs of as many, such as iconworld, or raise the limit or task.pairs"
         )
-    order = np.random.default_rng(seed).permutation(count)
-    kept = _spread(codes, pairs)
+    order = used[np.random.default_rng(seed).permutation(count)]
     halves = order[: count // 2], order[count // 2 :]
     references: tuple[Sample, ...] = ()
     if {SENTENCE, JOIN} & set(questions):
@@ -108,7 +117,10 @@ def split(samples: Sequence[Sample], *, questions: Sequence[str], pairs: int | N
         references = tuple(unsafe[int((codes == unit).nonzero()[0][0])] for unit in chosen)
         halves = halves[0][len(chosen) :], halves[1]
     discover, confirm = (_half(unsafe, safe, codes, [at for at in kept if codes[at] in half]) for half in halves)
-    return Cases(discover, confirm, references, len(unsafe))
+    sizes = len(discover.names), len(confirm.names)
+    splits = [np.repeat([False, True], sizes)]
+    splits += [np.random.default_rng([seed, at]).permutation(splits[0]) for at in range(1, SPLITS)]
+    return Cases(discover, confirm, references, len(unsafe), tuple(splits))
 
 
 def _paired(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:

@@ -1,5 +1,8 @@
 """Discover and confirm: parts are ranked on half of the units, and what is claimed of them is measured on the others.
 
+What is claimed holds in ``HOLDS`` of ``SPLITS`` such splits, which use the same measured effects. All else, the numbers
+and intervals of single parts and the curves, is of the first split.
+
 On the discover half every head and MLP has a slope (``interp.part_effects`` at the verdict, ``part_attribution``
 elsewhere, with an exact sample beside it). On the confirm half everything is exact: the ``candidates`` parts of each
 question with the steepest slopes, whichever their sign, one by one, with simultaneous intervals
@@ -9,18 +12,26 @@ prompt's own answer), the k best by direct attribution, and random sets that sha
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Bool, Float
 from scipy.stats import spearmanr
 
-from experiments.metrics.findings import SMALL, Answer, Finding, plain, statement
-from experiments.metrics.slopes import ratios, unit_sums
+from experiments.metrics.findings import Answer, Finding, plain
+from experiments.metrics.slopes import HOLDS, SPLITS, holding, ratios, split_claims, strongest, unit_sums
 from experiments.studies.localise.cases import JOIN, TERMS, Cases, Half, Run
-from interp.errors import UserError
+from experiments.studies.localise.measured import Measured
+from experiments.studies.localise.necessity import (
+    LITTLE,
+    REPLACED,
+    backups,
+    direct_effects,
+    lost,
+    through_norm,
+    without,
+)
 from interp.tools.part_effects import (
     Part,
     PartEffects,
@@ -42,44 +53,6 @@ FIFTH = 0.2  # of the gap: the effect whose power is reported
 SHOWN = 12  # parts of the discover half that localise.json lists
 EXACT_SAMPLE = 12  # parts whose estimates are compared with exact effects, where gradients estimate
 HALF, MOST = 0.5, 0.8  # of the gap, whose smallest k is reported
-
-
-@dataclass
-class Measured:
-    """What a question's replaced sets do: ``moved`` and ``gap`` as in ``SetEffects``, the runs of ``TERMS`` added."""
-
-    moved: Float[np.ndarray, "direction set row"]
-    gap: Float[np.ndarray, "direction row"]
-    signs: Float[np.ndarray, "direction row"]
-
-    @classmethod
-    def of(cls, question: str, effects: Mapping[str, SetEffects], sets: Sequence[int] | None = None) -> "Measured":
-        """From the effects by run; ``sets`` are the places of the question's own sets among those that were run."""
-        chosen = slice(None) if sets is None else list(sets)
-        parts = [(effects[name], sign) for name, sign in TERMS[question]]
-        margins = np.stack([parts[0][0].clean.double().numpy(), parts[0][0].other.double().numpy()])
-        return cls(
-            np.sum([sign * one.moved.double().numpy()[:, chosen] for one, sign in parts], axis=0),
-            np.sum([sign * one.gap.double().numpy() for one, sign in parts], axis=0),
-            margins,
-        )
-
-    def slope_sums(self, unit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Σ moved·gap and Σ gap² by unit: what carries the difference, whatever its sign."""
-        top, bottom = (self.moved * self.gap[:, None]).sum(0).T, (self.gap**2).sum(0)
-        return unit_sums(top, unit), unit_sums(bottom, unit)
-
-    def truth_sums(self, unit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Σ moved towards the other member and Σ gap by unit: what carries the truth."""
-        return unit_sums((self.moved[0] - self.moved[1]).T, unit), unit_sums(2 * self.gap[0], unit)
-
-    @property
-    def flips(self) -> tuple[Float[np.ndarray, " set"], float]:
-        """The share of verdicts that change sign with each set replaced, and with everything replaced."""
-        before = self.signs
-        after = before[:, None] + self.moved
-        whole = float((np.sign(before) != np.sign(before[::-1])).mean())
-        return (np.sign(after) != np.sign(before)[:, None]).mean((0, 2)), whole
 
 
 def examine(
@@ -105,13 +78,25 @@ def examine(
     asked = [one for one in questions if all(name in runs["confirm"] for name, _ in TERMS[one])]
     needed = dict.fromkeys(name for question in asked for name, _ in TERMS[question])
     rank = part_effects if place == "verdict" else part_attribution
-    effects = {name: rank(vlm, *runs["discover"][name], place=place) for name in needed}
-    slopes = {one: _slopes(Measured.of(one, effects), cases.discover) for one in asked}
+    ranked = {half: {name: rank(vlm, *of[name], place=place) for name in needed} for half, of in runs.items()}
+    effects = ranked["discover"]
+    sums = {one: _sums(one, ranked, halves) for one in asked}
+    discovered = len(cases.discover.names)
+    slopes = {one: top[:discovered].sum(0) / bottom[:discovered].sum() for one, (top, bottom) in sums.items()}
     order = {one: np.argsort(-values, kind="stable") for one, values in slopes.items()}
-    direct = {one: _direct_order(vlm, runs["discover"], one, parts) for one in asked if one != JOIN}
+    written = {one: direct_effects(vlm, runs["discover"][TERMS[one][0][0]], parts) for one in asked if one != JOIN}
+    direct = {one: _order(found) for one, found in written.items()}
 
-    strongest = {one: np.argsort(-abs(values), kind="stable")[:candidates] for one, values in slopes.items()}
-    single = sorted({int(at) for some in strongest.values() for at in some})
+    rules = {"seed": seed, "draws": draws}
+    chosen = {
+        one: [strongest(top[~where], bottom[~where], candidates) for where in cases.confirmed]
+        for one, (top, bottom) in sums.items()
+    }
+    splits = _claims(vlm, runs, halves, sums, chosen, cases, place, **rules)
+    single = sorted(
+        {int(at) for one in asked for at in chosen[one][0]}
+        | {at for one in asked for at, (_, times) in enumerate(splits[one]) if times >= HOLDS}
+    )
     plans = {one: _planned(parts, order[one], direct[one], random_sets, rng) for one in direct}
     sets: dict[str, list[Sequence[int]]] = {name: [[at] for at in single] for name in needed}
     places: dict[str, range] = {}
@@ -126,19 +111,29 @@ def examine(
         )
         for name in needed
     }  # fmt: skip
-    rules = {"seed": seed, "draws": draws}
-    chosen = [parts[at] for at in single]
     singles = {one: Measured.of(one, exact, range(len(single))) for one in asked}
     confirmed = {
-        one: _confirmed(singles[one], cases.confirm, chosen, np.isin(single, strongest[one]), **rules) for one in asked
-    }
+        one: _confirmed(
+            singles[one], cases.confirm, [parts[at] for at in single], np.isin(single, chosen[one][0]),
+            [splits[one][at] for at in single], **rules,
+        )
+        for one in asked
+    }  # fmt: skip
+    backed: dict[str, list[dict[str, Any]]] = {one: [] for one in direct}
+    if place == "verdict":
+        _ask_without(vlm, runs["confirm"], cases.confirm, [parts[at] for at in single], needed, confirmed, **rules)
+        for one in backed:
+            rows = zip(single, confirmed[one]["parts"], strict=True)
+            carriers = [at for at, row in rows if row["statement"] == Answer.ROSE.value
+                        and row["without"]["zero"]["value"] < LITTLE * row["value"]]  # fmt: skip
+            backed[one] = backups(vlm, one, TERMS[one][0][0], runs, halves, carriers, parts, **rules)
     described = {
         one: _curves(Measured.of(one, exact, places[one]), plan, cases.confirm, parts, **rules)
         for one, plan in plans.items()
     }
     findings = [
-        Finding(CARRIES, Answer(row["statement"]), {key: row[key] for key in ("value", "low", "high", "clusters")},
-                f"{one}: {row['part']}")
+        Finding(CARRIES, Answer(row["statement"]),
+                {key: row[key] for key in ("value", "low", "high", "clusters", "held", "of")}, f"{one}: {row['part']}")
         for one in asked for row in confirmed[one]["parts"] if row["found"]
     ]  # fmt: skip
     return plain({
@@ -148,6 +143,8 @@ def examine(
         "layers": sorted({part.layer for part in parts}),
         "absent": [*absent_parts(vlm), *_unasked(questions, asked)],
         "how": {"discover": next(iter(effects.values())).how, "confirm": next(iter(exact.values())).how},
+        "rule": {"splits": len(cases.confirmed), "holds": HOLDS},
+        "backups": backed,
         "halves": {name: {"units": list(half.names), "pairs": len(half.unsafe)} for name, half in halves.items()},
         "references": [one.text for one in cases.references],
         "discover": {one: _listed(parts, slopes[one], order[one]) for one in asked},
@@ -214,9 +211,97 @@ def _curves(found: Measured, plan: Plan, half: Half, parts: Sequence[Part], *, s
             "flips": float(flips[columns["random"]].mean()),
         })  # fmt: skip
     smallest = {
-        str(share): next((row["k"] for row in faithfulness if row["value"] >= share), None) for share in (HALF, MOST)
+        str(share): next((row["k"] for row in faithfulness if abs(1 - row["value"]) <= 1 - share), None)
+        for share in (HALF, MOST)
     }
     return {"faithfulness": faithfulness, "completeness": completeness, "random": random, "smallest": smallest}
+
+
+def _sums(
+    question: str, effects: Mapping[str, Mapping[str, SetEffects]], halves: Mapping[str, Half]
+) -> tuple[Float[np.ndarray, "unit part"], Float[np.ndarray, " unit"]]:
+    """Σ moved·gap and Σ gap² of the units of both halves, those of the first one first."""
+    each = [Measured.of(question, effects[name]).slope_sums(half.unit) for name, half in halves.items()]
+    return np.concatenate([top for top, _ in each]), np.concatenate([bottom for _, bottom in each])
+
+
+def _claims(
+    vlm: "VLM",
+    runs: Mapping[str, Mapping[str, Run]],
+    halves: Mapping[str, Half],
+    sums: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    chosen: Mapping[str, Sequence[np.ndarray]],
+    cases: Cases,
+    place: str,
+    *,
+    seed: int,
+    draws: int,
+) -> dict[str, list[tuple[Answer, int]]]:
+    """By question, what the splits say of every part, and in how many of them.
+
+    All splits use the effects that were measured once; where gradients ranked the parts, those of the candidates of
+    any split are measured exactly.
+    """
+    parts = parts_of(vlm)
+    every = sorted({int(at) for some in chosen.values() for of in some for at in of})
+    exact = {}
+    if place != "verdict":
+        exact = {
+            half: {name: part_effects(vlm, *run, place=place, parts=[parts[at] for at in every])
+                   for name, run in of.items() if name == "own"}
+            for half, of in runs.items()
+        }  # fmt: skip
+    found = {}
+    for one, (top, bottom) in sums.items():
+        if exact:
+            top = np.full_like(top, np.nan)
+            top[:, every] = _sums(one, exact, halves)[0]
+        rose, fell = holding(split_claims(chosen[one], top, bottom, cases.confirmed, seed=seed, draws=draws))
+        found[one] = [_answer(int(up), int(down)) for up, down in zip(rose, fell, strict=True)]
+    return found
+
+
+def _answer(rose: int, fell: int) -> tuple[Answer, int]:
+    answer = Answer.ROSE if rose >= HOLDS else Answer.FELL if fell >= HOLDS else Answer.NOT_SHOWN
+    return answer, max(rose, fell)
+
+
+def _order(direct: SetEffects | None) -> np.ndarray | None:
+    """Parts by the slope of what they write into the margin themselves."""
+    if direct is None:
+        return None
+    return np.argsort(-(direct.moved[0].double() * direct.gap[0].double()).sum(1).numpy(), kind="stable")
+
+
+def _ask_without(
+    vlm: "VLM",
+    runs: Mapping[str, Run],
+    half: Half,
+    parts: Sequence[Part],
+    needed: Iterable[str],
+    confirmed: Mapping[str, dict[str, Any]],
+    *,
+    seed: int,
+    draws: int,
+) -> None:
+    """Adds to each candidate what is lost without it, its straight and direct effect, and whether it carries nothing.
+
+    That is where it moves the margin through the final norm's scale alone: it is then claimed of no question.
+    """
+    rules, names = {"seed": seed, "draws": draws}, list(needed)
+    found = without(vlm, runs, parts, names)
+    direct = {name: direct_effects(vlm, runs[name], parts) for name in names}
+    for one, block in confirmed.items():
+        gone = {how: lost(Measured.of(one, found[how]), half, **rules) for how in REPLACED}
+        straight = _slopes(Measured.of(one, found["straight"]), half)
+        known = {name: effects for name, _ in TERMS[one] if (effects := direct[name]) is not None}
+        linear = _slopes(Measured.of(one, known), half) if len(known) == len(TERMS[one]) else None
+        for at, row in enumerate(block["parts"]):
+            own = None if linear is None else float(linear[at])
+            row |= {"without": {how: gone[how][at] for how in REPLACED}, "straight": float(straight[at]),
+                    "direct": own, "through_norm": through_norm(row["value"], float(straight[at]), own)}  # fmt: skip
+            if row["through_norm"] and row["statement"] in (Answer.ROSE.value, Answer.FELL.value):
+                row["statement"] = Answer.NOT_SHOWN.value
 
 
 def _slopes(found: Measured, half: Half) -> Float[np.ndarray, " part"]:
@@ -224,30 +309,17 @@ def _slopes(found: Measured, half: Half) -> Float[np.ndarray, " part"]:
     return top.sum(0) / bottom.sum()
 
 
-def _direct_order(vlm: "VLM", runs: Mapping[str, Run], question: str, parts: Sequence[Part]) -> np.ndarray | None:
-    """Parts by the slope of what they write into the margin themselves; None where the model cannot be read so."""
-    from interp.tools.logit_attribution import direct_logit_attribution
-
-    ((name, _),) = TERMS[question]
-    try:
-        clean, other = (direct_logit_attribution(vlm, prompts) for prompts in runs[name])
-    except UserError:
-        return None
-    gap = (other.metric - clean.metric).double()
-    heads, mlps = other.heads - clean.heads, other.mlps - clean.mlps
-    values = [
-        float(((mlps[clean.layers.index(part.layer)] if part.head is None
-                else heads[clean.layers.index(part.layer), part.head]) * gap).sum())
-        if part.layer in clean.layers else 0.0
-        for part in parts
-    ]  # fmt: skip
-    return np.argsort(-np.array(values), kind="stable")
-
-
 def _confirmed(
-    found: Measured, half: Half, parts: Sequence[Part], own: Bool[np.ndarray, " part"], *, seed: int, draws: int
+    found: Measured,
+    half: Half,
+    parts: Sequence[Part],
+    own: Bool[np.ndarray, " part"],
+    claims: Sequence[tuple[Answer, int]],
+    *,
+    seed: int,
+    draws: int,
 ) -> dict[str, Any]:
-    """Each candidate's slope and share of the truth (Σ moved / Σ gap), and the power.
+    """Each candidate's slope and share of the truth (Σ moved / Σ gap), the power, and its claim over all splits.
 
     Intervals are simultaneous within a family: the question's ``own`` candidates, and those of the other questions. The
     truth is refused where the interval of the mean gap meets 0, or is missing.
@@ -268,9 +340,9 @@ def _confirmed(
     slopes, truths = by_family(*found.slope_sums(half.unit)), [] if refused else by_family(*found.truth_sums(half.unit))
     return {
         "parts": [
-            {"part": str(part), **part._asdict(), "found": bool(is_own), **entry,
-             "power": None if np.isnan(power) else power, "statement": statement(entry, small=SMALL).value}
-            for part, is_own, (entry, power) in zip(parts, own, slopes, strict=True)
+            {"part": str(part), **part._asdict(), "found": bool(is_own or answer is not Answer.NOT_SHOWN), **entry,
+             "power": None if np.isnan(power) else power, "held": times, "of": SPLITS, "statement": answer.value}
+            for part, is_own, (entry, power), (answer, times) in zip(parts, own, slopes, claims, strict=True)
         ],
         "gap": {"size": float(np.sqrt((found.gap[0] ** 2).mean())), **gap},
         "truth": {

@@ -44,14 +44,19 @@ def tables(result: Result) -> list[Table]:
         if PICTURE in questions:
             found = truth[PICTURE].get(part)
             record["truth"] = "refused" if found is None else estimate(found)
+            if "without" in row:
+                gone = row["without"]
+                record |= {"lost (mean)": estimate(gone["mean"]), "lost (zero)": estimate(gone["zero"])}
+                record["direct"] = "–" if row["direct"] is None else fixed(row["direct"], 2)
+        record["held"] = f"{row['held']} of {row['of']}"
         record["power"] = fixed(row["power"], 2)
         records.append(record)
     halves = result["halves"]
     title = (
         f"Candidates of all questions, one by one, on the {halves['confirm']['pairs']} pairs of the confirm half "
-        "(*: the interval excludes 0; it holds for all that were found for the question at once, and for all others; "
-        " power: of a fifth of the gap, "
-        f"{NAMES[questions[0]]})"
+        f"(*: held in at least {result['rule']['holds']} of {result['rule']['splits']} splits, all candidates of the "
+        "question at once; lost: of the picture's difference, without the part; held, and power of a fifth of the "
+        f"gap: {NAMES[questions[0]]})"
     )
     return [Table.of(title, records), *([_curves(result)] if result["faithfulness"] else [])]
 
@@ -86,7 +91,7 @@ def figures(result: Result, vlm: "VLM", half: Half) -> dict[str, SectionFigure]:
         "localise_parts": SectionFigure(
             parts_figure(result),
             "Heads and MLPs by layer, coloured by how much of the difference goes through each.",
-            "Slope of each part on the discover half, by layer; a ring marks what the confirm half shows.",
+            "Slope of each part on the discover half, by layer; a ring marks what held in eight of ten splits or more.",
         )
     }
     if result["faithfulness"]:

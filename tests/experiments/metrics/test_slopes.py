@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from experiments.metrics.findings import Answer, statement
-from experiments.metrics.slopes import ratios, unit_sums
+from experiments.metrics.slopes import HOLDS, SPLITS, holding, ratios, split_claims, strongest, unit_sums
 from experiments.metrics.statistical_tests import wilson
 from tests.conftest import REPOSITORY
 
@@ -34,6 +34,29 @@ def test_no_part_is_named_more_often_than_it_may_where_none_has_an_effect(templa
         named += any(statement(entry) in (Answer.ROSE, Answer.FELL) for entry in found)
     rate, interval = named / RESAMPLINGS, wilson(named, RESAMPLINGS)
     print(f"{templates} templates: any of {top.shape[1]} parts named in {rate:.2%} {interval} of {RESAMPLINGS}")
+    assert rate <= MOST
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("discover", "templates"), [(12, 24), (9, 21), (10, 20)])
+def test_eight_splits_of_ten_claim_no_part_more_often_than_they_may(discover: int, templates: int) -> None:
+    """Templates are drawn from those of the first organism, each turned around or not: no part has an effect."""
+    stored = load_file(STORED)
+    top, bottom = stored["top"].astype(float), stored["bottom"].astype(float)
+    rest = top - bottom[:, None] * top.sum(0) / bottom.sum()
+    rng, claimed, once, studies = np.random.default_rng(templates), 0, 0, 1000
+    for at in range(studies):
+        drawn = rng.integers(len(bottom), size=templates)
+        sums, below = rest[drawn] * rng.choice([-1, 1], size=(templates, 1)), bottom[drawn]
+        first = np.arange(templates) >= discover
+        confirm = [first, *(rng.permutation(first) for _ in range(SPLITS - 1))]
+        chosen = [strongest(sums[~where], below[~where], 5) for where in confirm]
+        splits = split_claims(chosen, sums, below, confirm, seed=at, draws=300)
+        claimed += any((times >= HOLDS).any() for times in holding(splits))
+        once += bool(splits[0].held.any())
+    rate = claimed / studies
+    print(f"{discover} + {templates - discover} templates: claimed in {rate:.1%} {wilson(claimed, studies)}; one split "
+          f"alone {once / studies:.1%}")  # fmt: skip
     assert rate <= MOST
 
 
@@ -86,7 +109,7 @@ def store(path: Path = STORED) -> None:
     """Makes the stored sums again: 96 pairs, 24 templates, at the verdict, in both directions."""
     from experiments.benchmarks.iconworld import IconWorld
     from experiments.studies.localise.cases import PICTURE, split
-    from experiments.studies.localise.examination import Measured
+    from experiments.studies.localise.measured import Measured
     from interp import load, part_effects
 
     cases = split(IconWorld(pairs=2).load().samples, questions=[PICTURE], pairs=None, seed=0)
