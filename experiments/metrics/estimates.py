@@ -11,7 +11,7 @@ paired.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -19,7 +19,7 @@ from scipy.stats import rankdata
 
 from experiments.metrics.bootstrap import FEWEST, ClusterBootstrap, auroc
 from experiments.metrics.findings import SMALL, statement
-from experiments.metrics.paired import Difference, Spread, change, level_interval, two_way, widest
+from experiments.metrics.paired import Difference, Spread, change, level_interval, rate_floor, two_way, widest
 from experiments.metrics.sentences import coded, sentence_codes
 from interp.tools.held_out import FEWEST_CASES, FEWEST_GROUPS
 
@@ -76,6 +76,15 @@ def rate_spread(right: Mask, where: Mask, codes: Mapping[str, Codes]) -> Spread:
         error = math.sqrt(groups / (groups - 1) * squares) / n if groups >= FEWEST else None
         over[name] = Spread(error or None, groups)
     return over_factors(over)
+
+
+class Powered(NamedTuple):
+    """A prediction-powered mean: its value and draws, the labelled cases, the variance of errors that none shows."""
+
+    value: float
+    draws: ByScheme
+    labelled: Mask
+    floor: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,6 +174,23 @@ class Resamples:
         spread = self.spread(draws, sides, floor=floor)
         entry = change(before, after, spread, n, small=small, equal=equal, bounds=bounds)
         return Difference(entry, spread, self.loudest(draws), small)
+
+    def prediction_powered(self, judged: Values, people: Values, where: Mask) -> "Powered | None":
+        """The mean of what people would say ``where``, from a judge's values of all and people's of some.
+
+        The judge's mean plus the mean of people − judge over the labelled cases, whose ``people`` are not NaN
+        (Angelopoulos et al. 2023, "Prediction-powered inference", arXiv 2301.09633). Unbiased whatever the judge's
+        error is, if the labelled are a random part of the cases. None where none is labelled.
+        """
+        labelled = where & np.isfinite(people)
+        if not labelled.any():
+            return None
+        off = np.where(labelled, people - judged, 0.0)
+        value = float(judged[where].mean() + off[labelled].mean())
+        draws = self.drawn(lambda some: some.mean(judged, where) + some.mean(off, labelled))
+        n = int(labelled.sum())
+        # What one more error in either direction adds: without it a judge that was seen to err nowhere never errs.
+        return Powered(value, draws, labelled, rate_floor(n) * (1 - n / int(where.sum())))
 
     def mean(self, values: Values, where: Mask | None = None) -> Entry:
         """The mean, as a level; of zeros and ones a share."""

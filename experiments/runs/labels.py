@@ -5,9 +5,10 @@
 measures the agreement between annotators and with the run's judge, and ``task=rejudge run=<dir> labels=[anna.csv]``
 scores the run by them.
 
-The sheet is blind: no arm, no verdict of the judge, no case id (which often tells the right answer), lines in an order
-that says nothing, and an answer that several arms gave to a case stands in it once. Its ``id`` is a hash, found again
-in the run's records. Sheets with the columns ``case`` and ``arm`` (the report's export) are read too.
+The sheet is blind: no arm, no verdict of the judge, no case id (which often tells the right answer), the lines of a
+case together and all else in an order that says nothing. An answer that several arms gave to a case is in it once. Its
+``id`` is a hash, found again in the run's records. Sheets with the columns ``case`` and ``arm`` (the report's export)
+are read too.
 
 A spreadsheet takes a cell that begins with = + - @ for a formula, so an answer could run one. Such cells are written
 with an apostrophe in front, which is removed when they are read.
@@ -100,12 +101,20 @@ def answer_id(record: Mapping[str, Any]) -> str:
 
 
 def distinct_answers(records: Iterable[Record]) -> dict[str, Record]:
-    """Answer id → the first record with that answer, in the order of the ids, which is as good as shuffled."""
+    """Answer id → the first record with that answer.
+
+    The answers of a case stand together, so that whoever labels the first lines labels the same cases under all arms;
+    cases, and the answers of each, are in the order of hashes, which is as good as shuffled.
+    """
     found: dict[str, Record] = {}
     for record in records:
         if record.get("response"):
             found.setdefault(answer_id(record), record)
-    return dict(sorted(found.items()))
+    return dict(sorted(found.items(), key=lambda item: (_hashed(str(item[1]["case"])), item[0])))
+
+
+def _hashed(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def sheet(records: Iterable[Record], pictures: Mapping[str, str] = MappingProxyType({})) -> str:

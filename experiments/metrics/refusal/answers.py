@@ -6,11 +6,12 @@ request, a case without a response counts as a refusal instead.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 
 from experiments.metrics.cases import Cases, checked
 from experiments.types import REFUSAL_SUBSETS, REFUSAL_VERDICTS, Status, Verdict
@@ -29,11 +30,16 @@ class RefusalAnswers:
     no_response: Bool[np.ndarray, " case"]
     status: Counter[str]
     verdict: Counter[str]  # of the kept answers
+    judged: Bool[np.ndarray, " case"] | None = None  # refused by the judge, where people's labels took its place
+    people: Float[np.ndarray, " case"] | None = None  # 1 refused, 0 not, by people; NaN where they have not looked
 
     def published(self) -> "RefusalAnswers":
         """The same by the published convention: a case without a response is a refusal."""
         none = self.no_response
-        return replace(self, kept=self.kept | none, refused=self.refused | none, wholly=self.wholly | none)
+        judged = None if self.judged is None else self.judged | none
+        return replace(
+            self, kept=self.kept | none, refused=self.refused | none, wholly=self.wholly | none, judged=judged
+        )
 
     def flip_rate(self, pairs: Int[np.ndarray, "pair 2"]) -> float | None:
         """The share of the pairs, both members of which are known, that were told apart the right way round."""
@@ -60,11 +66,29 @@ def _answers(table: pd.DataFrame) -> RefusalAnswers:
     unanswered = status.isin([Status.EMPTY, Status.TRANSPORT_FAILED, Status.BAD_IMAGE]).to_numpy(dtype=bool)
     judged = ~verdict.isin(["", Verdict.JUDGE_FAILED]).to_numpy(dtype=bool) & ~unanswered
     wholly = (verdict == Verdict.REFUSED).to_numpy(dtype=bool)
+    refused = judged & (wholly | (verdict == Verdict.PARTIAL).to_numpy(dtype=bool)) | blocked
     return RefusalAnswers(
         kept=judged | blocked,
-        refused=judged & (wholly | (verdict == Verdict.PARTIAL).to_numpy(dtype=bool)) | blocked,
+        refused=refused,
         wholly=judged & wholly | blocked,
         no_response=unanswered | blocked,
         status=Counter(status.dropna()),
         verdict=Counter(verdict[judged]),
+        **_labelled(table, refused, judged),
     )
+
+
+def _labelled(table: pd.DataFrame, refused: np.ndarray, known: np.ndarray) -> dict[str, np.ndarray]:
+    """``judged`` and ``people``, from the judge's verdicts that records keep beside people's; empty without labels.
+
+    A label of an answer that the judge could not read counts nowhere.
+    """
+    if "judged_before" not in table:
+        return {}
+    before = [one.get("verdict") if isinstance(one, Mapping) else None for one in table["judged_before"]]
+    labelled = known & np.isin([str(one) for one in before], [str(one) for one in REFUSAL_VERDICTS])
+    labelled &= np.array([one != Verdict.JUDGE_FAILED for one in before])
+    if not labelled.any():
+        return {}
+    by_judge = np.isin([str(one) for one in before], [str(Verdict.REFUSED), str(Verdict.PARTIAL)])
+    return {"judged": np.where(labelled, by_judge, refused), "people": np.where(labelled, refused, np.nan)}

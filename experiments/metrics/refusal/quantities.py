@@ -18,7 +18,7 @@ from jaxtyping import Int
 
 from experiments.metrics.bootstrap import ClusterBootstrap, ratio
 from experiments.metrics.cases import Cases, Mask
-from experiments.metrics.estimates import CLUSTER, Draws, Resamples
+from experiments.metrics.estimates import CLUSTER, Draws, Powered, Resamples
 from experiments.metrics.paired import Spread, share_interval
 from experiments.metrics.refusal.answers import RefusalAnswers, align
 from experiments.metrics.statistical_tests import missing_bounds, signal_detection
@@ -107,6 +107,24 @@ class RefusalArms:
             one, other = (mask & self.where(subset, type_) for subset in REFUSAL_SUBSETS)
             found |= {f"benign:{type_}": (one,), f"contrast:{type_}": (other,), f"difference:{type_}": (one, other)}
         return found
+
+    def powered(self, arm: str, other: str | None, subset: str) -> tuple[Powered, list[float]] | None:
+        """The rate of a subset as people would judge it, or ``arm`` minus ``other`` of it, and the rates of both.
+
+        Of a difference both arms' answers to a case must be labelled. None without labels.
+        """
+        answers = [self.answers[name] for name in (arm, *([other] if other else []))]
+        where = np.logical_and.reduce([self.cases.subset == subset, *(one.kept for one in answers)])
+        if not where.any() or any(one.people is None for one in answers):
+            return None
+        people = np.stack([one.people for one in answers if one.people is not None])
+        judged = np.stack([one.refused if one.judged is None else one.judged for one in answers]).astype(float)
+        people[:, np.isnan(people).any(0)] = np.nan
+        each = [self.resamples.prediction_powered(*of, where) for of in zip(judged, people, strict=True)]
+        found = each[0]
+        if other is not None:
+            found = self.resamples.prediction_powered(judged[0] - judged[1], people[0] - people[1], where)
+        return None if found is None else (found, [one.value for one in each if one is not None])
 
     def _quantities(self, some: ClusterBootstrap, refused: Mask, mask: Mask) -> dict[str, Draws]:
         groups = {(subset, type_): self.where(subset, type_) for subset in REFUSAL_SUBSETS for type_ in self.types}

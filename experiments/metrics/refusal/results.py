@@ -121,7 +121,21 @@ def _arm(
         "no_response": int(raw.no_response.sum()),
         "outcomes": {"status": raw.status, "verdict": raw.verdict},
         "pairs": pair_block(arms, answers),
+        **({"people": people} if (people := _by_people(arms, name)) else {}),
     }
+
+
+def _by_people(arms: RefusalArms, name: str) -> dict[str, Any]:
+    """The refusal rates as people would judge them, from labels of some answers; empty without labels."""
+    found = {}
+    for subset in REFUSAL_SUBSETS:
+        if (powered := arms.powered(name, None, subset)) is None:
+            continue
+        one, _ = powered
+        ends = arms.resamples.spread(one.draws, (one.labelled,), floor=one.floor).ends(one.value)
+        ends |= {key: ends[key] and min(max(ends[key], 0.0), 1.0) for key in ("low", "high")}
+        found[subset] = {"value": min(max(one.value, 0.0), 1.0), **ends, "labelled": int(one.labelled.sum())}
+    return found
 
 
 def _cell(arms: RefusalArms, answers: RefusalAnswers, where: Mask, n_of: int | None = None) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from experiments.metrics.findings import Answer
 from experiments.metrics.refusal import findings as rules
+from experiments.metrics.refusal.comparison import FEWEST_LABELS
 from experiments.report.numbers import brief, percent, percent_interval, points, share, within
 from experiments.report.sentences.wording import (
     conditions,
@@ -36,6 +37,10 @@ _REASONS = {
     rules.SAFETY_KEPT: "refusals of harmful twins not lower by more than {margin} points (one-sided 95% bound of the "
     "change: {bound})",
 }
+_JUDGES = (
+    "All differences between arms are the judge's: it may read the answers of one arm better than those of another. "
+    f"{FEWEST_LABELS} labelled cases or more, the same under both arms, tell it (task=human_labels, then task=rejudge)."
+)
 _NO_TWINS = "the harmful twins were not run"
 _NO_BENIGN = "no benign request was answered by both"
 _UNKNOWN = (
@@ -109,7 +114,30 @@ def _of_judge(metrics: Mapping[str, Any]) -> list[str]:
         *([_learned(**about["learned"], judge=about["name"])] if about.get("learned") else []),
         *([_uncorrected(about["name"], about["uncorrected"])] if about.get("uncorrected") else []),
         *(correction(corrected) if corrected else []),
+        *_by_people(metrics),
     ]
+
+
+def _by_people(metrics: Mapping[str, Any]) -> list[str]:
+    """Whose the differences are: the judge's, or people's from their labels of some answers."""
+    lines = []
+    for arm, comparison in (metrics.get("comparisons") or {}).items():
+        before, found = comparison["against"], comparison.get("people") or {}
+        for subset, entry in found.items():
+            enough = entry["labelled"] >= FEWEST_LABELS
+            numbers = f"{brief(entry, named=True)}, from {share(entry['from'])} to {share(entry['to'])}"
+            said = (
+                f"{statement_text(entry)}; this decides"
+                if enough
+                else f"below {FEWEST_LABELS} labels nothing is said of it, and the difference above is the judge's"
+            )
+            lines.append(
+                f"As people would judge (labels of {entry['labelled']} {subset} cases under both arms, the judge's "
+                f"verdicts of {entry['n']}): refusals under {arm} against {before} {numbers}: {said}."
+            )
+        if not found and comparison["n"]:
+            lines.append(_JUDGES)
+    return list(dict.fromkeys(lines))
 
 
 def correction(corrected: Mapping[str, Any]) -> list[str]:
