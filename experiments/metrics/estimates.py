@@ -10,7 +10,7 @@ paired.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,8 +59,8 @@ def over_factors(over: Mapping[str, Spread]) -> Spread:
     """The wider of the spread over clusters and that over the factors, where there are such; ``over`` is by name."""
     template, concept = (over.get(name) for name in FACTORS)
     if template is None or concept is None:
-        return widest(over[CLUSTER], template)
-    return widest(over[CLUSTER], two_way(template, concept, over[CLUSTER]))
+        return replace(widest(over[CLUSTER], template), sentences=None if template is None else template.clusters)
+    return replace(widest(over[CLUSTER], two_way(template, concept, over[CLUSTER])), sentences=template.clusters)
 
 
 def rate_spread(right: Mask, where: Mask, codes: Mapping[str, Codes]) -> Spread:

@@ -15,9 +15,11 @@ from scipy.stats import rankdata
 
 from experiments.metrics.bootstrap import CONFIDENCE, FEWEST, Interval, standard_error, student_quantile
 from experiments.metrics.findings import SMALL, Answer, statement
-from experiments.metrics.statistical_tests import cases_needed, holm, mcnemar
+from experiments.metrics.statistical_tests import holm, mcnemar, units_needed
 
 FIVE_POINTS = 0.05  # the change that more cases are asked for to show
+# Of a variance over two factors, a sum of three estimates: simulated 17 to 20 where there are 24 sentences.
+TWO_WAY_FREEDOM = 0.75
 
 _ROUNDING = 1e-12  # of a standard deviation: the draws are all the same
 
@@ -34,6 +36,7 @@ class Spread:
 
     error: float | None
     clusters: int
+    sentences: int | None = None  # families of sentences, where these are resampled: what more cases must come with
 
     @classmethod
     def of(cls, draws: Float[np.ndarray, " draw"], clusters: int, *, floor: float = 0.0) -> "Spread":
@@ -153,7 +156,8 @@ def change(
     """``after`` − ``before`` on ``n`` cases, its 95% interval and what may be said of it; None where either is missing.
 
     ``value``, ``low``, ``high``, ``clusters``, ``from``, ``to``, ``n``; ``statement`` (``findings.statement``);
-    ``needed``, the cases that a difference of 5 points would need where it is not shown.
+    where it is not shown, ``needed``, the cases that a difference of 5 points would take, and ``needed_of``
+    (``_needed``).
 
     Args:
         equal: the two arms are the same by construction, so that the difference is 0 and not estimated.
@@ -172,8 +176,26 @@ def change(
         entry |= _possible(entry)
     answer = statement(entry, small=small)
     asked = answer is Answer.NOT_SHOWN and small is not None
-    needed = cases_needed(spread.error, n, effect=FIVE_POINTS) if asked and spread.error else None
-    return entry | {"statement": answer.value, "needed": needed}
+    needed = _needed(spread, n) if asked and spread.error else None
+    return entry | {"statement": answer.value, **(needed or {"needed": None})}
+
+
+def _needed(spread: Spread, n: int) -> dict[str, Any] | None:
+    """What it takes to show a difference of 5 points, where ``n`` cases have this spread; None where nothing varies.
+
+    ``needed`` in cases; ``needed_of``: the ``unit`` that is counted (sentences, where these are resampled: cases of the
+    same ones do not help), ``number``, its 90% range ``low`` to ``high``, ``had``, and the cases ``each`` has.
+    """
+    had, freedom = spread.sentences or n, spread.clusters - 1.0
+    if spread.sentences:
+        freedom *= TWO_WAY_FREEDOM
+    assert spread.error is not None
+    found = units_needed(spread.error, had, spread.clusters, freedom=freedom, effect=FIVE_POINTS) if n else None
+    if found is None:
+        return None
+    unit = "sentences" if spread.sentences else "cases"
+    return {"needed": math.ceil(found.number * n / had),
+            "needed_of": {"unit": unit, **found._asdict(), "had": had, "each": n / had}}  # fmt: skip
 
 
 def _possible(ends: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
-from scipy.special import ndtri
-from scipy.stats import binomtest, permutation_test, rankdata
+from scipy.special import ndtri, stdtrit
+from scipy.stats import binomtest, chi2, permutation_test, rankdata
 from statsmodels.stats.proportion import proportion_confint
 
 from experiments.metrics.bootstrap import CONFIDENCE, DRAWS, FEWEST, Interval
+
+RANGE = 0.9  # of pilots, in which the range of ``units_needed`` holds the right number
 
 
 def wilson(right: int, n: int, *, clusters: int | None = None, confidence: float = CONFIDENCE) -> Interval | None:
@@ -91,28 +93,53 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [float(p) for p in adjusted]
 
 
-def cases_needed(
-    standard_error: float, n: int, *, effect: float = 0.05, power: float = 0.8, confidence: float = CONFIDENCE
-) -> int | None:
-    """The number of cases needed to detect a paired difference of ``effect``, given its standard error on ``n`` cases.
+class Needed(NamedTuple):
+    """How many units (cases, sentences) a difference takes: an estimate, and its 90% range from ``low`` to ``high``."""
 
-    n · ((z(1 − α/2) + z(power)) · se / effect)², rounded up, since the standard error shrinks with √n. Assumes the same
-    mix of subsets and clusters and the same rate of disagreement between the arms. None where nothing varies.
+    number: int
+    low: int
+    high: int
+
+
+def units_needed(
+    standard_error: float,
+    units: int,
+    clusters: int,
+    *,
+    freedom: float | None = None,
+    effect: float = 0.05,
+    power: float = 0.8,
+    confidence: float = CONFIDENCE,
+) -> Needed | None:
+    """The units that it takes to show a paired difference of ``effect``, given its standard error on ``units``.
+
+    n = units · ((t + z(power)) · se / effect)², rounded up, with t = t(1 − α/2) of n · clusters / units − 1 degrees of
+    freedom: more units come with more clusters, in proportion. The range is that of the variance, estimated with
+    ``freedom`` degrees of freedom (chi-squared), by default ``clusters`` − 1. None where nothing varies.
 
     Args:
-        standard_error: of the difference, in fractions of 1; the standard deviation of its bootstrap draws.
-        effect: the difference to be detected, in fractions of 1.
-        power: the probability of detecting it in a two-sided test at 1 − ``confidence``.
+        standard_error: of the difference, in fractions of 1; of an estimate whose variance falls as 1/units.
+        clusters: that it rests on.
+        effect: the difference to be shown, in fractions of 1.
+        power: the probability of showing it in a two-sided test at 1 − ``confidence``.
 
     Raises:
         ValueError: ``effect`` is not positive, or ``power`` not between 0 and 1.
     """
     if effect <= 0 or not 0 < power < 1:
         raise ValueError(f"effect {effect}, power {power}; the effect must be positive and the power inside (0, 1)")
-    if n == 0 or not standard_error > 0:
+    if units == 0 or clusters < 2 or not standard_error > 0:
         return None
-    quantiles = float(ndtri((1 + confidence) / 2) + ndtri(power))
-    return math.ceil(n * (quantiles * standard_error / effect) ** 2)
+    freedom, tail = freedom or clusters - 1, (1 - RANGE) / 2
+    scales = 1.0, freedom / float(chi2.ppf(1 - tail, freedom)), freedom / float(chi2.ppf(tail, freedom))
+    found = []
+    for variance in (scale * standard_error**2 for scale in scales):
+        n = float(units)
+        for _ in range(50):  # t depends on n, and hardly
+            t = float(stdtrit(max(n * clusters / units - 1, 1), (1 + confidence) / 2))
+            n = max(units * (t + float(ndtri(power))) ** 2 * variance / effect**2, 2 * units / clusters)
+        found.append(math.ceil(n - 1e-9))
+    return Needed(*found)
 
 
 def missing_bounds(right: int, n: int, n_of: int) -> Interval | None:

@@ -6,7 +6,7 @@ from typing import Any
 from experiments.metrics.findings import Answer
 from experiments.report.numbers import MISSING, Interval, complete, fixed, p_value, percent, percent_interval
 from experiments.report.opening import MATCHED, as_judged, badge
-from experiments.report.sentences.wording import SAID, contrast_name, deciding, word
+from experiments.report.sentences.wording import SAID, contrast_name, deciding, takes, word
 from experiments.report.table import Cell, Column, Narrow, Record, Table, change, number, rate
 from experiments.types import REFUSAL_SUBSETS, Status, Verdict
 
@@ -398,12 +398,18 @@ def remarks(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
         {
             "name": name,
             "conclusion": "; ".join(f"{words}: {said(name, one, key)}" for words, key in shown.items()),
-            "cases_needed": one.get("cases_needed_for_5_points"),
+            "takes": _takes(one["delta"]),
             "wins": yes_or_no(one.get("wins")),
             "reasons": one.get("wins_reasons") or (),
         }
         for name, one in (metrics.get("comparisons") or {}).items()
     ]
+
+
+def _takes(delta: Mapping[str, Any]) -> str:
+    """What the first of the quantities that are to be shown takes; empty where all are shown."""
+    wanting = (delta.get(key) for key in ("matched_over_safety", "overall", "benign"))
+    return next((takes(entry) for entry in wanting if entry and entry.get("needed")), "")
 
 
 def yes_or_no(value: bool | None) -> str:

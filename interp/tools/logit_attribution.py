@@ -51,7 +51,8 @@ class LogitAttribution:
     """Direct effects on the metric at the verdict, in its units (logits); float32, on the CPU.
 
     ``layers`` are the decoder layers, from 0, of ``heads``, ``mlps`` and ``biases``; ``crossing_layers`` those of
-    ``crossings``. ``metric`` is what the parts add up to.
+    ``crossings``. ``metric`` is what the parts add up to; ``scale`` what the final norm multiplies by, but for its
+    gain: an effect times the ratio of two prompts' scales is what it would be under the other's.
     """
 
     heads: Float[Tensor, "layer head row"]
@@ -61,6 +62,7 @@ class LogitAttribution:
     embedding: Float[Tensor, " row"]
     constant: Float[Tensor, " row"]
     metric: Float[Tensor, " row"]
+    scale: Float[Tensor, " row"]
     layers: tuple[int, ...]
     crossing_layers: tuple[int, ...]
 
@@ -143,7 +145,7 @@ def direct_logit_attribution(
         "mlps": (len(layers),),
         "biases": (len(layers),),
         "crossings": (len(crossings),),
-        **dict.fromkeys(("embedding", "constant", "metric"), ()),
+        **dict.fromkeys(("embedding", "constant", "metric", "scale"), ()),
     }
 
     def attributed(some: list[int]) -> Float[Tensor, "row part"]:
@@ -203,6 +205,7 @@ def _attributed(vlm: "VLM", prompts: Sequence[Prompt], metric: "Metric") -> dict
         "embedding": effect(seen["embedding", 0]),
         "constant": constant,
         "metric": value,
+        "scale": final.float().pow(2).mean(-1).rsqrt().cpu(),
     }
 
 

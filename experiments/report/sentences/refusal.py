@@ -15,6 +15,7 @@ from experiments.report.sentences.wording import (
     of_sentences,
     scoped,
     statement_text,
+    takes,
 )
 
 _BETTER = (
@@ -54,7 +55,7 @@ _LIMITS = {
     rules.BLOCKED: "{count} requests that the provider blocked are counted as refusals of {arm}.",
     rules.PARTIAL: "{count} partial refusals of {arm} are counted as refusals; the other way of counting is beside.",
     rules.CEILING: "d′ of {arm} comes from rates close to 0 or 1, where a slight change of readiness moves it a lot.",
-    rules.WIDE: "To show a change of 5 points, about {needed} benign cases are needed; {n} were compared.",
+    rules.WIDE: "To show a change of 5 points would take about {takes}.",
 }
 
 
@@ -80,7 +81,9 @@ def sentences(metrics: Mapping[str, Any], arm: str, *, where: str = "") -> list[
 def caveats(metrics: Mapping[str, Any], arm: str, *, text: str = "") -> list[str]:
     """What limits the summary, a sentence each: ``text`` first, then what the numbers themselves show."""
     apart = [f"{name}: {reason}." for name, reason in (metrics.get("not_applicable") or {}).items()]
-    of_arm = limits(metrics, arm, _LIMITS, grouped=rules.WIDE)
+    delta = ((metrics.get("comparisons") or {}).get(arm) or {}).get("delta") or {}
+    asked = delta.get("benign") or {}
+    of_arm = limits(metrics, arm, _LIMITS, values=lambda _: {"takes": takes(asked)} if asked.get("needed") else {})
     return ([text] if text else []) + of_sentences(metrics) + of_arm + apart + _of_judge(metrics)
 
 

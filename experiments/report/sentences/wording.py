@@ -143,11 +143,26 @@ def too_few(entry: Mapping[str, Any], *, sides: int = 2) -> str:
 
 
 def more_cases(entry: Mapping[str, Any], *, of_rates: bool = True) -> str:
-    """How many cases a change of 5 points would need, in brackets; empty where it is unknown or as many were there."""
+    """What a change of 5 points would take, in brackets; empty where it is unknown or as much was there."""
     if not entry.get("needed") or entry["needed"] <= entry["n"]:
         return ""
     five = "5 points" if of_rates else ".05"
-    return f" (to show one of {five} would take about {entry['needed']:,} cases; there were {entry['n']:,})"
+    return f" (to show one of {five} would take about {takes(entry)})"
+
+
+def takes(entry: Mapping[str, Any]) -> str:
+    """What ``needed`` counts: "100 sentences with 28 cases each (70 to 200); there were 24", or cases."""
+    of = entry.get("needed_of")
+    if of is None:  # of an earlier version
+        return f"{entry['needed']:,} cases; there were {entry['n']:,}"
+    each = f" with {of['each']:,.0f} cases each" if of["unit"] == "sentences" else ""
+    number, low, high = (rounded(of[key]) for key in ("number", "low", "high"))
+    return f"{number:,} {of['unit']}{each} ({low:,} to {high:,}); there were {of['had']:,}"
+
+
+def rounded(count: int) -> int:
+    """``count`` to two figures, as well as it is known."""
+    return int(float(f"{count:.2g}"))
 
 
 def word(entry: Mapping[str, Any] | None, *, of_rates: bool = True) -> str:
@@ -191,13 +206,11 @@ def limits(
     arm: str,
     templates: Mapping[str, str],
     *,
-    grouped: str = "",
     values: Callable[[Finding], dict[str, str]] | None = None,
 ) -> list[str]:
     """A sentence for each limit that holds for ``arm``; ``templates`` are by question.
 
     Args:
-        grouped: the question, if any, whose numbers are large enough for thousands separators.
         values: what the templates name beyond ``arm`` and the evidence.
     """
     notes = []
@@ -205,12 +218,12 @@ def limits(
         limit = finding_of(metrics, question, arm)
         if limit.answer is Answer.YES:
             more = values(limit) if values else {}
-            notes.append(template.format(arm=arm, **_evidence(limit, "," if question == grouped else ""), **more))
+            notes.append(template.format(arm=arm, **_evidence(limit), **more))
     return notes
 
 
-def _evidence(limit: Finding, spec: str) -> dict[str, str]:
+def _evidence(limit: Finding) -> dict[str, str]:
     return {
-        name: share(value) if name in ("low", "high") else "" if value is None else format(value, spec)
+        name: share(value) if name in ("low", "high") else "" if value is None else str(value)
         for name, value in limit.evidence.items()
     }

@@ -270,7 +270,7 @@ def _order(direct: SetEffects | None) -> np.ndarray | None:
     """Parts by the slope of what they write into the margin themselves."""
     if direct is None:
         return None
-    return np.argsort(-(direct.moved[0].double() * direct.gap[0].double()).sum(1).numpy(), kind="stable")
+    return np.argsort(-direct.picture.double().numpy(), kind="stable")
 
 
 def _ask_without(

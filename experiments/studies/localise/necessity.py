@@ -40,17 +40,19 @@ def direct_effects(vlm: "VLM", run: Run, parts: Sequence[Part]) -> SetEffects | 
         clean, other = (direct_logit_attribution(vlm, prompts) for prompts in run)
     except UserError:
         return None
-    heads, mlps = other.heads - clean.heads, other.mlps - clean.mlps
-    none = torch.zeros_like(clean.metric)
-    rows = [
-        none if part.layer not in clean.layers
-        else mlps[clean.layers.index(part.layer)] if part.head is None
-        else heads[clean.layers.index(part.layer), part.head]
-        for part in parts
+    writes = [
+        torch.stack([
+            torch.zeros_like(of.metric) if part.layer not in of.layers
+            else of.mlps[of.layers.index(part.layer)] if part.head is None
+            else of.heads[of.layers.index(part.layer), part.head]
+            for part in parts
+        ])
+        for of in (clean, other)
     ]  # fmt: skip
-    moved = torch.stack(rows)
+    ratio = clean.scale / other.scale  # the receiving prompt's scale is held
+    moved = torch.stack([writes[1] * ratio - writes[0], writes[0] / ratio - writes[1]])
     sets = tuple((part,) for part in parts)
-    return SetEffects(torch.stack([moved, -moved]), clean.metric, other.metric, sets, "verdict", ONE_COLUMN)
+    return SetEffects(moved, clean.metric, other.metric, sets, "verdict", ONE_COLUMN)
 
 
 def without(

@@ -205,23 +205,27 @@ def test_holm_agrees_with_statsmodels() -> None:
     assert tests.holm(p_values) == pytest.approx(multipletests(p_values, method="holm")[1])
 
 
-def test_cases_needed_is_the_smallest_number_that_gives_the_power() -> None:
+def test_the_units_needed_give_the_power_and_their_range_holds_the_right_number() -> None:
+    """Twenty-four sentences with effects of their own, of which a pilot estimates the spread."""
     rng = np.random.default_rng(0)
-    needed = tests.cases_needed(0.03, 400)
-    assert needed is not None
-    for n, enough in ((needed, True), (needed - 1, False)):
-        scaled = 0.03 * np.sqrt(400 / n)
-        assert ((1.959963984540054 + 0.8416212335729143) * scaled <= 0.05) is np.bool_(enough)
-    estimates = rng.normal(0.05, 0.03 * np.sqrt(400 / needed), size=20_000)
-    found = (estimates > 1.96 * 0.03 * np.sqrt(400 / needed)).mean()
+    right = tests.units_needed(0.03, 24, 24)
+    assert right is not None
+    assert right.low < right.number < right.high
+    studies = rng.normal(0.05, 0.03 * np.sqrt(24), size=(20_000, right.number))
+    error = studies.std(axis=1, ddof=1) / np.sqrt(right.number)
+    found = (studies.mean(axis=1) / error > tests.stdtrit(right.number - 1, 0.975)).mean()
     assert found == pytest.approx(0.8, abs=0.01)
+    pilots = rng.normal(0, 0.03 * np.sqrt(24), size=(2000, 24)).std(axis=1, ddof=1) / np.sqrt(24)
+    ranges = [tests.units_needed(float(one), 24, 24) for one in pilots]
+    held = np.mean([one.low <= right.number <= one.high for one in ranges if one is not None])
+    assert held == pytest.approx(0.9, abs=0.02)
 
 
-def test_cases_needed_foresees_nothing_where_nothing_varies() -> None:
-    assert tests.cases_needed(0.0, 400) is None
-    assert tests.cases_needed(0.03, 0) is None
+def test_nothing_is_foreseen_where_nothing_varies() -> None:
+    assert tests.units_needed(0.0, 400, 100) is None
+    assert tests.units_needed(0.03, 0, 0) is None
     with pytest.raises(ValueError, match="power"):
-        tests.cases_needed(0.03, 400, power=1.0)
+        tests.units_needed(0.03, 400, 100, power=1.0)
 
 
 @UNTIMED

@@ -1,0 +1,84 @@
+"""The sentences that a difference of 5 points takes: the power at the number, how often a pilot's range holds it."""
+
+import numpy as np
+import pytest
+
+from experiments.metrics.estimates import CLUSTER, FACTORS, Resamples
+from experiments.metrics.findings import Answer
+from experiments.metrics.paired import Difference, rate_floor
+from experiments.report.sentences.wording import more_cases, takes
+from tests.experiments.metrics.simulated import Design
+
+EACH, THINGS = 14, 40  # safe cases of a sentence; things that 24 sentences are asked of
+STRICTNESS = 0.8
+
+
+def compared(rng: np.random.Generator, sentences: int, *, heavy: bool, gain: float = 0.0) -> Difference:
+    """The difference in over-safety accuracy of two arms of one law, the second ``gain`` more lenient."""
+    design = Design(sentences=sentences, each=EACH, things=round(THINGS * sentences / 24), tagged=True, heavy=heavy)
+    cases, codes = design.cases(rng)
+    safe = ~cases.unsafe
+    margins = design.margins(rng, codes, safe, arms=2, strictness=STRICTNESS)
+    before, after = margins > 0, margins + gain > 0
+    resamples = Resamples.of(cases.factors, draws=200, seed=int(rng.integers(2**31)))
+    change, n = after[1].astype(float) - before[0], int(safe.sum())
+    draws = resamples.drawn(lambda some: some.mean(change, safe))
+    rates = float(before[0][safe].mean()), float(after[1][safe].mean())
+    return resamples.difference(*rates, draws, (safe,), n, floor=rate_floor(n))
+
+
+def gain_of(target: float, *, heavy: bool) -> float:
+    """What is to be added to margins so that the accuracy rises by ``target``."""
+    rng, margins = np.random.default_rng(5), []
+    for _ in range(20):
+        design = Design(sentences=300, each=EACH, things=500, heavy=heavy)
+        cases, codes = design.cases(rng)
+        margins.append(design.margins(rng, codes, ~cases.unsafe, arms=1, strictness=STRICTNESS)[0][~cases.unsafe])
+    every = np.concatenate(margins)
+    low, high = 0.0, 2.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if (every + middle > 0).mean() - (every > 0).mean() < target else (low, middle)
+    return middle
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("heavy", [False, True])
+def test_the_power_at_the_number_is_four_in_five_and_pilots_of_24_hold_it(heavy: bool) -> None:
+    rng = np.random.default_rng(3)
+    pilots = [one.entry for one in (compared(rng, 24, heavy=heavy) for _ in range(600)) if one.entry]
+    asked = [entry["needed_of"] for entry in pilots if entry["needed"]]
+    assert len(asked) > 0.9 * len(pilots)
+    assert {one["unit"] for one in asked} == {"sentences"}
+    number = int(np.median([one["number"] for one in asked]))
+    gain, studies = gain_of(0.05, heavy=heavy), 600
+    after = [compared(rng, number, heavy=heavy, gain=gain).entry for _ in range(studies)]
+    values = [entry["value"] for entry in after if entry]
+    power = sum(entry is not None and entry["statement"] == Answer.ROSE for entry in after) / studies
+    held = np.mean([one["low"] <= number <= one["high"] for one in asked])
+    same = sum(entry is not None and entry["statement"] == Answer.ROSE for entry in (
+        compared(rng, 24, heavy=heavy, gain=gain).entry for _ in range(200))) / 200  # fmt: skip
+    print(f"\nheavy tails {heavy}: {number} sentences, mean change {np.mean(values):+.3f}, power there {power:.1%}, "
+          f"of 24 sentences {same:.1%}; ranges of pilots hold it in {held:.1%} of {len(asked)}")  # fmt: skip
+    assert 0.75 <= power <= 0.85
+    assert held >= 0.88
+
+
+def test_sentences_are_counted_where_they_are_resampled_and_cases_where_they_are_fixed() -> None:
+    rng = np.random.default_rng(0)
+    entry = compared(rng, 24, heavy=False).entry
+    assert entry is not None
+    of = entry["needed_of"]
+    assert (of["unit"], of["had"], of["each"]) == ("sentences", 24, EACH)
+    assert of["low"] < of["number"] < of["high"]
+    assert entry["needed"] == of["number"] * EACH
+    assert f"sentences with {EACH} cases each (" in more_cases(entry)
+    assert more_cases(entry).endswith("; there were 24)")
+    few = compared(rng, 8, heavy=False).entry
+    assert few is not None
+    assert (few["needed_of"]["unit"], few["needed_of"]["had"]) == ("cases", 8 * EACH)
+    assert takes(few).endswith(f"; there were {8 * EACH}")
+    assert "sentences" not in takes(few)
+    assert takes({"needed": 2832, "n": 672}) == "2,832 cases; there were 672", "of an earlier version"
+    cases, _ = Design(tagged=True).cases(rng)
+    assert set(cases.factors) == {CLUSTER, *FACTORS}
