@@ -175,27 +175,31 @@ def change(
     elif small is not None:
         entry |= _possible(entry)
     answer = statement(entry, small=small)
-    asked = answer is Answer.NOT_SHOWN and small is not None
-    needed = _needed(spread, n) if asked and spread.error else None
-    return entry | {"statement": answer.value, **(needed or {"needed": None})}
+    return entry | {"statement": answer.value, **_needed(spread, n, answer, small)}
 
 
-def _needed(spread: Spread, n: int) -> dict[str, Any] | None:
-    """What it takes to show a difference of 5 points, where ``n`` cases have this spread; None where nothing varies.
+def _needed(
+    spread: Spread, n: int, answer: Answer, small: float | None, *, confidence: float = CONFIDENCE
+) -> dict[str, Any]:
+    """What it takes to show a difference of 5 points where ``n`` cases of this spread do not, judged at ``confidence``.
 
-    ``needed`` in cases; ``needed_of``: the ``unit`` that is counted (sentences, where these are resampled: cases of the
-    same ones do not help), ``number``, its 90% range ``low`` to ``high``, ``had``, and the cases ``each`` has.
+    ``needed`` in cases, None where the question does not arise; ``needed_of``: the ``unit`` that is counted (sentences,
+    where these are resampled: cases of the same ones do not help), its ``number`` and 90% range ``low`` to ``high``,
+    how many there were (``had``), and the cases ``each`` has.
     """
+    if answer is not Answer.NOT_SHOWN or small is None or not spread.error or not n:
+        return {"needed": None}
     had, freedom = spread.sentences or n, spread.clusters - 1.0
     if spread.sentences:
         freedom *= TWO_WAY_FREEDOM
-    assert spread.error is not None
-    found = units_needed(spread.error, had, spread.clusters, freedom=freedom, effect=FIVE_POINTS) if n else None
+    found = units_needed(spread.error, had, spread.clusters, freedom=freedom, effect=FIVE_POINTS, confidence=confidence)
     if found is None:
-        return None
+        return {"needed": None}
     unit = "sentences" if spread.sentences else "cases"
-    return {"needed": math.ceil(found.number * n / had),
-            "needed_of": {"unit": unit, **found._asdict(), "had": had, "each": n / had}}  # fmt: skip
+    return {
+        "needed": math.ceil(found.number * n / had),
+        "needed_of": {"unit": unit, **found._asdict(), "had": had, "each": n / had},
+    }
 
 
 def _possible(ends: Mapping[str, Any]) -> dict[str, Any]:
@@ -251,7 +255,8 @@ def simultaneous(differences: Iterable[Difference], *, confidence: float = CONFI
             ends |= _possible(ends)
         entry["decides"] = {"low": ends["low"], "high": ends["high"], "of": len(known), "level": level}
         if entry["statement"] in _BY_INTERVAL:
-            entry["statement"] = statement(entry | entry["decides"], small=one.small).value
+            said = statement(entry | entry["decides"], small=one.small)
+            entry |= {"statement": said.value, **_needed(one.spread, entry["n"], said, one.small, confidence=level)}
 
 
 _BY_INTERVAL = (Answer.ROSE, Answer.FELL, Answer.NO_CHANGE, Answer.NOT_SHOWN)

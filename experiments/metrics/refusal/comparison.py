@@ -109,6 +109,9 @@ def comparisons(
     primary = against[study]["benign"] if study in against else None
     unsaid(entry for one in against.values() for name, entry in one.items() if name not in REFUSAL_SUBSETS)
     one_family(primary, [*(one[subset] for one in against.values() for subset in REFUSAL_SUBSETS), *beside])
+    for by_label in (one.entry for labelled in people.values() for one in labelled.values()):
+        if by_label is not None:
+            by_label["needed"] = None  # it takes labels, too
     found = {}
     for name, one in against.items():
         answers, unsafe = arms.answers[name], arms.cases.unsafe

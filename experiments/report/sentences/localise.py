@@ -25,7 +25,7 @@ NOTE = (
     "give them: 0 if they alone keep the prompt’s own answer. "
     "Lost without it: the share of the two prompts’ difference that is gone with the part’s output set to its mean, or "
     "to 0, in both. Direct: what the part writes into the margin itself; one whose straight effect (all later parts "
-    "held) is more than that moves the margin through the final norm’s scale alone, and carries nothing. "
+    "held) differs from that by more than half of its slope acts through the final norm’s scale, and is not counted. "
     "The share of the truth, Σ moved / Σ gap, is refused where the interval of the mean gap meets 0."
 )
 CARRIES = "carries"
@@ -99,10 +99,11 @@ def _needed(result: Mapping[str, Any], question: str) -> list[str]:
         )
     for row in blocks.values():
         if row["found"] and row.get("through_norm") and row["held"] >= result["rule"]["holds"]:
+            scaled = fixed(row["straight"] - row["direct"], 2)
             lines.append(
-                f"{row['part']} carries nothing of {WHAT[question]}, although it moves the margin "
-                f"({estimate(row)}{_held(row)}): straight to the final norm {fixed(row['straight'], 2)}, of which it "
-                f"writes {fixed(row['direct'], 2)} itself; the rest scales what others say."
+                f"{row['part']} {estimate(row)}{_held(row)} is not counted: {scaled} comes through the final norm's "
+                "scale, which makes all that others say louder or lower; by itself it writes "
+                f"{fixed(row['direct'], 2)} into the margin."
             )
     return lines
 

@@ -284,9 +284,9 @@ def _ask_without(
     seed: int,
     draws: int,
 ) -> None:
-    """Adds to each candidate what is lost without it, its straight and direct effect, and whether it carries nothing.
+    """Adds to each candidate what is lost without it, its straight and direct effect, and whether it is not counted.
 
-    That is where it moves the margin through the final norm's scale alone: it is then claimed of no question.
+    That is where it moves the margin mostly through the final norm's scale: nothing is then claimed of it.
     """
     rules, names = {"seed": seed, "draws": draws}, list(needed)
     found = without(vlm, runs, parts, names)

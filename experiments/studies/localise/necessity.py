@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 REPLACED = ("mean", "zero")
 STANDS_IN = 3  # parts for each carrier that are confirmed as its backups
 LITTLE = 0.5  # of what interchange moves: where less is lost without a part, backups are looked for
-THROUGH_NORM = 0.5  # of a part's effect: where more comes through the final norm's scale, it carries nothing
+THROUGH_NORM = 0.5  # of a part's effect: where more comes through the final norm's scale, it is not counted
 
 
 def direct_effects(vlm: "VLM", run: Run, parts: Sequence[Part]) -> SetEffects | None:
