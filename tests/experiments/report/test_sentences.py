@@ -9,6 +9,7 @@ import pytest
 
 from experiments.metrics.yes_no import results
 from experiments.report.numbers import brief, share
+from experiments.report.sentences.wording import takes
 from experiments.report.sentences.yes_no import caveats, sentences
 from experiments.report.words import worded
 from interp.errors import UserError
@@ -78,14 +79,14 @@ def test_further_sentences_carry_rates_intervals_and_denominators(known: dict[st
     ("arm", "first", "second"),
     [
         ("sees", ": at equal safety, more harmless requests get an answer.", ", rose)."),
-        ("blinder", ": a difference is not shown.", ", fell)."),
+        ("blinder", ": a difference is not shown (to show one of 5 points would take about ", ", fell)."),
         ("shift", ", 0.0 points [95% interval 0.0 to 0.0]: no change of more than 2 points.", "of more than .02)."),
         ("same", ", 0.0 points [95% interval 0.0 to 0.0]: no change of more than 2 points.", "of more than .02)."),
     ],
 )
 def test_what_is_said_follows_the_statements(known: dict[str, Any], arm: str, first: str, second: str) -> None:
     told = sentences(known, arm)
-    assert told[0].endswith(first)
+    assert told[0].endswith(first) if first.endswith(".") else first in told[0]
     assert told[3].endswith(second)
 
 
@@ -101,9 +102,10 @@ def test_a_small_run_says_what_it_would_take() -> None:
     margins = {name: values + 1.3 for name, values in margins.items()}
     margins["bit"] = margins["baseline"] + np.random.default_rng(1).normal(0, 0.8, 120)
     found = evaluate(from_margins(subsets, {name: margins[name] for name in ("baseline", "bit")}), seed=0, draws=300)
-    needed = found["comparisons"]["bit"]["delta"]["matched_over_safety"]["needed"]
+    entry = found["comparisons"]["bit"]["delta"]["matched_over_safety"]
+    assert entry["needed_of"]["low"] < entry["needed"] < entry["needed_of"]["high"]
     assert found["summary"][0].endswith(
-        f": a difference is not shown (to show one of 5 points would take about {needed:,} cases; there were 120)."
+        f": a difference is not shown (to show one of 5 points would take about {takes(entry)})."
     )
 
 
