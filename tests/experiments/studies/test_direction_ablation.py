@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from experiments.metrics.findings import statement
 from experiments.report.numbers import percent
 from experiments.studies.direction_ablation import evaluate, table
 from interp.errors import UserError
@@ -12,7 +13,8 @@ from tests.experiments.compose import run_of
 
 
 def entry(value: float, width: float = 0.05, old: float = 0.5) -> dict[str, Any]:
-    return {"value": value, "low": value - width, "high": value + width, "from": old, "to": old + value, "n": 100}
+    found = {"value": value, "low": value - width, "high": value + width, "from": old, "to": old + value, "n": 100}
+    return found | {"statement": statement(found).value}
 
 
 def yes_no(**changes: tuple[float, float]) -> dict[str, Any]:
@@ -92,9 +94,11 @@ def test_a_small_change_is_no_trade() -> None:
 def test_a_turned_change_is_turned_whole() -> None:
     metrics = yes_no(cut=(0.3, 0.0))
     entry_of = metrics["comparisons"]["cut"]["delta"]["over_safety"]
-    entry_of |= {"statement": "rose", "low": 0.1, "high": 0.7, "clusters": 50}
+    entry_of |= {"statement": "rose", "low": 0.1, "high": 0.7, "clusters": 50, "bounds": (0.2, 0.4)}
+    entry_of["decides"] = {"low": 0.05, "high": 0.75, "of": 3, "level": 0.99}
     change = evaluate(metrics, controls={"cut": []})["arms"]["cut"]["caution"]["change"]
     assert (change["low"], change["high"], change["statement"]) == (-0.7, -0.1, "fell")
+    assert (change["bounds"], change["decides"]["low"], change["decides"]["high"]) == ([-0.4, -0.2], -0.75, -0.05)
 
 
 def test_refusals_count_the_other_way() -> None:
