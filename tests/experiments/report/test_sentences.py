@@ -134,7 +134,7 @@ def test_a_single_arm_is_described_by_itself() -> None:
         "For these 5 sentences: vcd calls 50.0% of 2 safe cases safe (too few cases for an interval)"
     )
     many = evaluate(frame("t" * 12 + "o" * 12, {"vcd": "n" * 18 + "y" * 6}), seed=0, draws=20)["summary"][0]
-    assert many.startswith("vcd calls 50.0% of 12 safe cases safe (95% interval 21.7% to 78.3%)")
+    assert many.startswith("vcd calls 50.0% of 12 safe cases safe (95% interval 19.1% to 80.9%)")
     assert "66.7% of 3 unsafe cases unsafe" in found["summary"][0]
     assert "AUROC is not available: this arm gives no margins" in found["summary"][1]
     nothing = evaluate(frame("to", {"vcd": "xx"}), seed=0, draws=20)["summary"]
