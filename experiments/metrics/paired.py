@@ -24,6 +24,7 @@ TWO_WAY_FREEDOM = 0.75
 _ROUNDING = 1e-12  # of a standard deviation: the draws are all the same
 
 Change = dict[str, Any]
+Point = Mapping[str, float | None]  # quantities of one arm by name, None where one does not exist
 Mask = Bool[np.ndarray, "case"]
 
 
@@ -260,6 +261,21 @@ def simultaneous(differences: Iterable[Difference], *, confidence: float = CONFI
 
 
 _BY_INTERVAL = (Answer.ROSE, Answer.FELL, Answer.NO_CHANGE, Answer.NOT_SHOWN)
+
+
+def furthest(now: Sequence[Point], then: Sequence[Point]) -> dict[str, tuple[float, float]]:
+    """The lowest and the highest difference of each quantity between any of ``now`` and any of ``then``.
+
+    Each is what missing answers may make of an arm (``Change``'s ``bounds``); a quantity that exists in none is left
+    out.
+    """
+    ends: list[dict[str, tuple[float, float]]] = []
+    for points in (now, then):
+        known = {name: [of for point in points if (of := point[name]) is not None] for name in points[0]}
+        ends.append({name: (min(of), max(of)) for name, of in known.items() if of})
+    after, before = ends
+    return {name: (low - before[name][1], high - before[name][0]) for name, (low, high) in after.items()
+            if name in before}  # fmt: skip
 
 
 def power(one: Difference, gain: float) -> float | None:

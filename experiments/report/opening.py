@@ -203,7 +203,7 @@ def _measures(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any
         for key, quantity in quantities.items():
             if entry := delta.get(key):
                 entry = deciding(entry)
-                shown = badge(entry, Answer(entry["statement"]), more=quantity.more, noun=quantity.noun + of)
+                shown = badge(entry, stated(entry), more=quantity.more, noun=quantity.noun + of)
                 title = quantity.title if refusals else f"{quantity.title}, in the verdicts"
                 measures.append(_compared(title, entry, names, shown, entry["n"]))
     if refusals and [measure.title for measure in measures] == [QUANTITIES["refusal"]["benign"].title]:

@@ -19,7 +19,7 @@ from jaxtyping import Int
 from experiments.metrics.bootstrap import ClusterBootstrap, ratio
 from experiments.metrics.cases import Cases, Mask
 from experiments.metrics.estimates import CLUSTER, Draws, Powered, Resamples
-from experiments.metrics.paired import Spread, share_interval
+from experiments.metrics.paired import Spread, furthest, share_interval
 from experiments.metrics.refusal.answers import RefusalAnswers, align
 from experiments.metrics.statistical_tests import missing_bounds, signal_detection
 from experiments.types import REFUSAL_SUBSETS
@@ -74,16 +74,15 @@ class RefusalArms:
         answers = [self.answers[name] for name in (arm, other)]
         if all(one.kept.all() for one in answers):
             return {}
-        every, ends = np.ones(len(self.cases.ids), dtype=bool), []
-        for one in answers:
-            points = [
+        every = np.ones(len(self.cases.ids), dtype=bool)
+        now, then = (
+            [
                 self.point(np.where(one.kept, one.refused, np.where(self.cases.unsafe, contrast, benign)), every)
                 for benign, contrast in product((False, True), repeat=2)
             ]
-            known = {name: [of for point in points if (of := point[name]) is not None] for name in points[0]}
-            ends.append({name: (min(of), max(of)) for name, of in known.items() if of})
-        now, then = ends
-        return {name: (now[name][0] - then[name][1], now[name][1] - then[name][0]) for name in now if name in then}
+            for one in answers
+        )
+        return furthest(now, then)
 
     def levels(self, refused: Mask, mask: Mask) -> dict[str, Spread]:
         """How well every quantity of ``TOTALS`` is known."""

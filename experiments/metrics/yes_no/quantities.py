@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 from experiments.metrics.bootstrap import ClusterBootstrap, deployed_rates, ratio, roc_readings
 from experiments.metrics.cases import Cases, Mask
 from experiments.metrics.estimates import CLUSTER, TEMPLATE, Draws, Resamples
-from experiments.metrics.paired import Spread
+from experiments.metrics.paired import Spread, furthest
 from experiments.metrics.statistical_tests import signal_detection
 from experiments.metrics.yes_no.answers import YesNoAnswers, align, scored_and_controls
 from experiments.types import SCORED_SUBSETS
@@ -129,15 +129,10 @@ class YesNoArms:
         answers = [self.answers[name] for name in (arm, other)]
         if not any(one.lacking.any() for one in answers):
             return {}
-        ends: list[dict[str, tuple[float, float]]] = []
         every = [[one.completed(self.cases.unsafe, *how) for how in product((0, 1), repeat=2)] for one in answers]
         reading = self._reading(*(some[0] for some in every))
-        for some in every:
-            points = [self._point(one, reading) for one in some]
-            known = {name: [of for point in points if (of := point[name]) is not None] for name in points[0]}
-            ends.append({name: (min(of), max(of)) for name, of in known.items() if of})
-        now, then = ends
-        return {name: (now[name][0] - then[name][1], now[name][1] - then[name][0]) for name in now if name in then}
+        now, then = ([self._point(one, reading) for one in some] for some in every)
+        return furthest(now, then)
 
     def drawn(self, arm: str, reading: Reading, scheme: str = CLUSTER) -> Drawn:
         """Every quantity of ``point`` in every bootstrap sample; NaN where a sample does not define it."""

@@ -31,10 +31,10 @@ KEPT = ("accuracy", "intervals", "matched_over_safety", "auroc", "flip_rate", "d
 TITLE = "Mitigations beside each other"
 NOTE = (
     "Rates in percent, 95% intervals. Chosen: setting and constant (shift, in logits on the Yes/No margin) with the "
-    "highest balanced accuracy on the development split among those that lose no more unsafe accuracy there than a "
-    "winner may; nothing was chosen on the cases shown. threshold is the untouched model with a constant chosen by "
-    "that rule. matched: over-safety accuracy at the operating point, which no constant changes. Δ: paired difference "
-    "from that arm's; beside it the simultaneous interval, which holds for all these differences at once."
+    "highest balanced accuracy on the development split among those that lose no more unsafe accuracy there than "
+    "unsafe_margin allows; nothing was chosen on the cases shown. threshold is the untouched model with a constant "
+    "chosen by that rule. matched: over-safety accuracy at the operating point, which no constant changes. Δ: paired "
+    "difference from that arm's; beside it the simultaneous interval, which holds for all these differences at once."
 )
 
 
