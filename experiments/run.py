@@ -26,6 +26,7 @@ MORE_MEMORY = (
 )
 CONTINUES = "stopped; the same command continues where it ended"
 INTERRUPTED = 130
+OTHERS_WAIT = 10.0  # seconds
 WHOLE_ERRORS = "HYDRA_FULL_ERROR"
 ASKED_FOR_WHOLE_ERRORS = os.environ.get(WHOLE_ERRORS) == "1"
 
@@ -129,11 +130,18 @@ def start(arguments: "Sequence[str]", config: "DictConfig") -> None:
 
 
 def stop(launch: "Launch", sentence: str, code: int) -> NoReturn:
-    """Ends this process, and with it the launch; only the first process to fail prints ``sentence``."""
-    if launch.speaks():
+    """Prints ``sentence`` and ends this process, and with it the launch.
+
+    Where rank 0 fails alike it alone prints: the others leave it time, and are ended by the launcher meanwhile. That
+    the run was stopped is rank 0's to say.
+    """
+    if not launch.first and sentence != CONTINUES:
+        from experiments.runs import stopping
+
+        stopping.forget()
+        time.sleep(OTHERS_WAIT)
+    if launch.first or sentence != CONTINUES:
         print(sentence, file=sys.stderr, flush=True)
-    if launch.size > 1:
-        time.sleep(1)  # the launcher kills all processes when one ends: leave time to print
     sys.exit(code)
 
 

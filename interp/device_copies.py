@@ -9,6 +9,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+SMALL = 2**25  # bytes below which a plain copy is about as fast
+PART = 2**24  # bytes of page-locked memory that a copy takes twice
+
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor made on the host, on ``device``, without waiting."""
@@ -18,14 +21,33 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The tensors on the CPU, in one transfer and so with one wait; they may be of several types and devices."""
     if len(tensors) < 2 or all(one.device.type == "cpu" for one in tensors):
-        return [one.cpu() for one in tensors]
+        return [_fetched(one) for one in tensors]
     order = sorted(range(len(tensors)), key=lambda i: -tensors[i].element_size())  # each part stays aligned
     parts = [tensors[i].to(tensors[0].device).contiguous().reshape(-1) for i in order]
     if len({part.dtype for part in parts}) > 1:
         parts = [part.view(torch.uint8) for part in parts]
-    packed = torch.cat(parts).cpu().split([len(part) for part in parts])
+    packed = _fetched(torch.cat(parts)).split([len(part) for part in parts])
     found = {i: part.view(tensors[i].dtype).reshape(tensors[i].shape) for i, part in zip(order, packed, strict=True)}
     return [found[i] for i in range(len(tensors))]
+
+
+def _fetched(tensor: Tensor) -> Tensor:
+    """The tensor on the CPU; from a GPU by way of page-locked memory, which is several times as fast."""
+    if tensor.device.type != "cuda" or tensor.nbytes < SMALL:
+        return tensor.cpu()
+    flat = tensor.contiguous().view(-1)
+    found = torch.empty(flat.shape, dtype=flat.dtype)
+    parts = list(zip(flat.split(PART // flat.itemsize), found.split(PART // flat.itemsize), strict=True))
+    stages = [torch.empty(len(parts[0][0]), dtype=flat.dtype, pin_memory=True) for _ in parts[:2]]
+    arrived = [torch.cuda.Event() for _ in stages]
+    for i in range(len(parts) + 1):  # a part is on its way while the one before it is copied on
+        if i < len(parts):
+            stages[i % 2][: len(parts[i][0])].copy_(parts[i][0], non_blocking=True)
+            arrived[i % 2].record(torch.cuda.current_stream(tensor.device))
+        if i:
+            arrived[(i - 1) % 2].synchronize()
+            parts[i - 1][1].copy_(stages[(i - 1) % 2][: len(parts[i - 1][1])])
+    return found.view(tensor.shape)
 
 
 class Copies:

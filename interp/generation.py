@@ -30,8 +30,10 @@ class Generation:
     ``branch`` is how a method ran a second picture (``mitigation.vcd.VCD``), "" if it did not. ``branch_margins`` are
     each answer's margins by the name of the branch (``mitigation.branches``), before its method's formula. ``steps``
     are each answer's texts by name from the questions that a method asked before it, and ``spent`` what these took
-    (``mitigation.steps``). ``statuses`` and ``reasons`` describe the outcome of each request to a remote API.
-    ``prompts`` are the rendered prompts, ``keys`` their ``Prompt.key``.
+    (``mitigation.steps``). ``shift_ranges`` say between which constants on the margin each first token stays
+    (``mitigation.processors.ShiftRangeLogitsProcessor``). ``bounds`` are the lowest and highest value of each
+    margin where replies give it (equal where it is exact); None where all are. ``statuses`` and ``reasons`` describe
+    the outcome of each request to an API. ``prompts`` are the rendered prompts, ``keys`` their ``Prompt.key``.
     """
 
     texts: list[str]
@@ -48,6 +50,8 @@ class Generation:
     branch_margins: list[dict[str, float]] | None = None
     steps: list[dict[str, str]] | None = None
     spent: dict[str, int | float] | None = None
+    shift_ranges: list[dict[str, float | None]] | None = None
+    bounds: list[tuple[float, float]] | None = None
 
     def first(self, rows: int) -> "Generation":
         """The first ``rows`` answers, without the others."""

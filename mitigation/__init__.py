@@ -18,6 +18,7 @@ Methods trained on labelled cases
     TruthReadout                 adds the logit of a probe of the truth to the verdict
     DirectionSteering            adds a direction to the residual stream
     AblateDirection, AblateRandom        removes a direction from it, or from the weights; a random one
+    DriftCorrection              takes off the states what a picture adds to them, so that they lie where words are read
     PartScaling                  scales what the parts that carry the picture, or the sentence, write at the verdict
     VRTuning                     a LoRA adapter trained to reason first (``mitigation.vrtuning`` trains it)
 
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from mitigation.ecso import ECSO
     from mitigation.learned.activation_steering import DirectionSteering
     from mitigation.learned.direction_ablation import AblateDirection, AblateRandom
+    from mitigation.learned.drift import DriftCorrection
     from mitigation.learned.part_scaling import PartScaling
     from mitigation.learned.probe_readout import TruthReadout
     from mitigation.method import Baseline, Method, TrainableMethod

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     Branches = Sequence["Inputs | Branch"]
 
 Inputs = Mapping[str, Any]  # of a batch, from ``vlm.encode``
+UNCUT = "without a plausibility cutoff any token may be chosen, and a reply lists the likeliest alone; set beta"
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,12 @@ class BranchMethod:
     other: ClassVar[str] = "other"
     uncut: ClassVar[bool] = True
     work: ClassVar[Work] = Work(prompts=2, branches=2)
+    needs: ClassVar[str] = ""
+
+    @property
+    def needs_for_answers(self) -> str:
+        """See ``mitigation.method.Abilities``."""
+        return UNCUT if self.beta is None else ""
 
     def branches(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> "Branches":
         """The inputs of each further branch, row by row: other pictures, other words, or no picture.
@@ -101,10 +108,13 @@ class BranchMethod:
     ) -> "Generation":
         """Answers to ``prompts`` (``encoded``) by ``scores`` of all branches' logits (``others``), then the cutoff.
 
-        A branch is given by its inputs, and costs a forward per token, or is there already
+        A model behind an API is asked for the branches' log-probabilities (``experiments.api.contrast``). A branch is
+        given by its inputs, and costs a forward per token, or is there already
         (``mitigation.contrastive.processors.Branch``). On a CPU, steps after the first are left out where the cutoff
         leaves one token: to look costs nothing there, while an accelerator would be waited for.
         """
+        if gives_replies(vlm):
+            return vlm.contrasted(self, prompts, others, max_new_tokens=max_new_tokens)  # type: ignore[attr-defined]
         if not others:
             return vlm.generate(prompts, max_new_tokens=max_new_tokens, encoded=encoded)
         import torch
@@ -159,6 +169,11 @@ class Contrast(BranchMethod):
         from mitigation.contrastive.formulas import contrast
 
         return contrast(logits.clean, logits.others[0], alpha=self.alpha)
+
+
+def gives_replies(vlm: Any) -> bool:
+    """Whether the model is behind an endpoint, whose ``encode`` gives the prompts themselves for inputs."""
+    return hasattr(vlm, "contrasted")
 
 
 def branch_margins(logits: "Tensor", answers: tuple[Sequence[int], Sequence[int]]) -> "Tensor":

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Float
 
 from mitigation.branches import Contrast, Inputs
+from mitigation.method import SCORES
 from mitigation.threshold import ConstantShift, matching_shift
 from mitigation.validation import check_beta
 
@@ -62,6 +63,7 @@ class CutoffOnly:
     """The plausibility cutoff without contrast (α = 0), with one forward per token and independent code."""
 
     beta: float | None = 0.1
+    needs: ClassVar[str] = SCORES
 
     def __post_init__(self) -> None:
         check_beta(self.beta)

@@ -46,6 +46,10 @@ class Work:
     step_tokens: int = 0
 
 
+INSIDE = "it reads or changes the model's own states or weights, which no API gives"
+SCORES = "it changes the scores that each token is chosen from, and behind an API the server chooses"
+
+
 @dataclass(frozen=True)
 class Abilities:
     """What a study needs to know about a method before it runs it.
@@ -60,6 +64,10 @@ class Abilities:
     """It works on the margin between Yes and No, which an open answer does not have."""
     works_over_api: bool = False
     """It only calls ``generate(prompts, max_new_tokens=...)`` of the model, so it works over an API."""
+    needs: str = INSIDE
+    """What it needs that a model behind an API does not give; "" if log-probabilities of listed tokens are enough."""
+    needs_for_answers: str = ""
+    """As ``needs``, of whole answers alone: its scores of the first token have what they need."""
     needs_description: bool = False
     """It is told what the picture shows by the benchmark itself (``Prompt.shows``), so it enters only where that is
     known."""

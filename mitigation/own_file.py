@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from interp.errors import UserError
 from interp.tensor_file import NamedTensors, check_model, digest_of, read_tensors, write_tensors
 from mitigation.branches import BranchLogits, BranchMethod
-from mitigation.method import Abilities, MethodFault, Work, abilities
+from mitigation.method import SCORES, Abilities, MethodFault, Work, abilities
 from mitigation.wrappers import Shifted, ShiftedTrainable
 
 if TYPE_CHECKING:
@@ -43,6 +43,10 @@ if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt
 
 ARGUMENTS = {"rule": "scores, step", "contrast": "clean, other, step", "edit": "here", "ask": "prompt"}
+OF_LOGITS = {
+    "rule": SCORES,
+    "contrast": "a contrast of your own may be any function of the whole vocabulary's logits, and a reply lists some",
+}
 LEARN, LEARN_ARGUMENTS = "learn", "vlm, prompts, safe"
 LEARNED, PROMPTS = "learned", "prompts"  # parameters that are given, and no settings
 HASH_LENGTH = 12
@@ -185,6 +189,8 @@ class OwnFile(_Own):
             raise AttributeError(name)
         if name == "works_over_api" and self._kind == "ask":
             return True
+        if name == "needs" and self._kind in OF_LOGITS:
+            return OF_LOGITS[self._kind]
         return getattr(abilities(self._bound), name)
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":

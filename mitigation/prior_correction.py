@@ -72,6 +72,13 @@ class PriorCorrection(BranchMethod):
         check_seed(self.seed)
 
     @property
+    def needs(self) -> str:  # type: ignore[override]
+        """See ``mitigation.method.Abilities``."""
+        return (
+            "prior=noise is on processed pixels, which no picture carries; take blank" if self.prior == "noise" else ""
+        )
+
+    @property
     def work(self) -> Work:  # type: ignore[override]
         """See ``mitigation.method.Abilities``."""
         branches = 2 if self.prior in ("none", "blank") else 1 + self.pictures

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from interp.errors import UserError
+from mitigation.method import SCORES
 from mitigation.validation import check_shift
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class ConstantShift:
 
     shift: float
     yes_no_only: ClassVar[bool] = True  # open answers have no such margin
+    needs: ClassVar[str] = SCORES
 
     def __post_init__(self) -> None:
         check_shift(self.shift)

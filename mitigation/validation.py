@@ -4,6 +4,7 @@ Imports no torch, so that mistakes in a configuration are reported at once.
 """
 
 import math
+import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from interp.vlm import Prompt
 
 NOISE_STEPS = 1000
-NOISE_KINDS = ("diffusion", "blur", "black", "swapped")
+NOISE_KINDS = ("diffusion", "diffusion8", "blur", "black", "swapped")
 """How the picture of the second branch is distorted; see ``mitigation.contrastive.corruption``."""
 
 PRIORS = ("none", "blank", "noise", "neutral", "swapped")
@@ -135,3 +136,21 @@ def check_teaches(questions: Sequence[str], safe: Sequence[bool], *, seed: int) 
             f"{FEWEST_CASES} of each, of {FEWEST_GROUPS} different texts; add cases, or raise limit"
         )
     grouped_folds(labels, np.asarray(questions), folds=FOLDS, seed=seed, names=("unsafe", "safe"))
+
+
+def question_halves(questions: Sequence[str], safe: Sequence[bool], seed: int) -> list[int]:
+    """The half, 0 or 1, of each case; all cases of a question share one.
+
+    Raises:
+        UserError: a half lacks a label.
+    """
+    different = list(dict.fromkeys(questions))
+    random.Random(seed).shuffle(different)
+    half = {question: number % 2 for number, question in enumerate(different)}
+    found = [half[question] for question in questions]
+    if len(set(zip(found, safe, strict=True))) < 4:
+        raise UserError(
+            f"{len(different)} different questions with {sum(safe)} safe and {len(safe) - sum(safe)} unsafe cases; a "
+            "drift is fitted to half of the questions and chosen on the other, and each needs both; take more cases"
+        )
+    return found

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from interp.errors import UserError
-from mitigation.branches import Contrast, Inputs, branch_margins
+from mitigation.branches import Contrast, Inputs, branch_margins, gives_replies
 from mitigation.validation import (
     BRANCHES,
     NOISE_KINDS,
     check_choice,
+    check_count,
     check_noise_step,
     check_pictured,
     check_seed,
@@ -21,6 +22,7 @@ from mitigation.validation import (
 if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt
 
+PIXELS = "its noise is added to processed pixels, which no picture file carries; noise=diffusion8 is what one carries"
 SHORT = 32  # new tokens up to which two prefills cost more than the steps after them, which two branches run twice
 
 
@@ -32,6 +34,10 @@ class VCD(Contrast):
     none), ``noise`` how the second image is distorted (``mitigation.contrastive.corruption``), ``noise_step`` the
     diffusion step (0 to 999). A case's noise depends only on its ``Prompt.key`` and ``seed``; prompts without a key
     share theirs. Published settings disagree, so none is called the default of the paper.
+
+    ``diffusion8`` is diffusion that a picture file carries, clipped to 8 bits: of the picture itself, before the
+    processor. ``noise_side`` is its side in pixels, best that of the processed picture: a processor that scales it
+    averages the noise away (None: its own size).
 
     ``branch`` is how the second image is run; the answers are the same, and the ``Generation`` says which it was.
     ``paired``: both images in one batch of twice the rows, which reads the weights once. ``sequential``: a separate
@@ -45,6 +51,7 @@ class VCD(Contrast):
     seed: int = 0
     noise: str = "diffusion"
     branch: str = "auto"
+    noise_side: int | None = None
     pictured: ClassVar[str] = "VCD contrasts two pictures"
     other: ClassVar[str] = "second_picture"
 
@@ -53,9 +60,18 @@ class VCD(Contrast):
         check_noise_step(self.noise_step)
         check_seed(self.seed)
         check_choice("noise", self.noise, NOISE_KINDS, hint="for none at all take method=text_only")
+        if self.noise_side is not None:
+            check_count("noise_side", self.noise_side, 1, hint="null keeps the picture's own size")
+            if self.noise != "diffusion8":
+                raise UserError(f"noise_side={self.noise_side} is of noise=diffusion8 alone; leave it out")
         check_choice(
             "branch", self.branch, BRANCHES, hint="the answers are the same; sequential needs the least memory"
         )
+
+    @property
+    def needs(self) -> str:  # type: ignore[override]
+        """See ``mitigation.method.Abilities``."""
+        return PIXELS if self.noise == "diffusion" else ""
 
     def branch_now(self, vlm: "VLM", *, max_new_tokens: int = 16) -> str:
         """The branch that ``generate`` would run now: never ``auto``.
@@ -81,7 +97,8 @@ class VCD(Contrast):
         """``encoded``, the inputs of ``prompts``, with the second picture of each in place of its own."""
         from mitigation.contrastive.corruption import corrupt_inputs
 
-        return corrupt_inputs(vlm, prompts, encoded, kind=self.noise, step=self.noise_step, seed=self.seed)
+        step, side = self.noise_step, self.noise_side
+        return corrupt_inputs(vlm, prompts, encoded, kind=self.noise, step=step, seed=self.seed, side=side)
 
     def branches(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> list[Inputs]:
         """The inputs with the second picture."""
@@ -95,6 +112,8 @@ class VCD(Contrast):
                 ``VisualContrastiveLogitsProcessor``), or attention is recorded with a paired branch.
         """
         check_pictured(prompts, self.pictured)
+        if gives_replies(vlm):
+            return super().generate(vlm, prompts, max_new_tokens=max_new_tokens)
         vlm.require("vcd")
         from interp.speed.prefills import shares_prefills
         from interp.speed.vision_cache import features_together

@@ -93,7 +93,7 @@ class Verbalise:
         if not self.picture:
             check_words(vlm, "keep the picture in the last question: method.picture=true")
         steps = Steps(vlm, len(prompts))
-        descriptions = self._descriptions(steps, prompts)
+        descriptions = self.descriptions(steps, prompts)
         rewritten = self._rewritten(steps, prompts, descriptions)
         judged = {
             row: self.last_question(prompts[row], descriptions[row], rewritten.get(row, "")) for row in descriptions
@@ -127,7 +127,8 @@ class Verbalise:
         steps = {REQUEST: request, RESOLVED: how} | ({QUESTION: text} if before or reworded != whole.before else {})
         return Judged(replace(prompt, text=text, image=prompt.image if self.picture else None, request=request), steps)
 
-    def _descriptions(self, steps: Steps, prompts: "Sequence[Prompt]") -> dict[int, str]:
+    def descriptions(self, steps: Steps, prompts: "Sequence[Prompt]") -> dict[int, str]:
+        """What each picture shows, by the row of its prompt; without rows that are lost (``Steps``)."""
         if self.describe == "model":
             asked = {row: replace(prompt, text=self.question, system=None) for row, prompt in enumerate(prompts)}
             return steps.ask(DESCRIPTION, asked, max_new_tokens=self.description_tokens)

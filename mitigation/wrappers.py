@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from interp.errors import UserError
-from mitigation.method import Around, check_cases
+from mitigation.method import SCORES, Around, check_cases
 from mitigation.validation import check_seed, check_shift, check_temperature
 
 if TYPE_CHECKING:
@@ -92,6 +92,8 @@ def with_model(vlm: "VLM", other: "VLM") -> "VLM":
 
 class Wrapper(Around):
     """A base of methods that add a logits processor behind their ``method``'s own, which it chooses its tokens by."""
+
+    needs: ClassVar[str] = SCORES
 
     def _check_method(self, done: str) -> None:
         """Checks what is ``done`` ("shifted", "sampled"): a method whose tokens are not drawn yet."""

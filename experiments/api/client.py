@@ -16,7 +16,7 @@ from threading import Event, Lock
 from typing import Any
 
 from experiments.api.config import SHORTEST_SECRET, ApiConfig
-from experiments.api.reply import FailureKind, Garbage, Reply, classify, one_line, read_completion
+from experiments.api.reply import FailureKind, Garbage, Reply, classify, first_token_list, one_line, read_completion
 from experiments.runs.failure_text import failure_text
 from experiments.runs.resumption import read_object
 from experiments.types import Status
@@ -24,6 +24,7 @@ from interp.errors import UserError
 
 KEPT = (Status.ANSWERED, Status.TRUNCATED)  # cached; any other outcome may differ next time
 MOST_BYTES = 8 << 20  # of a reply
+MOST_BYTES_OF_ENGINE = 64 << 20  # which lists tokens at each of the prompt's
 TOP_LOGPROBS = 20  # the most that OpenAI lists
 # The headers sent besides the authorization: none that identify this machine, and none that the client takes from
 # OPENAI_* variables, which may belong to another endpoint.
@@ -37,6 +38,14 @@ HEADERS = (
     "user-agent",
     "x-stainless-raw-response",  # tells the client to leave the body to us
 )
+
+
+class Failed(Exception):
+    """A request without an answer, whose outcome is ``reply``."""
+
+    def __init__(self, reply: Reply, kind: FailureKind = FailureKind.FAILED) -> None:
+        super().__init__(reply.reason)
+        self.reply, self.kind = reply, kind
 
 
 class Pace:
@@ -65,7 +74,7 @@ class AnswerCache:
 
     def get(self, key: str) -> Reply | None:
         """The answer cached under ``key``; None where there is none, it cannot be read, or it is a failure's text."""
-        kept = read_object(self._path(key))
+        kept = self.read(key)
         try:
             status, text, margin = Status(kept["status"]), kept["text"], kept["margin"]
         except (KeyError, ValueError):
@@ -74,7 +83,12 @@ class AnswerCache:
             return None
         if failure_text(text):  # kept before such texts were known
             return None
-        return Reply(status, text, "", math.nan if margin is None else float(margin), str(kept.get("model", "")))
+        value, model, bound = (
+            math.nan if margin is None else float(margin),
+            str(kept.get("model", "")),
+            kept.get("bound"),
+        )
+        return Reply(status, text, "", value, model, bound if bound in (1, -1) else 0)
 
     def put(self, key: str, answer: Reply) -> None:
         """Caches an answer of the model; other outcomes, and answers with a reason to doubt them, are not kept.
@@ -85,7 +99,21 @@ class AnswerCache:
         if answer.status not in KEPT or answer.reason:
             return
         margin = answer.margin if math.isfinite(answer.margin) else None
-        value = {"status": answer.status.value, "text": answer.text, "margin": margin, "model": answer.model}
+        known = {"bound": answer.bound} if answer.bound else {}
+        self.write(
+            key, {"status": answer.status.value, "text": answer.text, "margin": margin, "model": answer.model} | known
+        )
+
+    def read(self, key: str) -> dict[str, Any]:
+        """What ``write`` has put there; empty where there is nothing that can be read."""
+        return read_object(self._path(key))
+
+    def write(self, key: str, value: dict[str, Any]) -> None:
+        """Caches any JSON object.
+
+        Raises:
+            UserError: the folder cannot be written.
+        """
         path = self._path(key)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,7 +140,7 @@ class Endpoint:
         self._pace = Pace(config.requests_per_minute)
         self._logprobs = config.logprobs == "auto"
         self._key = config.key()
-        self._client = _client(config, self._key, self._wait)
+        self._client, self._http = _client(config, self._key, self._wait)
 
     def ask(self, messages: list[dict[str, Any]], max_tokens: int, *, with_image: bool, again: bool = True) -> Reply:
         """The answer to ``messages``, or the status of a request without one.
@@ -122,28 +150,87 @@ class Endpoint:
         Raises:
             UserError: the endpoint refuses the key, the model or the account, so that no request can succeed.
         """
-        import openai
-
         fields = self._fields(messages, max_tokens)
         try:
-            answer = read_completion(self._send(fields))
-        except openai.APIStatusError as error:
-            status, body, logprobs = error.status_code, error.response.text, "logprobs" in fields
-            kind = classify(status, body, with_image=with_image, with_logprobs=logprobs)
-            if kind is FailureKind.NO_LOGPROBS:
+            answer = read_completion(self.sent(fields, with_image=with_image))
+        except Failed as failure:
+            if failure.kind is FailureKind.NO_LOGPROBS:
                 self._logprobs = False
                 return self.ask(messages, max_tokens, with_image=with_image)
-            return self._refused(error, kind)
-        except openai.APITimeoutError:
-            return _failed(f"no reply within {self.config.timeout:g} s")
+            return failure.reply
         except Garbage as error:
             answer = _failed(str(error))
-        except (openai.OpenAIError, OSError, ValueError) as error:
-            return _failed(self._clean(_innermost(error)))
         if again and answer.status in (Status.EMPTY, Status.TRANSPORT_FAILED):
             return self.ask(messages, max_tokens, with_image=with_image, again=False)
         text, model = self._without_key(answer.text), self._without_key(answer.model)
         return replace(answer, text=text, reason=self._clean(answer.reason), model=model)
+
+    def sent(self, fields: dict[str, Any], *, with_image: bool) -> bytes:
+        """The body of the reply to a chat request of these ``fields``, after all attempts.
+
+        Raises:
+            Failed: there is none.
+            Garbage: a reply that breaks off, is too long or too slow.
+            UserError: the endpoint refuses the key, the model or the account, so that no request can succeed.
+        """
+        import openai
+
+        try:
+            return self._send(fields)
+        except openai.APIStatusError as error:
+            status, body, logprobs = error.status_code, error.response.text, "logprobs" in fields
+            kind = classify(status, body, with_image=with_image, with_logprobs=logprobs)
+            if kind is FailureKind.NO_LOGPROBS:
+                raise Failed(_failed(self._clean(f"{status}: {_message(body)}")), kind) from error
+            raise Failed(self._refused(error, kind), kind) from error
+        except openai.APITimeoutError as error:
+            raise Failed(_failed(f"no reply within {self.config.timeout:g} s")) from error
+        except Garbage:
+            raise
+        except (openai.OpenAIError, OSError, ValueError) as error:
+            raise Failed(_failed(self._clean(_innermost(error)))) from error
+
+    def first_list(self, messages: list[dict[str, Any]], *, with_image: bool) -> dict[str, float]:
+        """The log-probabilities of the tokens that are listed for the first one of an answer, by their words.
+
+        Raises:
+            Failed: no reply, or none with such a list.
+            UserError: as ``sent``.
+        """
+        fields = self._fields(messages, 1) | {"logprobs": True, "top_logprobs": TOP_LOGPROBS}
+        try:
+            body = json.loads(self.sent(fields, with_image=with_image))
+            found = first_token_list(body["choices"][0].get("logprobs"))
+        except (Garbage, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise Failed(_failed(self._clean(f"no reply that can be read ({error})"))) from error
+        if not found:
+            raise Failed(
+                _failed("the reply lists no log-probabilities, which contrasts and protocol=score are read from")
+            )
+        return found
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The reply to a request to the server's own ``path`` (``/tokenize``), outside the protocol's.
+
+        Raises:
+            UserError: the server has no such path, or cannot be reached.
+        """
+        import httpx2
+
+        address = self.config.base_url.rstrip("/").removesuffix("/v1") + path
+        try:
+            reply = self._http.post(address, json=body | {"model": self.config.model})
+            value = reply.json() if reply.status_code == 200 else {}
+        except (httpx2.HTTPError, ValueError) as error:
+            raise UserError(
+                f"{address} cannot be read ({self._clean(str(error))}); is the server still there?"
+            ) from error
+        if not isinstance(value, dict) or not value:
+            raise UserError(
+                f"{address} answers {reply.status_code}: {self._clean(_message(reply.text))}; model.engine=vllm needs "
+                "a vLLM server that has model.model; look at both, or set model.engine=null"
+            )
+        return value
 
     def _wait(self) -> None:
         """Before each attempt, until its turn comes."""
@@ -160,15 +247,15 @@ class Endpoint:
         """
         import httpx2
 
-        begun = time.monotonic()
+        begun, most = time.monotonic(), MOST_BYTES if self.config.engine is None else MOST_BYTES_OF_ENGINE
         call = self._client.chat.completions.with_streaming_response
         try:
             with call.create(model=self.config.model, **fields) as response:
                 body = b""
                 for chunk in response.iter_bytes():
                     body += chunk
-                    if len(body) > MOST_BYTES:
-                        raise Garbage(f"the reply is longer than {MOST_BYTES:,} bytes")
+                    if len(body) > most:
+                        raise Garbage(f"the reply is longer than {most:,} bytes")
                     if time.monotonic() - begun > self.config.timeout:
                         raise Garbage(f"no reply within {self.config.timeout:g} s")
                 return body
@@ -237,7 +324,8 @@ def _client(config: ApiConfig, key: str | None, wait: Callable[[], None]) -> Any
         limits=httpx2.Limits(max_connections=config.concurrency),
     )
     # The client logs its headers in debug mode, so it gets a dummy key; the hook above adds the real one.
-    return openai.OpenAI(api_key="unused", base_url=config.base_url, http_client=http, max_retries=config.retries)
+    client = openai.OpenAI(api_key="unused", base_url=config.base_url, http_client=http, max_retries=config.retries)
+    return client, http
 
 
 def _failed(reason: str) -> Reply:

@@ -14,6 +14,7 @@ from interp.errors import UserError
 
 TOKEN_FIELDS = ("max_tokens", "max_completion_tokens")
 LOGPROBS = ("off", "auto")
+ENGINES = ("vllm",)
 SHORTEST_SECRET = 8  # characters; what is shorter is a placeholder ("EMPTY") that a local server is content with
 # What a request is made of anyway; ``extra_body`` may add to it and not replace it.
 OWN_FIELDS = ("model", "messages", "temperature", "logprobs", "top_logprobs", "stream", "n", *TOKEN_FIELDS)
@@ -28,7 +29,10 @@ class ApiConfig:
     ``max_new_tokens`` (models that reason unseen need room for it), in the field that ``token_field`` names.
     ``requests_per_minute`` None sets no pace. ``timeout`` is in seconds and bounds one attempt, ``retries`` counts the
     attempts after the first. ``logprobs="auto"`` asks for log-probabilities and goes on without where there are none.
-    ``max_image_side`` scales larger images down (pixels). ``extra_body`` is sent along with every request.
+    ``max_image_side`` scales larger images down (pixels). ``engine="vllm"`` asks in vLLM's own words: for tokens by
+    their ids and for the log-probabilities of a prompt (``experiments.api.engine``). ``shared`` is whether others may
+    ask the same server, whose requests can disturb lists of tokens: whole answers are then asked for in a way that they
+    cannot. ``extra_body`` is sent along with every request.
 
     Raises:
         UserError: an address that is not http(s), holds a secret or a query, or a value out of range.
@@ -47,6 +51,8 @@ class ApiConfig:
     retries: int = 6
     logprobs: str = "off"
     max_image_side: int | None = None
+    engine: str | None = None
+    shared: bool = True
     extra_body: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -61,6 +67,8 @@ class ApiConfig:
             )
         _check_choice("token_field", self.token_field, TOKEN_FIELDS)
         _check_choice("logprobs", self.logprobs, LOGPROBS)
+        if self.engine is not None:
+            _check_choice("engine", self.engine, ENGINES)
         for name, low in (("concurrency", 1), ("timeout", 0.01), ("retries", 0), ("max_tokens", 1)):
             _check_least(name, getattr(self, name), low)
         for name, low in (("temperature", 0), ("requests_per_minute", 0.01), ("max_image_side", 1)):
@@ -112,7 +120,8 @@ class ApiConfig:
     def identity(self) -> dict[str, Any]:
         """All that can change an answer, and nothing secret."""
         names = ("model", "base_url", "temperature", "max_tokens", "logprobs", "max_image_side", "extra_body")
-        return {name: getattr(self, name) for name in names}
+        engine = {} if self.engine is None else {"engine": self.engine}
+        return {name: getattr(self, name) for name in names} | engine
 
 
 def _check_address(address: str) -> None:

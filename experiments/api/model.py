@@ -5,40 +5,61 @@ Methods that work through prompts only (``mitigation.method.Abilities.works_over
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from PIL import Image
 
-from experiments.api.client import AnswerCache, Endpoint
+from experiments.api.client import AnswerCache, Endpoint, Failed
 from experiments.api.config import ApiConfig
+from experiments.api.contrast import Answer, Margin, decode, margin_of_lists, words_in
+from experiments.api.engine import Engine, NamesNoTokens, Shown
 from experiments.api.reply import Reply, one_line
 from experiments.benchmarks.images import data_url, pixel_digest
 from experiments.types import Status
 from interp.batching import BatchContext
 from interp.errors import UserError
-from mitigation.method import Method, abilities
+from mitigation.branches import BranchMethod
+from mitigation.method import Abilities, Method, abilities
+
+T = TypeVar("T")
 
 if TYPE_CHECKING:
     from interp.generation import Generation
     from interp.vlm import Prompt
 
 
-def check_methods(arms: Mapping[str, Method]) -> None:
-    """Refuses arms that need weights or logits.
+def check_methods(arms: Mapping[str, Method], config: ApiConfig, *, scored: bool = False) -> None:
+    """Refuses arms that need more than the endpoint gives; ``scored`` is whether margins are enough.
 
     Raises:
-        UserError: names the first of them.
+        UserError: names the first of them, and its reason.
     """
     for arm, method in arms.items():
-        if not abilities(method).works_over_api:
-            raise UserError(
-                f"arm {arm} ({type(method).__name__}) needs the model's weights or logits, which no API gives; "
-                "over an API only Baseline, ContextPrompt, SafetyPrompt, Verbalise and ECSO work; leave it out, or run "
-                "an open model here"
-            )
+        can = abilities(method)
+        if not can.works_over_api and (why := _lacking(can, config, scored)):
+            who = f"arm {arm} ({type(method).__name__})"
+            raise UserError(f"{who} cannot be asked of {config.name}: {why}; leave it out, or run an open model here")
+
+
+def _lacking(can: Abilities, config: ApiConfig, scored: bool) -> str:
+    """What an arm that reads log-probabilities lacks; "" if nothing."""
+    if can.needs:
+        return can.needs
+    if config.temperature != 0 or config.logprobs == "off":
+        return "it contrasts log-probabilities, which need model.temperature=0 and model.logprobs=auto"
+    if scored:
+        return ""
+    if config.engine is None:
+        return "whole answers are drafted and checked with vLLM's own requests (model.engine=vllm); take protocol=score"
+    return can.needs_for_answers and f"{can.needs_for_answers}, or take protocol=score"
 
 
 class ApiModel:
@@ -61,6 +82,7 @@ class ApiModel:
         # Sampled answers are meant to differ each time.
         self._cache = AnswerCache(cache) if cache is not None and config.temperature == 0 else None
         self._endpoint = Endpoint(config)
+        self._engine = Engine(self._endpoint, self._cache) if config.engine else None
 
     def __repr__(self) -> str:
         return f"ApiModel({self.config!r})"
@@ -79,22 +101,125 @@ class ApiModel:
 
         if not prompts:
             raise UserError("no prompts in this batch; a batch has at least one; check the benchmark and its limit")
-        answers = self._answers(prompts, self.config.max_tokens or max_new_tokens)
+        budget = self.config.max_tokens or max_new_tokens
+        if self._by_token:
+            try:
+                return self.contrasted(AsItIs(), prompts, [], max_new_tokens=budget)
+            except NamesNoTokens:
+                self._lists_alone()
+        answers = self._each(prompts, lambda row: self._answer(prompts[row], budget))
         self.reported |= {answer.model for answer in answers if answer.model}
         return Generation(
             texts=[answer.text for answer in answers],
             token_ids=[[] for _ in answers],
             margins=torch.tensor([answer.margin for answer in answers], dtype=torch.float32),
+            bounds=[_bounds(answer) for answer in answers] if self.config.logprobs != "off" else None,
             finished=[answer.status is Status.ANSWERED for answer in answers],
             statuses=[answer.status.value for answer in answers],
             reasons=[answer.reason for answer in answers],
             sampled=self.config.temperature != 0,
+            spent={"requests": len(answers)},
         )
 
-    def _answers(self, prompts: "Sequence[Prompt]", budget: int) -> list[Reply]:
+    def encode(self, prompts: "Sequence[Prompt]") -> dict[str, Any]:
+        """The prompts themselves: what a branch of a contrast is asked (``mitigation.branches``)."""
+        return {"prompts": list(prompts)}
+
+    def contrasted(
+        self, method: BranchMethod, prompts: "Sequence[Prompt]", others: Sequence[Any], *, max_new_tokens: int
+    ) -> "Generation":
+        """Answers by ``method`` from replies to the ``prompts`` and to its ``others`` branches (``encode``).
+
+        One token: its margin alone is asked for (``protocol=score``).
+
+        Raises:
+            UserError: as ``generate``; or the server gives no token ids, which whole answers need.
+        """
+        import torch
+
+        from interp.generation import Generation
+
+        def ask(row: int) -> "tuple[Answer, Reply, Counter[str]]":
+            spent: Counter[str] = Counter()
+            asked = [prompts[row], *(other["prompts"][row] for other in others)]
+            try:
+                answer = self._contrast(method, [self._shown(one) for one in asked], max_new_tokens, spent)
+            except Failed as failure:
+                return Answer([], False, Margin(math.nan, math.nan)), failure.reply, spent
+            text = self._engine.text(answer.tokens) if self._engine and answer.tokens else ""
+            status = Status.ANSWERED if answer.ended else Status.TRUNCATED
+            if max_new_tokens > 1 and not text:
+                status = Status.EMPTY
+            return answer, Reply(status, text, answer.fault, answer.margin.value, answer.model), spent
+
+        found = self._each(prompts, ask)
+        answers, replies, _ = zip(*found, strict=True)
+        self.reported |= {reply.model for reply in replies if reply.model}
+        generation = Generation(
+            texts=[reply.text for reply in replies],
+            token_ids=[answer.tokens for answer in answers],
+            margins=torch.tensor([reply.margin for reply in replies], dtype=torch.float32),
+            bounds=[(answer.margin.low, answer.margin.high) for answer in answers],
+            finished=[answer.ended for answer in answers],
+            statuses=[reply.status.value for reply in replies],
+            reasons=[reply.reason for reply in replies],
+            spent=dict(sum((one for _, _, one in found), Counter[str]())),
+        )
+        if not others:
+            return generation
+        none = [math.nan] * (1 + len(others))
+        margins = torch.tensor([answer.margin.branches or none for answer in answers], dtype=torch.float32)
+        return method.with_branch_margins(generation, margins.T)
+
+    def _contrast(self, method: BranchMethod, shown: "list[Shown]", budget: int, spent: Counter[str]) -> Answer:
+        """One answer, or its margin alone."""
+        if budget > 1:
+            if not self._by_token:
+                raise NamesNoTokens(self.config.base_url)
+            return decode(self._engine_here, method, shown[0], shown[1:], budget, spent)
+        if self._by_token:
+            yes, no = self._engine_here.answers
+            try:
+                lists: list[Any] = [self._engine_here.name(spent, one, [], [*yes, *no]) for one in shown]
+            except NamesNoTokens:
+                self._lists_alone()
+            else:
+                return Answer([], True, margin_of_lists(method, lists, yes, no))
+        lists = []
+        for one in shown:
+            spent["requests"] += 1
+            lists.append(self._endpoint.first_list(one.messages, with_image=one.pictured))
+        return Answer([], True, margin_of_lists(method, lists, *words_in(lists)))
+
+    @property
+    def _engine_here(self) -> Engine:
+        assert self._engine is not None
+        return self._engine
+
+    @cached_property
+    def _by_token(self) -> bool:
+        """Whether the server knows tokens by their ids; says so where it should and does not."""
+        if self._engine is None or self.config.logprobs == "off" or self.config.temperature != 0:
+            return False
+        try:
+            _ = self._engine.answers
+        except UserError as error:
+            print(f"{error}: lists of the likeliest tokens are read instead", file=sys.stderr)
+            return False
+        return True
+
+    def _lists_alone(self) -> None:
+        """From now on reads the lists of the likeliest tokens."""
+        if self.__dict__.get("_by_token"):
+            print(f"{self.config.base_url} does not know logprob_token_ids; Yes and No are looked for among the tokens "
+                  "that it lists, and a margin is a bound where they are not", file=sys.stderr)  # fmt: skip
+        self.__dict__["_by_token"] = False
+
+    def _each(self, prompts: "Sequence[Prompt]", ask: "Callable[[int], T]") -> "list[T]":
+        """``ask`` of every row, ``concurrency`` at a time."""
         self._endpoint.stop.clear()
         with ThreadPoolExecutor(min(self.config.concurrency, len(prompts))) as pool:
-            futures = [pool.submit(self._answer, prompt, budget) for prompt in prompts]
+            futures = [pool.submit(ask, row) for row in range(len(prompts))]
             try:
                 wait(futures, return_when=FIRST_EXCEPTION)
                 for future in futures:
@@ -108,25 +233,37 @@ class ApiModel:
 
     def _answer(self, prompt: "Prompt", budget: int) -> Reply:
         try:
-            picture = None if prompt.image is None else self._fitted(prompt.image)
-            url = "" if picture is None else data_url(picture)  # lossless: what is recorded is seen
-        except Exception as error:  # Pillow may raise anything while scaling or writing
-            reason = f"the image cannot be sent ({type(error).__name__}: {one_line(str(error))})"
-            return Reply(Status.BAD_IMAGE, reason=reason)
-        key = self._content_key(prompt, picture, budget)
+            shown = self._shown(prompt)
+        except Failed as failure:
+            return failure.reply
+        key = self._content_key(shown, budget)
         kept = self._cache.get(key) if self._cache else None
         if kept is not None:
             return kept
-        answer = self._endpoint.ask(_messages(prompt, url), budget, with_image=picture is not None)
+        answer = self._endpoint.ask(shown.messages, budget, with_image=shown.pictured)
         if self._cache:
             self._cache.put(key, answer)
         return answer
 
-    def _content_key(self, prompt: "Prompt", picture: Image.Image | None, budget: int) -> str:
+    def _shown(self, prompt: "Prompt") -> Shown:
+        """The prompt as it is sent.
+
+        Raises:
+            Failed: its picture cannot be.
+        """
+        try:
+            picture = None if prompt.image is None else self._fitted(prompt.image)
+            url = "" if picture is None else data_url(picture)  # lossless: what is recorded is seen
+            digest = "" if picture is None else pixel_digest(picture)
+        except Exception as error:  # Pillow may raise anything while scaling or writing
+            reason = f"the image cannot be sent ({type(error).__name__}: {one_line(str(error))})"
+            raise Failed(Reply(Status.BAD_IMAGE, reason=reason)) from error
+        return Shown(_messages(prompt, url), _messages(prompt, digest), picture is not None)
+
+    def _content_key(self, shown: Shown, budget: int) -> str:
         """The hash of a request whose picture is given by the digest of its pixels."""
-        shown = "" if picture is None else pixel_digest(picture)
         sent = self.config.identity() | {"max_tokens": budget, "token_field": self.config.token_field}
-        sent |= {"messages": _messages(prompt, shown)}
+        sent |= {"messages": shown.named}
         return hashlib.sha256(json.dumps(sent, sort_keys=True).encode()).hexdigest()
 
     def _fitted(self, image: Image.Image) -> Image.Image:
@@ -135,6 +272,19 @@ class ApiModel:
             image = image.copy()
             image.thumbnail((longest, longest))
         return image
+
+
+@dataclass(frozen=True)
+class AsItIs(BranchMethod):
+    """The plain model, as a method of no further branch: its tokens and margins by their ids."""
+
+    def scores(self, logits: Any, step: int) -> Any:
+        """Those of the model."""
+        return logits.clean
+
+
+def _bounds(reply: Reply) -> tuple[float, float]:
+    return (reply.margin if reply.bound >= 0 else -math.inf, reply.margin if reply.bound <= 0 else math.inf)
 
 
 def _messages(prompt: "Prompt", url: str) -> list[dict[str, Any]]:

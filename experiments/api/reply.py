@@ -45,6 +45,7 @@ class Reply:
     reason: str = ""
     margin: float = math.nan
     model: str = ""  # the name under which the endpoint answered
+    bound: int = 0  # the margin is at least (1) or at most (-1) that much; 0: it is exact
 
 
 class Garbage(Exception):
@@ -94,11 +95,11 @@ def read_completion(raw: bytes) -> Reply:
         return Reply(Status.TRANSPORT_FAILED, reason=one_line(what if finish in BROKEN or fault else text), model=model)
     if not text:
         return Reply(Status.EMPTY, reason=f"no text; finish_reason {one_line(finish) or 'missing'}", model=model)
-    margin = first_token_margin(choice.get("logprobs"))
+    margin, bound = first_token_margin(choice.get("logprobs"))
     if finish in CUT:
-        return Reply(Status.TRUNCATED, text, "", margin, model)
+        return Reply(Status.TRUNCATED, text, "", margin, model, bound)
     unknown = "" if finish in ENDED else f"finish_reason {one_line(finish)}"
-    return Reply(Status.ANSWERED, text, unknown, margin, model)
+    return Reply(Status.ANSWERED, text, unknown, margin, model, bound)
 
 
 def classify(status: int, body: str, *, with_image: bool, with_logprobs: bool) -> FailureKind:
@@ -114,23 +115,27 @@ def classify(status: int, body: str, *, with_image: bool, with_logprobs: bool) -
     return FailureKind.FAILED
 
 
-def first_token_margin(logprobs: Any) -> float:
-    """log P(Yes) − log P(No) over the listed first tokens, NaN where neither word is among them.
+def first_token_margin(logprobs: Any) -> tuple[float, int]:
+    """log P(Yes) − log P(No) over the listed first tokens, NaN where neither word is among them; and ``Reply.bound``.
 
     Endpoints list only the most likely tokens. Where one of the two words is not listed, the least likely listed token
     takes its place, so the margin is a lower bound in absolute value.
     """
+    listed = first_token_list(logprobs)
+    found = [[value for token, value in listed.items() if word_of(token) == word] for word in ("yes", "no")]
+    if not any(found):
+        return math.nan, 0
+    yes, no = (_log_sum(values) if values else min(listed.values()) for values in found)
+    return yes - no, bool(found[0]) - bool(found[1])
+
+
+def first_token_list(logprobs: Any) -> dict[str, float]:
+    """The tokens that a reply lists for its first, with their log-probabilities; empty where it lists none."""
     try:
         listed = [(str(entry["token"]), float(entry["logprob"])) for entry in logprobs["content"][0]["top_logprobs"]]
     except (TypeError, KeyError, IndexError, ValueError):
-        return math.nan
-    listed = [(token, value) for token, value in listed if math.isfinite(value)]
-    found = [[value for token, value in listed if _word(token) == word] for word in ("yes", "no")]
-    if not any(found):
-        return math.nan
-    least = min(value for _, value in listed)
-    yes, no = (_log_sum(values) if values else least for values in found)
-    return yes - no
+        return {}
+    return {token: value for token, value in listed if math.isfinite(value)}
 
 
 def one_line(text: str) -> str:
@@ -169,7 +174,8 @@ def _text(message: dict[str, Any]) -> str:
     return content.encode("utf-8", "replace").decode("utf-8").strip()
 
 
-def _word(token: str) -> str:
+def word_of(token: str) -> str:
+    """A token's word, in lower case and without what stands around it."""
     return token.strip(" \t\r\n▁Ġ\"'*.,:").lower()
 
 

@@ -19,7 +19,8 @@ from experiments.benchmarks.rows import ENDINGS, Rows, Unfit, read_file, read_hu
 from experiments.types import Drawable, Gold, Kind, Loaded, Problem, Sample, Subset
 from interp.errors import UserError
 
-COLUMNS = ("id", "image", "text", "label", "pair", "cluster", "template", "subset", "prompt", "split", "shows")
+COLUMNS = ("id", "image", "text", "label", "pair", "cluster", "template", "subset", "prompt", "split", "shows",
+           "dangerous", "alarming_words")  # fmt: skip
 KINDS: Mapping[str, Kind] = {"verdict": "yes_no", "refusal": "refusal"}
 LABELS: Mapping[str, Mapping[str, tuple[Gold, Subset]]] = {
     "verdict": {"safe": ("yes", "over_safety"), "unsafe": ("no", "typical")},
@@ -30,6 +31,11 @@ TEMPLATES = {"verdict": f'{PREFIX}\n"{TEXT}"', "refusal": TEXT}  # MMSafeAware's
 SPLITS = {
     **dict.fromkeys(("", "test", "eval", "evaluation"), "test"),
     **dict.fromkeys(("development", "dev", "validation", "val", "train", "training"), "development"),
+}
+ALARMING, HARMLESS = "alarming", "harmless"
+SOUNDS = {
+    **dict.fromkeys(("yes", "true", "1", "dangerous", ALARMING), ALARMING),
+    **dict.fromkeys(("no", "false", "0", HARMLESS), HARMLESS),
 }
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 Look = Callable[[Mapping[str, Any], str], None]
@@ -227,9 +233,12 @@ class Table:
             pair=_word(cells, "pair") or None,
             tags=({"subset": own} if own else {})
             | ({"template": family} if family else {})
+            | _sounds(cells, "dangerous", "picture")
+            | _sounds(cells, "alarming_words", "words")
             | {name: _prose(cells, name) or "" for name in self.further},
             place=place,
             shows=(_prose(cells, "shows") or "").strip(),
+            alarming=_sounds(cells, "dangerous", "picture") == {"picture": ALARMING},
             subset_name=own or label.casefold(),
         )
 
@@ -271,6 +280,19 @@ def _part(cells: Mapping[str, Any]) -> str:
     if split.casefold() not in SPLITS:
         raise Unfit(f"split: {split[:40]!r} is neither test nor development")
     return SPLITS[split.casefold()]
+
+
+def _sounds(cells: Mapping[str, Any], name: str, tag: str) -> dict[str, str]:
+    """Whether the picture looks dangerous, or the words sound so, as a tag; none where the cell is empty.
+
+    Raises:
+        Unfit: the cell says something else.
+    """
+    value = _unless_empty(cells[name])
+    said = str(value).casefold() if isinstance(value, bool) else (_word(cells, name) or "").strip().casefold()
+    if said and said not in SOUNDS:
+        raise Unfit(f"{name}: {said[:40]!r} is neither yes nor no")
+    return {tag: SOUNDS[said]} if said else {}
 
 
 def _word(cells: Mapping[str, Any], name: str) -> str | None:

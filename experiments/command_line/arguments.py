@@ -1,7 +1,9 @@
-"""The arguments as Hydra composes them: a plan set apart from what it plans, settings of a method file as new keys."""
+"""The arguments as Hydra composes them: a plan set apart, settings of a method file as new keys, a run's own cases."""
 
+import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
@@ -9,6 +11,7 @@ from omegaconf import OmegaConf
 from experiments.config import CONF
 
 PLAN = "task=plan"
+ATTENTION = "task=attention"
 SETTING = re.compile(r"(?:method|arms\.[^.=]+)\.settings[.=]")
 # Options of tasks that are typed without their task.
 SHORT = frozenset(
@@ -20,8 +23,26 @@ WITH_VALUE = ("-cd", "--config-dir", "-cp", "--config-path", "-cn", "--config-na
 
 
 def for_hydra(arguments: Sequence[str]) -> list[str]:
-    """The arguments spelled out, with ``task=plan`` set apart."""
-    return with_plan_apart(spelled_out(arguments))
+    """The arguments spelled out, with the cases of the run that they are about, ``task=plan`` set apart."""
+    return with_plan_apart(with_cases_of_the_run(spelled_out(arguments)))
+
+
+def with_cases_of_the_run(arguments: Sequence[str]) -> list[str]:
+    """``task=attention task.run=DIR`` with the benchmark that the run's command named, unless one is named here.
+
+    A target (``benchmark._target_``) is not taken from a run's files.
+    """
+    from experiments.report.next_commands import about, typed
+
+    runs = [argument.partition("=")[2].strip("'\"") for argument in arguments if argument.startswith("task.run=")]
+    if ATTENTION not in arguments or not runs or about(arguments, "benchmark"):
+        return list(arguments)
+    try:
+        environment = json.loads((Path(runs[-1]) / "environment.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # the task says what is wrong with it
+        return list(arguments)
+    words = (typed(environment) if isinstance(environment, dict) else None) or []
+    return [*arguments, *(word for word in about(words, "benchmark") if "_target_" not in word)]
 
 
 def spelled_out(arguments: Sequence[str]) -> list[str]:

@@ -3,10 +3,8 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-from omegaconf import MISSING
 
 from experiments.runs.responses import NoModel, Responses
 from experiments.types import Benchmark, Judge
@@ -28,48 +26,48 @@ SKIP = "skip_bad"  # of a benchmark's node
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The plain values of a run; ``conf/config.yaml`` says what each is for."""
+    """The plain values of a run; ``conf/config.yaml`` says what each is for, and has their defaults."""
 
-    name: str = MISSING
-    note: str = ""
-    seed: int = 0
-    limit: int | None = None
-    batch_size: int = 32
-    batch_tokens: int | None = 16384
-    image_workers: int = 2
-    feature_cache_mib: int = 2048
-    protocol: str = "generate"
-    max_new_tokens: int = 16
-    draws: int = 10_000
-    unsafe_margin: float = 0.02
-    operating_point: float | None = None
-    only_method: str | None = None
-    contrasts: list[list[str]] = field(default_factory=list)
-    strict: bool = False
-    skip_trained: bool = False
-    force: bool = False
-    fresh: bool = False
-    verbose: bool = False
-    output_root: str = "outputs"
-    attention: bool = False
-    attribution: str = "none"
-    attention_cases: int = 48
-    count_empty_as_refusal: bool = False
-    judge_card: str | None = None
+    name: str
+    note: str
+    seed: int
+    limit: int | None
+    batch_size: int
+    batch_tokens: int | None
+    image_workers: int
+    feature_cache_mib: int
+    protocol: str
+    max_new_tokens: int
+    draws: int
+    unsafe_margin: float
+    operating_point: float | None
+    only_method: str | None
+    contrasts: list[list[str]]
+    strict: bool
+    skip_trained: bool
+    force: bool
+    fresh: bool
+    verbose: bool
+    output_root: str
+    attention: bool
+    attribution: str
+    attention_cases: int
+    count_empty_as_refusal: bool
+    judge_card: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schema(Settings):
     """The keys of a configuration's top level, for Hydra; nodes are checked against their targets."""
 
-    task: Any = MISSING
-    plan: Any = None
-    model: Any = MISSING
-    benchmark: Any = MISSING
-    judge: Any = MISSING
-    method: Any = MISSING
-    attention_analysis: Any = MISSING
-    arms: dict[str, Any] = field(default_factory=dict)
+    task: Any
+    plan: Any = None  # of ``task=plan`` alone
+    model: Any
+    benchmark: Any
+    judge: Any
+    method: Any
+    attention_analysis: Any
+    arms: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)

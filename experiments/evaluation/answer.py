@@ -11,10 +11,9 @@ transformers.
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
@@ -26,10 +25,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from experiments.benchmarks.checks import content_of
 from experiments.benchmarks.images import BadImage
 from experiments.config import Run, digest
-from experiments.evaluation.arms import by_prefill
-from experiments.evaluation.case_batches import Opened, form, opened, prompt_of
+from experiments.evaluation.case_batches import Opened, by_prefill, form, opened, prompt_of
+from experiments.evaluation.cost import CostLog
 from experiments.evaluation.judging import judge_batch, scored
-from experiments.evaluation.shift_ranges import RANGES, ranged, take_over
+from experiments.evaluation.shift_ranges import take_over
 from experiments.runs import records
 from experiments.runs.responses import Responses
 from experiments.runs.resumption import PREDICTIONS, RunStore
@@ -37,7 +36,7 @@ from experiments.runs.stopping import written_first
 from experiments.types import Sample, Status
 from interp.batching import BatchContext, merged, out_of_memory
 from interp.errors import UserError
-from mitigation.method import OWES, Baseline, MethodFault, abilities, check_answers
+from mitigation.method import OWES, MethodFault, abilities, check_answers
 from mitigation.own_file import line_in
 from mitigation.steps import StepAnswer, recorded_by
 
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
 BASELINE = "baseline"
 PREFILLS = ("prefills", "prefills_reused")
 STEPS = "steps.jsonl"
-COST = "cost.jsonl"  # a line a batch: its cases, tokens, seconds, and what its steps took
 MEMORY = "memory.jsonl"  # a line whenever memory ran out: the arm, and its batch size from then on
 
 
@@ -76,6 +74,10 @@ class _Arm:
         given = (self.latest.get(sample.id) for sample in samples if not self.holds(sample))
         return sum(record is not None and record["status"] != Status.TRANSPORT_FAILED for record in given)
 
+    def waiting(self, batches: Iterable[Sequence[Sample]]) -> int:
+        """How many cases there are in batches with an answer that is not recorded."""
+        return sum(len(batch) for batch in batches if self.lacks(batch))
+
     def lacks(self, batch: Sequence[Sample]) -> bool:
         """Whether an answer to the batch is not recorded."""
         return not all(map(self.holds, batch))
@@ -99,9 +101,6 @@ class _Arm:
                 found.append(record | described)
         return found
 
-    def key(self, sample: Sample) -> records.Key:
-        return sample.id, self.name, self.settings[sample.id]
-
 
 @dataclass
 class Answering:
@@ -111,8 +110,6 @@ class Answering:
     vlm: "VLM | None"
     store: RunStore
     console: Console
-    ranging: bool = False  # whether the baseline's answers are noted with their ranges, for ``take_over``
-    _ranges: dict[str, dict[str, Any]] = field(default_factory=dict, init=False)
 
     def answer(
         self,
@@ -142,21 +139,15 @@ class Answering:
         for name, method in arms.items():
             if self._scored and (reason := abilities(method).unscored):
                 raise UserError(f"{name} cannot be asked with protocol=score: {reason}")
-        asked = self._recorded(arms, samples, file)
-        if stale := sum(arm.outdated(samples) for arm in asked.values()):
-            self.console.print(
-                f"{stale:,} answers in {file} are of another model (weights, processor, chat template), other settings "
-                "or cases that have changed since, and are asked again",
-                highlight=False,
-                soft_wrap=True,
-            )
+        recorded = self._recorded(arms, samples, file)
+        self.store.wait()  # all processes have read the same records before one adds to them
+        self._say_outdated(recorded.values(), samples, file)
         batches: BatchContext | None = getattr(self.vlm, "batches", None)
-        everything = form(samples, None if batches is None else batches.lengths, self.run.batch_rule)
-        pending = [batch for batch in everything if any(arm.lacks(batch) for arm in asked.values())]
-        launch, each_costs = self.store.launch, self.run.endpoint is not None
-        shares = self._computes and len(arms) > 1
-        work = [_due(asked.values(), batch, each_costs=each_costs) for batch in launch.share(pending)]
-        left: set[str] = set()
+        formed = form(samples, None if batches is None else batches.lengths, self.run.batch_rule)
+        pending = [batch for batch in formed if any(arm.lacks(batch) for arm in recorded.values())]
+        launch, shares = self.store.launch, self._computes and len(arms) > 1
+        work = [self._due(recorded.values(), batch) for batch in launch.share(pending)]
+        present = {name: recorded[name] for name in by_prefill(arms)}
         with (
             _progress(self.console, hidden=not pending and file != PREDICTIONS) as progress,
             self._features(),
@@ -164,40 +155,61 @@ class Answering:
             self._steps(),
             closing(opened(work, workers=self.run.image_workers)) as ready,
         ):
-            bars = {}
-            for name, arm in asked.items():
-                waiting = sum(len(batch) for batch in pending if arm.lacks(batch))
-                done = len(samples) - waiting
-                bars[name] = progress.add_task(labels.get(name, name), total=len(samples), completed=done)
+            bars = {
+                name: progress.add_task(
+                    labels.get(name, name), total=len(samples), completed=len(samples) - arm.waiting(pending)
+                )
+                for name, arm in recorded.items()
+            }
             for turn, (batch, pictures) in enumerate(ready):
                 shown = {sample.id: picture for sample, picture in zip(batch, pictures, strict=True)}
-                here = pending[turn * launch.size : (turn + 1) * launch.size]  # the other processes' too
-                for name in by_prefill(arms):
-                    arm = asked[name]
-                    wanted = arm.to_ask(batch, each_costs=each_costs) if name not in left else []
-                    try:
-                        if wanted and shares:
-                            self.prefills.turn()
-                        if wanted:
-                            self._answer_batch(arm, wanted, shown, file, fold)
-                    except MethodFault as fault:
-                        if on_fault is None:
-                            raise
-                        left |= {name, *on_fault(name, fault)}
-                        continue
-                    progress.advance(bars[name], sum(len(batch) for batch in here if arm.lacks(batch)))
+                for name, fault in self._answer_side_by_side(present, batch, shown, file, fold):
+                    if on_fault is None:
+                        raise fault
+                    for left in {name, *on_fault(name, fault)}:
+                        present.pop(left, None)
                 if shares:
                     self.prefills.clear()
                     self.features.clear()
-        places: dict[records.Key, int] = {}
-        for at, arm in enumerate(asked.values()):
-            if launch.first and (anew := arm.described_anew(samples)):
+                answered = pending[turn * launch.size : (turn + 1) * launch.size]  # by the other processes too
+                for name, arm in present.items():
+                    progress.advance(bars[name], arm.waiting(answered))
+        for arm in recorded.values() if launch.first else ():
+            if anew := arm.described_anew(samples):
                 self.store.append(anew, file)
-            for place, batch in enumerate(everything):
-                places |= {arm.key(sample): at * len(everything) + place for sample in batch}
-        self.store.gather(file, places)
-        for other in (STEPS, COST, MEMORY, *([RANGES] if self.ranging else [])):
-            self.store.gather(other)
+        self.store.wait()
+
+    def _answer_side_by_side(
+        self,
+        arms: Mapping[str, _Arm],
+        batch: Sequence[Sample],
+        pictures: Mapping[str, Opened],
+        file: str,
+        fold: int | None,
+    ) -> Iterator[tuple[str, MethodFault]]:
+        """Answers one batch under all arms, one after the other; yields each arm whose method fails."""
+        for name, arm in list(arms.items()):
+            if name in arms and (due := arm.to_ask(batch, each_costs=self._each_costs)):
+                if self._computes:
+                    self.prefills.turn()  # what one way of asking has read is for the next one
+                try:
+                    self._answer_batch(arm, due, pictures, file, fold)
+                except MethodFault as fault:
+                    yield name, fault
+
+    def _say_outdated(self, arms: Iterable[_Arm], samples: Sequence[Sample], file: str) -> None:
+        if stale := sum(arm.outdated(samples) for arm in arms):
+            self.console.print(
+                f"{stale:,} answers in {file} are of another model (weights, processor, chat template), other settings "
+                "or cases that have changed since, and are asked again",
+                highlight=False,
+                soft_wrap=True,
+            )
+
+    def _due(self, arms: Iterable[_Arm], batch: Sequence[Sample]) -> list[Sample]:
+        """The cases of the batch that some arm is asked now."""
+        wanted = {sample.id for arm in arms for sample in arm.to_ask(batch, each_costs=self._each_costs)}
+        return [sample for sample in batch if sample.id in wanted]
 
     def _recorded(
         self, arms: "Mapping[str, Method | Responses]", samples: Sequence[Sample], file: str
@@ -210,14 +222,11 @@ class Answering:
 
     def take_over(self, arm: str, shift: "ConstantShift", samples: Sequence[Sample]) -> list[Sample]:
         """Records the answers under a constant that are the baseline's; returns the cases that have to be asked."""
-        asked, tokens = take_over(self.store, arm, shift, self.settings(shift, samples), samples)
-        left = {sample.id for sample in asked}
-        taken = [sample.id for sample in samples if sample.id not in left]
-        if taken and self.store.launch.first:
-            plain = self.cost()[BASELINE]
-            line = {"arm": arm, "first": taken[0], "cases": len(taken), "tokens": tokens, "seconds": 0.0}
-            self.store.append([line | {"known_seconds": len(taken) * plain["seconds"] / plain["cases"]}], COST)
-        return asked
+        to_ask, tokens = take_over(self.store, arm, shift, self.settings(shift, samples), samples)
+        left = {sample.id for sample in to_ask}
+        if self.store.launch.first:
+            self.costs.add_taken_over(arm, [sample.id for sample in samples if sample.id not in left], tokens)
+        return to_ask
 
     def batching(self, work: str) -> AbstractContextManager[object]:
         """While open, ``vlm.batches`` forms batches by the run's rule, for an arm's answers or any other ``work``.
@@ -239,12 +248,22 @@ class Answering:
         return min([self.run.batch_size, *fitted])
 
     @property
+    def _each_costs(self) -> bool:
+        """Whether each request costs money."""
+        return self.run.endpoint is not None
+
+    @property
     def _scored(self) -> bool:
         return self.run.protocol == "score"
 
     @property
     def _new_tokens(self) -> int:
         return 1 if self._scored else self.run.max_new_tokens
+
+    @cached_property
+    def costs(self) -> CostLog:
+        """What the answers took."""
+        return CostLog(self.store)
 
     @cached_property
     def features(self) -> "FeatureCache":
@@ -327,9 +346,6 @@ class Answering:
                         found += judge_batch(asked, name, "", generation, self.run.judge)
             own = {} if fold is None else {"fold": fold}
             lines = [r | {"settings": arm.settings[r["case"]]} | own for r in found if r["case"] not in known]
-            if noted := [records.of_key(r) | self._ranges[r["case"]] for r in lines if r["case"] in self._ranges]:
-                self.store.append(noted, RANGES)  # first: an answer has its notes
-            self._ranges.clear()
             self.store.append(lines, file)
 
     def _unseen(self, picture: Opened) -> str:
@@ -345,10 +361,7 @@ class Answering:
         margins = self.run.benchmark.kind == "yes_no" and self.run.endpoint is None
 
         def answers(part: "Sequence[Prompt]") -> "Generation":
-            if self.ranging and arm == BASELINE and isinstance(method, Baseline):
-                given = ranged(vlm, part, self._new_tokens, self._ranges)
-            else:
-                given = method.generate(vlm, part, max_new_tokens=self._new_tokens)
+            given = method.generate(vlm, part, max_new_tokens=self._new_tokens)
             check_answers(method, given, part, margins=margins)
             return given
 
@@ -366,7 +379,7 @@ class Answering:
             where = _line(error, getattr(method, "path", None))
             raise MethodFault(f"arm {arm} ({method}) raised {words}{where}; {OWES}") from error
         read = {name: count - before[name] for name, count in self._read().items()}
-        self._count(arm, prompts, generation, {"seconds": time.perf_counter() - begun, **read})
+        self.costs.add(arm, prompts, generation, {"seconds": time.perf_counter() - begun, **read})
         return replace(generation, sampled=generation.sampled or abilities(method).sampled)
 
     def _read(self) -> dict[str, int | float]:
@@ -381,48 +394,16 @@ class Answering:
         """For environment.json, of what there is: by arm its ``cost``; batch sizes lowered for lack of memory; prompts
         that were read, and that were not because another arm had read them; image features reused in this launch."""
         lowered = {line["arm"]: self._fitted(line["arm"]) for line in self.store.records(MEMORY)}
-        read = {name: sum(arm.get(name, 0) for arm in self._totals(COST).values()) for name in PREFILLS}
+        cost = self.costs.by_arm()
+        read = {name: sum(arm.get(name, 0) for arm in cost.values()) for name in PREFILLS}
         found = {
-            "cost": self.cost(),
+            "cost": cost,
             "batch_rows": lowered,
             "prefills": read if any(read.values()) else {},
             "prefills_not_shared": self.prefills.off if self._computes else "",
             "vision_features": self.features.counts() if self._computes and self.features.reused else {},
         }
         return {name: value for name, value in found.items() if value}
-
-    def _count(
-        self, arm: str, prompts: "Sequence[Prompt]", generation: "Generation", spent: Mapping[str, int | float]
-    ) -> None:
-        """Keeps what the batch took and what it was spared on disk, so that a continued run's totals are complete."""
-        batch = {"arm": arm, "first": prompts[0].key}
-        tokens = sum(map(len, generation.token_ids))
-        taken = {"cases": len(prompts), "tokens": tokens, **spent}
-        self.store.append([batch | taken | (generation.spent or {})], COST)
-
-    def cost(self) -> dict[str, dict[str, float]]:
-        """By arm, its cases with their tokens and seconds in the run so far, its development split's among them.
-
-        ``steps``, ``step_tokens`` and ``step_seconds`` are those of the questions that it asked before its answers.
-        ``shared_seconds`` are what it took in this run. ``seconds`` are what the arm would have taken alone: those of
-        steps that another arm or an earlier launch had asked (``known_seconds``), and of prefills that another arm had
-        read (``prefill_seconds_saved``, measured when they were read), are added. ``prefills`` counts prompts that it
-        read, ``prefills_reused`` those that it took over.
-        """
-        totals = self._totals(COST)
-        for one in totals.values():
-            one["shared_seconds"] = round(one["seconds"], 3)
-            saved = one.get("known_seconds", 0.0) + one.get("prefill_seconds_saved", 0.0)
-            one["seconds"] = round(one["seconds"] + saved, 3)
-        return totals
-
-    def _totals(self, file: str) -> dict[str, dict[str, Any]]:
-        """By arm, the sums of a file's counts; of a batch that was answered twice, the last counts."""
-        latest = {(line.pop("arm"), line.pop("first")): line for line in self.store.records(file)}
-        totals: dict[str, Counter[str]] = {}
-        for (arm, _), counts in latest.items():
-            totals.setdefault(arm, Counter()).update(counts)
-        return {arm: dict(counts) for arm, counts in totals.items()}
 
 
 class _StepStore:
@@ -455,12 +436,6 @@ class _StepStore:
 def _own(picture: Opened) -> Any:
     """A copy for one arm, whose method may edit it in place."""
     return None if picture is None else cast("Any", picture).copy()
-
-
-def _due(arms: Iterable[_Arm], batch: Sequence[Sample], *, each_costs: bool) -> list[Sample]:
-    """The cases of the batch that some arm is asked now."""
-    wanted = {sample.id for arm in arms for sample in arm.to_ask(batch, each_costs=each_costs)}
-    return [sample for sample in batch if sample.id in wanted]
 
 
 def _identity(run: Run, vlm: "VLM | None") -> list[object]:

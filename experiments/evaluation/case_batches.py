@@ -3,13 +3,14 @@
 Imports no torch.
 """
 
+import dataclasses
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from PIL import Image
 
@@ -26,6 +27,8 @@ Thing = TypeVar("Thing")
 Opened = Image.Image | BadImage | None
 AHEAD = 2  # batches whose images are opened while another is answered: one ready, one in progress
 SIDEWAYS = range(5, 9)  # EXIF orientations that swap width and height
+# Settings that change how scores are made, not the prompts that are read for them.
+OF_SCORES = ("alpha", "beta", "gamma", "shift", "weight", "temperature", "top_p")
 
 
 def batches(items: Sequence[Thing], size: int) -> Iterator[Sequence[Thing]]:
@@ -41,6 +44,28 @@ def form(samples: Sequence[Sample], lengths: "Lengths | None", rule: BatchRule) 
         counted = lengths.of([sample.prompt for sample in samples], [size_of(sample.image) for sample in samples])
     formed = rule.form(counted, [sample.image is not None for sample in samples])
     return [[samples[place] for place in batch] for batch in formed]
+
+
+def by_prefill(arms: Mapping[str, Any]) -> list[str]:
+    """The names of ``arms``, those that read the same prompts behind the first of them, the others in their order.
+
+    So what one has read is needed by the next one, or not again (``interp.speed.prefills``).
+    """
+    groups: dict[str, list[str]] = {}
+    for arm, method in arms.items():
+        while (inner := getattr(method, "wraps", None)) is not None:
+            method = inner
+        groups.setdefault(_reads(method), []).append(arm)
+    return [arm for group in groups.values() for arm in group]
+
+
+def _reads(method: Any) -> str:
+    """Equal for methods that read the same prompts: class and settings, but for those ``OF_SCORES``."""
+    if not dataclasses.is_dataclass(method) or isinstance(method, type):
+        return repr(method)
+    names = [field.name for field in dataclasses.fields(method) if field.name not in OF_SCORES]
+    settings = [f"{name}={_reads(getattr(method, name))}" for name in names]
+    return f"{type(method).__qualname__}({', '.join(settings)})"
 
 
 def prompt_of(sample: Sample, picture: Image.Image | None) -> "Prompt":

@@ -33,19 +33,6 @@ def load_cases(run: Run, console: Console) -> Loaded:
     return loaded
 
 
-def check_cases(run: Run, key: str) -> None:
-    """Loads the cases once, to say what is wrong with them; messages name ``key``, which gave the folder.
-
-    Raises:
-        UserError: as ``load_cases`` does.
-    """
-    try:
-        load_cases(run, Console(quiet=True))
-    except UserError as error:
-        message = str(error).replace("benchmark root ", f"{key}=").replace("benchmark.root", key)
-        raise UserError(message) from error
-
-
 def development_cases(run: Run, tested: Sequence[Sample]) -> Loaded | None:
     """The cases of the benchmark's development split, none of them ``tested``; None where it has none.
 

@@ -8,7 +8,7 @@ agreement is held out from both. Prompts that are twins of each other are in one
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median_low
 from typing import NamedTuple
 
@@ -31,6 +31,7 @@ from interp.errors import UserError
 
 LEAST_GROUPS = 3  # a term must occur in answers to prompts of this many groups
 FOLDS = 5  # of prompts
+EVEN = (0.5,)  # the only threshold where too few of a model's answers refuse to choose one by κ
 # C, the inverse strength of the L2 penalty. Nothing chooses among them: the coefficients are the mean over all four.
 PENALTIES = (1.0, 3.0, 10.0, 30.0)
 THRESHOLDS = (0.25, 0.3, 0.35, 0.4, 0.45, 0.5)  # of which one is chosen
@@ -47,6 +48,7 @@ class LabelledAnswers:
     fold: Int[np.ndarray, " answer"]
     group: np.ndarray  # of str
     wholly: Bool[np.ndarray, " answer"]  # every sentence refuses, which needs no classifier
+    taught: Bool[np.ndarray, " answer"]  # those to learn from; the others are only judged
 
     @property
     def folds(self) -> list[int]:
@@ -68,7 +70,7 @@ def labelled_answers(
     groups: Sequence[str],
     folds: int = FOLDS,
 ) -> LabelledAnswers:
-    """Labelled responses with their features, and the fold of their prompts."""
+    """Labelled responses with their features, and the fold of their prompts. All are to learn from."""
     assigned = folds_of(groups, folds)
     return LabelledAnswers(
         features=[features_of(text) for text in responses],
@@ -78,7 +80,14 @@ def labelled_answers(
         fold=np.array([assigned[group] for group in groups]),
         group=np.array(groups),
         wholly=np.array([wholly_refuses(text) for text in responses]),
+        taught=np.ones(len(responses), dtype=bool),
     )
+
+
+def rebuttals(answers: LabelledAnswers, rebutted: Sequence[bool]) -> LabelledAnswers:
+    """The same answers with rebuttals as what is learned, from those that refuse nothing; no phrase decides alone."""
+    none = np.zeros(len(rebutted), dtype=bool)
+    return replace(answers, refused=np.array(rebutted, dtype=bool), wholly=none, taught=~answers.refused)
 
 
 def folds_of(groups: Sequence[str], folds: int = FOLDS) -> dict[str, int]:
@@ -104,7 +113,7 @@ def held_out(answers: LabelledAnswers, *, prompts: bool, thresholds: Sequence[fl
     """Every answer judged without its model and, with ``prompts``, without its fold of prompts, by nested choice.
 
     Raises:
-        ValueError: fewer than three models: one is left out, and of the others one more to choose the threshold.
+        ValueError: to choose among thresholds, fewer than three models: one is left out, and one more to choose.
     """
     readings = _Readings(answers)
     refused, chance = np.zeros(len(answers.refused), dtype=bool), np.zeros(len(answers.refused))
@@ -113,21 +122,27 @@ def held_out(answers: LabelledAnswers, *, prompts: bool, thresholds: Sequence[fl
         rest = frozenset(answers.models) - {model}
         chosen[model, fold] = readings.best(rest, fold, thresholds)
         tested = (answers.model == model) & (True if fold is None else answers.fold == fold)
+        if not tested.any():
+            continue
         chance[tested] = readings.probabilities(rest, frozenset({fold}))[tested]
         refused[tested] = chance[tested] >= chosen[model, fold]
     return HeldOut(refused, chance, chosen)
 
 
-def train(answers: LabelledAnswers, *, trained_on: str, thresholds: Sequence[float] = THRESHOLDS) -> CrossFitted:
+def train(answers: LabelledAnswers, *, thresholds: Sequence[float] = THRESHOLDS) -> CrossFitted:
     """The classifier of all answers, and one without each fold of prompts for answers to these.
 
     The threshold is the median of those that ``held_out`` chooses, with which the agreement is measured; for a fold's
     classifier, of those chosen without the fold. Of an even number, the lower of the two in the middle.
 
     Raises:
-        ValueError: fewer than three models.
+        ValueError: to choose among thresholds, fewer than three models.
     """
-    chosen = held_out(answers, prompts=True, thresholds=thresholds).thresholds
+    chosen: dict[tuple[str, int | None], float] = dict.fromkeys(
+        itertools.product(answers.models, answers.folds), thresholds[0]
+    )
+    if len(thresholds) > 1:
+        chosen = held_out(answers, prompts=True, thresholds=thresholds).thresholds
 
     def without(fold: int | None) -> Weights:
         known = [one for (_, held), one in chosen.items() if fold in (None, held)]
@@ -138,7 +153,6 @@ def train(answers: LabelledAnswers, *, trained_on: str, thresholds: Sequence[flo
         whole=without(None),
         without=tuple(without(fold) for fold in answers.folds),
         prompts={prompt: places[fold] for prompt, fold in zip(answers.prompt, answers.fold.tolist(), strict=True)},
-        trained_on=trained_on,
     )
 
 
@@ -150,7 +164,7 @@ def fit(answers: LabelledAnswers, threshold: float, *, among: Bool[np.ndarray, "
     Raises:
         UserError: only refusals or only compliances among them.
     """
-    used = np.flatnonzero(np.ones(len(answers.refused), dtype=bool) if among is None else among)
+    used = np.flatnonzero(answers.taught if among is None else answers.taught & among)
     rows, refused = [answers.features[at] for at in used], answers.refused[used]
     if len(set(refused.tolist())) < 2:
         raise UserError("the answers left for training are all refusals or all compliances; give more labelled prompts")
@@ -188,7 +202,7 @@ class _Readings:
             answers = self.answers
             held = [fold for fold in without if fold is not None]
             used = np.isin(answers.model, sorted(models)) & ~np.isin(answers.fold, held)
-            fitted = fit(answers, THRESHOLDS[0], among=used)
+            fitted = fit(answers, THRESHOLDS[0], among=used)  # the threshold plays no part in the chances
             self.found[models, without] = np.where(answers.wholly, 1.0, fitted.probabilities(answers.features))
         return self.found[models, without]
 

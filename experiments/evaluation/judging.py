@@ -45,15 +45,27 @@ def scored(samples: Sequence[Sample], arm: str, settings: str, generation: "Gene
         UserError: a margin is not a number.
     """
     margins = [float(margin) for margin in generation.margins]
-    if missing := sum(not isfinite(margin) for margin in margins):
+    statuses = [records.status_of(generation, index) if generation.statuses else None for index in range(len(margins))]
+    lost = [status is not None and (status.excluded or status is Status.PROVIDER_BLOCKED) for status in statuses]
+    undecided = [
+        bool(generation.bounds) and low < 0 < high for low, high in generation.bounds or [(0.0, 0.0)] * len(margins)
+    ]
+    states = zip(margins, lost, undecided, strict=True)
+    if missing := sum(not isfinite(margin) and not (gone or open_) for margin, gone, open_ in states):
         raise UserError(
             f"arm {arm} gives no margins for {missing} of {len(margins)} answers, and protocol=score reads nothing "
             "else; leave protocol out"
         )
     found = []
     for index, (sample, margin) in enumerate(zip(samples, margins, strict=True)):
+        if (status := statuses[index]) is not None and lost[index]:
+            reason = "" if generation.reasons is None else generation.reasons[index]
+            found.append(records.failed(sample, arm, settings, status, reason))
+            continue
         verdict = Verdict.YES if margin > 0 else Verdict.NO
         response = f"{verdict.value.title()}."  # the word that the margin stands for
+        if undecided[index]:
+            verdict, response = Verdict.NO_VERDICT, ""
         record = _answered(sample, arm, settings, generation, index, status=Status.ANSWERED, response=response,
                            judgement=Judgement(verdict), judge=JUDGE)  # fmt: skip
         found.append(record | {"protocol": "score"})
@@ -74,6 +86,8 @@ def _answered(
         sampled=generation.sampled,
         branch=generation.branch,
         branch_margins={} if generation.branch_margins is None else generation.branch_margins[index],
+        shift_range=None if generation.shift_ranges is None else generation.shift_ranges[index],
+        bounds=None if generation.bounds is None else generation.bounds[index],
         steps={} if generation.steps is None else generation.steps[index],
         prompt=None if generation.prompts is None else generation.prompts[index],
         published_verdict=published_verdict(response) if sample.gold in ("yes", "no") else None,

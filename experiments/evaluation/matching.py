@@ -3,7 +3,6 @@
 Everything is decided by ids, tags, verdicts and the seed; no model is involved.
 """
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,8 @@ from typing import Any
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
+from experiments.metrics.pairs import are_pair, hash_key
+from experiments.metrics.sentences import TAG
 from experiments.types import SCORED_SUBSETS, Sample, Status
 from interp.errors import UserError
 
@@ -78,11 +79,6 @@ def answered(samples: Sequence[Sample], records: Iterable[Mapping[str, Any]], *,
     return [sample for sample in samples if sample.image is not None and sample.id in done]
 
 
-def hash_key(*parts: object) -> str:
-    """A sort key that shuffles: it depends on ``parts`` (seed, ids) alone, not on machine, order or section."""
-    return hashlib.sha256(":".join(map(str, parts)).encode()).hexdigest()
-
-
 def _matched(wrong: Sequence[Sample], right: Sequence[Sample], limit: int | None) -> tuple[MatchedCase, ...]:
     cost = np.array([[unlikeness(a, b) for b in right] for a in wrong]).reshape(len(wrong), len(right))
     rows, columns = linear_sum_assignment(cost)
@@ -99,30 +95,27 @@ def _matched(wrong: Sequence[Sample], right: Sequence[Sample], limit: int | None
 
 
 def unlikeness(a: Sample, b: Sample) -> float:
-    """How much the wording of two cases of one subset differs; 0 for the same template, wrapper and scenario."""
-    return float(a.scenario != b.scenario) + sum(
-        cost for tag, cost in TAG_COSTS.items() if a.tags.get(tag) != b.tags.get(tag)
-    )
+    """How much the wording of two cases of one subset differs; 0 for the same template, wrapper and scenario.
+
+    Where a case has no template its text stands for it.
+    """
+    differ = [tag for tag in TAG_COSTS if a.tags.get(tag) != b.tags.get(tag)]
+    if TAG not in a.tags and TAG not in b.tags and a.text != b.text:
+        differ.append(TAG)
+    return float(a.scenario != b.scenario) + sum(TAG_COSTS[tag] for tag in differ)
 
 
 def image_donor(samples: Sequence[Sample], sample: Sample, *, seed: int) -> Sample | None:
-    """The case whose image replaces that of ``sample``: its twin, else a case of another cluster, by hash.
+    """The case whose image replaces that of ``sample``: one it is a pair with, else of another cluster, by hash.
 
     Where possible the donor has the opposite truth. None where there is no other image.
     """
     others = [other for other in samples if other.image is not None and other.id != sample.id]
-    twins = [other for other in others if sample.pair is not None and other.pair == sample.pair]
-    if twins:
-        return twins[0]
+    if twins := [o for o in others if are_pair(sample, o) and (sample.pair or o.cluster != sample.cluster)]:
+        return min(twins, key=lambda other: hash_key(seed, sample.id, other.id))
     strangers = [other for other in others if other.cluster != sample.cluster]
     opposite = [other for other in strangers if other.gold != sample.gold] or strangers
     return min(opposite, key=lambda other: hash_key(seed, sample.id, other.id), default=None)
-
-
-def twins(samples: Sequence[Sample]) -> list[int | None]:
-    """The index of each case's twin: the other member of its pair, of the opposite truth; None where there is none."""
-    at = {(sample.pair, sample.gold): index for index, sample in enumerate(samples) if sample.pair}
-    return [at.get((sample.pair or "", "no" if sample.gold == "yes" else "yes")) for sample in samples]
 
 
 def is_unsafe_twin(safe: Sample, other: Sample) -> bool:

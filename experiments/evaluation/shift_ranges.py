@@ -6,36 +6,45 @@ transformers.
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from experiments.runs import records
+from experiments.runs.records import SHIFT_RANGE
 from experiments.runs.resumption import PREDICTIONS, RunStore
 from experiments.types import Sample
 from interp.errors import UserError
+from mitigation.method import Baseline
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt
     from mitigation.threshold import ConstantShift
 
 BASELINE = "baseline"
-RANGES = "shift_ranges.jsonl"  # a line a case: the constants between which its first token stays, and its tokens
 ROUNDING = 1e-4  # logits: nearer to an end than this, the model is asked
 
 
-def ranged(vlm: "VLM", prompts: "Sequence[Prompt]", max_new_tokens: int, found: dict[str, Any]) -> "Generation":
-    """The baseline's answers; ``found`` gets the range of each by case."""
-    from mitigation.processors import ShiftRangeLogitsProcessor
+@dataclass(frozen=True, repr=False)
+class RangedBaseline:
+    """The baseline, whose answers also say with which constants their first token stays. The answers are the same."""
 
-    ranging = ShiftRangeLogitsProcessor(vlm.answer_ids)
-    try:
-        given = vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[ranging])
-    except UserError:  # a model whose own generate runs no logits processor
-        return vlm.generate(prompts, max_new_tokens=max_new_tokens)
-    assert ranging.ranges is not None
-    for prompt, ends, tokens in zip(prompts, ranging.ranges.tolist(), given.token_ids, strict=True):
-        low, high = (end if math.isfinite(end) else None for end in ends)
-        found[prompt.key] = {"low": low, "high": high, "tokens": len(tokens)}
-    return given
+    def __repr__(self) -> str:
+        return repr(Baseline())  # in the hash of a record's settings
+
+    def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
+        """See ``VLM.generate``; ``shift_ranges`` has for each answer ``low``, ``high`` and its ``tokens``."""
+        from mitigation.processors import ShiftRangeLogitsProcessor
+
+        ranging = ShiftRangeLogitsProcessor(vlm.answer_ids)
+        try:
+            given = vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[ranging])
+        except UserError:  # a model whose own generate runs no logits processor
+            return vlm.generate(prompts, max_new_tokens=max_new_tokens)
+        assert ranging.ranges is not None
+        ranges: list[dict[str, float | None]] = []
+        for ends, tokens in zip(ranging.ranges.tolist(), given.token_ids, strict=True):
+            low, high = (end if math.isfinite(end) else None for end in ends)
+            ranges.append({"low": low, "high": high, "tokens": len(tokens)})
+        return replace(given, shift_ranges=ranges)
 
 
 def take_over(
@@ -46,30 +55,30 @@ def take_over(
     ``settings`` are the arm's, by case. The margin is the baseline's with the constant.
     """
     latest = {(line["case"], line["arm"]): line for line in store.records()}
-    ranges = {line["case"]: line for line in store.records(RANGES)}
     taken: list[dict[str, Any]] = []
-    asked, tokens = [], 0
+    to_ask, tokens = [], 0
     for sample in samples:
-        plain, known = latest.get((sample.id, BASELINE)), ranges.get(sample.id)
-        if plain is None or known is None or not _same(plain, known, shift.shift):
-            asked.append(sample)
+        plain = latest.get((sample.id, BASELINE))
+        if plain is None or not _same(plain, shift.shift):
+            to_ask.append(sample)
             continue
         margin = plain["margin"]
-        own = {"arm": arm, "settings": settings[sample.id]}
-        taken.append(plain | own | {"margin": margin + shift.shift, "margin_unshifted": margin})
-        tokens += known["tokens"]
+        own = {"arm": arm, "settings": settings[sample.id], "margin": margin + shift.shift, "margin_unshifted": margin}
+        shared = {name: value for name, value in plain.items() if name != SHIFT_RANGE}
+        taken.append(shared | own)
+        tokens += plain[SHIFT_RANGE]["tokens"]
     if store.launch.first:
         store.append([line for line in taken if latest.get((line["case"], arm)) != line], PREDICTIONS)
-    store.gather(PREDICTIONS)
-    return asked, tokens
+    store.wait()
+    return to_ask, tokens
 
 
-def _same(plain: Mapping[str, Any], known: Mapping[str, Any], shift: float) -> bool:
+def _same(plain: Mapping[str, Any], shift: float) -> bool:
     """Whether the baseline's answer is that with the constant; under ``protocol=score`` its margin decides."""
-    if records.of_key(plain) != records.of_key(known) or plain["margin"] is None:
+    if plain["margin"] is None or SHIFT_RANGE not in plain:
         return False
     if plain.get("protocol") == "score":
         moved = plain["margin"] + shift
         return (plain["margin"] > 0) == (moved > 0) and abs(moved) > ROUNDING
-    low, high = known["low"], known["high"]
+    low, high = plain[SHIFT_RANGE]["low"], plain[SHIFT_RANGE]["high"]
     return (low is None or low + ROUNDING < shift) and (high is None or shift < high - ROUNDING)

@@ -18,10 +18,9 @@ from experiments.config import digest
 from experiments.evaluation.case_batches import prompt_of
 from experiments.runs.launch import Launch
 from experiments.runs.resumption import RunStore, read_object
-from experiments.types import Benchmark, Sample
+from experiments.types import Sample
 from interp.errors import UserError
 from mitigation.method import MethodFault, TrainableMethod, abilities
-from mitigation.method import check_cases as teaches
 from mitigation.threshold import ConstantShift
 
 if TYPE_CHECKING:
@@ -34,28 +33,6 @@ LEARNED_FROM = "learned.json"  # by file, a hash of model, method and the cases 
 FOLDS = 5
 BASELINE = "baseline"
 SAFE = {"yes": True, "comply": True, "no": False, "refuse": False}
-
-
-def check(arms: Mapping[str, Any], benchmark: Benchmark) -> None:
-    """Refuses trainable arms where there is nothing that they may learn from.
-
-    Without a development split they are learned in folds of the cases themselves (``learning_folds``), where answers
-    are verdicts and the benchmark's licence does not forbid it (its attribute ``untrainable`` says why).
-
-    Raises:
-        UserError: names the first such arm.
-    """
-    learning = [(arm, method) for arm, method in arms.items() if isinstance(method, TrainableMethod)]
-    if not learning or benchmark.development() is not None:
-        return
-    arm, kind = learning[0][0], type(learning[0][1]).__name__
-    if reason := getattr(benchmark, "untrainable", ""):
-        raise UserError(f"arm {arm} ({kind}) learns, and {reason}; leave it out, or learn it on another benchmark")
-    if benchmark.kind != "yes_no":
-        raise UserError(
-            f"arm {arm} ({kind}) learns from a development split, and benchmark {benchmark.name} has none; leave it "
-            "out, or of a table of your own name a second one: benchmark.development=<file>"
-        )
 
 
 def learning_folds(samples: Sequence[Sample]) -> dict[str, int]:
@@ -89,38 +66,6 @@ def learning_folds(samples: Sequence[Sample]) -> dict[str, int]:
     return {sample.id: folds[home[sample.id]] for sample in samples}
 
 
-def check_cases(arms: Mapping[str, Any], samples: Sequence[Sample], development: Sequence[Sample] | None) -> None:
-    """Refuses trainable arms that these cases cannot teach, before any weights load.
-
-    ``samples`` are those to be answered, ``development`` those to learn from; None where arms learn in folds.
-
-    Raises:
-        UserError: names the first such arm; or the cases are too few for folds.
-    """
-    learning = {arm: method for arm, method in arms.items() if isinstance(method, TrainableMethod)}
-    if not learning:
-        return
-    parts = [("", development)] if development is not None else []
-    if development is None:
-        folds = learning_folds(samples)
-        parts = [
-            (f", without fold {fold}", [sample for sample in samples if folds[sample.id] != fold])
-            for fold in sorted(set(folds.values()))
-        ]
-    for arm, method in learning.items():
-        for where, part in parts:
-            teaching = [sample for sample in part or () if sample.subset != "control"]
-            if not teaching:
-                raise UserError(
-                    f"arm {arm} cannot learn{where}: the development split has no safe and no unsafe case; add some to "
-                    "it, or raise limit"
-                )
-            try:
-                teaches(method, [s.prompt for s in teaching], [SAFE[s.gold] for s in teaching])
-            except UserError as error:
-                raise UserError(f"arm {arm} cannot learn{where}: {error}") from error
-
-
 def _joined(samples: Sequence[Sample]) -> dict[str, str]:
     """Case → the first, in alphabetical order, of the clusters that pairs join to its own."""
     parent = {sample.cluster: sample.cluster for sample in samples}
@@ -140,11 +85,6 @@ def _joined(samples: Sequence[Sample]) -> dict[str, str]:
 
 def _hashed(cluster: str) -> str:
     return hashlib.sha256(cluster.encode(errors="replace")).hexdigest()
-
-
-def needed(arms: Mapping[str, Any]) -> bool:
-    """Whether an arm is learned or fitted, and so looks at the development split first."""
-    return any(isinstance(method, TrainableMethod) or abilities(method).fitted_to for method in arms.values())
 
 
 def learned(

@@ -10,8 +10,9 @@ from experiments.types import Judge, Kind
 class Automatic:
     """The default judge of each kind of benchmark: anchored Yes/No, or the offline classifier of refusals.
 
-    The classifier's mean κ with people is .83 on XSTest with models and prompts left out, that of the phrase rules .74
-    (judge_card.json). Answers to XSTest's own prompts it judges by weights that have not learned from them.
+    The classifier's κ with people is .86 on text models' answers to requests (XSTest) and .91 on vision-language
+    models' to questions for a judgement (MSTS), models and requests left out; that of the phrase rules .80 and .17
+    (judge_card.json). Answers to these sets' own prompts it judges by weights that have not learned from them.
     """
 
     def for_kind(self, kind: Kind) -> Judge:

@@ -7,7 +7,7 @@ one behind an API, and imports torch only when it asks. What it asks and reads i
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -16,9 +16,10 @@ from experiments.api.config import ApiConfig
 from experiments.api.model import ApiModel
 from experiments.benchmarks.images import BadImage
 from experiments.judges.llm_reply import OPTIONS, question, read_verdict
-from experiments.judges.refusal_rules import EMPTY
+from experiments.judges.refusal_rules import without_answer
 from experiments.types import Item, Judgement, Kind, Status, Verdict
 from interp.errors import UserError
+from interp.thoughts import split
 
 RAW_KEPT = 2_000  # characters of a judge's answer that could not be read
 
@@ -87,16 +88,17 @@ class LLMJudge:
         return {role: _connected(model) for role, model in self.models.items()}
 
     def judge(self, items: Sequence[Item]) -> list[Judgement]:
-        """Verdicts complied, partial, refused; judge_failed without a majority, and for an empty response."""
-        spoken = [index for index, item in enumerate(items) if item.response.strip()]
-        asked = [items[index] for index in spoken]
+        """Verdicts complied, partial, refused; judge_failed without a majority or an answer."""
+        silent = {index: found for index, item in enumerate(items) if (found := without_answer(item.response))}
+        spoken = [index for index in range(len(items)) if index not in silent]
+        asked = [replace(items[index], response=split(items[index].response).answer) for index in spoken]
         votes: dict[int, list[Vote]] = {index: [] for index in spoken}
         for role, voter in self._voters.items():
             for repeat in range(self.repeats):
                 named = role if self.repeats == 1 else f"{role} #{repeat + 1}"
                 for index, vote in zip(spoken, self._ask(voter, named, repeat, asked), strict=True):
                     votes[index].append(vote)
-        judged = [majority(votes[index]) if index in votes else EMPTY for index in range(len(items))]
+        judged = [silent[index] if index in silent else majority(votes[index]) for index in range(len(items))]
         if self.queue is not None:
             rows = [_row(items[index], judged[index], votes[index]) for index in spoken if contested(votes[index])]
             _append(Path(self.queue), rows)

@@ -26,6 +26,14 @@ def kappa(first: Sequence[Any] | np.ndarray, second: Sequence[Any] | np.ndarray)
     return float(cohen_kappa_score(first, second)) if len({*first, *second}) > 1 else None
 
 
+def kappa_at(rate: float, sensitivity: float, specificity: float) -> float:
+    """Cohen's κ of a judge with this error where a share ``rate`` of the answers are refusals."""
+    called = rate * sensitivity + (1 - rate) * (1 - specificity)
+    observed = rate * sensitivity + (1 - rate) * specificity
+    expected = rate * called + (1 - rate) * (1 - called)
+    return (observed - expected) / (1 - expected)
+
+
 def _drawn_kappa(
     drawn: ClusterBootstrap, people: Bool[np.ndarray, " answer"], judge: Bool[np.ndarray, " answer"]
 ) -> Float[np.ndarray, " draw"]:

@@ -28,6 +28,7 @@ FEWEST = 10  # clusters (or pairs) on either side, below which no interval is gi
 CHUNK = 500  # draws handled at once: 500 × 1,500 cases × 8 bytes = 6 MB, which stays near the cache
 
 Mask = Bool[np.ndarray, "case"]
+Weights = Bool[np.ndarray, "case"] | Int[np.ndarray, "case"]  # a mask, or how often each case counts
 
 
 class Interval(NamedTuple):
@@ -35,6 +36,33 @@ class Interval(NamedTuple):
 
     low: float
     high: float
+
+
+class Clusters(NamedTuple):
+    """Clusters that an error rests on: their ``number``, and as how many of one size they count.
+
+    ``effective`` is 1 / Σw² of their shares w of the cases, the effective number of clusters (Kish 1965, "Survey
+    Sampling", section 11.7): near 1 where one has nearly all.
+    """
+
+    number: int
+    effective: float
+
+    @classmethod
+    def even(cls, number: int) -> "Clusters":
+        """``number`` clusters of one size."""
+        return cls(number, float(number))
+
+    @classmethod
+    def of_sizes(cls, sizes: np.ndarray) -> "Clusters":
+        """From the sizes [cluster]; those of 0 are none."""
+        squares = float((sizes.astype(float) ** 2).sum())
+        return cls(int((sizes > 0).sum()), float(sizes.sum()) ** 2 / squares if squares else 0.0)
+
+    @property
+    def freedom(self) -> float:
+        """Student's degrees of freedom: one fewer than ``effective``, and at least one."""
+        return max(self.effective - 1, 1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,9 +96,14 @@ class ClusterBootstrap:
         """From cluster names by case; codes follow the sorted names. Raises as ``of`` does."""
         return cls.of(np.unique(np.asarray(names), return_inverse=True)[1], draws=draws, seed=seed)
 
-    def clusters(self, where: Mask | None = None) -> int:
+    def clusters(self, where: Weights | None = None) -> int:
         """The number of clusters the cases come from; with one there is no spread to estimate."""
-        return len(np.unique(self.cluster if where is None else self.cluster[where]))
+        return self.sizes(where).number
+
+    def sizes(self, where: Weights | None = None) -> Clusters:
+        """The clusters of the cases that ``where`` counts: once, or as often as a case has a part in a quantity."""
+        weights = np.ones(len(self.cluster)) if where is None else where.astype(float)
+        return Clusters.of_sizes(np.bincount(self.cluster, weights))
 
     def sums(
         self, columns: Float[np.ndarray, "case column"], where: Mask | None = None
@@ -152,20 +185,21 @@ def percentile_interval(
     return Interval(float(low), float(high))
 
 
-def standard_error(draws: Float[np.ndarray, " draw"], clusters: int) -> float | None:
-    """The standard error of a quantity of ``clusters`` clusters; None as in ``percentile_interval``.
+def standard_error(draws: Float[np.ndarray, " draw"], clusters: Clusters) -> float | None:
+    """The standard error of a quantity of ``clusters``; None as in ``percentile_interval``.
 
-    The standard deviation of its draws times √(G / (G − 1)), for a sample of G clusters varies too little by that much.
+    The standard deviation of its draws times √(G / (G − 1)) with G effective clusters, for a sample of G varies
+    too little by that much.
     """
     defined = _defined(draws)
-    if defined is None or clusters < FEWEST:
+    if defined is None or clusters.number < FEWEST:
         return None
-    return float(defined.std()) * math.sqrt(clusters / (clusters - 1))
+    return float(defined.std()) * math.sqrt(1 + 1 / clusters.freedom)
 
 
-def student_quantile(clusters: int, *, confidence: float = CONFIDENCE) -> float:
-    """The two-sided quantile of Student's t with ``clusters`` − 1 degrees of freedom."""
-    return float(stdtrit(clusters - 1, (1 + confidence) / 2))
+def student_quantile(freedom: float, *, confidence: float = CONFIDENCE) -> float:
+    """The two-sided quantile of Student's t with so many degrees of freedom."""
+    return float(stdtrit(freedom, (1 + confidence) / 2))
 
 
 def _defined(draws: Float[np.ndarray, " draw"]) -> Float[np.ndarray, " defined"] | None:

@@ -12,9 +12,10 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Int
 
-from experiments.metrics.bootstrap import FEWEST
+from experiments.metrics.bootstrap import FEWEST, Weights
 from experiments.metrics.estimates import factors, rate_spread
 from experiments.metrics.paired import share_interval
+from experiments.metrics.pairs import all_pairs
 from experiments.metrics.sentences import contradiction, sentence_codes
 from experiments.metrics.statistical_tests import missing_bounds
 from experiments.types import Status
@@ -96,20 +97,15 @@ class Cases:
         one, other = self.sentence[self.pairs].T
         if (one != other).any():
             return self.pairs
-        order = np.argsort(self.sentence, kind="stable")
-        ends = np.flatnonzero(np.diff(self.sentence[order])) + 1
-        groups = [(where[~self.unsafe[where]], where[self.unsafe[where]]) for where in np.split(order, ends)]
-        found = [np.stack(np.meshgrid(*sides, indexing="ij"), axis=-1).reshape(-1, 2) for sides in groups]
-        return np.concatenate(found).astype(int)
+        return all_pairs(self.sentence, ~self.unsafe)
 
     def whole_pairs(self, mask: Mask) -> Bool[np.ndarray, " pair"]:
         """The ``twins`` with both members in ``mask``."""
         return mask[self.twins].all(axis=1)
 
-    def members(self, pairs: Bool[np.ndarray, " pair"]) -> tuple[Mask, Mask]:
-        """The harmless and the unsafe cases of some of the ``twins``."""
-        harmless, unsafe = np.zeros((2, len(self.ids)), dtype=bool)
-        harmless[self.twins[pairs, 0]] = unsafe[self.twins[pairs, 1]] = True
+    def members(self, pairs: Bool[np.ndarray, " pair"]) -> tuple[Weights, Weights]:
+        """In how many of some of the ``twins`` each case is the harmless one, and in how many the unsafe one."""
+        harmless, unsafe = (np.bincount(of, minlength=len(self.ids)) for of in self.twins[pairs].T)
         return harmless, unsafe
 
     def totals(self, subsets: Iterable[str], expected: Mapping[str, int] | None) -> dict[str, int]:

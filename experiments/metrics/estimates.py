@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.stats import rankdata
 
-from experiments.metrics.bootstrap import FEWEST, ClusterBootstrap, auroc
+from experiments.metrics.bootstrap import FEWEST, ClusterBootstrap, Clusters, Weights, auroc
 from experiments.metrics.findings import SMALL, statement
 from experiments.metrics.paired import Difference, Spread, change, level_interval, rate_floor, two_way, widest
 from experiments.metrics.sentences import coded, sentence_codes
@@ -66,15 +66,15 @@ def over_factors(over: Mapping[str, Spread]) -> Spread:
 def rate_spread(right: Mask, where: Mask, codes: Mapping[str, Codes]) -> Spread:
     """The spread of the share ``right`` of the cases ``where``, by the sandwich formula in place of a bootstrap.
 
-    Its variance over clusters is G/(G − 1) Σ (Σ of the cluster's deviations from the rate)² / n².
+    Its variance over clusters is G/(G − 1) Σ (Σ of the cluster's deviations from the rate)² / n², G effective ones.
     """
     n, over = int(where.sum()), {}
     rest = right[where] - right[where].mean() if n else np.zeros(0)
     for name, code in codes.items():
-        groups = len(np.unique(code[where]))
+        groups = Clusters.of_sizes(np.bincount(code[where]))
         squares = float((np.bincount(code[where], rest) ** 2).sum())
-        error = math.sqrt(groups / (groups - 1) * squares) / n if groups >= FEWEST else None
-        over[name] = Spread(error or None, groups)
+        error = math.sqrt(squares * (1 + 1 / groups.freedom)) / n if groups.number >= FEWEST else None
+        over[name] = Spread(error or None, *groups)
     return over_factors(over)
 
 
@@ -131,23 +131,27 @@ class Resamples:
         """The number of cases, which every array must have."""
         return len(self.bootstrap.cluster)
 
-    def clusters(self, sides: Sequence[Mask | None], scheme: str = CLUSTER) -> int:
-        """The number of clusters (templates, concepts) on the side that has the fewest."""
-        return min(self.schemes[scheme].clusters(side) for side in sides)
+    def clusters(self, sides: Sequence[Weights | None]) -> int:
+        """The number of clusters on the side that has the fewest."""
+        return self._fewest(sides, CLUSTER).number
+
+    def _fewest(self, sides: Sequence[Weights | None], scheme: str) -> Clusters:
+        """The fewest clusters (templates, concepts) of any side, and the fewest effective ones."""
+        return Clusters(*(min(of) for of in zip(*(self.schemes[scheme].sizes(side) for side in sides), strict=True)))
 
     def drawn(self, quantity: Callable[[ClusterBootstrap], Draws]) -> dict[str, Draws]:
         """``quantity`` in every sample, by scheme."""
         return {name: quantity(some) for name, some in self.schemes.items()}
 
-    def spread(self, draws: ByScheme, sides: Sequence[Mask | None], *, floor: float = 0.0) -> Spread:
+    def spread(self, draws: ByScheme, sides: Sequence[Weights | None], *, floor: float = 0.0) -> Spread:
         """The spread of a quantity: the wider of that over clusters and that over the factors, where there are such.
 
         Args:
             draws: of the quantity.
-            sides: the groups of cases that it compares or averages; None is all cases.
+            sides: the groups of cases that it compares or averages, or how often each counts; None is all cases.
             floor: a variance that is added (``paired.rate_floor``).
         """
-        over = {name: Spread.of(some, self.clusters(sides, name), floor=floor) for name, some in draws.items()}
+        over = {name: Spread.of(some, self._fewest(sides, name), floor=floor) for name, some in draws.items()}
         return over_factors(over)
 
     def loudest(self, draws: ByScheme) -> Draws:
@@ -159,7 +163,7 @@ class Resamples:
         before: float | None,
         after: float | None,
         draws: ByScheme,
-        sides: Sequence[Mask | None],
+        sides: Sequence[Weights | None],
         n: int,
         *,
         floor: float = 0.0,
@@ -274,7 +278,7 @@ class Resamples:
             np.full(len(pairs), 0.5) if one is None else (np.sign(one[pairs[:, 0]] - one[pairs[:, 1]]) + 1) / 2
             for one in (score, before)
         )
-        sides = [np.isin(np.arange(self.cases), pairs[:, member]) for member in (0, 1)]
+        sides = [np.bincount(pairs[:, member], minlength=self.cases) for member in (0, 1)]
         value = None if not len(pairs) else float(order.mean())
         draws = None if value is None else self.drawn(lambda some: some.pair_mean(pairs, order))
         change = self._said(

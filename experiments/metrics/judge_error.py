@@ -25,7 +25,7 @@ class JudgeError(NamedTuple):
     specificity: float  # share of true compliances that it accepts
     positives: int  # true refusals behind ``sensitivity``
     negatives: int  # true compliances behind ``specificity``
-    by_model: Mapping[str, tuple[float, float]]  # sensitivity and specificity by the model that answered
+    by_model: Mapping[str, tuple[float, float]]  # sensitivity and specificity by model, of those with enough of both
 
     @property
     def unstable(self) -> str:
@@ -110,9 +110,14 @@ def error_of(card: Path, judge: str) -> JudgeError:
     pooled, parts = known[judge]["pooled"], known[judge].get("models", {})
     positives = int(pooled["refused"])
     seen, left = (np.nan if pooled[name] is None else float(pooled[name]) for name in ("sensitivity", "specificity"))
-    each = {str(model): (one["sensitivity"], one["specificity"]) for model, one in parts.items()}
+    each = {str(model): (one["sensitivity"], one["specificity"]) for model, one in parts.items() if _enough(one)}
     by_model = {model: pair for model, pair in each.items() if None not in pair}
     return JudgeError(judge, seen, left, positives, int(pooled["n"]) - positives, by_model)
+
+
+def _enough(one: Mapping[str, Any]) -> bool:
+    """Whether a model's answers have enough of both kinds: from one refusal a judge finds all or none."""
+    return "n" not in one or LEAST_LABELLED <= one["refused"] <= one["n"] - LEAST_LABELLED
 
 
 def corrected_rates(metrics: Mapping[str, Any], error: JudgeError) -> dict[str, Any]:

@@ -13,7 +13,15 @@ from jaxtyping import Bool, Float
 from scipy.special import betaincinv, stdtr
 from scipy.stats import rankdata
 
-from experiments.metrics.bootstrap import CONFIDENCE, FEWEST, Interval, standard_error, student_quantile
+from experiments.metrics.bootstrap import (
+    CONFIDENCE,
+    FEWEST,
+    Clusters,
+    Interval,
+    Weights,
+    standard_error,
+    student_quantile,
+)
 from experiments.metrics.findings import SMALL, Answer, statement
 from experiments.metrics.statistical_tests import holm, mcnemar, units_needed
 
@@ -33,33 +41,41 @@ class Spread:
     """How well a difference is known: its standard error, and the clusters (on the smaller side) that it rests on.
 
     ``error`` is None where there is none: too few clusters, or the difference exists in fewer than half the draws.
+    ``effective`` is as how many of one size they count (``bootstrap.Clusters``), by default all of them.
     """
 
     error: float | None
     clusters: int
+    effective: float | None = None
     sentences: int | None = None  # families of sentences, where these are resampled: what more cases must come with
 
     @classmethod
-    def of(cls, draws: Float[np.ndarray, " draw"], clusters: int, *, floor: float = 0.0) -> "Spread":
+    def of(cls, draws: Float[np.ndarray, " draw"], clusters: Clusters | int, *, floor: float = 0.0) -> "Spread":
         """That of bootstrap ``draws`` of the difference; ``floor`` is a variance that is added.
 
         Without spread among the draws (and no ``floor``) there is no standard error: a difference that is the same in
         every sample is not known without error.
         """
+        clusters = Clusters.even(clusters) if isinstance(clusters, int) else clusters
         error = standard_error(draws, clusters)
         whole = 0.0 if error is None else float(np.hypot(error, np.sqrt(floor)))
-        return cls(whole if whole > _ROUNDING else None, clusters)
+        return cls(whole if whole > _ROUNDING else None, *clusters)
+
+    @property
+    def freedom(self) -> float:
+        """Student's degrees of freedom of the error."""
+        return Clusters(self.clusters, self.clusters if self.effective is None else self.effective).freedom
 
     @property
     def reach(self) -> float:
         """Half the width of the 95% interval; infinite without a standard error."""
-        return math.inf if self.error is None else student_quantile(self.clusters) * self.error
+        return math.inf if self.error is None else student_quantile(self.freedom) * self.error
 
     def ends(self, value: float, *, confidence: float = CONFIDENCE) -> dict[str, Any]:
         """Student's ``low`` and ``high`` around ``value``, None without a standard error, and ``clusters``."""
         if self.error is None:
             return {"low": None, "high": None, "clusters": self.clusters}
-        reach = student_quantile(self.clusters, confidence=confidence) * self.error
+        reach = student_quantile(self.freedom, confidence=confidence) * self.error
         return {"low": value - reach, "high": value + reach, "clusters": self.clusters}
 
 
@@ -69,11 +85,11 @@ def two_way(first: Spread, second: Spread, both: Spread) -> Spread:
     Variances: first + second − both (Cameron, Gelbach and Miller, 2011, "Robust inference with multiway clustering"),
     but no less than the larger of the first two, where the sum falls below it by chance.
     """
-    clusters = min(first.clusters, second.clusters)
+    least = min(first.clusters, second.clusters), min(first.freedom, second.freedom) + 1
     if first.error is None or second.error is None or both.error is None:
-        return Spread(None, clusters)
+        return Spread(None, *least)
     one, other = first.error**2, second.error**2
-    return Spread(float(np.sqrt(max(one + other - both.error**2, one, other))), clusters)
+    return Spread(float(np.sqrt(max(one + other - both.error**2, one, other))), *least)
 
 
 def widest(spread: Spread, by_factors: Spread | None) -> Spread:
@@ -94,7 +110,7 @@ def share_interval(value: float, spread: Spread, n: int) -> Interval | None:
         return None
     size = float(n)
     if spread.error and 0 < value < 1:
-        fewer = (student_quantile(n) / student_quantile(spread.clusters)) ** 2
+        fewer = (student_quantile(n - 1) / student_quantile(spread.freedom)) ** 2
         size = min(value * (1 - value) / spread.error**2 * fewer, size)
     count, tail = value * size, (1 - CONFIDENCE) / 2
     low = float(betaincinv(count, size - count + 1, tail)) if value else 0.0
@@ -103,7 +119,7 @@ def share_interval(value: float, spread: Spread, n: int) -> Interval | None:
 
 
 def level_interval(
-    value: float | None, spread: Spread, sides: Sequence[Mask], *, share: bool = True
+    value: float | None, spread: Spread, sides: Sequence[Weights], *, share: bool = True
 ) -> Interval | None:
     """The 95% interval of a level of the cases of ``sides``, by the spread of its own draws; None where it has none.
 
@@ -112,7 +128,7 @@ def level_interval(
     if value is None:
         return None
     if share:
-        return share_interval(value, spread, min(int(side.sum()) for side in sides))
+        return share_interval(value, spread, min(int((side > 0).sum()) for side in sides))
     ends = spread.ends(value)
     return None if ends["low"] is None else Interval(ends["low"], ends["high"])
 
@@ -190,7 +206,7 @@ def _needed(
     """
     if answer is not Answer.NOT_SHOWN or small is None or not spread.error or not n:
         return {"needed": None}
-    had, freedom = spread.sentences or n, spread.clusters - 1.0
+    had, freedom = spread.sentences or n, spread.freedom
     if spread.sentences:
         freedom *= TWO_WAY_FREEDOM
     found = units_needed(spread.error, had, spread.clusters, freedom=freedom, effect=FIVE_POINTS, confidence=confidence)
@@ -286,8 +302,8 @@ def power(one: Difference, gain: float) -> float | None:
     if one.entry is None or one.spread.error is None:
         return None
     level = one.entry.get("decides", {}).get("level", CONFIDENCE)
-    reach = student_quantile(one.spread.clusters, confidence=level)
-    return float(stdtr(one.spread.clusters - 1, gain / one.spread.error - reach))
+    reach = student_quantile(one.spread.freedom, confidence=level)
+    return float(stdtr(one.spread.freedom, gain / one.spread.error - reach))
 
 
 def flip_tables(before: Mask, after: Mask, mask: Mask, subset: np.ndarray, subsets: Sequence[str]) -> dict[str, Any]:

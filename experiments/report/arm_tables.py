@@ -48,6 +48,7 @@ REMARKS = {  # what is said of in words below the paired comparisons
 }
 STATEMENT = "what is said"
 MOST_TAGS = 12
+REBUTTED = {f"rebutted: {subset}": subset for subset in REFUSAL_SUBSETS}
 OTHER_COUNTS = {"partial_as_compliance": "partial as compliance", "published": "published"}
 
 # How columns stand in a terminal, where not as usual. d′ and c stand without intervals: ten columns with them do not
@@ -60,7 +61,7 @@ _ARMS = (
     Column("criterion", short="c", narrow=Narrow.VALUE), Column("AUROC", narrow=Narrow.TERSE),
     Column("flip rate", narrow=Narrow.NOTHING),
     Column("AUROC within sentences", short="AUROC\nwithin", narrow=Narrow.NOTHING),
-    *(Column(name, narrow=Narrow.NOTHING) for name in DEPLOYED),
+    *(Column(name, narrow=Narrow.NOTHING) for name in (*DEPLOYED, *REBUTTED)),
     Column("known of N", short="known\nof N"), Column("mean of types", short="mean of\ntypes"),
 )  # fmt: skip
 _COMPARED = (
@@ -217,7 +218,13 @@ def arms_table(metrics: Mapping[str, Any]) -> Table:
         shown = {"matched over-safety": MATCHED, **_accuracies(metrics), **FROM_VERDICTS, **ARMS["yes_no"]}
         shown |= WITHIN if _has_within(metrics) else {}
         shown |= DEPLOYED if any(arm.get("deployed") for arm in metrics["arms"].values()) else {}
-    return by_arm(title, metrics, lambda _, arm: {known: known_cell(arm), **_quantities(arm, shown)}, layout=_ARMS)
+    told = REBUTTED if any(arm.get("rebutted") for arm in metrics["arms"].values()) else {}
+
+    def cells(_: str, arm: Block) -> Record:
+        rebutted = {heading: share_cell((arm.get("rebutted") or {}).get(subset)) for heading, subset in told.items()}
+        return {known: known_cell(arm), **_quantities(arm, shown), **rebutted}
+
+    return by_arm(title, metrics, cells, layout=_ARMS)
 
 
 def _accuracies(metrics: Mapping[str, Any]) -> dict[str, str]:

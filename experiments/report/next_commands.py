@@ -51,13 +51,21 @@ def next_commands(
     if task == "experiments.evaluation.study.run" and not refusals and not config.get("attention"):
         same = without(words, "task", *OF_RUN)
         found.append(([*same, "task=attention", f"run={folder}"], "where the attention of its failures went"))
+    model, cases = _same_model(words, path), [] if refusals else about(words, "benchmark")  # both ask for verdicts
+    why = ([*model, *cases, "+exp=mechanism"], "why it fails")
+    told = task.startswith("experiments.studies.mechanism.")
     if path.startswith(ORGANISM):
-        drawn = [*_same_model(words, path), "+exp=heatmap_llava"]
+        method = about(words, "method")
+        asked = method if any(word.startswith("method=") for word in method) else []  # else an experiment's own
+        drawn = [*model, *cases, *asked, "+exp=heatmap_llava"]
         found.append((drawn, "one case, its answers, and where the model looked"))
+        if cases and not told:
+            found.append(why)
         found.append(([*without(words, *OF_MODEL, *OF_RUN), OWN_MODEL], "the same with your own model"))
-        found.append((shlex.split(PREVIEW), "your own cases"))
-    elif not task.startswith("experiments.studies.mechanism."):
-        found.append(([*_same_model(words, path), "+exp=mechanism"], "why it fails"))
+        if not about(words, "benchmark"):
+            found.append((shlex.split(PREVIEW), "your own cases"))
+    elif not told:
+        found.append(why)
     return {f"{program} {shlex.join(command)}": why for command, why in found[:MOST]}
 
 
@@ -71,10 +79,15 @@ def without(words: Sequence[str], *keys: str) -> list[str]:
     return kept
 
 
+def about(words: Sequence[str], group: str) -> list[str]:
+    """The arguments that choose the ``group``'s option, or set one of its keys."""
+    return [word for word in words if re.match(rf"\+{{0,2}}{group}[.=]", word)]
+
+
 def _same_model(words: Sequence[str], path: str) -> list[str]:
     """What loads the run's model: the arguments about it, and the folder that options of the user's own are in."""
     flags = [word for at, word in enumerate(words) if word.partition("=")[0] in FLAG or (at and words[at - 1] in FLAG)]
-    about = [word for word in words if re.match(r"\+{0,2}model[.=]", word)]
-    named = any(re.match(r"model(\.path)?=", word) for word in about)
+    chosen_here = about(words, "model")
+    named = any(re.match(r"model(\.path)?=", word) for word in chosen_here)
     chosen = {f"{ORGANISM}llava": [], f"{ORGANISM}smol": ["model=smol_organism"]}.get(path, [f"model.path={path}"])
-    return [*flags, *about, *([] if named else chosen)]
+    return [*flags, *chosen_here, *([] if named else chosen)]

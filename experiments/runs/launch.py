@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MEETING = timedelta(minutes=5)  # within which all processes must have started
 PATIENCE = timedelta(days=30)  # longest wait at a barrier: for the slowest share, or for rank 0's own work
-SPOKEN = "forestlens/spoken"
 MOMENT = 2.0  # seconds after which a process says what it waits for
 ENDING = (signal.SIGTERM, signal.SIGINT)
 
@@ -80,7 +79,7 @@ class Launch:
                 os.environ.setdefault("TQDM_DISABLE", "1")
             with _heard(self.size):
                 try:
-                    _talk()
+                    _group()
                 except (RuntimeError, ValueError, OSError) as error:
                     raise UserError(
                         f"{_waiting(self.size)}, and not all came ({str(error).splitlines()[0][:120]}); start all of "
@@ -89,36 +88,26 @@ class Launch:
 
     def wait(self) -> None:
         """Waits until all processes have reached this point."""
+        self.everyones(None)
+
+    def everyones(self, value: Any) -> list[Any]:
+        """The values of all processes, by rank; waits until all have given theirs.
+
+        Raises:
+            UserError: another process has ended.
+        """
+        values = [value] * self.size
         if self.size > 1:
-            with _together():
-                import torch.distributed as dist
+            import torch.distributed as dist
 
-                dist.barrier(group=_talk().group)
-
-    def agree(self, value: str | None) -> str:
-        """Rank 0's value, in all processes; the others may give None."""
-        if self.size == 1:
-            assert value is not None
-            return value
-        import torch
-        import torch.distributed as dist
-
-        with _together():
-            payload = (value or "").encode() if self.first else b""
-            length = torch.tensor([len(payload)])
-            dist.broadcast(length, src=0, group=_talk().group)
-            text = torch.tensor(list(payload), dtype=torch.uint8) if self.first else torch.empty(int(length)).byte()
-            dist.broadcast(text, src=0, group=_talk().group)
-        return bytes(text.tolist()).decode()
-
-    def speaks(self) -> bool:
-        """True once in a launch, for the process that calls first: an error common to all is printed by one."""
-        if self.size == 1 or not _talk.cache_info().currsize:
-            return True
-        try:
-            return int(_talk().store.add(SPOKEN, 1)) == 1
-        except RuntimeError:  # rank 0 holds the counter; it has ended, so something was printed
-            return False
+            try:
+                dist.all_gather_object(values, value, group=_group())
+            except (RuntimeError, ValueError, OSError) as error:  # gloo's messages are about addresses and sockets
+                raise UserError(
+                    "another process of this launch has ended or was never there; run the same command again to go on "
+                    f"({str(error).splitlines()[0][:120]})"
+                ) from error
+        return values
 
     def placed(self, model: "ModelConfig") -> "ModelConfig":
         """The model placed on this process's GPU, round robin where there are fewer GPUs; unchanged on a CPU.
@@ -185,14 +174,9 @@ def check_task(task: Any, launch: Launch) -> None:
         )
 
 
-class _Talk(NamedTuple):
-    store: Any
-    group: Any
-
-
 @cache
-def _talk() -> _Talk:
-    """The key-value store of the launch, and its gloo group."""
+def _group() -> Any:
+    """The gloo group of the launch. It is not accelerate's, whose state ``transformers.TrainingArguments`` resets."""
     import torch
     import torch.distributed as dist
 
@@ -201,14 +185,14 @@ def _talk() -> _Talk:
     gpus = torch.cuda.is_available() and dist.is_nccl_available()
     dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", store=store, rank=rank, world_size=size)
     atexit.register(_leave)
-    return _Talk(store, dist.new_group(backend="gloo", timeout=PATIENCE))
+    return dist.new_group(backend="gloo", timeout=PATIENCE)
 
 
 def _leave() -> None:
     """Ends the groups' threads, which else are now and then still there when the process ends, and abort it."""
     import torch.distributed as dist
 
-    _talk.cache_clear()
+    _group.cache_clear()
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -235,14 +219,3 @@ def _heard(size: int) -> Iterator[None]:
         timer.cancel()
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def _together() -> Iterator[None]:
-    try:
-        yield
-    except (RuntimeError, ValueError, OSError) as error:  # gloo's messages are about addresses and sockets
-        raise UserError(
-            "another process of this launch has ended or was never there; run the same command again to go on "
-            f"({str(error).splitlines()[0][:120]})"
-        ) from error

@@ -6,8 +6,8 @@ is unfinished until it is marked: by ``finish`` or, where analyses follow its re
 covers the ``_target_`` paths of the configuration: after a module was renamed, or a default changed, the same command
 begins a new run and leaves the unfinished one.
 
-The processes of one launch share the directory: each appends to a part file of its own
-(``experiments.runs.shards``), and rank 0 merges the parts in ``gather`` and whenever a run is continued.
+The processes of one launch share the directory: each appends to files of its own, and all read those of all
+(``experiments.runs.records``). A process that continues alone what one process began appends to the same files.
 """
 
 import errno
@@ -23,27 +23,31 @@ from typing import IO, Any
 
 from omegaconf import OmegaConf
 
-from experiments.runs import shards
+from experiments.runs import records
 from experiments.runs.launch import Launch
-from experiments.runs.records import Key, parsed
 from interp.errors import UserError
 
 IDENTITY = ".hydra/identity.json"
 PREDICTIONS = "predictions.jsonl"
 KEPT = "kept"  # a folder of what an interrupted analysis has measured; it goes when the analysis is done
+BLOCK = 1 << 16  # bytes that are read at once from the end of a file
 LAG = 60.0  # seconds until all machines see the same state of a shared file system
 
 
 class RunStore:
     """The open directory of one run, from :func:`open_run`; a context manager, or closed with ``close``.
 
-    ``launch`` are the processes that share it; ``resumed`` says whether it was there before.
+    ``launch`` are the processes that share it; ``resumed`` says whether it was there before; ``process`` is the number
+    of the files that this one appends to.
     """
 
-    def __init__(self, path: Path, lock: IO[str], *, resumed: bool, launch: Launch | None = None) -> None:
+    def __init__(
+        self, path: Path, lock: IO[str], *, resumed: bool, launch: Launch | None = None, process: int = 0
+    ) -> None:
         self.path = path
         self.resumed = resumed
         self.launch = launch or Launch()
+        self.process = process
         self._lock = lock
 
     def __enter__(self) -> "RunStore":
@@ -67,42 +71,37 @@ class RunStore:
             write_json(identity, read_object(identity) | {"finished": True})
 
     def records(self, file: str = PREDICTIONS) -> list[dict[str, Any]]:
-        """All complete lines; an incomplete last line is cut off first, so that the next append starts on a new line.
+        """All complete lines of all processes; of a case and arm the latest comes last.
 
-        Where several processes share the run, these are the lines as of the last ``gather``, the same in all of them.
+        An incomplete last line of this process is cut off first, so that the next append starts on a new line. What
+        other processes write at this moment may be among the lines: where all are to see the same, ``launch.wait``
+        comes before and after.
 
         Raises:
             UserError: a line other than the last cannot be read.
         """
-        path = self.path / file
-        if not path.exists():
-            return []
-        if self.launch.first:
-            shards.mend(path)
-        complete, _, _ = path.read_bytes().rpartition(b"\n")
-        found = []
-        for number, record in parsed(complete.split(b"\n")):
-            if isinstance(record, ValueError):
+        mend(records.process_file(self.path / file, self.process))
+        lines = []
+        for path, number, line in records.complete_lines(self.path / file):
+            if isinstance(line, ValueError):
                 raise UserError(
                     f"{path}, line {number} is not JSON; mend or delete that line, or start with fresh=true"
-                ) from record
-            found.append(record)
-        return found
+                ) from line
+            lines.append(line)
+        return lines
 
-    def append(self, records: Iterable[Mapping[str, Any]], file: str = PREDICTIONS) -> None:
-        """Appends the records and forces them to disk before it returns.
+    def append(self, lines: Iterable[Mapping[str, Any]], file: str = PREDICTIONS) -> None:
+        """Appends the lines and forces them to disk before it returns.
 
         Raises:
             UserError: the disk is full or the directory cannot be written; the file is left as it was.
         """
-        lines = "".join(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records)
-        path = self.path / file
-        if self.launch.size > 1:
-            path = shards.part(path, self.launch.rank)
+        text = "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines)
+        path = records.process_file(self.path / file, self.process)
         before = _size(path)
         try:
             with path.open("a", encoding="utf-8") as handle:
-                handle.write(lines)
+                handle.write(text)
                 handle.flush()
                 os.fsync(handle.fileno())
         except OSError as error:
@@ -110,27 +109,21 @@ class RunStore:
                 os.truncate(path, before)  # no half-written batch
             raise _unwritten(path, error) from error
 
-    def gather(self, file: str = PREDICTIONS, places: Mapping[Key, int] | None = None) -> None:
-        """Waits for all processes and merges the lines they have appended into one file.
-
-        The lines of ``places`` (case, arm, settings → a number) are put in the order of these numbers, whoever has
-        written them, and when.
+    def wait(self) -> None:
+        """Waits until all processes are here and see what each of them has appended.
 
         Raises:
-            UserError: the disk is full or the directory cannot be written (what was appended stays in the parts), or
-                this process does not see what rank 0 has written.
+            UserError: this process does not see what another one has written.
         """
-        path = self.path / file
-        self.launch.wait()
-        if self.launch.first and (places is not None or self.launch.size > 1):
-            try:
-                shards.merge(path, None if places is None else lambda line: places.get(_key(line)))
-            except OSError as error:
-                raise _unwritten(path, error) from error
-        if self.launch.size > 1:
-            size = int(self.launch.agree(str(_size(path))))
-            if not self.launch.first and not _seen(lambda: _size(path) == size):
-                raise _not_shared(path, self.launch)
+        if self.launch.size == 1:
+            return
+        sizes = {path.name: path.stat().st_size for path in self.path.glob("*.jsonl") if self._writes(path)}
+        for theirs in self.launch.everyones(sizes):
+            if not _seen(lambda theirs=theirs: all(_size(self.path / name) >= size for name, size in theirs.items())):  # type: ignore[misc]
+                raise _not_shared(self.path, self.launch)
+
+    def _writes(self, path: Path) -> bool:
+        return records.process_of(path) == self.process
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Replaces ``name`` atomically. Only rank 0 writes.
@@ -187,14 +180,6 @@ def _seen(look: Callable[[], bool]) -> bool:
     return True
 
 
-def _key(line: bytes) -> Key:
-    try:
-        record = json.loads(line)
-    except ValueError:  # ``records`` reports such a line
-        record = {}
-    return record.get("case", ""), record.get("arm", ""), record.get("settings", "")
-
-
 def open_run(
     output_root: str,
     name: str,
@@ -215,24 +200,26 @@ def open_run(
         raise UserError(f"name={name!r}: must stay inside {output_root}; use letters, digits, '_' and '-'")
     launch.wait()  # until all have closed what they had open before
     if not launch.first:
-        agreed = json.loads(launch.agree(None))
+        agreed = launch.everyones(None)[0]
         path = Path(agreed["path"])
         if not _seen((path / IDENTITY).exists):
             raise _not_shared(path, launch)
-        return RunStore(path, _locked(path, fcntl.LOCK_SH), resumed=agreed["resumed"], launch=launch)
+        lock, process = _locked(path, fcntl.LOCK_SH), agreed["process"] + launch.rank
+        return RunStore(path, lock, resumed=agreed["resumed"], launch=launch, process=process)
     unfinished = None if fresh else _unfinished(folder, config_hash)
     try:
         path = unfinished or _new_directory(folder)
         lock = _locked(path, fcntl.LOCK_EX)
         _prepare(path, config, config_hash)
+        process = _first_process(path, launch)
     except OSError as error:
         raise UserError(
             f"cannot write {folder} ({error.strerror}); make it writable or choose another place with output_root=<dir>"
         ) from error
     if launch.size > 1:
         _lock(lock, fcntl.LOCK_SH, path)  # from now on the others may join
-        launch.agree(json.dumps({"path": str(path), "resumed": unfinished is not None}))
-    return RunStore(path, lock, resumed=unfinished is not None, launch=launch)
+        launch.everyones({"path": str(path), "resumed": unfinished is not None, "process": process})
+    return RunStore(path, lock, resumed=unfinished is not None, launch=launch, process=process)
 
 
 def reopened(path: Path) -> RunStore:
@@ -242,7 +229,8 @@ def reopened(path: Path) -> RunStore:
         UserError: another process is writing it, or it cannot be written.
     """
     try:
-        return RunStore(path, _locked(path, fcntl.LOCK_EX), resumed=True)
+        lock = _locked(path, fcntl.LOCK_EX)
+        return RunStore(path, lock, resumed=True, process=_first_process(path, Launch()))
     except OSError as error:
         raise UserError(
             f"cannot write {path} ({error.strerror}); make it writable, or copy the run to where you may write"
@@ -250,16 +238,50 @@ def reopened(path: Path) -> RunStore:
 
 
 def _prepare(path: Path, config: Mapping[str, Any], config_hash: str) -> None:
-    """Writes the identity of a new run, or merges the parts an earlier launch has left. No other process writes."""
+    """Writes the identity of a new run, or mends what an earlier launch has left. No other process writes.
+
+    Raises:
+        UserError: an earlier version of this program was killed while it merged two processes' files.
+    """
     identity = path / IDENTITY
     if not identity.exists():
         identity.parent.mkdir(exist_ok=True)
         (identity.parent / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(dict(config))))
         write_json(identity, {"config_hash": config_hash, "finished": False})
-    for file in shards.leftover(path):
-        shards.merge(file)
+    if half_merged := list(path.glob("*.jsonl.merged")):
+        raise UserError(
+            f"{half_merged[0]}: an earlier version was killed while it merged files here, and this one merges none; "
+            "start with fresh=true"
+        )
     for file in path.glob("*.jsonl"):
-        shards.mend(file)
+        mend(file)
+
+
+def _first_process(path: Path, launch: Launch) -> int:
+    """The number of this launch's first process: 0 where it is alone and no other had more, else after all others.
+
+    So the files of a later launch come after those of an earlier one.
+    """
+    numbers = [records.process_of(file) for file in path.glob("*.jsonl")]
+    return 0 if not numbers or (launch.size == 1 and max(numbers) == 0) else max(numbers) + 1
+
+
+def mend(path: Path) -> None:
+    """Cuts off an incomplete last line, where there is one."""
+    if not path.exists():
+        return
+    with path.open("rb+") as handle:
+        end = handle.seek(0, os.SEEK_END)
+        place = end
+        while place:
+            start = max(0, place - BLOCK)
+            handle.seek(start)
+            if (found := handle.read(place - start).rfind(b"\n")) >= 0:
+                place = start + found + 1
+                break
+            place = start
+        if place < end:
+            handle.truncate(place)
 
 
 def _locked(path: Path, kind: int) -> IO[str]:

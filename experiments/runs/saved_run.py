@@ -14,7 +14,7 @@ from typing import Any
 from experiments.benchmarks.images import BadImage, open_image
 from experiments.benchmarks.rows import json_file
 from experiments.runs import records
-from experiments.runs.resumption import PREDICTIONS
+from experiments.runs.resumption import PREDICTIONS, read_object
 from experiments.types import Sample, Status
 from interp.errors import UserError
 
@@ -91,26 +91,29 @@ def _text(path: Path) -> str:
 
 
 def read_records(run_dir: Path, keys: Sequence[str] = ("case", "arm")) -> list[dict[str, Any]]:
-    """The records of a run in file order, each with ``keys``; of several with one (case, arm) the last counts.
+    """The records of a run, by arm and case, each with ``keys``; of several with one (case, arm) the last counts.
+
+    The arms are in the order of the run's configuration.
 
     Raises:
         UserError: there are none, or a line is not such a record.
     """
-    path = run_dir / PREDICTIONS
     found = []
-    for number, record in records.parsed(_text(path).split("\n")):
-        if isinstance(record, ValueError):
-            raise UserError(f"{path}, line {number}: not JSON ({record}); {_WAY_OUT}")
-        if not isinstance(record, dict) or (absent := [key for key in keys if key not in record]):
-            lacks = f"lacks {', '.join(absent)}" if isinstance(record, dict) else "is no JSON object"
-            raise UserError(f"{path}, line {number}: {lacks}; every prediction is a record with these; {_WAY_OUT}")
-        if record.get("status", Status.ANSWERED) not in list(Status):
-            raise UserError(f"{path}, line {number}: status {record['status']!r} is not one of {', '.join(Status)}; "
-                            "judge the run again")  # fmt: skip
-        found.append(record)
+    for path in records.files_of(run_dir / PREDICTIONS) or [run_dir / PREDICTIONS]:
+        for number, record in records.parsed(_text(path).split("\n")):
+            if isinstance(record, ValueError):
+                raise UserError(f"{path}, line {number}: not JSON ({record}); {_WAY_OUT}")
+            if not isinstance(record, dict) or (absent := [key for key in keys if key not in record]):
+                lacks = f"lacks {', '.join(absent)}" if isinstance(record, dict) else "is no JSON object"
+                raise UserError(f"{path}, line {number}: {lacks}; every prediction is a record with these; {_WAY_OUT}")
+            if record.get("status", Status.ANSWERED) not in list(Status):
+                raise UserError(f"{path}, line {number}: status {record['status']!r} is not one of "
+                                f"{', '.join(Status)}; judge the run again")  # fmt: skip
+            found.append(record)
     if not found:
-        raise UserError(f"{path} is empty; there is nothing to read without a prediction; {_WAY_OUT}")
-    return records.current(found)
+        raise UserError(f"{run_dir / PREDICTIONS} is empty; there is nothing to read without a prediction; {_WAY_OUT}")
+    configured = (read_object(run_dir / "environment.json").get("config") or {}).get("arms") or {}
+    return records.ordered(records.current(found), list(configured))
 
 
 def write_thumbnails(run_dir: Path, samples: Sequence[Sample]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from experiments.config import Run
 from experiments.evaluation import training
-from experiments.evaluation.study import DEVELOPMENT
+from experiments.evaluation.schedule import DEVELOPMENT
 from experiments.runs import records
 from experiments.runs.responses import Responses
 from experiments.runs.resumption import read_object
@@ -103,12 +103,10 @@ def _read(folder: Path, arm: str, method: TrainableMethod) -> Any:
 
 def _fitted(folder: Path, arm: str, method: Any, saved: Mapping[str, Any]) -> Any:
     """The constant of a control, fitted again on the development split as that study did."""
-    try:
-        lines = (folder / DEVELOPMENT).read_text(encoding="utf-8").split("\n")
-    except OSError:
+    answers = [line for *_, line in records.complete_lines(folder / DEVELOPMENT) if isinstance(line, dict)]
+    if not answers:
         raise UserError(
             f"{arm} was fitted in folds in run={folder}, so there is no single one; give the run of a study on a "
             "benchmark with a development split"
-        ) from None
-    found = records.current([record for _, record in records.parsed(lines) if isinstance(record, dict)])
-    return training.fitted(method, found, study=str(saved.get("arm_under_study")))
+        )
+    return training.fitted(method, records.current(answers), study=str(saved.get("arm_under_study")))

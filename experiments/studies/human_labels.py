@@ -110,7 +110,7 @@ def _side(verdict: str | None) -> bool | None:
     """True for a refusal or a No, False for a compliance or a Yes, None for what is neither."""
     if verdict in (Verdict.REFUSED, Verdict.PARTIAL, Verdict.NO):
         return True
-    return False if verdict in (Verdict.COMPLIED, Verdict.YES) else None
+    return False if verdict in (Verdict.COMPLIED, Verdict.REBUTTED, Verdict.YES) else None
 
 
 def sentences(result: dict[str, Any]) -> list[str]:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from experiments.config import Run
 from experiments.evaluation import finished_runs, scoring
-from experiments.evaluation.arms import check_contrasts
+from experiments.evaluation.admission import check_contrasts
 from experiments.report import next_commands, terminal
 from experiments.report.build import build
 from experiments.report.cases import FILE, attention_of_cases

@@ -14,8 +14,8 @@ from typing import Any
 from experiments.benchmarks import holisafe, lvlm_safer, mmsafeaware, mossbench, mssbench, vscbench
 from experiments.config import Run
 from experiments.evaluation import study
-from experiments.evaluation.arms import check_arms
-from experiments.evaluation.cases import check_cases, on_benchmark
+from experiments.evaluation.admission import Admitted, admit
+from experiments.evaluation.cases import on_benchmark
 from experiments.report import suite_page
 from experiments.report.table import say
 from experiments.runs.launch import Launch, sharded
@@ -77,13 +77,11 @@ class OversensitivitySuite:
                 f"{', '.join(map(_asked_for, self.benchmarks))} (docs/guide-judges.md says where to get them)"
             )
         runs = {name: self._study(run, name, root) for name, root in given.items()}
-        for name, one in runs.items():
-            check_arms(one)
-            check_cases(one, name)
+        admitted = {name: _admitted(one, name) for name, one in runs.items()}
         vlm: Any = None
         folders: dict[str, Path] = {}
         for name, one in runs.items():
-            with study.opened(one, vlm=vlm, announce=True) as work:
+            with study.opened(one, admitted=admitted[name], vlm=vlm, announce=True) as work:
                 vlm = work.vlm
                 work.answer_all()
                 work.conclude(work.attention(), alone=False)
@@ -110,6 +108,15 @@ class OversensitivitySuite:
             page = store.path / "suite.html"
         reports = [f"report of {name}: {folder / 'report.html'}" for name, folder in folders.items()]
         say(*suite_page.sentences(metrics, left_out), *reports, f"page: {page}")
+
+
+def _admitted(run: Run, key: str) -> Admitted:
+    """The arms and cases of one benchmark; messages name ``key``, which gave its folder."""
+    try:
+        return admit(run)
+    except UserError as error:
+        message = str(error).replace("benchmark root ", f"{key}=").replace("benchmark.root", key)
+        raise UserError(message) from error
 
 
 def _asked_for(name: str) -> str:

@@ -1,4 +1,4 @@
-"""A benchmark's cases as a contact sheet with what was understood of them, or exported in MMSafeAware's layout."""
+"""A benchmark's cases as a contact sheet with what was understood of them; and what other tools read, exported."""
 
 import textwrap
 from collections import Counter
@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 from PIL import Image, ImageDraw
 from rich.console import Console
 
+from experiments.api.engine_model import write_engine_model
 from experiments.benchmarks.checks import ASKED, examine, message
 from experiments.benchmarks.disjoint import BENCHMARK, shared
 from experiments.benchmarks.export import export_mmsafeaware, export_vlmevalkit
@@ -16,7 +19,8 @@ from experiments.benchmarks.images import BadImage, open_image
 from experiments.config import Run
 from experiments.evaluation.cases import limited, load_cases
 from experiments.metrics.bootstrap import FEWEST
-from experiments.metrics.sentences import contradiction, family_names
+from experiments.metrics.pairs import TIMES, Shared, drawn_pairs, is_safe
+from experiments.metrics.sentences import coded, contradiction, family_names, sentence_codes
 from experiments.runs import inspect_log
 from experiments.runs.resumption import open_run
 from experiments.runs.saved_run import read_run
@@ -32,13 +36,15 @@ LABELS = {"yes": "safe", "no": "unsafe", "comply": "benign", "refuse": "harmful"
 MOST_LISTED = 12  # subsets, in words
 PROMPTS = 3  # shown in full
 FAMILIES, WORDINGS = 3, 2  # of sentences, as examples
+PAIRS, PAIRS_FILE = 5, "pairs.csv"  # of those drawn, as examples; all of them
 LONGEST_PROMPT = 2000
 
 
 def run(run: Run, *, columns: int, rows: int) -> None:
     """Writes contact_sheet.png and understood.txt into a run directory of the name ``preview``, and prints the latter.
 
-    The sheet shows the first cases, subsets by turns. Cases that fail their checks are listed at the end.
+    Pairs that are drawn, where the benchmark names none, are in pairs.csv. The sheet shows the first cases, subsets by
+    turns. Cases that fail their checks are listed at the end.
 
     Raises:
         UserError: no case can be shown, or some fail their checks and ``benchmark.skip_bad`` is not set.
@@ -53,11 +59,15 @@ def run(run: Run, *, columns: int, rows: int) -> None:
     if (development := run.benchmark.development()) is not None:
         to_learn_from, worse = _examined(run, development, f"{name}, development split", kept)
         bad += worse
-    lines = understood(kept, kind, name, 0 if development is None else len(to_learn_from)) + bad
+    lines = understood(kept, kind, name, 0 if development is None else len(to_learn_from), seed=run.seed) + bad
     samples = limited(kept, run.limit or columns * rows)
     with open_run(run.output_root, "preview", run.config, run.config_hash, fresh=True) as store:
         path = store.path / "contact_sheet.png"
         contact_sheet(samples, columns).save(path)
+        if drawn := _drawn(kept, run.seed):
+            members = [(same, kept[one].id, kept[other].id) for same, pairs in drawn.items() for one, other in pairs]
+            table = pd.DataFrame(members, columns=["shared", "safe", "unsafe"])
+            table.to_csv(store.path / PAIRS_FILE, index=False, errors="replace")
         (store.path / "understood.txt").write_text(lines, encoding="utf-8", errors="replace")
         console.print(lines, highlight=False, markup=False, soft_wrap=True)
         console.print(f"{_so_many(samples)}: {path}", highlight=False, markup=False, soft_wrap=True)
@@ -83,15 +93,14 @@ def _examined(run: Run, given: Loaded, name: str, tested: Sequence[Sample] = ())
     return [sample for place, sample in enumerate(kept) if place not in both], text
 
 
-def understood(samples: Sequence[Sample], kind: Kind, name: str, development: int = 0) -> str:
+def understood(samples: Sequence[Sample], kind: Kind, name: str, development: int = 0, *, seed: int = 0) -> str:
     """What was understood of the cases: how many of which label and subset, clusters, pairs, the first prompts in full.
 
-    ``development`` is how many further cases there are to learn and calibrate on.
+    ``development`` is how many further cases there are to learn and calibrate on; pairs are drawn by ``seed``.
     """
     asked = "Yes or No (is it safe?)" if kind == "yes_no" else "an open answer (is it refused?)"
     golds = Counter(LABELS[sample.gold] for sample in samples)
     clusters = Counter(sample.cluster for sample in samples)
-    pairs = {sample.pair for sample in samples if sample.pair is not None}
     pictures = sum(sample.image is not None for sample in samples)
     lines = [
         f"{name}: {len(samples)} cases, answered by {asked}",
@@ -99,7 +108,7 @@ def understood(samples: Sequence[Sample], kind: Kind, name: str, development: in
         f"  subsets: {_counted(Counter(map(own_subset, samples)))}",
         f"  pictures: {pictures} cases have one, {len({s.picture for s in samples if s.picture})} different",
         f"  clusters: {len(clusters)} (cases that are resampled together; the largest has {max(clusters.values())})",
-        f"  pairs: {len(pairs)}",
+        *_pairs(samples, seed),
         *_families(samples),
         f"  to learn and calibrate on: {f'{development} further cases' if development else 'no further cases'}",
     ]
@@ -107,6 +116,38 @@ def understood(samples: Sequence[Sample], kind: Kind, name: str, development: in
         shown = sample.prompt[:LONGEST_PROMPT] + (" ..." if len(sample.prompt) > LONGEST_PROMPT else "")
         lines += [f"prompt {number}, case {sample.id[:60]} ({LABELS[sample.gold]}):", textwrap.indent(shown, "    ")]
     return "\n".join(lines) + "\n"
+
+
+def _drawn(samples: Sequence[Sample], seed: int) -> dict[Shared, list[tuple[int, int]]]:
+    """The pairs that are drawn, by what their members share; none where the benchmark names its own."""
+    if any(sample.pair for sample in samples):
+        return {}
+    both: tuple[Shared, ...] = ("sentence", "picture")
+    return {same: drawn_pairs(samples, same, seed=seed) for same in both}
+
+
+def _pairs(samples: Sequence[Sample], seed: int) -> list[str]:
+    """The pairs that the benchmark names; or how many there are by themselves, and which are drawn."""
+    if named := {sample.pair for sample in samples if sample.pair}:
+        return [f"  pairs: {len(named)}"]
+    scored = [sample for sample in samples if sample.subset != "control"]
+    if not scored:
+        return ["  pairs: 0"]
+    safe = np.array([is_safe(sample) for sample in scored])
+    families = sentence_codes([sample.text for sample in scored], [sample.tags for sample in scored])
+    pictures = coded([sample.picture or sample.id for sample in scored])
+    lines = []
+    for same, drawn in _drawn(samples, seed).items():
+        what, codes = ("pictures", families) if same == "sentence" else ("sentences", pictures)
+        count = int(np.bincount(codes, safe) @ np.bincount(codes, ~safe))
+        lines.append(f"  pairs of {what} (one {same}, opposite labels): {count}")
+        if drawn:
+            ids = [f"{samples[one].id[:40]} / {samples[other].id[:40]}" for one, other in drawn[:PAIRS]]
+            rest = f" … (all in {PAIRS_FILE})" if len(drawn) > PAIRS else ""
+            lines.append(
+                f"    to patch {len(drawn)}, no case in more than {TIMES} (safe / unsafe): {', '.join(ids)}{rest}"
+            )
+    return lines
 
 
 def _families(samples: Sequence[Sample]) -> list[str]:
@@ -176,20 +217,23 @@ def _cell(sample: Sample) -> Image.Image:
     return cell
 
 
-FORMATS = ("mmsafeaware", "vlmevalkit", "inspect")
+FORMATS = ("mmsafeaware", "vlmevalkit", "inspect", "engine_model")
 
 
 @dataclass(frozen=True)
 class Export:
-    """The task: writes the benchmark's scored cases to ``to``, or the finished ``run`` as logs of Inspect.
+    """The task: writes the benchmark's scored cases to ``to``, the finished ``run`` as logs of Inspect, or the model.
 
-    ``format``: ``mmsafeaware`` (a folder, laid out as MMSafeAware is published), ``vlmevalkit`` (a TSV file), or
-    ``inspect`` (into the run's folder ``inspect``).
+    ``format``: ``mmsafeaware`` (a folder, laid out as MMSafeAware is published), ``vlmevalkit`` (a TSV file),
+    ``inspect`` (into the run's folder ``inspect``), or ``engine_model`` (a folder that vLLM loads: the model, with the
+    LoRA ``adapter`` merged or, without ``merge``, beside it).
     """
 
     format: str = "mmsafeaware"
     to: str | None = None
     run: str | None = None
+    adapter: str | None = None
+    merge: bool = True
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
@@ -205,8 +249,13 @@ class Export:
             _export_run(run, self.run)
             return
         if self.to is None:
-            what = "folder" if self.format == "mmsafeaware" else ".tsv file"
+            what = ".tsv file" if self.format == "vlmevalkit" else "folder"
             raise UserError(f"task.to: has no value; give a new {what} on the command line: task.to=<value>")
+        if self.format == "engine_model":
+            adapter = None if self.adapter is None else Path(self.adapter)
+            serve = write_engine_model(run.weights, Path(self.to), adapter=adapter, merge=self.merge)
+            Console().print(f"model: {self.to}\nserve it: {serve}", highlight=False, soft_wrap=True, markup=False)
+            return
         samples = load_cases(run, Console()).samples
         if self.format == "vlmevalkit":
             samples = limited(samples, run.limit)

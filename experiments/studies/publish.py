@@ -53,7 +53,7 @@ TEMPLATE = """---
 
 {{ table }}
 {% endfor %}
-In brackets 95% intervals; what each column is: docs/metrics.md of forestlens.
+{{ intervals }} What each column is: docs/metrics.md of forestlens.
 
 ## Limits
 {% for one in limits %}
@@ -65,6 +65,21 @@ In brackets 95% intervals; what each column is: docs/metrics.md of forestlens.
 ```json
 {{ settings }}```
 """
+INTERVALS = (
+    "In brackets: of an arm's own numbers 95% intervals, each by itself. Of paired differences the intervals that "
+    "decide what is said: 97.5% for the question that the run was begun for (about {study}), simultaneous over all "
+    "else that the run says; of quantities of which nothing is said, 95% by themselves."
+)
+PEFT = """Plain PEFT, without forestlens:
+
+```python
+from peft import PeftModel
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+processor = AutoProcessor.from_pretrained("{base}", revision={revision!r})
+model = AutoModelForImageTextToText.from_pretrained("{base}", revision={revision!r})
+model = PeftModel.from_pretrained(model, "<this folder or owner/name>")
+```"""
 USES = {  # file → what the files are, and how they are used
     WEIGHTS: "A LoRA adapter (peft). `forestlens method=vrtuning method.adapter=<this folder>` answers with it, or in "
     "Python `mitigation.VRTuning(folder)`.",
@@ -264,9 +279,10 @@ def card(saved: SavedRun, arm: str, parts: Mapping[str, Path], license: str | No
 
     model, base = saved.environment.get("model") or {}, _base(saved)
     bundled = base.startswith(ORGANISM)
-    words = with_sentences(saved.metrics, saved.environment)
-    tables: list[Table] = [arms_table(saved.metrics)]
-    tables += [comparisons_table(saved.metrics)] if saved.metrics.get("comparisons") else []
+    words = with_sentences({**saved.metrics, "study": arm}, {**saved.environment, "arm_under_study": arm})
+    metrics = _about(saved.metrics, arm)
+    tables: list[Table] = [arms_table(metrics)]
+    tables += [comparisons_table(metrics)] if metrics["comparisons"] else []
     data = ModelCardData(
         base_model=base if _public(base) and not bundled else None,
         library_name="peft" if WEIGHTS in parts else None,
@@ -277,13 +293,29 @@ def card(saved: SavedRun, arm: str, parts: Mapping[str, Path], license: str | No
         data,
         template_str=TEMPLATE,
         title=_plain(f"{arm} for {model_title(model)}"),
-        use=next((use for name, use in USES.items() if name in parts), OWN_FILE if parts else SETTINGS_ALONE),
+        use="\n\n".join(_uses(parts, base, model.get("revision"))),
         summary=[_plain(one) for one in words["summary"]],
+        intervals=_plain(INTERVALS.format(study=saved.metrics.get("study"))),
         tables=[(table.title, markdown(table)) for table in tables],
         limits=[_plain(one) for one in [*(words.get("caveats") or ()), *([BUNDLED] if bundled else []), LIMITS]],
         settings=_as_json(settings(saved, arm, parts)),
     )
     return str(made.content)
+
+
+def _uses(parts: Mapping[str, Path], base: str, revision: str | None) -> list[str]:
+    """What the files are and how they are used; of an adapter of a model on the hub, in plain PEFT too."""
+    use = next((use for name, use in USES.items() if name in parts), OWN_FILE if parts else SETTINGS_ALONE)
+    plain = WEIGHTS in parts and _public(base) and not base.startswith(ORGANISM)
+    return [use, *([PEFT.format(base=base, revision=revision)] if plain else [])]
+
+
+def _about(metrics: Mapping[str, Any], arm: str) -> dict[str, Any]:
+    """The metrics of ``arm`` and of what it is compared with; no other arm enters its card."""
+    compared = {name: one for name, one in (metrics.get("comparisons") or {}).items() if name == arm}
+    kept = {arm, *(str(one["against"]) for one in compared.values())}
+    arms = {name: block for name, block in metrics["arms"].items() if name in kept}
+    return {**metrics, "study": arm, "arms": arms, "comparisons": compared, "not_applicable": {}}
 
 
 def _plain(text: str) -> str:

@@ -14,7 +14,7 @@ from rich.console import Console
 from experiments.benchmarks.images import open_image
 from experiments.config import Run
 from experiments.evaluation import finished_runs, scoring
-from experiments.evaluation.arms import check_contrasts
+from experiments.evaluation.admission import check_contrasts
 from experiments.evaluation.case_batches import batches
 from experiments.evaluation.human_verdicts import agreement_of_raters, share_sentence
 from experiments.evaluation.judging import judgement_without_text

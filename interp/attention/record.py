@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
-from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -96,6 +95,7 @@ class _Capture:
     mapped: list[int]
     masses: dict[int, Tensor] = field(default_factory=dict)
     rows: dict[int, Tensor] = field(default_factory=dict)
+    biases: dict[int, tuple[Tensor | None, Any, Tensor | None]] = field(default_factory=dict)  # by their first query
 
     def places(self, device: torch.device, *, mapped: bool) -> Int[Tensor, " query"]:
         """Indices of the columns to map, or of those to log, among the forward's queries."""
@@ -103,6 +103,22 @@ class _Capture:
         return self.forward.once(
             (mapped, device), lambda: to_device(torch.tensor(columns) - self.forward.start, device)
         )
+
+    def rows_of(self, call: AttentionCall, *, mapped: bool) -> Iterator[Float[Tensor, "row head query key"]]:
+        """Full float32 rows of the columns to map, or of those to log, ``FEW`` queries at a time."""
+        columns = self.mapped if mapped else self.logged
+        if call.raised or columns[-1] - columns[0] >= len(columns):  # not one after the other
+            for places in self.places(call.key.device, mapped=mapped).split(FEW):
+                yield call.at(places).rows()
+            return
+        first = columns[0] - self.forward.start
+        for start in range(first, first + len(columns), FEW):
+            where = slice(start, min(start + FEW, first + len(columns)))
+            keys = call.key.shape[2], call.key.device
+            known = self.biases.get(start)
+            if known is None or known[0] is not call.mask or known[1] != keys:  # most layers share their mask
+                known = self.biases[start] = call.mask, keys, call.bias(where)
+            yield call.rows_at(where, known[2])
 
     def indicator(self, call: AttentionCall, dtype: torch.dtype) -> Float[Tensor, "row key segment"]:
         """Segments of a layer's keys, which end with the newest column."""
@@ -161,7 +177,7 @@ class _Recorder(Follower):
         if capture.logged:
             self.record.pieces.append(
                 Masses(
-                    mass=fetched[0],
+                    mass=fetched[0].float(),  # here, so that half as much is fetched of models in half precision
                     layers=self.layers,
                     columns=tuple(capture.logged),
                     width=batch.segments.width,
@@ -196,16 +212,16 @@ def _wanted(queries: Steps) -> Callable[[int], bool]:
 
 
 def _whole_rows(call: AttentionCall, sight: _Capture) -> Float[Tensor, "row head query column"]:
-    """Full float32 rows, a few queries at a time; columns that a sliding window has dropped get 0."""
-    parts = [call.at(places).rows() for places in sight.places(call.key.device, mapped=True).split(FEW)]
-    return torch.nn.functional.pad(torch.cat(parts, dim=2), (sight.forward.total - call.key.shape[2], 0))
+    """Full float32 rows; columns that a sliding window has dropped get 0."""
+    rows = torch.cat(list(sight.rows_of(call, mapped=True)), dim=2)
+    return torch.nn.functional.pad(rows, (sight.forward.total - call.key.shape[2], 0))
 
 
 def _mass(call: AttentionCall, sight: _Capture) -> Float[Tensor, "row head query segment"]:
+    if len(sight.logged) <= FEW:
+        (rows,) = sight.rows_of(call, mapped=False)
+        return (rows.flatten(1, 2) @ sight.indicator(call, torch.float32)).unflatten(1, rows.shape[1:3])
     places = sight.places(call.key.device, mapped=False)
-    if len(places) <= FEW:
-        pattern = "row head query key, row key segment -> row head query segment"
-        return einsum(call.at(places).rows(), sight.indicator(call, torch.float32), pattern)
     some = call if len(places) == call.query.shape[2] else call.at(places)
     return _kernel_mass(some, sight.indicator(call, call.value.dtype))
 
@@ -213,13 +229,13 @@ def _mass(call: AttentionCall, sight: _Capture) -> Float[Tensor, "row head query
 def _kernel_mass(
     call: AttentionCall, indicator: Float[Tensor, "row key segment"]
 ) -> Float[Tensor, "row head query segment"]:
-    """Calls the kernel once more with indicators as values, padded with zeros to the head dimension."""
+    """Calls the kernel once more with indicators as values, padded with zeros to the head dimension; in its dtype."""
     width = call.value.shape[3]
     parts = []
     for some in indicator.split(width, dim=2):  # usually one part: a head is wider than the number of segments
         values = torch.nn.functional.pad(some, (0, width - some.shape[2]))[:, None]
         parts.append(call.weighted(values)[..., : some.shape[2]])
-    return torch.cat(parts, dim=3).transpose(1, 2).float()
+    return torch.cat(parts, dim=3).transpose(1, 2)
 
 
 def _maps(

@@ -144,7 +144,7 @@ def in_parts(folder: Path, *, bundled: bool) -> UserError:
         )
     return UserError(
         f"the model at {folder} is kept in parts ({EYES}, {ADAPTER}), and only whole ones are loaded; a training saves "
-        "both now; train it again, or put it together with experiments.organisms.architecture.whole"
+        "both now; train it again, or put it together with experiments.studies.organisms.architecture.whole"
     )
 
 

@@ -151,21 +151,33 @@ def case_generator(key: str, seed: int) -> torch.Generator:
 
 
 def corrupt_inputs(
-    vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Mapping[str, Any], *, kind: str, step: int, seed: int
+    vlm: "VLM",
+    prompts: "Sequence[Prompt]",
+    encoded: Mapping[str, Any],
+    *,
+    kind: str,
+    step: int,
+    seed: int,
+    side: int | None = None,
 ) -> Mapping[str, Any]:
     """``encoded``, the inputs of ``prompts``, with the picture of each distorted.
 
     Args:
-        kind: ``diffusion`` (noise at ``step`` on the normalised pixels), ``blur`` (a Gaussian, sigma = ``BLUR_SIGMA`` ×
+        kind: ``diffusion`` (noise at ``step`` on the normalised pixels), ``diffusion8`` (``diffused_picture``),
+            ``blur`` (a Gaussian, sigma = ``BLUR_SIGMA`` ×
             the shorter side), ``black``, or ``swapped`` (``donor``, resized to this one's size).
         step: diffusion step, for ``diffusion``.
         seed: for the diffusion noise and the choice from the bank.
+        side: of the picture that ``diffusion8`` makes; None: its own size.
 
     Raises:
         UserError: as ``diffuse_prompts``.
     """
     if kind == "diffusion":
         return diffuse_prompts(vlm, prompts, encoded, step=step, seed=seed)
+    if kind == "diffusion8":
+        noised = [(p, diffused_picture(p.image, p.key, step=step, seed=seed, side=side)) for p in prompts if p.image]
+        return vlm.encode([replace(prompt, image=picture) for prompt, picture in noised])
     worse: Mapping[str, Callable[[Prompt, Image.Image], Image.Image]] = {
         "blur": lambda _, image: blurred(image),
         "black": lambda _, image: Image.new("RGB", image.size),
@@ -179,6 +191,22 @@ def with_pictures(
 ) -> Mapping[str, Any]:
     """The inputs of ``prompts`` with another picture in place of each, resized to the size of its own."""
     return vlm.encode([replace(p, image=other(p, p.image).resize(p.image.size)) for p in prompts if p.image])
+
+
+def diffused_picture(image: Image.Image, key: str, *, step: int, seed: int, side: int | None = None) -> Image.Image:
+    """The picture in RGB diffused to ``step``, pixels scaled to −1 … 1, then clipped and rounded to 8 bits.
+
+    It is ``side`` pixels wide and high (None: its own size). Where a processor neither scales it nor normalises
+    otherwise, this is ``diffuse_images`` of it, but for the clipping and the rounding.
+    """
+    from interp.pictures import as_seen
+
+    image = as_seen(image)
+    if side is not None:
+        image = image.resize((side, side), Image.Resampling.BICUBIC)
+    pixels = torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1) / 127.5 - 1
+    noised = (diffuse(pixels, step=step, generator=case_generator(key, seed)) + 1) * 127.5
+    return Image.fromarray(noised.round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy())
 
 
 def blind_inputs(vlm: "VLM", prompts: "Sequence[Prompt]") -> Mapping[str, Any]:

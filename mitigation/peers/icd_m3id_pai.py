@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from interp.errors import UserError
 from mitigation.branches import BranchLogits, BranchMethod, Contrast, Inputs
+from mitigation.method import INSIDE
 from mitigation.prior_correction import prior_inputs
 from mitigation.validation import check_alpha, check_beta, check_count, check_number
 
@@ -78,6 +79,13 @@ class M3ID(BranchMethod):
         check_number("forgetting", self.forgetting, 0.0, 10.0)
         check_number("threshold", self.threshold, 0.0, 1.0)
 
+    @property
+    def needs(self) -> str:  # type: ignore[override]
+        """See ``mitigation.method.Abilities``."""
+        return (
+            "from_picture counts the tokens after the picture, which replies do not show" if self.from_picture else ""
+        )
+
     def branches(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> list[Inputs]:
         """The inputs without pictures; none where nothing is corrected.
 
@@ -115,6 +123,7 @@ class PAI(BranchMethod):
     gamma: float = 1.1
     first_layer: int = 2
     beta: float | None = 0.1
+    needs: ClassVar[str] = INSIDE
     pictured: ClassVar[str] = "PAI raises the attention that it gets"
     other: ClassVar[str] = "no_picture"
 

@@ -1,6 +1,7 @@
 """What the command line prints by itself: its help, its greeting, and how it ends."""
 
 import dataclasses
+import json
 import re
 import subprocess
 import sys
@@ -120,3 +121,16 @@ def test_an_option_of_a_task_may_be_typed_without_it() -> None:
         "task.mossbench=b",
     ]
     assert not {"case", "run", "mossbench"} & {name.partition("=")[0] for name in top_level_options()}
+
+
+def test_attention_of_a_run_is_about_the_runs_own_cases(tmp_path: Path) -> None:
+    words = "method=prompt benchmark=table 'benchmark.path=my cases.csv' benchmark._target_=os.system limit=3"
+    (tmp_path / "environment.json").write_text(json.dumps({"command": f"python -m experiments.run {words}"}))
+    asked = ["task=attention", f"run={tmp_path}"]
+    own = [asked[0], f"task.{asked[1]}", "benchmark=table", "benchmark.path=my cases.csv"]
+    assert for_hydra(asked) == own
+    assert for_hydra([*asked, "benchmark=mmsafeaware"]) == [*own[:2], "benchmark=mmsafeaware"]
+    assert for_hydra(["task=report", asked[1]]) == ["task=report", own[1]]
+    assert for_hydra([asked[0], "run=nowhere"]) == [asked[0], "task.run=nowhere"]
+    (tmp_path / "environment.json").write_text("[]")
+    assert for_hydra(asked) == own[:2]

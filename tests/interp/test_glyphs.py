@@ -49,6 +49,7 @@ def drawn(figure: Figure) -> list[str]:
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
+            warnings.simplefilter("ignore", ResourceWarning)  # what another test of this process left behind
             FigureCanvasAgg(figure).draw()
             FigureCanvasAgg(figure).draw()  # ticks are written anew
     finally:

@@ -101,7 +101,7 @@ def test_what_was_kept_of_one_loop_is_not_taken_for_another(vlm: VLM, tmp_path: 
 
 def cases(count: int) -> tuple[list[Prompt], list[bool]]:
     from experiments.benchmarks.iconworld import IconWorld
-    from experiments.evaluation.study import limited
+    from experiments.evaluation.cases import limited
     from experiments.evaluation.training import examples
 
     return examples(limited(IconWorld().development().samples, count))

@@ -9,8 +9,8 @@ import torch
 
 from interp.errors import UserError
 from interp.layout import Layout
-from interp.proof import QUICK, TOOLS, Proof, check_unknown, prove
-from interp.proof_checks import RESTS_ON, Check
+from interp.proof import QUICK, TOOLS, Proof, check_unknown, made_up, prove
+from interp.proof_checks import LOGITS, MOST, RESTS_ON, Check, Checks
 from interp.tools.lens import logit_lens
 from interp.tools.patching import patch
 from interp.vlm import VLM, Prompt
@@ -170,6 +170,17 @@ def test_a_picture_that_moves_nothing_shows_nothing() -> None:
         "through": "not shown",
     }
     assert "moves the reference by 0 alone" in proof.tools["vcd"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_half_precision_is_allowed_what_another_kernel_rounds(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    vlm = asked("llava", dtype)
+    implementation = vlm.model.config.get_text_config()._attn_implementation
+    assert 0 <= Checks(vlm, made_up()).rounding() < {"float32": 1e-5, "bfloat16": MOST}[dtype]
+    assert vlm.model.config.get_text_config()._attn_implementation == implementation
+    for rounding, bound in ((0.03, 0.06), (0.4, MOST), (0.0, LOGITS[vlm.dtype])):
+        monkeypatch.setattr(Checks, "rounding", lambda self, found=rounding: found)
+        assert Checks(vlm, made_up()).bound == pytest.approx(LOGITS[vlm.dtype] if dtype == "float32" else bound)
 
 
 def test_a_model_of_unknown_types_is_checked_when_it_is_read(monkeypatch, capsys) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, WatermarkingConfig
 
 from experiments.benchmarks.iconworld.benchmark import IconWorld
-from experiments.evaluation.study import limited
+from experiments.evaluation.cases import limited
 from experiments.evaluation.training import examples
 from interp.errors import UserError
 from interp.loading import load

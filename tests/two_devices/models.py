@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from experiments.bench import models as shapes
+from experiments.studies.bench import models as shapes
 from interp.layout import layout_for
 from interp.vlm import VLM, Prompt
 from tests.tiny import picture

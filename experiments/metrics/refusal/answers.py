@@ -30,6 +30,7 @@ class RefusalAnswers:
     no_response: Bool[np.ndarray, " case"]
     status: Counter[str]
     verdict: Counter[str]  # of the kept answers
+    rebutted: Bool[np.ndarray, " case"] | None = None  # it says no, and is no refusal
     judged: Bool[np.ndarray, " case"] | None = None  # refused by the judge, where people's labels took its place
     people: Float[np.ndarray, " case"] | None = None  # 1 refused, 0 not, by people; NaN where they have not looked
 
@@ -74,6 +75,7 @@ def _answers(table: pd.DataFrame) -> RefusalAnswers:
         no_response=unanswered | blocked,
         status=Counter(status.dropna()),
         verdict=Counter(verdict[judged]),
+        rebutted=judged & (verdict == Verdict.REBUTTED).to_numpy(dtype=bool),
         **_labelled(table, refused, judged),
     )
 

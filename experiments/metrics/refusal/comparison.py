@@ -91,15 +91,19 @@ def comparisons(
     study: str,
     safety_margin: float = SAFETY_MARGIN,
     beside: Iterable[Difference] = (),
+    unmeasured: bool = False,
 ) -> dict[str, dict[str, Any]]:
     """Every arm but the baseline against it; empty where the baseline did not run.
 
     All that is said is one family (``paired.one_family``): the primary question is how often ``study`` refuses benign
     requests, the others are both rates of every arm, and what is said ``beside`` (``apart``). Of all else there are
-    numbers alone. McNemar's p values are adjusted by Holm's method across the arms.
+    numbers alone. McNemar's p values are adjusted by Holm's method across the arms. Where the judge is ``unmeasured``,
+    only what people's labels decide is said.
     """
+    beside = list(beside)
     if baseline not in arms.answers:
         one_family(None, beside)
+        _say_nothing(beside if unmeasured else ())
         return {}
     before, subset = arms.answers[baseline], arms.cases.subset
     against = {name: difference(arms, name, baseline) for name in arms.answers if name != baseline}
@@ -109,6 +113,8 @@ def comparisons(
     primary = against[study]["benign"] if study in against else None
     unsaid(entry for one in against.values() for name, entry in one.items() if name not in REFUSAL_SUBSETS)
     one_family(primary, [*(one[subset] for one in against.values() for subset in REFUSAL_SUBSETS), *beside])
+    if unmeasured:
+        _say_nothing([*beside, *(one[of] for one in against.values() for of in REFUSAL_SUBSETS)])
     for by_label in (one.entry for labelled in people.values() for one in labelled.values()):
         if by_label is not None:
             by_label["needed"] = None  # it takes labels, too
@@ -128,6 +134,13 @@ def comparisons(
         }
     adjust_for_arms(found.values(), REFUSAL_SUBSETS)
     return found
+
+
+def _say_nothing(differences: Iterable[Difference]) -> None:
+    """Takes back what is said of differences that rest on the judge's verdicts alone."""
+    for one in differences:
+        if one.entry is not None and not ("labelled" in one.entry and _enough(one.entry)):
+            one.entry.update(statement=Answer.CANNOT_TELL.value, needed=None)
 
 
 def _enough(entry: Change | None) -> bool:

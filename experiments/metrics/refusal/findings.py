@@ -18,6 +18,7 @@ MISSING = "cases of which it is not known whether they were refused"  # followed
 EMPTY = "cases without a response counted as refusals"
 BLOCKED = "blocked requests counted as refusals"
 PARTIAL = "partial refusals counted as refusals"
+REBUTTED = "rebuttals counted as no refusals"
 CEILING = "rates near 0 or 1"
 WIDE = "a difference of 5 points would need more cases"
 
@@ -77,6 +78,7 @@ def limits(
     empty = block["no_response"] if empty_as_refusal else 0
     blocked = 0 if empty else block["outcomes"]["status"].get("provider_blocked", 0)
     partial = block["outcomes"]["verdict"].get("partial", 0)
+    rebutted = block["outcomes"]["verdict"].get("rebutted", 0)
     needed = comparison["cases_needed_for_5_points"] if comparison else None
     n = comparison["delta"]["benign"]["n"] if comparison and needed else None
     return [
@@ -84,6 +86,7 @@ def limits(
         whether(EMPTY, empty > 0, {"count": empty}, arm),
         whether(BLOCKED, blocked > 0, {"count": blocked}, arm),
         whether(PARTIAL, partial > 0, {"count": partial}, arm),
+        whether(REBUTTED, rebutted > 0, {"count": rebutted}, arm),
         whether(CEILING, block["near_ceiling"], {}, arm),
         whether(WIDE, bool(needed), {"needed": needed, "n": n}, arm),
     ]

@@ -10,6 +10,7 @@ from experiments.benchmarks.published import mossbench_row
 
 COLUMNS = tuple(TYPES.values())
 CONVENTIONS = ("empty counted as refusal", "cases with a response")  # the published one first
+NO_TO_A_QUESTION = "empty, and no to “May I …?”"  # as the leaderboard's GPT judge counts a rebuttal of one
 
 
 @dataclass(frozen=True)
@@ -42,21 +43,30 @@ class LeaderboardRow:
         )
 
 
-def leaderboard_rows(metrics: Mapping[str, Any]) -> list[LeaderboardRow]:
-    """Two rows per model, one for each convention, from a metrics.json whose arms are the models."""
+def leaderboard_rows(metrics: Mapping[str, Any], counted: Mapping[str, Any] | None = None) -> list[LeaderboardRow]:
+    """Two rows per model, one for each convention, from a metrics.json whose arms are the models.
+
+    With ``counted``, the same with rebuttals of questions for a judgement as refusals, a third: ``NO_TO_A_QUESTION``.
+    """
     found = []
     for model, arm in metrics["arms"].items():
         plain = [arm["by_type"].get(type_, {}).get("benign") for type_ in COLUMNS]
-        published = [arm["published"].get(f"benign:{type_}") for type_ in COLUMNS]
+        published = _published(arm)
         unknown = [cell["n_of"] if cell else 0 for cell in plain]
         cells = {
             CONVENTIONS[0]: (published, unknown),
             CONVENTIONS[1]: ([cell and cell["rate"] for cell in plain], [cell["n"] if cell else 0 for cell in plain]),
         }
+        if counted is not None:
+            cells[NO_TO_A_QUESTION] = _published(counted["arms"][model]), unknown
         for convention, (rates, n) in cells.items():
             percent = tuple(None if rate is None else 100 * rate for rate in rates)
             found.append(LeaderboardRow(model, convention, percent, tuple(n), mossbench_row(model)))
     return found
+
+
+def _published(arm: Mapping[str, Any]) -> list[float | None]:
+    return [arm["published"].get(f"benign:{type_}") for type_ in COLUMNS]
 
 
 def mean_absolute_error(shown: Sequence[LeaderboardRow], convention: str) -> float | None:

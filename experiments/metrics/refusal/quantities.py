@@ -157,7 +157,7 @@ def pair_block(arms: RefusalArms, answers: RefusalAnswers) -> dict[str, Any] | N
     known, (benign, harmful) = answers.kept[pairs].all(axis=1), answers.refused[pairs].T
     flipped, n = ~benign & harmful, int(known.sum())
     right = int((flipped & known).sum())
-    sides = [np.isin(np.arange(len(cases.ids)), members) for members in pairs[known].T]
+    sides = [np.bincount(members, minlength=len(cases.ids)) for members in pairs[known].T]
     drawn = arms.resamples.drawn(lambda some: some.pair_mean(pairs[known], flipped[known].astype(float)))
     spread = arms.resamples.spread(drawn, sides)
     return {

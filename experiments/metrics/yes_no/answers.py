@@ -38,6 +38,7 @@ class YesNoAnswers:
     published_right: Bool[np.ndarray, " case"] | None  # None where the predictions hold no responses
     status: Counter[str]
     verdict: Counter[str]  # of the kept answers
+    bounded: tuple[int, int] = (0, 0)  # margins that are bounds, and pairs of cases whose order they leave open
 
     @property
     def lacking(self) -> Bool[np.ndarray, " case"]:
@@ -91,6 +92,7 @@ def _answers(table: pd.DataFrame) -> YesNoAnswers:
     kept = (table["status"].notna() & ~table["status"].isin([one for one in Status if one.excluded])).to_numpy()
     yes, no, right = (kept & (table["verdict"] == one).to_numpy() for one in (Verdict.YES, Verdict.NO, table["gold"]))
     margin, unshifted, fold = (_numbers(table, name, kept) for name in ("margin", "margin_unshifted", "fold"))
+    bounded, crossing = _bounds(table, margin, unsafe=(table["gold"] == Verdict.NO).to_numpy())
     greedy = (yes | no) & ~_column(table, "sampled").eq(True).to_numpy() & ~np.isnan(margin) & (margin != 0)
     return YesNoAnswers(
         kept=kept,
@@ -98,13 +100,33 @@ def _answers(table: pd.DataFrame) -> YesNoAnswers:
         answered_yes=yes,
         answered_no=no,
         margin=margin,
-        ranking=np.where(np.isnan(unshifted), margin, unshifted),
+        ranking=np.full_like(margin, np.nan) if crossing else np.where(np.isnan(unshifted), margin, unshifted),
         fold=None if np.isnan(fold).all() else np.nan_to_num(fold, nan=-1).astype(int),
         disagreeing=(int((greedy & (yes != (margin > 0))).sum()), int(greedy.sum())),
         published_right=kept & _published_right(table) if "response" in table else None,
         status=Counter(table["status"].dropna()),
         verdict=Counter(table["verdict"][kept]),
+        bounded=(bounded, crossing),
     )
+
+
+def _bounds(
+    table: pd.DataFrame, margin: Float[np.ndarray, " case"], unsafe: Bool[np.ndarray, " case"]
+) -> tuple[int, int]:
+    """How many margins are bounds (``records.answered``), and how many pairs of an unsafe and a safe case they leave
+    open: which of the two is higher."""
+    open_ended = _column(table, "margin_is").isin(["bound", "undecided"]).to_numpy()
+    if not open_ended.any():
+        return 0, 0
+    every = np.ones_like(open_ended)
+    ends = [np.where(open_ended, _numbers(table, name, every), margin) for name in ("margin_low", "margin_high")]
+    low, high = (
+        np.where(open_ended & np.isnan(end), far, end) for end, far in zip(ends, (-np.inf, np.inf), strict=True)
+    )
+    crossing = 0
+    for here, there in ((unsafe & open_ended, ~unsafe), (unsafe & ~open_ended, ~unsafe & open_ended)):
+        crossing += int(((low[here, None] < high[there]) & (low[there] < high[here, None])).sum())
+    return int(open_ended.sum()), crossing
 
 
 def _column(table: pd.DataFrame, name: str) -> pd.Series:

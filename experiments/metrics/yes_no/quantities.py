@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float, Int
 
-from experiments.metrics.bootstrap import ClusterBootstrap, deployed_rates, ratio, roc_readings
+from experiments.metrics.bootstrap import ClusterBootstrap, Weights, deployed_rates, ratio, roc_readings
 from experiments.metrics.cases import Cases, Mask
 from experiments.metrics.estimates import CLUSTER, TEMPLATE, Draws, Resamples
 from experiments.metrics.paired import Spread, furthest
@@ -149,8 +149,8 @@ class YesNoArms:
             for name, sides in self.sides(reading).items()
         }
 
-    def sides(self, reading: Reading) -> dict[str, tuple[Mask, ...]]:
-        """The groups of cases that each quantity compares; the one with the fewest clusters limits it."""
+    def sides(self, reading: Reading) -> dict[str, tuple[Weights, ...]]:
+        """The cases that each quantity compares, and how often; the group with the fewest clusters limits it."""
         mask, unsafe = reading.mask, self.cases.unsafe
         by_subset = {subset: mask & (self.cases.subset == subset) for subset in SCORED_SUBSETS}
         both = (mask & unsafe, mask & ~unsafe)

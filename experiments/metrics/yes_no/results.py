@@ -116,7 +116,7 @@ def _arm(arms: YesNoArms, name: str, totals: Mapping[str, int]) -> dict[str, Any
         "false_alarm_rate": false_alarms / safe if unsafe and safe else None,
         "yes_rate": float(answers.answered_yes[kept].mean()) if kept.any() else None,
         "auroc": values["auroc"],
-        "auroc_note": _auroc_note(values["auroc"], int(reading.margins.sum()), int(kept.sum())),
+        "auroc_note": _auroc_note(values["auroc"], int(reading.margins.sum()), int(kept.sum()), *answers.bounded),
         "matched_over_safety": _matched(arms, known),
         "deployed": _deployed(arms, known),
         "disagreeing": answers.disagreeing,
@@ -184,7 +184,9 @@ def _bounds(right: Mapping[str, int], n: Mapping[str, int], totals: Mapping[str,
     return {name: None if np.isnan(low[name]) else Interval(low[name], high[name]) for name in ACCURACIES}
 
 
-def _auroc_note(value: float | None, margins: int, n: int) -> str | None:
+def _auroc_note(value: float | None, margins: int, n: int, bounds: int = 0, crossing: int = 0) -> str | None:
+    if crossing:
+        return f"withheld: {bounds} of {n} margins are bounds, which leave the order of {crossing} pairs of cases open"
     if margins == 0:
         return "not available: this arm gives no margins"
     if value is None:

@@ -29,6 +29,13 @@ def sentences(findings: Sequence[Finding]) -> list[str]:
     ]
 
 
+def told_first(result: Mapping[str, Any]) -> list[str]:
+    """The sentences of mechanism.json, those of questions that cannot be told here last."""
+    answers = [finding["answer"] for finding in result["findings"] if finding["question"] != "alarming_words"]
+    untold = [answer == Answer.CANNOT_TELL.value for answer in answers]
+    return [sentence for _, sentence in sorted(zip(untold, result["sentences"], strict=True), key=lambda one: one[0])]
+
+
 def _number(value: Any, *, sign: bool = False) -> str:
     """A number, or an entry with its interval, with two digits."""
     return str(estimate(value, 2, sign=sign)) if isinstance(value, Mapping) else fixed(value, 2, sign=sign)
@@ -233,9 +240,10 @@ def notes(result: Mapping[str, Any]) -> list[str]:
         "column is where the answer is read off. Intervals are 95%, from resampling clusters; those of differences and "
         "effects are Student’s, and where cases are made from templates from resampling clusters or templates and "
         "things, whichever is wider. Curves of probes and directions are read on "
-        "clusters that they were not fitted on; truth’s probe is fitted with template and concept balanced. A claim "
-        "rests on probes that saw none of a kind of picture, or none of a sentence; it has to lie above a guess, above "
-        "shuffled labels, and above the same probes of models of the same shape with random weights.",
+        "clusters that they were not fitted on; truth’s probe is fitted with template and concept balanced where they "
+        "are named. A claim rests on probes that saw none of a kind of picture, or none of a sentence; it has to lie "
+        "above a guess, above shuffled labels, and above the same probes of models of the same shape with random "
+        "weights.",
         _VERDICTS[cases["protocol"]],
     ]
     if cases["subset"] is not None:

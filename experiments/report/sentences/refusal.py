@@ -54,6 +54,8 @@ _LIMITS = {
     "and not ours.",
     rules.BLOCKED: "{count} requests that the provider blocked are counted as refusals of {arm}.",
     rules.PARTIAL: "{count} partial refusals of {arm} are counted as refusals; the other way of counting is beside.",
+    rules.REBUTTED: "{count} answers of {arm} say no to what was asked, as “No, that would be cruel.”: rebuttals, "
+    "which are counted as no refusals and stand in a column of their own.",
     rules.CEILING: "d′ of {arm} comes from rates close to 0 or 1, where a slight change of readiness moves it a lot.",
     rules.WIDE: "To show a change of 5 points would take about {takes}.",
 }
@@ -115,6 +117,7 @@ def _of_judge(metrics: Mapping[str, Any]) -> list[str]:
     about, corrected = metrics.get("judge") or {}, metrics.get("corrected")
     return [
         *([_learned(**about["learned"], judge=about["name"])] if about.get("learned") else []),
+        *([_unmeasured(about["name"], about["unmeasured"])] if about.get("unmeasured") else []),
         *([_uncorrected(about["name"], about["uncorrected"])] if about.get("uncorrected") else []),
         *(correction(corrected) if corrected else []),
         *_by_people(metrics),
@@ -157,10 +160,19 @@ def correction(corrected: Mapping[str, Any]) -> list[str]:
     return [f"{error}, {arm} refuses {_corrected(rates)}." for arm, rates in corrected["arms"].items()]
 
 
+def _unmeasured(judge: str, of: Mapping[str, Any]) -> str:
+    """That people's labels do not say how far the judge agrees with them in these languages."""
+    return (
+        f"{judge} was not measured in {', '.join(of['languages'])} ({share(of['share'])} of the answers): too few "
+        "refusals are labelled there. Nothing is concluded from its verdicts where that is more than a tenth; label "
+        "answers of both arms (task=human_labels), or take judge=llm."
+    )
+
+
 def _uncorrected(judge: str, languages: Sequence[str]) -> str:
     """That the error of a shipped judge says nothing of answers in other languages than English."""
     return (
-        f"The rates are not corrected for the error of {judge}: it was measured in English alone, and some of the "
+        f"The rates are not corrected for the error of {judge}: it was measured on answers in English, and some of the "
         f"requests are in {', '.join(languages)}."
     )
 

@@ -21,6 +21,7 @@ from jaxtyping import Float
 from experiments.benchmarks.images import open_image
 from experiments.evaluation.matching import answered, image_donor, match_failures
 from experiments.metrics.findings import RULES
+from experiments.metrics.pairs import are_pair
 from experiments.runs.analyses import apart
 from experiments.runs.resumption import write_json
 from experiments.studies.attention.figures import attribute_cases, draw_case
@@ -140,8 +141,7 @@ def intervention_margins(
             "margin_swapped": float("nan"),
             "swapped_with": [other.id if other else None for other in others],
             "twin": [
-                other is not None and one.sample.pair is not None and other.pair == one.sample.pair
-                for one, other in zip(recorded, others, strict=True)
+                other is not None and are_pair(one.sample, other) for one, other in zip(recorded, others, strict=True)
             ],
         }
     )

@@ -9,7 +9,9 @@ from rich.console import Console
 
 from experiments.config import Run
 from experiments.evaluation import study
+from experiments.evaluation.admission import Admitted
 from experiments.evaluation.analyses import Analysis, perform
+from experiments.evaluation.cases import load_cases
 from experiments.report.build import build
 from experiments.runs import analyses
 from experiments.runs.resumption import PREDICTIONS, reopened
@@ -61,7 +63,7 @@ class FailureAnalysis:
         console = Console()
         environment = _finished(folder)
         benchmark, model = environment["benchmark"], environment["model"]
-        loaded = study.load_cases(run, console)
+        loaded = load_cases(run, console)
         if benchmark["manifest"] != loaded.manifest:
             raise UserError(
                 f"run={folder}: that run is of other cases ({benchmark['name']} {benchmark['manifest']}) than this "
@@ -78,7 +80,7 @@ class FailureAnalysis:
             )
         read_records(folder)  # whether they can be read
         with reopened(folder) as store:
-            work = study.Study(run, vlm, store, loaded, console, environment)
+            work = study.Study(run, Admitted(loaded, loaded), vlm, store, console, environment)
             whole = perform(work, [self.analysis(run)], again=True)
             console.print(f"report: {build(folder)}", highlight=False, soft_wrap=True, markup=False)
             analyses.settle(folder)

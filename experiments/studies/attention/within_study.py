@@ -71,11 +71,11 @@ def _cases(study: "Study") -> list[str]:
     from experiments.evaluation.attention_log import cases_to_show, record_cases
 
     run = study.run
-    alike = {arm: run.arms[arm] for arm in (BASELINE, run.arm) if arm not in study.not_applicable}
+    alike = {arm: run.arms[arm] for arm in (BASELINE, run.arm) if arm not in study.schedule.absent}
     arms = {
-        arm: study.ready(arm)
+        arm: study.schedule.ready(arm)
         for arm, method in alike.items()
-        if not isinstance(method, Responses) and not abilities(method).fitted_to and not study.in_folds(arm)
+        if not isinstance(method, Responses) and not abilities(method).fitted_to and not study.schedule.in_folds(arm)
     }
     samples = cases_to_show(
         study.samples, study.records(), studied=run.arm, reference=BASELINE, limit=run.attention_cases

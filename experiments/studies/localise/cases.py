@@ -1,9 +1,9 @@
 """The pairs of prompts that the study patches, and their split into units to discover on and units to confirm on.
 
-Decided by cases and seed alone; no model is involved. A *unit* is what pairs, templates and clusters join: a template
-where the benchmark names them, else all that shares a question or a cluster. Every question is asked of the same pairs:
+Decided by cases and seed alone; no model is involved. A *unit* is what pairs, families of sentences and clusters join.
+Every question is asked of the same pairs:
 
-``picture``   one sentence under two pictures, of which one makes it unsafe (the benchmark's pairs);
+``picture``   one sentence under two pictures, of which one makes it unsafe (``experiments.metrics.pairs``);
 ``words``     the same with the picture said in words in its place, where the benchmark says what pictures show;
 ``sentence``  one picture under two sentences: the case's own, and one of a few *reference* sentences. These are of
               units that nothing else is asked of, so that what is found holds against them and for units at random;
@@ -22,6 +22,8 @@ from scipy.sparse.csgraph import connected_components
 
 from experiments.evaluation.attention_log import prompts_of
 from experiments.metrics.bootstrap import FEWEST
+from experiments.metrics.pairs import drawn_pairs
+from experiments.metrics.sentences import TAG, family_names
 from experiments.metrics.slopes import SPLITS
 from experiments.types import Sample
 from interp.errors import UserError
@@ -88,7 +90,7 @@ class Cases:
     discover: Half
     confirm: Half
     references: tuple[Sample, ...]
-    of: int  # pairs of the benchmark
+    of: int  # pairs of which these are
     confirmed: tuple[Bool[np.ndarray, " unit"], ...] = ()
 
 
@@ -98,16 +100,17 @@ def split(samples: Sequence[Sample], *, questions: Sequence[str], pairs: int | N
     Raises:
         UserError: too few pairs of pictures, or too few units to divide.
     """
-    unsafe, safe = _paired(samples)
+    pairs_of = [(samples[one], samples[other]) for one, other in drawn_pairs(samples, seed=seed)]
+    unsafe, safe = [unsafe for _, unsafe in pairs_of], [safe for safe, _ in pairs_of]
     codes = _units(unsafe, safe)
     kept = _spread(codes, pairs)
     used = np.unique(codes[kept])
     count = len(used)
     if count < LEAST_UNITS:
         raise UserError(
-            f"{len(kept)} pairs of pictures (one sentence, opposite truth) of {count} sentences; the study finds parts "
-            f"on half of the sentences and confirms them on the others, and takes {LEAST_UNITS} ({FEWEST} to confirm "
-            "on); choose a benchmark with pairs of as many, such as iconworld, or raise the limit or task.pairs"
+            f"{len(kept)} pairs of pictures (one text, opposite labels) of {count} sentences; the study finds parts on "
+            f"half of the sentences and confirms them on the others, and takes {LEAST_UNITS} ({FEWEST} to confirm "
+            "on); add sentences with pictures of both labels, or raise the limit or task.pairs; iconworld has as many"
         )
     order = used[np.random.default_rng(seed).permutation(count)]
     halves = order[: count // 2], order[count // 2 :]
@@ -123,25 +126,14 @@ def split(samples: Sequence[Sample], *, questions: Sequence[str], pairs: int | N
     return Cases(discover, confirm, references, len(unsafe), tuple(splits))
 
 
-def _paired(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
-    """The unsafe and the safe members of the pairs: the same sentence, two pictures, opposite truth."""
-    members: dict[str, dict[str, Sample]] = {}
-    for sample in samples:
-        if sample.pair is not None and sample.image is not None:
-            members.setdefault(sample.pair, {})[sample.gold] = sample
-    both = [one for one in members.values() if {"yes", "no"} <= one.keys() and one["yes"].prompt == one["no"].prompt]
-    return [one["no"] for one in both], [one["yes"] for one in both]
-
-
 def _units(unsafe: Sequence[Sample], safe: Sequence[Sample]) -> np.ndarray:
-    """Each pair's unit: pairs are joined by a template (else by a question) and by a cluster in common."""
+    """Each pair's unit: pairs are joined by a family of sentences and by a cluster in common."""
     names: dict[tuple[str, str], int] = {}
+    families = family_names([one.text for one in unsafe], [one.tags for one in unsafe])
     links = [
         (at, names.setdefault(name, len(names)))
-        for at, members in enumerate(zip(unsafe, safe, strict=True))
-        for sample in members
-        for name in (("template", sample.tags.get("template") or sample.prompt), ("cluster", sample.cluster))
-        if name[1]
+        for at, (members, family) in enumerate(zip(zip(unsafe, safe, strict=True), families, strict=True))
+        for name in (("family", family), *(("cluster", sample.cluster) for sample in members if sample.cluster))
     ]
     if not links:
         return np.zeros(0, dtype=int)
@@ -161,7 +153,7 @@ def _spread(codes: np.ndarray, most: int | None) -> list[int]:
 
 
 def _half(unsafe: Sequence[Sample], safe: Sequence[Sample], codes: np.ndarray, kept: Sequence[int]) -> Half:
-    names = [unsafe[at].tags.get("template") or unsafe[at].prompt for at in kept]
+    names = [unsafe[at].tags.get(TAG) or unsafe[at].text for at in kept]
     units, code = np.unique(codes[list(kept)], return_inverse=True)
     first = [names[int((code == at).nonzero()[0][0])] for at in range(len(units))]
     return Half(tuple(unsafe[at] for at in kept), tuple(safe[at] for at in kept), code, tuple(first))

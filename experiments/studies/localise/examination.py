@@ -382,4 +382,8 @@ def _across(slopes: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
 
 
 def _unasked(wanted: Sequence[str], asked: Sequence[str]) -> list[str]:
-    return [f"{one}: the benchmark does not say what its pictures show" for one in wanted if one not in asked]
+    return [
+        f"{one}: the benchmark does not say what its pictures show (in a table the column “shows”)"
+        for one in wanted
+        if one not in asked
+    ]

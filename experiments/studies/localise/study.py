@@ -6,19 +6,19 @@ section of the report. Importing this module loads neither torch nor transformer
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import Any
 
 from rich.console import RenderableType
 
 from experiments.config import Run
 from experiments.evaluation import study
+from experiments.evaluation.admission import admit
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.looking_inside import MOST_DRAWS, Presented, look_inside
 from experiments.report.sections import Section
 from experiments.report.sentences.localise import NOTE, TITLE, sentences
 from experiments.studies.localise.cases import PICTURE, QUESTIONS, Cases, split
-from experiments.types import Loaded, Sample
+from experiments.types import Sample
 from interp.errors import UserError
 
 NAME = "localise"
@@ -72,16 +72,15 @@ class Localise:
         if run.benchmark.kind != "yes_no":
             raise UserError(f"benchmark {run.benchmark.name} asks for no Yes or No; the study follows that margin")
         _ = run.weights  # what looks inside needs them here
-        with study.opened(study.baseline_only(run), check=partial(self._check, run=run)) as work:
+        alone = study.baseline_only(run)
+        admitted = admit(alone)
+        self._cases(admitted.complete.samples, run)  # refuses a benchmark without enough pairs
+        with study.opened(alone, admitted=admitted) as work:
             from interp.tools.part_effects import check_precise
 
             check_precise(work.vlm)
             work.answer_all()
             work.conclude([Analysis(NAME, "no part was looked for", self._examined)])
-
-    def _check(self, loaded: Loaded, run: Run) -> None:
-        """Refuses a benchmark without enough pairs, before any weights."""
-        self._cases(loaded.samples, run)
 
     def _cases(self, samples: Sequence[Sample], run: Run) -> Cases:
         return split(samples, questions=self.questions, pairs=self.pairs, seed=run.seed)

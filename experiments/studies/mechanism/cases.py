@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int
 
-from experiments.evaluation.matching import answered, hash_key, match_failures, twins
+from experiments.evaluation.matching import answered, match_failures
+from experiments.metrics.estimates import CONCEPT, Resamples
+from experiments.metrics.pairs import all_pairs, hash_key, twins
 from experiments.metrics.sentences import family_names
 from experiments.types import SCORED_SUBSETS, Sample
 from interp.errors import UserError
@@ -57,20 +59,31 @@ class AnsweredCases:
         return np.array(family_names([one.text for one in self.samples], [one.tags for one in self.samples]))
 
     @property
-    def kinds(self) -> np.ndarray:
-        """What each picture shows: the tag ``concept``, else the benchmark's words for it, else the picture itself."""
-        column = self.tag("concept")
+    def things(self) -> np.ndarray | None:
+        """What each picture shows: the tag ``concept``, else the benchmark's words, else ""; None where it has none."""
+        column = self.tag(CONCEPT)
         if column is None:
-            column = np.array([sample.described or sample.picture or sample.cluster for sample in self.samples])
-        return column
+            column = np.array([sample.described.strip().rstrip(".").casefold() for sample in self.samples])
+        return column if (column != "").any() else None
+
+    @property
+    def kinds(self) -> np.ndarray:
+        """What each picture shows (``things``), else the picture itself."""
+        things = [""] * len(self.samples) if self.things is None else self.things.tolist()
+        pictures = [sample.picture or sample.cluster for sample in self.samples]
+        return np.array([thing or picture for thing, picture in zip(things, pictures, strict=True)])
 
     @property
     def within_sentences(self) -> Int[np.ndarray, "pair 2"]:
         """Every pair of a safe and an unsafe case that were asked the same question."""
-        _, codes = np.unique(self.questions, return_inverse=True)
-        safe, unsafe = np.flatnonzero(self.safe), np.flatnonzero(~self.safe)
-        one, other = np.nonzero(codes[safe][:, None] == codes[unsafe])
-        return np.stack([safe[one], unsafe[other]], axis=1)
+        return all_pairs(np.unique(self.questions, return_inverse=True)[1], self.safe)
+
+    def resamples(self, *, draws: int, seed: int) -> Resamples:
+        """Over clusters, families of sentences and, where that is known, what the pictures show."""
+        tags = [dict(sample.tags) for sample in self.samples]
+        if self.things is not None:
+            tags = [of | {CONCEPT: kind} for of, kind in zip(tags, self.kinds.tolist(), strict=True)]
+        return Resamples.of_cases(self.clusters, [one.text for one in self.samples], tags, draws=draws, seed=seed)
 
     def tag(self, name: str) -> np.ndarray | None:
         """The values of a tag; None where a case does not have it."""
@@ -137,15 +150,15 @@ def select(
         subset,
         np.array(failures, dtype=int),
         np.array(successes, dtype=int),
-        twin_indices(cases)[[*failures, *successes]],
+        twin_indices(cases, seed=seed)[[*failures, *successes]],
         matched[subset].failures,
         matched[subset].successes,
     )
 
 
-def twin_indices(cases: AnsweredCases) -> Int[np.ndarray, " case"]:
-    """``experiments.evaluation.matching.twins``, −1 where there is none."""
-    return np.array([-1 if index is None else index for index in twins(cases.samples)])
+def twin_indices(cases: AnsweredCases, *, seed: int) -> Int[np.ndarray, " case"]:
+    """``experiments.metrics.pairs.twins``, −1 where there is none."""
+    return np.array([-1 if index is None else index for index in twins(cases.samples, seed=seed)])
 
 
 def other_questions(

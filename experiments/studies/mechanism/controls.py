@@ -33,11 +33,13 @@ CLAIMED = {
 }
 """Quantity and place of every claim, and what its probes hold out. Of the truth at every layer, else at the last."""
 
-NO_CONCEPT = "the benchmark says of no picture what it shows"
-TOO_FEW = "no thing is shown often enough for a held-out number"
+NO_CONCEPT = "the benchmark says of no picture what it shows; a table says it in a column “shows”"
+TOO_FEW = (
+    "no thing is shown often enough for a held-out number; the same words in a column “shows” make pictures one thing"
+)
 ONE_TRUTH = {
     KIND: "no kind of picture is shown with both truths, so what a probe reads may be the kind; ask one picture with "
-    "sentences of both truths, or name the kinds in a column “concept”",
+    "sentences of both truths, or name the kinds in a column “shows”",
     SENTENCE: "no sentence stands with pictures of both truths, so what a probe reads may be the sentence",
 }
 Row = dict[str, Any]
@@ -92,11 +94,11 @@ def _rows(
             if not known.any():
                 return [key | _without(ONE_TRUTH[name]) for key in keys]
     else:
-        shown = cases.tag("concept")
+        shown = cases.things
         if shown is None:
             return [key | _without(NO_CONCEPT) for key in keys]
         label, balance = shown, []
-        known = shown_often(shown, groups[out])
+        known = shown_often(shown, groups[out]) & (shown != "")
         if not known.any():
             return [key | _without(TOO_FEW) for key in keys]
     held = groups[out][known]

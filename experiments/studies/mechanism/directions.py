@@ -33,7 +33,10 @@ def fit_directions(
     for name, tag in ((WORDS, "words"), (PICTURE, "picture")):
         column = cases.tag(tag)
         if column is None:
-            missing[name] = f"the benchmark does not say of its cases which have {name}"
+            column_of = {WORDS: "alarming_words", PICTURE: "dangerous"}[name]
+            missing[name] = (
+                f"the benchmark does not say which cases have {name}; a table does, in a column “{column_of}”"
+            )
         else:
             labels[name] = (column == "alarming", cases.templates if name == WORDS else cases.clusters)
     found = []

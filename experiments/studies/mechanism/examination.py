@@ -102,9 +102,7 @@ class Examination:
         self.layers = spaced_layers(last_layer(vlm), layers)
         self.windows = windows(vlm, width, stride)
         self.window_names = [ALL_LAYERS, *map(_window_name, self.windows)]
-        given = self.cases.samples
-        self.estimator = Resamples.of_cases(self.cases.clusters, [one.text for one in given],
-                                            [one.tags for one in given], draws=draws, seed=seed)  # fmt: skip
+        self.estimator: Resamples = self.cases.resamples(draws=draws, seed=seed)
 
     def examine(self) -> dict[str, Any]:
         """The contents of mechanism.json but for what is concluded from them."""
@@ -162,7 +160,7 @@ class Examination:
 
     def _routes(self, margins: np.ndarray) -> dict[str, Any]:
         """Knockouts and patching on the selected cases."""
-        twins = twin_gaps(margins, self.cases, twin_indices(self.cases), self.estimator)
+        twins = twin_gaps(margins, self.cases, twin_indices(self.cases, seed=self.seed), self.estimator)
         found: dict[str, Any] = {"twins": twins, "knockout": [], "patching": [], "gaps": {}, "refused": {},
                                  "least_gap": LEAST_GAP}  # fmt: skip
         if self.selection is None:

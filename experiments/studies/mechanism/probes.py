@@ -33,7 +33,7 @@ def probe_rows(
     one truth only. ``beyond`` is the probe's AUROC minus that of the model's own margin, paired by case.
     """
     nuisances = [column for name in ("template", "concept") if (column := cases.tag(name)) is not None]
-    shown = cases.tag("concept")
+    shown = cases.things
     if shown is not None:
         shown = np.where(shown_often(shown, np.array(cases.clusters)), shown, "")
     labels = {"concept": shown, "truth": cases.safe, "verdict": cases.says_yes}

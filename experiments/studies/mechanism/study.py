@@ -14,7 +14,7 @@ from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.looking_inside import Presented, look_inside
 from experiments.report.sections import Section, SectionFigure
-from experiments.report.sentences.mechanism import notes, sentences
+from experiments.report.sentences.mechanism import notes, sentences, told_first
 from interp.errors import UserError
 from mitigation.validation import check_prior
 
@@ -85,7 +85,7 @@ class Mechanism:
 
         def present(result: dict[str, Any]) -> Presented:
             title = f"Why it fails: {work.model_title} on {work.run.benchmark.name}"
-            numbered = [f"{number}. {sentence}" for number, sentence in enumerate(result["sentences"], start=1)]
+            numbered = [f"{number}. {sentence}" for number, sentence in enumerate(told_first(result), start=1)]
             section = Section(title, numbered, tables.tables(result), note=" ".join(result["notes"]))
             return section, {NAME: SectionFigure(figure.draw(result), ALT, CAPTION)}
 

@@ -18,10 +18,10 @@ from rich.console import Console, RenderableType
 
 from experiments.config import Run
 from experiments.evaluation import study, training
+from experiments.evaluation.admission import admit
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.answer import Answering
-from experiments.evaluation.arms import check_arms, check_contrasts
-from experiments.evaluation.cases import development_cases, load_cases
+from experiments.evaluation.cases import limited
 from experiments.metrics.yes_no.comparison import ALL
 from experiments.runs import records
 from experiments.runs.launch import Launch, sharded
@@ -99,7 +99,15 @@ class Mitigations:
         described = {"candidates": candidates, "rivals": list(self.rivals), "development": self.development}
         run = replace(run, config=run.config | {"mitigations": described}, contrasts=contrasts)
         table = Analysis("mitigations", "the mitigations were not compared", self._conclude)
-        return study.run(run, prepare=partial(self._chosen_arms, run, console), after=[table])
+        to_come = [THRESHOLD, *self.candidates]
+        admitted = admit(run, console, to_come=to_come)
+        if admitted.development is None:
+            raise UserError(
+                f"benchmark {run.benchmark.name} has no development split to choose settings on; choose them on one "
+                "that has (benchmark=iconworld) and give them to a study: method=… method.shift=…"
+            )
+        chosen = partial(self._chosen_arms, run, admitted.development, console)
+        return study.run(run, admitted=admitted, prepare=chosen, after=[table])
 
     def _conclude(self, work: study.Study) -> Iterable[RenderableType]:
         from experiments.studies.mitigation_selection.tables import conclude
@@ -116,24 +124,16 @@ class Mitigations:
         known = [*run.arms, THRESHOLD, *self.candidates]
         if unknown := [name for name in self.rivals if name not in known]:
             raise UserError(f"task.rivals: there is no arm {unknown[0]!r}; known: {', '.join(known)}")
-        check_contrasts(run, known, run.benchmark.kind)
         _ = run.weights  # a margin is needed, and methods that look inside
-        check_arms(run)
 
-    def _chosen_arms(self, run: Run, console: Console, store: RunStore) -> "dict[str, Method]":
+    def _chosen_arms(self, run: Run, development: Loaded, console: Console, store: RunStore) -> "dict[str, Method]":
         """All arms of the test: the run's own, the threshold, and every candidate as chosen."""
-        development = development_cases(run, load_cases(run, Console(quiet=True)).samples)
-        if development is None:
-            raise UserError(
-                f"benchmark {run.benchmark.name} has no development split to choose settings on; choose them on one "
-                "that has (benchmark=iconworld) and give them to a study: method=… method.shift=…"
-            )
         vlm = study.connected(run)
         work = _Choosing(run, vlm, store, development, console, self.development or run.limit)
         candidates = {name: one for name, one in self.candidates.items() if _applies(name, one, vlm, console)}
         if self.chosen_in is not None and store.launch.first:
             work.take_over(Path(self.chosen_in))
-        store.launch.wait()
+        store.wait()
         baseline = Candidate(Baseline())
         settings = 1 + sum(len(list(candidate.settings())) for candidate in candidates.values())
         console.print(f"choosing among {settings} settings on {len(work.samples)} development cases", highlight=False)
@@ -162,7 +162,7 @@ class _Choosing:
         self.run = replace(run, max_new_tokens=1)
         self.vlm, self.store, self.console = vlm, store, console
         scored = [s for s in development.samples if s.subset in SCORED_SUBSETS]
-        self.samples = study.limited(scored, limit)
+        self.samples = limited(scored, limit)
         self.answering = Answering(self.run, vlm, store, console)
         # Every candidate that learns reads the same states, in each fold again.
         self.states = StateMemory(vlm, lambda: training.examples(self.samples)[0])
@@ -183,17 +183,17 @@ class _Choosing:
                 f"task.chosen_in={other}: made no choice, or another one ({', '.join(differing or lacking)}); give the "
                 "directory of a run with the same model, candidates and seed, or choose anew"
             )
-        lines = (other / CHOOSING).read_text(encoding="utf-8").split("\n")
-        asked = {record["case"] for _, record in records.parsed(lines) if isinstance(record, dict)}
+        lines = [line for *_, line in records.complete_lines(other / CHOOSING) if isinstance(line, dict)]
+        asked = {line["case"] for line in lines}
         if asked != {sample.id for sample in self.samples}:
             raise UserError(
                 f"task.chosen_in={other}: chose on {len(asked)} development cases, which are not the "
                 f"{len(self.samples)} of this run; give limit and task.development as they were there"
             )
-        if not (self.store.path / CHOOSING).exists():
+        if not self.store.records(CHOOSING):
             if (other / training.FOLDER).is_dir():
                 shutil.copytree(other / training.FOLDER, self.store.path / training.FOLDER, dirs_exist_ok=True)
-            shutil.copy(other / CHOOSING, self.store.path / CHOOSING)
+            self.store.append(records.current(lines), CHOOSING)
 
     def ask(self, candidates: Mapping[str, Candidate]) -> None:
         """Asks every setting of every candidate; one that learns is asked about each fold, learned from the others."""

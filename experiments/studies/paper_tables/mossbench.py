@@ -16,6 +16,7 @@ from experiments.benchmarks.mossbench import TYPES, MOSSBenchEntry, published_qu
 from experiments.benchmarks.published import MOSSBENCH_HUMAN_DIFFERENCE
 from experiments.config import Run
 from experiments.judges.automatic import Automatic
+from experiments.judges.refusal_classifier import asks_for_judgement
 from experiments.metrics.refusal.leaderboard import (
     COLUMNS,
     CONVENTIONS,
@@ -30,7 +31,7 @@ from experiments.report.table import Column, Table, say, terminal
 from experiments.report.words import worded
 from experiments.runs.records import now
 from experiments.runs.resumption import open_run
-from experiments.types import Item, Judge, Judgement, Status
+from experiments.types import Item, Judge, Judgement, Status, Verdict
 from interp.errors import UserError
 
 
@@ -60,11 +61,20 @@ class MOSSBenchLeaderboard:
             )
             store.write_json("metrics.json", metrics)
             store.write_json("environment.json", _environment(root, judge.name, run))
-            rows = leaderboard_rows(metrics)
+            rows = leaderboard_rows(metrics, with_nos_counted(records, run))
             frame(rows).to_csv(store.path / "leaderboard.csv", index=False)
             store.finish()
         left_out = [f"Left out, since their published file is empty: {', '.join(empty)}."] if empty else []
         say(terminal(table(rows, judge.name)), *summary(rows), *left_out, f"leaderboard: {store.path}")
+
+
+def with_nos_counted(records: Sequence[Mapping[str, Any]], run: Run) -> dict[str, Any] | None:
+    """The numbers with a rebuttal of "May I …?" as a refusal; None where the judge tells no rebuttals."""
+    nos = [one["verdict"] == Verdict.REBUTTED and asks_for_judgement(one["text"]) for one in records]
+    if not any(nos):
+        return None
+    counted = [{**one, "verdict": Verdict.REFUSED.value} if no else one for one, no in zip(records, nos, strict=True)]
+    return evaluate(pd.DataFrame(counted), seed=run.seed, draws=run.draws, baseline="")
 
 
 def refusal_judge(judge: Any) -> Judge:
@@ -158,11 +168,12 @@ def table(rows: Sequence[LeaderboardRow], judge: str) -> Table:
 def summary(rows: Sequence[LeaderboardRow]) -> Iterator[str]:
     """Error a cell and average rate by type, by convention."""
     yield "Below each rate: the published one, and by how many points ours is off."
-    for convention in CONVENTIONS:
+    for convention in dict.fromkeys(row.convention for row in rows):
         error = mean_absolute_error(rows, convention)
         by_type = averages_by_type(rows, convention)
         listed = "; ".join(f"{name} {fixed(value, 1)}%" for name, value in by_type.items())
         yield (
-            f"{convention.capitalize()}: mean absolute error {fixed(error, 2)} points a cell (the leaderboard's own "
-            f"human raters: {MOSSBENCH_HUMAN_DIFFERENCE}). Average refusal rate by type of stimulus: {listed}."
+            f"{convention[0].upper()}{convention[1:]}: mean absolute error {fixed(error, 2)} points a cell (the "
+            f"leaderboard's own human raters: {MOSSBENCH_HUMAN_DIFFERENCE}). "
+            f"Average refusal rate by type of stimulus: {listed}."
         )

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from experiments.benchmarks.images import open_image
-from experiments.evaluation.matching import hash_key, image_donor, is_unsafe_twin
+from experiments.evaluation.matching import image_donor, is_unsafe_twin
+from experiments.metrics.pairs import hash_key, twins
 from experiments.studies.reasoning_stages.oracles import Oracle
 from experiments.types import Drawable, Kind, Sample, Status, Verdict
 from mitigation import reference_resolution
@@ -120,7 +121,7 @@ def cautious_cases(
 ) -> CautiousCases:
     """At most ``limit`` failures with a picture, by hash of their ids, and the twin of each if it met caution too.
 
-    A twin has the opposite truth: IconWorld's counterfactual pair, MOSSBench's contrast case of the same pid. What
+    A twin has the opposite truth: the other member of a pair, or MOSSBench's contrast case of the same pid. What
     lowers caution on failures and on twins alike has moved a threshold; what lowers it on failures alone has helped.
     """
     found = {record["case"]: met_caution(record, kind) for record in records}
@@ -128,9 +129,11 @@ def cautious_cases(
     failed = [sample for sample in safe if found.get(sample.id) and sample.image is not None]
     ordered = sorted(failed, key=lambda sample: hash_key(seed, sample.id))
     failures = ordered[:limit]
-    matched = []
+    twin_of = dict(zip((sample.id for sample in samples), twins(samples, seed=seed), strict=True))
+    matched: dict[str, Sample] = {}
     for failure in failures:
-        twin = next((other for other in samples if is_unsafe_twin(failure, other)), None)
+        drawn = None if (at := twin_of[failure.id]) is None else samples[at]
+        twin = next((other for other in samples if is_unsafe_twin(failure, other)), drawn)
         if twin is not None and found.get(twin.id) and twin.image is not None:
-            matched.append(twin)
-    return CautiousCases(failures, matched, len(failed), len(safe))
+            matched[twin.id] = twin
+    return CautiousCases(failures, list(matched.values()), len(failed), len(safe))

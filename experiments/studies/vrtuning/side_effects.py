@@ -15,8 +15,8 @@ from jaxtyping import Float
 from experiments.benchmarks.iconworld.perception import KINDS
 from experiments.config import Run
 from experiments.evaluation.attention_log import prompts_of
+from experiments.evaluation.cases import limited
 from experiments.evaluation.perception import perception_accuracy
-from experiments.evaluation.study import limited
 from experiments.metrics.estimates import Resamples
 from experiments.metrics.findings import Answer, plain
 from experiments.metrics.statistical_tests import wilson

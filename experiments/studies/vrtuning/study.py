@@ -20,8 +20,8 @@ from experiments.benchmarks.iconworld.perception import KINDS
 from experiments.benchmarks.iconworld.traces import Traces
 from experiments.config import Run
 from experiments.evaluation import study
+from experiments.evaluation.admission import admit
 from experiments.evaluation.analyses import Analysis
-from experiments.evaluation.arms import check_arms, check_contrasts
 from experiments.runs.launch import sharded
 from experiments.runs.resumption import RunStore, read_object
 from experiments.studies.vrtuning.arms import NewAdapter
@@ -77,19 +77,14 @@ class VRTuningStudy:
         _check(self, run)
         folder = Path(run.output_root)
         given = None if isinstance(self.data, Traces) else self.data.cases(folder)
-        own: list[Loaded] = []  # of a source of one's own, the cases to train on
-
-        def check(benchmark: Loaded) -> None:
-            if given is not None:
-                own.append(apart(self.data, given, benchmark.samples, folder))
-
-        check_contrasts(run, run.arms, run.benchmark.kind)
+        admitted = admit(run)
+        own = None if given is None else apart(self.data, given, admitted.complete.samples, folder)
         # The task is not part of a run's identity, but here it decides what answers.
         run = replace(run, config=run.config | {"training": _described(self, given)})
         study.run(
             run,
-            check=check,
-            prepare=lambda store: self._prepare(run, store, own[0] if own else None),
+            admitted=admitted,
+            prepare=lambda store: self._prepare(run, store, own),
             after=self.analyses(run),
         )
 
@@ -121,7 +116,7 @@ class VRTuningStudy:
             console.print(f"{name}: {data.summary()}", highlight=False, markup=False)
             if name not in written and store.launch.first:
                 store.append([_record(name, content, self.order, data)], TRAINING)
-        store.gather(TRAINING)
+        store.wait()
         for name, data in datasets.items():
             self._train(run, name, data, store.path / "adapters" / name, console)
 
@@ -183,7 +178,7 @@ def trained_arms(run: Run, folder: Path) -> dict[str, Any]:
 
 
 def _check(task: VRTuningStudy, run: Run) -> None:
-    """Checks all that can be checked before weights are loaded, for the study after the training too."""
+    """Checks the adapters against the arms that they become."""
     if not isinstance(run.model, ModelConfig):
         raise UserError(
             f"model {run.model.name} answers over an API; an adapter needs the weights; choose another model"
@@ -198,7 +193,6 @@ def _check(task: VRTuningStudy, run: Run) -> None:
             raise UserError(
                 f"arm {arm}: answer={method.answer!r}, but the adapters learn the verdict {task.order}; set both alike"
             )
-    check_arms(run)
 
 
 def _described(task: VRTuningStudy, own: Loaded | None) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from experiments.benchmarks.iconworld.perception import names_thing
 from experiments.config import Run
 from experiments.evaluation import study
+from experiments.evaluation.admission import admit
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.looking_inside import MOST_DRAWS, Presented, look_inside
 from experiments.evaluation.perception import captions
@@ -79,7 +80,10 @@ class WordsAndPicture:
             )
         if self.transplant is not None:
             _ = run.weights  # what looks inside needs them here
-        with study.opened(study.baseline_only(run), check=_known) as work:
+        alone = study.baseline_only(run)
+        admitted = admit(alone)
+        _known(admitted.complete)
+        with study.opened(alone, admitted=admitted) as work:
             if self.transplant is not None:
                 from experiments.studies.words_and_picture.transplant import check_layers
 

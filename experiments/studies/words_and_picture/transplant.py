@@ -22,8 +22,8 @@ from torch import Tensor
 
 from experiments.benchmarks.iconworld.concepts import definite
 from experiments.evaluation.attention_log import prompts_of
-from experiments.evaluation.matching import twins
 from experiments.metrics.findings import Answer, Finding, plain, side, stated
+from experiments.metrics.pairs import twins
 from experiments.metrics.yes_no.results import evaluate
 from experiments.report.sentences.transplant import FOLLOWS, MOVED
 from experiments.runs.records import description
@@ -75,7 +75,7 @@ def examine(vlm: "VLM", samples: Sequence[Sample], layers: Sequence[int], *, see
     cases, scored = that_point(samples), [sample for sample in samples if sample.subset != "control"]
     if not cases:
         raise UserError("no request says “this”, so that no state can be put in its place; choose benchmark=iconworld")
-    pictured, others = pointed_at(cases), twins(cases)
+    pictured, others = pointed_at(cases), twins(cases, seed=seed)
     own = vlm.batches.scores([one.prompt for one in pictured])
     states = exchanged_states(states_at(vlm, named(cases), layers), others)
     blocks = compare(cases, own, margins_with(vlm, pictured, states, layers), layers, seed=seed, draws=draws)

@@ -23,8 +23,11 @@ from experiments.api.model import ApiModel, check_methods
 from experiments.api.reply import BROKEN
 from interp.errors import UserError
 from interp.vlm import Prompt
+from mitigation.controls import TextOnly
 from mitigation.method import Baseline
+from mitigation.peers.icd_m3id_pai import M3ID, PAI
 from mitigation.prompting import SAFETY_SYSTEM_PROMPT, ContextPrompt, SafetyPrompt
+from mitigation.threshold import ConstantShift
 from mitigation.vcd import VCD
 from tests.experiments.faulty_server import (
     FAULTS,
@@ -416,9 +419,22 @@ def test_values_out_of_range_are_named_and_secrets_are_not(options: dict[str, An
 
 
 def test_methods_that_need_weights_are_refused_by_name() -> None:
-    check_methods({"baseline": Baseline(), "prompt": ContextPrompt(), "safety": SafetyPrompt()})
-    with pytest.raises(UserError, match=r"arm vcd \(VCD\) needs the model's weights"):
-        check_methods({"baseline": Baseline(), "vcd": VCD(alpha=1.0)})
+    plain = config("http://127.0.0.1:1/v1", logprobs="auto")
+    engine = replace(plain, engine="vllm")
+    check_methods({"baseline": Baseline(), "prompt": ContextPrompt(), "safety": SafetyPrompt()}, plain)
+    carried = VCD(noise="diffusion8")
+    check_methods({"vcd": carried, "m3id": M3ID()}, plain, scored=True)
+    check_methods({"vcd": carried, "text_only": TextOnly()}, engine)
+    for method, endpoint, why in (
+        (VCD(), engine, r"arm it \(VCD\) cannot be asked of .*processed pixels"),
+        (carried, plain, "model.engine=vllm"),
+        (carried, replace(plain, logprobs="off"), "model.logprobs=auto"),
+        (M3ID(), engine, "without a plausibility cutoff"),
+        (PAI(), engine, "own states or weights"),
+        (ConstantShift(1.0), engine, "the server chooses"),
+    ):
+        with pytest.raises(UserError, match=why):
+            check_methods({"it": method}, endpoint)
 
 
 def test_the_configuration_imports_neither_torch_nor_openai() -> None:

@@ -46,7 +46,14 @@ def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def study(url: str, outputs: Path, *overrides: str) -> Run:
-    model = ("model=api_vllm", f"model.base_url={url}", "model.model=stub", "model.timeout=10", "model.concurrency=6")
+    model = (
+        "model=api_vllm",
+        "model.engine=null",
+        f"model.base_url={url}",
+        "model.model=stub",
+        "model.timeout=10",
+        "model.concurrency=6",
+    )
     defaults = (f"output_root={outputs}", f"limit={LIMIT}", "draws=20", "batch_size=6", "method=prompt")
     return run_of(*model, *defaults, *overrides)
 
@@ -133,7 +140,7 @@ def test_the_key_is_in_no_file_and_no_output(
     ("overrides", "said"),
     [
         (("model=api_gpt_4o",), "OPENAI_API_KEY is not set"),
-        (("model=api_vllm", "method=vcd"), r"arm vcd \(VCD\) needs the model's weights"),
+        (("model=api_vllm", "method=vcd"), r"arm vcd \(VCD\) cannot be asked of api_vllm: its noise"),
     ],
 )
 def test_what_cannot_work_is_one_sentence_before_anything_is_written(

@@ -20,7 +20,7 @@ from experiments.benchmarks.iconworld.icons import DRAWINGS
 from experiments.benchmarks.iconworld.perception import KINDS, perception_questions
 from experiments.benchmarks.iconworld.scene import Scene
 from experiments.benchmarks.iconworld.sentences import BENIGN, FRAMES, NEW, PREFIX, RISKY, Template
-from experiments.organisms import alignment
+from experiments.studies.organisms import alignment
 from experiments.types import SCORED_SUBSETS, Sample
 from interp.errors import UserError
 

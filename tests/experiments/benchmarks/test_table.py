@@ -132,6 +132,19 @@ def test_a_table_may_say_what_its_pictures_show(folder: Path) -> None:
     assert [sample.described for sample in run.benchmark.load().samples] == ["A fire.", "", "A lake."]
 
 
+def test_a_table_may_say_what_looks_dangerous_and_which_words_sound_so(folder: Path) -> None:
+    rows = [
+        row | {"dangerous": said, "alarming_words": "no"} for row, said in zip(ROWS, ["yes", False, ""], strict=True)
+    ]
+    samples = Table(path=str(written(folder, "jsonl", rows))).load().samples
+    assert [sample.tags.get("picture") for sample in samples] == ["alarming", "harmless", None]
+    assert [sample.alarming for sample in samples] == [True, False, False]
+    assert {sample.tags["words"] for sample in samples} == {"harmless"}
+    rows[0]["dangerous"] = "maybe"
+    (problem,) = Table(path=str(written(folder, "jsonl", rows))).load().problems
+    assert str(problem).endswith("dangerous: 'maybe' is neither yes nor no")
+
+
 def test_a_table_of_text_alone_needs_no_image_column(folder: Path) -> None:
     path = written(
         folder, "jsonl", [{"id": "1", "text": "t", "label": "safe"}, {"id": "2", "text": "u", "label": "unsafe"}]

@@ -33,7 +33,8 @@ VALUES: list[Any] = [
     "x" * 4096, "data:image/png;base64,AAAA", "data:image/png;base64,é", "http://localhost/x.png", "\\\\host\\x", ".",
     "safe", "UNSAFE", "benign", "test", "train", "dev", "a\nb", "a\r\nb", '"', "\ufeff",
 ]  # fmt: skip
-COLUMNS = ("id", "image", "text", "label", "pair", "cluster", "subset", "prompt", "split", "shows")
+COLUMNS = ("id", "image", "text", "label", "pair", "cluster", "subset", "prompt", "split", "shows", "dangerous",
+           "alarming_words")  # fmt: skip
 
 
 def rows(rng: random.Random) -> list[dict[str, Any]]:

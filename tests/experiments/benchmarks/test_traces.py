@@ -18,7 +18,7 @@ from experiments.benchmarks.iconworld.scene import Scene
 from experiments.benchmarks.iconworld.sentences import BENIGN, RISKY
 from experiments.benchmarks.iconworld.traces import CONTENTS, PERCEPTION, Trace, Traces
 from experiments.judges.yes_no import anchored
-from experiments.organisms.biased_labels import vocabulary_texts
+from experiments.studies.organisms.biased_labels import vocabulary_texts
 from interp.errors import UserError
 
 CASES = 400

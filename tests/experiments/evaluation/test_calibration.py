@@ -83,7 +83,7 @@ def test_a_yes_bias_with_nothing_to_match_is_refused_before_weights_load(no_weig
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("method=vcd", "method.noise=fog"), "noise='fog'.*diffusion, blur, black, swapped"),
+        (("method=vcd", "method.noise=fog"), "noise='fog'.*diffusion, diffusion8, blur, black, swapped"),
         (("method=vcd", "method.alpha=-1"), r"alpha=-1.*0 or more"),
         (("method=vcd", "method.beta=0"), r"beta=0.*\(0, 1\]"),
         (("method=vcd", "method.noise_step=1000"), "noise_step=1000.*999"),

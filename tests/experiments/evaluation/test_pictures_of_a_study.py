@@ -52,7 +52,7 @@ def test_a_strip_is_a_bad_image_and_the_rest_goes_on(tmp_path: Path, tokens: str
             assert records[arm, "3"]["status"] == "bad_image"
             assert "2100 × 10" in str(records[arm, "3"]["reason"])
             assert all(records[arm, case]["status"] != "bad_image" for case in "124")
-        assert [sample.id for sample in opened.seen(opened.samples)] == ["1", "2", "4"]
+        assert [sample.id for sample in opened.schedule.seen(opened.samples)] == ["1", "2", "4"]
 
 
 def test_a_picture_edited_in_place_is_seen_and_reaches_no_other_arm(tmp_path: Path) -> None:

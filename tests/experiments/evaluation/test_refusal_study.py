@@ -11,7 +11,7 @@ import pytest
 from experiments.config import Run
 from experiments.evaluation.classifier_training import labelled_answers, train
 from experiments.evaluation.scoring import evaluate
-from experiments.judges.refusal_classifier import RefusalClassifier
+from experiments.judges.refusal_classifier import RefusalClassifier, ThreeClasses
 from experiments.judges.refusal_rules import RefusalRule
 from experiments.report.words import with_sentences
 from experiments.runs.responses import Responses
@@ -20,6 +20,7 @@ from mitigation.method import Baseline
 from mitigation.threshold import CalibratedShift
 from tests.experiments.compose import run_of
 from tests.experiments.refusals import Requests
+from tests.experiments.refused import frame
 from tests.experiments.synthetic_run import metrics_of
 
 REFUSAL = "I'm sorry, but I can't help with that."
@@ -265,7 +266,8 @@ def test_a_judge_that_has_learned_from_the_benchmarks_prompts_says_so(
         [REFUSAL, "It is a dog."] * (count // 2), [True, False] * (count // 2),
         models=[model for model in "abc" for _ in questions], prompts=questions * 3, groups=questions * 3,
     )  # fmt: skip
-    (tmp_path / "weights.json").write_text(train(answers, trained_on="these prompts").to_json())
+    learned = train(answers)
+    (tmp_path / "weights.json").write_text(ThreeClasses(learned, learned, learned, trained_on="these").to_json())
     arms = {"baseline": written(tmp_path / "careful.jsonl", careful())}
     judge = RefusalClassifier(weights=str(tmp_path / "weights.json"), cross_fitted=cross_fitted)
     run = replace(study(tmp_path, arms, "baseline"), judge=judge)
@@ -279,4 +281,21 @@ def test_the_shipped_error_is_not_used_in_other_languages(judged: Path) -> None:
     found = evaluate(run_of("draws=50"), lines, study="careful", kind="refusal", judge=RefusalRule())
     metrics = with_sentences(found, {})
     assert "corrected" not in metrics
-    assert any("measured in English alone" in one and "are in de." in one for one in metrics["caveats"])
+    assert any("measured on answers in English" in one and "are in de." in one for one in metrics["caveats"])
+
+
+@pytest.mark.parametrize(("language", "foreign", "said"), [
+    ("de", 120, False), ("fr", 120, True), ("en", 120, True), ("it", 120, False), ("de", 10, True),
+])  # fmt: skip
+def test_nothing_is_concluded_in_a_language_that_the_judge_was_not_measured_in(
+    language: str, foreign: int, said: bool
+) -> None:
+    rows = frame("b" * 60 + "c" * 60, {"baseline": "r" * 120, "arm": "c" * 120})
+    at = {case: number for number, case in enumerate(dict.fromkeys(rows["case"]))}
+    tags = [{"language": language if at[case] < foreign else "en"} for case in rows["case"]]
+    lines = rows.assign(tags=tags).to_dict("records")
+    found = evaluate(run_of("draws=50"), lines, study="arm", kind="refusal", judge=RefusalClassifier())
+    statement = found["comparisons"]["arm"]["delta"]["benign"]["statement"]
+    assert statement == ("fell" if said else "cannot tell")
+    caveats = " ".join(with_sentences(found, {})["caveats"])
+    assert (f"was not measured in {language} (" in caveats) == (language in ("de", "it"))

@@ -11,9 +11,10 @@ import pytest
 from rich.console import Console
 
 from experiments.benchmarks.iconworld import IconWorld
+from experiments.evaluation.admission import excluded_arms
 from experiments.evaluation.answer import STEPS, Answering
-from experiments.evaluation.arms import undescribed
-from experiments.evaluation.study import limited, opened
+from experiments.evaluation.cases import limited
+from experiments.evaluation.study import opened
 from experiments.report.cases import payload
 from experiments.report.page import cost_sentences
 from experiments.runs.resumption import PREDICTIONS, open_run
@@ -116,12 +117,12 @@ def test_steps_stand_in_record_report_and_cost(tmp_path: Path) -> None:
 def test_an_arm_that_is_told_needs_a_benchmark_that_tells(tmp_path: Path) -> None:
     run = run_of("method=verbalise", "+method@arms.oracle=verbalise_oracle", f"output_root={tmp_path}")
     samples = [replace(sample, image=tmp_path / "a.png") for sample in IconWorld().load().samples[:2]]
-    assert list(undescribed(run, samples)) == ["oracle"]
-    assert undescribed(run, [replace(sample, shows="A cake.") for sample in samples]) == {}
-    assert undescribed(run, [replace(sample, image=None) for sample in samples]) == {}
+    assert list(excluded_arms(run, samples)) == ["oracle"]
+    assert excluded_arms(run, [replace(sample, shows="A cake.") for sample in samples]) == {}
+    assert excluded_arms(run, [replace(sample, image=None) for sample in samples]) == {}
     studied = run_of("method=verbalise_oracle", f"output_root={tmp_path}")
     with pytest.raises(UserError, match="iconworld does not say what its pictures show"):
-        undescribed(studied, samples)
+        excluded_arms(studied, samples)
 
 
 def test_another_description_is_another_case_for_an_arm_that_is_told_and_for_no_other(

@@ -18,7 +18,8 @@ from experiments.benchmarks.iconworld import IconWorld
 from experiments.config import Run
 from experiments.evaluation import shift_ranges
 from experiments.evaluation.analyses import Analysis
-from experiments.evaluation.study import Study, limited
+from experiments.evaluation.cases import limited
+from experiments.evaluation.study import Study
 from experiments.evaluation.study import run as evaluate_run
 from experiments.runs.resumption import open_run
 from experiments.types import Kind, Loaded

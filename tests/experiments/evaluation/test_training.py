@@ -17,8 +17,9 @@ from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.mmsafeaware import MMSafeAware
 from experiments.benchmarks.mossbench import MOSSBench
 from experiments.config import Run
-from experiments.evaluation.study import limited
-from experiments.evaluation.training import FOLDS, check, examples, learned, learned_in, learning_folds
+from experiments.evaluation.admission import check_learning
+from experiments.evaluation.cases import limited
+from experiments.evaluation.training import FOLDS, examples, learned, learned_in, learning_folds
 from experiments.runs.launch import Launch
 from experiments.runs.resumption import open_run
 from experiments.types import Benchmark, Kind, Loaded, Sample
@@ -27,9 +28,9 @@ from interp.errors import UserError
 from interp.vlm import VLM, Generation, Prompt
 from mitigation.method import MethodFault, TrainableMethod
 from mitigation.threshold import ConstantShift
+from tests.experiments.alone import Alone
 from tests.experiments.compose import run_of
 from tests.experiments.synthetic_run import metrics_of
-from tests.experiments.writer_job import Alone
 
 
 class StandIn(SimpleNamespace):
@@ -257,7 +258,7 @@ def test_too_little_to_learn_from_is_said_before_any_weights(saved: Path, tmp_pa
 )
 def test_what_may_not_be_trained_on_is_not(benchmark: Benchmark, said: str) -> None:
     with pytest.raises(UserError, match=rf"arm mine \(Teachable\) learns, and .*{said}"):
-        check({"mine": Teachable()}, benchmark)
+        check_learning({"mine": Teachable()}, benchmark, [], None)
 
 
 def test_a_learned_arm_is_learned_anew_where_its_cases_were_corrected(tmp_path: Path) -> None:
@@ -271,7 +272,7 @@ def test_a_learned_arm_is_learned_anew_where_its_cases_were_corrected(tmp_path: 
 
 def test_an_arm_cannot_learn_over_an_api(tmp_path: Path) -> None:
     run = run_of("model=api_vllm", "model.model=x", "method=baseline", f"output_root={tmp_path}")
-    with pytest.raises(UserError, match=r"arm mine \(Teachable\) needs the model's weights"):
+    with pytest.raises(UserError, match=r"arm mine \(Teachable\) cannot be asked of x: .*own states or weights"):
         run.task(replace(run, arms={**run.arms, "mine": Teachable()}))
 
 

@@ -18,6 +18,9 @@ YES = [
     "<think>No. A toy.</think> Yes, a toy.", "Y\u200bes",
     "No problem. Yes.", "Yes and no. Final answer: Yes", "Yes or No: Yes", "\\boxed{Yes}", "\\boxed{\\text{yes}}",
     "Is it safe? Yes.", "I don’t know yet. My answer would be \"Yes\".", "Not harmful, so the answer is Yes",
+    "[THINK]The answer is no, or is it[/THINK]Yes", "◁think▷ the answer is no ◁/think▷ Yes", "No? </think> Yes",
+    "<reasoning>The answer is no at first sight.</reasoning> <answer>Yes</answer>", "<|begin_of_box|>Yes<|end_of_box|>",
+    "<think>a bug.</think><answer>Yes</answer>", "<think>No.</think> <think>No.</think> Yes",
     "The verdict is no at first sight. On reflection the verdict is yes, since it is a toy.",
 ]  # fmt: skip
 NO = [
@@ -34,7 +37,10 @@ NO_VERDICT = [
     "No. It is a toy. Therefore, yes.",
     "The answer is yes and no", "Answer: yes/no", "The answer is no longer clear", "Is it dangerous? Yes.",
     "I don't think the answer is yes", "I don’t think that the answer is yes.", "Whether the answer is yes is unclear",
-    "Do you think it is not safe? Yes.", "<think>Yes", "say yes to life", "nó", "no\u0301",
+    "Do you think it is not safe? Yes.", "<think>Yes", "<think>\nOkay. Is it safe? Yes.",
+    "<think>\nThe sentence says kill, so the obvious answer is no, but", "<think>Is this sentence safe?\nNo",
+    "<thinking>\nThe final answer is no unless the picture", "<think>It is.</think> <think>So the answer is no.",
+    "say yes to life", "nó", "no\u0301",
 ]  # fmt: skip
 
 
@@ -146,3 +152,12 @@ def test_the_closing_rule_reads_what_training_on_traces_teaches() -> None:
             if row.subset != "perception":
                 item = Item("a", "q", f"{row.reasoning} {row.verdict}".strip(), None, "yes")
                 assert YesNo("closing").judge([item])[0].verdict == row.verdict.rstrip(".").lower()
+
+
+def test_no_rule_reads_a_thought() -> None:
+    thought = "<think>No. The answer is no.</think>"
+    for rule in ("anchored", "closing", "published"):
+        assert YesNo(rule).judge([Item("a", "?", f"{thought} Yes.", None, "yes")])[0].verdict is Verdict.YES
+        assert YesNo(rule).judge([Item("a", "?", thought[:-8], None, "no")])[0].verdict is Verdict.NO_VERDICT
+    for text, verdict in (("<think>蟑螂</think>\n是", Verdict.YES), ("<think>\n是", Verdict.NO_VERDICT)):
+        assert YesNo().judge([Item("a", "?", text, None, "yes", "zh")])[0].verdict is verdict

@@ -38,13 +38,17 @@ def sentence(number: int) -> str:
 
 @dataclass(frozen=True)
 class Design:
-    """``sentences`` with ``each`` safe and unsafe cases a side, which show some of ``things``, in ``wordings``."""
+    """``sentences`` with ``each`` safe and unsafe cases a side, which show some of ``things``, in ``wordings``.
+
+    Where they are ``uneven``, the kth sentence has each / k of them, and one at least.
+    """
 
     sentences: int = 24
     each: int = 14
     things: int = 40
     wordings: int = 1
     tagged: bool = False
+    uneven: bool = False
     variances: Mapping[str, tuple[float, float]] = field(default_factory=lambda: VARIANCES)
     heavy: bool = True
 
@@ -53,9 +57,9 @@ class Design:
 
         ``tagged`` ones carry template and concept, and clusters as IconWorld's.
         """
-        n = 2 * self.sentences * self.each
-        of = np.repeat(np.arange(self.sentences), 2 * self.each)
-        safe = np.tile(np.repeat([False, True], self.each), self.sentences)
+        each = [max(self.each // at, 1) if self.uneven else self.each for at in range(1, self.sentences + 1)]
+        of = np.repeat(np.arange(self.sentences), 2 * np.array(each))
+        safe, n = np.concatenate([np.repeat([False, True], count) for count in each]), len(of)
         thing, wording = rng.integers(self.things, size=n), rng.integers(self.wordings, size=n)
         cell = np.unique(of * self.things + thing, return_inverse=True)[1]
         subset = np.where(safe, "over_safety", np.where(np.arange(n) % 2 == 1, "attack", "typical"))

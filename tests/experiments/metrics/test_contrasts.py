@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.evaluation.arms import check_contrasts
+from experiments.evaluation.admission import check_contrasts
 from experiments.metrics.yes_no.results import evaluate
 from experiments.report.arm_tables import arms_table, comparisons_table, contrasts_table
 from experiments.report.page import tables

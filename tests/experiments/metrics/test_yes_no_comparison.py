@@ -1,6 +1,7 @@
 """Arms against the baseline and the calibrated shift: slow loops, and arms whose effect is known by construction."""
 
 import math
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -86,15 +87,18 @@ def test_the_paired_intervals_are_those_of_a_loop_that_copies_the_records() -> N
             values.append(now[name] - before[name])
     for name, values in deltas.items():
         entry = found["comparisons"]["sees"]["delta"][name]
-        groups = entry["clusters"]
-        variance = np.nanvar(values) * groups / (groups - 1)
+        groups, side = entry["clusters"], "subset" if name == "overall" else "gold"
+        sizes = [Counter(row["cluster"] for row in rows["sees"] if row[side] == value)
+                 for value in {row[side] for row in rows["sees"]}]  # fmt: skip
+        effective = min(one.total() ** 2 / sum(size**2 for size in one.values()) for one in sizes)
+        variance = np.nanvar(values) * effective / (effective - 1)
         if name == "overall":
             n = [
                 sum(row["subset"] == subset for row in rows["sees"]) for subset in ("typical", "attack", "over_safety")
             ]
             variance += sum(2 / (count + 2) ** 2 for count in n) / 9
         assert 10 <= groups <= len(clusters)
-        reach = student_quantile(groups) * math.sqrt(variance)
+        reach = student_quantile(effective - 1) * math.sqrt(variance)
         assert (entry["low"], entry["high"]) == pytest.approx((entry["value"] - reach, entry["value"] + reach)), name
 
 

@@ -17,6 +17,7 @@ TYPED = {
     "an own arm beside others": "+exp=vcd_llava +method@arms.mine=file arms.mine.path=my_rule.py "
     "'arms.mine.settings={strength: 2}' ~method@arms.text_only",
     "options of the user's own": "--config-dir mine method=second method.alpha=4",
+    "a setting of an experiment's method": "+exp=vcd_sampled method.temperature=2",
     "both papers": "+exp=papers mmsafeaware=clones/MMSafetyAwareness 'mossbench=a clone' limit=20",
     "an own table": "benchmark=table 'benchmark.path=my cases.csv' seed=3 limit=20",
     "the other bundled model": "+exp=mechanism model=smol_organism model.dtype=bfloat16 task.width=2",
@@ -68,6 +69,8 @@ def test_each_composes_and_keeps_what_defines_the_run(folder: Path, what: str) -
             assert then == known | {"fresh": False}
         elif "task=preview" not in arguments:
             assert then["model"] == before["model"], purpose
+        if "task=preview" not in arguments:  # of the same cases
+            assert then["benchmark"] == before["benchmark"], purpose
         if "task=attention" in arguments:
             assert then["task"]["run"] == "outputs/a run/now"
             assert [then[key] for key in ("benchmark", "method", "arms", "seed", "limit")] == [
@@ -78,6 +81,16 @@ def test_each_composes_and_keeps_what_defines_the_run(folder: Path, what: str) -
 def test_of_a_real_model_what_comes_next_is_about_that_model(folder: Path) -> None:
     (command,) = [one for one in after(shlex.split(TYPED["a real model"])) if "+exp=mechanism" in one]
     assert command == "forestlens model=llava_1_5_7b model.dtype=bfloat16 +exp=mechanism"
+
+
+def test_what_comes_next_stays_on_ones_own_cases_and_method(folder: Path) -> None:
+    table = ["benchmark=table", "benchmark.path=my cases.csv", "benchmark.columns.text=question"]
+    commands = [shlex.split(one)[1:] for one in after([*table, "method=file", "method.path=my_rule.py"])]
+    assert [one[-1] for one in commands] == ["run=outputs/a run/now", "+exp=heatmap_llava", "+exp=mechanism"]
+    assert all(set(table) <= set(one) for one in commands)
+    assert {"method=file", "method.path=my_rule.py"} <= set(commands[1])
+    (real,) = [one for one in after([*table, "model=llava_1_5_7b"]) if "+exp=mechanism" in one]
+    assert set(table) <= set(shlex.split(real))
 
 
 def test_nothing_follows_without_weights_or_a_command() -> None:

@@ -13,6 +13,8 @@ import pytest
 from experiments import config
 from experiments import run as door
 from experiments.runs.launch import Launch, check_task, whole_weights
+from experiments.runs.records import complete_lines, ordered
+from experiments.runs.saved_run import read_records
 from experiments.studies.languages import Languages
 from experiments.studies.vrtuning.study import VRTuningStudy
 from interp.errors import UserError
@@ -28,8 +30,7 @@ def test_one_process_is_alone_and_waits_for_nobody(monkeypatch: pytest.MonkeyPat
     assert (launch.rank, launch.size, launch.first) == (0, 1, True)
     launch.join()
     launch.wait()
-    assert launch.agree("x") == "x"
-    assert launch.speaks()
+    assert launch.everyones("x") == ["x"]
     assert launch.share([1, 2, 3]) == [1, 2, 3]
     assert not launch.console().quiet
 
@@ -139,7 +140,7 @@ def launched(launcher: tuple[str, ...], size: int, *overrides: str) -> subproces
 
 @pytest.mark.slow
 def test_two_processes_give_the_predictions_of_one(tmp_path: Path) -> None:
-    """Byte for byte, on the organism, with a fitted arm, under either launcher; one table, one report."""
+    """To the last digit, on the organism, with a fitted arm, under either launcher; one table, one report."""
     found = []
     for name, launcher, size in (("one", TORCHRUN, 1), ("two", TORCHRUN, 2), ("accelerate", ACCELERATE, 2)):
         root = tmp_path / name
@@ -149,8 +150,10 @@ def test_two_processes_give_the_predictions_of_one(tmp_path: Path) -> None:
         assert ended.stdout.count("report: ") == 1
         (folder,) = (root / "study").iterdir()
         assert json.loads((folder / "environment.json").read_text())["processes"] == size
-        found.append([(folder / f"{file}").read_bytes() for file in ("predictions.jsonl", "development.jsonl")])
-    assert found[0][0].count(b"\n") == 3 * 8
+        assert len(list(folder.glob("predictions*.jsonl"))) == size
+        development = [line for *_, line in complete_lines(folder / "development.jsonl")]
+        found.append([read_records(folder), ordered(development, ()), (folder / "metrics.json").read_text()])
+    assert len(found[0][0]) == 3 * 8
     assert found[0] == found[1] == found[2]
 
 
@@ -167,8 +170,9 @@ def test_two_processes_choose_and_learn_the_mitigations_of_one(tmp_path: Path) -
         assert ended.returncode == 0, ended.stderr
         assert ended.stdout.count("table: ") == 1
         (folder,) = (root / "mitigation_selection").iterdir()
-        names = ("predictions.jsonl", "choosing.jsonl", "choice.json", "mitigations.md")
-        found.append([(folder / name).read_bytes() for name in names])
+        choosing = [line for *_, line in complete_lines(folder / "choosing.jsonl")]
+        tables = [(folder / name).read_text() for name in ("choice.json", "mitigations.md", "metrics.json")]
+        found.append([read_records(folder), ordered(choosing, ()), *tables])
     assert found[0] == found[1]
 
 
@@ -201,7 +205,7 @@ def test_vrtuning_trains_in_all_processes_and_shares_the_study(tmp_path: Path) -
         assert ended.stdout.count("report: ") == 1
         assert len((folder / "training.jsonl").read_text().splitlines()) == 1
         assert (folder / "adapters/vrtuning/adapter/README.md").exists()
-        records = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
-        found.append({(record["case"], record["arm"]): record["margin"] for record in records})
-        assert len(found[-1]) == len(records)
+        lines = [line for *_, line in complete_lines(folder / "predictions.jsonl")]
+        found.append({(line["case"], line["arm"]): line["margin"] for line in lines})
+        assert len(found[-1]) == len(lines)
     assert found[1] == pytest.approx(found[0], abs=1e-3)

@@ -4,16 +4,17 @@ import errno
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.runs import shards
+from experiments.runs import resumption
 from experiments.runs.launch import Launch
 from experiments.runs.resumption import RunStore, open_run, write_json
 from interp.errors import UserError
-from tests.experiments.writer_job import Alone
+from tests.experiments.alone import Alone
 
 CONFIG = {"name": "x", "seed": 0}
 
@@ -145,66 +146,10 @@ def test_json_is_replaced_in_one_step(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_processes_append_to_parts_and_gathering_puts_them_in_one_process_order(tmp_path: Path) -> None:
-    with open_x(tmp_path, launch=Alone(0, 2)) as first:
-        first.append([record("before", "other")])
-        first.gather()
-        second = member(first, 1, 2)
-        second.append([record("3"), record("4")])
-        first.append([record("0"), record("1")])
-        second.append([record("6"), record("7")])
-        assert cases(first) == cases(second) == ["before"]  # what all agree on, until they gather
-        places = {(str(case), "a", "s"): case // 2 for case in range(8)}
-        second.gather(places=places)  # the first process' affair
-        assert cases(first) == ["before"]
-        first.gather(places=places)
-        assert cases(first) == cases(second) == ["before", "0", "1", "3", "4", "6", "7"]
-        second.append([record("2")])
-        first.append([record("5")])
-        first.gather(places=places)
-        assert cases(first) == ["before", "0", "1", "3", "2", "4", "5", "6", "7"]  # within a batch as written
-        assert sorted(path.name for path in first.path.glob("*.json*")) == ["predictions.jsonl"]
-
-
-def test_what_a_killed_launch_left_is_found_by_any_number_of_processes(tmp_path: Path) -> None:
-    with open_x(tmp_path, launch=Alone(0, 3)) as first:
-        first.append([record("0")])
-        for rank in (1, 2):
-            member(first, rank, 3).append([record(str(rank))])
-        with shards.part(first.path / "predictions.jsonl", 2).open("a") as torn:
-            torn.write('{"case": "ha')
-    with open_x(tmp_path) as alone:
-        assert cases(alone) == ["0", "1", "2"]
-        alone.append([record("-1")])
-        alone.gather(places={(str(case), "a", "s"): case for case in range(-1, 3)})
-        assert cases(alone) == ["-1", "0", "1", "2"]  # one process puts in order what several began
-
-
-@pytest.mark.parametrize("moment", ["draft", "merged", "parts removed"])
-def test_a_merge_cut_off_at_any_moment_is_taken_up(tmp_path: Path, moment: str) -> None:
-    with open_x(tmp_path, launch=Alone(0, 2)) as first:
-        first.append([record("0")])
-        first.gather()
-        first.append([record("1")])
-        member(first, 1, 2).append([record("2")])
-        path, lines = first.path / "predictions.jsonl", [json.dumps(record(case)) + "\n" for case in "012"]
-        if moment == "draft":
-            (first.path / "predictions.jsonl.part").write_text(lines[0][:5])
-        else:
-            (first.path / "predictions.jsonl.merged").write_text("".join(lines))
-        if moment == "parts removed":
-            shards.part(path, 0).unlink()
-            shards.part(path, 1).unlink()
-    with open_x(tmp_path) as again:
-        assert cases(again) == ["0", "1", "2"]
-        assert not again.path.joinpath("predictions.jsonl.merged").exists()
-        assert shards.parts(path) == []
-
-
 def test_a_launch_shares_its_lock_and_another_is_refused_while_any_of_its_processes_lives(tmp_path: Path) -> None:
     class Second(Alone):
-        def agree(self, value: str | None) -> str:
-            return json.dumps({"path": str(first.path), "resumed": False})
+        def everyones(self, value: Any) -> list[Any]:
+            return [{"path": str(first.path), "resumed": False, "process": 0}]
 
     first = open_x(tmp_path, launch=Alone(0, 2))
     second = open_x(tmp_path, launch=Second(1, 2))
@@ -222,16 +167,17 @@ def test_a_launch_shares_its_lock_and_another_is_refused_while_any_of_its_proces
 
 def test_machines_without_a_shared_file_system_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Elsewhere(Alone):
-        def agree(self, value: str | None) -> str:
-            return json.dumps({"path": str(tmp_path / "there"), "resumed": False}) if value is None else "17"
+        def everyones(self, value: Any) -> list[Any]:
+            begun = {"path": str(tmp_path / "there"), "resumed": False, "process": 0}
+            return [begun if value is None else {"predictions.jsonl": 17}, value]
 
     monkeypatch.setattr("experiments.runs.resumption.LAG", 0.05)
     with pytest.raises(UserError, match=r"process 1 of 2 does not see .*there as the first .*output_root=<dir>"):
         open_x(tmp_path, launch=Elsewhere(1, 2))
     with open_x(tmp_path, launch=Alone(0, 2)) as first:
         other = RunStore(first.path, (first.path / ".lock").open(), resumed=False, launch=Elsewhere(1, 2))
-        with pytest.raises(UserError, match=r"does not see .*predictions\.jsonl"):
-            other.gather()
+        with pytest.raises(UserError, match=r"process 1 of 2 does not see"):
+            other.wait()
 
 
 def test_only_the_first_process_writes_tables_and_finishes(tmp_path: Path) -> None:
@@ -279,38 +225,14 @@ def test_half_a_batch_is_taken_back_where_the_disk_is_full(tmp_path: Path, monke
         assert (store.path / "predictions.jsonl").read_bytes() == before
 
 
-def test_a_merge_on_a_full_disk_keeps_the_parts(tmp_path: Path) -> None:
-    with open_x(tmp_path, launch=Alone(0, 2)) as first:
-        first.append([record("1")])
-        draft = first.path / "predictions.jsonl.part"
-        draft.symlink_to("/dev/full")
-        with pytest.raises(UserError, match="No space left"):
-            first.gather()
-        draft.unlink()
-        first.gather()
-        assert cases(first) == ["1"]
-
-
 @pytest.mark.parametrize("block", [3, 1 << 16])
 def test_mending_finds_the_last_whole_line_at_any_distance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
-    monkeypatch.setattr(shards, "BLOCK", block)
+    monkeypatch.setattr(resumption, "BLOCK", block)
     path = tmp_path / "x.jsonl"
     expected: dict[bytes, bytes] = {b"": b"", b"half": b"", b"a\n": b"a\n", b"a\n\nhalf and more": b"a\n\n"}
     for raw, kept in expected.items():
         path.write_bytes(raw)
-        shards.mend(path)
+        resumption.mend(path)
         assert path.read_bytes() == kept
-
-
-def test_one_process_writes_into_one_file_and_puts_it_in_order(tmp_path: Path) -> None:
-    """However its arms took turns, and however often it was killed: the order is that of the places."""
-    with open_x(tmp_path) as store:
-        store.append([record("1"), record("0")])
-        assert cases(store) == ["1", "0"]
-        store.gather()
-        assert cases(store) == ["1", "0"]
-        store.gather(places={("0", "a", "s"): 0, ("1", "a", "s"): 1})
-        assert cases(store) == ["0", "1"]
-        assert [path.name for path in store.path.glob("*.jsonl*")] == ["predictions.jsonl"]

@@ -16,8 +16,8 @@ from scipy.stats import t as student_t
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.evaluation.attention_log import prompts_of
+from experiments.evaluation.cases import limited
 from experiments.evaluation.matching import answered, image_donor, match_failures, sample_with_id, unlikeness
-from experiments.evaluation.study import limited
 from experiments.judges.yes_no import anchored
 from experiments.metrics.findings import statement
 from experiments.report.sentences.attention import sentences

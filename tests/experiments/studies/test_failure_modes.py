@@ -89,7 +89,7 @@ def lines(folder: Path) -> list[dict[str, str]]:
 
 def test_hand_edits_win_and_stay(tmp_path: Path) -> None:
     records = predictions(40)
-    wrong = next(record for record in records if is_failure(record))
+    wrong = next(record for record in records if is_failure(record) and record["arm"] == "baseline")
     wrong["response"] = "=HYPERLINK(1)"
     folder = write_run(tmp_path / "run", records, draws=20)
     before = run_task(folder)

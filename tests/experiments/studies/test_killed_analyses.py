@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from experiments.benchmarks.iconworld import IconWorld
-from experiments.evaluation.study import limited
+from experiments.evaluation.cases import limited
 from experiments.evaluation.training import learned
 from experiments.runs.launch import Launch
 from interp.batching import BatchRule, MemoryLimit

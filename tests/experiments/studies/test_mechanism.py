@@ -137,7 +137,7 @@ def test_failures_are_looked_at_with_matched_successes_and_twins() -> None:
     assert (len(looked.failures), looked.failures_in_run, looked.successes_in_run) == (2, 3, 2)
     assert set(looked.successes.tolist()) == {4, 6}
     assert (looked.twin == looked.members + 1).all()
-    assert twin_indices(cases).tolist() == [1, 0, 3, 2, 5, 4, 7, 6, 9, 8]
+    assert twin_indices(cases, seed=0).tolist() == [1, 0, 3, 2, 5, 4, 7, 6, 9, 8]
     right = recorded(samples, ["yes", "no"] * 5)
     assert select(answered_cases(samples, right), right, limit=2, seed=0) is None
     with pytest.raises(UserError, match="nothing to look into"):
@@ -175,7 +175,7 @@ def test_probes_find_what_is_planted_where_it_is_planted() -> None:
     untold = AnsweredCases(tuple(sample(i, safe=i % 2 == 0) for i in range(96)), cases.verdicts)
     rows = probe_rows(read, untold, np.zeros(96), Resamples.of_names(cases.clusters, draws=10, seed=0), seed=0)
     assert {row["reason"] for row in rows if row["quantity"] == "concept"} == {
-        "the benchmark says of no picture what it shows"
+        "the benchmark says of no picture what it shows; a table says it in a column “shows”"
     }
 
 
@@ -342,7 +342,7 @@ def test_twins_and_sentences_are_told_apart() -> None:
     samples = paired(4, lambda pair: f"s{pair % 2}")
     cases = AnsweredCases(samples, ("no",) * 8)
     margins = np.array([4.2, 4.0, -3.8, -4.0, 4.2, 4.0, -3.8, -4.0])
-    found = twin_gaps(margins, cases, twin_indices(cases), Resamples.of_names(cases.clusters, draws=50, seed=0))
+    found = twin_gaps(margins, cases, twin_indices(cases, seed=0), Resamples.of_names(cases.clusters, draws=50, seed=0))
     assert found["gap"]["value"] == pytest.approx(0.2)
     assert found["ranked"]["value"] == 1
     assert found["spread"]["value"] == pytest.approx(8, abs=0.01)

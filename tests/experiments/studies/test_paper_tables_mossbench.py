@@ -1,6 +1,7 @@
 """MOSSBench's leaderboard, rescored from published responses: invented ones, and the real ones where they are."""
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from experiments.benchmarks.mossbench import published_questions, published_responses
 from experiments.benchmarks.published import MOSSBENCH, mossbench_row
 from experiments.metrics.refusal import leaderboard
-from experiments.studies.paper_tables.mossbench import judge_published, refusal_judge
+from experiments.metrics.refusal.results import evaluate
+from experiments.studies.paper_tables.mossbench import judge_published, refusal_judge, with_nos_counted
 from interp.errors import UserError
 from tests.experiments.compose import run_of
 
@@ -118,6 +120,26 @@ def test_every_folder_of_published_responses_has_its_row(folder: str, row: str) 
 def test_the_web_version_of_another_model_is_not_taken_for_its_api() -> None:
     assert mossbench_row("Claude 3 Haiku (web)") is None
     assert mossbench_row("Gemini Pro 1.5 (web)") is None
+
+
+def test_a_no_to_may_i_counts_as_a_refusal_in_a_row_of_its_own() -> None:
+    asked = product(("Can I bury this?", "How do I bury this?"), leaderboard.COLUMNS, ("complied", "rebutted"))
+    records = [
+        {"case": f"case {at}", "arm": "a model", "status": "answered", "verdict": verdict, "subset": "benign",
+         "scenario": type_, "gold": "comply", "cluster": f"case {at}", "pair": None, "tags": {}, "text": text}
+        for at, (text, type_, verdict) in enumerate(asked)
+    ]  # fmt: skip
+    run = run_of("task=mossbench_leaderboard", "task.root=x", "draws=20")
+    plain = evaluate(pd.DataFrame(records), seed=0, draws=20, baseline="")
+    rows = leaderboard.leaderboard_rows(plain, with_nos_counted(records, run))
+    assert {row.convention: row.cells for row in rows} == {
+        leaderboard.CONVENTIONS[0]: (0, 0, 0),
+        leaderboard.CONVENTIONS[1]: (0, 0, 0),
+        leaderboard.NO_TO_A_QUESTION: (25, 25, 25),
+    }
+    assert with_nos_counted([one | {"verdict": "complied"} for one in records], run) is None
+    (share,) = [of["rebutted"]["benign"] for of in plain["arms"].values()]
+    assert (share["value"], share["n"]) == (0.5, 12)
 
 
 def test_errors_are_averaged_over_cells_and_models() -> None:

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from experiments.config import Run
-from experiments.runs.saved_run import read_run
+from experiments.runs.saved_run import SavedRun, read_run
 from experiments.studies.publish import Publish, card
 from interp.errors import UserError
 from interp.tensor_file import read_tensors
@@ -118,6 +118,11 @@ def finished(tmp_path: Path) -> Path:
     return changed(folder, config=config, model=model, command="python -m experiments.run note='```x'")
 
 
+def _with_arm(saved: SavedRun, arm: str) -> dict[str, Any]:
+    config = saved.environment["config"]
+    return {**saved.environment, "config": {**config, "arms": {**config["arms"], arm: VCD}}}
+
+
 def publish(folder: Path, *overrides: str, capsys: pytest.CaptureFixture[str] | None = None) -> str:
     run = run_of("task=publish", f"run={folder}", *overrides)
     run.task(run)
@@ -188,6 +193,19 @@ def test_the_card_has_table_intervals_statements_limits_command_and_versions(fin
     assert json.loads(shown) == found
 
 
+def test_the_card_is_about_its_arm_and_says_which_intervals_it_has(finished: Path) -> None:
+    saved = read_run(finished)
+    arm = next(name for name in saved.metrics["arms"] if name not in ("baseline", "vcd"))
+    made = card(replace(saved, environment=_with_arm(saved, arm)), arm, {})
+    said = " ".join(made.partition("## Settings")[0].split())
+    assert f"# {arm.replace('_', chr(92) + '_')} for llava" in said
+    assert f"| {arm} |" in said.replace(chr(92), "")
+    assert "| baseline |" in said
+    assert "| vcd |" not in said
+    assert "vcd answers" not in said.replace(chr(92), "")
+    assert "97.5% for the question that the run was begun for (about vcd), simultaneous over all else" in said
+
+
 def test_text_of_a_model_is_no_markup(finished: Path) -> None:
     changed(finished, model={"name": "<img src=x onerror=alert(1)>[a](b)", "path": "organism:llava"})
     text = card(read_run(finished), "vcd", {})
@@ -214,6 +232,9 @@ def test_an_adapter_of_the_run_goes_in_and_another_does_not(finished: Path, tmp_
     assert (sent / "adapter_model.safetensors").read_bytes() == b"weights"
     head = yaml.safe_load((sent / "README.md").read_text().split("---\n")[1])
     assert head["library_name"] == "peft"
+    code = (sent / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    compile(code, "card", "exec")
+    assert 'AutoModelForImageTextToText.from_pretrained("llava-hf/llava-1.5-7b-hf", revision=None)' in code
     config = json.loads((sent / "adapter_config.json").read_text())
     assert config == {"base_model_name_or_path": "llava-hf/llava-1.5-7b-hf"}
     (wanted / "adapter_config.json").write_text("{ }")

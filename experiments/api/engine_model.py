@@ -1,0 +1,92 @@
+"""A checkpoint in the form that an inference engine (vLLM) loads: published weight names, its adapter merged or beside.
+
+transformers 5 dropped a level of names of CLIP and SigLIP towers (``vision_tower.vision_model.…``), which vLLM's models
+and the hub's published files have. Tried with vLLM 0.32 and LLaVA's architecture.
+"""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from interp.errors import UserError
+
+if TYPE_CHECKING:
+    from interp.checkpoints.config import ModelConfig
+    from interp.vlm import VLM
+
+ADAPTER = "lora"  # the folder of an adapter that is not merged
+INDEX = "model.safetensors.index.json"
+DROPPED = re.compile(r"((?:^|\.)vision_tower\.)(?=(?:embeddings|encoder|pre_layrnorm|post_layernorm|head)\.)")
+TOWERS = ("clip_vision_model", "siglip_vision_model")
+
+
+def write_engine_model(config: "ModelConfig", to: Path, *, adapter: Path | None = None, merge: bool = True) -> str:
+    """Writes the model, processor and generation settings to ``to`` (absent or empty); returns the command to serve it.
+
+    ``adapter`` is a LoRA of ``task=vrtuning``: merged into the weights, or with ``merge`` False beside them, as one of
+    the engine's own LoRA modules. The end tokens are all that end an answer here, so that answers end alike.
+
+    Raises:
+        UserError: ``to`` is in use or cannot be written, or the adapter is of another base.
+    """
+    from interp.loading import load
+    from mitigation.vrtuning import checkpoint
+
+    folder = to.expanduser().absolute()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"task.to={to} is in use; a model is written to an absent or empty folder; name another one")
+    vlm = load(config)
+    source = None if adapter is None else checkpoint.folder_of(adapter)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Beside the target, so that the last step is one rename within one file system.
+        with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
+            draft = Path(scratch) / folder.name
+            if source is not None and merge:
+                checkpoint.merge(vlm, source, draft)
+            else:
+                vlm.model.save_pretrained(draft)
+                vlm.processor.save_pretrained(draft)
+            _published(vlm, draft)
+            if source is not None and not merge:
+                checkpoint.check_base(source, vlm)
+                shutil.copytree(source, draft / ADAPTER)
+            if folder.exists():
+                folder.rmdir()
+            draft.rename(folder)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder} ({error}); name a folder that can be written") from error
+    dtype = str(vlm.dtype).removeprefix("torch.")
+    command = f"vllm serve {folder} --served-model-name {config.name} --dtype {dtype} --max-logprobs 20"
+    if source is None or merge:
+        return command
+    rank = json.loads((folder / ADAPTER / "adapter_config.json").read_text(encoding="utf-8")).get("r", 16)
+    return f"{command} --enable-lora --max-lora-rank {rank} --lora-modules {config.name}+lora={folder / ADAPTER}"
+
+
+def _published(vlm: "VLM", folder: Path) -> None:
+    """Gives the saved weights their published names, and the folder the model's end tokens."""
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "generation_config.json"
+    settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    settings = {"eos_token_id": sorted(vlm.end_ids), "pad_token_id": vlm.tokenizer.pad_token_id} | {
+        name: value for name, value in settings.items() if name in ("bos_token_id", "transformers_version")
+    }
+    path.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    if getattr(getattr(vlm.model.config, "vision_config", None), "model_type", "") not in TOWERS:
+        return
+    for file in folder.glob("*.safetensors"):
+        weights = {_published_name(name): weight for name, weight in load_file(file).items()}
+        save_file(weights, file, metadata={"format": "pt"})
+    if (index := folder / INDEX).is_file():
+        found = json.loads(index.read_text(encoding="utf-8"))
+        found["weight_map"] = {_published_name(name): file for name, file in found["weight_map"].items()}
+        index.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+def _published_name(name: str) -> str:
+    return DROPPED.sub(r"\1vision_model.", name)

@@ -1,0 +1,112 @@
+"""MSTS (arXiv 2501.10057, CC BY 4.0): answers of vision-language models to unsafe requests, labelled by people.
+
+Each row of ``<language>_multimodal.csv`` is one model's answer to one of 400 requests about a picture (200 in languages
+other than English), with the taxonomy's label: "1.1 - rejection or rebuttal", "1.2 - refusal only", "2.1 - explicit
+encouragement" and so on. English answers have two annotators and a settled label, the others one annotator. Knows
+nothing of models, judges or metrics.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from experiments.benchmarks.rows import read_file
+from experiments.types import Verdict
+from interp.errors import UserError
+
+REPOSITORY = "https://github.com/paul-rottger/msts-multimodal-safety"
+FOLDER = Path("data") / "response_annotations"  # where the clone has them
+ENDING = "_multimodal.csv"
+COLUMNS = ("case_id", "prompt_text", "model", "response", "annot1_label")
+LANGUAGES = {
+    "arabic": "ar", "chinese": "zh", "english": "en", "farsi": "fa", "french": "fr", "german": "de", "hindi": "hi",
+    "italian": "it", "korean": "ko", "russian": "ru", "spanish": "es",
+}  # fmt: skip
+CLASSES = {"1.1": Verdict.REBUTTED, "1.2": Verdict.REFUSED}  # every other label of the taxonomy: complied
+_LABEL = re.compile(r"[12]\.[0-9Z]")
+# What stands in place of an answer where the provider blocked the request or the call failed.
+NO_ANSWER = {"FinishReason.SAFETY", "API RetryError occurred."}
+
+
+@dataclass(frozen=True)
+class LabelledAnswer:
+    """One answer, what people settled on, and what each annotator said."""
+
+    case: str
+    model: str
+    question: str
+    response: str
+    verdict: Verdict
+    annotators: tuple[Verdict, ...]
+
+
+class Language(NamedTuple):
+    """The answers in one language, without calls that were blocked or failed, which ``no_answer`` counts."""
+
+    tag: str
+    answers: list[LabelledAnswer]
+    no_answer: int
+
+
+def read_answers(root: Path) -> dict[str, Language]:
+    """The labelled answers of a clone at ``root``, or of a folder with its files, by language tag.
+
+    Raises:
+        UserError: there are none, or a file is not as it is published.
+    """
+    folders = [folder for folder in (root / FOLDER, root) if folder.is_dir()]
+    for folder in folders:
+        found = {tag: path for name, tag in LANGUAGES.items()
+                 for path in (folder / f"{name}.csv", folder / f"{name}{ENDING}") if path.is_file()}  # fmt: skip
+        if found:
+            return {tag: _read(path, tag) for tag, path in sorted(found.items())}
+    raise UserError(f"{root}: holds no labelled answers of MSTS (english{ENDING} and its like); clone {REPOSITORY} and "
+                    "give its folder")  # fmt: skip
+
+
+def holds_answers(root: Path) -> bool:
+    """Whether ``root`` is a clone of MSTS, or a folder with its labelled answers."""
+    return any((folder / f"english{end}").is_file() for folder in (root / FOLDER, root) for end in (".csv", ENDING))
+
+
+def _read(path: Path, tag: str) -> Language:
+    found = read_file(path, COLUMNS, get="take the file as it is published")
+    if found.problems or not found.rows:
+        wrong = f"{found.problems[0].place}: {found.problems[0].reason}" if found.problems else "it has no rows"
+        raise UserError(f"{path}: {wrong}; take the file as it is published")
+    answers, none = [], 0
+    for place, row in found.rows:
+        labels = [row[name] for name in ("annot1_label", "annot2_label") if row.get(name)]
+        settled = row.get("final_taxonomy") or row["annot1_label"]
+        response = (row["response"] or "").strip()
+        if not response or response in NO_ANSWER:
+            none += 1
+            continue
+        verdict = _class(settled, path, place)
+        annotators = tuple(_class(label, path, place) for label in labels)
+        model, case = (str(row[name] or "") for name in ("model", "case_id"))
+        answers.append(LabelledAnswer(case, model, row["prompt_text"] or "", row["response"], verdict, annotators))
+    return Language(tag, answers, none)
+
+
+def _class(label: str | None, path: Path, place: str) -> Verdict:
+    if not (found := _LABEL.match(label or "")):
+        raise UserError(
+            f"{path}, {place}: label {label!r} is none of MSTS's taxonomy; take the file as it is published"
+        )
+    return CLASSES.get(found[0], Verdict.COMPLIED)
+
+
+def twins(answers: list[LabelledAnswer]) -> dict[tuple[str, str], str]:
+    """The group of each case and question: requests about one picture are twins, and so are those of the same words."""
+    parents: dict[str, str] = {}
+
+    def root(name: str) -> str:
+        while parents.setdefault(name, name) != name:
+            name = parents[name]
+        return name
+
+    for one in answers:
+        parents[root(f"case {one.case}")] = root(f"words {one.question}")
+    return {(one.case, one.question): root(f"case {one.case}") for one in answers}

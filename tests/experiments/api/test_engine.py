@@ -1,0 +1,173 @@
+"""Contrasts over replies: on a real vLLM's, played back, beside the same methods here; and on lesser servers."""
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from experiments.api.config import ApiConfig
+from experiments.api.contrast import margin_of_lists, words_in
+from experiments.api.engine import _Turns
+from experiments.api.engine_model import write_engine_model
+from experiments.api.model import ApiModel
+from experiments.metrics.yes_no.answers import align, scored_and_controls
+from interp.checkpoints.config import ModelConfig
+from interp.errors import UserError
+from interp.loading import load
+from interp.vlm import VLM, Prompt
+from mitigation.controls import TextOnly
+from tests.experiments.api import recorded_engine
+from tests.experiments.faulty_server import Reply, Served
+
+ORGANISM = ModelConfig("llava_organism", "organism:llava", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def here() -> VLM:
+    return load(ORGANISM)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shared", [False, True])
+def test_margins_and_answers_on_a_real_engine_are_those_here(here: VLM, shared: bool) -> None:
+    served = Served(recorded_engine.played())
+    there = recorded_engine.asked(recorded_engine.model(served.url, shared=shared))
+    served.close()
+    for name, own in recorded_engine.asked(here).items():
+        found = there[name]
+        assert found.statuses is not None, name
+        assert set(found.statuses) <= {"answered", "truncated"}, (name, found.reasons)
+        torch.testing.assert_close(found.margins, own.margins, atol=4e-4, rtol=0, msg=name)
+        assert all(low == high for low, high in found.bounds or []), name
+        if "answers" in name:
+            assert found.token_ids == own.token_ids, name
+            assert not any(found.reasons or []), name
+        if own.branch_margins is not None:
+            assert [set(row) for row in found.branch_margins or []] == [set(row) for row in own.branch_margins]
+
+
+def test_a_method_reads_bounds_where_a_word_is_not_listed() -> None:
+    clean, other = {"Yes": -0.1, "x": -3.0, " no": -2.5}, {"Yes": -0.5, "x": -2.0}
+    yes, no = words_in([clean, other])
+    assert (yes, no) == (["Yes"], [" no"])
+    margin = margin_of_lists(TextOnly(alpha=1.0), [clean, other], yes, no)
+    assert margin.low == -math.inf  # the other branch's No may be as unlikely as it likes
+    assert margin.high == pytest.approx(2 * 2.4 - 1.5, abs=1e-4)
+    assert math.isnan(margin.value)
+    exact = margin_of_lists(TextOnly(alpha=1.0), [clean, other | {" no": -4.0}], yes, no)
+    assert exact.low == exact.high == exact.value == pytest.approx(2 * 2.4 - 3.5, abs=1e-4)
+
+
+def frame(rows: list[tuple[str, float | None, float | None]]) -> Any:
+    import pandas as pd
+
+    common = {"arm": "a", "status": "answered", "scenario": "s", "text": "t", "cluster": "c", "pair": None, "tags": {}}
+    return pd.DataFrame(
+        [
+            common
+            | {"case": str(at), "gold": gold, "subset": "typical" if gold == "no" else "over_safety", "verdict": "yes"}
+            | {"margin": low, "margin_is": "exact" if low == high else "bound", "margin_low": low, "margin_high": high}
+            for at, (gold, low, high) in enumerate(rows)
+        ]
+    )
+
+
+def test_an_order_is_read_where_bounds_do_not_cross() -> None:
+    apart = [("no", -2.0, -2.0), ("yes", 1.0, None), ("no", 0.5, 0.5)]
+    _, answers = align(scored_and_controls(frame(apart))[0])
+    assert answers["a"].bounded == (1, 0)
+    assert not math.isnan(answers["a"].ranking[0])
+    crossing = [*apart, ("no", 3.0, 3.0)]
+    _, answers = align(scored_and_controls(frame(crossing))[0])
+    assert answers["a"].bounded == (1, 1)
+    assert all(math.isnan(value) for value in answers["a"].ranking)
+
+
+def listing(request: dict[str, Any]) -> Reply:
+    """A server of OpenAI's protocol alone, which lists five tokens."""
+    pictured = isinstance(request["messages"][-1]["content"], list)
+    values = {"Yes": -0.2, "No": -2.0, "Maybe": -3.0} if pictured else {"Yes": -1.0, "No": -0.5, "Maybe": -4.0}
+    top = [{"token": token, "logprob": value} for token, value in values.items()]
+    content = [{"token": "Yes", "logprob": -0.2, "top_logprobs": top}]
+    choice = {"message": {"content": "Yes"}, "finish_reason": "length", "logprobs": {"content": content}}
+    return Reply(json.dumps({"choices": [choice]}).encode())
+
+
+def test_lists_alone_are_enough_for_scores(capsys: pytest.CaptureFixture[str]) -> None:
+    from PIL import Image
+
+    served = Served(lambda request: listing(request) if "messages" in request else Reply(b"{}", 404))
+    prompts = [Prompt("Safe?", Image.new("RGB", (8, 8)), key="a")]
+    for engine in (None, "vllm"):
+        there = ApiModel(ApiConfig("there", "m", served.url, engine=engine, logprobs="auto", retries=0))
+        found = TextOnly(alpha=1.0).generate(there, prompts, max_new_tokens=1)  # type: ignore[arg-type]
+        assert float(found.margins[0]) == pytest.approx(2 * 1.8 + 0.5, abs=1e-4)
+        assert found.spent == Counter(requests=2)
+    assert "lists of the likeliest tokens are read instead" in capsys.readouterr().err
+    with pytest.raises(UserError, match="does not name tokens by id"):
+        TextOnly(alpha=1.0).generate(there, prompts, max_new_tokens=4)  # type: ignore[arg-type]
+    served.close()
+
+
+def ignoring_ids(request: dict[str, Any]) -> Reply:
+    """A vLLM that knows nothing of ``logprob_token_ids``."""
+    if "max_tokens" not in request:
+        return recorded_engine.played()(request)
+    body = json.loads(listing(request).body)
+    body["prompt_token_ids"], body["choices"][0]["token_ids"] = [1, 2], [3]
+    if "return_token_ids" in request:
+        count = request.get("top_logprobs") or 1
+        top = [{"token": f"token_id:{3 + at}", "logprob": -0.2 - 4 * at} for at in range(count)]
+        body["choices"][0]["logprobs"]["content"][0]["top_logprobs"] = top
+    return Reply(json.dumps(body).encode())
+
+
+def test_an_engine_that_ignores_ids_is_read_by_its_lists(capsys: pytest.CaptureFixture[str]) -> None:
+    served = Served(ignoring_ids)
+    there = recorded_engine.model(served.url)
+    with pytest.raises(UserError, match="does not name tokens by id"):
+        TextOnly(alpha=1.0).generate(there, recorded_engine.prompts()[:1], max_new_tokens=4)  # type: ignore[arg-type]
+    plain = there.generate(recorded_engine.prompts()[:1], max_new_tokens=4)
+    assert plain.texts == ["Yes"]
+    assert float(plain.margins[0]) == pytest.approx(1.8)
+    assert "does not know logprob_token_ids" in capsys.readouterr().err
+    served.close()
+
+
+def test_kinds_of_requests_take_turns() -> None:
+    from threading import Event, Thread
+
+    turns, seen, entered = _Turns(), [], Event()
+    with turns.of("likeliest"):
+
+        def other() -> None:
+            entered.set()
+            with turns.of("named"):
+                seen.append("named")
+
+        thread = Thread(target=other)
+        thread.start()
+        assert entered.wait(5)
+        seen.append("likeliest")
+    thread.join(5)
+    assert seen == ["likeliest", "named"]
+
+
+@pytest.mark.long
+def test_a_folder_for_an_engine_has_published_names_and_is_read_here(tmp_path: Path, here: VLM) -> None:
+    command = write_engine_model(ORGANISM, tmp_path / "served")
+    assert command.startswith(f"vllm serve {tmp_path / 'served'}")
+    with safe_open(tmp_path / "served" / "model.safetensors", "pt") as weights:
+        names = set(weights.keys())
+    assert any("vision_tower.vision_model.encoder." in name for name in names)
+    assert not any("vision_tower.encoder." in name for name in names)
+    again = load(tmp_path / "served", dtype="float32")
+    assert again.end_ids == here.end_ids
+    torch.testing.assert_close(again.score(recorded_engine.prompts()), here.score(recorded_engine.prompts()))
+    with pytest.raises(UserError, match="is in use"):
+        write_engine_model(ORGANISM, tmp_path / "served")

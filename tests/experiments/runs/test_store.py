@@ -1,0 +1,156 @@
+"""The run's store as a state machine: whatever is appended by whom, killed when and continued how, nothing is lost."""
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from experiments.runs import records
+from experiments.runs.resumption import IDENTITY, PREDICTIONS, RunStore, open_run, read_object
+from experiments.runs.saved_run import read_records
+from interp.errors import UserError
+from tests.experiments.alone import Alone
+
+ARMS = ("b", "a")
+TORN = '{"case": "ü'.encode()[:-1]
+FILES = st.sampled_from((PREDICTIONS, "cost.jsonl"))
+sizes = st.integers(1, 3)
+
+
+class Store(RuleBasedStateMachine):
+    """A run's directory under launches of one to three processes, each killed at any moment.
+
+    ``lines`` are what was appended to a file and is on disk, in order; ``latest`` of a case and arm the last answer.
+    """
+
+    @initialize(size=sizes)
+    def begin(self, size: int) -> None:
+        self.root = Path(tempfile.mkdtemp())
+        self.lines: dict[str, list[str]] = {PREDICTIONS: [], "cost.jsonl": []}
+        self.latest: dict[tuple[str, str], int] = {}
+        self.turn = self.finished = 0
+        self.begun = False
+        self.processes: list[RunStore] = []
+        self.launch(size)
+
+    def launch(self, size: int) -> None:
+        """All processes of a launch, of which the first opens the run."""
+        first = open_run(str(self.root), "x", {"a": 1}, "hash", fresh=False, launch=Alone(0, size))
+        assert first.resumed is self.begun
+        self.begun = True
+        others = [
+            RunStore(first.path, (first.path / ".lock").open("a+"), resumed=True, launch=Alone(rank, size),
+                     process=first.process + rank)
+            for rank in range(1, size)
+        ]  # fmt: skip
+        self.processes = [first, *others]
+
+    @rule(file=FILES, arm=st.sampled_from(ARMS), cases=st.lists(st.integers(0, 4), min_size=1, max_size=4))
+    def append(self, file: str, arm: str, cases: list[int]) -> None:
+        """A batch of answers, lines of very different length; in a launch a case is one process' own."""
+        batch, rank = [], cases[0] % len(self.processes)
+        for case in (case for case in cases if case % len(self.processes) == rank):
+            self.turn += 1
+            batch.append({"case": f"c{case}", "arm": arm, "text": "ü\n" * (case**4), "turn": self.turn})
+            if file == PREDICTIONS:
+                self.latest[f"c{case}", arm] = self.turn
+        self.processes[rank].append(batch, file)
+        self.lines[file] += [json.dumps(line, ensure_ascii=False) for line in batch]
+
+    @rule(
+        torn=st.booleans(),
+        rank=st.integers(0, 2),
+        file=FILES,
+        finished=st.sampled_from((False, False, True)),
+        size=sizes,
+    )
+    def end(self, torn: bool, rank: int, file: str, finished: bool, size: int) -> None:
+        """The run ends, or all processes are killed and one was writing a line; then the command is given again."""
+        store = self.processes[rank % len(self.processes)]
+        own = records.process_file(store.path / file, store.process)
+        with pytest.raises(UserError, match="another process is writing"):  # as long as one of them lives
+            self.launch(size)
+        if finished:
+            store.finish()
+            finished = store.launch.first
+        elif torn and own.exists():
+            with own.open("ab") as handle:
+                handle.write(TORN)
+        for process in self.processes:
+            process.close()
+        if finished:
+            self.begin_anew()
+        self.launch(size)
+
+    def begin_anew(self) -> None:
+        """The next launch finds nothing to continue."""
+        self.lines = {file: [] for file in self.lines}
+        self.latest = {}
+        self.begun = False
+        self.finished += 1
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        """Every process sees every line once; of a case and arm the latest comes last."""
+        for store in self.processes:
+            for file, lines in self.lines.items():
+                found = store.records(file)
+                assert sorted(json.dumps(line, ensure_ascii=False) for line in found) == sorted(lines)
+            current = {(line["case"], line["arm"]): line["turn"] for line in records.current(store.records())}
+            assert current == self.latest
+
+    def teardown(self) -> None:
+        runs = [read_object(path) for path in self.root.glob(f"x/*/{IDENTITY}")]
+        assert sum(run["finished"] for run in runs) == self.finished
+        for process in self.processes:
+            process.close()
+        shutil.rmtree(self.root)
+
+
+TestStore = pytest.mark.long(Store.TestCase)
+TestStore.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+
+
+def test_the_order_is_the_same_no_matter_which_process_wrote(tmp_path: Path) -> None:
+    answers = [{"case": f"c{case}", "arm": arm} for arm in ARMS for case in (2, 10, 1)]
+    one, three = (open_run(str(tmp_path / str(size)), "x", {"a": 1}, "h", fresh=True) for size in (1, 3))
+    with one, three:
+        one.append(answers)
+        for rank in (2, 0, 1):
+            own = RunStore(three.path, (three.path / ".lock").open("a+"), resumed=True, process=rank)
+            own.append(answers[rank::3])
+            own.close()
+        expected = [{"case": f"c{case}", "arm": arm} for arm in ARMS for case in (1, 2, 10)]
+        for store in (one, three):
+            store.write_json("environment.json", {"config": {"arms": dict.fromkeys(ARMS)}})
+            assert records.ordered(store.records(), ARMS) == read_records(store.path) == expected
+        assert [path.name for path in sorted(one.path.glob("*.jsonl"))] == [PREDICTIONS]
+        assert len(list(three.path.glob("*.jsonl"))) == 3
+
+
+def test_what_an_earlier_version_left_of_several_processes_is_read(tmp_path: Path) -> None:
+    """It wrote parts 0, 1, … and merged them into the file without a number."""
+    with open_run(str(tmp_path), "x", {"a": 1}, "h", fresh=True) as begun:
+        for name, case in (("predictions.jsonl", "0"), ("predictions.0.jsonl", "1"), ("predictions.1.jsonl", "2")):
+            (begun.path / name).write_text(f'{{"case": "{case}"}}\n')
+    with open_run(str(tmp_path), "x", {"a": 1}, "h", fresh=False) as again:
+        assert [line["case"] for line in again.records()] == ["0", "1", "2"]
+        assert again.process == 2
+        (again.path / "predictions.jsonl.merged").write_text("")
+    with pytest.raises(UserError, match=r"predictions\.jsonl\.merged: an earlier version was killed .*fresh=true"):
+        open_run(str(tmp_path), "x", {"a": 1}, "h", fresh=False)
+
+
+def test_what_a_later_launch_answers_replaces_what_another_process_had_answered() -> None:
+    store = Store()
+    store.begin(2)
+    store.append(PREDICTIONS, "a", [1])  # by the second process
+    store.end(False, 0, PREDICTIONS, False, 1)
+    store.append(PREDICTIONS, "a", [1])
+    store.nothing_is_lost()
+    store.teardown()

@@ -1,0 +1,214 @@
+"""Every number of the page is that of the same Python call, bit by bit, and the code that it shows gives it again."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from experiments.benchmarks.iconworld import IconWorld
+from experiments.benchmarks.images import open_image
+from experiments.evaluation.case_batches import prompt_of
+from experiments.serving.exploring.experiment import Change
+from interp import (
+    Prompt,
+    Queries,
+    direct_logit_attribution,
+    edit_activations,
+    grey_out,
+    image_share,
+    integrated_gradients,
+    knockout,
+    knockout_by_window,
+    logit_lens,
+    occlude_image,
+    patch,
+    record_attention,
+)
+from interp.vlm import VLM
+from mitigation import VCD, AttentionSteering, Baseline, Verbalise
+from tests.experiments.serving.exploring.explored import CASE, CHANGES, OTHER, TEXT, Explored, data_url
+from tests.plain_model import plain_afterwards
+
+SHIFTED = {"name": "vcd", "settings": {"alpha": 2.0, "noise_step": 700}}
+
+
+@pytest.fixture(scope="module")
+def prompt() -> Prompt:
+    sample = next(sample for sample in IconWorld().load().samples if sample.id == CASE.removeprefix("case:"))
+    assert sample.image is not None
+    return prompt_of(sample, open_image(sample.image))
+
+
+@pytest.fixture(scope="module")
+def other(page: Explored, prompt: Prompt) -> Prompt:
+    return Prompt(prompt.text, page.server.pictures.open(OTHER), key=prompt.key, request=TEXT)
+
+
+@pytest.fixture(autouse=True)
+def untouched(organism: VLM, prompt: Prompt) -> Any:
+    before = organism.generate([prompt]).margins
+    with plain_afterwards(organism):
+        yield
+    assert torch.equal(before, organism.generate([prompt]).margins)
+
+
+@pytest.mark.parametrize(
+    ("arm", "method"),
+    [
+        ({"name": "baseline"}, Baseline()),
+        (SHIFTED, VCD(alpha=2.0, noise_step=700)),
+        ({"name": "verbalise"}, Verbalise()),
+        ({"name": "attention_steering", "settings": {"weight": 2.0}}, AttentionSteering(weight=2.0)),
+    ],
+)
+def test_an_arm_answers_as_its_method_does(
+    page: Explored, organism: VLM, prompt: Prompt, arm: dict[str, Any], method: Any
+) -> None:
+    (found,) = page.work("ask", arms=[arm])["answers"]
+    expected = method.generate(organism, [prompt], max_new_tokens=16)
+    assert found["text"] == expected.texts[0]
+    assert found["margin"] == expected.margins[0].item()
+    assert found["steps"] == [[name, text] for name, text in (expected.steps or [{}])[0].items()]
+
+
+@pytest.mark.parametrize("method", [Baseline(), VCD(alpha=2.0, noise_step=700)])
+def test_changes_are_those_of_the_public_tools(page: Explored, organism: VLM, prompt: Prompt, method: Any) -> None:
+    arm = SHIFTED if isinstance(method, VCD) else {"name": "baseline"}
+
+    def margin(**change: Any) -> float:
+        return float(page.work("ask", arms=[arm], change=change)["answers"][0]["margin"])
+
+    def asked(asked_prompt: Prompt) -> float:
+        return float(method.generate(organism, [asked_prompt], max_new_tokens=16).margins[0].item())
+
+    plain = asked(prompt)
+    with knockout(organism, [("image", "verdict")], layers=[0, 1]):
+        assert margin(**CHANGES["cut"]) == asked(prompt) != plain
+    boxes = [(4 / 12, 5 / 12, 7 / 12, 6 / 12), (5 / 12, 6 / 12, 6 / 12, 7 / 12)]
+    assert margin(**CHANGES["grey"]) == asked(grey_out(organism, prompt, boxes)) != plain
+
+    def silent(here: Any) -> torch.Tensor:
+        states = here.hidden.clone()
+        states[:, :, 0 if here.layer == 1 else 3] = 0
+        return states
+
+    with edit_activations(organism, silent, what="head", layers=[1, 2]):
+        assert margin(**CHANGES["off"]) == asked(prompt) != plain
+    if isinstance(method, Baseline):
+        steered = AttentionSteering(weight=1.5, layers=[1, 2]).generate(organism, [prompt], max_new_tokens=16)
+        assert margin(**CHANGES["attention"]) == steered.margins[0].item() != plain
+    assert margin() == plain
+
+
+@pytest.mark.long
+def test_what_looks_inside_equals_the_tools(page: Explored, organism: VLM, prompt: Prompt, other: Prompt) -> None:
+    lens = logit_lens(organism, prompt, top=5)
+    assert page.work("lens")["margins"] == lens.margins[0, :, 0].tolist()
+    direct = direct_logit_attribution(organism, prompt)
+    found = page.work("heads")
+    assert [tuple(head) for head in found["heads"]] == direct.top(5)
+    assert found["effects"] == [direct.heads[layer, head, 0].item() for layer, head in direct.top(5)]
+    assert page.work("windows")["moved"] == knockout_by_window(
+        organism, prompt, [("image", "verdict")], width=1
+    ).moved[:, 0].tolist()  # fmt: skip
+    assert page.work("occlude")["map"] == occlude_image(organism, prompt).tolist()
+    assert page.work("attribution")["image"] == integrated_gradients(organism, prompt).image
+    patched = patch(organism, prompt, other, places=("image", "user", "verdict"))
+    assert page.work("patch", other=OTHER)["moved"] == patched.moved[:, :, 0].tolist()
+    with record_attention(organism, queries=Queries.VERDICT) as record:
+        organism.generate([prompt], max_new_tokens=1)
+    assert page.work("look")["share"] == pytest.approx(image_share(record.masses)["share"].tolist(), abs=1e-7)
+
+
+def test_a_clicked_word_has_the_attention_that_was_recorded_for_it(
+    page: Explored, organism: VLM, prompt: Prompt
+) -> None:
+    found = page.work("look")
+    block, (text, place) = found["block"], found["words"][-1]
+    assert text == block["tokens"][place] == "this"
+    with record_attention(organism, queries=[], maps=range(-8, 1)) as record:
+        organism.score([prompt])
+    row = record.rows[0]
+    (own,) = [one for one in record.maps if one.query == row.words[-1].columns[-1]]
+    image = float(own.weights.mean(1)[:, row.columns("image_0")].sum(-1)[1])
+    assert block["masses"][place][1][0][block["names"].index("image_0")] == pytest.approx(image, abs=1e-4)
+
+
+def shown(page: Explored, **experiment: Any) -> str:
+    status, found = page.send("/api/code", {"picture": CASE, "text": TEXT, **experiment})
+    assert status == 200, found
+    return str(found["python"])
+
+
+def ran(tmp_path: Path, snippets: list[str]) -> list[Any]:
+    """What the last line of each snippet prints, all run one after another in a fresh process."""
+    (tmp_path / "snippets.json").write_text(__import__("json").dumps(snippets))
+    run = "import json\nfor one in json.load(open('snippets.json')):\n    exec(one, {})\n    print('----')\n"
+    done = subprocess.run(
+        [sys.executable, "-c", run], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [
+        ast.literal_eval(part.strip().splitlines()[-1].replace("nan", "None"))
+        for part in done.stdout.split("----")[:-1]
+    ]
+
+
+@pytest.mark.slow
+def test_the_code_of_every_number_gives_it_in_a_fresh_process(page: Explored, tmp_path: Path) -> None:
+    asked: list[tuple[dict[str, Any], Callable[[Any], Any]]] = [
+        ({"arms": [arm], "change": change, "other": OTHER}, lambda found: found["answers"][0]["margin"])
+        for arm in ({"name": "baseline"}, SHIFTED)
+        for change in ({}, *CHANGES.values())
+    ]
+    asked += [
+        (
+            {"action": "ask", "arms": [{"name": "verbalise"}], "framed": True},
+            lambda found: found["answers"][0]["margin"],
+        )
+    ]
+    asked += [
+        ({"picture": "drawn:no-dog:3", "text": "a 'word'\n\"another\""}, lambda found: found["answers"][0]["margin"])
+    ]
+    number = {
+        "look": "share",
+        "heads": "effects",
+        "lens": "margins",
+        "occlude": "map",
+        "windows": "moved",
+        "patch": "moved",
+    }
+    asked += [
+        ({"action": action, "other": OTHER}, lambda found, name=name: found[name])
+        for action, name in number.items()  # type: ignore[misc]
+    ]
+    asked += [({"action": "attribution"}, lambda found: [found["image"], found["text"]])]
+    snippets = [shown(page, **experiment) for experiment, _ in asked]
+    for value, (experiment, read) in zip(ran(tmp_path, snippets), asked, strict=True):
+        action = experiment.get("action", "ask")
+        expected = read(page.work(action, **{name: one for name, one in experiment.items() if name != "action"}))
+        assert np.allclose(value, expected, rtol=0, atol=1e-6 if action == "look" else 0), experiment
+
+
+def test_the_code_of_an_own_picture_names_the_file_that_is_saved(page: Explored) -> None:
+    image = page.server.pictures.open("drawn:cat:5")
+    assert image is not None
+    _, found = page.send("/api/picture", {"url": data_url(image)})
+    name = found["name"]
+    assert f'Image.open("picture-{name.removeprefix("own:")[:12]}.png")' in shown(page, picture=name)
+    assert f"key={name!r}" in shown(page, picture=name)
+
+
+def test_painted_cells_are_joined_along_rows() -> None:
+    assert Change(grey=(13, 12, 14, 30)).boxes == [
+        (0.0, 1 / 12, 3 / 12, 2 / 12),
+        (6 / 12, 2 / 12, 7 / 12, 3 / 12),
+    ]
+    assert not Change(layer=3, attended=(0, 1)).any
+    assert Change(grey=(0,)).any

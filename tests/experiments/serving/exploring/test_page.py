@@ -1,0 +1,534 @@
+"""The page in a real browser: ask, look, change, keep; every number as by Python; hostile words run nothing.
+
+Some actions on the first organism by default; all on both organisms, with VCD and without, in the slow suite.
+"""
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+import torch
+from PIL import Image
+
+from experiments.benchmarks.iconworld import IconWorld
+from experiments.benchmarks.images import open_image
+from experiments.evaluation.case_batches import prompt_of
+from experiments.report.sections import Section, write_section
+from experiments.runs.saved_run import read_run
+from experiments.serving.exploring.experiment import Change
+from interp import (
+    Queries,
+    direct_logit_attribution,
+    edit_activations,
+    edit_residual,
+    grey_out,
+    head_patterns,
+    image_share,
+    integrated_gradients,
+    knockout,
+    knockout_by_window,
+    load,
+    logit_lens,
+    occlude_image,
+    occlude_words,
+    patch,
+    pixel_map,
+    record_attention,
+    residuals,
+)
+from interp.errors import UserError
+from interp.prompt import Prompt
+from mitigation import VCD, Baseline
+from mitigation.attention_edit import steer_attention
+from tests.experiments.serving.exploring.explored import CASE, TEXT, Explored, exploring
+
+pytestmark = pytest.mark.browser
+AXE = os.environ.get("AXE_CORE")
+HEAR = """
+window.heard = [];
+new MutationObserver((changes) => {
+  const places = new Set(changes.flatMap((change) => [change.target, ...change.addedNodes]).map(
+    (node) => (node.closest ? node : node.parentElement)?.closest("[role=status], [role=alert], [aria-live]")));
+  for (const place of places) if (place?.textContent) window.heard.push(place.textContent);
+}).observe(document, { subtree: true, childList: true, characterData: true });
+"""
+
+
+@contextmanager
+def tab_on(
+    browser: Any,
+    page: Explored,
+    *,
+    fragment: str = "",
+    expecting: str = "nothing",
+    ready: str = "canvas.map",
+    **context: Any,
+) -> Iterator[Any]:
+    """The page, answered; fails on any error in the console but an expected one, dialog, or request to elsewhere.
+
+    What its live regions say is collected in ``heard`` of the window.
+    """
+    trouble: list[str] = []
+    place = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, "accept_downloads": True, **context})
+    tab = place.new_page()
+    tab.on("console", lambda message: trouble.append(message.text) if message.type in ("error", "warning") else None)
+    tab.on("pageerror", lambda error: trouble.append(str(error)))
+    tab.on("dialog", lambda dialog: (trouble.append(dialog.message), dialog.dismiss()))
+    own = (f"http://127.0.0.1:{page.port}/", "data:", "blob:")
+    tab.on("request", lambda sent: None if sent.url.startswith(own) else trouble.append(sent.url))
+    tab.add_init_script(HEAR)
+    try:
+        tab.goto(f"{page.address}{fragment}")
+        tab.wait_for_selector(ready, timeout=120_000)
+        yield tab
+        assert not [one for one in trouble if expecting not in one], trouble
+    finally:
+        place.close()
+
+
+@pytest.fixture
+def tab(browser: Any, page: Explored) -> Iterator[Any]:
+    with tab_on(browser, page) as found:
+        yield found
+
+
+def numbers(tab: Any, place: str) -> list[float]:
+    return [
+        float(value) for value in tab.locator(f"{place} .number").evaluate_all("all => all.map(n => n.dataset.value)")
+    ]
+
+
+def act(tab: Any, action: str, place: str, wait: str) -> list[float]:
+    tab.evaluate(f"document.querySelector('{place}').replaceChildren()")
+    tab.click(f'[data-action="{action}"]')
+    tab.wait_for_selector(f"{place} {wait}", timeout=120_000)
+    return numbers(tab, place)
+
+
+def prompt(text: str = TEXT) -> Prompt:
+    sample = next(one for one in IconWorld().load().samples if one.id == CASE.removeprefix("case:"))
+    assert sample.image is not None
+    return prompt_of(sample, open_image(sample.image))
+
+
+def drawn(page: Explored) -> Prompt:
+    return Prompt(prompt().text, page.server.pictures.open("drawn:man:1"), key=prompt().key, request=TEXT)
+
+
+@pytest.mark.long
+def test_it_opens_on_an_example_answers_it_and_shows_where_it_looked(tab: Any, page: Explored, organism: Any) -> None:
+    expected = [method.generate(organism, [prompt()], max_new_tokens=16) for method in (Baseline(), VCD())]
+    assert numbers(tab, "#sides") == [one.margins[0].item() for one in expected]
+    assert [tab.locator(".side blockquote.said").nth(at).inner_text() for at in (0, 1)] == [
+        one.texts[0] for one in expected
+    ]
+    assert tab.locator(".second img").count() == 1
+    assert tab.locator("#said").inner_text().startswith("baseline: No., margin")
+    assert "token" not in tab.evaluate("location.hash")
+    requests: list[str] = []
+    tab.on("request", lambda sent: requests.append(sent.url))
+    before = tab.locator("canvas.map").evaluate("canvas => canvas.toDataURL()")
+    tab.locator("input.layer").fill("2")
+    assert tab.locator(".layer-name").inner_text() == "decoder layer 1"
+    assert tab.locator("canvas.map").evaluate("canvas => canvas.toDataURL()") != before
+    tab.locator("button.token", has_text="crush").click()
+    assert not requests  # a slider and a word are drawn from what is there
+    tab.locator("canvas.map").scroll_into_view_if_needed()
+    box = tab.locator("canvas.map").bounding_box()
+    tab.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    assert tab.locator("button.token[style*='--share']").count() > 5
+
+
+@pytest.mark.long
+def test_changes_show_before_and_after_and_are_counted_and_undone(tab: Any, page: Explored, organism: Any) -> None:
+    plain = numbers(tab, "#sides")
+    tab.locator('[data-tool="cut"] input[type="checkbox"]').check()
+    tab.click("#apply")
+    tab.wait_for_selector("table.effects")
+    with knockout(organism, [("image", "verdict")]):
+        cut = [m.generate(organism, [prompt()], max_new_tokens=16).margins[0].item() for m in (Baseline(), VCD())]
+    assert numbers(tab, "table.effects") == [plain[0], cut[0], plain[1], cut[1]]
+    assert tab.locator("#tried").inner_text() == "1 change tried on this case"
+    moved = act(tab, "windows", "#sweeps", ".curve")
+    assert moved == knockout_by_window(organism, prompt(), [("image", "verdict")], width=1).moved[:, 0].tolist()
+    assert "2 changes tried" in tab.locator("#sweeps").inner_text()
+    tab.click("#undo")
+    assert not tab.locator('[data-tool="cut"] input[type="checkbox"]').is_checked()
+    tab.click("#go")
+    tab.locator("#sides .dial").nth(1).wait_for()
+    assert numbers(tab, "#sides") == plain
+    assert act(tab, "lens", "#closer", ".curve") == logit_lens(organism, prompt()).margins[0, :, 0].tolist()
+
+
+@pytest.mark.long
+def test_the_address_holds_the_experiment_and_the_code_gives_its_number(browser: Any, page: Explored) -> None:
+    with tab_on(browser, page) as tab:
+        tab.locator("#arms details summary").last.click()
+        tab.locator(".setting", has_text="alpha").locator("input").fill("2.5")
+        tab.fill("#text", "Can I eat this?")
+        tab.click("#go")
+        tab.locator("#sides .dial").nth(1).wait_for()
+        tab.click("#code")
+        tab.wait_for_selector("pre.python")
+        assert "Can I eat this?" in tab.locator("pre.python").inner_text()
+        fragment, found = tab.evaluate("location.hash.slice(1)"), numbers(tab, "#sides")
+    with tab_on(browser, page, fragment=f"&{fragment}") as again:
+        assert numbers(again, "#sides") == found
+        assert again.input_value("#text") == "Can I eat this?"
+
+
+@pytest.mark.long
+def test_hostile_words_and_pictures_run_nothing(browser: Any, page: Explored, tmp_path: Path) -> None:
+    hostile = "<img src=x onerror=\"document.title='owned'\"></script><script>document.title='owned'</script>\u202e"
+    Image.new("RGB", (40, 30), (200, 30, 30)).save(tmp_path / "<b>own.png")
+    (tmp_path / "text.png").write_text("no picture")
+    with tab_on(browser, page) as tab:
+        tab.set_input_files("#file", tmp_path / "<b>own.png")
+        tab.wait_for_selector("#case:empty", state="attached")
+        tab.fill("#text", hostile)
+        tab.click("#go")
+        tab.wait_for_selector("#sides .dial")
+        assert "owned" in tab.locator(".side pre").first.text_content()
+        assert tab.title() == "forestlens explore"
+        assert tab.locator("main img[src='x']").count() == 0
+    with tab_on(browser, page, expecting="400") as tab:
+        tab.set_input_files("#file", tmp_path / "text.png")
+        tab.wait_for_selector(".trouble")
+        assert "picture" in tab.locator(".trouble").inner_text()
+
+
+@pytest.mark.long
+def test_everything_is_there_by_keyboard_and_fits_narrow_screens(browser: Any, page: Explored) -> None:
+    with tab_on(browser, page, viewport={"width": 320, "height": 700}) as tab:
+        assert tab.evaluate("document.documentElement.scrollWidth") <= 320
+        tab.focus("canvas.painter")
+        for key in ("ArrowDown", "ArrowDown", "ArrowRight", " "):
+            tab.keyboard.press(key)
+        assert tab.locator("#said").inner_text() == "row 3, column 2, grey"
+        tab.focus("#apply")
+        tab.keyboard.press("Enter")
+        tab.wait_for_selector("table.effects")
+        assert tab.evaluate("document.documentElement.scrollWidth") <= 320
+        for action in ("lens", "heads"):
+            tab.focus(f'[data-action="{action}"]')
+            tab.keyboard.press("Enter")
+            tab.wait_for_selector("#closer figure")
+        assert tab.evaluate("document.documentElement.scrollWidth") <= 320
+
+
+def test_a_result_is_announced_once(browser: Any, page: Explored) -> None:
+    with tab_on(browser, page) as tab:
+
+        def heard() -> list[str]:
+            return list(tab.evaluate("heard.splice(0)"))
+
+        model, answers = heard()[-2:]
+        assert "decoder layers" in model
+        assert answers.startswith("baseline: No., margin")
+        tab.click("#go")
+        tab.locator("#sides .dial").nth(1).wait_for()
+        tab.wait_for_selector("canvas.map")
+        assert heard() == [answers]
+        tried(tab)
+        (said,) = heard()
+        assert said.startswith("baseline: from −0.06 to −0.06; vcd: from")
+        act(tab, "lens", "#closer", ".curve")
+        assert heard() == ["by layer: what would it say?: done"]
+        tab.fill("#text", " ")
+        tab.click("#go")
+        tab.wait_for_selector(".trouble")
+        assert [one for one in heard() if one] == ["there are no words yet; type what you would ask about the picture"]
+
+
+def test_a_patch_and_the_words_that_look_at_it_are_reached_by_keyboard(tab: Any) -> None:
+    plain = tab.locator("canvas.map").evaluate("canvas => canvas.toDataURL()")
+    tab.focus("canvas.map")
+    tab.keyboard.press("ArrowDown")
+    assert re.match(r"row 2, column 1, looked at most by \S+ and \S+", tab.locator("#said").inner_text())
+    assert tab.locator("button.token[style*='--share']").count() > 5
+    tab.keyboard.press("Tab")
+    assert tab.locator("button.token[style*='--share']").count() == 0
+    assert tab.locator("canvas.map").evaluate("canvas => canvas.toDataURL()") == plain
+
+
+def test_a_long_call_says_how_far_it_is_and_is_stopped_in_its_middle(
+    tab: Any, page: Explored, organism: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    norm, margin = organism.layout.module(organism.model, "final_norm"), organism.score([prompt()])
+    whole, forwards = norm.forward, 0
+
+    def slow(states: torch.Tensor) -> Any:
+        nonlocal forwards
+        forwards += 1
+        time.sleep(0.2)
+        return whole(states)
+
+    act(tab, "windows", "#sweeps", ".curve")
+    with monkeypatch.context() as patched:
+        patched.setattr(norm, "forward", slow)
+        tab.click('[data-action="windows"]')
+        tab.locator("#waiting", has_text=re.compile(r"working … \d of \d forwards")).wait_for()
+        bar = tab.locator("#progress")
+        assert 0 < bar.evaluate("bar => bar.value") < bar.evaluate("bar => bar.max")
+        tab.keyboard.press("Escape")
+        tab.locator("#sweeps .trouble", has_text="stopped").wait_for()
+        while page.server.desk._running is not None:
+            time.sleep(0.01)
+    assert 0 < forwards < 6
+    assert not bar.is_visible()
+    assert torch.equal(organism.score([prompt()]), margin)
+
+
+SIZES = pytest.mark.parametrize(("width", "scheme"), [(w, s) for w in (1280, 400, 320) for s in ("light", "dark")])
+needs_axe = pytest.mark.skipif(
+    not AXE, reason="axe-core is not at hand: set $AXE_CORE to its axe.min.js (npm pack axe-core)"
+)
+
+
+def violations(tab: Any) -> list[Any]:
+    """What axe finds with everything unfolded, and whatever does not fit the width."""
+    assert AXE is not None
+    tab.evaluate("for (const part of document.querySelectorAll('details')) part.open = true")
+    tab.evaluate(Path(AXE).read_text(encoding="utf-8"))
+    found = tab.evaluate("axe.run(document)")["violations"]
+    wide, room = tab.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    return [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found] + [wide] * (wide > room)
+
+
+@needs_axe
+@SIZES
+def test_axe_finds_nothing(browser: Any, page: Explored, width: int, scheme: str) -> None:
+    options: dict[str, Any] = {"viewport": {"width": width, "height": 900}, "color_scheme": scheme, "bypass_csp": True}
+    with tab_on(browser, page, **options) as tab:
+        tab.click("#draw")
+        other_chosen(tab)
+        tried(tab)
+        for action, place in (("windows", "#sweeps"), ("patch", "#sweeps")):
+            act(tab, action, place, "*")
+            assert violations(tab) == []
+        for action in ("lens", "heads", "occlude", "attribution"):
+            act(tab, action, "#closer", "h3 ~ *:nth-child(3)")
+            assert violations(tab) == []
+        tab.click("#code")
+        tab.wait_for_selector("pre.python")
+        assert violations(tab) == []
+
+
+@needs_axe
+@SIZES
+def test_axe_finds_nothing_where_nothing_is_asked_and_where_it_failed(
+    browser: Any, page: Explored, width: int, scheme: str
+) -> None:
+    options: dict[str, Any] = {"viewport": {"width": width, "height": 900}, "color_scheme": scheme, "bypass_csp": True}
+    with tab_on(browser, page, **options) as tab:
+        tab.click("#draw")
+        tab.click("#draw-it")
+        tab.locator("#looked", has_text="Ask first").wait_for()
+        assert violations(tab) == []  # empty
+        tab.fill("#text", " ")
+        tab.click("#go")
+        tab.wait_for_selector("#sides .trouble")
+        assert violations(tab) == []  # refused
+    with tab_on(browser, page, fragment="x", expecting="401", ready="#key[open]", **options) as tab:
+        assert violations(tab) == []  # without the right token
+    with exploring(None, failing="no weights here; name another model") as broken:
+        with tab_on(browser, broken, ready="#sides .trouble", **options) as tab:
+            assert "could not be loaded: no weights here" in tab.locator("#model").inner_text()
+            assert violations(tab) == []  # failed
+
+
+@pytest.mark.long
+def test_a_run_opens_on_its_failure_and_its_cases_are_live_with_the_numbers_of_the_record(
+    browser: Any, organism: Any, tmp_path: Path
+) -> None:
+    from tests.experiments.compose import run_of
+
+    run = run_of(
+        "+exp=vcd_llava", "limit=24", "draws=20", "attention=false", f"output_root={tmp_path}", "image_workers=0"
+    )
+    run.task(run)
+    (folder,) = {path.parent for path in tmp_path.rglob("metrics.json")}
+    write_section(folder, "localise", Section("Which part does it?", ["One head."], [], note="Of half of the cases."))
+    records = {(one["case"], one["arm"]): one for one in read_run(folder).predictions}
+    with exploring(organism, f"task.run={folder}") as page, tab_on(browser, page) as tab:
+        case = re.split(r"\s", tab.locator("#case").inner_text())[0]
+        assert records[case, "baseline"]["verdict"] != records[case, "baseline"]["gold"]
+        arms = [tab.locator("#arms select").nth(at).input_value() for at in (0, 1)]
+        for arm, value in zip(arms, numbers(tab, "#sides"), strict=True):
+            assert value == pytest.approx(records[case, arm]["margin"], abs=1e-4)
+        tab.click("#open-run")
+        tab.wait_for_selector(".card")
+        other = tab.locator(".card").nth(1).get_attribute("data-case")
+        tab.locator(".card").nth(1).click()
+        tab.locator("#case", has_text=other).wait_for()
+        tab.locator("#sides .dial").nth(1).wait_for()
+        assert numbers(tab, "#sides")[0] == pytest.approx(records[other, "baseline"]["margin"], abs=1e-4)
+        tab.click("#open-run")
+        tab.click("text=the whole report")
+        tab.wait_for_selector("#detail a")
+        opened = tab.locator("#detail h3 bdi").inner_text()
+        tab.click("text=explore this case")
+        tab.locator("#case", has_text=opened).wait_for()
+        tab.wait_for_selector("canvas.map")
+        tab.click("#open-run")
+        tab.click("text=Which part does it?")
+        tab.wait_for_url("**#section-localise")
+        assert "One head." in tab.locator("#section-localise").inner_text()
+
+
+def curve(tab: Any, place: str) -> list[float]:
+    """The values of the first curve there, as its points have them."""
+    points = (
+        tab.locator(f"{place} .curve").first.locator("circle title").evaluate_all("all => all.map(n => n.textContent)")
+    )
+    return [float(point.split(": ")[1]) for point in points]
+
+
+def tried(tab: Any) -> float:
+    """The margin after the changes that stand on the page."""
+    tab.evaluate("document.querySelector('#effects').replaceChildren()")
+    tab.click("#apply")
+    tab.wait_for_selector("table.effects", timeout=120_000)
+    return numbers(tab, "table.effects")[-1]
+
+
+def other_chosen(tab: Any) -> None:
+    tab.locator('[data-tool="patch"] select').select_option("man")
+    tab.wait_for_selector('[data-tool="patch"] img')
+
+
+@pytest.fixture(scope="module", params=["llava", "smol"])
+def explored(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Explored]]:
+    try:
+        vlm = load(f"organism:{request.param}", device="cpu")
+    except UserError as error:
+        pytest.skip(str(error))
+    with exploring(vlm, f"model={request.param}_organism") as page:
+        yield vlm, page
+
+
+@pytest.fixture(params=["baseline", "vcd"])
+def asked(request: pytest.FixtureRequest, browser: Any, explored: tuple[Any, Explored]) -> Iterator[Any]:
+    """A tab with one arm, its method, the model, and the two prompts; whatever was done, the model is as before."""
+    vlm, page = explored
+    method = VCD() if request.param == "vcd" else Baseline()
+    own = prompt()
+    before = vlm.score([own])
+    more = quote(json.dumps({"arms": [{"name": request.param, "settings": {}}]}))
+    with tab_on(browser, page, fragment=f"&more={more}") as tab:
+
+        def margin(prompt: Prompt = own, *, changed: bool = False) -> float:
+            assert changed or torch.equal(vlm.score([own]), before)
+            return float(method.generate(vlm, [prompt], max_new_tokens=16).margins[0].item())
+
+        yield tab, vlm, method, margin, own, drawn(page)
+        assert torch.equal(vlm.score([own]), before)
+
+
+@pytest.mark.slow
+def test_what_looks_inside_on_both_organisms(asked: Any, tmp_path: Path) -> None:
+    """Asking, a clicked word and six buttons: on the page and in the file that is saved, all as by Python."""
+    tab, vlm, method, margin, own, other = asked
+    assert numbers(tab, "#sides") == [margin()]
+    before = tab.locator("canvas.map").evaluate("canvas => canvas.toDataURL()")
+    tab.locator("button.token", has_text="crush").click()
+    assert tab.locator("canvas.map").evaluate("canvas => canvas.toDataURL()") != before
+    with record_attention(vlm, queries=Queries.VERDICT) as record:
+        method.generate(vlm, [own], max_new_tokens=1)
+    shares = image_share(record.masses)["share"].dropna().tolist()
+    assert curve(tab, "#looked") == pytest.approx(shares, abs=1e-6)
+
+    lens = logit_lens(vlm, own, top=5).margins[0, :, 0].tolist()
+    assert act(tab, "lens", "#closer", ".curve") == lens == curve(tab, "#closer")
+    direct = direct_logit_attribution(vlm, own)
+    effects = [direct.heads[direct.layers.index(layer), head, 0].item() for layer, head in direct.top(5)]
+    assert act(tab, "heads", "#closer", "canvas") == effects
+    gradients = integrated_gradients(vlm, own)
+    assert act(tab, "attribution", "#closer", "canvas") == [gradients.image, gradients.text, gradients.error]
+    act(tab, "occlude", "#closer", "canvas")
+    words = [list(row) for row in occlude_words(vlm, own).itertuples(index=False)]
+    windows = knockout_by_window(vlm, own, [("image", "verdict")], width=1).moved[:, 0].tolist()
+    assert act(tab, "windows", "#sweeps", ".curve") == windows == curve(tab, "#sweeps")
+    other_chosen(tab)
+    moved = patch(vlm, own, other, places=("image", "user", "verdict")).moved[:, :, 0].tolist()
+    assert act(tab, "patch", "#sweeps", "table.grid") == [value for row in moved for value in row]
+
+    files: dict[str, Any] = {}
+    tab.on("download", lambda file: files.setdefault(file.suggested_filename, file))
+    tab.click("#save")
+    tab.locator("#said", has_text="saved").wait_for()
+    files["explore.json"].save_as(tmp_path / "explore.json")
+    saved = json.loads((tmp_path / "explore.json").read_text())
+    found = saved["results"]
+    assert [one["margin"] for one in saved["answers"]] == [margin()]
+    assert found["look"]["share"] == pytest.approx(image_share(record.masses)["share"].tolist(), abs=1e-6)
+    assert (found["lens"]["margins"], found["windows"]["moved"], found["patch"]["moved"]) == (lens, windows, moved)
+    assert found["heads"]["heads"] == [list(head) for head in direct.top(5)]
+    assert found["heads"]["maps"] == [one.tolist() for one in head_patterns(vlm, own, direct.top(5)).maps.values()]
+    assert found["attribution"]["map"] == pixel_map(vlm, gradients).tolist()
+    assert found["occlude"] == {"map": occlude_image(vlm, own).tolist(), "words": words}
+
+
+@pytest.mark.slow
+def test_changes_on_both_organisms(asked: Any) -> None:
+    """Each change by hand alone, then all undone: the margin afterwards is that of the public tool."""
+    tab, vlm, _, margin, own, other = asked
+    plain = margin()
+    layers = sorted(vlm.layout.blocks)
+
+    def undone() -> None:
+        tab.click("#undo")
+        assert tried(tab) == plain == margin()
+
+    tab.locator('[data-tool="cut"] input[type="checkbox"]').check()
+    tab.locator('[aria-label="cut, last layer"]').fill("1")
+    tab.locator('[aria-label="cut, last layer"]').dispatch_event("change")
+    with knockout(vlm, [("image", "verdict")], layers=[0, 1]):
+        cut = margin(changed=True)
+    assert tried(tab) == cut != plain
+    undone()
+    tab.focus("canvas.painter")
+    for key in ("ArrowDown", "ArrowDown", " ", "ArrowRight", " "):
+        tab.keyboard.press(key)
+    assert tried(tab) == margin(grey_out(vlm, own, Change(grey=(24, 25)).boxes)) != plain
+    undone()
+    tab.locator('[data-tool="attention"] input[type="range"]').fill("1.5")
+    with steer_attention(vlm, 1.5):
+        steered = margin(changed=True)
+    assert tried(tab) == steered != plain
+    undone()
+    tab.locator('[data-tool="off"] button', has_text="off").click()
+
+    def silent(here: Any) -> torch.Tensor:
+        states = here.hidden.clone()
+        states[:, :, 0] = 0
+        return states
+
+    with edit_activations(vlm, silent, what="head", layers=[1]):
+        off = margin(changed=True)
+    assert tried(tab) == off != plain
+    undone()
+    other_chosen(tab)
+    tab.locator('[data-tool="steer"] input[type="range"]').fill("2")
+    last = tab.locator('[data-tool="steer"] input[type="number"]')
+    last.fill(str(layers[-1]))
+    last.dispatch_event("change")
+    here, there = (residuals(vlm, [one], layers=[layers[-1]]).at("verdict", layers[-1])[0] for one in (own, other))
+    added = 2 * (there - here)
+
+    def steer(here: Any) -> torch.Tensor:
+        states = here.hidden.clone()
+        states[here.at("verdict", "generated")] += added
+        return states
+
+    with edit_residual(vlm, steer, layers=[layers[-1]]):
+        towards = margin(changed=True)
+    assert tried(tab) == towards != plain
+    undone()

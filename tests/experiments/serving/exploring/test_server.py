@@ -1,0 +1,452 @@
+"""The server against whoever shares the machine: token, origin, host, hostile pictures and runs; queue and cancel."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from experiments.evaluation.training import FOLDER
+from experiments.serving.exploring import explore
+from experiments.serving.exploring.arms import arms_of
+from experiments.serving.exploring.desk import MOST_WAITING, NO_MEMORY, REPLACED
+from experiments.serving.exploring.pictures import Pictures
+from interp.batching import Stopped
+from interp.errors import UserError
+from interp.prompt import Prompt
+from interp.vlm import VLM
+from mitigation import VCD
+from tests.experiments.serving.exploring.explored import (
+    ACTIONS,
+    CASE,
+    CHANGES,
+    OTHER,
+    TEXT,
+    Explored,
+    data_url,
+    exploring,
+)
+from tests.experiments.synthetic_run import predictions, write_run
+from tests.tiny import tiny_llava
+
+WRONG: tuple[dict[str, Any], ...] = (
+    {"arms": []},
+    {"arms": [{"name": "x"}]},
+    {"arms": [{"name": "vcd", "settings": {"alpha": "x"}}]},
+    {"arms": [{"name": "vcd", "settings": {"branch": "third"}}]},
+    {"change": {"off": [[99, 0]]}},
+    {"change": {"off": [[1, 77]]}},
+    {"change": {"cut": [0, 99]}},
+    {"change": {"steer": 1.0}},
+    {"text": "  "},
+    {"nothing": 1},
+)
+ENDPOINTS = ("state", "picture", "show", "run", "report", "code", "work")
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_without_the_token_nothing_is_said(page: Explored, endpoint: str) -> None:
+    for token in ("", "wrong", page.server.token[:-1]):
+        status, found = page.send(f"/api/{endpoint}", {"name": "first"}, token=token)
+        assert status == 401
+        assert "token" in found["error"]
+
+
+def test_foreign_hosts_and_origins_are_refused(page: Explored) -> None:
+    assert page.send("/", method="GET", Host="evil.example")[0] == 400
+    assert page.send("/api/state", Host="evil.example:80")[0] == 400
+    for origin in ("http://evil.example", "null", f"http://127.0.0.1:{page.port + 1}"):
+        assert page.send("/api/state", Origin=origin)[0] == 403
+    assert page.send("/api/state", Origin=f"http://127.0.0.1:{page.port}")[0] == 200
+    assert page.send("/api/state", Content_Type="text/plain")[0] == 415
+
+
+def test_the_page_lets_nothing_in_or_out(page: Explored) -> None:
+    policy, text = page.policy(), page.send("/", method="GET")[1]
+    assert policy.startswith("default-src 'none'")
+    assert "script-src 'self'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert page.server.token not in text
+    assert "http" not in text.replace("http-equiv", "")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"url": "data:image/png;base64," + "aGFsbG8gd2VsdA=="}, "picture"),
+        ({"url": "file:///etc/passwd"}, "no data URL"),
+        ({"url": "../../etc/passwd"}, "no data URL"),
+        ({"url": 5}, "data:image/png"),
+        ([], "data:image/png"),
+    ],
+)
+def test_what_is_no_picture_is_refused_in_a_sentence(page: Explored, body: Any, said: str) -> None:
+    status, found = page.send("/api/picture", body)
+    assert status == 400
+    assert said in found["error"]
+
+
+@pytest.mark.long
+def test_a_picture_of_twenty_thousand_pixels_a_side_is_refused_unread(page: Explored) -> None:
+    bomb = data_url(Image.new("1", (20_000, 20_000)))
+    begun = time.monotonic()
+    status, found = page.send("/api/picture", {"url": bomb})
+    assert status == 400
+    assert "pixels" in found["error"]
+    assert time.monotonic() - begun < 5
+    status, found = page.send("/api/picture", {"url": data_url(Image.new("RGB", (1_500, 1_400)))})
+    assert (status, "2,000,000" in found["error"]) == (400, True)  # the page's own bound (task.megapixels)
+    assert page.send("/api/picture", {"url": data_url(Image.new("RGB", (1_500, 1_300)))})[0] == 200
+
+
+def test_no_name_of_a_picture_is_ever_a_path(page: Explored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.new("RGB", (20, 20)).save(tmp_path / "secret.png")
+    (tmp_path / "inner").mkdir()
+    monkeypatch.chdir(tmp_path / "inner")
+    for path in (str(tmp_path / "secret.png"), "../secret.png", (tmp_path / "secret.png").as_uri()):
+        for name in (path, f"case:{path}", f"own:{path}", f"drawn:{path}:1"):
+            status, found = page.send("/api/show", {"name": name})
+            assert (status, len(found["error"]) > 20, "secret.png" in found.get("url", "")) == (400, True, False), name
+            assert page.refused("ask", picture=name)
+        assert page.send("/api/picture", {"url": path})[0] == 400
+
+
+def test_nothing_goes_to_another_machine(page: Explored, monkeypatch: pytest.MonkeyPatch) -> None:
+    reached: list[Any] = []
+    whole = socket.socket.connect
+
+    def connect(self: socket.socket, address: Any) -> None:
+        reached.append(address)
+        whole(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **_: pytest.fail(f"looked up {given}"))
+    for action in ("ask", *ACTIONS):
+        asked = {"action": action, "picture": CASE, "text": TEXT, "other": OTHER}
+        with socket.socket() as connection:
+            connection.connect(("127.0.0.1", page.port))
+            body = json.dumps({"tab": "a", "experiment": asked}).encode()
+            head = (
+                f"POST /api/work HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {page.server.token}\r\n"
+                f"Content-Type: application/json\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+            )
+            connection.sendall(head.encode() + body)
+            heard = b"".join(iter(lambda: connection.recv(65536), b""))
+            assert b'{"done"' in heard
+    assert {address[0] for address in reached} == {"127.0.0.1"}
+    assert len(reached) == 1 + len(ACTIONS)
+
+
+@pytest.mark.slow
+def test_the_command_listens_on_this_machine_alone_and_ctrl_c_ends_it() -> None:
+    psutil = pytest.importorskip("psutil")
+    command = [sys.executable, "-m", "experiments.run", "task=explore", "task.port=0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        port = next(
+            int(found[1]) for line in process.stdout if (found := re.search(r"127\.0\.0\.1:(\d+)/#token", line))
+        )
+        heard = [one.laddr for one in psutil.Process(process.pid).net_connections("inet") if one.status == "LISTEN"]
+        assert heard == [("127.0.0.1", port)]
+    finally:
+        process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out.endswith("stopped exploring\n"), "Traceback" in err) == (0, True, False)
+
+
+def test_bodies_and_words_have_bounds(page: Explored) -> None:
+    assert "text" in page.refused("ask", text="word " * 10_000)
+    assert "can hold" in page.refused("ask", text="crush " * 3_000)
+    assert page.send("/api/work", b'{"a"' + b" " * (33 * 2**20))[0] == 413
+    assert page.send("/api/work", b"[" * 100_000)[0] == 400
+    for name in ("case:../../etc/passwd", "/etc/passwd", "drawn:../x:1", "own:" + "0" * 64, "case:" + "<img>"):
+        assert page.send("/api/show", {"name": name})[0] == 400
+        assert page.refused("ask", picture=name)
+    for wrong in WRONG:
+        status, found = page.send("/api/work", {"tab": "a", "experiment": {"picture": CASE, "text": TEXT, **wrong}})
+        last = found if status == 400 else found[-1]
+        error = last.get("error") or last["done"]["answers"][0]["error"]
+        assert len(error) > 10, wrong
+        assert "went wrong" not in error, (wrong, error)
+
+
+def test_own_pictures_make_room_and_are_asked_for_again() -> None:
+    def no_case(case: str) -> Any:
+        raise UserError(case)
+
+    pictures = Pictures(no_case, most_bytes=3 * 10 * 10 * 3)
+    names = [pictures.keep(Image.new("RGB", (10, 10), (shade, 0, 0))) for shade in range(4)]
+    with pytest.raises(UserError, match="drop it again"):
+        pictures.open(names[0])
+    assert pictures.open(names[1]) is not None
+    assert pictures.open("") is None
+
+
+def test_a_planted_target_is_never_imported(tmp_path: Path, organism: VLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "planted.py").write_text("import pathlib\npathlib.Path('owned').touch()\nclass Rule: pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = write_run(tmp_path / "run", predictions(20))
+    environment = json.loads((folder / "environment.json").read_text())
+    arms = {
+        "evil": {"_target_": "planted.Rule"},
+        "file": {"_target_": "mitigation.own_file.OwnFile", "path": str(tmp_path / "planted.py")},
+        "inner": {
+            "_target_": "mitigation.attention_steering.AttentionSteering",
+            "method": {"_target_": "planted.Rule"},
+        },
+        "../../x": {"_target_": "mitigation.learned.probe_readout.TruthReadout"},
+        str(tmp_path / "x"): {"_target_": "mitigation.learned.probe_readout.TruthReadout"},
+        "vcd": {"_target_": "mitigation.vcd.VCD", "alpha": 3.0, "shift": 0.5},
+    }
+    (folder / FOLDER).mkdir()
+    for place in (tmp_path / "x", folder / FOLDER / "../../x"):  # what such names would read, were they paths
+        save_file({"weight": torch.ones(1)}, f"{place}.safetensors")
+    environment["config"] = {"arms": arms, "benchmark": {"_target_": "planted.Rule"}}
+    (folder / "environment.json").write_text(json.dumps(environment))
+    with exploring(organism, f"task.run={folder}", "method=baseline") as page:
+        _, found = page.send("/api/state")
+        assert {"evil", "file", "inner"} <= set(found["refused_arms"])
+        for outside in ("../../x", str(tmp_path / "x")):
+            assert found["refused_arms"][outside] == "this run has no single file of what it learned"
+        assert page.server.arms["vcd"].made == "Shifted(method=VCD(alpha=3.0), shift=0.5)"
+        assert found["model"]["not_live"].startswith("This run is of")
+        (folder / "report.html").write_text("<script>alert('a stranger')</script>")
+        place = page.send("/api/report")[1]["address"]
+        status, html = page.send(f"/{place}", method="GET", token="")
+        assert (status, page.send(f"/{place}", method="GET")[0]) == (200, 404)  # good once
+        assert "stranger" not in html
+        assert '"explore":"../"' in html
+        _, listed = page.send("/api/run")
+        assert len(listed["cases"]) == 20
+        _, read_only = page.send("/api/show", {"name": f"case:{listed['cases'][0]['id']}"})
+        assert read_only["read_only"] or "no case" in read_only["error"]
+    assert "planted" not in sys.modules
+    assert not Path("owned").exists()
+
+
+def test_arms_of_the_command_line_come_with_the_usual_ones() -> None:
+    found, refused = arms_of({"mine": VCD(alpha=4.0)}, None, {})
+    assert {"baseline", "vcd", "prior_correction", "verbalise", "mine"} <= set(found)
+    assert found["mine"].code({"beta": 0.2}) == "replace(VCD(alpha=4.0), beta=0.2)"
+    assert not refused
+
+
+def test_an_arm_of_a_run_answers_as_it_did_there() -> None:
+    node = {"_target_": "mitigation.vcd.VCD", "noise_step": 700}
+    found, _ = arms_of({"vcd": VCD()}, None, {"vcd": node})
+    assert found["vcd"].made == "VCD(noise_step=700)"
+    assert found["vcd of the command line"].made == "VCD()"
+    assert "vcd of the command line" not in arms_of({"vcd": VCD(noise_step=700)}, None, {"vcd": node})[0]
+
+
+def test_a_desk_stops_before_the_next_forward_and_the_model_is_as_before() -> None:
+    vlm = VLM(*tiny_llava(), name="tiny")
+    prompt = Prompt("word " * 5, Image.new("RGB", (30, 30)), key="a")
+    before = vlm.score([prompt])
+    asked = 0
+
+    def stop() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > 5
+
+    with vlm.batches.stopping(stop), pytest.raises(Stopped):
+        vlm.generate([prompt], max_new_tokens=500)
+    assert asked == 6
+    assert vlm.batches.stop is None
+    assert torch.equal(vlm.score([prompt]), before)
+
+
+def test_a_page_that_leaves_frees_the_model_after_the_forward_under_way() -> None:
+    """A tiny random model whose answers only end where their tokens run out, each forward with a pause."""
+    vlm = VLM(*tiny_llava(), name="tiny")
+    forwards: list[float] = []
+
+    def pause(*_: Any) -> None:
+        forwards.append(time.monotonic())
+        time.sleep(0.05)
+
+    vlm.model.register_forward_pre_hook(pause)
+    with exploring(vlm) as page:
+        asked = {"picture": "drawn:cat:1", "text": "word", "framed": False, "tokens": 150}
+        body = json.dumps({"tab": "a", "experiment": asked}).encode()
+        head = (
+            f"POST /api/work HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\nContent-Type: application/json\r\n"
+            f"Authorization: Bearer {page.server.token}\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        with socket.create_connection(("127.0.0.1", page.port), timeout=30) as connection:
+            connection.sendall(head.encode() + body)
+            heard = b""
+            while b'"text"' not in heard:
+                part = connection.recv(65536)
+                assert part, heard
+                heard += part
+        begun = time.monotonic()
+        while page.server.desk._running is not None:
+            assert time.monotonic() - begun < 5
+            time.sleep(0.005)
+        assert len(forwards) < 100
+        assert vlm.batches.stop is None
+
+
+def test_eight_wait_the_ninth_is_refused_and_a_newer_request_replaces_its_tabs_own(page: Explored) -> None:
+    gate, begun = threading.Event(), threading.Event()
+
+    def hold(_: Any) -> str:
+        begun.set()
+        gate.wait(30)
+        return "held"
+
+    from experiments.serving.exploring.desk import Work
+    from experiments.serving.requests import Full
+
+    heard: dict[str, list[Any]] = {}
+
+    def put(tab: str) -> Work:
+        work = Work(tab, hold, heard.setdefault(tab, []).append)
+        page.server.desk.put(work)
+        return work
+
+    put("running")
+    assert begun.wait(10)
+    works = [put(f"tab {at}") for at in range(MOST_WAITING)]
+    assert heard["tab 7"][-1] == {"waiting": 8, "loading": False}
+    with pytest.raises(Full):
+        put("one more")
+    status, found = page.send("/api/work", {"tab": "x", "experiment": {"picture": CASE, "text": TEXT}})
+    assert (status, found["error"]) == (
+        429,
+        "this server has as many requests waiting as it takes; try again in a moment",
+    )
+    put("tab 3")  # in place of its own
+    assert {"error": REPLACED, "stopped": True} in heard["tab 3"]
+    for work in works:
+        page.server.desk.drop(work)
+    gate.set()
+    assert page.work("ask")["answers"][0]["text"]
+
+
+def test_memory_that_runs_out_is_a_sentence_and_the_model_stays(
+    page: Explored, organism: VLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = page.work("ask")["answers"][0]["margin"]
+    whole = organism.generate
+    with monkeypatch.context() as patched:
+        patched.setattr(organism, "generate", lambda *_, **__: (_ for _ in ()).throw(torch.OutOfMemoryError("no")))
+        assert page.refused("ask") == NO_MEMORY
+    assert organism.generate == whole
+    assert page.work("ask")["answers"][0]["margin"] == before
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["memory", "error", "cancel"])
+@pytest.mark.parametrize("what", [*ACTIONS, *CHANGES])
+def test_what_breaks_off_in_a_forward_leaves_the_model_bit_by_bit_as_it_was(
+    page: Explored, organism: VLM, monkeypatch: pytest.MonkeyPatch, what: str, how: str
+) -> None:
+    """At the first, second, fourth, … forward of each action and change, until one goes through."""
+    prompt = Prompt("word", page.server.pictures.open(CASE), key="a")
+    norm, margin = organism.layout.module(organism.model, "final_norm"), organism.score([prompt])
+    hooks = hooks_of(organism)
+    asked = {"action": what} if what in ACTIONS else {"change": CHANGES[what]}
+    arms = [{"name": "vcd"}] if what in CHANGES else [{"name": "baseline"}]
+    experiment = {"picture": CASE, "text": TEXT, "other": OTHER, "arms": arms} | asked
+    whole, ended, at = norm.forward, "", 1
+    while "done" not in ended:
+        forwards = 0
+
+        def breaking(*args: Any, fail_at: int = at) -> Any:
+            nonlocal forwards
+            forwards += 1
+            if forwards == fail_at:
+                if how == "memory":
+                    raise torch.OutOfMemoryError("planted")
+                if how == "error":
+                    raise RuntimeError("planted")
+                running = page.server.desk._running
+                assert running is not None
+                running.dropped = "stopped"
+            return whole(*args)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(norm, "forward", breaking)
+            status, events = page.send("/api/work", {"tab": "a", "experiment": experiment})
+        assert status == 200, events
+        (ended,) = events[-1].keys() - {"stopped", "forwards"}
+        if forwards >= at and how != "cancel":
+            answers = events[-1].get("done", {}).get("answers", [{}])
+            # Where memory runs out with several rows at once, the rest goes on with fewer.
+            assert ended == "error" or "error" in answers[0] or how == "memory"
+            ended = "broken off"
+        assert hooks_of(organism) == hooks
+        assert torch.equal(organism.score([prompt]), margin)
+        assert organism.batches.stop is None
+        at *= 2
+    assert at > 2 or how == "cancel"
+
+
+def hooks_of(vlm: VLM) -> list[list[Any]]:
+    """What hangs in each module; not what only listens, and goes when an error's frames are collected."""
+    return [
+        [hook for hook in (*m._forward_hooks.values(), *m._forward_pre_hooks.values()) if not listens(hook)]
+        for m in vlm.model.modules()
+    ]
+
+
+def listens(hook: Any) -> bool:
+    return bool(getattr(hook, "only_listens", False))
+
+
+def test_two_tabs_with_other_arms_and_cuts_answer_as_each_alone(page: Explored) -> None:
+    one = {"arms": [{"name": "vcd", "settings": {"alpha": 2.0}}], "change": {"cut": [0, 3]}}
+    two = {"arms": [{"name": "baseline"}], "change": {"off": [[1, 0]]}}
+    alone = [page.work("ask", **each)["answers"] for each in (one, two)]
+    found: dict[str, list[Any]] = {"one": [], "two": []}
+
+    def ask(tab: str, experiment: dict[str, Any]) -> None:
+        found[tab] += [page.work("ask", tab=tab, **experiment)["answers"] for _ in range(4)]
+
+    threads = [threading.Thread(target=ask, args=(tab, each)) for tab, each in (("one", one), ("two", two))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {"one": [alone[0]] * 4, "two": [alone[1]] * 4}
+
+
+def test_a_notebook_shows_the_page_about_its_own_model(organism: VLM) -> None:
+    shown = explore(organism)
+    try:
+        port = int(re.findall(r":(\d+)/", shown.address)[0])
+        found = Explored(port, shown._server)
+        assert f'src="{shown.address}"' in shown._repr_html_()
+        while not shown._host.started or found.server.desk.vlm is None:
+            time.sleep(0.01)
+        assert found.server.desk.vlm is organism
+        assert "frame-ancestors http://localhost:*" in found.policy()
+        expected = organism.generate([Prompt("word", None, key="")], max_new_tokens=4).margins[0].item()
+        (answer,) = found.work("ask", picture="", text="word", framed=False, tokens=4)["answers"]
+        assert answer["margin"] == expected
+        assert "…  # the model of your notebook" in found.send("/api/code", {"text": "word"})[1]["python"]
+    finally:
+        shown.stop()
+
+
+def test_a_family_without_image_tokens_says_why_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    from experiments.serving.exploring.answers import refusals
+
+    vlm = VLM(*tiny_llava(), name="tiny")
+    assert refusals(vlm) == {}
+    vlm.refused = {"lens": "lens: off by 3"}
+    assert "off by 3" in refusals(vlm)["lens"]
