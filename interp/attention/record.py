@@ -11,7 +11,7 @@ Prompts are left-padded, so a step is one column of the batch. Layers are decode
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from interp.vlm import VLM
 
 FEW = 16  # up to this many queries are computed as float32 rows, in half-precision models too
+HELD = 2**28  # bytes of keys that wait for the rows of several layers at once; without a cache they are held for this
 
 
 class Queries(Enum):
@@ -96,6 +97,7 @@ class _Capture:
     masses: dict[int, Tensor] = field(default_factory=dict)
     rows: dict[int, Tensor] = field(default_factory=dict)
     biases: dict[int, tuple[Tensor | None, Any, Tensor | None]] = field(default_factory=dict)  # by their first query
+    waiting: list[tuple[AttentionCall, Tensor | None]] = field(default_factory=list)  # of few queries; with their bias
 
     def places(self, device: torch.device, *, mapped: bool) -> Int[Tensor, " query"]:
         """Indices of the columns to map, or of those to log, among the forward's queries."""
@@ -107,18 +109,54 @@ class _Capture:
     def rows_of(self, call: AttentionCall, *, mapped: bool) -> Iterator[Float[Tensor, "row head query key"]]:
         """Full float32 rows of the columns to map, or of those to log, ``FEW`` queries at a time."""
         columns = self.mapped if mapped else self.logged
-        if call.raised or columns[-1] - columns[0] >= len(columns):  # not one after the other
+        if not _consecutive(call, columns):
             for places in self.places(call.key.device, mapped=mapped).split(FEW):
                 yield call.at(places).rows()
             return
         first = columns[0] - self.forward.start
         for start in range(first, first + len(columns), FEW):
             where = slice(start, min(start + FEW, first + len(columns)))
-            keys = call.key.shape[2], call.key.device
-            known = self.biases.get(start)
-            if known is None or known[0] is not call.mask or known[1] != keys:  # most layers share their mask
-                known = self.biases[start] = call.mask, keys, call.bias(where)
-            yield call.rows_at(where, known[2])
+            yield call.rows_at(where, self.bias(call, where))
+
+    def bias(self, call: AttentionCall, where: slice) -> Float[Tensor, "#row #head query key"] | None:
+        """What a layer's mask adds to the queries ``where``, made once for layers that share it."""
+        keys = call.key.shape[2], call.key.device
+        known = self.biases.get(where.start)
+        if known is None or known[0] is not call.mask or known[1] != keys:
+            known = self.biases[where.start] = call.mask, keys, call.bias(where)
+        return known[2]
+
+    def put_off(self, call: AttentionCall) -> None:
+        """Keeps a layer's logged queries, so that the masses of several layers are worked out at once.
+
+        Each kernel that the host starts takes some microseconds, and a layer's rows took a dozen.
+        """
+        first = self.logged[0] - self.forward.start
+        where = slice(first, first + len(self.logged))
+        bias = self.bias(call, where)
+        kept = replace(call, query=call.query[:, :, where].clone(), value=call.key, mask=None)  # values are not held
+        self.waiting.append((kept, bias))
+        if sum(one.key.nbytes for one, _ in self.waiting) > HELD:
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        """Works out the masses of the layers that wait; those of one shape and one mask together."""
+        alike: dict[Any, list[AttentionCall]] = {}
+        for call, bias in self.waiting:
+            kind = (call.key.shape, call.key.device, call.key.dtype, call.scaling, call.softcap, id(bias))
+            alike.setdefault(kind, []).append(call)
+        biases = {id(bias): bias for _, bias in self.waiting}
+        self.waiting.clear()
+        for kind, calls in alike.items():
+            bias, count, rows = biases[kind[-1]], len(calls), len(calls[0].key)
+            keys = torch.cat([call.key for call in calls])
+            joined = replace(calls[0], query=torch.cat([call.query for call in calls]), key=keys, value=keys)
+            if bias is not None and len(bias) > 1:
+                bias = bias.repeat(count, 1, 1, 1)
+            found = joined.rows_at(slice(None), bias)  # (layer row) head query key
+            masses = found.unflatten(0, (count, rows)).flatten(2, 3) @ self.indicator(calls[0], torch.float32)
+            parts = masses.unflatten(2, found.shape[1:3])
+            self.masses.update({call.layer: part for call, part in zip(calls, parts, strict=True)})
 
     def indicator(self, call: AttentionCall, dtype: torch.dtype) -> Float[Tensor, "row key segment"]:
         """Segments of a layer's keys, which end with the newest column."""
@@ -160,13 +198,16 @@ class _Recorder(Follower):
         self.current("the recorder", columns=call.query.shape[2])
         if self.capture.mapped:
             self.capture.rows[call.layer] = _whole_rows(call, self.capture)
-        if self.capture.logged:
+        if self.capture.logged and len(self.capture.logged) <= FEW and _consecutive(call, self.capture.logged):
+            self.capture.put_off(call)
+        elif self.capture.logged:
             self.capture.masses[call.layer] = _mass(call, self.capture)
 
     def end(self, forward: Forward) -> None:
         """Moves the layers' results to the CPU, with one wait for the device."""
         capture, batch = self.capture, forward.batch
         del self.capture  # and what it holds on the device
+        capture.catch_up()
         wanted = [
             found for found, columns in ((capture.masses, capture.logged), (capture.rows, capture.mapped)) if columns
         ]
@@ -211,6 +252,11 @@ def _wanted(queries: Steps) -> Callable[[int], bool]:
     return lambda step: step in steps
 
 
+def _consecutive(call: AttentionCall, columns: list[int]) -> bool:
+    """Whether the rows of these queries can be read as one slice, with nothing raised."""
+    return not call.raised and columns[-1] - columns[0] < len(columns)
+
+
 def _whole_rows(call: AttentionCall, sight: _Capture) -> Float[Tensor, "row head query column"]:
     """Full float32 rows; columns that a sliding window has dropped get 0."""
     rows = torch.cat(list(sight.rows_of(call, mapped=True)), dim=2)
@@ -223,18 +269,23 @@ def _mass(call: AttentionCall, sight: _Capture) -> Float[Tensor, "row head query
         return (rows.flatten(1, 2) @ sight.indicator(call, torch.float32)).unflatten(1, rows.shape[1:3])
     places = sight.places(call.key.device, mapped=False)
     some = call if len(places) == call.query.shape[2] else call.at(places)
-    return _kernel_mass(some, sight.indicator(call, call.value.dtype))
+    indicator, width = sight.indicator(call, call.value.dtype), call.value.shape[3]
+    values = sight.forward.once((id(indicator), width), lambda: _as_values(indicator, width))
+    return _kernel_mass(some, values, indicator.shape[2])
+
+
+def _as_values(indicator: Float[Tensor, "row key segment"], width: int) -> list[Float[Tensor, "row 1 key {width}"]]:
+    """Indicators in place of values, padded to a head's width; one tensor where a head is wider than the segments."""
+    parts = indicator.split(width, dim=2)
+    return [torch.nn.functional.pad(some, (0, width - some.shape[2]))[:, None] for some in parts]
 
 
 def _kernel_mass(
-    call: AttentionCall, indicator: Float[Tensor, "row key segment"]
+    call: AttentionCall, values: Sequence[Float[Tensor, "row 1 key width"]], segments: int
 ) -> Float[Tensor, "row head query segment"]:
-    """Calls the kernel once more with indicators as values, padded with zeros to the head dimension; in its dtype."""
-    width = call.value.shape[3]
-    parts = []
-    for some in indicator.split(width, dim=2):  # usually one part: a head is wider than the number of segments
-        values = torch.nn.functional.pad(some, (0, width - some.shape[2]))[:, None]
-        parts.append(call.weighted(values)[..., : some.shape[2]])
+    """Calls the kernel once more with indicators of ``segments`` segments as values; in its dtype."""
+    width = values[0].shape[3]
+    parts = [call.weighted(some)[..., : segments - width * place] for place, some in enumerate(values)]
     return torch.cat(parts, dim=3).transpose(1, 2)
 
 

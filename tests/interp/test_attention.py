@@ -7,7 +7,7 @@ from interp.attention import record as capture
 from interp.attention.record import Queries, record_attention
 from interp.attention.tables import image_share
 from interp.errors import UserError
-from interp.hooks.attention import _TAPS, intercept
+from interp.hooks.attention import _TAPS, AttentionCall, intercept
 from interp.hooks.forward import paused
 from interp.segments import SEGMENTS, segment
 from interp.vlm import VLM, Prompt
@@ -249,6 +249,26 @@ def test_half_precision_few_queries_are_upcast(dtype, prompts):
     assert 1e-6 < errors[Queries.ALL] < (1e-2 if dtype == torch.bfloat16 else 2e-3)
 
 
+@pytest.mark.parametrize("held", [0, 2**28])
+def test_layers_together_are_layers_one_by_one(held, vlm, prompts, monkeypatch):
+    monkeypatch.setattr(capture, "HELD", held)
+    joined = []
+    honest = AttentionCall.rows_at
+
+    def counted(call, where, bias):
+        joined.append(len(call.query))
+        return honest(call, where, bias)
+
+    monkeypatch.setattr(AttentionCall, "rows_at", counted)
+    with record_attention(vlm, queries=Queries.VERDICT) as record:
+        vlm.generate(prompts, max_new_tokens=1)
+    assert joined == ([len(prompts) * 2] if held else [len(prompts)] * 2)
+    monkeypatch.setattr(capture, "FEW", 0)  # by the kernel
+    with record_attention(vlm, queries=Queries.VERDICT) as kernel:
+        vlm.generate(prompts, max_new_tokens=1)
+    assert torch.allclose(record.pieces[0].mass, kernel.pieces[0].mass, atol=TOLERANCE)
+
+
 def test_more_segments_than_a_head_is_wide(prompts):
     model, processor = FAMILIES["llava"]()
     for attention in (layer.self_attn for layer in model.model.language_model.layers):
@@ -256,8 +276,8 @@ def test_more_segments_than_a_head_is_wide(prompts):
     call_vlm = VLM(model, processor)
     encoded = call_vlm.encode(prompts)
     indicator = torch.nn.functional.one_hot(torch.arange(22) % 11, 11).float().expand(2, -1, -1)
-    found = []
-    with intercept(call_vlm, observe=lambda call: found.append((capture._kernel_mass(call, indicator), call.rows()))):
+    values, found = capture._as_values(indicator, 8), []
+    with intercept(call_vlm, observe=lambda call: found.append((capture._kernel_mass(call, values, 11), call.rows()))):
         forward_logits(call_vlm, encoded)
     for mass, rows in found:
         assert torch.allclose(mass[1], (rows @ indicator[:, None])[1], atol=TOLERANCE)

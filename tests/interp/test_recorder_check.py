@@ -58,7 +58,7 @@ def test_passes_on_a_gpu_in_every_type(dtype):
 
 def test_a_wrong_mass_is_caught(vlm, long_prompts, monkeypatch):
     honest = attention._kernel_mass
-    monkeypatch.setattr(attention, "_kernel_mass", lambda call, indicator: honest(call, indicator) * 0.999)
+    monkeypatch.setattr(attention, "_kernel_mass", lambda *inputs: honest(*inputs) * 0.999)
     with pytest.raises(UserError, match=r"masses by the kernel differ .*\(kernel_error 0\.000\d+, rows_error \d"):
         check_recorder(vlm, long_prompts)
 
