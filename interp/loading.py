@@ -19,6 +19,7 @@ def load(
     attn_implementation: str | None = None,
     trust_remote_code: bool | None = None,
     chat_template: str | None = None,
+    template: dict[str, Any] | None = None,
     check: bool = True,
 ) -> "VLM":
     """The model at ``source``: ``organism:<name>``, a folder, a hub id, or a ``ModelConfig``.
@@ -38,6 +39,7 @@ def load(
         "attn_implementation": attn_implementation,
         "trust_remote_code": trust_remote_code,
         "chat_template": chat_template,
+        "template": template,
     }
     config = source if isinstance(source, ModelConfig) else ModelConfig(Path(source).name, str(source))
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}

@@ -1,6 +1,8 @@
 """A question to a model, and how it is rendered by the processor's chat template."""
 
-from collections.abc import Iterator, Sequence
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -140,6 +142,34 @@ def check_chat_template(processor: Any, name: str, *, model_type: str, path: str
         own = f"model={preset} model.path={path or 'FOLDER'}"
         way = f"{own} has one for this family ({model_type}); or {way}"
     raise UserError(f"the processor of {name} has no chat template; prompts are rendered through one; {way}")
+
+
+def with_keywords(template: Any, keywords: Mapping[str, Any], *, name: str) -> Any:
+    """The chat template (Jinja, or several by their names) in which ``keywords`` have their values.
+
+    They are set in its first lines, so that whoever renders with it or hashes it sees them.
+
+    Raises:
+        UserError: the template has no such keyword.
+    """
+    if not isinstance(template, str):
+        return {key: with_keywords(one, keywords, name=name) for key, one in dict(template or {}).items()}
+    for keyword in keywords:
+        if not re.search(rf"\b{keyword}\b", template):
+            raise UserError(f"model.template.{keyword}: the chat template of {name} never reads {keyword}, so that "
+                            "nothing would change; take a name that stands in it, or leave it out")  # fmt: skip
+    # A line each: transformers drops the line break behind a block, so that the template itself begins a line.
+    lines = [f"{{% set {keyword} = {_literal(value)} %}}\n" for keyword, value in keywords.items()]
+    return "".join(lines) + template
+
+
+def _literal(value: Any) -> str:
+    """A JSON value as Jinja writes it."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_literal(str(key))}: {_literal(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_literal, value)) + "]"
+    return "none" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def _check_placeholders(text: str, processor: Any, *, images: int, layout: "Layout", name: str) -> None:

@@ -268,8 +268,8 @@ class Endpoint:
             fields["temperature"] = self.config.temperature
         if self._logprobs:
             fields |= {"logprobs": True, "top_logprobs": TOP_LOGPROBS}
-        if self.config.extra_body:
-            fields["extra_body"] = dict(self.config.extra_body)
+        if self.config.extra_body or self.config.rendering:
+            fields["extra_body"] = self.config.extra_body | self.config.rendering
         return fields
 
     def _refused(self, error: Any, kind: FailureKind) -> Reply:

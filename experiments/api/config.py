@@ -10,11 +10,13 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
+from interp.checkpoints.config import check_keywords
 from interp.errors import UserError
 
 TOKEN_FIELDS = ("max_tokens", "max_completion_tokens")
 LOGPROBS = ("off", "auto")
 ENGINES = ("vllm",)
+KEYWORDS = "chat_template_kwargs"  # what vLLM and SGLang call the keywords of a chat template
 SHORTEST_SECRET = 8  # characters; what is shorter is a placeholder ("EMPTY") that a local server is content with
 # What a request is made of anyway; ``extra_body`` may add to it and not replace it.
 OWN_FIELDS = ("model", "messages", "temperature", "logprobs", "top_logprobs", "stream", "n", *TOKEN_FIELDS)
@@ -32,7 +34,8 @@ class ApiConfig:
     ``max_image_side`` scales larger images down (pixels). ``engine="vllm"`` asks in vLLM's own words: for tokens by
     their ids and for the log-probabilities of a prompt (``experiments.api.engine``). ``shared`` is whether others may
     ask the same server, whose requests can disturb lists of tokens: whole answers are then asked for in a way that they
-    cannot. ``extra_body`` is sent along with every request.
+    cannot. ``extra_body`` is sent along with every request, ``template`` as its ``chat_template_kwargs``: the keywords
+    of the server's chat template.
 
     Raises:
         UserError: an address that is not http(s), holds a secret or a query, or a value out of range.
@@ -54,6 +57,7 @@ class ApiConfig:
     engine: str | None = None
     shared: bool = True
     extra_body: dict[str, Any] = field(default_factory=dict)
+    template: dict[str, Any] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -75,6 +79,15 @@ class ApiConfig:
             _check_least(name, getattr(self, name), low)
         if taken := sorted(set(self.extra_body) & set(OWN_FIELDS)):
             raise UserError(f"model.extra_body.{taken[0]} is set by the request itself; leave it out")
+        if self.template:
+            check_keywords(self.template)
+            if KEYWORDS in self.extra_body:
+                raise UserError(f"model.extra_body.{KEYWORDS} is given beside model.template; give one of the two")
+
+    @property
+    def rendering(self) -> dict[str, Any]:
+        """What a request says to the server's chat template; empty where nothing."""
+        return {KEYWORDS: dict(self.template)} if self.template else {}
 
     @property
     def local(self) -> bool:
@@ -108,7 +121,7 @@ class ApiConfig:
             raise UserError(f"{self.key_env} is not set; {self.name} needs a key; export {self.key_env}=<your key>")
         if not (key.isascii() and key.isprintable()) or " " in key:
             raise UserError(f"{self.key_env} holds characters that no key has; set it to the key alone")
-        if len(key) >= SHORTEST_SECRET and key in repr(self):
+        if len(key) >= SHORTEST_SECRET and key in f"{self!r}{self.template}":
             raise UserError(f"the key in {self.key_env} also stands in the configuration, which is saved; take it out")
         if urlsplit(self.base_url).scheme != "https" and not self.local:
             raise UserError(
@@ -121,7 +134,7 @@ class ApiConfig:
         """All that can change an answer, and nothing secret."""
         names = ("model", "base_url", "temperature", "max_tokens", "logprobs", "max_image_side", "extra_body")
         engine = {} if self.engine is None else {"engine": self.engine}
-        return {name: getattr(self, name) for name in names} | engine
+        return {name: getattr(self, name) for name in names} | engine | self.rendering
 
 
 def _check_address(address: str) -> None:

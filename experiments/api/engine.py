@@ -187,7 +187,7 @@ class Engine:
         self, messages: list[dict[str, Any]], so_far: Sequence[int], most: int, *, lists: bool, before: bool, named: Any
     ) -> dict[str, Any]:
         config = self.endpoint.config
-        own: dict[str, Any] = {**OF_TOKENS, **config.extra_body}
+        own: dict[str, Any] = {**OF_TOKENS, **config.extra_body, **config.rendering}
         fields: dict[str, Any] = {"messages": messages, "temperature": 0, config.token_field: most}
         if so_far:
             fields["messages"] = [*messages, {"role": "assistant", "content": self._text(so_far)}]
@@ -243,7 +243,8 @@ class Engine:
         )
 
     def _tokens(self, asked: dict[str, Any]) -> list[int]:
-        tokens = self.endpoint.post("/tokenize", asked).get("tokens")
+        chat = self.endpoint.config.rendering if "messages" in asked else {}
+        tokens = self.endpoint.post("/tokenize", asked | chat).get("tokens")
         if not isinstance(tokens, list):
             raise UserError(f"{self.endpoint.config.base_url} is no vLLM server: its /tokenize gives no tokens; set "
                             "model.engine=null")  # fmt: skip

@@ -98,7 +98,8 @@ def _typed(target: Any, given: dict[str, Any], key: str) -> dict[str, Any]:
         if isinstance(value, dict) and "_target_" in value:
             continue
         try:
-            OmegaConf.update(schema, name, value)
+            # Nothing can be merged into a null.
+            OmegaConf.update(schema, name, value, merge=OmegaConf.select(schema, name) is not None)
         except OmegaConfBaseException as error:
             raise UserError(f"{key}.{name}={value!r}: {str(error).splitlines()[0]}") from error
     merged = OmegaConf.to_container(schema)

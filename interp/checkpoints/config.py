@@ -1,6 +1,10 @@
 """Which checkpoint a run uses, and how to load it. Imports neither torch nor transformers."""
 
+import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from interp.errors import UserError
 
@@ -8,6 +12,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 ORGANISM = "organism:"
+OWN_KEYWORDS = ("messages", "add_generation_prompt")  # of a chat template, which every request sets
 BOUNDS = ("min_pixels", "max_pixels", "longest_edge", "max_tiles")
 
 
@@ -20,7 +25,8 @@ class ModelConfig:
     ``device="auto"`` is the GPU if there is one. ``device_map`` spreads a model over all GPUs and, if they are too
     small, this machine's memory, as accelerate's map of that name does. ``max_memory`` then limits each device
     (``{"0": "20GiB", "cpu": "60GiB"}``; the others may use what is free). ``trust_remote_code`` runs Python code from
-    the checkpoint's repository. ``chat_template`` (Jinja) replaces the processor's own.
+    the checkpoint's repository. ``chat_template`` (Jinja) replaces the processor's own; ``template`` are its keywords
+    (``{"enable_thinking": False}``).
 
     Limits on picture size; None keeps the checkpoint's: ``min_pixels`` and ``max_pixels`` are areas (height × width)
     for families that keep a picture's native resolution, ``longest_edge`` is the side (pixels) that pictures are scaled
@@ -56,6 +62,7 @@ class ModelConfig:
     longest_edge: int | None = None
     max_tiles: int | None = None
     chat_template: str | None = None
+    template: dict[str, Any] | None = None
     force: bool = False
 
     def __post_init__(self) -> None:
@@ -74,6 +81,8 @@ class ModelConfig:
             raise UserError(f"memory_gib {self.memory_gib} is not above 0; leave it out if it is not known")
         self._check_map()
         self._check_bounds()
+        if self.template:
+            check_keywords(self.template)
 
     def _check_map(self) -> None:
         if self.device_map is not None and self.device_map not in DEVICE_MAPS:
@@ -103,3 +112,24 @@ class ModelConfig:
     def pixel_bounds(self) -> tuple[tuple[str, int], ...]:
         """Name and value of each limit that is set."""
         return tuple((name, value) for name in BOUNDS if (value := getattr(self, name)) is not None)
+
+
+def check_keywords(keywords: Mapping[str, Any]) -> None:
+    """Checks the keywords that a chat template is to be given: ``{"enable_thinking": False}``.
+
+    Raises:
+        UserError: a name that no template can read or that each request sets, or a value that is no JSON.
+    """
+    for name, value in keywords.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
+            raise UserError(f"model.template: {name!r} is no name that a chat template can read; names have letters, "
+                            "digits and _; mend it")  # fmt: skip
+        if name in OWN_KEYWORDS:
+            raise UserError(f"model.template.{name} is set by the request itself; leave it out")
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"model.template.{name}={value!r} cannot be written as JSON; a chat template is given texts, finite "
+                "numbers, true, false, null, lists and objects of them; mend it"
+            ) from error

@@ -22,7 +22,7 @@ from interp.checkpoints.memory import (
     stored_numbers,
 )
 from interp.errors import UserError
-from interp.prompt import check_chat_template
+from interp.prompt import check_chat_template, with_keywords
 
 if TYPE_CHECKING:
     import torch
@@ -174,10 +174,10 @@ def _listed(folder: Path) -> set[str]:
 
 
 def read_processor(place: Source, config: ModelConfig) -> Any:
-    """The checkpoint's processor, with ``config.chat_template`` and the limits on picture size applied.
+    """The checkpoint's processor, with ``config.chat_template``, its keywords and the limits on picture size applied.
 
     Raises:
-        UserError: no image processor, tokenizer or chat template, or as ``set_bounds``.
+        UserError: no image processor, tokenizer or chat template, a keyword that it lacks, or as ``set_bounds``.
     """
     from transformers import AutoConfig, AutoProcessor
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
@@ -209,6 +209,8 @@ def read_processor(place: Source, config: ModelConfig) -> Any:
     set_bounds(processor.image_processor, config)
     family = str(getattr(read_config(place, config), "model_type", ""))
     check_chat_template(processor, config.name, model_type=family, path=config.path)
+    if config.template:
+        processor.chat_template = with_keywords(processor.chat_template, config.template, name=config.name)
     return processor
 
 

@@ -183,6 +183,21 @@ def test_the_configuration_hash_ignores_where_and_how_a_run_is_started() -> None
         assert base != run_of("+exp=vcd_llava", change).config_hash
 
 
+@pytest.mark.parametrize("model", ["llava_organism", "api_vllm"])
+def test_keywords_of_the_chat_template(model: str) -> None:
+    plain, off = run_of(f"model={model}"), run_of(f"model={model}", "model.template={enable_thinking: false, n: [1]}")
+    keywords = {"enable_thinking": False, "n": [1]}
+    assert off.model.template == keywords  # type: ignore[union-attr]
+    assert type(off.config["model"]["template"]["n"]) is list
+    assert plain.config_hash != off.config_hash
+    assert plain.config["model"].pop("template") is None
+    assert plain.config_hash == run_of(f"model={model}").config_hash  # as before there were keywords
+    for wrong in ("{messages: 1}", "{a b: 1}", "{x: inf}", "thinking"):
+        with pytest.raises(UserError, match=r"model\.template") as error:
+            run_of(f"model={model}", f"model.template={wrong}")
+        assert "\n" not in str(error.value)
+
+
 def test_digest_does_not_depend_on_key_order() -> None:
     assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1}) != digest({"a": 2, "b": 1})
 

@@ -35,6 +35,10 @@ def test_devices(device: str) -> None:
         ({"longest_edge": -1}, "model.longest_edge=-1"),
         ({"min_pixels": 9, "max_pixels": 4}, "model.min_pixels=9 is above model.max_pixels=4"),
         ({"memory_gib": float("nan")}, "memory_gib nan"),
+        ({"template": {"enable thinking": True}}, "'enable thinking' is no name"),
+        ({"template": {"messages": []}}, "model.template.messages is set by the request"),
+        ({"template": {"x": float("inf")}}, "model.template.x=inf cannot be written as JSON"),
+        ({"template": {"x": {1, 2}}}, "cannot be written as JSON"),
     ],
 )
 def test_refusals_name_the_value(fields: dict, named: str) -> None:

@@ -52,6 +52,16 @@ def test_a_config_and_what_the_call_changes_of_it(saved: Path) -> None:
     assert torch.isfinite(changed.score(PROMPT)).all()
 
 
+def test_keywords_of_the_template_change_prompt_and_identity(saved: Path) -> None:
+    asked = "<image>How do I kill this?"
+    switched = "<image>{{ messages[0].content[-1].text }}{% if not think %}<no>{% endif %}"
+    on, off = (load(saved, chat_template=switched, template={"think": think}) for think in (True, False))
+    assert [one.render(PROMPT[0]) for one in (on, off)] == [asked, f"{asked}<no>"]
+    assert on.identity != off.identity
+    with pytest.raises(UserError, match="never reads enable_thinking"):
+        load(saved, template={"enable_thinking": False})
+
+
 def test_the_hash_of_several_files_is_that_of_their_listing(tmp_path: Path) -> None:
     names = ["model-00002-of-00002.safetensors", "model-00001-of-00002.safetensors"]
     for name in names:

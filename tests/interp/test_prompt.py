@@ -2,17 +2,27 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from interp.errors import UserError
+from interp.prompt import with_keywords
 from interp.vlm import VLM, Prompt
 from tests import families
 from tests.conftest import REPOSITORY
 from tests.tiny import picture
 
 QUESTION = Prompt("Is this safe?", picture())
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
 
 
 def test_system_image_and_words_in_the_templates_order(vlm: VLM) -> None:
@@ -72,6 +82,23 @@ def test_a_prompt_takes_one_picture(image: str, kind: str) -> None:
     command = [sys.executable, "-c", code]  # where no types are checked, as a user's code runs
     said = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False).stderr
     assert f"UserError: Prompt: image is a {kind}; a prompt takes one picture" in said
+
+
+@given(st.dictionaries(st.sampled_from(["a", "b_1"]), JSON), st.sampled_from(["", "\n", "  ", "\n  "]))
+def test_keywords_reach_the_template_and_nothing_else_changes(keywords: dict[str, Any], begins: str) -> None:
+    values = "{% if a is defined %}{{ a | tojson }}{% endif %};{{ b_1 is defined and b_1 | tojson }}"
+    template = begins + values + "\n{{ messages[0].content }}"
+    messages: list[dict[str, str]] = [{"role": "user", "content": "?"}]
+    ((given,), _) = render_jinja_template([messages], chat_template=with_keywords(template, keywords, name="m"))
+    ((passed,), _) = render_jinja_template([messages], chat_template=template, **keywords)
+    assert given == passed
+
+
+def test_a_keyword_that_the_template_never_reads() -> None:
+    with pytest.raises(UserError, match="the chat template of m never reads enable_thinking"):
+        with_keywords("{{ enable_thinking_mode }}", {"enable_thinking": False}, name="m")
+    named = {"default": "{{ x }}", "tools": "{{ x }}!"}
+    assert with_keywords(named, {"x": "it's"}, name="m")["tools"] == '{% set x = "it\'s" %}\n{{ x }}!'
 
 
 def test_today_is_the_same_day_for_every_template(vlm: VLM) -> None:

@@ -11,7 +11,7 @@ from experiments.serving.exploring.pictures import scene_of
 from interp.checkpoints.config import ModelConfig
 
 OWN = "picture-{}.png"  # what "save" calls a picture of one's own
-LOAD = ("dtype", "device", "revision", "attn_implementation", "trust_remote_code", "chat_template")
+LOAD = ("dtype", "device", "revision", "attn_implementation", "trust_remote_code", "chat_template", "template")
 WHAT: Mapping[str, tuple[str, str]] = {
     "lens": ("logit_lens", "found = logit_lens(vlm, prompt, top=5)\nprint(found.margins[0, :, 0].tolist())"),
     "attribution": (

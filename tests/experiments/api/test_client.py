@@ -105,6 +105,20 @@ def test_what_is_sent(server: Served) -> None:
     assert server.requests[-1]["messages"] == [{"role": "user", "content": "Look.\nSafe?"}]
 
 
+def test_keywords_of_the_server_s_template(server: Served) -> None:
+    plain, told = config(server.url), config(server.url, template={"enable_thinking": False}, extra_body={"seed": 7})
+    ApiModel(told).generate([Prompt("Safe?")])
+    assert server.requests[0]["chat_template_kwargs"] == {"enable_thinking": False}
+    assert server.requests[0]["seed"] == 7
+    assert "chat_template_kwargs" not in plain.identity()
+    assert "template" not in repr(plain)  # which is hashed
+    assert told.identity() == replace(told, template=None).identity() | {
+        "chat_template_kwargs": {"enable_thinking": False}
+    }
+    with pytest.raises(UserError, match=r"beside model\.template"):
+        config(server.url, template={"x": 1}, extra_body={"chat_template_kwargs": {}})
+
+
 def test_options_change_the_request(server: Served) -> None:
     options = {"temperature": None, "token_field": "max_completion_tokens", "max_tokens": 500, "max_image_side": 2}
     ApiModel(config(server.url, **options)).generate([Prompt("Safe?", RED)], max_new_tokens=9)

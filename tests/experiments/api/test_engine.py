@@ -139,6 +139,16 @@ def test_an_engine_that_ignores_ids_is_read_by_its_lists(capsys: pytest.CaptureF
     served.close()
 
 
+def test_keywords_of_the_template_go_with_every_chat_that_is_rendered_there() -> None:
+    served = Served(ignoring_ids)
+    model = ApiModel(ApiConfig("m", "m", served.url, engine="vllm", logprobs="auto", template={"think": False}))
+    model.generate([Prompt("Safe?")], max_new_tokens=1)
+    served.close()
+    chats = [asked for asked in served.requests if "messages" in asked]
+    assert len(chats) > 1
+    assert all(asked["chat_template_kwargs"] == {"think": False} for asked in chats)
+
+
 def test_kinds_of_requests_take_turns() -> None:
     from threading import Event, Thread
 
