@@ -127,14 +127,20 @@ class Checks:
             )
 
     def compare(self, number: float, bound: float, why: str, effect: float | None = None) -> Check:
-        """The finding of a comparison; not shown where ``effect``, what it is held against, is too small."""
+        """The finding of a comparison; not shown where ``effect``, what it is held against, is too small.
+
+        What keeps the least bound of its type is held to that one: a wider one is for what rounds more.
+        """
         if not number <= bound:
             return Check("failed", number, bound, effect, f"{why} (off by {number:.2g})")
-        if effect is not None and effect < TIMES * bound:
+        least = LOGITS[self.vlm.dtype]
+        kept = min(least, bound) if number <= least else bound
+        if effect is not None and effect < TIMES * kept:
             out = "" if self.vlm.dtype == torch.float32 else "; prove it with model.dtype=float32, which rounds less"
-            return Check(
-                "not shown", number, bound, effect, f"another picture moves the reference by {effect:.2g} alone{out}"
+            why = (
+                f"another picture moves the reference by {effect:.2g}, less than {TIMES} times the bound of {kept:.2g}"
             )
+            return Check("not shown", number, bound, effect, why + out)
         return Check("passed", number, bound, effect)
 
     # what the checks compare with
@@ -265,7 +271,8 @@ class Checks:
         clean = [name for name in pixel_inputs(self.both) if torch.equal(self.both[name], self.both_other[name])]
         if clean:
             return Check("failed", why=f"{', '.join(clean)} stay clean under another picture")
-        return self.compare(0.0, self.bound, "", off(self.each(self.others), self.alone))
+        again = off(self.each(self.prompts), self.alone)
+        return self.compare(again, self.bound, "two forwards differ", off(self.each(self.others), self.alone))
 
     def _image_tokens(self) -> Check:
         """The columns of the first layer's input that change with the picture are image tokens."""

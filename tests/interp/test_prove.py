@@ -169,7 +169,16 @@ def test_a_picture_that_moves_nothing_shows_nothing() -> None:
         "image_tokens": "not shown",
         "through": "not shown",
     }
-    assert "moves the reference by 0 alone" in proof.tools["vcd"]
+    assert "moves the reference by 0, under 20 times the bound of 0.0001" in proof.tools["vcd"]
+
+
+def test_what_keeps_the_least_bound_is_held_to_that_one() -> None:
+    """As at 7B in bfloat16, where another kernel rounds so much that twenty bounds are more than any effect."""
+    checks = Checks(asked("llava", "bfloat16"), made_up())
+    assert checks.compare(0.0, 0.08, "", 1.0).state == "passed"
+    assert checks.compare(0.02, 0.08, "", 1.0).state == "not shown"
+    assert checks.compare(0.0, 0.08, "", 0.19).state == "not shown"
+    assert checks.compare(0.09, 0.08, "other", 1.0).state == "failed"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -19,19 +19,20 @@ from interp.errors import UserError
 ROOT = Path(__file__).resolve().parents[3]
 SIZES = {"cuda": ("7b", "7b_qwen"), "cpu": ("tiny", "small_qwen")}
 STUDY = ("task=bench_eval", "task.repeats=1", "draws=200")
+LARGE = "batch_tokens=32768"  # 32 prompts of 700 tokens at once; the default is for smaller cards
 TESTS = "tests marked gpu"
 
 
 def steps(device: str) -> dict[str, list[str]]:
     """What is run, by its name: arguments of Python."""
     sizes = SIZES[device]
-    lengths, cases, few = ("[700,3000]", 50, 12) if device == "cuda" else ("[400]", 2, 2)
+    lengths, cases, few = ("[700,3000]", 32, 12) if device == "cuda" else ("[400]", 2, 2)
     attention, vcd = ("task=bench_attention", f"task.lengths={lengths}", "task.repeats=5"), "task=bench_vcd"
     only_times = ("task.items=[1,8]", "task.repeats=5", "task.memory=false", "task.answers=0")
     benches = {
         **{f"attention, {size}": [*attention, f"task.size={size}"] for size in sizes},
         **{f"vcd, {size}": [vcd, *only_times, f"task.sizes=[{size}]"] for size in sizes},
-        **{f"eval, {size}": [*STUDY, f"task.size={size}", f"task.cases={cases}"] for size in sizes},
+        **{f"eval, {size}": [*STUDY, f"task.size={size}", f"task.cases={cases}", LARGE] for size in sizes},
         "arms that share prompts": [
             *STUDY, f"task.size={sizes[0]}", "task.arms=vcd_llava", f"task.cases={few}", "task.memory=false"
         ],

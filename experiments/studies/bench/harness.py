@@ -269,8 +269,12 @@ def peaks(
         UserError: a variant ran out of memory.
     """
     found: dict[int, dict[str, int]] = {}
+    work = list(product(sorted(cases), variants))
+    if device != "cpu" and work:
+        case, variant = work[0]
+        _peak(make, setting, variant, case)  # the first use of a GPU takes work space for good
     with child() as other:
-        for case, variant in product(sorted(cases), variants):
+        for case, variant in work:
             say(f"memory of {case}, {variant}")
             try:
                 if device == "cpu":
