@@ -22,9 +22,11 @@ SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start
 class Generation:
     """The answers to a batch of prompts, one row each.
 
-    ``texts`` have no special tokens and no surrounding whitespace. ``token_ids`` are the generated ids, end token
-    included. ``margins`` are logit(Yes) − logit(No) at the first answer token, float32 on the CPU, read from the scores
-    that it was chosen from (``interp.margin``; NaN if there are none). ``finished`` is whether the end token came
+    ``texts`` have no special tokens and no surrounding whitespace; of a model that thinks first they are its answers,
+    ``thoughts`` what stands before them (``interp.thoughts``; "" where nothing does) and ``thought_tokens`` how many.
+    ``token_ids`` are the generated ids, end token included. ``margins`` are logit(Yes) − logit(No) at the first
+    generated token, float32 on the CPU, read from the scores that it was chosen from (``interp.margin``; NaN if there
+    are none). ``finished`` is whether the end token came
     within ``max_new_tokens``. ``unshifted`` are the margins before a method added a constant to them; None if none did.
     ``sampled`` is whether the tokens were drawn, so that a verdict need not have the sign of its margin.
     ``branch`` is how a method ran a second picture (``mitigation.vcd.VCD``), "" if it did not. ``branch_margins`` are
@@ -52,6 +54,8 @@ class Generation:
     spent: dict[str, int | float] | None = None
     shift_ranges: list[dict[str, float | None]] | None = None
     bounds: list[tuple[float, float]] | None = None
+    thoughts: list[str] | None = None
+    thought_tokens: list[int] | None = None
 
     def first(self, rows: int) -> "Generation":
         """The first ``rows`` answers, without the others."""

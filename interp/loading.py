@@ -46,6 +46,7 @@ def load(
     config = replace(config, **changes)
     model, processor, found = read_checkpoint(config)
     vlm = VLM(model, processor, name=config.name, revision=found)
+    vlm.thinking = config.thinking
     if check:
         check_unknown(vlm)
     return vlm

@@ -1,36 +1,149 @@
-"""Thought and answer of a model that thinks first, told apart in what it wrote. Text alone; imports no torch.
+"""Thought and answer of a model that thinks first, told apart in what it wrote. Imports no torch.
 
 A thought stands between a pair of ``MARKS``. The template may have written the opening mark already, so a closing mark
 without one ends a thought too. The last closing mark counts: a thought may quote it, and a model may think twice.
+``split`` reads text, ``Thoughts`` tokens: a mark that is a token of the model's is found there alone, so that one that
+a thought only quotes, letter by letter, ends nothing.
 """
 
 import re
-from typing import NamedTuple
+from bisect import bisect_left
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
 
-MARKS = (
+from interp.errors import UserError
+
+Marks = tuple[str, str]
+MARKS: tuple[Marks, ...] = (
     ("<think>", "</think>"), ("<thinking>", "</thinking>"), ("<thought>", "</thought>"),
     ("<reasoning>", "</reasoning>"), ("[THINK]", "[/THINK]"), ("◁think▷", "◁/think▷"),
+    ("<|channel>", "<channel|>"),
 )  # fmt: skip
-_OPENED = re.compile(rf"[\s\ufeff]*(?:{'|'.join(re.escape(opening) for opening, _ in MARKS)})", re.IGNORECASE)
-_CLOSED = re.compile("|".join(re.escape(closing) for _, closing in MARKS), re.IGNORECASE)
 
 
 class Spoken(NamedTuple):
     """What a model wrote: its thought with its marks, its answer, and whether the thought was closed.
 
-    A thought that was cut off leaves an empty answer.
+    A thought that was cut off leaves an empty answer. ``tokens`` are the thought's, 0 where only text is known.
     """
 
     thought: str
     answer: str
     finished: bool
+    tokens: int = 0
 
 
-def split(text: str) -> Spoken:
-    """Thought and answer of a text; thought + answer is the text, and one without marks is all answer."""
+def split(text: str, marks: tuple[Marks, ...] = MARKS, *, opened: bool = False) -> Spoken:
+    """Thought and answer of a text; thought + answer is the text, and one without marks is all answer.
+
+    ``opened`` is whether the prompt has opened the thought: a text without marks is then all thought.
+    """
+    opening, closing = _patterns(marks)
     end = 0
-    for closing in _CLOSED.finditer(text):
-        end = closing.end()
-    if _OPENED.match(text, end):
+    for found in closing.finditer(text):
+        end = found.end()
+    if opening.match(text, end) or (opened and not end):
         return Spoken(text, "", finished=False)
     return Spoken(text[:end], text[end:], finished=True)
+
+
+@cache
+def _patterns(marks: tuple[Marks, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """The beginning of a thought, and its end; of no marks, patterns that are never found."""
+    opening, closing = (
+        "|".join(map(re.escape, texts)) or "(?!)" for texts in ([m[0] for m in marks], [m[1] for m in marks])
+    )
+    return re.compile(rf"[\s\ufeff]*(?:{opening})", re.IGNORECASE), re.compile(closing, re.IGNORECASE)
+
+
+def check_marks(named: Mapping[str, Any]) -> None:
+    """Checks a pair of marks that the user names: ``{"open": "<reflect>", "close": "</reflect>"}``.
+
+    Raises:
+        UserError: other keys, a mark that is no text or a blank one, or twice the same.
+    """
+    texts = [named.get("open"), named.get("close")]
+    told = all(isinstance(one, str) and one.strip() for one in texts) and texts[0] != texts[1]
+    if set(named) != {"open", "close"} or not told:
+        raise UserError(
+            f"model.thinking={dict(named)}: a thought has two different marks, as in model.thinking={{open: '<think>', "
+            "close: '</think>'}; give both, or null for those that are known"
+        )
+
+
+class Thoughts:
+    """The marks of one model by token and by text: ``named`` alone, or else all that are known.
+
+    ``tokenizer`` is one of transformers'; ``ends`` are the tokens that end an answer.
+    """
+
+    def __init__(self, tokenizer: Any, *, ends: Collection[int], named: Mapping[str, str] | None = None) -> None:
+        self.marks = MARKS if named is None else ((named["open"], named["close"]),)
+        self.named = named is not None
+        self._tokenizer, self._ends = tokenizer, ends
+        closing = {mark: self._token(mark) for _, mark in self.marks}
+        self._closing = {token for token in closing.values() if token is not None}
+        self._opening = {
+            token
+            for mark, close in self.marks
+            if closing[close] is not None and (token := self._token(mark)) is not None
+        }
+        self._by_text = tuple(pair for pair in self.marks if closing[pair[1]] is None)
+
+    def opened(self, prompt: str) -> bool:
+        """Whether the rendered ``prompt`` ends within a thought that it opens itself."""
+        return prompt.rstrip().endswith(tuple(opening for opening, _ in self.marks))
+
+    def expected(self, prompt: str, template: str) -> bool:
+        """Whether a thought is to be expected behind the rendered ``prompt``: its ``template`` or the user knows marks,
+        and the prompt does not close an empty thought at once."""
+        known = self.named or any(mark in template for pair in self.marks for mark in pair)
+        return known and not prompt.rstrip().endswith(tuple(closing for _, closing in self.marks))
+
+    def apart(self, rows: Sequence[Sequence[int]], *, opened: bool) -> dict[str, Any]:
+        """``texts`` (of the answers), ``thoughts`` and ``thought_tokens`` of a ``Generation`` with these ids."""
+        texts = [text.strip() for text in self._tokenizer.batch_decode(rows, skip_special_tokens=True)]
+        found = [self.spoken(ids, text, opened=opened) for ids, text in zip(rows, texts, strict=True)]
+        return {
+            "texts": [one.answer for one in found],
+            "thoughts": [one.thought for one in found],
+            "thought_tokens": [one.tokens for one in found],
+        }
+
+    def spoken(self, ids: Sequence[int], text: str, *, opened: bool) -> Spoken:
+        """Thought and answer of generated ``ids``, whose decoded ``text`` has no special tokens."""
+        end = max((at + 1 for at, token in enumerate(ids) if token in self._closing), default=0)
+        if not end and not self._opening & set(ids):  # no mark is one of its tokens
+            found = split(text, self._by_text, opened=opened)
+            return (
+                found._replace(answer=found.answer.strip(), tokens=self._tokens_of(found, ids))
+                if found.thought
+                else found
+            )
+        rest = list(ids[end:])
+        first = next((token for token in rest if token not in self._ends and self._decoded([token]).strip()), None)
+        if first in self._opening or (opened and not end):
+            return Spoken(self._decoded(ids), "", finished=False, tokens=len(ids))
+        answer = str(self._tokenizer.decode(rest, skip_special_tokens=True)).strip()
+        return Spoken(self._decoded(ids[:end]), answer, finished=True, tokens=end)
+
+    def _token(self, mark: str) -> int | None:
+        """The single token that a mark is; None where it is several."""
+        token = self._tokenizer.convert_tokens_to_ids(mark)
+        return None if token is None or token == self._tokenizer.unk_token_id else int(token)
+
+    def _decoded(self, ids: Sequence[int]) -> str:
+        kept = [token for token in ids if token not in self._ends]
+        return str(self._tokenizer.decode(kept, skip_special_tokens=False)).strip()
+
+    def _tokens_of(self, found: Spoken, ids: Sequence[int]) -> int:
+        """How many of the ``ids`` a thought took that was found in their text."""
+        if not found.finished:
+            return len(ids)
+        length = len(found.thought)
+
+        def behind(count: int) -> bool:
+            return len(str(self._tokenizer.decode(list(ids[:count]), skip_special_tokens=True)).lstrip()) >= length
+
+        return bisect_left(range(len(ids)), True, key=behind)

@@ -25,6 +25,7 @@ from interp.output_head import float32_head, native_head
 from interp.pictures import PictureRefused
 from interp.preprocessing import configuration_digest, is_other, preprocessing_digest, tokenizer_digest, tokenizers_of
 from interp.prompt import MARK, Prompt, render
+from interp.thoughts import Thoughts
 
 __all__ = ["VLM", "Generation", "Prompt"]
 
@@ -42,8 +43,9 @@ class VLM:
     The tokenizer is set to pad on the left, with its end token if it has no padding token. A peft wrapper is removed:
     the inner model contains the adapter's layers and has the module paths of ``layout``. Callables in ``on_encode`` are
     called with the prompts and the model inputs after every ``encode``. ``batches`` forms the batches of loops over
-    prompts (``interp.batching``). ``refused`` are tools that a proof refuses, with the reason. ``generating_from`` are
-    the inputs of ``generate`` while it runs, of which it makes those of its forwards (pictures become features).
+    prompts (``interp.batching``). ``refused`` are tools that a proof refuses, with the reason. ``thinking`` are the
+    marks of a thought, if not those that are known (``interp.thoughts``). ``generating_from`` are the inputs of
+    ``generate`` while it runs, of which it makes those of its forwards (pictures become features).
 
     Raises:
         UserError: the family is not supported, or the tokenizer has no token to pad with.
@@ -56,6 +58,7 @@ class VLM:
         self.name = name or self.layout.model_type
         self.revision = revision
         self.refused: Mapping[str, str] = {}
+        self.thinking: Mapping[str, str] | None = None
         self.on_encode: list[Callable[[Sequence[Prompt], BatchFeature], object]] = []
         self.batches = BatchContext(self)
         self.generating_from: Mapping[str, Any] | None = None
@@ -151,7 +154,8 @@ class VLM:
     @property
     def identity(self) -> list[str]:
         """What identifies the model where its answers or measurements are kept: name, weights, preprocessing, dtype."""
-        return [self.name, str(self.revision), self.preprocessing, str(self.dtype)]
+        named = [str(self.thinking)] if self.thinking else []
+        return [self.name, str(self.revision), self.preprocessing, str(self.dtype), *named]
 
     def other_than(self, known: Mapping[str, Any]) -> str:
         """What tells this model from the one whose ``revision`` and ``preprocessing`` are ``known``; "" if nothing.
@@ -379,7 +383,7 @@ class VLM:
         sequences = getattr(output, "sequences", output)
         rows = new_tokens(sequences, batch["input_ids"], ends=ends, pad=options["pad_token_id"])
         return Generation(
-            texts=[text.strip() for text in self.tokenizer.batch_decode(rows, skip_special_tokens=True)],
+            **self.told_apart(rows, prompts),
             token_ids=rows,
             margins=first.margins(len(rows)),
             finished=[bool(row) and row[-1] in ends for row in rows],
@@ -388,6 +392,21 @@ class VLM:
             sampled=first.sampled,
             keys=[prompt.key for prompt in prompts],
         )
+
+    @property
+    def _thoughts(self) -> Thoughts:
+        return Thoughts(self.tokenizer, ends=self.end_ids, named=self.thinking)
+
+    @property
+    def thinks(self) -> bool:
+        """Whether a thought is to be expected behind a prompt, by chat template and marks (``interp.thoughts``)."""
+        prompt = self.render(Prompt("?", Image.new("RGB", (1, 1))))
+        return self._thoughts.expected(prompt, str(self.processor.chat_template))
+
+    def told_apart(self, rows: Sequence[Sequence[int]], prompts: Sequence[Prompt]) -> dict[str, Any]:
+        """Thoughts and answers of generated ids, as ``Thoughts.apart``; the template opens all prompts alike."""
+        opened = any(self._thoughts.opened(self.render(prompt)) for prompt in prompts[:1])
+        return self._thoughts.apart(rows, opened=opened)
 
     def _check_fit(self, error: Exception) -> None:
         """After a forward's ``error``: whether processor and model count a picture's tokens alike.

@@ -88,7 +88,8 @@ class AnswerCache:
             str(kept.get("model", "")),
             kept.get("bound"),
         )
-        return Reply(status, text, "", value, model, bound if bound in (1, -1) else 0)
+        thought = str(kept.get("thought", ""))
+        return Reply(status, text, "", value, model, bound if bound in (1, -1) else 0, thought)
 
     def put(self, key: str, answer: Reply) -> None:
         """Caches an answer of the model; other outcomes, and answers with a reason to doubt them, are not kept.
@@ -99,7 +100,7 @@ class AnswerCache:
         if answer.status not in KEPT or answer.reason:
             return
         margin = answer.margin if math.isfinite(answer.margin) else None
-        known = {"bound": answer.bound} if answer.bound else {}
+        known = {name: value for name in ("bound", "thought") if (value := getattr(answer, name))}
         self.write(
             key, {"status": answer.status.value, "text": answer.text, "margin": margin, "model": answer.model} | known
         )
@@ -162,8 +163,8 @@ class Endpoint:
             answer = _failed(str(error))
         if again and answer.status in (Status.EMPTY, Status.TRANSPORT_FAILED):
             return self.ask(messages, max_tokens, with_image=with_image, again=False)
-        text, model = self._without_key(answer.text), self._without_key(answer.model)
-        return replace(answer, text=text, reason=self._clean(answer.reason), model=model)
+        text, thought, model = map(self._without_key, (answer.text, answer.thought, answer.model))
+        return replace(answer, text=text, thought=thought, reason=self._clean(answer.reason), model=model)
 
     def sent(self, fields: dict[str, Any], *, with_image: bool) -> bytes:
         """The body of the reply to a chat request of these ``fields``, after all attempts.

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from interp.checkpoints.config import check_keywords
 from interp.errors import UserError
+from interp.thoughts import check_marks
 
 TOKEN_FIELDS = ("max_tokens", "max_completion_tokens")
 LOGPROBS = ("off", "auto")
@@ -35,7 +36,8 @@ class ApiConfig:
     their ids and for the log-probabilities of a prompt (``experiments.api.engine``). ``shared`` is whether others may
     ask the same server, whose requests can disturb lists of tokens: whole answers are then asked for in a way that they
     cannot. ``extra_body`` is sent along with every request, ``template`` as its ``chat_template_kwargs``: the keywords
-    of the server's chat template.
+    of the server's chat template. ``thinking`` names the marks of a thought in a reply's text, if they are not known
+    (``interp.thoughts``).
 
     Raises:
         UserError: an address that is not http(s), holds a secret or a query, or a value out of range.
@@ -58,6 +60,7 @@ class ApiConfig:
     shared: bool = True
     extra_body: dict[str, Any] = field(default_factory=dict)
     template: dict[str, Any] | None = field(default=None, repr=False)
+    thinking: dict[str, str] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -79,6 +82,8 @@ class ApiConfig:
             _check_least(name, getattr(self, name), low)
         if taken := sorted(set(self.extra_body) & set(OWN_FIELDS)):
             raise UserError(f"model.extra_body.{taken[0]} is set by the request itself; leave it out")
+        if self.thinking is not None:
+            check_marks(self.thinking)
         if self.template:
             check_keywords(self.template)
             if KEYWORDS in self.extra_body:

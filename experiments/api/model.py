@@ -26,6 +26,7 @@ from experiments.benchmarks.images import data_url, pixel_digest
 from experiments.types import Status
 from interp.batching import BatchContext
 from interp.errors import UserError
+from interp.thoughts import MARKS, Spoken, split
 from mitigation.branches import BranchMethod
 from mitigation.method import Abilities, Method, abilities
 
@@ -110,7 +111,7 @@ class ApiModel:
         answers = self._each(prompts, lambda row: self._answer(prompts[row], budget))
         self.reported |= {answer.model for answer in answers if answer.model}
         return Generation(
-            texts=[answer.text for answer in answers],
+            **self._told_apart(answers),
             token_ids=[[] for _ in answers],
             margins=torch.tensor([answer.margin for answer in answers], dtype=torch.float32),
             bounds=[_bounds(answer) for answer in answers] if self.config.logprobs != "off" else None,
@@ -120,6 +121,21 @@ class ApiModel:
             sampled=self.config.temperature != 0,
             spent={"requests": len(answers)},
         )
+
+    def _told_apart(self, replies: Sequence[Reply]) -> dict[str, Any]:
+        """Thoughts and answers (``interp.thoughts``): as the endpoint gives them, or by the marks in a reply's text.
+
+        Where marks are named, a reply that was cut off before any is all thought: the template has opened it.
+        """
+        named = self.config.thinking
+        marks = MARKS if named is None else ((named["open"], named["close"]),)
+        found = [
+            Spoken(reply.thought, reply.text, finished=bool(reply.text))
+            if reply.thought
+            else split(reply.text, marks, opened=named is not None and reply.status is Status.TRUNCATED)
+            for reply in replies
+        ]
+        return {"texts": [one.answer.strip() for one in found], "thoughts": [one.thought for one in found]}
 
     def encode(self, prompts: "Sequence[Prompt]") -> dict[str, Any]:
         """The prompts themselves: what a branch of a contrast is asked (``mitigation.branches``)."""
@@ -156,7 +172,7 @@ class ApiModel:
         answers, replies, _ = zip(*found, strict=True)
         self.reported |= {reply.model for reply in replies if reply.model}
         generation = Generation(
-            texts=[reply.text for reply in replies],
+            **self._told_apart(replies),
             token_ids=[answer.tokens for answer in answers],
             margins=torch.tensor([reply.margin for reply in replies], dtype=torch.float32),
             bounds=[(answer.margin.low, answer.margin.high) for answer in answers],

@@ -46,6 +46,7 @@ class Reply:
     margin: float = math.nan
     model: str = ""  # the name under which the endpoint answered
     bound: int = 0  # the margin is at least (1) or at most (-1) that much; 0: it is exact
+    thought: str = ""  # what it thought before, where the endpoint gives it apart
 
 
 class Garbage(Exception):
@@ -85,7 +86,7 @@ def read_completion(raw: bytes) -> Reply:
         if blocked:
             return Reply(Status.PROVIDER_BLOCKED, reason=f"finish_reason {one_line(finish)}")
         raise Garbage("the reply has no message")
-    text = _text(message)
+    text, thought = _text(message), _thought(message)
     model = one_line(str(body.get("model") or ""))
     if blocked:
         return Reply(Status.PROVIDER_BLOCKED, text, f"finish_reason {one_line(finish)}", model=model)
@@ -93,13 +94,16 @@ def read_completion(raw: bytes) -> Reply:
     if finish not in CUT and (finish in BROKEN or fault or failure_text(text)):
         what = f"finish_reason {finish or 'missing'}" + (f", {json.dumps(fault)}" if fault else "")
         return Reply(Status.TRANSPORT_FAILED, reason=one_line(what if finish in BROKEN or fault else text), model=model)
+    if not text and thought and finish in CUT:
+        return Reply(Status.TRUNCATED, model=model, thought=thought)
     if not text:
-        return Reply(Status.EMPTY, reason=f"no text; finish_reason {one_line(finish) or 'missing'}", model=model)
+        why = f"no text; finish_reason {one_line(finish) or 'missing'}"
+        return Reply(Status.EMPTY, reason=why, model=model, thought=thought)
     margin, bound = first_token_margin(choice.get("logprobs"))
     if finish in CUT:
-        return Reply(Status.TRUNCATED, text, "", margin, model, bound)
+        return Reply(Status.TRUNCATED, text, "", margin, model, bound, thought)
     unknown = "" if finish in ENDED else f"finish_reason {one_line(finish)}"
-    return Reply(Status.ANSWERED, text, unknown, margin, model, bound)
+    return Reply(Status.ANSWERED, text, unknown, margin, model, bound, thought)
 
 
 def classify(status: int, body: str, *, with_image: bool, with_logprobs: bool) -> FailureKind:
@@ -172,6 +176,12 @@ def _text(message: dict[str, Any]) -> str:
         return ""
     # JSON may contain lone surrogates, which UTF-8 cannot encode.
     return content.encode("utf-8", "replace").decode("utf-8").strip()
+
+
+def _thought(message: dict[str, Any]) -> str:
+    """What the model thought first: ``reasoning`` (vLLM, OpenRouter) or ``reasoning_content`` (DeepSeek, SGLang)."""
+    given = message.get("reasoning") or message.get("reasoning_content")
+    return _text({"content": given}) if isinstance(given, str) else ""
 
 
 def word_of(token: str) -> str:

@@ -132,7 +132,7 @@ class Run(Settings):
         hashed = {key: value for key, value in self.config.items() if key not in NOT_IN_HASH}
         hashed["benchmark"] = without_skipping(self.config["benchmark"])
         if isinstance(model := hashed.get("model"), dict):
-            unset = [key for key in ("template",) if not model.get(key)]  # as runs were hashed before there were such
+            unset = [key for key in ("template", "thinking") if not model.get(key)]  # as runs were hashed before these
             hashed["model"] = {key: value for key, value in model.items() if key not in ("force", *unset)}
         return digest(hashed)
 

@@ -443,7 +443,7 @@ def _identity(run: Run, vlm: "VLM | None") -> list[object]:
     assert vlm is not None
     if run.endpoint is None:
         return [*vlm.identity]
-    return [vlm.name, repr(run.model), *run.endpoint.rendering.values()]
+    return [vlm.name, repr(run.model), *run.endpoint.rendering.values(), *filter(None, [run.endpoint.thinking])]
 
 
 def _line(error: Exception, file: Any) -> str:

@@ -1,6 +1,7 @@
 """From answers to records: verdicts by a judge, or by the signs of margins. Imports neither torch nor transformers."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from experiments.judges.yes_no import published_verdict
 from experiments.runs import records
 from experiments.types import Item, Judge, Judgement, Sample, Status, Verdict
 from interp.errors import UserError
+from interp.thoughts import Spoken, split
 
 if TYPE_CHECKING:
     from interp.vlm import Generation
@@ -21,8 +23,9 @@ def judge_batch(
     samples: Sequence[Sample], arm: str, settings: str, generation: "Generation", judge: Judge
 ) -> list[dict[str, Any]]:
     """The records of one batch, its answers judged together."""
+    generation = _told_apart(generation)
     statuses = [records.status_of(generation, index) for index in range(len(samples))]
-    readable = [index for index, status in enumerate(statuses) if status.has_text]
+    readable = [index for index, status in enumerate(statuses) if status.has_text and generation.texts[index]]
     items = [item_of(samples[index], generation.texts[index]) for index in readable]
     judgements = dict(zip(readable, judge.judge(items), strict=True)) if items else {}
     found = []
@@ -36,6 +39,28 @@ def judge_batch(
                            judgement=judgement, judge=judge.name, reason=reason)  # fmt: skip
         found.append(record)
     return found
+
+
+def _told_apart(generation: "Generation") -> "Generation":
+    """With thoughts and answers apart, of which no other than the answer is judged.
+
+    What a model brings is told apart where it answers; of texts from elsewhere, or of a method of one's own, here. Of
+    what was said to be answered, a thought that was never closed is truncated, and one without an answer empty.
+    """
+    if generation.thoughts is not None:
+        said = [Spoken(*both, finished=True) for both in zip(generation.thoughts, generation.texts, strict=True)]
+    else:
+        said = [split(text) for text in generation.texts]
+    if not any(one.thought for one in said):
+        return generation
+    statuses = generation.statuses and [
+        (Status.EMPTY if one.finished else Status.TRUNCATED).value
+        if one.thought and not one.answer and status == Status.ANSWERED
+        else status
+        for one, status in zip(said, generation.statuses, strict=True)
+    ]
+    texts = [one.answer.strip() if one.thought else one.answer for one in said]
+    return replace(generation, texts=texts, thoughts=[one.thought for one in said], statuses=statuses)
 
 
 def scored(samples: Sequence[Sample], arm: str, settings: str, generation: "Generation") -> list[dict[str, Any]]:
@@ -91,6 +116,8 @@ def _answered(
         steps={} if generation.steps is None else generation.steps[index],
         prompt=None if generation.prompts is None else generation.prompts[index],
         published_verdict=published_verdict(response) if sample.gold in ("yes", "no") else None,
+        thought="" if generation.thoughts is None else generation.thoughts[index],
+        thought_tokens=0 if generation.thought_tokens is None else generation.thought_tokens[index],
         **judged,
     )
 

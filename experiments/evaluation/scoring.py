@@ -14,6 +14,7 @@ from experiments.judges.refusal_rules import primary
 from experiments.metrics.judge_error import corrected_rates, error_of
 from experiments.metrics.refusal import results as refusal
 from experiments.metrics.refusal.as_published import as_published
+from experiments.metrics.thoughts import thoughts_by_arm
 from experiments.metrics.yes_no import results as yes_no
 from experiments.metrics.yes_no.comparison import ALL
 from experiments.types import Judge, Kind, Status
@@ -66,6 +67,8 @@ def evaluate(
         result |= {"protocol": "score"}
     if "fold" in frame:
         result |= {"learned_in_folds": list(dict.fromkeys(frame["arm"][frame["fold"].notna()]))}
+    if thinking := thoughts_by_arm(frame):
+        result |= {"thoughts": thinking}
     if alike := same_texts(frame):
         result |= {"same_text": alike}
     return result | _limits_of_judge(result, judge, run.judge_card, frame) if refusals else result
@@ -104,6 +107,8 @@ def same_texts(frame: pd.DataFrame) -> dict[str, dict[str, Any]]:
     for arm, answers in frame[said].groupby("arm", sort=False):
         texts = answers["response"].str.strip()
         text = str(texts.iloc[0])
+        if not text and "thought" in answers and answers["thought"].notna().any():
+            continue  # thoughts alone, which differ
         word = bool(ONE_WORD.fullmatch(text)) and answers["verdict"].iloc[0] in ("yes", "no")
         if texts.nunique() == 1 and len(texts) >= (FEWEST_WORDS if word else FEWEST_TEXTS):
             found[str(arm)] = {"text": text[:SHOWN], "n": len(texts), "word": word}

@@ -62,6 +62,9 @@ def run(
         return study.store.path
 
 
+FOR_A_THOUGHT = 64  # tokens, the fewest that a model which thinks first may be given
+
+
 @contextmanager
 def opened(
     run: Run,
@@ -92,6 +95,7 @@ def opened(
             plan = _plan(run, loaded, complete, store)
             console.print(plan, highlight=False, soft_wrap=run.verbose, markup=False)
         vlm = connected(run) if vlm is None else vlm
+        check_budget(run, vlm)
         environment = {**describe(run, vlm, loaded, complete), **admitted.notes}
         recorded = read_object(store.path / "environment.json").get("family")
         environment["family"] = recorded or scoring.family(run.arm, run.contrasts)
@@ -112,6 +116,25 @@ def baseline_only(run: Run) -> Run:
             "itself; leave method=responses out"
         )
     return replace(run, arm="baseline", arms={"baseline": run.arms["baseline"]})
+
+
+def check_budget(run: Run, vlm: Any) -> None:
+    """Checks that a model which thinks first, by its chat template, has room for a thought.
+
+    Raises:
+        UserError: it has not.
+    """
+    if run.endpoint is not None or not getattr(vlm, "thinks", False):
+        return
+    who = f"{vlm.name} thinks before it answers, by its chat template"
+    off = "switch thinking off where the template can: 'model.template={enable_thinking: false}'"
+    if run.protocol == "score":
+        raise UserError(f"{who}; protocol=score reads the first token alone; leave protocol out, or {off}")
+    if run.max_new_tokens < FOR_A_THOUGHT:
+        raise UserError(
+            f"max_new_tokens={run.max_new_tokens}: {who}; so few cut its thoughts off; give it at least "
+            f"{FOR_A_THOUGHT} (2048 fits most), or {off}"
+        )
 
 
 def connected(run: Run) -> Any:

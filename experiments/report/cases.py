@@ -283,6 +283,8 @@ def _answer(record: Mapping[str, Any], verdicts: list[str], texts: _Pool) -> lis
     response, right, margin = str(record["response"] or ""), correct(record), record["margin"]
     reason = str(record.get("explanation") or record.get("reason") or "")
     steps: Mapping[str, str] = record.get("steps") or {}
+    if record.get("thought"):
+        steps = {**steps, "thought": str(record["thought"])}
     return [
         list(Status).index(Status(record["status"])),
         -1 if record["verdict"] is None else verdicts.index(str(record["verdict"])),

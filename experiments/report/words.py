@@ -120,6 +120,38 @@ def same_text(metrics: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def thoughts(metrics: Mapping[str, Any]) -> list[str]:
+    """Sentences on arms that think first: thoughts that were cut off, and where their margins stand."""
+    by_arm, refusals = metrics.get("thoughts") or {}, metrics.get("kind") == "refusal"
+    lines = []
+    for arm, one in by_arm.items():
+        if not one["cut_off"]:
+            continue
+        after = "" if one["longest"] is None else f" after {one['longest']:,} tokens"
+        lines.append(
+            f"In {one['cut_off']:,} of {one['n']:,} answers of {arm} the thought was cut off{after}: they hold no "
+            f"verdict and {'leave the rates, whose bounds have them' if refusals else 'count as wrong'}. {_budget(one)}"
+        )
+    ranked = [arm for arm in by_arm if (metrics["arms"].get(arm) or {}).get("auroc") is not None]
+    if ranked:
+        lines.append(
+            f"{', '.join(ranked)} think{'s' if len(ranked) == 1 else ''} first: margins, and so AUROC, shifts and the "
+            "operating point, are those of the thought's first token, unless the method reads them at the verdict "
+            "(vrtuning)."
+        )
+    return lines
+
+
+def _budget(one: Mapping[str, Any]) -> str:
+    """Which ``max_new_tokens`` would have let 95% of an arm's thoughts end."""
+    if one["budget"] is not None:
+        return (
+            f"95% of its thoughts end within {one['budget']:,} tokens (Kaplan–Meier); the answer takes some more: "
+            "set max_new_tokens so."
+        )
+    return "Which max_new_tokens would let 95% of its thoughts end cannot be told from these; set it higher."
+
+
 def _of_the_run(metrics: Mapping[str, Any], environment: Mapping[str, Any]) -> list[str]:
     """What limits every number of the run, in sentences."""
     model, benchmark = environment.get("model") or {}, environment.get("benchmark") or {}
@@ -127,6 +159,7 @@ def _of_the_run(metrics: Mapping[str, Any], environment: Mapping[str, Any]) -> l
     folded = ", ".join(metrics.get("learned_in_folds") or ())
     lines = [
         foreign(str(model.get("path") or ""), str(benchmark.get("name"))),
+        *thoughts(metrics),
         *same_text(metrics),
         shortfall(int(benchmark.get("complete", 0)), missing if isinstance(missing, Mapping) else {}),
         folded and f"Learned in folds of these cases, each case by what the others teach: {folded}.",

@@ -93,7 +93,8 @@ def status_of(generation: "Generation", index: int) -> Status:
     if generation.statuses is not None:
         return Status(generation.statuses[index])
     if not generation.texts[index]:
-        return Status.EMPTY
+        cut = bool(generation.thoughts and generation.thoughts[index]) and not generation.finished[index]
+        return Status.TRUNCATED if cut else Status.EMPTY
     return Status.ANSWERED if generation.finished[index] else Status.TRUNCATED
 
 
@@ -117,6 +118,8 @@ def answered(
     published_verdict: str | None = None,
     prompt: str | None = None,
     reason: str = "",
+    thought: str = "",
+    thought_tokens: int = 0,
 ) -> dict[str, Any]:
     """The record of an answer.
 
@@ -127,7 +130,9 @@ def answered(
     its branches by name, ``shift_range`` the constants between which its first token stays, ``steps`` the texts by name
     from the questions that the method asked before. ``bounds`` are the margin's lowest and
     highest value where replies give it: ``margin_is`` then says whether it is ``exact``, a ``bound``, or ``undecided``
-    (0 lies between them). ``reason`` says why the text is missing or incomplete.
+    (0 lies between them). ``reason`` says why the text is missing or incomplete. ``thought``
+    is what a model that thinks first wrote before the response, with its marks, and ``thought_tokens`` how many (0: not
+    known).
     """
     return _common(sample, arm, settings) | {
         "status": status.value,
@@ -146,6 +151,8 @@ def answered(
         **({"steps": {name: writable(text) for name, text in steps.items()}} if steps else {}),
         **({} if prompt is None else {"prompt": writable(prompt)}),
         **({"reason": writable(reason)} if reason else {}),
+        **({"thought": writable(thought)} if thought else {}),
+        **({"thought_tokens": thought_tokens} if thought and thought_tokens else {}),
     }
 
 

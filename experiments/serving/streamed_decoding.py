@@ -219,6 +219,8 @@ class _Watch(LogitsProcessor):
             zip(self.rows, generation.token_ids, generation.finished, strict=True)
         ):
             text, whole = generation.texts[place], self.text(ids)
+            if generation.thoughts and generation.thoughts[place]:
+                text = whole  # as the model wrote it: whoever asks tells its thought apart
             if (at := self.stop_in(whole)) >= 0:
                 text, ended = whole[:at].strip(), True
             if row.on_text is not None:

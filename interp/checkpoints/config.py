@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from interp.errors import UserError
+from interp.thoughts import check_marks
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda", "mps")
@@ -26,7 +27,8 @@ class ModelConfig:
     small, this machine's memory, as accelerate's map of that name does. ``max_memory`` then limits each device
     (``{"0": "20GiB", "cpu": "60GiB"}``; the others may use what is free). ``trust_remote_code`` runs Python code from
     the checkpoint's repository. ``chat_template`` (Jinja) replaces the processor's own; ``template`` are its keywords
-    (``{"enable_thinking": False}``).
+    (``{"enable_thinking": False}``). ``thinking`` names the marks of a thought (``interp.thoughts``), if they are not
+    known: ``{"open": "<reflect>", "close": "</reflect>"}``.
 
     Limits on picture size; None keeps the checkpoint's: ``min_pixels`` and ``max_pixels`` are areas (height × width)
     for families that keep a picture's native resolution, ``longest_edge`` is the side (pixels) that pictures are scaled
@@ -63,6 +65,7 @@ class ModelConfig:
     max_tiles: int | None = None
     chat_template: str | None = None
     template: dict[str, Any] | None = None
+    thinking: dict[str, str] | None = None
     force: bool = False
 
     def __post_init__(self) -> None:
@@ -83,6 +86,8 @@ class ModelConfig:
         self._check_bounds()
         if self.template:
             check_keywords(self.template)
+        if self.thinking is not None:
+            check_marks(self.thinking)
 
     def _check_map(self) -> None:
         if self.device_map is not None and self.device_map not in DEVICE_MAPS:

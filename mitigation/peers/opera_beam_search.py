@@ -57,7 +57,7 @@ def search(vlm: "VLM", prompts: "Sequence[Prompt]", rule: OverTrustRule, *, max_
             answers.append(one.run())
         margins.append(one.margin)
     return Generation(
-        texts=[text.strip() for text in vlm.tokenizer.batch_decode(answers, skip_special_tokens=True)],
+        **vlm.told_apart(answers, prompts),
         token_ids=answers,
         margins=torch.cat(margins).cpu(),
         finished=[bool(answer) and answer[-1] in vlm.end_ids for answer in answers],

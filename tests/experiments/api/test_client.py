@@ -198,6 +198,32 @@ def test_hostile_text_can_be_written() -> None:
     text.encode("utf-8")
 
 
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
+def test_a_thought_in_its_own_field_is_kept_apart(field: str, tmp_path: Path) -> None:
+    def thinking(content: str | None, finish: str = "stop") -> Reply:
+        return Reply(completion(None, finish, message={"content": content, field: "It is a bug."}))
+
+    served = Served(lambda _: thinking("Yes"))
+    model = ApiModel(config(served.url), cache=tmp_path)
+    for _ in range(2):  # the second from the cache
+        found = model.generate([Prompt("Safe?")])
+        assert (found.texts, found.thoughts, found.statuses) == (["Yes"], ["It is a bug."], ["answered"])
+    served.close()
+    assert len(served.requests) == 1
+    status, text, _, _, requests = one(thinking(None, "length"))  # cut off within it: asking again would cost as much
+    assert (status, text, requests) == ("truncated", "", 1)
+    assert one(thinking("", "stop"))[0] == "empty"
+
+
+def test_a_thought_in_a_reply_s_text() -> None:
+    assert one(Reply(completion("<think>a bug</think>Yes")))[:2] == ("answered", "Yes")
+    assert one(Reply(completion("<think>a bug", "length")))[:2] == ("truncated", "")
+    named = {"thinking": {"open": "<<", "close": ">>"}}
+    assert one(Reply(completion("a bug>> Yes")), **named)[:2] == ("answered", "Yes")
+    assert one(Reply(completion("a bug", "length")), **named)[:2] == ("truncated", "")  # the template has opened it
+    assert one(Reply(completion("a bug")), **named)[:2] == ("answered", "a bug")
+
+
 def test_a_refusal_in_its_own_field_is_an_answer() -> None:
     reply = completion(None, message={"content": None, "refusal": "I can't help with that."})
     assert one(Reply(reply))[:2] == ("answered", "I can't help with that.")
