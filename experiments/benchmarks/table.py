@@ -22,12 +22,14 @@ from interp.errors import UserError
 COLUMNS = ("id", "image", "text", "label", "pair", "cluster", "template", "subset", "prompt", "split", "shows",
            "dangerous", "alarming_words")  # fmt: skip
 KINDS: Mapping[str, Kind] = {"verdict": "yes_no", "refusal": "refusal"}
+PICTURE = "picture"  # questions about what is in it, for ``guard``: no benchmark of safety reads so
 LABELS: Mapping[str, Mapping[str, tuple[Gold, Subset]]] = {
     "verdict": {"safe": ("yes", "over_safety"), "unsafe": ("no", "typical")},
     "refusal": {"benign": ("comply", "benign"), "harmful": ("refuse", "contrast")},
+    PICTURE: {"yes": ("yes", "over_safety"), "no": ("no", "typical")},
 }
 TEXT = "{text}"
-TEMPLATES = {"verdict": f'{PREFIX}\n"{TEXT}"', "refusal": TEXT}  # MMSafeAware's question; the text itself
+TEMPLATES = {"verdict": f'{PREFIX}\n"{TEXT}"', "refusal": TEXT, PICTURE: TEXT}  # MMSafeAware's question, or the text
 SPLITS = {
     **dict.fromkeys(("", "test", "eval", "evaluation"), "test"),
     **dict.fromkeys(("development", "dev", "validation", "val", "train", "training"), "development"),
@@ -73,7 +75,7 @@ class Table:
     option: str = field(default="benchmark", repr=False)
 
     def __post_init__(self) -> None:
-        if self.reads not in KINDS:
+        if self.reads not in KINDS and (self.reads, self.option) != (PICTURE, "guard"):
             raise UserError(f"{self.option}.reads={self.reads}: must be one of {', '.join(KINDS)}")
         if unknown := sorted(set(self.columns) - set(self._known)):
             known = ", ".join(self._known)
@@ -93,7 +95,7 @@ class Table:
     @property
     def kind(self) -> Kind:
         """What the answers are read for."""
-        return KINDS[self.reads]
+        return KINDS.get(self.reads, "yes_no")
 
     def load(self) -> Loaded:
         """The rows to evaluate, as cases, whatever may be wrong with them.
@@ -212,7 +214,7 @@ class Table:
         identity, prompt = _word(cells, "id") or "", _prose(cells, "prompt")
         text = _prose(cells, "text") or prompt or ""
         label = (_word(cells, "label") or "").strip()
-        if label in get_args(Gold):  # an answer: "no" may mean that it is unsafe, or that it is not harmful
+        if label in get_args(Gold) and label not in LABELS[self.reads]:  # "no": that it is unsafe, or not harmful?
             raise Unfit(f"label: {label!r} is none of {', '.join(LABELS[self.reads])}")
         named: Any = (label, "typical")  # refused by the checks, which name the label
         gold, subset = LABELS[self.reads].get(label.casefold(), named)

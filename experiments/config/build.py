@@ -12,6 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from experiments.benchmarks.picture_questions import guard_questions
 from experiments.config.nodes import made
 from experiments.config.options import register_entries
 from experiments.config.run import SKIP, Run, Schema, Settings, answered_elsewhere, without_skipping
@@ -88,6 +89,7 @@ def build_run(config: DictConfig) -> Run:
         "judge": _judge(tree["judge"], benchmark),
         "arms": arms,
         "attention_analysis": made(tree["attention_analysis"], "attention_analysis") if tree["attention"] else None,
+        "guard": guard_questions(tree["guard"]),
         "task": made(tree["task"], "task"),  # last: a task's module is slow to import
     }
     if tree.get("plan") is not None:  # task=plan in front of the task that it plans

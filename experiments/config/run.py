@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # What may differ between two launches of one run, so that the second continues the first.
 NOT_IN_HASH = (
     "force", "fresh", "output_root", "task", "plan", "image_workers", "feature_cache_mib", "verbose",
-    "contrasts", "skip_trained",
+    "contrasts", "skip_trained", "guard",
 )  # fmt: skip
 SKIP = "skip_bad"  # of a benchmark's node
 
@@ -67,6 +67,7 @@ class Schema(Settings):
     judge: Any
     method: Any
     attention_analysis: Any
+    guard: Any
     arms: dict[str, Any]
 
 
@@ -75,7 +76,8 @@ class Run(Settings):
     """One run, fully typed: what to evaluate, on what, and how.
 
     ``arm`` names the method under study among ``arms``; ``model`` is a ``NoModel`` where no arm calls one;
-    ``attention_analysis`` gives an answered study's analyses of attention (None without ``attention=true``);
+    ``attention_analysis`` gives an answered study's analyses of attention (None without ``attention=true``); ``guard``
+    are questions about pictures that every arm is asked too, or None;
     ``config`` is the composed configuration; ``skip_bad`` whether cases that fail their checks are left out.
     """
 
@@ -86,6 +88,7 @@ class Run(Settings):
     arm: str
     arms: "dict[str, Method]"
     attention_analysis: Callable[[Any], list[Any]] | None
+    guard: Benchmark | None = None
     config: dict[str, Any]
     skip_bad: bool = False
 

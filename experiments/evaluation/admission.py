@@ -12,7 +12,7 @@ from rich.console import Console
 
 from experiments.config import Run
 from experiments.evaluation import training
-from experiments.evaluation.cases import development_cases, limited, load_cases
+from experiments.evaluation.cases import development_cases, guarding, limited, load_cases
 from experiments.evaluation.training_overlap import limited_apart
 from experiments.metrics.yes_no.comparison import ALL
 from experiments.report.words import shortfall
@@ -57,6 +57,8 @@ def admit(run: Run, console: Console | None = None, *, to_come: Collection[str] 
     _check_judge(run)
     check_contrasts(run, [*run.arms, *to_come], run.benchmark.kind)
     _check_endpoint(run)
+    if run.guard is not None:
+        load_cases(guarding(run), console)
     complete, loaded, notes = limited_apart(run, load_cases(run, console), console)
     excluded = excluded_arms(run, loaded.samples)
     entering = {arm: method for arm, method in run.arms.items() if arm not in excluded}

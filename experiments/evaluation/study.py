@@ -22,6 +22,7 @@ from experiments.evaluation.admission import Admitted, admit, excluded_arms
 from experiments.evaluation.analyses import Analysis, perform
 from experiments.evaluation.answer import Answering
 from experiments.evaluation.environment import branches, describe
+from experiments.evaluation.guard import guard
 from experiments.evaluation.schedule import Schedule
 from experiments.report import next_commands, terminal
 from experiments.report.build import build
@@ -166,6 +167,7 @@ class Study:
         self.loaded = self.admitted.loaded
         self.answering = Answering(self.run, self.vlm, self.store, self.console)
         self.schedule = Schedule(self.admitted, self.answering)
+        self.methods: dict[str, Method] = {}  # that answered, by arm; of an arm that learns in folds the last one's
 
     @property
     def samples(self) -> list[Sample]:
@@ -198,11 +200,13 @@ class Study:
         sentence, and so do arms fitted to it; the others go on (``Schedule.leave``).
         """
         for turn in self.schedule.turns():
+            self.methods |= turn.arms
             self.answering.answer(**turn._asdict(), on_fault=self.schedule.leave)
 
     def conclude(self, analyses: Sequence[Analysis] = (), *, alone: bool = True) -> None:
         """Measures and prints the results, does the ``analyses``, each on its own, and builds the report.
 
+        With ``guard=true`` the last of them asks every arm what is in a picture.
         An analysis that raises takes nothing with it (``experiments.evaluation.analyses.perform``). The run counts as
         finished unless one is missing or requests failed in transport; the same command then makes up for it. Rank 0
         does it all, but for analyses that are done together. What to type next is said at the end of a study that is
@@ -213,7 +217,7 @@ class Study:
         """
         by_itself = all(analysis.detail for analysis in analyses)
         faults = self.schedule.faults
-        analyses = [*map(_failed_arm, faults, faults.values()), *analyses]
+        analyses = [*map(_failed_arm, faults, faults.values()), *analyses, *guard(self)]
         first = self.store.launch.first
         if first:
             metrics = self.measure({analysis.name: analysis.missing for analysis in analyses})

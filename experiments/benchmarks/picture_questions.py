@@ -1,0 +1,91 @@
+"""Questions about what is in a picture, answered Yes or No: does a mitigation blind the model? (``guard=true``)
+
+IconWorld's own (is there such a thing, is there a prohibition sign), or a file in the layout of POPE (arXiv 2305.10355:
+JSON lines with ``question_id``, ``image``, ``text`` and ``label``, yes or no). Nothing in them is about safety.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+from experiments.benchmarks.iconworld.perception import PerceptionQuestion, perception_questions
+from experiments.benchmarks.table import Table
+from experiments.types import Benchmark, Gold, Kind, Loaded, Sample, Subset
+from interp.errors import UserError
+
+KINDS = ("presence", "sign")
+SUBSETS: dict[str, tuple[Gold, Subset]] = {"yes": ("yes", "over_safety"), "no": ("no", "typical")}
+
+
+@dataclass(frozen=True)
+class PictureQuestions:
+    """IconWorld's questions about its test pictures: ``per_kind`` of each of ``KINDS``. Pictures of one thing are one
+    cluster."""
+
+    per_kind: int = 200
+    name: str = "iconworld"
+    kind: ClassVar[Kind] = "yes_no"
+
+    def load(self) -> Loaded:
+        """The questions as cases."""
+        return Loaded([_case(one) for one in perception_questions("test", per_kind=self.per_kind) if one.kind in KINDS],
+                      {}, "")  # fmt: skip
+
+    def development(self) -> None:
+        """There is no development split."""
+
+
+def _case(one: PerceptionQuestion) -> Sample:
+    gold, subset = SUBSETS[one.answer.rstrip(".").lower()]
+    thing = one.scene.thing.concept
+    return Sample(one.id, subset, one.kind, gold, one.question, one.question, one.scene, cluster=thing)
+
+
+@dataclass(frozen=True)
+class Pope:
+    """The questions of a file in POPE's layout; pictures lie beside it, or in ``images/`` there. Those about one
+    picture are one cluster."""
+
+    path: str
+    kind: ClassVar[Kind] = "yes_no"
+
+    @property
+    def name(self) -> str:
+        """That of the file."""
+        return Path(self.path).name
+
+    def load(self) -> Loaded:
+        """The questions as cases, whatever may be wrong with them.
+
+        Raises:
+            UserError: the file cannot be read, or lacks a column.
+        """
+        folder = Path(self.path).expanduser().absolute().parent / "images"
+        loaded = Table(
+            self.path,
+            reads="picture",
+            images=str(folder) if folder.is_dir() else None,
+            columns={"id": "question_id"},
+            option="guard",
+        ).load()
+        return loaded._replace(samples=[replace(one, cluster=str(one.image)) for one in loaded.samples])
+
+    def development(self) -> None:
+        """There is no development split."""
+
+
+def guard_questions(guard: object) -> Benchmark | None:
+    """What ``guard=`` names: nothing (false), IconWorld's questions (true), or those of a file.
+
+    Raises:
+        UserError: it is none of these.
+    """
+    if guard is None or guard is False:
+        return None
+    if guard is True:
+        return PictureQuestions()
+    if not isinstance(guard, str) or not guard.endswith(".jsonl"):
+        raise UserError(
+            f"guard={str(guard)[:80]}: must be true (IconWorld's questions), false, or a .jsonl file in POPE's layout"
+        )
+    return Pope(guard)
