@@ -220,7 +220,7 @@ class _Watch(LogitsProcessor):
         ):
             text, whole = generation.texts[place], self.text(ids)
             if generation.thoughts and generation.thoughts[place]:
-                text = whole  # as the model wrote it: whoever asks tells its thought apart
+                text = whole.strip()  # as the model wrote it: whoever asks tells its thought apart
             if (at := self.stop_in(whole)) >= 0:
                 text, ended = whole[:at].strip(), True
             if row.on_text is not None:

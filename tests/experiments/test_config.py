@@ -198,6 +198,12 @@ def test_keywords_of_the_chat_template(model: str) -> None:
         assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("model", ["glm_4_1v_9b", "glm_4_5v"])
+def test_models_that_think_first_are_known_to(model: str) -> None:
+    assert run_of(f"model={model}").weights.thinking == {"open": "<think>", "close": "</think>"}
+    assert run_of("model=llava_organism").weights.thinking is None
+
+
 def test_digest_does_not_depend_on_key_order() -> None:
     assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1}) != digest({"a": 2, "b": 1})
 

@@ -150,6 +150,16 @@ def test_rows_that_are_given_up_end_and_others_do_not(vlm: VLM) -> None:
         assert [found[0].text, found[2].text] == [plain.texts[0], plain.texts[2]]
 
 
+def test_a_thought_is_served_as_it_is_written(vlm: VLM) -> None:
+    whole = vlm.generate(PROMPTS, max_new_tokens=TOKENS).texts
+    vlm.thinking = {"open": whole[0].split()[0], "close": "never"}
+    assert vlm.generate(PROMPTS, max_new_tokens=TOKENS).texts[0] == ""  # all of it is a thought
+    pieces: list[str] = []
+    asked = [replace(row, on_text=pieces.append) if not place else row for place, row in enumerate(rows())]
+    assert [one.text for one in answer(Baseline(), vlm, asked, Decoding(TOKENS))] == whole
+    assert "".join(pieces) == whole[0]
+
+
 def test_a_method_with_a_loop_of_its_own_answers_whole_or_not_at_all(vlm: VLM) -> None:
     search = OPERA(beams=2, candidates=2)
     pieces: list[str] = []
