@@ -1,5 +1,6 @@
 """Finished runs as input to other tasks: read from their directories, or run first."""
 
+import hashlib
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -92,6 +93,43 @@ def derived(
         page = build(store.path)
         store.finish()
     return page
+
+
+def target(to: str | None, default: Path) -> Path:
+    """The folder that a task writes: ``to``, or ``default`` inside the run, which a former call may have filled.
+
+    Raises:
+        UserError: ``to`` is neither absent nor an empty folder.
+    """
+    folder = Path(to).expanduser() if to else default
+    if to and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"task.to={to} is in use; give an absent or empty folder")
+    return folder
+
+
+def fill(folder: Path, contents: Mapping[str, str | bytes | Path]) -> None:
+    """Empties ``folder`` and writes ``contents`` into it: texts, bytes, and copies of the files at paths, by name.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        for name, content in contents.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(content, Path):
+                shutil.copyfile(content, path)
+            else:
+                path.write_bytes(content.encode(errors="replace") if isinstance(content, str) else content)
+    except OSError as error:
+        raise UserError(f"cannot write {folder} ({error.strerror or error}); make room, or give task.to") from error
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def given(run: str | None, runs: Sequence[str] | None = None) -> list[Path]:

@@ -23,10 +23,11 @@ from experiments.runs.saved_run import SavedRun, read_run, thumbnail_name
 from interp.errors import UserError
 from interp.figures.glyphs import Figure
 
-__all__ = ["build", "thumbnail_name"]
+__all__ = ["build", "drawings", "thumbnail_name"]
 
 # In the order in which they need each other.
 SCRIPTS = ("elements", "data", "list", "picture", "attention", "labels", "case", "tables", "main")
+Drawing = Callable[[], tuple[Callable[..., Figure], str]]
 
 
 def build(run_dir: Path) -> Path:
@@ -91,12 +92,9 @@ def _source(templates: Environment, name: str) -> str:
     return templates.loader.get_source(templates, name)[0]
 
 
-def _figures(run: SavedRun) -> dict[str, dict[str, str] | None]:
-    """The figures for screen and phone as data URIs with their text alternatives; the former are kept in figures/.
-
-    None stands for one that could not be drawn.
-    """
-    drawn: dict[str, Callable[[], tuple[Callable[..., Figure], str]]]
+def drawings(run: SavedRun) -> dict[str, Drawing]:
+    """The figures of a run's metrics by name: each prepares a function of a ``form``, and the figure in words."""
+    drawn: dict[str, Drawing]
     if run.metrics.get("kind") == "refusal":
         drawn = {"safety": lambda: _safety(run.metrics)}
     else:
@@ -108,6 +106,15 @@ def _figures(run: SavedRun) -> dict[str, dict[str, str] | None]:
     if rates := subsets_figure.own_rates(run.metrics):
         by_own_subset = partial(subsets_figure.by_own_subset, rates)
         drawn["by_own_subset"] = lambda: (by_own_subset, subsets_figure.describe(rates))
+    return drawn
+
+
+def _figures(run: SavedRun) -> dict[str, dict[str, str] | None]:
+    """The figures for screen and phone as data URIs with their text alternatives; the former are kept in figures/.
+
+    None stands for one that could not be drawn.
+    """
+    drawn = drawings(run)
     found: dict[str, dict[str, str] | None] = dict.fromkeys(drawn)
     for name, prepared in drawn.items():
         path = run.directory / "figures" / f"{name}.svg"

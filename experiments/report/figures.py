@@ -30,6 +30,14 @@ def svg_bytes(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
+def pdf_bytes(figure: Figure) -> bytes:
+    """The same as a PDF whose words stay words, in embedded TrueType fonts."""
+    buffer = io.BytesIO()
+    with mpl.rc_context({"pdf.fonttype": 42}):
+        figure.savefig(buffer, format="pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None})
+    return buffer.getvalue()
+
+
 def embedded(name: str, screen: bytes, phone: bytes = b"", *, alt: str, caption: str = "") -> dict[str, str]:
     """SVG files as ``templates/drawn.html.j2`` prints them: addresses that need no file, for light and dark pages.
 
@@ -70,6 +78,7 @@ class Format(NamedTuple):
 
 
 SCREEN = Format(width=6.0, text=11, label=9.5, legend_columns=2, name_length=30)
+COLUMN = Format(width=3.25, text=8, label=7, legend_columns=1, name_length=30)  # of a paper in two columns
 PHONE = Format(width=3.6, text=9, label=8, legend_columns=1, name_length=26)
 
 

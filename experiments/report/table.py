@@ -257,21 +257,37 @@ def markdown(table: Table) -> str:
     return "\n".join([line(text.columns), rule, *map(line, text.to_numpy().tolist())])
 
 
+def markdown_text(text: str) -> str:
+    """The text in Markdown, in one line and without markup of its own."""
+    return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", " ".join(text.splitlines()))
+
+
 def csv_text(table: Table) -> str:
     """The table as CSV with every cell quoted; one that a spreadsheet would take for a formula begins with ``'``."""
     safe = table.text.map(safe_cell).rename(columns=safe_cell)
     return safe.to_csv(index=False, quoting=QUOTE_ALL, lineterminator="\r\n").removesuffix("\r\n")
 
 
-_IN_LATEX = str.maketrans({"−": "$-$", "′": "$'$", "–": "--", "…": r"\dots{}", "×": r"$\times$", "Δ": r"$\Delta$",
-                           "α": r"$\alpha$", "β": r"$\beta$", "κ": r"$\kappa$", "≤": r"$\leq$"})  # fmt: skip
+_IN_LATEX = str.maketrans({
+    "−": "$-$", "′": "$'$", "–": "--", "…": r"\dots{}", "×": r"$\times$", "Δ": r"$\Delta$", "α": r"$\alpha$",
+    "β": r"$\beta$", "κ": r"$\kappa$", "≤": r"$\leq$", "▲": r"$\uparrow$", "▼": r"$\downarrow$",
+    "\n": " ", "\r": " ", "\t": " ",
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
+    ">": r"\textgreater{}", **{one: f"\\{one}" for one in "&%$#_{}"},
+})  # fmt: skip
+
+
+def latex_text(text: str) -> str:
+    """The text for LaTeX, in one line: nothing in it is a command, nor an argument of the one before."""
+    return ("{}" if text.startswith(("[", "*")) else "") + text.translate(_IN_LATEX)
 
 
 def latex(table: Table) -> str:
     """The table as a LaTeX ``tabular`` with booktabs' rules, without title and legend."""
     aligned = "".join(column.align[0] for column in table.columns)
-    made: str = table.text.to_latex(index=False, escape=True, column_format=aligned)
-    return made.translate(_IN_LATEX).rstrip("\n")
+    escaped = table.text.map(latex_text).rename(columns=latex_text)
+    made: str = escaped.to_latex(index=False, escape=False, column_format=aligned)
+    return made.rstrip("\n")
 
 
 def copies(table: Table) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Provenance of a run: commit, versions, device, command. Never environment variables, which may hold keys."""
 
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from interp.vlm import VLM
 
 ARCHIVED = "$Format:%H$"  # git archive writes the commit here (.gitattributes)
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")  # owner/name
 SHOWN = 8  # characters of a hash, beside the name
 PACKAGES = (
     "torch",
@@ -134,6 +136,16 @@ def _in_brackets(text: str | None) -> str:
 def command() -> str:
     """The command line that started this process, for a shell."""
     return shlex.join(["python", "-m", "experiments.run", *sys.argv[1:]])
+
+
+def without_paths(value: Any) -> Any:
+    """The value with the last part alone of every absolute path: what others may read has no path of this machine."""
+    if isinstance(value, Mapping):
+        return {key: without_paths(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [without_paths(one) for one in value]
+    absolute = isinstance(value, str) and (value.startswith("~") or Path(value).is_absolute())
+    return Path(value).name if absolute else value
 
 
 def _device(vlm: "VLM | None") -> str:

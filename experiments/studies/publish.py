@@ -5,11 +5,9 @@ arm: its adapter, what it learned, its own Python file. No case, picture or answ
 ``task.push`` says so; without it the files that would be sent are listed.
 """
 
-import hashlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,9 +17,10 @@ from experiments.config import Run
 from experiments.evaluation import finished_runs
 from experiments.evaluation.training import FOLDER as LEARNED
 from experiments.report.arm_tables import arms_table, comparisons_table
-from experiments.report.table import Table, markdown, say
+from experiments.report.sentences.wording import INTERVALS
+from experiments.report.table import Table, markdown, markdown_text, say
 from experiments.report.words import with_sentences
-from experiments.runs.provenance import model_title
+from experiments.runs.provenance import HUB_ID, model_title, without_paths
 from experiments.runs.saved_run import SavedRun, read_run
 from interp.checkpoints.config import ORGANISM
 from interp.errors import UserError
@@ -34,7 +33,6 @@ CARD, SETTINGS = "README.md", "settings.json"
 LEARNED_FILE = "learned.safetensors"
 BASE_KEYS = {CONFIG: "base_model_name_or_path", RECORD: "base_path"}  # where an adapter's files name its model
 BASELINE = "baseline"
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 FOLDERS = re.compile(r"(?<![\w.:/-])~?(?:/[^\s/'\",=\[\]{}]+)+/([^\s/'\",=\[\]{}]+)")  # of absolute paths in a command
 TEMPLATE = """---
 {{ card_data }}
@@ -65,11 +63,6 @@ TEMPLATE = """---
 ```json
 {{ settings }}```
 """
-INTERVALS = (
-    "In brackets: of an arm's own numbers 95% intervals, each by itself. Of paired differences the intervals that "
-    "decide what is said: 97.5% for the question that the run was begun for (about {study}), simultaneous over all "
-    "else that the run says; of quantities of which nothing is said, 95% by themselves."
-)
 PEFT = """Plain PEFT, without forestlens:
 
 ```python
@@ -132,19 +125,17 @@ class Publish:
         saved = read_run(finished_runs.needed(self.run, "publish"))
         arm = self.arm or str(saved.environment.get("arm_under_study"))
         _check(saved, arm)
-        target = Path(self.to).expanduser() if self.to else saved.directory / PUBLISHED
-        if self.to and target.exists() and (not target.is_dir() or any(target.iterdir())):
-            raise UserError(f"task.to={self.to} is in use; give an absent or empty folder")
+        target = finished_runs.target(self.to, saved.directory / PUBLISHED)
         if self.base:
             model = {**(saved.environment.get("model") or {}), "path": self.base}
             saved = replace(saved, environment={**saved.environment, "model": model})
         parts = parts_of(saved, arm)
         contents = {CARD: card(saved, arm, parts, self.license), SETTINGS: _as_json(settings(saved, arm, parts))}
-        _write(target, contents | _adapter_about(saved, arm, parts), parts)
+        finished_runs.fill(target, {**parts, **contents, **_adapter_about(saved, arm, parts)})
         sent = f"to {self.repo} ({'private' if self.private else 'public'})"
         heading = f"sent {sent}" if self.push else f"would be sent {sent if self.repo else 'to task.repo=owner/name'}"
         say(*(
-            f"  {path.name:<28} {path.stat().st_size:>12,} bytes  sha256:{_sha256(path)[:12]}"
+            f"  {path.name:<28} {path.stat().st_size:>12,} bytes  sha256:{finished_runs.sha256(path)[:12]}"
             for path in sorted(target.iterdir())
         ))  # fmt: skip
         if self.push:
@@ -205,7 +196,7 @@ def _adapter_about(saved: SavedRun, arm: str, parts: Mapping[str, Path]) -> dict
             "on the hub: task.base=owner/name"
         )
     written = {name: json.loads(parts[name].read_text(encoding="utf-8")) for name in about}
-    return {name: _as_json(_without_paths(written[name]) | {key: base}) for name, key in about.items()}
+    return {name: _as_json(without_paths(written[name]) | {key: base}) for name, key in about.items()}
 
 
 def _base(saved: SavedRun) -> str:
@@ -260,17 +251,7 @@ def settings(saved: SavedRun, arm: str, parts: Mapping[str, Path]) -> dict[str, 
     }
     if RECORD in parts:
         found["training"] = json.loads(parts[RECORD].read_text(encoding="utf-8"))
-    return dict(_without_paths(found)) | {"command": FOLDERS.sub(r"\1", str(environment.get("command")))}
-
-
-def _without_paths(value: Any) -> Any:
-    """The value with the last part alone of every absolute path."""
-    if isinstance(value, Mapping):
-        return {key: _without_paths(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_without_paths(one) for one in value]
-    absolute = isinstance(value, str) and (value.startswith("~") or Path(value).is_absolute())
-    return Path(value).name if absolute else value
+    return dict(without_paths(found)) | {"command": FOLDERS.sub(r"\1", str(environment.get("command")))}
 
 
 def card(saved: SavedRun, arm: str, parts: Mapping[str, Path], license: str | None = None) -> str:
@@ -292,12 +273,12 @@ def card(saved: SavedRun, arm: str, parts: Mapping[str, Path], license: str | No
     made = ModelCard.from_template(
         data,
         template_str=TEMPLATE,
-        title=_plain(f"{arm} for {model_title(model)}"),
+        title=markdown_text(f"{arm} for {model_title(model)}"),
         use="\n\n".join(_uses(parts, base, model.get("revision"))),
-        summary=[_plain(one) for one in words["summary"]],
-        intervals=_plain(INTERVALS.format(study=saved.metrics.get("study"))),
+        summary=[markdown_text(one) for one in words["summary"]],
+        intervals=markdown_text(INTERVALS.format(study=saved.metrics.get("study"))),
         tables=[(table.title, markdown(table)) for table in tables],
-        limits=[_plain(one) for one in [*(words.get("caveats") or ()), *([BUNDLED] if bundled else []), LIMITS]],
+        limits=[markdown_text(one) for one in [*(words.get("caveats") or ()), *([BUNDLED] if bundled else []), LIMITS]],
         settings=_as_json(settings(saved, arm, parts)),
     )
     return str(made.content)
@@ -318,31 +299,8 @@ def _about(metrics: Mapping[str, Any], arm: str) -> dict[str, Any]:
     return {**metrics, "study": arm, "arms": arms, "comparisons": compared, "not_applicable": {}}
 
 
-def _plain(text: str) -> str:
-    """The text in Markdown without markup of its own."""
-    return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", text.replace("\n", " "))
-
-
 def _as_json(value: Any) -> str:
     return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, default=str) + "\n"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _write(target: Path, contents: Mapping[str, str], parts: Mapping[str, Path]) -> None:
-    """Fills ``target``, which a former publication of the same run may occupy."""
-    try:
-        shutil.rmtree(target, ignore_errors=True)
-        target.mkdir(parents=True)
-        for name, path in parts.items():
-            shutil.copyfile(path, target / name)
-        for name, text in contents.items():
-            (target / name).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write {target} ({error.strerror or error}); make room, or give task.to") from error
 
 
 def push(folder: Path, repo: str, *, private: bool) -> str:

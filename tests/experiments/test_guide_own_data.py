@@ -46,7 +46,7 @@ def typed(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.long
 def test_three_commands_lead_from_twenty_pictures_to_a_report(mine: Path) -> None:
-    preview, study, report, _ = COMMANDS  # the last trains: test_vrtuning_own_data
+    preview, study, report, paper, _ = COMMANDS  # the last trains: test_vrtuning_own_data
     looked = typed(preview, mine)
     assert looked.returncode == 0, looked.stderr
     for said in ("cases.csv: 20 cases", "labels: 10 safe, 10 unsafe", "clusters: 20", "prompt 3", "Given the image"):
@@ -63,6 +63,10 @@ def test_three_commands_lead_from_twenty_pictures_to_a_report(mine: Path) -> Non
     again = typed(report.replace("TIME", page.parent.name), mine)
     assert again.returncode == 0, again.stderr
     assert page.is_file()
+    published = typed(paper.replace("TIME", page.parent.name), mine)
+    assert published.returncode == 0, published.stderr
+    assert "path=mine/cases.csv" in (page.parent / "paper" / "reproduce.sh").read_text()
+    assert str(mine) not in (page.parent / "paper" / "methods.md").read_text()
 
 
 @pytest.mark.long

@@ -30,6 +30,11 @@ SAID = {
     Answer.TOO_FEW: Said("…", "few", "too few", "{few}"),
     Answer.CANNOT_TELL: Said("–", "none", "cannot be told", "whether there is a {noun} cannot be told"),
 }
+INTERVALS = (
+    "In brackets: of an arm's own numbers 95% intervals, each by itself. Of paired differences the intervals that "
+    "decide what is said: 97.5% for the question that the run was begun for (about {study}), simultaneous over all "
+    "else that the run says; of quantities of which nothing is said, 95% by themselves."
+)
 
 
 def statement_text(

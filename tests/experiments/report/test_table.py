@@ -88,3 +88,12 @@ def test_a_row_with_a_reason_fills_every_column() -> None:
 def test_two_columns_of_one_name_are_refused() -> None:
     with pytest.raises(AssertionError, match="headings occur twice"):
         Table.of("Arms", [], columns=[Column("a"), Column("a")])
+
+
+def test_latex_takes_no_cell_for_a_command_or_an_argument() -> None:
+    lines = latex(
+        Table.of("", [{"a_b": "[2mm] \\input{x}", "c": "~^<▲ rose\nfast>"}, {"a_b": "*", "c": "50%"}])
+    ).splitlines()
+    assert lines[2] == r"a\_b & c \\"
+    sign = r"\textasciitilde{}\textasciicircum{}\textless{}$\uparrow$ rose fast\textgreater{}"
+    assert lines[4:6] == [rf"{{}}[2mm] \textbackslash{{}}input\{{x\}} & {sign} \\", r"{}* & 50\% \\"]
