@@ -382,12 +382,13 @@ class VLM:
         ends = _ids(options["eos_token_id"])
         sequences = getattr(output, "sequences", output)
         rows = new_tokens(sequences, batch["input_ids"], ends=ends, pad=options["pad_token_id"])
+        rendered = [self.render(prompt) for prompt in prompts]
         return Generation(
-            **self.told_apart(rows, prompts),
+            **self.told_apart(rows, rendered),
             token_ids=rows,
             margins=first.margins(len(rows)),
             finished=[bool(row) and row[-1] in ends for row in rows],
-            prompts=[self.render(prompt) for prompt in prompts],
+            prompts=rendered,
             unshifted=first.unshifted(len(rows)),
             sampled=first.sampled,
             keys=[prompt.key for prompt in prompts],
@@ -403,10 +404,10 @@ class VLM:
         prompt = self.render(Prompt("?", Image.new("RGB", (1, 1))))
         return self._thoughts.expected(prompt, str(self.processor.chat_template))
 
-    def told_apart(self, rows: Sequence[Sequence[int]], prompts: Sequence[Prompt]) -> dict[str, Any]:
+    def told_apart(self, rows: Sequence[Sequence[int]], rendered: Sequence[str]) -> dict[str, Any]:
         """Thoughts and answers of generated ids, as ``Thoughts.apart``; the template opens all prompts alike."""
-        opened = any(self._thoughts.opened(self.render(prompt)) for prompt in prompts[:1])
-        return self._thoughts.apart(rows, opened=opened)
+        thoughts = self._thoughts
+        return thoughts.apart(rows, opened=bool(rendered) and thoughts.opened(rendered[0]))
 
     def _check_fit(self, error: Exception) -> None:
         """After a forward's ``error``: whether processor and model count a picture's tokens alike.

@@ -31,7 +31,8 @@ class Admitted:
 
     ``complete`` are the benchmark's cases, ``loaded`` those of them within ``run.limit``, which are answered.
     ``development`` are those to learn from and to be fitted on; None where no arm is, or the benchmark has none.
-    ``excluded`` are the arms that cannot enter, each with the reason; ``notes`` go into environment.json.
+    ``excluded`` are the arms that cannot enter, each with the reason; ``notes`` go into environment.json;
+    ``questions`` are those of the run's ``guard``.
     """
 
     complete: Loaded
@@ -39,6 +40,7 @@ class Admitted:
     development: Loaded | None = None
     excluded: Mapping[str, str] = field(default_factory=dict)
     notes: Mapping[str, Any] = field(default_factory=dict)
+    questions: Sequence[Sample] = ()
 
 
 def admit(run: Run, console: Console | None = None, *, to_come: Collection[str] = ()) -> Admitted:
@@ -57,8 +59,7 @@ def admit(run: Run, console: Console | None = None, *, to_come: Collection[str] 
     _check_judge(run)
     check_contrasts(run, [*run.arms, *to_come], run.benchmark.kind)
     _check_endpoint(run)
-    if run.guard is not None:
-        load_cases(guarding(run), console)
+    questions = [] if run.guard is None else load_cases(guarding(run), console).samples
     complete, loaded, notes = limited_apart(run, load_cases(run, console), console)
     excluded = excluded_arms(run, loaded.samples)
     entering = {arm: method for arm, method in run.arms.items() if arm not in excluded}
@@ -75,7 +76,7 @@ def admit(run: Run, console: Console | None = None, *, to_come: Collection[str] 
     for arm, method in run.arms.items():
         if isinstance(method, Responses):
             console.print(f"{arm}: {method.check(loaded.samples)}", highlight=False, markup=False)
-    return Admitted(complete, loaded, development, excluded, notes)
+    return Admitted(complete, loaded, development, excluded, notes, questions)
 
 
 def excluded_arms(run: Run, samples: Sequence[Sample]) -> dict[str, str]:

@@ -14,10 +14,11 @@ from jaxtyping import Float, Int
 from experiments.benchmarks.picture_questions import PictureQuestions
 from experiments.evaluation.analyses import NOTE, Analysis
 from experiments.evaluation.answer import Answering
-from experiments.evaluation.cases import guarding, load_cases
-from experiments.metrics.bootstrap import CONFIDENCE, FEWEST, Clusters
+from experiments.evaluation.cases import guarding
+from experiments.metrics.bootstrap import CONFIDENCE
+from experiments.metrics.estimates import mean_spread
 from experiments.metrics.findings import Answer, statement
-from experiments.metrics.paired import Spread, rate_floor, share_interval
+from experiments.metrics.paired import rate_floor, share_interval
 from experiments.report.numbers import brief, share
 from experiments.report.sections import Section, write_section
 from experiments.report.table import Table, change, rate
@@ -39,8 +40,7 @@ def guard(study: Any) -> list[Analysis]:
 
 
 def _ask(study: Any) -> list[str]:
-    run, console = guarding(study.run), study.console
-    questions = load_cases(run, console).samples
+    run, console, questions = guarding(study.run), study.console, study.admitted.questions
     answered = study.methods | {BASELINE: study.run.arms.get(BASELINE)}  # as it is, without what is fitted to it
     asked = {
         arm: method
@@ -106,20 +106,11 @@ def measured(found: Sequence[Mapping[str, Any]], questions: Sequence[Sample]) ->
             "arms": rows}  # fmt: skip
 
 
-def _spread(values: Float[np.ndarray, " question"], codes: Codes, floor: float = 0.0) -> Spread:
-    """Of a mean over clusters, by the sandwich formula: G/(G − 1) Σ (Σ of a cluster's deviations)² / n²."""
-    groups = Clusters.of_sizes(np.bincount(codes))
-    if groups.number < FEWEST:
-        return Spread(None, *groups)
-    squares = float((np.bincount(codes, values - values.mean()) ** 2).sum())
-    return Spread(float(np.sqrt(squares * (1 + 1 / groups.freedom) / len(values) ** 2 + floor)) or None, *groups)
-
-
 def _level(values: Float[np.ndarray, " question"], codes: Codes) -> dict[str, float | None]:
     if not len(values):
         return {"value": None, "low": None, "high": None}
     value = float(values.mean())
-    low, high = share_interval(value, _spread(values, codes), len(values)) or (None, None)
+    low, high = share_interval(value, mean_spread(values, codes), len(values)) or (None, None)
     return {"value": value, "low": low, "high": high}
 
 
@@ -129,7 +120,7 @@ def _change(
     if not len(before):
         return None
     value = float((after - before).mean())
-    ends = _spread(after - before, codes, rate_floor(len(before))).ends(value, confidence=confidence)
+    ends = mean_spread(after - before, codes, rate_floor(len(before))).ends(value, confidence=confidence)
     entry = {"value": value, **ends, "from": float(before.mean()), "to": float(after.mean()), "n": len(before)}
     return entry | {"statement": statement(entry).value}
 

@@ -63,19 +63,23 @@ def over_factors(over: Mapping[str, Spread]) -> Spread:
     return replace(widest(over[CLUSTER], two_way(template, concept, over[CLUSTER])), sentences=template.clusters)
 
 
-def rate_spread(right: Mask, where: Mask, codes: Mapping[str, Codes]) -> Spread:
-    """The spread of the share ``right`` of the cases ``where``, by the sandwich formula in place of a bootstrap.
+def mean_spread(values: Float[np.ndarray, " case"], code: Codes, floor: float = 0.0) -> Spread:
+    """The spread of the mean of ``values`` over the clusters ``code``, by the sandwich formula; ``floor``: a variance
+    that is added.
 
-    Its variance over clusters is G/(G − 1) Σ (Σ of the cluster's deviations from the rate)² / n², G effective ones.
+    Its variance is G/(G − 1) Σ (Σ of the cluster's deviations from the mean)² / n², G effective clusters.
     """
-    n, over = int(where.sum()), {}
-    rest = right[where] - right[where].mean() if n else np.zeros(0)
-    for name, code in codes.items():
-        groups = Clusters.of_sizes(np.bincount(code[where]))
-        squares = float((np.bincount(code[where], rest) ** 2).sum())
-        error = math.sqrt(squares * (1 + 1 / groups.freedom)) / n if groups.number >= FEWEST else None
-        over[name] = Spread(error or None, *groups)
-    return over_factors(over)
+    groups = Clusters.of_sizes(np.bincount(code))
+    if groups.number < FEWEST:
+        return Spread(None, *groups)
+    squares = float((np.bincount(code, values - values.mean()) ** 2).sum())
+    error = math.sqrt(squares * (1 + 1 / groups.freedom)) / len(values)
+    return Spread(math.hypot(error, math.sqrt(floor)) or None, *groups)
+
+
+def rate_spread(right: Mask, where: Mask, codes: Mapping[str, Codes]) -> Spread:
+    """The spread of the share ``right`` of the cases ``where``, by the sandwich formula in place of a bootstrap."""
+    return over_factors({name: mean_spread(right[where].astype(float), code[where]) for name, code in codes.items()})
 
 
 class Powered(NamedTuple):

@@ -87,7 +87,7 @@ def record_attention(
         yield recorder.record
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Capture:
     """Which columns of one forward to record, and what its layers have yielded so far."""
 
@@ -98,6 +98,7 @@ class _Capture:
     rows: dict[int, Tensor] = field(default_factory=dict)
     biases: dict[int, tuple[Tensor | None, Any, Tensor | None]] = field(default_factory=dict)  # by their first query
     waiting: list[tuple[AttentionCall, Tensor | None]] = field(default_factory=list)  # of few queries; with their bias
+    held: int = 0  # bytes of their keys
 
     def places(self, device: torch.device, *, mapped: bool) -> Int[Tensor, " query"]:
         """Indices of the columns to map, or of those to log, among the forward's queries."""
@@ -136,7 +137,8 @@ class _Capture:
         bias = self.bias(call, where)
         kept = replace(call, query=call.query[:, :, where].clone(), value=call.key, mask=None)  # values are not held
         self.waiting.append((kept, bias))
-        if sum(one.key.nbytes for one, _ in self.waiting) > HELD:
+        self.held += call.key.nbytes
+        if self.held > HELD:
             self.catch_up()
 
     def catch_up(self) -> None:
@@ -147,6 +149,7 @@ class _Capture:
             alike.setdefault(kind, []).append(call)
         biases = {id(bias): bias for _, bias in self.waiting}
         self.waiting.clear()
+        self.held = 0
         for kind, calls in alike.items():
             bias, count, rows = biases[kind[-1]], len(calls), len(calls[0].key)
             keys = torch.cat([call.key for call in calls])

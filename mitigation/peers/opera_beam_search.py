@@ -56,12 +56,13 @@ def search(vlm: "VLM", prompts: "Sequence[Prompt]", rule: OverTrustRule, *, max_
         with float32_head(vlm.model), intercept(vlm, observe=one.observe) if rule.looks else nullcontext():
             answers.append(one.run())
         margins.append(one.margin)
+    rendered = [vlm.render(prompt) for prompt in prompts]
     return Generation(
-        **vlm.told_apart(answers, prompts),
+        **vlm.told_apart(answers, rendered),
         token_ids=answers,
         margins=torch.cat(margins).cpu(),
         finished=[bool(answer) and answer[-1] in vlm.end_ids for answer in answers],
-        prompts=[vlm.render(prompt) for prompt in prompts],
+        prompts=rendered,
         keys=[prompt.key for prompt in prompts],
     )
 
