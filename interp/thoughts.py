@@ -72,6 +72,11 @@ def check_marks(named: Mapping[str, Any]) -> None:
         )
 
 
+def marks_of(named: Mapping[str, str] | None) -> tuple[Marks, ...]:
+    """The pair that the user ``named`` alone, or else all that are known."""
+    return MARKS if named is None else ((named["open"], named["close"]),)
+
+
 class Thoughts:
     """The marks of one model by token and by text: ``named`` alone, or else all that are known.
 
@@ -79,7 +84,7 @@ class Thoughts:
     """
 
     def __init__(self, tokenizer: Any, *, ends: Collection[int], named: Mapping[str, str] | None = None) -> None:
-        self.marks = MARKS if named is None else ((named["open"], named["close"]),)
+        self.marks = marks_of(named)
         self.named = named is not None
         self._tokenizer, self._ends = tokenizer, ends
         closing = {mark: self._token(mark) for _, mark in self.marks}

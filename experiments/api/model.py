@@ -26,7 +26,7 @@ from experiments.benchmarks.images import data_url, pixel_digest
 from experiments.types import Status
 from interp.batching import BatchContext
 from interp.errors import UserError
-from interp.thoughts import MARKS, Spoken, split
+from interp.thoughts import Spoken, marks_of, split
 from mitigation.branches import BranchMethod
 from mitigation.method import Abilities, Method, abilities
 
@@ -128,7 +128,7 @@ class ApiModel:
         Where marks are named, a reply that was cut off before any is all thought: the template has opened it.
         """
         named = self.config.thinking
-        marks = MARKS if named is None else ((named["open"], named["close"]),)
+        marks = marks_of(named)
         found = [
             Spoken(reply.thought, reply.text, finished=bool(reply.text))
             if reply.thought
