@@ -169,7 +169,7 @@ def test_a_picture_that_moves_nothing_shows_nothing() -> None:
         "image_tokens": "not shown",
         "through": "not shown",
     }
-    assert "moves the reference by 0, under 20 times the bound of 0.0001" in proof.tools["vcd"]
+    assert "moves the reference by 0, less than 20 times the bound of 0.0001" in proof.tools["vcd"]
 
 
 def test_what_keeps_the_least_bound_is_held_to_that_one() -> None:
