@@ -40,9 +40,12 @@ def with_sentences(metrics: Mapping[str, Any], environment: Mapping[str, Any]) -
     judged_again = f", judged by {environment['judge']}" if environment.get("judged_run") else ""
     where = f"{about} on {benchmark.get('name') or 'the benchmark'}{judged_again}"
     found = worded(metrics, where=where, caveat=" ".join(_of_the_run(metrics, environment)))
+    beside = yes_no.beside(metrics, studied) if environment.get("joined") else []
     summary = [
         *([f"The method under study failed: {metrics['failed']}."] if metrics.get("failed") else []),
-        *found["summary"],
+        *found["summary"][:1],
+        *beside,
+        *found["summary"][1:],
         *map(published_sentence, (metrics.get("published_rows") or {}).values()),
         *(environment.get("people") or ()),
     ]

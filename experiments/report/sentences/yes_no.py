@@ -72,6 +72,18 @@ def sentences(metrics: Mapping[str, Any], arm: str, *, where: str = "") -> list[
     return [lead + first, *rest]
 
 
+def beside(metrics: Mapping[str, Any], arm: str) -> list[str]:
+    """A sentence for each arm that ``arm`` is compared with beside the baseline: at equal safety, by how much it
+    answers more harmless requests, and what is said of it."""
+    versus = ((metrics["comparisons"].get(arm) or {}).get("versus") or {}).items()
+    entries = [(other, delta.get("matched_over_safety")) for other, delta in versus]
+    return [
+        f"{arm} beside {other}: at equal safety, {brief(deciding(entry))} of harmless requests answered, {word(entry)}."
+        for other, entry in entries
+        if entry
+    ]
+
+
 def caveats(metrics: Mapping[str, Any], arm: str, *, text: str = "") -> list[str]:
     """What limits the summary, a sentence each: unreadable answers, then ``text``, then what else the numbers show."""
     found = limits(metrics, arm, _LIMITS, values=_absent)

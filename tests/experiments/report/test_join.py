@@ -4,9 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+from experiments.metrics.findings import Answer
 from experiments.report.cases import attention_of_cases
-from experiments.runs.saved_run import read_run
+from experiments.report.words import with_sentences
+from experiments.runs.saved_run import read_run, thumbnail_name
 from interp.errors import UserError
 from tests.experiments.compose import run_of
 from tests.experiments.synthetic_attention import write_attention
@@ -96,13 +99,82 @@ def test_an_arm_that_a_second_run_repeats_is_not_counted_twice(tmp_path: Path) -
     assert len(json.loads((folder / "metrics.json").read_text())["arms"]) == len(ARMS)
 
 
-def test_runs_of_other_cases_are_not_joined(tmp_path: Path) -> None:
+def joined_of(tmp_path: Path, *folders: Path) -> Path:
+    report(f"runs=[{','.join(map(str, folders))}]", f"output_root={tmp_path / 'out'}")
+    (folder,) = (tmp_path / "out" / "joined").iterdir()
+    return folder
+
+
+def changed(folder: Path, arm: str, settings: str, **environment: object) -> Path:
+    """The run as if ``arm`` had been asked under other settings."""
+    file = folder / "environment.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | environment))
+    lines = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
+    lines = [line | {"settings": settings} if line["arm"] == arm else line for line in lines]
+    (folder / "predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def test_before_and_after_an_edit_are_paired_and_what_both_asked_stands_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = changed(
+        write_run(tmp_path / "a", predictions(40)), "vcd", "old", code={"vcd": "aaaaaaaaaaaa", "other": "cccc"}
+    )
+    edited = [one if one["arm"] != "vcd" else one | {"margin": 2 * one["margin"]} for one in predictions(40)]
+    after = changed(write_run(tmp_path / "b", edited), "vcd", "new", code={"vcd": "bbbbbbbbbbbb", "other": "cccc"})
+    folder = joined_of(tmp_path, before, after)
+    metrics = json.loads((folder / "metrics.json").read_text())
+    old, new = "vcd aaaaaaaa: vcd", "vcd bbbbbbbb: vcd"
+    assert list(metrics["arms"]) == ["baseline", old, "calibrated_shift", "prompt", new]
+    assert metrics["study"] == new
+    assert metrics["method"]["control"] == "calibrated_shift"
+    assert metrics["method"]["contrasts"] == [[new, old]]
+    assert (
+        metrics["comparisons"][new]["versus"][old]["auroc"]["statement"] == Answer.NO_CHANGE.value
+    )  # only the scale is another
+    assert "exploratory" not in metrics
+    said = with_sentences(metrics, json.loads((folder / "environment.json").read_text()))["summary"]
+    assert said[0].startswith("llava_organism (ffffffff) with vcd aaaaaaaa and vcd bbbbbbbb on iconworld: ")
+    assert said[1].startswith(f"{new} beside {old}: at equal safety, 0.0 points")
+    assert old in capsys.readouterr().out.partition("report:")[0].rpartition("─")[2]  # in the terminal's short table
+
+
+def test_another_seed_is_named_so(tmp_path: Path) -> None:
+    typed = "python -m experiments.run method=vcd output_root=o"
+    one = changed(write_run(tmp_path / "a", predictions(40)), "vcd", "a", command=typed, config={"seed": 0})
+    other = changed(write_run(tmp_path / "b", predictions(40, seed=1)), "vcd", "b", command=f"{typed} seed=1",
+                    config={"seed": 1})  # fmt: skip
+    metrics = json.loads((joined_of(tmp_path, one, other) / "metrics.json").read_text())
+    assert list(metrics["arms"]) == ["baseline", "seed=0: vcd", "calibrated_shift", "prompt", "seed=1: vcd"]
+
+
+def test_cases_of_one_run_alone_are_left_out_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = write_run(tmp_path / "one", predictions(40)), write_run(tmp_path / "other", predictions(48))
+    folder = joined_of(tmp_path, changed(one, "vcd", "a"), changed(other, "vcd", "b", seed=1))
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert {(arm["n"], arm["n_of"]) for arm in metrics["arms"].values()} == {(40, 40)}
+    assert json.loads((folder / "environment.json").read_text())["benchmark"]["n"] == 40
+    assert "40 cases were asked by every run; 8 others are left out" in " ".join(capsys.readouterr().out.split())
+
+
+def test_runs_without_a_case_in_common_are_not_joined(tmp_path: Path) -> None:
     one, other = write_run(tmp_path / "one", predictions(40)), write_run(tmp_path / "other", predictions(40))
+    lines = (other / "predictions.jsonl").read_text().replace("icon/", "mine/")
+    (other / "predictions.jsonl").write_text(lines)
+    with pytest.raises(UserError, match="no case in common"):
+        report(f"runs=[{one},{other}]", f"output_root={tmp_path / 'out'}")
+
+
+def test_a_case_with_another_picture_is_refused(tmp_path: Path) -> None:
+    one, other = write_run(tmp_path / "one", predictions(40)), write_run(tmp_path / "other", predictions(40))
+    for folder, colour in ((one, "red"), (other, "blue")):
+        Image.new("RGB", (8, 8), colour).save(folder / "thumbnails" / thumbnail_name("icon/0001"))
     file = other / "environment.json"
     environment = json.loads(file.read_text())
     environment["benchmark"]["manifest"] = "another"
     file.write_text(json.dumps(environment))
-    with pytest.raises(UserError, match="2 different sets of cases"):
+    with pytest.raises(UserError, match=r"case icon/0001 of .* has another picture"):
         report(f"runs=[{one},{other}]", f"output_root={tmp_path / 'out'}")
 
 
