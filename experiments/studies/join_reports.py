@@ -240,7 +240,7 @@ def _environment(parts: Sequence[SavedRun], names: Sequence[str], studied: str, 
     kept = {key: first.get(key) for key in ("commit", "dirty", "versions", "benchmark", "judge", "seed")}
     models = dict.fromkeys(model_title(part.environment.get("model") or {"name": "run"}) for part in parts)
     listed = " and ".join(dict.fromkeys(names))
-    one = len(models) == 1 and not any(name.startswith(*models) for name in names)
+    one = len(models) == 1 and not any(name.startswith(tuple(models)) for name in names)
     return {
         **kept,
         "benchmark": {**(first.get("benchmark") or {}), "n": cases},
