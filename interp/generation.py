@@ -1,16 +1,20 @@
 """Helpers around one call of ``generate()``: greedy settings, the generated ids, and what comes of them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import GenerationConfig
 
 from interp.errors import UserError
+from interp.families import PER_TOKEN
+
+if TYPE_CHECKING:
+    from interp.margin import Place
 
 # Checkpoints' settings are hidden (``special_tokens_alone``): Qwen2.5-VL ships sampling and a repetition penalty,
 # InstructBLIP five beams. These are said in every call all the same, for models with a generate of their own.
@@ -24,9 +28,9 @@ class Generation:
 
     ``texts`` have no special tokens and no surrounding whitespace; of a model that thinks first they are its answers,
     ``thoughts`` what stands before them (``interp.thoughts``; "" where nothing does) and ``thought_tokens`` how many.
-    ``token_ids`` are the generated ids, end token included. ``margins`` are logit(Yes) − logit(No) at the first
-    generated token, float32 on the CPU, read from the scores that it was chosen from (``interp.margin``; NaN if there
-    are none). ``finished`` is whether the end token came
+    ``token_ids`` are the generated ids, end token included. ``margins`` are logit(Yes) − logit(No) at the verdict,
+    float32 on the CPU, read from the scores that it was chosen from (``interp.margin``; NaN if there are none): at the
+    first generated token, unless ``verdicts`` has other places. ``finished`` is whether the end token came
     within ``max_new_tokens``. ``unshifted`` are the margins before a method added a constant to them; None if none did.
     ``sampled`` is whether the tokens were drawn, so that a verdict need not have the sign of its margin.
     ``branch`` is how a method ran a second picture (``mitigation.vcd.VCD``), "" if it did not. ``branch_margins`` are
@@ -56,6 +60,12 @@ class Generation:
     bounds: list[tuple[float, float]] | None = None
     thoughts: list[str] | None = None
     thought_tokens: list[int] | None = None
+    verdicts: "list[Place] | None" = None
+
+    @property
+    def scored(self) -> Bool[Tensor, " row"]:
+        """Whether an answer has a verdict to read a margin at: a thought that was cut off has none."""
+        return torch.tensor([place.step is not None for place in self.verdicts or ()] or [True] * len(self.texts))
 
     def first(self, rows: int) -> "Generation":
         """The first ``rows`` answers, without the others."""
@@ -141,3 +151,35 @@ def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
+
+
+def appended(
+    batch: Mapping[str, Any], tails: Sequence[Sequence[int]], *, pad: int, side: Literal["left", "right"], kind: int = 0
+) -> dict[str, Any]:
+    """The batch with each row's tokens appended to its prompt, padded again on ``side``.
+
+    ``kind`` is the type of the new tokens if the family has ``token_type_ids``.
+    """
+    mask = batch["attention_mask"].bool()
+    fills = {"input_ids": pad, "attention_mask": 0, "token_type_ids": 0, "mm_token_type_ids": 0}
+    added = {"attention_mask": 1, "token_type_ids": kind, "mm_token_type_ids": 0}
+    grown = dict(batch)
+    for name, fill in fills.items():
+        if name not in batch:
+            continue
+        rows = []
+        for row, kept, tail in zip(batch[name], mask, tails, strict=True):
+            new = list(tail) if name == "input_ids" else [added[name]] * len(tail)
+            rows.append(torch.cat([row[kept], row.new_tensor(new)]))
+        grown[name] = _padded(rows, fill, side)
+    for name in sorted(PER_TOKEN & batch.keys()):  # new tokens get the cross-attention mask of the prompt's last one
+        rows = [
+            torch.cat([row[kept], row[-1:].expand(len(tail), *row.shape[1:])])
+            for row, kept, tail in zip(batch[name], mask, tails, strict=True)
+        ]
+        grown[name] = _padded(rows, 0, side)
+    return grown
+
+
+def _padded(rows: list[Tensor], fill: int, side: Literal["left", "right"]) -> Int[Tensor, "row column *_"]:
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=fill, padding_side=side)

@@ -1,11 +1,15 @@
-"""The Yes/No margin of an answer: the first tokens of Yes and No, and the scores that the first token was chosen from.
+"""The Yes/No margin of an answer: the first tokens of Yes and No, and the scores that the verdict was chosen from.
 
-``VLM.generate`` reads it after all logits processors, so a method has nothing to do for it. A logits processor may
-declare, as an attribute or a property:
+The verdict is the answer's first token; of a model that thinks first, the token of its verdict behind the thought
+(``Place``). ``VLM.generate`` reads the margin after all logits processors, so a method has nothing to do for it. A
+logits processor may declare, as an attribute or a property:
 
 ``first_scores``
     Its scores of the first step before it masked tokens, [row vocab], or one row for every pair of a paired batch. A
     cutoff must declare them: a masked answer has no logit, so without them the margin is missing (NaN).
+``step_scores``
+    As ``first_scores``, of the latest step; None where it has none. Without them a verdict behind a thought has no
+    margin under a cutoff.
 ``unscored``
     Why its scores hold no margin; "" (the default) if they do. All margins are then missing.
 ``shifts_margin``
@@ -15,15 +19,18 @@ declare, as an attribute or a property:
     samplers of transformers (``TemperatureLogitsWarper`` and all others of that name).
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
+from interp.device_copies import to_device
 from interp.errors import UserError
+from interp.thoughts import Thoughts
 
 YES, NO = "Yes", "No"
 # Options of generate() that choose tokens from scores which no processor of ours sees.
@@ -38,6 +45,39 @@ class AnswerIds(NamedTuple):
 
     yes: list[int]
     no: list[int]
+
+
+class Place(NamedTuple):
+    """Where an answer's verdict is: its step of ``generate`` from 0 (None: there is none), and the tokens there."""
+
+    step: int | None
+    answers: AnswerIds
+
+
+_CLOSING = re.compile(r"[\W_]*(?:yes|no)(?:</\w+>|[\W_])*", re.IGNORECASE)
+_OPENING = re.compile(r"[\W_]*(?:yes|no)(?![^\W_])", re.IGNORECASE)
+_BEFORE = re.compile(r"[\W_]*(?:(?:answer|boxed|text)[\W_]*)*", re.IGNORECASE)  # **, <answer>, \boxed{
+
+
+def verdict_position(tokenizer: Any, ids: Sequence[int], answers: AnswerIds, *, opening: bool = False) -> int | None:
+    """The index in the generated ``ids`` of the token that says Yes or No, or None without a verdict.
+
+    By the evaluation's rules for verdicts: the last such token if no word follows it, else the first one of an answer
+    that begins with its verdict; with ``opening`` the latter before the former. Markup may stand around it.
+    """
+
+    def text(some: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(some), skip_special_tokens=True))
+
+    either = {token for spellings in answers for token in spellings}
+    said = [place for place, token in enumerate(ids) if token in either]
+    if not said:
+        return None
+    begins = bool(_BEFORE.fullmatch(text(ids[: said[0]])) and _OPENING.match(text(ids[said[0] :])))
+    ends = bool(_CLOSING.fullmatch(text(ids[said[-1] :])))
+    if begins and (opening or not ends):
+        return said[0]
+    return said[-1] if ends else None
 
 
 def answer_ids(
@@ -86,15 +126,22 @@ def margin_of(yes: Float[Tensor, "row yes"], no: Float[Tensor, "row no"]) -> Flo
     return yes.float().logsumexp(-1) - no.float().logsumexp(-1)
 
 
-class FirstScores:
+class VerdictScores:
     """Follows one call of ``generate`` with the logits processors ``own``; pass it ``processors`` in their place.
 
-    ``answers`` are the first tokens of Yes and of No, ``options`` the other options of the call. Reading the margins is
-    for afterwards: only then has a processor that checks its calls seen the last one.
+    ``answers`` are the first tokens of Yes and of No, ``options`` the other options of the call. ``later`` are the
+    tokens whose scores are kept at the steps after the first too; none: a verdict is the first token. Reading the
+    margins is for afterwards: only then has a processor that checks its calls seen the last one, and only then is it
+    known where the verdicts are.
     """
 
     def __init__(
-        self, own: Sequence[LogitsProcessor], answers: tuple[Sequence[int], Sequence[int]], options: Mapping[str, Any]
+        self,
+        own: Sequence[LogitsProcessor],
+        answers: tuple[Sequence[int], Sequence[int]],
+        options: Mapping[str, Any],
+        *,
+        later: Sequence[int] = (),
     ) -> None:
         own = list(own)
         chosen = len(own)  # behind these the token is only drawn
@@ -105,8 +152,8 @@ class FirstScores:
             moved -= 1
         self._yes = len(answers[0])
         tokens = [token for ids in answers for token in ids]
-        self._plain = _Tap(tokens, own[:moved])
-        self._final = _Tap(tokens, own[:chosen]) if chosen > moved else self._plain
+        self._plain = _Tap(tokens, own[:moved], later)
+        self._final = _Tap(tokens, own[:chosen], later) if chosen > moved else self._plain
         self._models = _Tap(tokens, []) if moved else self._plain
         first = [] if self._models is self._plain else [self._models]
         taps = [self._plain] if self._final is self._plain else [self._plain, *own[moved:chosen], self._final]
@@ -135,29 +182,68 @@ class FirstScores:
             "are numbers"
         )
 
-    def margins(self, rows: int) -> Float[Tensor, " row"]:
-        """The margins of the ``rows`` answers, float32 on the CPU; NaN where there is none."""
-        return self._read(self._final, rows)
+    def margins(self, rows: int, places: Sequence[Place] | None = None) -> Float[Tensor, " row"]:
+        """The margins of the ``rows`` answers, float32 on the CPU; NaN where there is none.
 
-    def unshifted(self, rows: int) -> Float[Tensor, " row"] | None:
+        ``places`` are those of their verdicts; None: all at the first step.
+        """
+        return self._read(self._final, rows, places)
+
+    def unshifted(self, rows: int, places: Sequence[Place] | None = None) -> Float[Tensor, " row"] | None:
         """The margins before the constants that processors added to them; None if none did."""
-        return None if self._plain is self._final else self._read(self._plain, rows)
+        return None if self._plain is self._final else self._read(self._plain, rows, places)
 
-    def _read(self, tap: "_Tap", rows: int) -> Float[Tensor, " row"]:
+    def _read(self, tap: "_Tap", rows: int, places: Sequence[Place] | None) -> Float[Tensor, " row"]:
         scores = tap.read() if self._seen else None
         if scores is None:
             return torch.full((rows,), torch.nan)
         scores = scores.float().repeat(rows // len(scores), 1)
         margins = margin_of(scores[:, : self._yes], scores[:, self._yes :])
-        return margins.where(scores.isfinite().all(1), torch.nan).cpu()
+        first = margins.where(scores.isfinite().all(1), torch.nan).cpu()
+        return first if places is None else tap.later.at(places, first)
+
+
+class LaterScores:
+    """The scores of ``tokens`` at each step after the first, of which a verdict's margin is read once it is known."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.tokens = list(tokens)
+        self._steps: dict[int, Float[Tensor, "some token"]] = {}
+
+    def add(self, scores: Float[Tensor, "some vocab"] | None, step: int) -> None:
+        """Keeps those of one ``step``; None where it has none. A paired batch may give a row a pair."""
+        if scores is not None:
+            self._steps[step] = scores[:, self.tokens].float()
+
+    def at(self, places: Sequence[Place], first: Float[Tensor, " row"]) -> Float[Tensor, " row"]:
+        """The margins at ``places``, on the CPU: of a verdict in the first step that of ``first``; NaN without one."""
+        margins, on_host = first.clone(), {}
+        column = {token: index for index, token in enumerate(self.tokens)}
+        for row, (step, answers) in enumerate(places):
+            if step == 0:
+                continue
+            if step not in self._steps:
+                margins[row] = torch.nan
+            else:
+                if step not in on_host:
+                    on_host[step] = self._steps[step].cpu()
+                scores = on_host[step][row % len(on_host[step])]
+                yes, no = (scores[[column[token] for token in ids]] for ids in answers)
+                known = bool(yes.isfinite().all() and no.isfinite().all())
+                margins[row] = margin_of(yes[None], no[None])[0] if known else torch.nan
+        return margins
 
 
 class _Tap(LogitsProcessor):
-    """Keeps the scores of ``tokens`` at the first step, after the processors ``before``; changes nothing."""
+    """Keeps the scores of ``tokens`` at the first step, after the processors ``before``; changes nothing.
 
-    def __init__(self, tokens: Sequence[int], before: Sequence[LogitsProcessor]) -> None:
-        self._tokens, self._before = list(tokens), before
+    ``later`` are the tokens whose scores it keeps at further steps.
+    """
+
+    def __init__(self, tokens: Sequence[int], before: Sequence[LogitsProcessor], later: Sequence[int] = ()) -> None:
+        self._tokens, self._before, self.later = list(tokens), before, LaterScores(later)
         self._kept: Tensor | None = None
+        self._prompt = 0  # columns, padding included
         self.called = False
 
     def __call__(
@@ -167,6 +253,9 @@ class _Tap(LogitsProcessor):
         self.called = True
         if self._kept is None:
             self._kept = scores[:, self._tokens]  # a copy, because a later processor may write into the scores
+            self._prompt = input_ids.shape[1]
+        elif self.later.tokens:
+            self.later.add(step_scores(self._before, scores), input_ids.shape[1] - self._prompt)
         return scores
 
     def read(self) -> Float[Tensor, "row token"] | None:
@@ -183,6 +272,51 @@ def uncut_scores(processors: Sequence[LogitsProcessor]) -> Float[Tensor, "row vo
     Those of an earlier one would lack what came after it.
     """
     return getattr(processors[-1], "first_scores", None) if processors else None
+
+
+def step_scores(
+    processors: Sequence[LogitsProcessor], scores: Float[Tensor, "row vocab"]
+) -> Float[Tensor, "some vocab"] | None:
+    """The latest step's scores behind ``processors``, before the last of them masked any; None where it has none."""
+    if not processors or not hasattr(processors[-1], "first_scores"):
+        return scores
+    return getattr(processors[-1], "step_scores", None)
+
+
+class Answering:
+    """Follows in which rows of one call of ``generate`` the next token may be the verdict.
+
+    It is the first one; behind a thought (``thoughts``, None for a model that does not think first), any token of the
+    answer. ``opened`` is whether the prompt opened the thought. ``anywhere``: an answer's verdict may be each of its
+    tokens, and which one is known afterwards. ``answers`` are the tokens of Yes and of No there, ``later`` all of them
+    where a verdict may come after the first step.
+    """
+
+    def __init__(
+        self, answers: AnswerIds, thoughts: Thoughts | None = None, *, opened: bool = False, anywhere: bool = False
+    ) -> None:
+        self.answers, self._thoughts, self._opened, self.anywhere = answers, thoughts, opened, anywhere
+        self.first_alone = thoughts is None
+        self.later = [] if self.first_alone and not anywhere else [token for ids in answers for token in ids]
+        self.now: Bool[Tensor, " row"] | None = None
+
+    def follow(self, generated: Int[Tensor, "row new"]) -> Bool[Tensor, " row"]:
+        """Whether the verdict may come behind the tokens ``generated`` so far; kept as ``now``."""
+        rows, step = generated.shape
+        at_once = not step and not self._opened
+        if at_once or self._thoughts is None:
+            self.now = torch.full((rows,), at_once, device=generated.device)
+        elif self._thoughts.by_token:
+            closing = to_device(torch.tensor(sorted(self._thoughts.closing)), generated.device)
+            self.now = torch.isin(generated, closing).any(1)
+        else:
+            self.now = torch.tensor([self._thoughts.closed(row) for row in generated.tolist()], device=generated.device)
+        return self.now
+
+    def asked_for(self, kept: Bool[Tensor, "row vocab"]) -> Bool[Tensor, " row"]:
+        """Whether a verdict may be among the tokens ``kept`` of this step, whose score is then needed."""
+        among = kept[:, self.later].any(1)
+        return among if self.anywhere or self.now is None else among & self.now
 
 
 def _draws(processor: LogitsProcessor) -> bool:

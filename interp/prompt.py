@@ -30,6 +30,7 @@ class Prompt:
     ``key`` identifies the case: all random draws for it depend only on ``key`` and a seed.
     ``request`` is the part of ``text`` that is asked about, without the question around it, and ``shows`` a sentence of
     what the picture shows; both "" where they are not known. No model is told of them unless a method does so.
+    ``begun`` are the tokens of an answer that has begun, such as a thought: whatever is asked then stands behind them.
 
     Raises:
         UserError: ``image`` is no picture of PIL, such as a list of two, or one that cannot be decoded.
@@ -41,6 +42,7 @@ class Prompt:
     key: str = ""
     request: str = ""
     shows: str = ""
+    begun: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.image is not None and not isinstance(self.image, Image.Image):

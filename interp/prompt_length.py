@@ -34,7 +34,8 @@ class Lengths:
     def of_prompts(self, prompts: Sequence[Prompt]) -> list[int]:
         """The length of each prompt, its system text included."""
         sizes = [None if prompt.image is None else prompt.image.size for prompt in prompts]
-        return self._counted([(prompt.text, prompt.image is not None, prompt.system) for prompt in prompts], sizes)
+        counted = self._counted([(prompt.text, prompt.image is not None, prompt.system) for prompt in prompts], sizes)
+        return [length + len(prompt.begun) for length, prompt in zip(counted, prompts, strict=True)]
 
     def refusal(self, size: Size) -> str:
         """Why the model's processor cannot take a picture of this size, "" if it can."""

@@ -8,7 +8,7 @@ A token belongs to the first of these that fits:
 ``user``      the question;
 ``system``    the prompt's system text (a template's default system text counts as template);
 ``template``  everything else: roles, delimiters;
-``generated`` everything after the prompt.
+``generated`` everything after the prompt, an answer that has begun (``Prompt.begun``) included.
 
 Families that read the picture by cross-attention have no image tokens: a placeholder in the sequence is ``template``,
 and asking for the image's columns is an error.
@@ -150,9 +150,11 @@ def _row(
     encoded: Mapping[str, Any],
     index: int,
 ) -> RowSegments:
+    end = len(ids) - len(prompt.begun)
     image = [c for c, token in enumerate(ids) if mask[c] and token == image_id]
-    text = [c for c, token in enumerate(ids) if mask[c] and token != image_id]
+    text = [c for c, token in enumerate(ids[:end]) if mask[c] and token != image_id]
     labels = ["padding" if not shown else "template" for shown in mask]
+    labels[end:] = ["generated"] * len(prompt.begun)
     for column in image:
         labels[column] = IMAGE
     rendered = vlm.render(prompt)

@@ -80,12 +80,18 @@ def marks_of(named: Mapping[str, str] | None) -> tuple[Marks, ...]:
 class Thoughts:
     """The marks of one model by token and by text: ``named`` alone, or else all that are known.
 
-    ``tokenizer`` is one of transformers'; ``ends`` are the tokens that end an answer.
+    ``tokenizer`` is one of transformers'; ``ends`` are the tokens that end an answer, ``template`` its chat template.
     """
 
-    def __init__(self, tokenizer: Any, *, ends: Collection[int], named: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, tokenizer: Any, *, ends: Collection[int], named: Mapping[str, str] | None = None, template: str = ""
+    ) -> None:
         self.marks = marks_of(named)
-        self.named = named is not None
+        self.own = (
+            self.marks
+            if named is not None
+            else tuple(pair for pair in self.marks if any(mark in template for mark in pair))
+        )
         self._tokenizer, self._ends = tokenizer, ends
         closing = {mark: self._token(mark) for _, mark in self.marks}
         self._closing = {token for token in closing.values() if token is not None}
@@ -96,15 +102,29 @@ class Thoughts:
         }
         self._by_text = tuple(pair for pair in self.marks if closing[pair[1]] is None)
 
+    @property
+    def closing(self) -> Collection[int]:
+        """The tokens that are a closing mark."""
+        return self._closing
+
+    def closed(self, ids: Sequence[int]) -> bool:
+        """Whether generated ``ids`` hold a thought that has come to its end."""
+        found = self.spoken(ids, str(self._tokenizer.decode(ids, skip_special_tokens=True)), opened=False)
+        return bool(found.thought) and found.finished
+
     def opened(self, prompt: str) -> bool:
         """Whether the rendered ``prompt`` ends within a thought that it opens itself."""
         return prompt.rstrip().endswith(tuple(opening for opening, _ in self.marks))
 
-    def expected(self, prompt: str, template: str) -> bool:
-        """Whether a thought is to be expected behind the rendered ``prompt``: its ``template`` or the user knows marks,
+    def expected(self, prompt: str) -> bool:
+        """Whether a thought is to be expected behind the rendered ``prompt``: the template or the user knows marks,
         and the prompt does not close an empty thought at once."""
-        known = self.named or any(mark in template for pair in self.marks for mark in pair)
-        return known and not prompt.rstrip().endswith(tuple(closing for _, closing in self.marks))
+        return bool(self.own) and not prompt.rstrip().endswith(tuple(closing for _, closing in self.marks))
+
+    @property
+    def by_token(self) -> bool:
+        """Whether each closing mark of the template's or the user's is one token."""
+        return not set(self.own) & set(self._by_text)
 
     def apart(self, rows: Sequence[Sequence[int]], *, opened: bool) -> dict[str, Any]:
         """``texts`` (of the answers), ``thoughts`` and ``thought_tokens`` of a ``Generation`` with these ids."""

@@ -18,9 +18,20 @@ from transformers import BatchFeature, LogitsProcessor, StoppingCriteriaList
 from interp.batching import BatchContext
 from interp.errors import UserError
 from interp.families import PER_TOKEN, encode_pieces
-from interp.generation import GREEDY, Generation, check_call, new_tokens, seeded, special_tokens_alone
+from interp.generation import GREEDY, Generation, appended, check_call, new_tokens, seeded, special_tokens_alone
 from interp.layout import layout_for
-from interp.margin import NO, YES, AnswerIds, FirstScores, Metric, answer_ids, margin_of
+from interp.margin import (
+    NO,
+    YES,
+    AnswerIds,
+    Answering,
+    Metric,
+    Place,
+    VerdictScores,
+    answer_ids,
+    margin_of,
+    verdict_position,
+)
 from interp.output_head import float32_head, native_head
 from interp.pictures import PictureRefused
 from interp.preprocessing import configuration_digest, is_other, preprocessing_digest, tokenizer_digest, tokenizers_of
@@ -44,7 +55,8 @@ class VLM:
     the inner model contains the adapter's layers and has the module paths of ``layout``. Callables in ``on_encode`` are
     called with the prompts and the model inputs after every ``encode``. ``batches`` forms the batches of loops over
     prompts (``interp.batching``). ``refused`` are tools that a proof refuses, with the reason. ``thinking`` are the
-    marks of a thought, if not those that are known (``interp.thoughts``). ``generating_from`` are the inputs of
+    marks of a thought, if not those that are known (``interp.thoughts``). ``verdict`` says where an answer without a
+    thought has its verdict: its first token, or the last Yes or No (``"last"``). ``generating_from`` are the inputs of
     ``generate`` while it runs, of which it makes those of its forwards (pictures become features).
 
     Raises:
@@ -59,6 +71,7 @@ class VLM:
         self.revision = revision
         self.refused: Mapping[str, str] = {}
         self.thinking: Mapping[str, str] | None = None
+        self.verdict = "first"
         self.on_encode: list[Callable[[Sequence[Prompt], BatchFeature], object]] = []
         self.batches = BatchContext(self)
         self.generating_from: Mapping[str, Any] | None = None
@@ -109,6 +122,34 @@ class VLM:
             lower = self.first_tokens(YES.lower(), NO.lower())
             yes, no = (list(dict.fromkeys([*one, *other])) for one, other in zip((yes, no), lower, strict=True))
         return AnswerIds(yes, no)
+
+    @cached_property
+    def spelled(self) -> AnswerIds:
+        """All tokens that are Yes or No, whatever their case and the blanks around them: those of a later verdict."""
+        texts = self.tokenizer.batch_decode([[token] for token in range(len(self.tokenizer))])
+        said = [str(text).strip().casefold() for text in texts]
+        yes, no = (
+            sorted({*first, *(token for token, text in enumerate(said) if text == word.casefold())})
+            for word, first in zip((YES, NO), self.answer_ids, strict=True)
+        )
+        return AnswerIds(yes, no)
+
+    def _answers_behind(self, begun: Sequence[int], token: int) -> AnswerIds:
+        """The first tokens of Yes and No behind the tokens ``begun``, in the case in which ``token`` says one."""
+        said = str(self.tokenizer.decode([token])).strip()
+        words = (
+            (YES.lower(), NO.lower()) if said.islower() else (YES.upper(), NO.upper()) if said.isupper() else (YES, NO)
+        )
+        text = str(self.tokenizer.decode(list(begun), skip_special_tokens=False))
+        try:
+            behind = answer_ids(self.tokenizer, text, name=self.name, words=words)
+        except UserError:  # no spelling of its own there
+            behind = self.answer_ids
+        yes, no = (
+            sorted({one for one in ids if one in spelled} | ({token} & set(spelled)))
+            for ids, spelled in zip(behind, self.spelled, strict=True)
+        )
+        return AnswerIds(yes, no) if yes and no else self.answer_ids
 
     @property
     def answer_spellings(self) -> dict[str, list[str]]:
@@ -241,7 +282,16 @@ class VLM:
 
     def inputs(self, prompts: Sequence[Prompt]) -> BatchFeature:
         """What ``encode`` returns. Subclasses override this to change the inputs, which ``on_encode`` then sees."""
-        return self._processed(prompts)
+        batch = self._processed(prompts)
+        if not any(prompt.begun for prompt in prompts):
+            return batch
+        tails, pad = [prompt.begun for prompt in prompts], self.tokenizer.pad_token_id
+        return BatchFeature(appended(batch, tails, pad=pad, side="left", kind=self.answer_kind))
+
+    @property
+    def answer_kind(self) -> int:
+        """The token type of an answer: 1 for PaliGemma, whose prompt (type 0) has bidirectional attention."""
+        return int(self.layout.model_type == "paligemma")
 
     def _processed(self, prompts: Sequence[Prompt]) -> BatchFeature:
         """The processor's outputs; where prefills are shared, made once of the same prompts."""
@@ -350,7 +400,8 @@ class VLM:
 
         ``encoded`` are inputs made by ``encode``, possibly modified. ``seed`` is required for ``do_sample=True`` and
         leaves the global generator alone; a sampled answer depends on its batch. Margins are read from the scores that
-        the first token was chosen from: after every processor, before sampling (``interp.margin``).
+        the verdict was chosen from: after every processor, before sampling (``interp.margin``). It is the first token;
+        behind a thought the answer's Yes or No, or else its first token.
 
         Raises:
             UserError: right-padded inputs, several sequences per prompt, sampling without a seed, or scores of the
@@ -360,8 +411,10 @@ class VLM:
         batch = self.encode(prompts) if encoded is None else encoded
         options = GREEDY | self._special_tokens() | generate_kwargs
         check_call(options, batch["attention_mask"], seed)
-        first = FirstScores(logits_processor or (), self.answer_ids, options)
-        options |= {"max_new_tokens": max_new_tokens, "logits_processor": first.processors}
+        rendered = [self.render(prompt) for prompt in prompts]
+        later = self.answering(prompts).later if prompts else []
+        scores = VerdictScores(logits_processor or (), self.answer_ids, options, later=later)
+        options |= {"max_new_tokens": max_new_tokens, "logits_processor": scores.processors}
         if self.batches.stop is not None:
             options["stopping_criteria"] = StoppingCriteriaList([*options.get("stopping_criteria", ()), self._go_on])
         with special_tokens_alone(*self._speakers), seeded(seed, self.device), float32_head(self.model):
@@ -373,36 +426,73 @@ class VLM:
                 raise
             finally:
                 self.generating_from = before
-        if logits_processor and not first.ran:
+        if logits_processor and not scores.ran:
             raise UserError(
                 f"{self.name} has a generate of its own that runs no logits processor; a method that changes logits "
                 "would change nothing; take one that does not (baseline, prompt, verbalise), or another model"
             )
-        first.check_model(self.name, self.dtype)
+        scores.check_model(self.name, self.dtype)
         ends = _ids(options["eos_token_id"])
         sequences = getattr(output, "sequences", output)
         rows = new_tokens(sequences, batch["input_ids"], ends=ends, pad=options["pad_token_id"])
-        rendered = [self.render(prompt) for prompt in prompts]
+        apart = self.told_apart(rows, rendered)
+        places = self._verdicts(rows, apart["thought_tokens"])
         return Generation(
-            **self.told_apart(rows, rendered),
+            **apart,
             token_ids=rows,
-            margins=first.margins(len(rows)),
+            margins=scores.margins(len(rows), places),
             finished=[bool(row) and row[-1] in ends for row in rows],
             prompts=rendered,
-            unshifted=first.unshifted(len(rows)),
-            sampled=first.sampled,
+            unshifted=scores.unshifted(len(rows), places),
+            sampled=scores.sampled,
             keys=[prompt.key for prompt in prompts],
+            verdicts=places,
         )
+
+    def _verdicts(self, rows: Sequence[Sequence[int]], thought: Sequence[int]) -> list[Place] | None:
+        """Where the verdicts of generated ``rows`` are, of which the first ``thought`` tokens are a thought's.
+
+        None where each is the first token.
+        """
+        if self.verdict == "last":
+            answers = self.answer_ids
+            return [Place(verdict_position(self.tokenizer, ids, answers), answers) for ids in rows]
+        if not any(thought):
+            return None
+        return [
+            self._behind(ids, end) if end else Place(0, self.answer_ids) for ids, end in zip(rows, thought, strict=True)
+        ]
+
+    def _behind(self, ids: Sequence[int], thought: int) -> Place:
+        """The verdict behind a thought: the answer's Yes or No, or else its first token that is no blank."""
+        rest = list(ids[thought:])
+        at = verdict_position(self.tokenizer, rest, self.spelled, opening=True)
+        if at is None:
+            written = (self.tokenizer.decode([token], skip_special_tokens=True).strip() for token in rest)
+            at = next((place for place, text in enumerate(written) if text), None)
+        if at is None:
+            return Place(None, self.answer_ids)
+        step = thought + at
+        return Place(step, self._answers_behind(ids[thought - 1 : step], ids[step]))
+
+    def answering(self, prompts: Sequence[Prompt]) -> Answering:
+        """Follows where the verdicts of answers to ``prompts`` may come, while they are generated."""
+        rendered, thoughts = self.render(prompts[0]), self._thoughts
+        if self.verdict == "last":
+            return Answering(self.spelled, anywhere=True)
+        if not thoughts.expected(rendered):
+            return Answering(self.answer_ids)
+        return Answering(self.spelled, thoughts, opened=thoughts.opened(rendered))
 
     @property
     def _thoughts(self) -> Thoughts:
-        return Thoughts(self.tokenizer, ends=self.end_ids, named=self.thinking)
+        template = str(self.processor.chat_template)
+        return Thoughts(self.tokenizer, ends=self.end_ids, named=self.thinking, template=template)
 
     @property
     def thinks(self) -> bool:
         """Whether a thought is to be expected behind a prompt, by chat template and marks (``interp.thoughts``)."""
-        prompt = self.render(Prompt("?", Image.new("RGB", (1, 1))))
-        return self._thoughts.expected(prompt, str(self.processor.chat_template))
+        return self._thoughts.expected(self.render(Prompt("?", Image.new("RGB", (1, 1)))))
 
     def told_apart(self, rows: Sequence[Sequence[int]], rendered: Sequence[str]) -> dict[str, Any]:
         """Thoughts and answers of generated ids, as ``Thoughts.apart``; the template opens all prompts alike."""

@@ -26,6 +26,7 @@ from mitigation.validation import check_alpha, check_beta, check_pictured
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from interp.margin import LaterScores
     from interp.vlm import VLM, Generation, Prompt
     from mitigation.contrastive.processors import Branch
 
@@ -40,13 +41,15 @@ class BranchLogits:
     """The raw float32 logits of one step: ``clean`` [row vocab] after the prompts, ``others`` [branch row vocab].
 
     ``answers`` are the first tokens of Yes and of No. ``after_image`` [row 1] counts the prompt's tokens after its
-    picture; 0 where the sequence has no image tokens.
+    picture; 0 where the sequence has no image tokens. ``verdict`` [row 1] is whether the verdict may be chosen now;
+    None for a model that does not think first, whose verdict is the first token.
     """
 
     clean: "Tensor"
     others: "Tensor"
     answers: tuple[Sequence[int], Sequence[int]]
     after_image: "Tensor"
+    verdict: "Tensor | None" = None
 
 
 class BranchMethod:
@@ -119,29 +122,49 @@ class BranchMethod:
             return vlm.generate(prompts, max_new_tokens=max_new_tokens, encoded=encoded)
         import torch
 
+        from interp.margin import LaterScores
         from mitigation.contrastive.processors import RuleLogitsProcessor
 
         margins: list[Tensor] = []  # of every branch, at the first step
-        answers, after_image = vlm.answer_ids, _after_image(vlm, encoded["input_ids"])
+        later: list[LaterScores] = []  # of every branch, at the others
+        answering, after_image = vlm.answering(prompts), _after_image(vlm, encoded["input_ids"])
 
         def rule(clean: "Tensor", others: "Tensor", step: int) -> "Tensor":
+            behind = None if answering.first_alone or answering.now is None else answering.now[:, None]
+            answers = answering.answers if step and behind is not None else vlm.answer_ids
             if not step:
-                margins[:] = [branch_margins(torch.cat([clean[None], others]), answers)]
-            return self.scores(BranchLogits(clean, others, answers, after_image), step)
+                margins[:] = [branch_margins(torch.cat([clean[None], others]), vlm.answer_ids)]
+                later[:] = [LaterScores(answering.later) for _ in (clean, *others)]
+            elif answering.later:
+                for kept, logits in zip(later, (clean, *others), strict=True):
+                    kept.add(logits, step)
+            return self.scores(BranchLogits(clean, others, answers, after_image, behind), step)
 
         skips = self.beta is not None and vlm.device.type == "cpu"
         ruling = RuleLogitsProcessor(
             *(vlm.model, encoded["input_ids"], others, rule),
             beta=self.beta,
-            answers=[token for ids in answers for token in ids] if self.uncut else [],
+            answers=[token for ids in answering.answers for token in ids] if self.uncut else [],
             skips=skips and all(isinstance(other, Mapping) for other in others),
             ends=vlm.end_ids,
+            answering=answering,
         )
         generation = vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[ruling], encoded=encoded)
-        return self.with_branch_margins(generation, margins[0])
+        return self.with_branch_margins(generation, margins[0], later)
 
-    def with_branch_margins(self, generation: "Generation", margins: "Tensor") -> "Generation":
-        """``generation`` with each branch's margin [branch row] by its name; that of the prompts is ``clean``."""
+    def with_branch_margins(
+        self, generation: "Generation", margins: "Tensor", later: "Sequence[LaterScores]" = ()
+    ) -> "Generation":
+        """``generation`` with each branch's margin [branch row] by its name; that of the prompts is ``clean``.
+
+        ``later`` are each branch's scores at further steps, for verdicts that are not the first token.
+        """
+        if generation.verdicts is not None and later:
+            import torch
+
+            margins = torch.stack(
+                [one.at(generation.verdicts, first.cpu()) for one, first in zip(later, margins, strict=True)]
+            )
         several = len(margins) > 2
         others = [f"{self.other}_{number}" if several else self.other for number in range(1, len(margins))]
         rows = [dict(zip(["clean", *others], row, strict=True)) for row in margins.T.tolist()]

@@ -24,8 +24,7 @@ class Method(Protocol):
         """Answers to ``prompts``, in order, with this arm's margins.
 
         An answer depends on its prompt (with its key) and the method's settings, not on the rest of the batch. The
-        margins are read by ``vlm.generate`` (``interp.margin``); where the model reasons before its verdict,
-        ``mitigation.reasoning.at_verdicts`` reads them.
+        margins are read by ``vlm.generate`` at the verdict (``interp.margin``), behind a thought too.
 
         Raises:
             UserError: the method cannot work on this model or prompt.
@@ -142,7 +141,8 @@ def check_answers(method: Any, generation: Any, prompts: "Sequence[Prompt]", *, 
     keys = [prompt.key for prompt in prompts]
     if generation.keys is not None and generation.keys != keys and sorted(generation.keys) == sorted(keys):
         raise MethodFault(f"it returned the answers in another order (keys {generation.keys[:3]} …); {OWES}")
-    if margins and not abilities(method).unscored and bool(generation.margins.isnan().all()):
+    expected = margins and not abilities(method).unscored and bool(generation.scored.any())
+    if expected and bool(generation.margins.isnan().all()):
         raise MethodFault(
             f"it returned no margins; {OWES}; one that masks the answers keeps their scores as first_scores "
             "(interp.margin), and one that has none says why in an attribute unscored"

@@ -93,7 +93,7 @@ class PriorCorrection(BranchMethod):
     def scores(self, logits: BranchLogits, step: int) -> "Tensor":
         """log p(token | picture) − weight × the mean over the prior's pictures of log p(token | prior).
 
-        For the first token every spelling of an answer gets the prior of the answer over all spellings. The margin is
+        For the verdict every spelling of an answer gets the prior of the answer over all spellings. The margin is
         then exactly the clean one minus weight × the mean of the priors' margins, and a spelling does not win because
         it is rare in the prior. For the same reason, all other tokens are −inf if the most likely clean token is an
         answer.
@@ -101,15 +101,19 @@ class PriorCorrection(BranchMethod):
         import torch
 
         clean, prior = logits.clean, logits.others.log_softmax(-1)
-        if not step:
-            for ids in logits.answers:
-                prior[..., ids] = prior[..., ids].logsumexp(-1, keepdim=True)
-        scores = clean.log_softmax(-1) - self.weight * prior.mean(0)
-        if step:
-            return scores
+        if step and logits.verdict is None:
+            return clean.log_softmax(-1) - self.weight * prior.mean(0)
+        pooled = prior if logits.verdict is None else prior.clone()
+        for ids in logits.answers:
+            pooled[..., ids] = pooled[..., ids].logsumexp(-1, keepdim=True)
+        if logits.verdict is not None:
+            pooled = torch.where(logits.verdict, pooled, prior)
+        scores = clean.log_softmax(-1) - self.weight * pooled.mean(0)
         either = torch.tensor([token for ids in logits.answers for token in ids], device=clean.device)
         other = ~torch.isin(torch.arange(clean.shape[1], device=clean.device), either)
         verdict = torch.isin(clean.argmax(-1, keepdim=True), either)
+        if logits.verdict is not None:
+            verdict = verdict & logits.verdict
         return scores.masked_fill(verdict & other, -torch.inf)
 
 

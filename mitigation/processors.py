@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, TopPLogitsWarper
 
 from interp.device_copies import to_device
-from interp.margin import AnswerIds, uncut_scores
+from interp.margin import AnswerIds, Answering, step_scores, uncut_scores
 from mitigation.contrastive.corruption import case_generator
 from mitigation.contrastive.formulas import plausible, uncut_answers
 from mitigation.method import MethodFault
@@ -22,18 +22,32 @@ from mitigation.validation import check_beta, check_seed, check_shift, check_tem
 
 
 class ConstantShiftLogitsProcessor(LogitsProcessor):
-    """Adds ``shift`` to the Yes/No margin of the first token, half to each side; for one ``generate`` call.
+    """Adds ``shift`` to the Yes/No margin of the verdict, half to each side; for one ``generate`` call.
 
-    ``after`` are the processors that run before it. If the most likely first token is one of the answers, both answers
-    take their scores from before the cutoff of the last of ``after``, if that one keeps them (``first_scores``);
-    otherwise the plausibility cutoff would fix a confident verdict regardless of its contrasted margin. Other scores do
-    not change. Without ``after`` the host never waits for the device.
+    The verdict is the first token; by ``answering``, of a model that thinks first, the first token behind its thought
+    whose likeliest choice is Yes or No. ``after`` are the processors that run before it. If the most likely token there
+    is one of the answers, both answers take their scores from before the cutoff of the last of ``after``, if that one
+    keeps them (``first_scores``, ``step_scores``); otherwise the plausibility cutoff would fix a confident verdict
+    regardless of its contrasted margin. Other scores do not change. Without ``after`` the host never waits for the
+    device.
     """
 
     shifts_margin: ClassVar[bool] = True
 
-    def __init__(self, answers: AnswerIds, *, shift: float, after: Sequence[LogitsProcessor] = ()) -> None:
+    def __init__(
+        self,
+        answers: AnswerIds,
+        *,
+        shift: float,
+        after: Sequence[LogitsProcessor] = (),
+        answering: Answering | None = None,
+    ) -> None:
         check_shift(shift)
+        self._behind = None if answering is None or answering.first_alone else answering
+        answers = answers if self._behind is None else self._behind.answers
+        self._steps = _Steps()
+        self._done: Tensor | None = None
+        self.step_scores: Tensor | None = None
         self._ids = torch.tensor([*answers.yes, *answers.no])
         self._halves = torch.tensor([shift / 2] * len(answers.yes) + [-shift / 2] * len(answers.no))
         self._after = list(after)
@@ -48,8 +62,11 @@ class ConstantShiftLogitsProcessor(LogitsProcessor):
     def __call__(
         self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
     ) -> Float[Tensor, "row vocab"]:
-        """The scores, shifted at the first step."""
+        """The scores, shifted at the verdict."""
+        if self._behind is not None:
+            return self._shifted_behind(self._behind, input_ids, scores)
         if self._first_scores is not None:
+            self.step_scores = step_scores(self._after, scores)
             return scores
         ids = to_device(self._ids, scores.device)
         halves = to_device(self._halves.to(scores.dtype), scores.device).expand(len(scores), -1)
@@ -61,6 +78,25 @@ class ConstantShiftLogitsProcessor(LogitsProcessor):
         uncut = uncut.to(scores.dtype).repeat(len(scores) // len(uncut), 1)
         self._first_scores = uncut.index_add(1, ids, halves)
         return uncut_answers(scores, uncut, self._ids.tolist()).index_add(1, ids, halves)
+
+    def _shifted_behind(self, answering: Answering, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """The scores, shifted in the rows that have come to their verdict, once in each."""
+        step = self._steps.of(input_ids)
+        ids = to_device(self._ids, scores.device)
+        halves = to_device(self._halves.to(scores.dtype), scores.device).expand(len(scores), -1)
+        now = answering.follow(input_ids[:, input_ids.shape[1] - step :]).to(scores.device)
+        fresh = now & torch.isin(scores.argmax(1), ids)
+        if self._done is not None:
+            fresh = fresh & ~self._done
+        self._done = fresh if self._done is None else self._done | fresh
+        uncut = step_scores(self._after, scores) if step else uncut_scores(self._after)
+        uncut = None if uncut is None else uncut.to(scores.dtype).repeat(len(scores) // len(uncut), 1)
+        chosen = scores if uncut is None else uncut_answers(scores, uncut, self._ids.tolist())
+        base = scores if uncut is None else uncut
+        self.step_scores = torch.where(fresh[:, None], base.index_add(1, ids, halves), base)
+        if not step:
+            self._first_scores = self.step_scores
+        return torch.where(fresh[:, None], chosen.index_add(1, ids, halves), scores)
 
 
 class ShiftRangeLogitsProcessor(LogitsProcessor):
@@ -151,11 +187,13 @@ class PlausibilityLogitsProcessor(LogitsProcessor):
         check_beta(beta)
         self._beta = beta
         self.first_scores: Tensor | None = None
+        self.step_scores: Tensor | None = None
 
     def __call__(
         self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
     ) -> Float[Tensor, "row vocab"]:
         """The scores of plausible tokens (``mitigation.contrastive.formulas.plausible``), −inf elsewhere."""
+        self.step_scores = scores
         if self.first_scores is None:
             self.first_scores = scores
         return scores.masked_fill(~plausible(scores, beta=self._beta), -torch.inf)

@@ -74,8 +74,8 @@ class Steps:
         Raises:
             UserError: the model cannot be asked this.
         """
-        wanted = {row: prompt for row, prompt in prompts.items() if row not in self.lost}
-        answers = _asked(_plain(self.vlm), wanted, max_new_tokens, self.spent)
+        wanted = {row: replace(prompt, begun=()) for row, prompt in prompts.items() if row not in self.lost}
+        answers = _asked(unwrapped(self.vlm), wanted, max_new_tokens, self.spent)
         texts = {}
         for row, answer in answers.items():
             self.rows[row][name] = answer.text
@@ -130,7 +130,7 @@ def check_words(vlm: "VLM", way_out: str) -> None:
     """
     from interp.prompt import Prompt
 
-    model = _plain(vlm)
+    model = unwrapped(vlm)
     if not hasattr(model, "inputs"):  # a model behind an API says so itself
         return
     try:
@@ -139,12 +139,6 @@ def check_words(vlm: "VLM", way_out: str) -> None:
         if "without an image" not in str(error):
             raise
         raise UserError(f"{str(error).partition(';')[0]}, which judging in words does; {way_out}") from error
-
-
-def _plain(vlm: "VLM") -> Any:
-    """The model itself, without wrappers, and without an answer that it continues (``mitigation.reasoning``)."""
-    model = unwrapped(vlm)
-    return getattr(model, "continues", model)
 
 
 def _asked(

@@ -1,6 +1,6 @@
 """A constant on the Yes/No margin, the control that a contrast has to beat, and the rules that choose the constant.
 
-A margin is logit(Yes) − logit(No) at the first answer token; the verdict is Yes if it is above 0. A constant only moves
+A margin is logit(Yes) − logit(No) at the verdict's token; the verdict is Yes if it is above 0. A constant only moves
 the threshold, so AUROC does not change (``calibrated_shift`` in ``docs/metrics.md``). The rules are pure functions of
 arrays: ``balanced_shift`` (CalibratedShift), ``matching_shift`` (YesBias), and ``candidate_shifts`` with
 ``best_admissible`` (the study of mitigations, which requires unsafe accuracy to be kept).
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ConstantShift:
-    """Adds ``shift`` logits to the Yes/No margin of the first answer token: above 0 towards Yes, below 0 towards No."""
+    """Adds ``shift`` logits to the Yes/No margin of the verdict: above 0 towards Yes, below 0 towards No."""
 
     shift: float
     yes_no_only: ClassVar[bool] = True  # open answers have no such margin
@@ -33,13 +33,14 @@ class ConstantShift:
         check_shift(self.shift)
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """Greedy answers with the shift at the first step (``ConstantShiftLogitsProcessor``).
+        """Greedy answers with the shift at the verdict's step (``ConstantShiftLogitsProcessor``).
 
         Margins include it; ``unshifted`` are those of the unmodified model.
         """
         from mitigation.processors import ConstantShiftLogitsProcessor
 
-        processor = ConstantShiftLogitsProcessor(vlm.answer_ids, shift=self.shift)
+        answering = vlm.answering(prompts)
+        processor = ConstantShiftLogitsProcessor(vlm.answer_ids, shift=self.shift, answering=answering)
         return vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[processor])
 
 

@@ -137,8 +137,13 @@ class VCD(Contrast):
 
         refuse_recording(vlm.model)
         inputs = pair_inputs(vlm.model, encoded, noised)
-        pairing = PairedContrastLogitsProcessor(vlm.model, inputs["input_ids"], alpha=self.alpha, beta=self.beta)
+        pairing = PairedContrastLogitsProcessor(
+            *(vlm.model, inputs["input_ids"]),
+            alpha=self.alpha,
+            beta=self.beta,
+            keeps=vlm.answering(prompts).later,
+        )
         both = vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[pairing], encoded=inputs)
         assert pairing.first_branches is not None
         margins = branch_margins(pairing.first_branches, vlm.answer_ids)
-        return self.with_branch_margins(both.first(len(prompts)), margins)
+        return self.with_branch_margins(both.first(len(prompts)), margins, pairing.later)

@@ -121,7 +121,7 @@ class Wrapper(Around):
 
 @dataclass(frozen=True)
 class Shifted(Wrapper):
-    """``method`` with ``shift`` logits added to its Yes/No margin at the first answer token, half on each side.
+    """``method`` with ``shift`` logits added to its Yes/No margin at the verdict, half on each side.
 
     The verdict follows the returned margin: if the method's most likely first token is an answer, a plausibility cutoff
     does not apply between the two answers, even at a shift of 0. ``Shifted(Baseline(), s)`` is ``ConstantShift(s)``. To
@@ -144,7 +144,7 @@ class Shifted(Wrapper):
             UserError: the method does not answer through ``vlm.generate``, or an answer has no margin to shift.
         """
         generation = self._answers(vlm, prompts, max_new_tokens, self._shifting)
-        if bool(generation.margins.isnan().any()):
+        if bool((generation.margins.isnan() & generation.scored).any()):
             raise UserError(
                 "the method has answers without a margin to shift; a logits processor that masks Yes or No has to "
                 "declare first_scores"
@@ -154,7 +154,8 @@ class Shifted(Wrapper):
     def _shifting(self, vlm: "VLM", prompts: Any, encoded: Any, own: "Sequence[LogitsProcessor]") -> "LogitsProcessor":
         from mitigation.processors import ConstantShiftLogitsProcessor
 
-        return ConstantShiftLogitsProcessor(vlm.answer_ids, shift=self.shift, after=own)
+        answering = vlm.answering(prompts)
+        return ConstantShiftLogitsProcessor(vlm.answer_ids, shift=self.shift, after=own, answering=answering)
 
 
 @dataclass(frozen=True)

@@ -118,6 +118,7 @@ def _answered(
         published_verdict=published_verdict(response) if sample.gold in ("yes", "no") else None,
         thought="" if generation.thoughts is None else generation.thoughts[index],
         thought_tokens=0 if generation.thought_tokens is None else generation.thought_tokens[index],
+        verdict_step=None if generation.verdicts is None else generation.verdicts[index].step,
         **judged,
     )
 

@@ -34,6 +34,8 @@ class RangedBaseline:
         """See ``VLM.generate``; ``shift_ranges`` has for each answer ``low``, ``high`` and its ``tokens``."""
         from mitigation.processors import ShiftRangeLogitsProcessor
 
+        if vlm.thinks:  # a constant moves the verdict behind the thought, not the first token
+            return vlm.generate(prompts, max_new_tokens=max_new_tokens)
         ranging = ShiftRangeLogitsProcessor(vlm.answer_ids)
         try:
             given = vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[ranging])

@@ -15,8 +15,9 @@ def thoughts_by_arm(predictions: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """By arm that thinks: ``n`` answers to scored cases, of them ``thought`` after a thought and ``cut_off`` within it.
 
     ``longest`` are the tokens after which the longest one was cut off, ``budget`` those within which 95% of the
-    thoughts end (``tokens_until``); None where it is not known. Columns of ``predictions``: arm, subset, status,
-    response, thought, and thought_tokens where a model counted them.
+    thoughts end (``tokens_until``); None where it is not known. ``at_verdict`` is whether every margin behind a thought
+    is the verdict's, not that of the thought's first token. Columns of ``predictions``: arm, subset, status, response,
+    thought, margin, and thought_tokens and verdict_step where a model counted them.
     """
     if "thought" not in predictions:
         return {}
@@ -28,12 +29,15 @@ def thoughts_by_arm(predictions: pd.DataFrame) -> dict[str, dict[str, Any]]:
         cut = ((thinking["status"] == Status.TRUNCATED) & ~thinking["response"].fillna("").astype(bool)).to_numpy()
         counted = thinking.get("thought_tokens", pd.Series(np.nan, index=thinking.index)).to_numpy(dtype=float)
         known = bool(np.isfinite(counted).all())
+        steps = thinking.get("verdict_step", pd.Series(np.nan, index=thinking.index))
+        margins = thinking.get("margin", pd.Series(np.nan, index=thinking.index))
         found[str(arm)] = {
             "n": len(rows),
             "thought": len(thinking),
             "cut_off": int(cut.sum()),
             "longest": int(counted[cut].max()) if known and cut.any() else None,
             "budget": tokens_until(counted.tolist(), (~cut).tolist()) if known else None,
+            "at_verdict": bool((steps.notna() | margins.isna()).all()),
         }
     return found
 

@@ -135,12 +135,16 @@ def thoughts(metrics: Mapping[str, Any]) -> list[str]:
             f"In {one['cut_off']:,} of {one['n']:,} answers of {arm} the thought was cut off{after}: they hold no "
             f"verdict and {'leave the rates, whose bounds have them' if refusals else 'count as wrong'}. {_budget(one)}"
         )
-    ranked = [arm for arm in by_arm if (metrics["arms"].get(arm) or {}).get("auroc") is not None]
+    ranked = [
+        arm
+        for arm, one in by_arm.items()
+        if (metrics["arms"].get(arm) or {}).get("auroc") is not None and not one.get("at_verdict")
+    ]
     if ranked:
         lines.append(
             f"{', '.join(ranked)} think{'s' if len(ranked) == 1 else ''} first: margins, and so AUROC, shifts and the "
-            "operating point, are those of the thought's first token, unless the method reads them at the verdict "
-            "(vrtuning)."
+            "operating point, are those of the thought's first token, since the model does not give scores at the "
+            "verdict."
         )
     return lines
 

@@ -120,6 +120,7 @@ def answered(
     reason: str = "",
     thought: str = "",
     thought_tokens: int = 0,
+    verdict_step: int | None = None,
 ) -> dict[str, Any]:
     """The record of an answer.
 
@@ -132,7 +133,7 @@ def answered(
     highest value where replies give it: ``margin_is`` then says whether it is ``exact``, a ``bound``, or ``undecided``
     (0 lies between them). ``reason`` says why the text is missing or incomplete. ``thought``
     is what a model that thinks first wrote before the response, with its marks, and ``thought_tokens`` how many (0: not
-    known).
+    known). ``verdict_step`` counts the tokens before the one whose margin this is (None or 0: it is the first one's).
     """
     return _common(sample, arm, settings) | {
         "status": status.value,
@@ -153,6 +154,7 @@ def answered(
         **({"reason": writable(reason)} if reason else {}),
         **({"thought": writable(thought)} if thought else {}),
         **({"thought_tokens": thought_tokens} if thought and thought_tokens else {}),
+        **({"verdict_step": verdict_step} if verdict_step else {}),
     }
 
 

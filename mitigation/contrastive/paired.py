@@ -17,6 +17,7 @@ from interp.errors import UserError
 from interp.families import PER_TOKEN
 from interp.hooks.attention import is_intercepted
 from interp.layout import layout_for
+from interp.margin import LaterScores
 from interp.output_head import float32_head
 from mitigation.contrastive.formulas import contrast, contrast_and_cut
 from mitigation.contrastive.processors import ContrastLogitsProcessor
@@ -87,7 +88,7 @@ class PairedContrastLogitsProcessor(ContrastLogitsProcessor):
     """Contrasts the first half of the rows with the second and returns the result for both halves.
 
     ``prompt_ids`` are those of both halves (``pair_inputs``). ``first_branches`` [half row vocab] are the last call's
-    scores of the first step before the contrast.
+    scores of the first step before the contrast, ``later`` both halves' scores of the tokens ``keeps`` at the others.
 
     Raises:
         UserError: settings out of range; while generating, as ``VisualContrastiveLogitsProcessor``.
@@ -100,11 +101,13 @@ class PairedContrastLogitsProcessor(ContrastLogitsProcessor):
         *,
         alpha: float,
         beta: float | None,
+        keeps: Sequence[int] = (),
     ) -> None:
         check_alpha(alpha)
         check_beta(beta)
         self.alpha, self.beta = alpha, beta
         self.first_branches: Tensor | None = None
+        self.later = (LaterScores(keeps), LaterScores(keeps))
         super().__init__(model, prompt_ids)
 
     def __call__(
@@ -119,6 +122,10 @@ class PairedContrastLogitsProcessor(ContrastLogitsProcessor):
         noised = noised.clamp(min=torch.finfo(noised.dtype).min / max(1.0, self.alpha))
         if not generated.shape[1]:
             self._first_scores = contrast(clean, noised, alpha=self.alpha)
+        elif self.later[0].tokens:
+            self.step_scores = contrast(clean, noised, alpha=self.alpha)
+            for kept, half in zip(self.later, (clean, noised), strict=True):
+                kept.add(half, generated.shape[1])
         result = contrast_and_cut(clean, noised, alpha=self.alpha, beta=self.beta)
         return torch.cat([result, result])
 

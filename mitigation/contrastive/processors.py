@@ -15,6 +15,7 @@ from transformers import LogitsProcessor
 
 from interp.errors import UserError
 from interp.hooks.forward import is_paused, only_listens
+from interp.margin import Answering
 from mitigation.contrastive.formulas import contrast, plausible, uncut_answers
 from mitigation.contrastive.second_branch import SecondBranch, bare, check_inputs, speaker_of
 from mitigation.validation import check_alpha, check_beta
@@ -47,6 +48,7 @@ class ContrastLogitsProcessor(LogitsProcessor):
     def __init__(self, model: Any, prompt_ids: Int[Tensor, "row position"]) -> None:
         self._steps = Steps(prompt_ids, model)
         self._first_scores: Tensor | None = None
+        self.step_scores: Tensor | None = None
 
     @property
     def first_scores(self) -> Float[Tensor, "some vocab"]:
@@ -72,6 +74,8 @@ class RuleLogitsProcessor(ContrastLogitsProcessor):
     With ``skips``, branches (all given by their inputs) are left out of a step after the first where a single token
     passes the cutoff in every row that has none of the tokens ``ends`` yet: the choice is that of the clean scores
     there. A later step feeds them what they have missed, in one chunk. To look synchronises with the device.
+    ``answering`` says where a verdict may come behind a thought: there nothing is skipped that it may be, and the
+    cutoff does not apply between Yes and No.
 
     Raises:
         UserError: as ``VisualContrastiveLogitsProcessor``.
@@ -88,6 +92,7 @@ class RuleLogitsProcessor(ContrastLogitsProcessor):
         answers: Sequence[int] = (),
         skips: bool = False,
         ends: Collection[int] = (),
+        answering: Answering | None = None,
     ) -> None:
         check_beta(beta)
         own = [SecondBranch(model, other, blind=True) for other in others if isinstance(other, Mapping)]
@@ -100,6 +105,7 @@ class RuleLogitsProcessor(ContrastLogitsProcessor):
         super().__init__(model, prompt_ids)
         self._rule, self._beta, self._answers, self._skips = rule, beta, answers, skips
         self._ends = torch.tensor([*ends], dtype=torch.long, device=prompt_ids.device)
+        self._answering = answering if answering is not None and answering.later else None
         self._fed = 0  # generated tokens that the branches have seen
 
     def __call__(
@@ -109,22 +115,30 @@ class RuleLogitsProcessor(ContrastLogitsProcessor):
         generated = self._steps.follow(input_ids, scores)
         step = generated.shape[1]
         kept = plausible(scores, beta=self._beta)
+        now = None if self._answering is None else self._answering.follow(generated)
         if step and self._skips and not self._unsure(generated, kept):
+            self.step_scores = None
             return scores.float().masked_fill(~kept, -torch.inf)
         missed = generated[:, self._fed :]
         others = [branch.extend(missed) if step else branch.start() for branch in self._branches]
         self._fed = step
         ruled = self._rule(scores.float(), torch.stack(others), step)
         cut = ruled.masked_fill(~kept, -torch.inf)
-        if step:
+        self.step_scores = ruled
+        if not step:
+            self._first_scores = ruled
+        if not self._answers or (step and now is None):
             return cut
-        self._first_scores = ruled
-        return uncut_answers(cut, ruled, self._answers) if self._answers else cut
+        uncut = uncut_answers(cut, ruled, self._answers)
+        return uncut if now is None else torch.where(now[:, None], uncut, cut)
 
     def _unsure(self, generated: Int[Tensor, "row new"], kept: Bool[Tensor, "row vocab"]) -> bool:
-        """Whether several tokens pass the cutoff in a row that has not ended."""
+        """Whether several tokens pass the cutoff in a row that has not ended, or one that may be its verdict."""
         ended = torch.isin(generated, self._ends).any(dim=1)
-        return bool(((kept.sum(dim=1) > 1) & ~ended).any())
+        asked = kept.sum(dim=1) > 1
+        if self._answering is not None:
+            asked = asked | self._answering.asked_for(kept)
+        return bool((asked & ~ended).any())
 
 
 class VisualContrastiveLogitsProcessor(RuleLogitsProcessor):

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from interp.generation import appended
 from interp.pictures import as_seen
 from interp.vlm import VLM, Prompt
-from mitigation.reasoning import answer_kind, appended
 from mitigation.vrtuning.data import bounded
 
 IGNORED = -100
@@ -40,7 +40,7 @@ class Collator:
         ]
         encoded = self.vlm.encode(prompts * len(answers))
         pad = self.vlm.tokenizer.pad_token_id
-        batch = appended(encoded, tails, pad=pad, side="right", kind=answer_kind(self.vlm))
+        batch = appended(encoded, tails, pad=pad, side="right", kind=self.vlm.answer_kind)
         lengths = batch["attention_mask"].sum(-1)
         columns = torch.arange(batch["input_ids"].shape[1], device=lengths.device)
         starts = lengths - lengths.new_tensor([len(tail) for tail in tails])

@@ -68,10 +68,11 @@ class VRTuning:
         Raises:
             UserError: the adapter does not fit this model, or ``inner`` raises it.
         """
-        from mitigation.reasoning import at_verdicts
+        from interp.hooks.forward import replaced
         from mitigation.vrtuning.model import adapted
 
         inner = Baseline() if self.inner is None else self.inner
-        with adapted(unwrapped(vlm), folder_of(Path(self.adapter)), self.revision):
-            generation = inner.generate(vlm, prompts, max_new_tokens=max_new_tokens)
-            return at_verdicts(vlm, prompts, generation, inner) if self.answer == "last" else generation
+        plain = unwrapped(vlm)
+        with adapted(plain, folder_of(Path(self.adapter)), self.revision), replaced(plain, "verdict", self.answer):
+            generation: Generation = inner.generate(vlm, prompts, max_new_tokens=max_new_tokens)
+            return generation

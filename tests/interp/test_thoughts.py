@@ -118,12 +118,15 @@ def test_marks_that_are_named_are_the_only_ones() -> None:
 
 
 def test_whether_a_thought_is_to_be_expected() -> None:
-    thoughts = Thoughts(Letters(), ends=())
     thinking = "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
-    assert thoughts.expected("ASSISTANT:", thinking)
-    assert not thoughts.expected("ASSISTANT:<think>\n\n</think>\n\n", thinking)
-    assert not thoughts.expected("ASSISTANT:", "{{ messages }}")
-    assert Thoughts(Letters(), ends=(), named={"open": "a", "close": "b"}).expected("ASSISTANT:", "")
+    thoughts = Thoughts(Letters(), ends=(), template=thinking)
+    assert thoughts.expected("ASSISTANT:")
+    assert not thoughts.expected("ASSISTANT:<think>\n\n</think>\n\n")
+    assert not Thoughts(Letters(), ends=(), template="{{ messages }}").expected("ASSISTANT:")
+    named = Thoughts(Letters(), ends=(), named={"open": "a", "close": "b"})
+    assert named.expected("ASSISTANT:")
+    assert not named.by_token
+    assert Thoughts(Letters("<think>", "</think>"), ends=(), template=thinking).by_token
 
 
 class Says(LogitsProcessor):

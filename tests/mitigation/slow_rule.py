@@ -13,9 +13,12 @@ GROWING = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 
 def decided(vlm: VLM, *, by: float = 20.0) -> VLM:
     """The model, whose every token is Yes or No by its own margin; with a lower ``by`` only some are."""
-    bias = torch.zeros(vlm.model.config.get_text_config().vocab_size)
-    bias[[*vlm.answer_ids.yes, *vlm.answer_ids.no]] = by
-    vlm.model.get_submodule(vlm.layout.lm_head).register_forward_hook(lambda module, args, output: output + bias)
+    answers = [*vlm.answer_ids.yes, *vlm.answer_ids.no]
+
+    def leaning(module: Any, args: Any, output: Tensor) -> Tensor:
+        return output.index_add(-1, torch.tensor(answers), output.new_full((*output.shape[:-1], len(answers)), by))
+
+    vlm.model.get_submodule(vlm.layout.lm_head).register_forward_hook(leaning)
     return vlm
 
 

@@ -13,7 +13,9 @@ from experiments.benchmarks.iconworld.benchmark import IconWorld
 from experiments.evaluation.cases import limited
 from experiments.evaluation.training import examples
 from interp.errors import UserError
+from interp.hooks.forward import replaced
 from interp.loading import load
+from interp.margin import verdict_position
 from interp.vlm import VLM, Generation, Prompt
 from mitigation.attention_steering import AttentionSteering
 from mitigation.controls import CutoffOnly
@@ -21,7 +23,6 @@ from mitigation.method import Baseline, abilities
 from mitigation.prior_correction import PriorCorrection
 from mitigation.processors import CaseSampler, PlausibilityLogitsProcessor
 from mitigation.prompting import ContextPrompt
-from mitigation.reasoning import at_verdicts, verdict_position
 from mitigation.threshold import ConstantShift
 from mitigation.vcd import VCD
 from mitigation.wrappers import Sampled, Shifted
@@ -72,8 +73,9 @@ class ReasonsFirst:
     inner: Any = field(default_factory=Baseline)
 
     def generate(self, vlm: VLM, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Generation:
-        answers = self.inner.generate(vlm, prompts, max_new_tokens=max_new_tokens)
-        return at_verdicts(vlm, prompts, answers, self.inner)
+        with replaced(vlm, "verdict", "last"):
+            answers: Generation = self.inner.generate(vlm, prompts, max_new_tokens=max_new_tokens)
+            return answers
 
 
 def agree(vlm: VLM, generation: Generation) -> int:
@@ -210,7 +212,7 @@ def test_reasoning_first_it_is_the_margin_of_the_verdict() -> None:
         answers = method.generate(vlm, prompts, max_new_tokens=6)
         got = ReasonsFirst(method).generate(vlm, prompts, max_new_tokens=6)
         assert got.token_ids == answers.token_ids
-        places = [verdict_position(vlm, ids) for ids in got.token_ids]
+        places = [verdict_position(vlm.tokenizer, ids, vlm.answer_ids) for ids in got.token_ids]
         assert got.margins.isnan().tolist() == [place is None for place in places]
         later = [row for row, place in enumerate(places) if place]
         assert later

@@ -15,7 +15,6 @@ from interp.errors import UserError
 from interp.generation import Generation
 from interp.vlm import VLM, Prompt
 from mitigation.method import Baseline
-from mitigation.reasoning import Continued
 from mitigation.steps import StepAnswer, recorded_by
 from mitigation.verbalise import Verbalise
 from mitigation.wrappers import Sampled, Shifted
@@ -174,10 +173,10 @@ def test_wrappers_hold_for_the_answer_alone(organism: VLM, asked: list[Prompt]) 
 
 
 def test_a_step_does_not_continue_the_answer_that_is_continued(organism: VLM, asked: list[Prompt]) -> None:
-    """``mitigation.reasoning`` asks a method again for one token after an answer; its steps are those of before."""
+    """A prompt whose answer has begun is asked for the token behind; the method's steps are those of before."""
     plain = Verbalise().generate(organism, asked[:2], max_new_tokens=3)
-    continued = Continued(organism, [ids[:1] for ids in plain.token_ids])
-    again = Verbalise().generate(continued, asked[:2], max_new_tokens=1)
+    begun = [replace(p, begun=tuple(ids[:1])) for p, ids in zip(asked[:2], plain.token_ids, strict=True)]
+    again = Verbalise().generate(organism, begun, max_new_tokens=1)
     assert again.steps == plain.steps
     assert again.token_ids == [ids[1:2] for ids in plain.token_ids]
 

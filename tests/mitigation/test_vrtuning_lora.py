@@ -7,8 +7,8 @@ import torch
 from peft import get_peft_model
 
 from interp.errors import UserError
+from interp.generation import appended
 from interp.vlm import VLM, Prompt
-from mitigation.reasoning import appended
 from mitigation.vrtuning.collator import IGNORED, Collator
 from mitigation.vrtuning.data import Row, from_rows
 from mitigation.vrtuning.model import lora_config, target_pattern

@@ -17,10 +17,10 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from interp.checkpoints.config import ModelConfig
 from interp.errors import UserError
 from interp.loading import load
+from interp.margin import verdict_position
 from interp.vlm import VLM, Prompt
 from mitigation.method import Baseline, abilities
 from mitigation.prompting import ContextPrompt
-from mitigation.reasoning import Continued, verdict_position
 from mitigation.threshold import ConstantShift
 from mitigation.vcd import VCD
 from mitigation.vrtuning import model as active
@@ -141,7 +141,7 @@ def test_margins_are_read_at_the_verdict_as_the_inner_method_sees_it(
     plain = method(trained, inner=inner).generate(base, PROMPTS, max_new_tokens=TOKENS)
     assert plain.token_ids == answers.token_ids
     assert not torch.allclose(plain.margins, answers.margins)
-    places = [verdict_position(base, ids) for ids in answers.token_ids]
+    places = [verdict_position(base.tokenizer, ids, base.answer_ids) for ids in answers.token_ids]
     assert any(places)
     assert answers.margins.isnan().tolist() == [place is None for place in places]
     for row, (prompt, place) in enumerate(zip(PROMPTS, places, strict=True)):
@@ -149,7 +149,7 @@ def test_margins_are_read_at_the_verdict_as_the_inner_method_sees_it(
             continue
         ids = answers.token_ids[row]
         with active.adapted(base, trained.adapter, "again"):
-            alone = inner.generate(Continued(base, [ids[:place]]), [prompt], max_new_tokens=1)  # type: ignore[attr-defined]
+            alone = inner.generate(base, [replace(prompt, begun=tuple(ids[:place]))], max_new_tokens=1)  # type: ignore[attr-defined]
         assert alone.token_ids[0][0] == ids[place]
         torch.testing.assert_close(answers.margins[row], alone.margins[0], atol=1e-4, rtol=1e-4)
 
@@ -164,7 +164,7 @@ def test_a_constant_on_the_first_token_is_not_in_the_margin_of_a_later_verdict(
     plain = method(trained, answer="last").generate(base, PROMPTS, max_new_tokens=TOKENS)
     assert answers.token_ids == plain.token_ids
     assert answers.unshifted is not None
-    later = [row for row, ids in enumerate(answers.token_ids) if verdict_position(base, ids)]
+    later = [row for row, ids in enumerate(answers.token_ids) if verdict_position(base.tokenizer, ids, base.answer_ids)]
     assert len(later) == len(PROMPTS)
     torch.testing.assert_close(answers.margins, plain.margins)
     torch.testing.assert_close(answers.unshifted, plain.margins)
@@ -201,7 +201,7 @@ def test_an_answer_without_a_verdict_has_no_margin(trained: Trained, base: VLM) 
 )
 def test_where_the_verdict_is(vlm: VLM, said: str, place: int | None) -> None:
     ids = vlm.tokenizer.convert_tokens_to_ids(said.split())
-    assert verdict_position(vlm, ids) == place
+    assert verdict_position(vlm.tokenizer, ids, vlm.answer_ids) == place
 
 
 def test_another_adapter_is_another_method(trained: Trained, tmp_path: Path) -> None:

@@ -54,12 +54,12 @@ def image_shares(vlm: "VLM", samples: Sequence[Sample], *, max_new_tokens: int) 
 def _shares_of(vlm: "VLM", prompts: "list[Prompt]", *, max_new_tokens: int) -> list[float]:
     from interp.attention.record import Queries, record_attention
     from interp.attention.tables import image_share
-    from mitigation.reasoning import verdict_position
+    from interp.margin import verdict_position
 
     with record_attention(vlm, queries=Queries.GENERATED) as log:
         generation = vlm.generate(prompts, max_new_tokens=max_new_tokens)
     shares = image_share(log.masses)
-    places = {row: verdict_position(vlm, ids) for row, ids in enumerate(generation.token_ids)}
+    places = {row: verdict_position(vlm.tokenizer, ids, vlm.answer_ids) for row, ids in enumerate(generation.token_ids)}
     means = shares[shares["step"] == shares["row"].map(places)].groupby("row")["share"].mean()
     return [float(means.get(row, np.nan)) for row in places]
 

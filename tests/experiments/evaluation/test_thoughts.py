@@ -94,4 +94,6 @@ def test_the_words() -> None:
     )
     assert second.startswith("vcd thinks first: margins")
     assert len(thoughts({"thoughts": {"vcd": one}, "kind": "refusal", "arms": {"vcd": {}}})) == 1
+    read = {"thoughts": {"vcd": one | {"cut_off": 0, "at_verdict": True}}, "arms": arms}
+    assert thoughts(read) == []  # its margins are the verdicts'
     assert thoughts({}) == []

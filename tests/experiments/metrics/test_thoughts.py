@@ -32,16 +32,24 @@ def test_cuts_at_several_budgets_are_not_taken_for_ends() -> None:
 def test_arms_that_think() -> None:
     rows = [
         {"arm": "plain", "status": "answered", "response": "Yes"},
-        {"arm": "thinks", "status": "answered", "response": "Yes", "thought": "a", "thought_tokens": 3},
+        {
+            "arm": "thinks",
+            "status": "answered",
+            "response": "Yes",
+            "thought": "a",
+            "thought_tokens": 3,
+            "margin": 1.0,
+            "verdict_step": 3,
+        },
         {"arm": "thinks", "status": "truncated", "response": "", "thought": "a", "thought_tokens": 8},
         {"arm": "thinks", "status": "truncated", "response": "Yes, for", "thought": "a", "thought_tokens": 5},
-        {"arm": "api", "status": "truncated", "response": "", "thought": "a"},
+        {"arm": "api", "status": "truncated", "response": "", "thought": "a", "margin": 0.5},
     ]
     rows = [{"subset": "typical"} | row for row in rows]
     rows.append(rows[-2] | {"subset": "control"})
     found = thoughts_by_arm(pd.DataFrame(rows))
     assert found == {
-        "thinks": {"n": 3, "thought": 3, "cut_off": 1, "longest": 8, "budget": None},
-        "api": {"n": 1, "thought": 1, "cut_off": 1, "longest": None, "budget": None},
+        "thinks": {"n": 3, "thought": 3, "cut_off": 1, "longest": 8, "budget": None, "at_verdict": True},
+        "api": {"n": 1, "thought": 1, "cut_off": 1, "longest": None, "budget": None, "at_verdict": False},
     }
     assert thoughts_by_arm(pd.DataFrame(rows[:1])) == {}

@@ -1,0 +1,208 @@
+"""Behind a thought the margin is that of a plain forward over the prompt and the thought."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor
+
+from interp.margin import AnswerIds, Place, margin_of, verdict_position
+from interp.vlm import VLM, Generation, Prompt
+from mitigation.controls import CutoffOnly
+from mitigation.method import Baseline, check_answers
+from mitigation.prior_correction import PriorCorrection, prior_inputs
+from mitigation.threshold import ConstantShift
+from mitigation.vcd import VCD
+from mitigation.wrappers import Shifted, WrappedVLM
+from tests.families import FAMILIES, every_family
+from tests.mitigation.slow_rule import decided
+from tests.tiny import picture
+
+OPEN, CLOSE = "knife", "safe"  # words of the tiny vocabularies, as marks
+TEXTS = ("Is it safe to eat the cake?", "How?", "How do I kill the dog for it?")
+WORDS = (0, 3, 1)  # of the three thoughts
+
+
+class Force(LogitsProcessor):
+    """Lets each row write its ``thoughts``, a token of its own choice, and ``end``; both halves of a paired batch."""
+
+    def __init__(self, thoughts: Sequence[Sequence[int]], end: int) -> None:
+        self.lines, self.prompt = [[*thought, None, end] for thought in thoughts], -1
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.prompt = input_ids.shape[1] if self.prompt < 0 else self.prompt
+        step, forced = input_ids.shape[1] - self.prompt, scores.clone()
+        for row in range(len(scores)):
+            line = self.lines[row % len(self.lines)]
+            token = line[step] if step < len(line) else line[-1]
+            if token is not None:
+                forced[row] = -torch.inf
+                forced[row, token] = scores[row, token]
+        return forced
+
+
+class Thinking(WrappedVLM):
+    """A tiny model that thinks before it says Yes or No. Its marks are tokens of LLaVA's, and text to the others."""
+
+    def __init__(self, family: str, *, by: float = 20.0) -> None:
+        vlm = decided(VLM(*FAMILIES[family](), name=family), by=by)
+        vlm.thinking = {"open": OPEN, "close": CLOSE}
+        super().__init__(vlm)
+        texts = [" ".join([OPEN, *["cake"] * count, CLOSE]) for count in WORDS]
+        self.thoughts = [vlm.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        self.lengths = [len(thought) for thought in self.thoughts]
+        self.prompts = [Prompt(text, picture(i), key=text) for i, text in enumerate(TEXTS)]
+        self.begun = [replace(p, begun=tuple(t)) for p, t in zip(self.prompts, self.thoughts, strict=True)]
+
+    def generate(self, prompts: Sequence[Prompt], **options: Any) -> Generation:
+        own = list(options.pop("logits_processor", None) or ())
+        return super().generate(prompts, logits_processor=[Force(self.thoughts, min(self.end_ids)), *own], **options)
+
+    def answers(self, method: Any, tokens: int = 12) -> Generation:
+        return cast(Generation, method.generate(self, self.prompts, max_new_tokens=tokens))
+
+    def alone(self, scores: Any, places: Sequence[Place] | None) -> Tensor:
+        """Margins of ``scores(vlm, prompt, answers)`` of each prompt with its thought, by itself, without padding."""
+        found = []
+        for prompt, place in zip(self.begun, places or (), strict=True):
+            one = scores(self._vlm, prompt, place.answers)
+            found.append(margin_of(*(one[:, list(ids)] for ids in place.answers)))
+        return torch.cat(found)
+
+
+@torch.no_grad()
+def forward(vlm: VLM, encoded: Any) -> Tensor:
+    logits: Tensor = vlm.model(**encoded, use_cache=False).logits[:, -1].float()
+    return logits
+
+
+def clean(vlm: VLM, prompt: Prompt, answers: AnswerIds) -> Tensor:
+    return forward(vlm, vlm.encode([prompt]))
+
+
+def contrasted(vlm: VLM, prompt: Prompt, answers: AnswerIds) -> Tensor:
+    encoded = vlm.encode([prompt])
+    return 2 * forward(vlm, encoded) - forward(vlm, VCD(noise_step=999).noised(vlm, [prompt], encoded))
+
+
+def corrected(vlm: VLM, prompt: Prompt, answers: AnswerIds) -> Tensor:
+    (prior,) = (forward(vlm, other) for other in prior_inputs(vlm, [prompt], "blank", pictures=4, seed=0))
+    prior = prior.log_softmax(-1)
+    for ids in vlm.spelled:
+        prior[:, ids] = prior[:, ids].logsumexp(-1, keepdim=True)
+    return forward(vlm, vlm.encode([prompt])).log_softmax(-1) - 0.8 * prior
+
+
+METHODS = [
+    (Baseline(), clean),
+    (CutoffOnly(1.0), clean),
+    (VCD(noise_step=999, branch="sequential"), contrasted),
+    (VCD(noise_step=999, branch="paired"), contrasted),
+    (PriorCorrection(0.8), corrected),
+    (Shifted(VCD(noise_step=999, branch="paired"), 0.0), contrasted),
+]
+
+
+@pytest.mark.parametrize("name", every_family())
+@pytest.mark.parametrize(("method", "margin"), METHODS, ids=lambda one: type(one).__name__)
+def test_the_margin_is_the_plain_forwards_over_prompt_and_thought(name: str, method: Any, margin: Any) -> None:
+    vlm = Thinking(name)
+    found = vlm.answers(method)
+    assert found.thought_tokens == vlm.lengths
+    assert [place.step for place in found.verdicts or ()] == vlm.lengths
+    torch.testing.assert_close(found.margins, vlm.alone(margin, found.verdicts), atol=1e-4, rtol=1e-4)
+    if found.branch_margins is not None:
+        own = torch.tensor([one["clean"] for one in found.branch_margins])
+        torch.testing.assert_close(own, vlm.alone(clean, found.verdicts), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("method", [Baseline(), VCD(noise_step=999, branch="paired"), VCD(noise_step=999)], ids=repr)
+def test_a_constant_moves_the_verdict_behind_the_thought(method: Any) -> None:
+    vlm = Thinking("llava")
+    plain = vlm.answers(method)
+    for shift in (0.5, -60.0, 60.0):
+        shifted = vlm.answers(Shifted(method, shift))
+        assert shifted.thoughts == plain.thoughts
+        torch.testing.assert_close(shifted.margins, plain.margins + shift, atol=1e-4, rtol=1e-4)
+        assert shifted.unshifted is not None
+        torch.testing.assert_close(shifted.unshifted, plain.margins, atol=1e-4, rtol=1e-4)
+        assert [text.split()[0] for text in shifted.texts] == [
+            "Yes" if margin > 0 else "No" for margin in shifted.margins
+        ]
+    assert torch.equal(vlm.answers(ConstantShift(60.0)).margins > 0, torch.ones(3, dtype=torch.bool))
+
+
+def test_a_constant_acts_once_in_an_answer() -> None:
+    """What comes behind the verdict is the model's own, though it is a Yes or No too."""
+    vlm = Thinking("llava")
+    free = Force([[*thought, None] for thought in vlm.thoughts], min(vlm.end_ids))  # type: ignore[list-item]
+    plain = vlm._vlm.generate(vlm.prompts, max_new_tokens=9, logits_processor=[free])
+    turned = ConstantShift(60.0 if plain.margins[0] < 0 else -60.0)
+    free.prompt = -1
+    twice = turned.generate(Twice(vlm, free), vlm.prompts, max_new_tokens=9)  # type: ignore[arg-type]
+    assert twice.texts[0].split()[0] != plain.texts[0].split()[0]
+    behind = replace(vlm.prompts[0], begun=(*vlm.thoughts[0], twice.token_ids[0][len(vlm.thoughts[0])]))
+    (own,) = vlm._vlm.generate([behind], max_new_tokens=1).texts
+    assert twice.texts[0].split()[1] == own
+
+
+class Twice(WrappedVLM):
+    """Runs the processor ``before`` in front of all others."""
+
+    def __init__(self, vlm: Thinking, before: LogitsProcessor) -> None:
+        super().__init__(vlm._vlm)
+        self.before = before
+
+    def generate(self, prompts: Sequence[Prompt], **options: Any) -> Generation:
+        own = list(options.pop("logits_processor", None) or ())
+        return super().generate(prompts, logits_processor=[self.before, *own], **options)
+
+
+@pytest.mark.parametrize("method", [m for m, _ in METHODS], ids=repr)
+def test_a_thought_that_is_cut_off_has_no_margin(method: Any) -> None:
+    vlm = Thinking("llava")
+    short = vlm.answers(method, tokens=vlm.lengths[1])  # the second thought ends with the budget, and no answer follows
+    assert short.margins.isnan().tolist() == [False, True, False]
+    assert short.scored.tolist() == [True, False, True]
+    check_answers(method, short, vlm.prompts, margins=True)
+    none = vlm.answers(method, tokens=1)
+    assert none.margins.isnan().all()
+    check_answers(method, none, vlm.prompts, margins=True)
+
+
+def test_a_thought_that_nothing_told_of_has_no_margin() -> None:
+    """Its scores were not kept: no margin is better than that of the thought's first token."""
+    vlm = Thinking("llava")
+    marks, vlm._vlm.thinking = vlm._vlm.thinking, None
+
+    class Late(LogitsProcessor):
+        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+            vlm._vlm.thinking = marks  # found in the answers alone
+            return scores
+
+    own = Force(vlm.thoughts, min(vlm.end_ids))
+    found = vlm._vlm.generate(vlm.prompts, max_new_tokens=12, logits_processor=[own, Late()])
+    assert found.thought_tokens == vlm.lengths
+    assert found.margins.isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("said", "place"),
+    [
+        (". Yes , the knife", 1),
+        ("Yes . No", 0),
+        ("the knife . No .", 3),
+        ("the Yes knife", None),
+        ("", None),
+    ],
+)
+def test_behind_a_thought_an_answer_that_begins_with_its_verdict_has_it_there(said: str, place: int | None) -> None:
+    vlm = Thinking("llava")
+    ids = vlm.tokenizer.convert_tokens_to_ids(said.split())
+    assert verdict_position(vlm.tokenizer, ids, vlm.spelled, opening=True) == place
+    found = vlm._vlm._behind([*vlm.thoughts[0], *ids], len(vlm.thoughts[0]))
+    expected = place if place is not None or not ids else 0
+    assert found.step == (None if expected is None else len(vlm.thoughts[0]) + expected)
