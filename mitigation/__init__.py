@@ -19,6 +19,7 @@ Methods trained on labelled cases
     DirectionSteering            adds a direction to the residual stream
     AblateDirection, AblateRandom        removes a direction from it, or from the weights; a random one
     DriftCorrection              takes off the states what a picture adds to them, so that they lie where words are read
+    Distillation                 a LoRA adapter that judges with the picture as the model does in words
     PartScaling                  scales what the parts that carry the picture, or the sentence, write at the verdict
     VRTuning                     a LoRA adapter trained to reason first (``mitigation.vrtuning`` trains it)
 
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from mitigation.ecso import ECSO
     from mitigation.learned.activation_steering import DirectionSteering
     from mitigation.learned.direction_ablation import AblateDirection, AblateRandom
+    from mitigation.learned.distilled import Distillation
     from mitigation.learned.drift import DriftCorrection
     from mitigation.learned.part_scaling import PartScaling
     from mitigation.learned.probe_readout import TruthReadout

@@ -24,7 +24,7 @@ _NAMED = re.compile(
 )
 _BARE = re.compile(r"\b(?:this|that|these|those)\b", re.IGNORECASE)
 _IT = re.compile(r"\b(?:it|them)\b", re.IGNORECASE)
-_SPOKEN_OF = re.compile(rf"\b{_IN}\b", re.IGNORECASE)
+SPOKEN_OF = re.compile(rf"\b{_IN}\b", re.IGNORECASE)
 
 
 def _words(text: str) -> frozenset[str]:
@@ -173,7 +173,7 @@ def resolved(request: str, name: str) -> str | None:
 
 def points(text: str) -> bool:
     """Whether something in the text still points, or a picture is spoken of."""
-    return bool(_pointing(text)) or bool(_SPOKEN_OF.search(text))
+    return bool(_pointing(text)) or bool(SPOKEN_OF.search(text))
 
 
 def unpictured(text: str) -> str:

@@ -43,6 +43,7 @@ MENU = {  # heading → what stands under it; what is in conf/ and in none of th
         "+exp=vcd_sampled",
         "+exp=part_scaling",
         "+exp=drift",
+        "+exp=distilled",
         "task=study",
         "task=vrtuning",
     ),
@@ -88,7 +89,7 @@ MENU = {  # heading → what stands under it; what is in conf/ and in none of th
 }
 METHODS = {  # heading → names of method=
     "ours": "verbalise verbalise_before prior_correction attention_steering steering readout vrtuning part_scaling "
-    "drift",
+    "drift distilled",
     "published": "prompt safety_prompt vcd vcd_cli vcd_fallback vcd_pope icd m3id pai agla only vista opera ecso "
     "ablate_direction",
     "controls": "baseline calibrated_shift yes_bias text_only self_contrast cutoff_only verbalise_oracle",

@@ -35,8 +35,8 @@ from interp.preprocessing import is_other
 from interp.training_rows import TrainingRows
 from interp.vlm import VLM
 from mitigation.vrtuning import checkpoint
-from mitigation.vrtuning.collator import Collator
-from mitigation.vrtuning.data import check_dataset, data_digest, rows_of
+from mitigation.vrtuning.collator import Collator, DistillationCollator
+from mitigation.vrtuning.data import MARGIN, check_dataset, data_digest, rows_of
 from mitigation.vrtuning.model import load_four_bit, lora_config
 from mitigation.vrtuning.settings import Settings, total_steps
 
@@ -74,8 +74,11 @@ def train(
     *,
     data: str = "",
     report: Report | None = None,
+    hold: float = 1.0,
 ) -> Trained:
     """Trains an adapter for ``model`` on ``dataset`` (see ``data.py``) into ``out``; of a ``VLM``, on a copy of it.
+
+    A dataset with a column ``margin`` is distilled (``collator.py``), with weight ``hold`` on what is held.
 
     If ``out`` is unfinished, training resumes from the last resume point; if finished, its result is returned. ``data``
     describes the examples in the model card; ``report`` is called with every logged loss.
@@ -91,7 +94,7 @@ def train(
             f"four_bit=true for {model.name}, which is in memory already; give the ModelConfig to load it by"
         )
     vlm = model if isinstance(model, VLM) else _load(model, settings)
-    steps = total_steps(settings, len(dataset), _processes())
+    steps = total_steps(settings, len(dataset), processes())
     origin = _origin(model, vlm, dataset, settings, steps, data)
     if (done := _finished(out, origin, settings)) is not None:
         return done
@@ -101,7 +104,7 @@ def train(
     _without_dropout(vlm.model)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*gradient_checkpointing.* is deprecated", FutureWarning)  # by TRL
-        return _run(model, vlm, dataset, settings, out, origin, report)
+        return _run(model, vlm, dataset, settings, out, origin, report, hold)
 
 
 class Marker(TrainerCallback):
@@ -128,9 +131,10 @@ def _run(
     out: Path,
     origin: checkpoint.Origin,
     report: Report | None,
+    hold: float,
 ) -> Trained:
     started = time.monotonic()
-    trainer = _trainer(vlm, dataset, settings, out, origin.steps)
+    trainer = _trainer(vlm, dataset, settings, out, origin.steps, hold)
     trainer.add_callback(Marker(report))
     _refuse_nan(trainer, settings.learning_rate)
     point = _last_complete(out / "trainer", clean=trainer.is_world_process_zero())
@@ -183,7 +187,8 @@ def _without_dropout(model: nn.Module) -> None:
             module.attention_dropout = 0.0  # type: ignore[assignment]
 
 
-def _processes() -> int:
+def processes() -> int:
+    """How many processes train together, under a launcher."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -206,7 +211,7 @@ def _origin(
         data_digest=data_digest(dataset),
         examples=len(dataset),
         steps=steps,
-        processes=_processes(),
+        processes=processes(),
         settings=json.loads(json.dumps(dataclasses.asdict(settings))),
         final_loss=math.nan,
         versions={name: version(name) for name in VERSIONS},
@@ -298,7 +303,7 @@ def _arguments(vlm: VLM, settings: Settings, out: Path, steps: int) -> dict[str,
     }
 
 
-def _trainer(vlm: VLM, dataset: "Dataset", settings: Settings, out: Path, steps: int) -> Any:
+def _trainer(vlm: VLM, dataset: "Dataset", settings: Settings, out: Path, steps: int, hold: float) -> Any:
     from transformers.integrations import TensorBoardCallback
     from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
@@ -309,19 +314,24 @@ def _trainer(vlm: VLM, dataset: "Dataset", settings: Settings, out: Path, steps:
             f"model, this family's is {vlm.layout.lm_head}; choose trainer=sft"
         )
     arguments = _arguments(vlm, settings, out, steps)
+    distilled = MARGIN in dataset.column_names
+    arguments["remove_unused_columns"] = not distilled
+    collator = DistillationCollator(vlm, settings.max_pixels, hold) if distilled else Collator(vlm, settings.max_pixels)
     given: dict[str, Any] = {
         "model": vlm.model,
         "train_dataset": dataset,
         "processing_class": vlm.processor,
         "peft_config": lora_config(vlm.model, vlm.layout, settings),
-        "data_collator": Collator(vlm, settings.max_pixels),
+        "data_collator": collator,
     }
     trainer: Any
     if settings.trainer == "dpo":  # the reference is the same model with the adapter off: no second copy
         trainer = DPOTrainer(args=DPOConfig(**arguments, beta=settings.beta), **given)
     else:
         trainer = SFTTrainer(args=SFTConfig(**arguments, completion_only_loss=True), **given)
-    if nested:
+    if isinstance(collator, DistillationCollator):
+        trainer.compute_loss = collator.loss
+    elif nested:
         trainer.compute_loss = MethodType(Trainer.compute_loss, trainer)
     trainer.remove_callback(PrinterCallback)
     for callback in trainer.callback_handler.callbacks:
