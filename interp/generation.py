@@ -15,6 +15,7 @@ from interp.families import PER_TOKEN
 
 if TYPE_CHECKING:
     from interp.margin import Place
+    from interp.prompt import Prompt
 
 # Checkpoints' settings are hidden (``special_tokens_alone``): Qwen2.5-VL ships sampling and a repetition penalty,
 # InstructBLIP five beams. These are said in every call all the same, for models with a generate of their own.
@@ -66,6 +67,25 @@ class Generation:
     def scored(self) -> Bool[Tensor, " row"]:
         """Whether an answer has a verdict to read a margin at: a thought that was cut off has none."""
         return torch.tensor([place.step is not None for place in self.verdicts or ()] or [True] * len(self.texts))
+
+    def to_verdicts(self, prompts: "Sequence[Prompt]") -> "list[Prompt]":
+        """The ``prompts`` of these answers, begun up to their verdicts, where whatever looks inside then stands.
+
+        Raises:
+            UserError: a thought was cut off, and no verdict came.
+        """
+        if self.verdicts is None:
+            return list(prompts)
+        if cut := sum(place.step is None for place in self.verdicts):
+            most = max(len(ids) for ids in self.token_ids)
+            raise UserError(
+                f"{cut} of {len(prompts)} thoughts were cut off after {most} tokens, and what looks at a verdict has "
+                "none to look at; set max_new_tokens higher"
+            )
+        return [
+            replace(prompt, begun=(*prompt.begun, *ids[: place.step]))
+            for prompt, place, ids in zip(prompts, self.verdicts, self.token_ids, strict=True)
+        ]
 
     def first(self, rows: int) -> "Generation":
         """The first ``rows`` answers, without the others."""

@@ -287,15 +287,23 @@ class Answering:
     """Follows in which rows of one call of ``generate`` the next token may be the verdict.
 
     It is the first one; behind a thought (``thoughts``, None for a model that does not think first), any token of the
-    answer. ``opened`` is whether the prompt opened the thought. ``anywhere``: an answer's verdict may be each of its
-    tokens, and which one is known afterwards. ``answers`` are the tokens of Yes and of No there, ``later`` all of them
-    where a verdict may come after the first step.
+    answer. ``at_once`` says of each prompt whether it may be the first one, for no thought is open, and ``closed``
+    whether its answer has begun with a whole thought. ``anywhere``: an answer's verdict may be each of its tokens, and
+    which one is known afterwards. ``answers`` are the tokens of Yes and of No there, ``later`` all of them where a
+    verdict may come after the first step.
     """
 
     def __init__(
-        self, answers: AnswerIds, thoughts: Thoughts | None = None, *, opened: bool = False, anywhere: bool = False
+        self,
+        answers: AnswerIds,
+        thoughts: Thoughts | None = None,
+        *,
+        at_once: Sequence[bool] = (True,),
+        closed: Sequence[bool] = (False,),
+        anywhere: bool = False,
     ) -> None:
-        self.answers, self._thoughts, self._opened, self.anywhere = answers, thoughts, opened, anywhere
+        self.answers, self._thoughts, self.anywhere = answers, thoughts, anywhere
+        self._at_once, self._closed = list(at_once), list(closed)
         self.first_alone = thoughts is None
         self.later = [] if self.first_alone and not anywhere else [token for ids in answers for token in ids]
         self.now: Bool[Tensor, " row"] | None = None
@@ -303,14 +311,17 @@ class Answering:
     def follow(self, generated: Int[Tensor, "row new"]) -> Bool[Tensor, " row"]:
         """Whether the verdict may come behind the tokens ``generated`` so far; kept as ``now``."""
         rows, step = generated.shape
-        at_once = not step and not self._opened
-        if at_once or self._thoughts is None:
-            self.now = torch.full((rows,), at_once, device=generated.device)
-        elif self._thoughts.by_token:
+        if self._thoughts is None:
+            self.now = torch.full((rows,), not step, device=generated.device)
+            return self.now
+        known = self._closed if step else self._at_once  # of a paired batch those of one half
+        self.now = to_device(torch.tensor(known * (rows // len(known))), generated.device)
+        if step and self._thoughts.by_token:
             closing = to_device(torch.tensor(sorted(self._thoughts.closing)), generated.device)
-            self.now = torch.isin(generated, closing).any(1)
-        else:
-            self.now = torch.tensor([self._thoughts.closed(row) for row in generated.tolist()], device=generated.device)
+            self.now = self.now | torch.isin(generated, closing).any(1)
+        elif step:
+            ended = [self._thoughts.closed(row) for row in generated.tolist()]
+            self.now = self.now | torch.tensor(ended, device=generated.device)
         return self.now
 
     def asked_for(self, kept: Bool[Tensor, "row vocab"]) -> Bool[Tensor, " row"]:

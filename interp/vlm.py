@@ -435,7 +435,7 @@ class VLM:
         ends = _ids(options["eos_token_id"])
         sequences = getattr(output, "sequences", output)
         rows = new_tokens(sequences, batch["input_ids"], ends=ends, pad=options["pad_token_id"])
-        apart = self.told_apart(rows, rendered)
+        apart = self.told_apart(rows, rendered, [prompt.begun for prompt in prompts])
         places = self._verdicts(rows, apart["thought_tokens"])
         return Generation(
             **apart,
@@ -482,7 +482,11 @@ class VLM:
             return Answering(self.spelled, anywhere=True)
         if not thoughts.expected(rendered):
             return Answering(self.answer_ids)
-        return Answering(self.spelled, thoughts, opened=thoughts.opened(rendered))
+        opened = thoughts.opened(rendered)
+        begun = [thoughts.spoken(p.begun, "", opened=opened) if p.begun else None for p in prompts]
+        closed = [one is not None and one.finished and bool(one.tokens) for one in begun]
+        at_once = [one.finished if one is not None else not opened for one in begun]
+        return Answering(self.spelled, thoughts, at_once=at_once, closed=closed)
 
     @property
     def _thoughts(self) -> Thoughts:
@@ -494,10 +498,28 @@ class VLM:
         """Whether a thought is to be expected behind a prompt, by chat template and marks (``interp.thoughts``)."""
         return self._thoughts.expected(self.render(Prompt("?", Image.new("RGB", (1, 1)))))
 
-    def told_apart(self, rows: Sequence[Sequence[int]], rendered: Sequence[str]) -> dict[str, Any]:
-        """Thoughts and answers of generated ids, as ``Thoughts.apart``; the template opens all prompts alike."""
+    def told_apart(
+        self, rows: Sequence[Sequence[int]], rendered: Sequence[str], begun: Sequence[Sequence[int]] = ()
+    ) -> dict[str, Any]:
+        """Thoughts and answers of generated ids, as ``Thoughts.apart``; the template opens all prompts alike.
+
+        Of answers that had ``begun``, a thought is told with what it began with, and one that was whole is left out.
+        """
         thoughts = self._thoughts
-        return thoughts.apart(rows, opened=bool(rendered) and thoughts.opened(rendered[0]))
+        opened = bool(rendered) and thoughts.opened(rendered[0])
+        found = thoughts.apart(rows, opened=opened)
+        for row, before in enumerate(begun):
+            if not before:
+                continue
+            for place in (row, *range(row + len(begun), len(rows), len(begun))):  # of a paired batch both halves
+                whole = thoughts.apart([[*before, *rows[place]]], opened=opened)
+                tokens = whole["thought_tokens"][0] - len(before)
+                if tokens > 0:
+                    text, thought = whole["texts"][0], whole["thoughts"][0]
+                else:
+                    text, thought, tokens = self.tokenizer.decode(rows[place], skip_special_tokens=True).strip(), "", 0
+                found["texts"][place], found["thoughts"][place], found["thought_tokens"][place] = text, thought, tokens
+        return found
 
     def _check_fit(self, error: Exception) -> None:
         """After a forward's ``error``: whether processor and model count a picture's tokens alike.

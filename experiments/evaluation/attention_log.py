@@ -36,6 +36,17 @@ def prompts_of(samples: Sequence[Sample]) -> "list[Prompt]":
     return [prompt_of(s, None if s.image is None else open_image(s.image)) for s in samples]
 
 
+def at_verdicts(vlm: "VLM", prompts: "Sequence[Prompt]", method: "Method", *, max_new_tokens: int) -> "list[Prompt]":
+    """The prompts; of a model that thinks first, begun with what it says by ``method`` before its verdicts.
+
+    Raises:
+        UserError: a thought was cut off.
+    """
+    if not vlm.thinks or any(prompt.begun for prompt in prompts):
+        return list(prompts)
+    return method.generate(vlm, prompts, max_new_tokens=max_new_tokens).to_verdicts(prompts)
+
+
 FILE = "attention/cases.json"
 BUDGET = 12_000_000  # bytes of all maps together
 TYPICAL_WORDS = 80  # text tokens of a prompt, for the estimate
@@ -138,6 +149,7 @@ def _recorded(
     steps = range(min(resolution.tokens, max_new_tokens))
 
     def ask(some: "list[Prompt]") -> list[dict[str, Any]]:
+        some = at_verdicts(vlm, some, method, max_new_tokens=max_new_tokens)
         with record_attention(vlm, queries=steps, maps=steps) as log:
             generation = method.generate(vlm, some, max_new_tokens=max_new_tokens)
         if len(log.rows) != len(some):

@@ -138,6 +138,20 @@ def check_budget(run: Run, vlm: Any) -> None:
         )
 
 
+def check_first_token(vlm: Any, tool: str) -> None:
+    """Checks that a model's verdict is its first token, where a ``tool`` compares prompts token by token.
+
+    Raises:
+        UserError: it thinks first, and two thoughts differ in their tokens.
+    """
+    if getattr(vlm, "thinks", False):
+        raise UserError(
+            f"{tool} compares prompts at the token of the verdict, and {vlm.name} thinks first, by its chat template: "
+            "two thoughts differ; switch thinking off where the template can: 'model.template={enable_thinking: "
+            "false}'; task=attention stands behind a thought"
+        )
+
+
 def connected(run: Run) -> Any:
     """The model: a VLM, or an ``ApiModel`` in its place; None where no arm calls a model."""
     if answered_elsewhere(run.arms):

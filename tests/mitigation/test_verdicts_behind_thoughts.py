@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
+from interp.attention.record import record_attention
+from interp.errors import UserError
 from interp.margin import AnswerIds, Place, margin_of, verdict_position
 from interp.vlm import VLM, Generation, Prompt
 from mitigation.controls import CutoffOnly
@@ -206,3 +208,54 @@ def test_behind_a_thought_an_answer_that_begins_with_its_verdict_has_it_there(sa
     found = vlm._vlm._behind([*vlm.thoughts[0], *ids], len(vlm.thoughts[0]))
     expected = place if place is not None or not ids else 0
     assert found.step == (None if expected is None else len(vlm.thoughts[0]) + expected)
+
+
+@pytest.mark.parametrize("name", every_family())
+def test_what_is_asked_behind_a_thought_stands_at_the_verdict(name: str) -> None:
+    """Attention, margins and answers of prompts that have begun are those of the step in the whole answer."""
+    thinker = Thinking(name)
+    vlm, found = thinker._vlm, thinker.answers(Baseline())
+    prompts = found.to_verdicts(thinker.prompts)
+    assert [list(prompt.begun) for prompt in prompts] == thinker.thoughts
+    again = vlm.generate(prompts, max_new_tokens=1)
+    assert again.token_ids == [
+        ids[place.step :][:1] for ids, place in zip(found.token_ids, found.verdicts or (), strict=True)
+    ]
+    assert again.thoughts == ["", "", ""]  # they are the prompts'
+    assert again.verdicts is None
+    assert all(again.texts)
+
+
+def test_attention_of_a_begun_prompt_is_that_of_the_verdicts_step() -> None:
+    thinker = Thinking("llava")
+    with record_attention(thinker._vlm, queries=range(8)) as whole:
+        found = thinker.answers(Baseline(), tokens=8)
+    with record_attention(thinker._vlm, queries=[0]) as behind:
+        thinker._vlm.generate(found.to_verdicts(thinker.prompts), max_new_tokens=1)
+    for row, length in enumerate(thinker.lengths):
+        one, other = (
+            log.masses[(log.masses["row"] == row) & (log.masses["step"] == step)]
+            .set_index(["layer", "head", "segment"])["mass"]
+            .sort_index()
+            for log, step in ((whole, length), (behind, 0))
+        )
+        assert float((one - other).abs().max()) < 1e-5
+    assert behind.rows[0].labels[-2:] == ("generated", "generated")
+
+
+def test_a_shift_of_a_begun_prompt_acts_at_once() -> None:
+    thinker = Thinking("llava")
+    prompts = thinker.answers(Baseline()).to_verdicts(thinker.prompts)
+    plain = thinker._vlm.generate(prompts, max_new_tokens=1)
+    for method in (Shifted(Baseline(), 60.0), Shifted(VCD(noise_step=999, branch="paired"), 60.0)):
+        assert method.generate(thinker._vlm, prompts, max_new_tokens=1).texts == ["Yes"] * 3
+    half = [replace(prompt, begun=prompt.begun[:1]) for prompt in prompts]  # within its thought
+    moved = ConstantShift(60.0).generate(thinker._vlm, half, max_new_tokens=1)
+    assert moved.token_ids == thinker._vlm.generate(half, max_new_tokens=1).token_ids
+    assert plain.margins.isfinite().all()
+
+
+def test_thoughts_that_were_cut_off_have_no_verdict_to_look_at() -> None:
+    thinker = Thinking("llava")
+    with pytest.raises(UserError, match="1 of 3 thoughts were cut off after 5 tokens"):
+        thinker.answers(Baseline(), tokens=thinker.lengths[1]).to_verdicts(thinker.prompts)

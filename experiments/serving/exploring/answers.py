@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import StoppingCriteriaList
 
 from experiments.benchmarks.iconworld.sentences import question
-from experiments.evaluation.attention_log import MapResolution, packed
+from experiments.evaluation.attention_log import MapResolution, at_verdicts, packed
 from experiments.evaluation.case_batches import prompt_of
 from experiments.serving.exploring.arms import Offered, chosen
 from experiments.serving.exploring.cases import Cases
@@ -34,7 +34,7 @@ from interp.tools.logit_attribution import direct_logit_attribution
 from interp.tools.patching import patch
 from mitigation.attention_edit import steer_attention
 from mitigation.contrastive.pixels import pictures_of
-from mitigation.method import abilities
+from mitigation.method import Baseline, abilities
 from mitigation.prior_correction import PriorCorrection, prior_inputs
 from mitigation.vcd import VCD
 from mitigation.wrappers import WrappedVLM
@@ -89,6 +89,9 @@ def answer(vlm: "VLM", asked: Experiment, material: Material, say: Say) -> dict[
         UserError: it cannot be done with this model, picture or text.
     """
     prompt = prompt_for(material, asked)
+    if asked.action != "ask":
+        method = chosen(material.arms, asked.looked_at) if asked.action == "look" else Baseline()
+        (prompt,) = at_verdicts(vlm, [prompt], method, max_new_tokens=asked.tokens)
     (length,) = vlm.batches.lengths.of_prompts([prompt]) if vlm.batches.lengths else (0,)
     check_length(vlm, length, asked.tokens)
     return _ACTIONS[asked.action](vlm, asked, material, prompt, say)
@@ -233,10 +236,16 @@ def _by_arm(
         "unscored": abilities(method).unscored,
         "finished": bool(generation.finished[0]),
         "tokens": [vlm.tokenizer.decode([token]) for token in generation.token_ids[0]],
-        "steps": [[name, text] for name, text in (generation.steps[0] if generation.steps else {}).items()],
+        "steps": [*map(list, _steps(generation).items())],
         "prompt": (generation.prompts or [""])[0],
         **({"second": as_url(second, 336)} if second is not None else {}),
     }
+
+
+def _steps(generation: Any) -> dict[str, str]:
+    """What was said before the answer, by name: a method's steps, and a thought."""
+    steps = dict(generation.steps[0]) if generation.steps else {}
+    return steps | ({"thought": generation.thoughts[0]} if generation.thoughts and generation.thoughts[0] else {})
 
 
 def _second_picture(vlm: "VLM", method: Any, prompt: Prompt) -> Any:
@@ -332,7 +341,8 @@ def _windows(vlm: "VLM", asked: Experiment, material: Material, prompt: Prompt, 
 def _patch(vlm: "VLM", asked: Experiment, material: Material, prompt: Prompt, say: Say) -> dict[str, Any]:
     if not asked.other:
         raise UserError("patching takes a second picture, whose states replace this one's; choose the other picture")
-    found = patch(vlm, prompt, prompt_for(material, asked, asked.other), places=PLACES)
+    other = replace(prompt_for(material, asked, asked.other), begun=prompt.begun)  # the same thought behind it
+    found = patch(vlm, prompt, other, places=PLACES)
     return {
         "places": list(PLACES),
         "layers": list(found.layers),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
-from experiments.evaluation.attention_log import prompts_of
+from experiments.evaluation.attention_log import at_verdicts, prompts_of
 from experiments.evaluation.matching import MatchedCase
 from experiments.judges.yes_no import anchored
 from experiments.metrics.sentences import family_names
@@ -63,7 +63,7 @@ def record_answers(
 ) -> list[AttendedCase]:
     """Answers the cases (all with an image, or none) by ``method``; records verdict and generated tokens in ``layers``.
 
-    Batches are those of ``vlm.batches``.
+    Behind a thought these are the verdict's token and those after it. Batches are those of ``vlm.batches``.
 
     Raises:
         UserError: an unknown layer, a model whose attention cannot be recorded, or a method that asks more prompts than
@@ -72,6 +72,7 @@ def record_answers(
     from interp.attention.record import Queries, record_attention
 
     def ask(some: "list[Prompt]") -> list[tuple[Any, ...]]:
+        some = at_verdicts(vlm, some, method, max_new_tokens=max_new_tokens)
         # A record of its own: one that memory ran out in is thrown away with what it has of the batch.
         with record_attention(vlm, queries=Queries.GENERATED, maps=Queries.VERDICT, layers=layers) as log:
             answers = method.generate(vlm, some, max_new_tokens=max_new_tokens)
@@ -83,13 +84,14 @@ def record_answers(
         masses = dict(list(log.masses.groupby("row")))
         maps = {found.row: found for found in log.maps}
         return [
-            (text, margin, masses[row], maps[row], log.rows[row])
-            for row, (text, margin) in enumerate(zip(answers.texts, answers.margins.tolist(), strict=True))
+            (prompt, text, margin, masses[row], maps[row], log.rows[row])
+            for row, (prompt, text, margin) in enumerate(
+                zip(some, answers.texts, answers.margins.tolist(), strict=True)
+            )
         ]
 
-    prompts = prompts_of(samples)
-    found = vlm.batches.gathered(prompts, ask)
-    return [AttendedCase(sample, prompt, *one) for sample, prompt, one in zip(samples, prompts, found, strict=True)]
+    found = vlm.batches.gathered(prompts_of(samples), ask)
+    return [AttendedCase(sample, *one) for sample, one in zip(samples, found, strict=True)]
 
 
 MASSES = ("case", "step", "layer", "head", "segment", "tokens", "mass", "mass_without_sink", "mass_per_token")

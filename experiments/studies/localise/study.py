@@ -79,6 +79,7 @@ class Localise:
             from interp.tools.part_effects import check_precise
 
             check_precise(work.vlm)
+            study.check_first_token(work.vlm, "+exp=localise")
             work.answer_all()
             work.conclude([Analysis(NAME, "no part was looked for", self._examined)])
 

@@ -88,6 +88,7 @@ class WordsAndPicture:
                 from experiments.studies.words_and_picture.transplant import check_layers
 
                 check_layers(work.vlm, self.transplant)
+                study.check_first_token(work.vlm, "task.transplant")
             work.answer_all()
             # All processes of a launch ask the conditions; only what follows is rank 0's.
             analyses = [Analysis(RESULT, "words and picture were not compared", self._compared, together=True)]
