@@ -13,16 +13,19 @@ import dataclasses
 import json
 import math
 import os
+import random
 import shutil
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import PrinterCallback, Trainer, TrainerCallback
@@ -102,9 +105,21 @@ def train(
     if isinstance(model, VLM):  # a copy, since trainers wrap forwards, freeze weights and insert adapters
         vlm = VLM(copy.deepcopy(vlm.model), copy.deepcopy(vlm.processor), name=vlm.name, revision=vlm.revision)
     _without_dropout(vlm.model)
-    with warnings.catch_warnings():
+    with _generators_kept(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*gradient_checkpointing.* is deprecated", FutureWarning)  # by TRL
         return _run(model, vlm, dataset, settings, out, origin, report, hold)
+
+
+@contextmanager
+def _generators_kept() -> Iterator[None]:
+    """What a trainer seeds and draws from is afterwards as before, so that what a study draws does not depend on it."""
+    python, numbers = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numbers)
 
 
 class Marker(TrainerCallback):
