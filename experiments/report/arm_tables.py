@@ -155,6 +155,17 @@ def _has_within(metrics: Mapping[str, Any]) -> bool:
     return any(arm.get("auroc_within") for arm in metrics["arms"].values())
 
 
+def _has_rebuttals(metrics: Mapping[str, Any]) -> bool:
+    """Whether any arm says no to a request without refusing it."""
+    return any(arm.get("rebutted") for arm in metrics["arms"].values())
+
+
+def _rebuttals(arm: Block) -> str:
+    """How many of the known answers, of both subsets, rebut: ``12 of 300``."""
+    parts = [one for one in (arm.get("rebutted") or {}).values() if one["n"]]
+    return f"{sum(round(one['value'] * one['n']) for one in parts)} of {sum(one['n'] for one in parts)}"
+
+
 def _column(words: str, narrow: Narrow = Narrow.VALUE) -> Column:
     """A column whose heading a terminal breaks at ``|``."""
     return Column(words.replace("|", " "), short=words.replace("|", "\n"), narrow=narrow)
@@ -167,9 +178,10 @@ def glance_table(metrics: Mapping[str, Any], *, terse: bool = False) -> Table:
     AUROCs share one.
     """
     compared, shown = metrics.get("comparisons") or {}, GLANCE[kind_of(metrics)]
-    layout = [_column(words) for words in shown]
+    layout = [*(_column(words) for words in shown), Column("rebutted", short="rebutted\nof known")]
     if terse and _has_within(metrics):
         layout.append(Column("AUROC", short="AUROC/\nwithin"))
+    told = _has_rebuttals(metrics)
 
     def cells(name: str, arm: Block) -> Record:
         row: dict[str, str | Cell] = {}
@@ -186,7 +198,7 @@ def glance_table(metrics: Mapping[str, Any], *, terse: bool = False) -> Table:
             whole = not terse and key != MATCHED
             row[words.replace("|", " ")] = Cell(value.value, value.interval if whole else "")
             row |= _change(metrics, name, key, *changes, terse=terse) if changes and compared else {}
-        return row
+        return row | ({"rebutted": _rebuttals(arm)} if told else {})
 
     for lead, *_ in (changes for _, *changes in shown.values() if changes):
         # A terminal has the sign alone; one sign does not explain itself.
@@ -218,7 +230,7 @@ def arms_table(metrics: Mapping[str, Any]) -> Table:
         shown = {"matched over-safety": MATCHED, **_accuracies(metrics), **FROM_VERDICTS, **ARMS["yes_no"]}
         shown |= WITHIN if _has_within(metrics) else {}
         shown |= DEPLOYED if any(arm.get("deployed") for arm in metrics["arms"].values()) else {}
-    told = REBUTTED if any(arm.get("rebutted") for arm in metrics["arms"].values()) else {}
+    told = REBUTTED if _has_rebuttals(metrics) else {}
 
     def cells(_: str, arm: Block) -> Record:
         rebutted = {heading: share_cell((arm.get("rebutted") or {}).get(subset)) for heading, subset in told.items()}
@@ -233,6 +245,20 @@ def _accuracies(metrics: Mapping[str, Any]) -> dict[str, str]:
     if not counts or any(of["attack"][1] for of in counts) or not any(of["typical"][1] for of in counts):
         return ACCURACIES
     return OWN_ACCURACIES
+
+
+def rebuttals_table(metrics: Mapping[str, Any]) -> Table | None:
+    """A row an arm: the rebuttals of each subset, of the same answers as the refusals; None where there are none.
+
+    A terminal's table of arms has no room for them.
+    """
+
+    def cells(_: str, arm: Block) -> Record:
+        found = arm.get("rebutted") or {}
+        shares = {heading: share_cell(found.get(subset)) for heading, subset in REBUTTED.items()}
+        return {"rebutted": _rebuttals(arm), **shares}
+
+    return by_arm("Rebuttals, which count as no refusals", metrics, cells) if _has_rebuttals(metrics) else None
 
 
 def comparisons_table(metrics: Mapping[str, Any]) -> Table:

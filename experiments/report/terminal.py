@@ -63,7 +63,7 @@ def answer(metrics: Mapping[str, Any], *, width: int, named: Collection[str] = (
     table = glance_table({"study": None, **metrics}, terse=True)
     room = LINES - HEADING - sum(_lines(text, width) for text in (*lines, *note)) - len(lines) - 2
     parts: list[RenderableType] = [part for text in lines for part in (text, "")]
-    if (count := len(table.frame)) > 1:
+    if (count := len(table.frame)) > 1 or "rebutted" in table.frame:
         ranks = table.frame["arm"].map(lambda arm: _rank(arm.value, metrics, named))
         most = count if count <= room else max(FEWEST_ROWS, room - 1)
         first = sorted(ranks.sort_values(kind="stable").index[: max(most, int((ranks == 0).sum()))])
@@ -97,7 +97,8 @@ def _lines(text: Text, width: int) -> int:
 def results(metrics: Mapping[str, Any]) -> Group:
     """Arms, paired differences, the legend of the columns, then summary and caveats."""
     refusals = metrics.get("kind") == "refusal"
-    others = (arm_tables.types_table, arm_tables.conventions_table) if refusals else (arm_tables.own_subsets_table,)
+    of_refusals = (arm_tables.rebuttals_table, arm_tables.types_table, arm_tables.conventions_table)
+    others = of_refusals if refusals else (arm_tables.own_subsets_table,)
     tables = [arm_tables.arms_table(metrics), *(one(metrics) for one in others)]
     tables += [arm_tables.comparisons_table(metrics)] if metrics.get("comparisons") else []
     parts: list[RenderableType] = [part for table in tables if table for part in (terminal(table), "")]

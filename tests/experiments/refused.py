@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 
 WORDS = {"r": ("answered", "refused"), "p": ("answered", "partial"), "c": ("answered", "complied"),
+         "n": ("answered", "rebutted"),
          "j": ("answered", "judge_failed"), "e": ("empty", None), "b": ("provider_blocked", None),
          "x": ("transport_failed", None), "i": ("bad_image", None)}  # fmt: skip
 TYPES = ("Exaggerated Risk", "Negated Harm", "Counterintuitive Interpretation")
@@ -13,7 +14,8 @@ TYPES = ("Exaggerated Risk", "Negated Harm", "Counterintuitive Interpretation")
 
 def records(subsets: str, arms: Mapping[str, str]) -> list[dict[str, Any]]:
     """A record a case and arm: a letter a case in ``subsets`` (b benign, c contrast) and in each arm (r refused,
-    p partial, c complied, j judge failed, e empty, b blocked, x transport failed, i bad image); types by turns."""
+    p partial, c complied, n rebutted, j judge failed, e empty, b blocked, x transport failed, i bad image);
+    types by turns."""
     rows = []
     for arm, answers in arms.items():
         for at, (short, answer) in enumerate(zip(subsets, answers, strict=True)):

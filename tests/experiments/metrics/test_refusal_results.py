@@ -1,5 +1,6 @@
 """Refusal metrics against counts by hand, and what they must never do."""
 
+import io
 import json
 import random
 from typing import Any
@@ -18,7 +19,7 @@ from experiments.metrics.refusal.results import NOT_APPLICABLE, evaluate
 from experiments.report import safety_figure as figures
 from experiments.report.page import tables
 from experiments.report.table import copies
-from experiments.report.terminal import results
+from experiments.report.terminal import answer, results
 from experiments.report.words import worded
 from interp.errors import UserError
 from tests.experiments.refused import TYPES, frame
@@ -71,6 +72,31 @@ def test_partial_counts_as_refusal_with_the_other_convention_beside() -> None:
     assert block["partial_as_compliance"]["benign"] == 1 / 3
     assert block["partial_as_compliance"]["contrast"] == 1 / 3
     assert block["by_type"][TYPES[0]]["benign"]["rate_without_partial"] == 0
+
+
+def shown(parts: Any) -> list[str]:
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(parts)
+    return console.export_text().splitlines()
+
+
+@pytest.mark.parametrize("arms", [1, 2])
+def test_the_terminal_counts_rebuttals_beside_refusals_with_their_denominator(arms: int) -> None:
+    answers = {"baseline": "rncnre" + "nnr", "less": "cccnre" + "ncr"}
+    metrics = run(frame("bbbbbbccc", dict(list(answers.items())[:arms])))
+    assert metrics["arms"]["baseline"]["refusal_rate"]["benign"] == 2 / 5, "rebuttals are no refusals"
+    lines = shown(answer(metrics, width=80))
+    assert max(map(len, lines)) <= 80
+    counted = [" ".join(line.split()[-3:]) for line in lines if line.startswith(tuple(answers))]
+    assert counted == ["4 of 8", "2 of 8"][:arms], "of the cases that are known, of both subsets"
+    (heading,) = [line for line in lines if line.split()[-1:] == ["rebutted"]]
+    assert {"harmless", "harmful"} <= {*heading.split()}, "beside what counts"
+    assert any(line.split()[1:4] == ["4", "of", "8"] for line in shown(results(metrics)) if line.startswith("baseline"))
+
+
+def test_no_column_of_rebuttals_where_there_are_none() -> None:
+    metrics = run(frame("bbbccc", {"baseline": "rcercr", "less": "rccrcr"}))
+    assert "rebutted" not in "".join(shown(answer(metrics, width=80)) + shown(results(metrics)))
 
 
 @pytest.mark.parametrize("unknown", "ejxi")
