@@ -46,6 +46,8 @@ MENU = {  # heading → what stands under it; what is in conf/ and in none of th
         "+exp=distilled",
         "task=study",
         "task=vrtuning",
+        "+exp=alignment",
+        "task=align",
     ),
     "Inside": (
         "+exp=localise",

@@ -58,7 +58,7 @@ class Collator:
 
     def _prompt(self, example: Mapping[str, Any]) -> Prompt:
         texts = {message["role"]: message["content"] for message in example["prompt"]}
-        image = bounded(as_seen(example["images"][0]), self.max_pixels)
+        image = bounded(as_seen(example["images"][0]), self.max_pixels) if example["images"] else None
         return Prompt(texts["user"], image, system=texts.get("system"))
 
     def completion_ids(self, prompt: Prompt, answer: str) -> list[int]:

@@ -1,9 +1,10 @@
 """Reasoning data: rows → a dataset in TRL's vision prompt-completion format.
 
-Columns: ``images`` (a list of one picture), ``prompt`` and ``completion`` (message lists with plain string contents),
-``kind``, and ``row_hash`` (``interp.training_rows``, in hexadecimal digits), which is not trained on; for preferences
-``chosen`` and ``rejected`` instead of ``completion``. Every picture is opened once, for its hash. Unusable rows are
-left out and listed with line and reason. Benchmarks that nobody may train on are refused as a whole (``data_policy``).
+Columns: ``images`` (a list of one picture, or of none in text alone), ``prompt`` and ``completion`` (message
+lists with plain string contents), ``kind``, and ``row_hash`` (``interp.training_rows``, in hexadecimal digits), which
+is not trained on; for preferences ``chosen`` and ``rejected`` instead of ``completion``. Every picture is opened once,
+for its hash. Unusable rows are left out and listed with line and reason. Benchmarks that nobody may train on
+are refused as a whole (``data_policy``).
 """
 
 import hashlib
@@ -41,14 +42,14 @@ _VERDICT = re.compile(r"\W*(yes|no)\W*", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Row:
-    """One example: a question about a picture, the reasoning, and the answer.
+    """One example: a question about a picture (None: about none), the reasoning, and the answer.
 
     If ``kind`` is ``"verdict"``, ``verdict`` must be Yes or No; for any other kind (``"perception"``) it is free text.
     ``rejected`` is the rejected verdict of a preference. ``line`` is that of a file, 0 where there is none. ``about``
     are the words that the question asks about, "" where they are not known.
     """
 
-    image: Image.Image | Path
+    image: Image.Image | Path | None
     question: str
     reasoning: str
     verdict: str
@@ -123,7 +124,7 @@ def check_dataset(dataset: "Dataset", trainer: str) -> None:
     """Checks that the dataset is usable by ``trainer``.
 
     Raises:
-        UserError: it is empty, lacks a column of the trainer, or has a row without exactly one picture.
+        UserError: it is empty, lacks a column of the trainer, or has rows with several pictures, or with and without.
     """
     import pyarrow.compute as pc
 
@@ -137,12 +138,14 @@ def check_dataset(dataset: "Dataset", trainer: str) -> None:
             f"build it with preferences={trainer == 'dpo'}"
         )
     raw = dataset.select_columns(["images"]).with_format("arrow")
-    row = 0
+    row, each = 0, None
     for batch in raw.iter(_CHUNK):
         for count in pc.list_value_length(batch["images"]).to_pylist():
             row += 1
-            if count != 1:
-                raise UserError(f"row {row} of the dataset has {count or 0} pictures; each has one; leave it out")
+            each = min(count or 0, 1) if each is None else each
+            if count != each:
+                rule = "each has one" if each else "the first has none, and rows with and without do not mix"
+                raise UserError(f"row {row} of the dataset has {count or 0} pictures; {rule}; leave it out")
 
 
 def data_digest(dataset: "Dataset") -> str:
@@ -163,7 +166,7 @@ def rows_of(dataset: "Dataset") -> TrainingRows:
     def each() -> Iterator[bytes]:
         for row in dataset:
             asked = " ".join(one["content"] for one in row["prompt"] if one["role"] == "user")
-            yield row_hash(asked, "", row["images"][0])
+            yield row_hash(asked, "", next(iter(row["images"]), None))
 
     known = ROW_HASH in dataset.column_names
     return TrainingRows.of_hashes(map(bytes.fromhex, dataset[ROW_HASH]) if known else each())
@@ -195,14 +198,15 @@ def _problem(row: Row, preferences: bool) -> str | None:
 
 
 def _hash(row: Row) -> bytes:
-    with Image.open(row.image) if isinstance(row.image, Path) else nullcontext(row.image) as image:
+    opened: Any = Image.open(row.image) if isinstance(row.image, Path) else nullcontext(row.image)
+    with opened as image:
         return row_hash(row.question, row.about, image)
 
 
 def _example(row: Row, order: str, preferences: bool, hashed: bytes) -> dict[str, Any]:
     system = [_message("system", row.system)] if row.system else []
     example = {
-        "images": [{"path": str(row.image), "bytes": None} if isinstance(row.image, Path) else _png(row.image)],
+        "images": [] if row.image is None else [_stored(row.image)],
         "prompt": [*system, _message("user", row.question)],
         "kind": row.kind,
         ROW_HASH: hashed.hex(),
@@ -214,6 +218,10 @@ def _example(row: Row, order: str, preferences: bool, hashed: bytes) -> dict[str
             "rejected": [_message("assistant", rejected)],
         }
     return example | {"completion": [_message("assistant", answer(row, order))]}
+
+
+def _stored(image: Image.Image | Path) -> dict[str, Any]:
+    return {"path": str(image), "bytes": None} if isinstance(image, Path) else _png(image)
 
 
 def _message(role: str, content: str) -> dict[str, str]:

@@ -60,6 +60,11 @@ class Settings:
     report_to: str = "none"
 
     def __post_init__(self) -> None:
+        if self.trainer == "grpo":
+            raise UserError(
+                "trainer=grpo; each of its steps samples a group of answers to every request and needs a reward for "
+                "each, so with groups of 8 it costs 8 generations a row where sft costs one forward; take sft or dpo"
+            )
         self._among("trainer", TRAINERS)
         self._among("bf16", SWITCHES)
         self._among("checkpointing", SWITCHES)

@@ -116,7 +116,7 @@ def reasoning(template: Template, thing: Thing, safe: bool) -> str:
 def _cases(rng: random.Random, count: int, benign: float) -> list[_Case]:
     """``count`` safety cases, pair by pair (both members), plain and wrapped by turns, then the benign ones."""
     number_benign = round(count * benign)
-    pairs = _pairs(rng, -(-(count - number_benign) // 2))
+    pairs = training_pairs(rng, -(-(count - number_benign) // 2))
     cases = []
     for number, pair in enumerate(pairs):
         for safe in (False, True):
@@ -133,7 +133,7 @@ def _cases(rng: random.Random, count: int, benign: float) -> list[_Case]:
     return cases
 
 
-def _pairs(rng: random.Random, count: int) -> list[Pair]:
+def training_pairs(rng: random.Random, count: int) -> list[Pair]:
     """Balanced over template, concept and sign; a last incomplete round takes templates at random."""
     per_template = -(-count // (2 * len(RISKY)))
     plain = balanced_pairs(rng, per_template, excluded=held_out())

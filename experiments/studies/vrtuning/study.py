@@ -8,6 +8,7 @@ measures.
 """
 
 import dataclasses
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +38,7 @@ from mitigation.vrtuning.settings import Settings
 TRAINING = "training.jsonl"
 RESULT = "vrtuning.json"
 BASELINE = "baseline"
+TIMED = 3  # optimiser steps, after which the time of a training is said
 SKIPPED_LISTED = 100  # rows left out of the training data that are listed by line and reason
 
 
@@ -53,7 +55,7 @@ class VRTuningStudy:
 
     data: Any
     settings: Settings
-    adapters: dict[str, str]
+    adapters: dict[str, Any]
     order: str = "first"
     perception: int = 300
     attention: int = 200
@@ -74,7 +76,7 @@ class VRTuningStudy:
 
     def __call__(self, run: Run) -> None:
         """Trains, evaluates, measures, and prints where everything is."""
-        _check(self, run)
+        check_adapters(self, run)
         folder = Path(run.output_root)
         given = None if isinstance(self.data, Traces) else self.data.cases(folder)
         admitted = admit(run)
@@ -110,15 +112,22 @@ class VRTuningStudy:
         written = {record["adapter"] for record in store.records(TRAINING)}
         datasets: dict[str, Data] = {}
         for name, content in self.adapters.items():
-            preferences = self.settings.trainer == "dpo"
-            data = build_data(self.data, content, self.order, preferences=preferences, cases=cases)
-            datasets[name] = data
+            datasets[name] = data = self.trained_on(name, cases)
             console.print(f"{name}: {data.summary()}", highlight=False, markup=False)
             if name not in written and store.launch.first:
-                store.append([_record(name, content, self.order, data)], TRAINING)
+                store.append([_record(name, str(content), self.order, data)], TRAINING)
         store.wait()
         for name, data in datasets.items():
             self._train(run, name, data, store.path / "adapters" / name, console)
+
+    def settings_of(self, name: str) -> Settings:
+        """Those of one adapter's training; here all have the same."""
+        return self.settings
+
+    def trained_on(self, name: str, cases: Loaded | None) -> Data:
+        """One adapter's dataset; of a source of one's own ``cases``."""
+        preferences = self.settings.trainer == "dpo"
+        return build_data(self.data, self.adapters[name], self.order, preferences=preferences, cases=cases)
 
     def _train(self, run: Run, name: str, data: Data, out: Path, console: Console) -> None:
         from mitigation.vrtuning.train import train
@@ -126,13 +135,16 @@ class VRTuningStudy:
         described = f"{type(self.data).__name__}, {self.adapters[name]}, verdict {self.order}"
         columns = (TextColumn("{task.description:<32}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=console) as progress:
-            bar = progress.add_task(f"training {name}", total=self.settings.steps)
+            settings, pace = self.settings_of(name), Pace()
+            bar = progress.add_task(f"training {name}", total=settings.steps)
 
             def report(step: int, steps: int, loss: float) -> None:
+                if planned := pace.sentence(step, steps):
+                    console.print(f"{name}: {planned}", highlight=False, markup=False)
                 progress.update(bar, completed=step, total=steps, description=f"training {name} (loss {loss:.3f})")
 
             assert isinstance(run.model, ModelConfig)
-            done = train(run.model, data.dataset, self.settings, out, data=described, report=report)
+            done = train(run.model, data.dataset, settings, out, data=described, report=report)
         console.print(
             f"{name}: {done.steps} steps"
             + (f", continued from step {done.resumed_at}" if 0 < done.resumed_at < done.steps else "")
@@ -167,6 +179,24 @@ class VRTuningStudy:
         return []
 
 
+@dataclass
+class Pace:
+    """The planned time of a training, said once, after its first ``TIMED`` steps of a call."""
+
+    first: tuple[int, float] | None = None
+    said: bool = False
+
+    def sentence(self, step: int, steps: int) -> str:
+        """What is left and what the whole takes; "" where it was said or is not known yet."""
+        if self.first is None:
+            self.first = step, time.monotonic()
+        if self.said or step < self.first[0] + TIMED:
+            return ""
+        self.said = True
+        each = (time.monotonic() - self.first[1]) / (step - self.first[0])
+        return f"{each:.2f} s a step, so about {each * (steps - step):.0f} s to go and {each * steps:.0f} s in all"
+
+
 def trained_arms(run: Run, folder: Path) -> dict[str, Any]:
     """The run's arms with the adapters in ``folder`` in the places that were kept for them."""
     return {
@@ -177,8 +207,12 @@ def trained_arms(run: Run, folder: Path) -> dict[str, Any]:
     }
 
 
-def _check(task: VRTuningStudy, run: Run) -> None:
-    """Checks the adapters against the arms that they become."""
+def check_adapters(task: VRTuningStudy, run: Run) -> None:
+    """Checks the adapters against the arms that they become.
+
+    Raises:
+        UserError: the model has no weights here, or an arm does not fit its adapter.
+    """
     if not isinstance(run.model, ModelConfig):
         raise UserError(
             f"model {run.model.name} answers over an API; an adapter needs the weights; choose another model"

@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from experiments.benchmarks.iconworld.concepts import definite
+from experiments.benchmarks.iconworld.in_words import POINTS
 from experiments.evaluation.attention_log import prompts_of
 from experiments.metrics.findings import Answer, Finding, plain, side, stated
 from experiments.metrics.pairs import twins
@@ -28,7 +29,7 @@ from experiments.metrics.yes_no.results import evaluate
 from experiments.report.sentences.transplant import FOLLOWS, MOVED
 from experiments.runs.records import description
 from experiments.studies.words_and_picture.analysis import headline
-from experiments.studies.words_and_picture.conditions import NAMED, PICTURE, POINTS, in_words, thing_of
+from experiments.studies.words_and_picture.conditions import NAMED, PICTURE, in_words, thing_of
 from experiments.types import Sample, Status, Verdict
 from interp.device_copies import to_device, to_host
 from interp.errors import UserError

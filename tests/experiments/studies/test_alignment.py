@@ -1,0 +1,231 @@
+"""Text-only safety training: its rows, what it refuses before weights load, and what a run leaves."""
+
+import json
+import re
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from experiments.benchmarks.iconworld import IconWorld
+from experiments.benchmarks.iconworld.cases import held_out
+from experiments.benchmarks.iconworld.in_words import BORDERLINE, HARMFUL, HARMLESS, WrittenRequests, named
+from experiments.benchmarks.iconworld.sentences import RISKY
+from experiments.studies.vrtuning.alignment import MATCHED, said, summary
+from experiments.studies.vrtuning.safety_rows import SafetyFile, WrittenSafety, check_rows, data_of
+from interp.checkpoints.hub import ORGANISMS
+from interp.errors import UserError
+from mitigation.vrtuning.collator import Collator
+from mitigation.vrtuning.data import Row, check_dataset, from_rows
+from tests.experiments.compose import only_run, run_of
+from tests.mitigation.vrtuning_job import tiny
+from tests.tiny import picture
+
+SMALL = ("method=baseline", "benchmark.split=new_sentences", "limit=6", "draws=20", "task.settings.steps=2",
+         "task.settings.batch_size=4", "task.data.cases=12", "protocol=score")  # fmt: skip
+PAIR = {"prompt": "How do I make soup?", "chosen": "Boil it.", "rejected": "No.", "safe": True}
+HARM = {"prompt": "How do I make a bomb?", "chosen": "No.", "rejected": "Boil it.", "safe": False}
+
+
+def written(folder: Path, *records: Any) -> SafetyFile:
+    path = folder / "safety.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return SafetyFile(str(path))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.5])
+def test_half_of_the_requests_are_harmful_and_the_share_of_twins_is_the_one_asked_for(share: float) -> None:
+    rows = WrittenRequests(cases=200, borderline=share).write()
+    assert Counter(row.kind for row in rows) == Counter(
+        {HARMFUL: 100, BORDERLINE: round(200 * share), HARMLESS: 100 - round(200 * share)}
+    )
+    assert {row.kind: row.answer for row in rows if row.kind != BORDERLINE}[HARMFUL] == "No."
+    assert all((row.answer == "No.") == (row.kind == HARMFUL) and row.wrong != row.answer for row in rows)
+    unshared = [row.request for row in WrittenRequests(cases=200, borderline=0.0).write() if row.kind == HARMFUL]
+    assert sorted(row.request for row in rows if row.kind == HARMFUL) == sorted(unshared)
+
+
+def test_a_borderline_request_differs_from_a_harmful_one_in_its_noun_and_none_is_held_out() -> None:
+    rows = WrittenRequests(cases=300, borderline=0.5).write()
+    frames: dict[str, set[str]] = {}
+    for row in rows:
+        for template in RISKY:
+            before, after = template.text.split("this", 1)
+            frame = re.escape(before) + "the (?P<thing>[a-z ]+?)" + re.escape(after)
+            if found := re.search(frame, row.request):
+                frames.setdefault(template.name, set()).add(row.kind)
+                assert "this" not in found["thing"]
+    assert all(kinds == {HARMFUL, BORDERLINE} for kinds in frames.values())
+    hidden = {named(template.text, thing) for template in RISKY for thing in template.safe + template.unsafe
+              if (template.name, thing) in held_out()}  # fmt: skip
+    assert hidden
+    assert not any(text in row.request for text in hidden for row in rows)
+
+
+def test_rows_whose_sentences_are_tested_are_refused() -> None:
+    source = WrittenSafety(cases=100)
+    with pytest.raises(UserError, match=r"sentences of task\.data are tested too.*benchmark\.split=new_sentences"):
+        check_rows(source, source.rows(), "sft", IconWorld().load().samples)
+    check_rows(source, source.rows(), "sft", IconWorld(split="new_sentences").load().samples)
+
+
+def test_a_tested_sentence_is_found_within_a_longer_one(tmp_path: Path) -> None:
+    (tested, *_) = IconWorld().load().samples
+    asked = f"My friend asks: {tested.text.upper()} Tell me."
+    source = written(tmp_path, HARM, {**PAIR, "prompt": asked})
+    with pytest.raises(UserError, match="1 sentences"):
+        check_rows(source, source.rows(), "sft", [tested])
+
+
+@pytest.mark.parametrize(
+    ("records", "trainer", "message"),
+    [
+        ([HARM, HARM], "sft", "harmful rows alone"),
+        ([PAIR], "sft", "harmless rows alone"),
+        ([HARM, {"prompt": "a?", "completion": "b", "safe": True}], "dpo", "line 2 of task.data has no pair"),
+        ([HARM, {"prompt": "a?", "completion": "b"}], "sft", 'line 2: safe=None; "safe" is true'),
+        ([HARM, {"prompt": "a?", "safe": True}], "sft", "no question with its answer"),
+        ([HARM, {"messages": [{"role": "user"}], "safe": True}], "sft", "role and content"),
+        ([HARM, {"messages": [{"role": "user", "content": "a"}] * 2, "safe": True}], "sft", "one exchange"),
+        ([[1]], "sft", "no JSON object"),
+    ],
+)
+def test_a_file_that_cannot_align_is_refused_in_a_sentence(
+    records: list[Any], trainer: str, message: str, tmp_path: Path
+) -> None:
+    source = written(tmp_path, *records)
+    with pytest.raises(UserError, match=message):
+        check_rows(source, source.rows(), trainer, [])
+
+
+def test_the_three_formats_of_trl_give_the_same_row(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]
+    rows = written(tmp_path, {"prompt": "a?", "completion": "b", "safe": True},
+                   {"prompt": turns[:1], "completion": turns[1:], "safe": True},
+                   {"messages": turns, "safe": True}).rows()  # fmt: skip
+    assert len({(row.question, row.verdict, row.kind, row.system) for row in rows}) == 1
+    some = written(tmp_path, *[HARM] * 3, *[{**PAIR, BORDERLINE: True}] * 5)
+    assert [row.kind for row in SafetyFile(some.path, borderline=0.25).rows()] == [HARMFUL] * 3 + [BORDERLINE]
+
+
+def test_text_alone_becomes_the_tokens_of_a_question_without_a_picture() -> None:
+    vlm = tiny()
+    data = data_of(WrittenSafety(cases=8).rows(), "dpo").dataset
+    check_dataset(data, "dpo")
+    batch = Collator(vlm)(list(data))  # type: ignore[arg-type]
+    assert not any("pixel" in name for name in batch)
+    image = vlm.model.config.image_token_id
+    assert not (batch["input_ids"] == image).any()
+    assert batch["completion_mask"].sum(-1).min() > 0
+
+
+def test_rows_with_and_without_pictures_do_not_mix() -> None:
+    rows = [Row(None, "a?", "", "b", "harmless"), Row(picture(), "a?", "", "b", "harmless")]
+    with pytest.raises(UserError, match="row 2 of the dataset has 1 pictures; the first has none"):
+        check_dataset(from_rows(rows).dataset, "sft")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("task.trainer=grpo",), "trainer=grpo; each of its steps samples a group"),
+        (("+task.adapters.one={colour: red}",), "an adapter has borderline and settings"),
+        (("benchmark.split=test",), "are tested too"),
+        (("benchmark=iconworld_requests",), "asks for answers in words"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_weights_load(
+    overrides: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mitigation.vrtuning.train.load", lambda *_: pytest.fail("weights"))
+    with pytest.raises(UserError, match=message):
+        _ = (run := run_of("task=align", f"output_root={tmp_path}", *SMALL, *overrides)).task(run)
+
+
+def test_a_model_without_a_chat_template_is_refused_before_weights_load(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(ORGANISMS / "llava", model)
+    for file in ("model.safetensors", "chat_template.jinja", "chat_template.json"):
+        (model / file).unlink(missing_ok=True)
+    for file in model.glob("*.json"):
+        found = json.loads(file.read_text())
+        if isinstance(found, dict) and found.pop("chat_template", None):
+            file.write_text(json.dumps(found))
+    run = run_of("task=align", f"output_root={tmp_path}", f"model.path={model}", *SMALL)
+    with pytest.raises(UserError, match="chat template"):
+        run.task(run)
+
+
+def block(caught: float) -> dict[str, Any]:
+    rates = {"unsafe": caught, "over_safety": 0.2}
+    return {"accuracy": rates, "intervals": {}, "n_by_subset": {}, "auroc": 0.5, MATCHED: None}
+
+
+def test_what_learned_nothing_has_failed_and_is_not_compared() -> None:
+    entry = {"value": 0.1, "low": 0.05, "high": 0.15, "statement": "rose"}
+    delta = {"unsafe": entry, "over_safety": entry, MATCHED: entry}
+    versus = {"weak": delta, "good": delta}
+    metrics = {
+        "arms": {"baseline": block(0.5), "weak": block(0.69), "strong": block(0.7), "good": block(0.9)},
+        "comparisons": {name: {"delta": delta, "versus": versus} for name in ("weak", "strong")},
+    }
+    arms = summary(metrics)
+    assert [arms[name]["changes"] != {} for name in ("weak", "strong")] == [False, True]
+    sentences = said("picture", arms)
+    assert sentences[0].startswith("weak failed with the picture: it catches 69.0% of the harmful cases")
+    assert [line.partition(",")[0] for line in sentences[1:]] == ["strong minus good"]
+
+
+@pytest.mark.long
+def test_one_command_trains_both_ways_without_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    more = ("+exp=alignment", "task.settings.steps=5", f"output_root={tmp_path}", "task.seeds=[0,1]",
+            "~task.adapters.sft_no_borderline")  # fmt: skip
+    small = [one for one in SMALL if "steps" not in one and "method" not in one]
+    run = run_of(*more, *small)
+    run.task(run)
+    printed = capsys.readouterr().out
+    assert "s a step, so about" in printed
+    folder = only_run(run)
+    names = {"sft_seed0", "sft_seed1", "dpo_seed0", "dpo_seed1", "dpo_no_borderline_seed0", "dpo_no_borderline_seed1"}
+    assert {path.name for path in (folder / "adapters").iterdir()} == names
+    result = json.loads((folder / "alignment.json").read_text())
+    assert names | {"baseline", "safety_prompt"} == set(result["words"]) == set(result["picture"]) - {"verbalise"}
+    assert set(json.loads((folder / "metrics.json").read_text())["comparisons"]["dpo_seed1"]["versus"]) == {
+        "dpo_no_borderline_seed1"
+    }
+    assert "Safety and over-caution" in (folder / "report.html").read_text()
+    from peft import PeftModel
+
+    from interp.loading import load
+
+    vlm = load("organism:llava")
+    plain = {name: weight.clone() for name, weight in vlm.model.named_parameters()}
+    wrapped = PeftModel.from_pretrained(vlm.model, folder / "adapters" / "dpo_seed0" / "adapter")
+    trained = [weight for name, weight in wrapped.named_parameters() if "lora_B" in name]
+    assert any(weight.abs().sum() > 0 for weight in trained)
+    assert not any("vision" in name for name, _ in wrapped.named_parameters() if "lora" in name)
+    assert all(torch.equal(weight, plain[name]) for name, weight in load("organism:llava").model.named_parameters())
+
+
+@pytest.mark.long
+def test_a_training_that_was_killed_goes_on_in_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from mitigation.vrtuning import train
+
+    def killed(self: Any, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 2:
+            raise KeyboardInterrupt
+
+    options = [*(one for one in SMALL if "steps" not in one), "task.settings.steps=3", "task.settings.save_steps=1"]
+    run = run_of("task=align", "task.trainer=dpo", f"output_root={tmp_path}", *options)
+    with monkeypatch.context() as patched:
+        patched.setattr(train.Marker, "on_log", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run.task(run)
+    run.task(run)
+    assert "continued from step 1" in " ".join(capsys.readouterr().out.split())
+    assert (only_run(run) / "adapters" / "aligned" / "adapter" / "README.md").is_file()
