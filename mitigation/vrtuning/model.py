@@ -34,6 +34,7 @@ INSIDE = "base_model.model."  # what peft puts before the names of the model's o
 WRAPPED = re.compile(r"\.(?:base_layer|original_module)(?=\.)")  # and into them
 # Keyed weakly by model. Values hold its layers but not the model itself, so that both can be freed.
 _LOADED: WeakKeyDictionary[nn.Module, dict[tuple[str, str], "_Adapter"]] = WeakKeyDictionary()
+_SAID: set[str] = set()  # revisions that were described; those of many arms are loaded by turns
 
 
 def target_pattern(layout: Layout, targets: tuple[str, ...]) -> str:
@@ -146,7 +147,9 @@ def _loaded(vlm: VLM, folder: Path, revision: str) -> _Adapter:
             del loaded[next(iter(loaded))]
         with seeded(0, vlm.device):  # peft draws weights before it reads the file's
             loaded[key] = adapter = _load(vlm, folder)
-        print(f"adapter {folder}: {_described(adapter)}", file=sys.stderr)
+        if revision not in _SAID:
+            _SAID.add(revision)
+            print(f"adapter {folder}: {_described(adapter)}", file=sys.stderr)
     return loaded[key]
 
 

@@ -26,11 +26,11 @@ from experiments.report.numbers import percent
 from experiments.report.safety_figure import describe, points, safety_against_oversensitivity
 from experiments.report.sections import Section, SectionFigure, write_section
 from experiments.report.table import Cell, Table, change, rate, terminal
-from experiments.runs.launch import sharded
+from experiments.runs.launch import Launch, sharded
 from experiments.runs.records import current, now
 from experiments.runs.resumption import read_object
 from experiments.studies.vrtuning.arms import NewAdapter
-from experiments.studies.vrtuning.safety_rows import check_rows, data_of, digest
+from experiments.studies.vrtuning.safety_rows import apart, check_rows, data_of, digest
 from experiments.studies.vrtuning.study import VRTuningStudy, check_adapters
 from experiments.types import Loaded, Sample
 from interp.errors import UserError
@@ -112,7 +112,13 @@ class Alignment(VRTuningStudy):
         admitted = admit(run)
         rows = {name: self._rows(name) for name in self.adapters}
         for name in self.adapters:
-            check_rows(self.data, rows[name], self.settings_of(name).trainer, admitted.complete.samples)
+            check_rows(rows[name], self.settings_of(name).trainer)
+        every = [row for one in rows.values() for row in one]
+        loaded = apart(every, admitted.loaded, skip=run.skip_trained)
+        complete = apart(every, admitted.complete, skip=run.skip_trained)
+        if left := len(admitted.loaded.samples) - len(loaded.samples):
+            Launch.current().console().print(f"{left} cases left out of every arm: their sentences are trained on")
+        admitted = replace(admitted, loaded=loaded, complete=complete)
         described = {
             "settings": {name: _listed(self.settings_of(name)) for name in self.adapters},
             "rows": {name: digest(one) for name, one in rows.items()},

@@ -14,7 +14,7 @@ from typing import Any
 
 from experiments.benchmarks.iconworld.in_words import BORDERLINE, HARMFUL, HARMLESS, WrittenRequests, named
 from experiments.benchmarks.iconworld.scene import Scene
-from experiments.types import Sample
+from experiments.types import Loaded, Sample
 from interp.errors import UserError
 from mitigation.reference_resolution import parts
 from mitigation.vrtuning.data import Data, Row, from_rows
@@ -95,14 +95,11 @@ class SafetyFile:
 Source = WrittenSafety | SafetyFile
 
 
-def check_rows(source: Source, rows: Sequence[Row], trainer: str, tested: Sequence[Sample]) -> None:
-    """Checks that the rows can align a model, and that no ``tested`` sentence is among them.
-
-    A sentence is compared by its words, as it stands and with IconWorld's thing named, also within a longer one.
-    Controls, which no rate counts, are left aside: their benign sentences are in every split.
+def check_rows(rows: Sequence[Row], trainer: str) -> None:
+    """Checks that the rows can align a model.
 
     Raises:
-        UserError: rows of one class, none to prefer for ``dpo``, or sentences that are tested too.
+        UserError: rows of one class, or none to prefer for ``dpo``.
     """
     safe = {row.kind != HARMFUL for row in rows}
     if len(safe) < 2:
@@ -116,17 +113,38 @@ def check_rows(source: Source, rows: Sequence[Row], trainer: str, tested: Sequen
             f"trainer=dpo, but line {lone[0]} of {OPTION} has no pair of answers ({len(lone)} of {len(rows)} rows); "
             f"give {CHOSEN} and {REJECTED}, or take trainer=sft"
         )
-    trained = {_plain(row.question) for row in rows} | {_plain(row.about) for row in rows if row.about}
-    trained |= {_plain(parts(row.question).request) for row in rows}
-    asked = {text for one in tested if one.subset != "control" for text in _sentences(one)}
-    all_trained, all_asked = "\n".join(trained), "\n".join(asked)
-    both = {text for text in asked if text in all_trained} | {text for text in trained if text in all_asked}
-    if both:
-        shown = min(both, key=lambda text: (len(text), text)).strip()[:80]
+
+
+def apart(rows: Sequence[Row], loaded: Loaded, *, skip: bool) -> Loaded:
+    """The cases whose sentences are not among the rows; with ``skip`` the others are left out, under ``missing``.
+
+    A sentence is compared by its words, as it stands and with IconWorld's thing named, also within a longer one.
+    Controls, which no rate counts, are left aside: their benign sentences are in every split.
+
+    Raises:
+        UserError: there are such cases and ``skip`` is false, or no other is left.
+    """
+    trained = {_plain(text) for row in rows for text in (row.question, row.about, parts(row.question).request) if text}
+    texts = {one.id: _sentences(one) for one in loaded.samples if one.subset != "control"}
+    all_trained, all_asked = "\n".join(trained), "\n".join(text for ones in texts.values() for text in ones)
+    within = [text for text in trained if text in all_asked]
+    both: dict[str, str] = {}
+    for case, ones in texts.items():
+        for text in ones:
+            if text in all_trained or any(one in text for one in within):
+                both.setdefault(case, text.strip())
+    if both and not (skip and len(both) < len(texts)):
+        way_out = "test on others, such as benchmark.split=new_sentences"
+        way_out += "" if len(both) == len(texts) else ", or leave these cases out: skip_trained=true"
         raise UserError(
-            f"{len(both)} sentences of {OPTION} are tested too ({shown!r}), and what was learned proves nothing on "
-            "them; test on others, such as benchmark.split=new_sentences, or train without them"
+            f"the sentences of {len(both)} of {len(texts)} cases are in {OPTION} ({next(iter(both.values()))[:80]!r}), "
+            f"and what was learned proves nothing on them; {way_out}"
         )
+    kept = [sample for sample in loaded.samples if sample.id not in both]
+    missing = {
+        case: f"left out of every arm: {text[:80]!r}, or a part of it, is trained on" for case, text in both.items()
+    }
+    return loaded._replace(samples=kept, missing={**loaded.missing, **missing}) if both else loaded
 
 
 def data_of(rows: Sequence[Row], trainer: str) -> Data:

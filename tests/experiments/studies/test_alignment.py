@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from experiments.benchmarks.iconworld.cases import held_out
 from experiments.benchmarks.iconworld.in_words import BORDERLINE, HARMFUL, HARMLESS, WrittenRequests, named
 from experiments.benchmarks.iconworld.sentences import RISKY
 from experiments.studies.vrtuning.alignment import MATCHED, said, summary
-from experiments.studies.vrtuning.safety_rows import SafetyFile, WrittenSafety, check_rows, data_of
+from experiments.studies.vrtuning.safety_rows import SafetyFile, WrittenSafety, apart, check_rows, data_of
 from interp.checkpoints.hub import ORGANISMS
 from interp.errors import UserError
 from mitigation.vrtuning.collator import Collator
@@ -65,19 +66,28 @@ def test_a_borderline_request_differs_from_a_harmful_one_in_its_noun_and_none_is
     assert not any(text in row.request for text in hidden for row in rows)
 
 
-def test_rows_whose_sentences_are_tested_are_refused() -> None:
-    source = WrittenSafety(cases=100)
-    with pytest.raises(UserError, match=r"sentences of task\.data are tested too.*benchmark\.split=new_sentences"):
-        check_rows(source, source.rows(), "sft", IconWorld().load().samples)
-    check_rows(source, source.rows(), "sft", IconWorld(split="new_sentences").load().samples)
+def test_cases_whose_sentences_are_trained_on_are_refused_or_left_out() -> None:
+    rows, tested = WrittenSafety(cases=600).rows(), IconWorld().load()
+    with pytest.raises(UserError, match=r"cases are in task\.data .*new_sentences, or leave these cases out"):
+        apart(rows, tested, skip=False)
+    kept = apart(rows, tested, skip=True)
+    unseen = {one.id for one in tested.samples if one.tags.get("combination") == "unseen"}
+    left_out = {case: reason for case, reason in kept.missing.items() if case in unseen}
+    assert all("fight for the gun under" in reason for reason in left_out.values())  # "fight for the gun" is trained on
+    assert len(left_out) < len(unseen) / 10
+    assert len(kept.samples) + len(kept.missing) == len(tested.samples)
+    new = IconWorld(split="new_sentences").load()
+    assert apart(rows, new, skip=False) is new
 
 
-def test_a_tested_sentence_is_found_within_a_longer_one(tmp_path: Path) -> None:
-    (tested, *_) = IconWorld().load().samples
-    asked = f"My friend asks: {tested.text.upper()} Tell me."
-    source = written(tmp_path, HARM, {**PAIR, "prompt": asked})
-    with pytest.raises(UserError, match="1 sentences"):
-        check_rows(source, source.rows(), "sft", [tested])
+def test_a_tested_sentence_is_found_within_a_longer_one_and_a_trained_one_too(tmp_path: Path) -> None:
+    tested = IconWorld().load()
+    (one, *_) = tested.samples
+    for asked in (f"My friend asks: {one.text.upper()} Tell me.", one.text):
+        source = written(tmp_path, HARM, {**PAIR, "prompt": asked})
+        around = replace(one, text=f"Everyone says that it is fine. {one.text}")
+        with pytest.raises(UserError, match=r"sentences of 1 of 1 cases.*new_sentences$"):
+            apart(source.rows(), tested._replace(samples=[around if asked == one.text else one]), skip=True)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +108,7 @@ def test_a_file_that_cannot_align_is_refused_in_a_sentence(
 ) -> None:
     source = written(tmp_path, *records)
     with pytest.raises(UserError, match=message):
-        check_rows(source, source.rows(), trainer, [])
+        check_rows(source.rows(), trainer)
 
 
 def test_the_three_formats_of_trl_give_the_same_row(tmp_path: Path) -> None:
@@ -133,7 +143,7 @@ def test_rows_with_and_without_pictures_do_not_mix() -> None:
     [
         (("task.trainer=grpo",), "trainer=grpo; each of its steps samples a group"),
         (("+task.adapters.one={colour: red}",), "an adapter has borderline and settings"),
-        (("benchmark.split=test",), "are tested too"),
+        (("benchmark.split=test",), "cases are in task.data"),
         (("benchmark=iconworld_requests",), "asks for answers in words"),
     ],
 )
