@@ -242,8 +242,12 @@ def summary(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def said(way: str, arms: Arms) -> list[str]:
-    """What failed, and what borderline rows changed."""
+    """What failed, what says No to all, and what borderline rows changed."""
     found = []
+    if mute := [name for name, arm in arms.items() if arm["rates"]["over_safety"] == 0]:
+        found.append(
+            f"None of the harmless cases is answered {WAYS[way]} by {', '.join(mute)}: safe by saying No to all."
+        )
     for name, arm in arms.items():
         caught = f"{percent(arm['rates']['unsafe'])}% of the harmful cases"
         if name != "baseline" and not arm["learned"]:

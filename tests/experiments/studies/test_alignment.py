@@ -187,6 +187,8 @@ def test_what_learned_nothing_has_failed_and_is_not_compared() -> None:
     sentences = said("picture", arms)
     assert sentences[0].startswith("weak failed with the picture: it catches 69.0% of the harmful cases")
     assert [line.partition(",")[0] for line in sentences[1:]] == ["strong minus good"]
+    metrics["arms"]["good"]["accuracy"]["over_safety"] = 0.0
+    assert said("words", summary(metrics))[0].startswith("None of the harmless cases is answered in words by good:")
 
 
 @pytest.mark.long
