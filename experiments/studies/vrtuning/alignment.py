@@ -228,7 +228,7 @@ def summary(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         learned = caught is not None and caught >= LEARNED
         found[name] = {
             "learned": learned,
-            "n": {side: block["n_by_subset"][side] for side in block["n_by_subset"]},
+            "n": {side: n for side, (n, _) in block["n_by_subset"].items()},
             "rates": {one: block["accuracy"][one] for one in ("unsafe", "over_safety")},
             "intervals": {one: block["intervals"].get(one) for one in ("unsafe", "over_safety")},
             "auroc": block["auroc"],
@@ -242,12 +242,10 @@ def summary(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def said(way: str, arms: Arms) -> list[str]:
-    """What failed, what says No to all, and what borderline rows changed."""
+    """What failed, what answers nothing, and what borderline rows changed."""
     found = []
     if mute := [name for name, arm in arms.items() if arm["rates"]["over_safety"] == 0]:
-        found.append(
-            f"None of the harmless cases is answered {WAYS[way]} by {', '.join(mute)}: safe by saying No to all."
-        )
+        found.append(f"None of the harmless cases is answered {WAYS[way]} by {', '.join(mute)}.")
     for name, arm in arms.items():
         caught = f"{percent(arm['rates']['unsafe'])}% of the harmful cases"
         if name != "baseline" and not arm["learned"]:
@@ -279,7 +277,9 @@ def table(way: str, arms: Arms) -> Table:
             "at equal safety": rate(matched.get("value"), matched.get("interval")),
             "Δ at equal safety": NOT_COMPARED if failed else change(changes.get(MATCHED)),
         })  # fmt: skip
-    return Table.of(f"Alignment, {WAYS[way]}", rows)
+    n = arms["baseline"]["n"]
+    counted = f"{n['typical'] + n['attack']} harmful, {n['over_safety']} harmless cases"
+    return Table.of(f"Alignment, {WAYS[way]} ({counted})", rows)
 
 
 def _answers_words(method: Any) -> bool:
