@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from omegaconf import DictConfig
 
+    from experiments.config import Run
     from experiments.runs.launch import Launch
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -69,7 +70,8 @@ def main() -> None:
         stop(launch, f"error: {error}", 2)
     arguments = sys.argv[1:]
     sys.argv[1:] = composed = for_hydra(arguments)
-    task = update_wrapper(partial(start, arguments), start)
+    done: list[tuple[Run, Path]] = []  # of a sweep, in this process
+    task = update_wrapper(partial(start, arguments, done), start)
     stopping.heed()
     os.environ[WHOLE_ERRORS] = "1"  # until the task begins: Hydra hands us its errors instead of printing them
     try:
@@ -77,6 +79,10 @@ def main() -> None:
             print(help_page(), end="", flush=True)
         else:
             hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")(task)()
+            if len(done) > 1 and launch.first:
+                from experiments.studies.join_reports import beside_each_other
+
+                beside_each_other(done[-1][0], [folder for _, folder in done])
     except BrokenPipeError:  # the reader of our output, such as head, has stopped
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
@@ -88,11 +94,13 @@ def main() -> None:
         stop(launch, f"error: {message}", 2)
 
 
-def start(arguments: "Sequence[str]", config: "DictConfig") -> None:
+def start(arguments: "Sequence[str]", done: "list[tuple[Run, Path]]", config: "DictConfig") -> None:
     """Checks the configuration and runs its task; errors that the user can fix end in one sentence and exit code 2.
 
-    ``arguments`` are those that were typed.
+    ``arguments`` are those that were typed; ``done`` are the runs of the sweep before this one, which joins them.
     """
+    from dataclasses import replace
+
     from experiments.command_line.arguments import of_this_run
     from experiments.config import build_run
     from experiments.runs import stopping
@@ -109,7 +117,9 @@ def start(arguments: "Sequence[str]", config: "DictConfig") -> None:
         run = build_run(config)
         check_task(run.task, launch)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        run.task(run)
+        run = replace(run, earlier=tuple(folder for other, folder in done if other.conditions == run.conditions))
+        if isinstance(folder := run.task(run), Path):
+            done.append((run, folder))
     except UserError as error:
         stop(launch, f"error: {error}", 2)
     except OSError as error:

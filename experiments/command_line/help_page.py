@@ -45,6 +45,7 @@ MENU = {  # heading → what stands under it; what is in conf/ and in none of th
         "+exp=drift",
         "+exp=distilled",
         "task=study",
+        "task=setting_selection",
         "task=vrtuning",
         "+exp=alignment",
         "task=align",

@@ -25,6 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from experiments.benchmarks.checks import content_of
 from experiments.benchmarks.images import BadImage
 from experiments.config import Run, digest
+from experiments.evaluation import earlier_runs
 from experiments.evaluation.case_batches import Opened, by_prefill, form, opened, prompt_of
 from experiments.evaluation.cost import CostLog
 from experiments.evaluation.judging import judge_batch, scored
@@ -140,7 +141,6 @@ class Answering:
             if self._scored and (reason := abilities(method).unscored):
                 raise UserError(f"{name} cannot be asked with protocol=score: {reason}")
         recorded = self._recorded(arms, samples, file)
-        self.store.wait()  # all processes have read the same records before one adds to them
         self._say_outdated(recorded.values(), samples, file)
         batches: BatchContext | None = getattr(self.vlm, "batches", None)
         formed = form(samples, None if batches is None else batches.lengths, self.run.batch_rule)
@@ -218,7 +218,11 @@ class Answering:
         for line in self.store.records(file):
             if line["arm"] in latest:
                 latest[line["arm"]][line["case"]] = line
-        return {name: _Arm(name, one, self.settings(one, samples), latest[name]) for name, one in arms.items()}
+        self.store.wait()  # all processes have read the same records before one adds to them
+        settings = {name: self.settings(one, samples) for name, one in arms.items()}
+        if said := earlier_runs.take_over(self.run.earlier, self.store, file, settings, latest):
+            self.console.print(said, highlight=False, soft_wrap=True, markup=False)
+        return {name: _Arm(name, one, settings[name], latest[name]) for name, one in arms.items()}
 
     def take_over(self, arm: str, shift: "ConstantShift", samples: Sequence[Sample]) -> list[Sample]:
         """Records the answers under a constant that are the baseline's; returns the cases that have to be asked."""

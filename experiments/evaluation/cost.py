@@ -27,10 +27,13 @@ class CostLog:
         taken = {"cases": len(prompts), "tokens": tokens, **spent, **(generation.spent or {})}
         self._store.append([{"arm": arm, "first": prompts[0].key, **taken}], COST)
 
-    def add_taken_over(self, arm: str, cases: Sequence[str], tokens: int) -> None:
-        """Keeps that the answers to ``cases``, of so many tokens, are the baseline's."""
+    def add_taken_over(
+        self, arm: str, cases: Sequence[str], tokens: int, *, of: Mapping[str, float] | None = None
+    ) -> None:
+        """Keeps that the answers to ``cases``, of so many tokens, are those of an arm with the cost ``of`` (as in
+        ``by_arm``), by default the baseline's."""
         if cases:
-            plain = self.by_arm()[BASELINE]
+            plain = of or self.by_arm()[BASELINE]
             known = len(cases) * plain["seconds"] / plain["cases"]
             line = {"arm": arm, "first": cases[0], "cases": len(cases), "tokens": tokens, "seconds": 0.0}
             self._store.append([line | {"known_seconds": known}], COST)

@@ -17,11 +17,14 @@ from experiments.config import Run, digest
 from experiments.evaluation import finished_runs, scoring
 from experiments.evaluation.admission import check_contrasts
 from experiments.report import next_commands, terminal
-from experiments.report.build import build
+from experiments.report.arm_tables import arms_table
+from experiments.report.build import build, drawings
 from experiments.report.cases import FILE, attention_of_cases
+from experiments.report.table import csv_text, say
 from experiments.report.words import with_sentences
 from experiments.runs import analyses, records
 from experiments.runs.provenance import SHOWN, arm_title, model_title
+from experiments.runs.resumption import read_object
 from experiments.runs.saved_run import SavedRun, read_run
 from experiments.types import Kind
 from interp.errors import UserError
@@ -58,11 +61,28 @@ class BuildReport:
 
     def _joined(self, run: Run, parts: Sequence[SavedRun], console: Console) -> Path:
         page, shown, note = joined_run(run, parts)
-        beside = (shown["comparisons"].get(shown["study"]) or {}).get("versus") or {}
-        console.print(terminal.shown(shown, verbose=run.verbose, width=console.width, named=beside))
-        if note:
-            console.print(note, highlight=False, soft_wrap=True, markup=False)
+        console.print(terminal.shown(shown, verbose=run.verbose, width=console.width, named=shown["arms"]))
+        table, figure = (
+            page.with_name("arms.csv"),
+            page.parent / "figures" / f"{next(iter(drawings(read_run(page.parent))))}.svg",
+        )
+        table.write_text(csv_text(arms_table(shown)) + "\r\n", encoding="utf-8", errors="replace", newline="")
+        say(*filter(None, [note]), f"table: {table}", f"figure: {figure}")
         return page
+
+
+def beside_each_other(run: Run, folders: Sequence[Path]) -> None:
+    """Ends a sweep: its runs in one table, figure and report, and where these are; ``run`` is its last.
+
+    A sentence stands in their place where the runs cannot be joined, as those of two benchmarks.
+    """
+    if not all(read_object(folder / "metrics.json").get("arms") for folder in folders):
+        return  # no studies of arms
+    say("", f"the {len(folders)} runs of this sweep beside each other", "")
+    try:
+        BuildReport(runs=[str(folder) for folder in folders])(replace(run, contrasts=[]))  # theirs name arms of one run
+    except UserError as error:
+        say(f"no table of all: {error}")
 
 
 def joined_run(run: Run, parts: Sequence[SavedRun]) -> tuple[Path, dict[str, Any], str]:
@@ -219,10 +239,13 @@ def run_names(parts: Sequence[SavedRun]) -> list[str]:
 
 
 def _typed_otherwise(parts: Sequence[SavedRun]) -> list[str]:
-    """Of each run the settings that were typed in some command and differ between the runs, as ``key=value``."""
+    """Of each run the settings that were typed in some command and differ between the runs, as ``key=value``.
+
+    Of a key its last part, where that tells it from the others: ``alpha=0.5`` of ``method.alpha=0.5``.
+    """
     words = [next_commands.typed(part.environment) or [] for part in parts]
     keys = [key for of in words for word in of if "=" in word for key in [word.partition("=")[0].lstrip("+")]]
-    found: list[list[str]] = [[] for _ in parts]
+    found: list[list[tuple[str, object]]] = [[] for _ in parts]
     for key in dict.fromkeys(key for key in keys if key not in NOT_TOLD and not key.startswith("model")):
         values = []
         for part, of in zip(parts, words, strict=True):
@@ -231,8 +254,14 @@ def _typed_otherwise(parts: Sequence[SavedRun]) -> list[str]:
             values.append(given[-1] if given else "default" if value is None or OmegaConf.is_config(value) else value)
         if len({*map(str, values)}) > 1:
             for own, value in zip(found, values, strict=True):
-                own.append(f"{key}={value}")
-    return [", ".join(own) for own in found]
+                own.append((key, value))
+    ends = Counter(key.rpartition(".")[2] for key, _ in found[0])
+
+    def short(key: str) -> str:
+        end = key.rpartition(".")[2]
+        return end if ends[end] == 1 else key
+
+    return [", ".join(f"{short(key)}={value}" for key, value in own) for own in found]
 
 
 def _environment(parts: Sequence[SavedRun], names: Sequence[str], studied: str, cases: int) -> Mapping[str, Any]:

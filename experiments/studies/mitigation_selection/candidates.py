@@ -62,11 +62,16 @@ class Candidate:
 def configured(method: Any, setting: Mapping[str, Any], *, shift: float = 0.0) -> Any:
     """``method`` with these fields, and with ``shift`` logits more on its Yes/No margin than it has then.
 
+    Of a method in a file of the user's, what is no field is a setting of its function.
+
     Raises:
         UserError: a field that the method does not have, or a value that it refuses.
     """
     inner, own = (method.method, method.shift) if isinstance(method, Shifted) else (method, 0.0)
     known = [f.name for f in dataclasses.fields(inner)] if dataclasses.is_dataclass(inner) else []
+    if "settings" in known:  # a file of the user's, whose function has the rest
+        settings = inner.settings | {name: value for name, value in setting.items() if name not in known}
+        setting = {name: value for name, value in setting.items() if name in known} | {"settings": settings}
     if unknown := [name for name in setting if name not in known]:
         raise UserError(
             f"{type(inner).__name__} has no field {unknown[0]!r}; known: {', '.join(known)}; correct its grid"

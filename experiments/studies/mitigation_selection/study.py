@@ -118,9 +118,11 @@ class Mitigations:
         """Checks all that can be checked before weights are loaded."""
         if run.benchmark.kind != "yes_no":
             raise UserError(f"benchmark {run.benchmark.name} asks for no Yes or No; constants on a margin need that")
-        for name in self.candidates:
+        for name, candidate in self.candidates.items():
             if name in run.arms:
                 raise UserError(f"task.candidates.{name}: the run has an arm of that name; rename one of them")
+            for setting in () if candidate.learns else candidate.settings():
+                configured(candidate.method, setting)
         known = [*run.arms, THRESHOLD, *self.candidates]
         if unknown := [name for name in self.rivals if name not in known]:
             raise UserError(f"task.rivals: there is no arm {unknown[0]!r}; known: {', '.join(known)}")

@@ -330,3 +330,40 @@ def test_a_table_that_fails_leaves_the_study_and_is_made_up_for(
     assert (folder / "predictions.jsonl").read_bytes() == answers
     assert (folder / "mitigations.json").exists()
     assert sentence not in (folder / "report.html").read_text()
+
+
+def test_a_setting_of_a_users_file_is_chosen_as_a_field_is(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def rule(scores, step, *, strength=1.0, power=1):\n    return scores * strength\n")
+    method = run_of("method=file", f"method.path={file}", "method.settings={power: 2}").arms["mine"]
+    assert configured(method, {"strength": 0.5}).settings == {"power": 2, "strength": 0.5}
+    shifted = configured(method, {"strength": 3}, shift=0.25)
+    assert (shifted.shift, shifted.method.settings) == (0.25, {"power": 2, "strength": 3})
+    with pytest.raises(UserError, match=r"mine.py: rule.*unexpected keyword argument 'strenght'"):
+        configured(method, {"strenght": 1})
+
+
+@pytest.mark.long
+def test_a_setting_of_ones_own_method_is_chosen_by_one_command(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def rule(scores, step, *, strength=1.0):\n    return scores * strength\n")
+    run = run_of(
+        "task=setting_selection", "method=file", f"method.path={file}", "limit=40", "draws=50",
+        "task.candidates.chosen.grid={strength: [0.5, 2]}", "task.development=60", f"output_root={tmp_path}",
+    )  # fmt: skip
+    folder = run.task(run)
+    choice = json.loads((folder / "choice.json").read_text())
+    assert [one["setting"] for one in choice["chosen"]["settings"]] == [{"strength": 0.5}, {"strength": 2}]
+    assert choice["chosen"]["chosen"]["n"] == 60
+    result = json.loads((folder / "mitigations.json").read_text())
+    assert list(result["arms"]) == ["baseline", "mine", "threshold", "chosen"]
+    assert f"strength': {choice['chosen']['chosen']['setting']['strength']}" in result["methods"]["chosen"]
+
+
+def test_a_grid_is_checked_before_weights_load(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def rule(scores, step, *, strength=1.0):\n    return scores\n")
+    run = run_of("task=setting_selection", "method=file", f"method.path={tmp_path}/mine.py", "model.path=/nowhere",
+                 "task.candidates.chosen.grid={other: [1]}", f"output_root={tmp_path}/o")  # fmt: skip
+    with pytest.raises(UserError, match="unexpected keyword argument 'other'"):
+        run.task(run)
+    assert not (tmp_path / "o").exists()

@@ -1,0 +1,84 @@
+"""Sweeps: what a sweep leaves as it is is asked once, and its runs end in one table."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.evaluation import earlier_runs
+from experiments.runs.launch import Launch
+from experiments.runs.resumption import PREDICTIONS, open_run
+from tests.conftest import REPOSITORY
+from tests.experiments.compose import run_of
+
+RULE = """
+def rule(scores, step, *, strength=1.0):
+    return scores if step else scores * (1 + strength)
+"""
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / PREDICTIONS).read_text().splitlines()]
+
+
+@pytest.mark.long
+def test_a_sweep_asks_unchanged_arms_once_and_ends_in_one_table(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(RULE)
+    command = ["method=file", f"method.path={tmp_path}/mine.py", "limit=12", "draws=50", f"output_root={tmp_path}/o"]
+    swept = subprocess.run(
+        [sys.executable, "-m", "experiments.run", "-m", *command, "method.settings.strength=0.5,2"],
+        cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=300,
+    ).stdout  # fmt: skip
+    first, second = sorted((tmp_path / "o" / "study").iterdir())
+    assert f"12 answers of baseline are those of {first}: nothing about them is swept" in swept
+    baselines = [[line for line in lines_of(folder) if line["arm"] == "baseline"] for folder in (first, second)]
+    assert baselines[0] == baselines[1]
+    cost = json.loads((second / "environment.json").read_text())["cost"]
+    assert (cost["baseline"]["shared_seconds"], cost["baseline"]["cases"]) == (0.0, 12)
+    assert cost["mine"]["shared_seconds"] > 0
+    (joined,) = (tmp_path / "o" / "joined").iterdir()
+    arms = ["baseline", "strength=0.5: mine", "strength=2: mine"]
+    assert list(json.loads((joined / "metrics.json").read_text())["arms"]) == arms
+    assert [row.split(",")[0].strip('"') for row in (joined / "arms.csv").read_text().splitlines()[1:]] == arms
+    end = swept.partition("the 2 runs of this sweep beside each other")[2]
+    assert f"figure: {joined}/figures/trade_off.svg" in end
+    assert (joined / "figures" / "trade_off.svg").is_file()
+    assert (joined / "report.html").is_file()
+
+    alone = run_of(*command[:-1], "++method.settings.strength=2", f"output_root={tmp_path}/alone")
+    alone.task(alone)
+    (folder,) = (tmp_path / "alone" / "study").iterdir()
+    assert json.loads((folder / "metrics.json").read_text()) == json.loads((second / "metrics.json").read_text())
+
+
+def test_runs_that_answer_or_judge_otherwise_take_nothing_over() -> None:
+    plain = run_of("method=vcd")
+    for same in ("method.alpha=2", "seed=1", "method=prompt", "draws=50", "fresh=true"):
+        assert run_of(same).conditions == plain.conditions, same
+    for other in ("max_new_tokens=3", "judge=closing", "limit=20", "batch_size=8", "model.dtype=bfloat16"):
+        assert run_of(other).conditions != plain.conditions, other
+
+
+def test_only_answers_under_the_same_settings_are_taken_over(tmp_path: Path) -> None:
+    def line(case: str, settings: str, status: str = "answered", arm: str = "baseline") -> dict[str, str]:
+        return {"case": case, "arm": arm, "settings": settings, "status": status}
+
+    before = tmp_path / "before"
+    before.mkdir()
+    asked = [line("a", "s"), line("b", "old"), line("c", "s", "transport_failed"), line("d", "s"), line("e", "s")]
+    (before / PREDICTIONS).write_text("".join(json.dumps(one) + "\n" for one in asked))
+    cost = {"baseline": {"cases": 5, "tokens": 10, "seconds": 20.0}}
+    (before / "environment.json").write_text(json.dumps({"cost": cost}))
+    own = line("d", "s") | {"response": "own"}
+    with open_run(str(tmp_path / "o"), "run", {}, "hash", fresh=True, launch=Launch()) as store:
+        latest: dict[str, dict[str, dict[str, Any]]] = {"plain": {"d": own, "e": line("e", "old")}}
+        said = earlier_runs.take_over([before], store, PREDICTIONS, {"plain": dict.fromkeys("abcde", "s")}, latest)
+        assert said.startswith("2 answers of plain are those of ")
+        taken = [line("a", "s", arm="plain"), line("e", "s", arm="plain")]
+        assert store.records() == taken
+        assert latest["plain"] == {"a": taken[0], "d": own, "e": taken[1]}
+        (spent,) = store.records("cost.jsonl")
+        assert (spent["cases"], spent["tokens"], spent["seconds"], spent["known_seconds"]) == (2, 4, 0.0, 8.0)
