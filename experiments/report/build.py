@@ -3,6 +3,7 @@
 import base64
 import hashlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from experiments.report import cases, colours, examples, figures, page, safety_figure, subsets_figure
+from experiments.report import attention_figure, cases, colours, examples, figures, page, safety_figure, subsets_figure
 from experiments.report.cases import address, attention_of_cases
 from experiments.report.figures import embedded, svg_bytes
 from experiments.report.numbers import points
@@ -19,11 +20,12 @@ from experiments.report.sections import attention_section, read_sections
 from experiments.report.table import copies
 from experiments.report.words import with_sentences
 from experiments.runs import analyses
+from experiments.runs.resumption import read_object
 from experiments.runs.saved_run import SavedRun, read_run, thumbnail_name
 from interp.errors import UserError
 from interp.figures.glyphs import Figure
 
-__all__ = ["build", "drawings", "thumbnail_name"]
+__all__ = ["at_column_width", "build", "drawings", "thumbnail_name"]
 
 # In the order in which they need each other.
 SCRIPTS = ("elements", "data", "list", "picture", "attention", "labels", "case", "tables", "main")
@@ -106,6 +108,15 @@ def drawings(run: SavedRun) -> dict[str, Drawing]:
     if rates := subsets_figure.own_rates(run.metrics):
         by_own_subset = partial(subsets_figure.by_own_subset, rates)
         drawn["by_own_subset"] = lambda: (by_own_subset, subsets_figure.describe(rates))
+    return drawn
+
+
+def at_column_width(run: SavedRun) -> dict[str, Figure]:
+    """The figures of a run's metrics, and attention by layer where it was analysed, as wide as a column of a paper."""
+    drawn = {name: prepared()[0](form=figures.COLUMN) for name, prepared in drawings(run).items()}
+    with suppress(KeyError, TypeError, AttributeError, ValueError):  # as the page, which leaves it out
+        if by_layer := attention_figure.subsets_by_layer(read_object(run.directory / "attention.json")):
+            drawn["attention_by_layer"] = attention_figure.share_by_layer(by_layer, figures.COLUMN)
     return drawn
 
 

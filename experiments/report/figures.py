@@ -19,6 +19,7 @@ from scipy.special import ndtr
 from experiments.benchmarks.published import PublishedRow
 from experiments.report.colours import ARMS, GREY, in_dark
 from experiments.report.numbers import complete, fixed, percent
+from interp.errors import UserError
 from interp.figures.glyphs import Figure, cut
 
 
@@ -36,6 +37,15 @@ def pdf_bytes(figure: Figure) -> bytes:
     with mpl.rc_context({"pdf.fonttype": 42}):
         figure.savefig(buffer, format="pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None})
     return buffer.getvalue()
+
+
+FORMATS = {"svg": svg_bytes, "pdf": pdf_bytes}
+
+
+def check_format(wanted: str, *also: str) -> None:
+    """Raises UserError where a task's ``format`` is neither in ``FORMATS`` nor one of ``also``."""
+    if wanted not in (*also, *FORMATS):
+        raise UserError(f"task.format={wanted}: must be one of {', '.join((*also, *FORMATS))}")
 
 
 def embedded(name: str, screen: bytes, phone: bytes = b"", *, alt: str, caption: str = "") -> dict[str, str]:

@@ -18,8 +18,9 @@ from experiments.evaluation import finished_runs, scoring
 from experiments.evaluation.admission import check_contrasts
 from experiments.report import next_commands, terminal
 from experiments.report.arm_tables import arms_table
-from experiments.report.build import build, drawings
+from experiments.report.build import at_column_width, build, drawings
 from experiments.report.cases import FILE, attention_of_cases
+from experiments.report.figures import FORMATS, check_format
 from experiments.report.table import csv_text, say
 from experiments.report.words import with_sentences
 from experiments.runs import analyses, records
@@ -36,10 +37,18 @@ CASE_FIELDS = ("subset", "scenario", "gold", "cluster", "pair", "text")  # what 
 
 @dataclass(frozen=True)
 class BuildReport:
-    """The task: builds the report of ``run`` again, or joins ``runs``; the first baseline is the reference."""
+    """The task: builds the report of ``run`` again, or joins ``runs``; the first baseline is the reference.
+
+    With ``format`` svg or pdf the figures are written in it too, as wide as a column of a paper.
+    """
 
     run: str | None = None
     runs: list[str] | None = None
+    format: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.format is not None:
+            check_format(self.format)
 
     def __call__(self, run: Run) -> None:
         """Writes report.html, and prints the results and where it is."""
@@ -57,6 +66,13 @@ class BuildReport:
             analyses.settle(Path(self.run))
         else:
             raise UserError("task=report: no run; give run=<dir>, or runs=[<dir>,<dir>] to compare several")
+        if self.format is not None:
+            saved = read_run(page.parent)
+            drawn = at_column_width(replace(saved, metrics=with_sentences(saved.metrics, saved.environment)))
+            for name, figure in drawn.items():
+                path = page.parent / "figures" / f"{name}_column.{self.format}"
+                path.write_bytes(FORMATS[self.format](figure))
+                say(f"figure: {path}")
         console.print(f"report: {page}", highlight=False, soft_wrap=True)
 
     def _joined(self, run: Run, parts: Sequence[SavedRun], console: Console) -> Path:

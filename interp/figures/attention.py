@@ -1,9 +1,9 @@
 """Matplotlib figures of attention and attribution: over the picture, the words, and the layers and heads.
 
-Figures are 600 px wide. Panels of one figure share a colour scale, which is labelled with its unit. All colours are
-safe for colour-blind readers: viridis for shares (white to blue behind words, to keep them legible), purple to orange
-for signed values, Okabe and Ito's palette with markers for curves. Functions return a ``Figure``; they neither save it
-nor touch pyplot's global state.
+Figures are 600 px wide, or as wide as a column of a paper (``COLUMN``). Panels of one figure share a colour scale,
+which is labelled with its unit. All colours are safe for colour-blind readers: viridis for shares (white to blue behind
+words, to keep them legible), purple to orange for signed values, Okabe and Ito's palette with markers for curves.
+Functions return a ``Figure``; they neither save it nor touch pyplot's global state.
 """
 
 import math
@@ -25,13 +25,25 @@ from interp.figures.glyphs import Figure, cut, legible, width
 from interp.image_grid import WHOLE, Box
 from interp.pictures import as_seen
 
-WIDTH = 6.0  # inches of 100 px
-TEXT = 11.0
-LABEL = 9.5
+
+class Size(NamedTuple):
+    """The size at which a figure is read: its width in inches of 100 px, its text and its labels in points."""
+
+    width: float
+    text: float
+    label: float
+
+
+SCREEN = Size(6.0, 11.0, 9.5)
+COLUMN = Size(3.25, 8.0, 7.0)  # of a paper in two columns
+WIDTH, TEXT, LABEL = SCREEN
+TITLE_LINES = 4  # of a panel
+MARGIN = 0.2  # inches beside a title
 OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 GREY = "#bdbdbd"
 FIXED = "monospace"
 MONOSPACE = 0.602  # width of a DejaVu Sans Mono character / font size
+LETTER = 0.6  # width of a digit, an escape or most letters of DejaVu Sans / font size; those of a sentence are narrower
 
 ATTENTION = "share of attention (%)"
 ATTRIBUTION = "attribution to logit(Yes) − logit(No); above 0 speaks for Yes"
@@ -64,6 +76,7 @@ def image_overlay(
     unit: str = ATTENTION,
     signed: bool = False,
     title: str = "",
+    size: Size = SCREEN,
 ) -> Figure:
     """Draws the picture, and beside it each map with the picture's outlines on top, all on one scale.
 
@@ -77,46 +90,55 @@ def image_overlay(
     """
     picture = as_seen(picture)
     scale = scale_of(list(maps.values()), unit, signed)
-    columns = min(len(maps) + 1, 4)
+    columns = min(len(maps) + 1, 4 if size.width > 4 else 2)
     rows = math.ceil((len(maps) + 1) / columns)
-    side = WIDTH / columns * min(picture.height / picture.width, 1.6)
-    figure = figure_of(rows * (side + 0.22) + 0.6, title)
+    side = size.width / columns * min(picture.height / picture.width, 1.6)
+    names = [_in_lines(name, size.width / columns, size.label, TITLE_LINES) for name in maps]
+    lines = max(name.count("\n") for name in names)
+    figure = figure_of(rows * (side + 0.22 + lines * 1.2 * size.label / 72) + 0.6, title, size)
     panels = figure.subplots(rows, columns, squeeze=False).flat
     for axes in panels:
         axes.set_axis_off()
     panels[0].imshow(picture, extent=(0, 1, 1, 0), aspect=picture.height / picture.width)
-    panels[0].set_title("picture", fontsize=LABEL)
-    for axes, (name, values) in zip(panels[1:], maps.items(), strict=False):
+    panels[0].set_title("picture", fontsize=size.label)
+    for axes, name, values in zip(panels[1:], names, maps.values(), strict=False):
         _overlay(axes, picture, values * scale.factor, box, scale)
-        axes.set_title(name, fontsize=LABEL)
-    colour_bar(figure, scale, list(figure.axes))
+        axes.set_title(name, fontsize=size.label)
+    colour_bar(figure, scale, list(figure.axes), size)
     return figure
 
 
-def text_heat(texts: Mapping[str, Words], *, unit: str = ATTENTION, signed: bool = False, title: str = "") -> Figure:
+def text_heat(
+    texts: Mapping[str, Words],
+    *,
+    unit: str = ATTENTION,
+    signed: bool = False,
+    title: str = "",
+    size: Size = SCREEN,
+) -> Figure:
     """Draws each text under its name, with the background of every word coloured by its value, all on one scale.
 
     Raises:
         UserError: as ``image_overlay``.
     """
     scale = scale_of([np.asarray(text.values, dtype=float) for text in texts.values()], unit, signed, shares="Blues")
-    letters = int((WIDTH - 0.3) * 72 / (TEXT * MONOSPACE))
+    letters = int((size.width - 0.3) * 72 / (size.text * MONOSPACE))
     lines = {name: _wrapped(text, letters) for name, text in texts.items()}
-    spacing = 1.75 * TEXT / 72  # inches from line to line
+    spacing = 1.75 * size.text / 72  # inches from line to line
     count = sum(len(of_text) + 1.6 for of_text in lines.values())
     height = count * spacing
-    figure = figure_of(height + 0.9, title)
+    figure = figure_of(height + 0.9, title, size)
     axes = figure.add_subplot()
     axes.set(xlim=(0, letters), ylim=(count, 0))
     axes.set_axis_off()
     line = 0.0
     for name, of_text in lines.items():
-        axes.text(0, line + 0.5, name, fontsize=LABEL, fontweight="bold", va="center")
+        axes.text(0, line + 0.5, name, fontsize=size.label, fontweight="bold", va="center")
         for placed in of_text:
             line += 1
-            _line(axes, placed, line, scale)
+            _line(axes, placed, line, scale, size.text)
         line += 1.6
-    colour_bar(figure, scale, [axes])
+    colour_bar(figure, scale, [axes], size)
     return figure
 
 
@@ -127,6 +149,7 @@ def head_grid(
     unit: str = "share of attention on the image (%)",
     signed: bool = False,
     title: str = "",
+    size: Size = SCREEN,
 ) -> Figure:
     """Draws grids of layers (rows, the first on top) by heads (columns), side by side on one scale.
 
@@ -141,18 +164,18 @@ def head_grid(
         raise UserError(f"grids of {shapes} for {len(names)} layers; they must be alike; plot them one by one")
     columns = min(len(grids), 3)
     rows = math.ceil(len(grids) / columns)
-    side = min(WIDTH / columns, 4.0) * min(max(shape[0] / shape[1], 0.5), 1.2)
-    figure = figure_of(rows * (side + 0.5) + 0.9, title)
+    side = min(size.width / columns, 4.0) * min(max(shape[0] / shape[1], 0.5), 1.2)
+    figure = figure_of(rows * (side + 0.5) + 0.9, title, size)
     panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     for axes in panels.flat[len(grids) :]:
         axes.set_axis_off()
     for axes, (name, grid) in zip(panels.flat, grids.items(), strict=False):
-        draw_grid(axes, grid, scale, rows=names)
-        axes.set_title(name, fontsize=LABEL)
-        axes.set_xlabel("head", fontsize=LABEL)
+        draw_grid(axes, grid, scale, rows=names, size=size)
+        axes.set_title(name, fontsize=size.label)
+        axes.set_xlabel("head", fontsize=size.label)
     for axes in panels[:, 0]:
-        axes.set_ylabel("layer", fontsize=LABEL)
-    colour_bar(figure, scale, list(panels.flat))
+        axes.set_ylabel("layer", fontsize=size.label)
+    colour_bar(figure, scale, list(panels.flat), size)
     return figure
 
 
@@ -183,30 +206,44 @@ def scale_of(values: Sequence[np.ndarray], unit: str, signed: bool, shares: str 
     return Scale(colormaps["PuOr_r" if signed else shares], Normalize(-top if signed else 0.0, top), factor, unit)
 
 
-def figure_of(height: float, title: str) -> Figure:
-    figure = Figure(figsize=(WIDTH, height + (0.3 if title else 0)), dpi=100, layout="constrained")
+def figure_of(height: float, title: str, size: Size = SCREEN) -> Figure:
+    shown = _in_lines(title, size.width, size.text)
+    more = 0.3 + shown.count("\n") * 1.2 * size.text / 72 if title else 0
+    figure = Figure(figsize=(size.width, height + more), dpi=100, layout="constrained")
     if title:
-        figure.suptitle("\n".join(textwrap.wrap(legible(title), 78)), fontsize=TEXT)
+        figure.suptitle(shown, fontsize=size.text)
     return figure
 
 
-def colour_bar(figure: Figure, scale: Scale, axes: list[Axes]) -> None:
+def _in_lines(text: str, inches: float, points: float, most: int | None = None) -> str:
+    """The text, legible, in lines that ``inches`` hold in a font of ``points``; of ``most`` lines the last has "…"."""
+    shown = legible(text)
+    letters = (inches - MARGIN) * 72 / (points * LETTER) * len(shown) / max(width(shown), 1)
+    return "\n".join(textwrap.wrap(shown, max(int(letters), 8), max_lines=most, placeholder=" …"))
+
+
+def colour_bar(figure: Figure, scale: Scale, axes: list[Axes], size: Size = SCREEN) -> None:
     bar = figure.colorbar(
         ScalarMappable(scale.norm, scale.colours), ax=axes, location="bottom", fraction=0.06, aspect=45, pad=0.03
     )
-    bar.set_label(scale.unit, fontsize=LABEL)
-    bar.ax.tick_params(labelsize=LABEL)
+    bar.set_label(_in_lines(scale.unit, size.width, size.label), fontsize=size.label)
+    bar.ax.tick_params(labelsize=size.label)
     bar.ax.xaxis.set_major_locator(MaxNLocator(7))
 
 
 def draw_grid(
-    axes: Axes, values: Float[np.ndarray, "row column"], scale: Scale, *, rows: Sequence[int] | None = None
+    axes: Axes,
+    values: Float[np.ndarray, "row column"],
+    scale: Scale,
+    *,
+    rows: Sequence[int] | None = None,
+    size: Size = SCREEN,
 ) -> None:
     """Cells coloured by their values, grey where there is none; ``rows`` are the lines' names, of many not all."""
     shown = np.ma.masked_invalid(values * scale.factor)
     colours = scale.colours.with_extremes(bad=GREY)
     axes.imshow(shown, cmap=colours, norm=scale.norm, aspect="auto", interpolation="nearest")
-    axes.tick_params(labelsize=LABEL)
+    axes.tick_params(labelsize=size.label)
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     if rows is not None:
         step = math.ceil(len(rows) / 16)
@@ -249,11 +286,11 @@ def _wrapped(text: Words, letters: int) -> list[list[tuple[int, str, float]]]:
     return lines
 
 
-def _line(axes: Axes, words: list[tuple[int, str, float]], line: float, scale: Scale) -> None:
+def _line(axes: Axes, words: list[tuple[int, str, float]], line: float, scale: Scale, points: float) -> None:
     for place, word, value in words:
         colour = scale.colours(scale.norm(value * scale.factor))
         axes.text(
-            place + width(word) / 2, line + 0.5, word, ha="center", va="center", family=FIXED, fontsize=TEXT,
+            place + width(word) / 2, line + 0.5, word, ha="center", va="center", family=FIXED, fontsize=points,
             color=readable_on(colour),
             bbox={"boxstyle": "square,pad=0.12", "facecolor": colour, "edgecolor": "none"},
         )  # fmt: skip

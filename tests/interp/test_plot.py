@@ -63,6 +63,44 @@ def test_everything_is_inside_600_px(name: str) -> None:
         assert text.get_fontsize() >= 9
 
 
+@pytest.mark.parametrize("size", [plot.SCREEN, plot.COLUMN])
+@pytest.mark.parametrize("answer", ["No, this would be unsafe: the sign says that…", "危险" * 40, "a\n" * 50, "x" * 90])
+def test_long_answers_do_not_run_into_each_other(answer: str, size: plot.Size) -> None:
+    maps = {f"{arm}: “{answer}”": RNG.random((3, 3)) for arm in ("baseline", "verbalise_before", "vcd_published")}
+    figure = plot.image_overlay(picture(1, (60, 40)), maps, title=f"{answer}, an unsafe request", size=size)
+    pixels = drawn(figure)
+    assert pixels.shape[1] == round(100 * size.width)
+    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    titles = [axes.title for axes in figure.axes if axes.get_title()]
+    assert len(titles) == 4
+    boxes = [text.get_window_extent(renderer) for text in [*titles, figure._suptitle]]  # type: ignore[attr-defined]
+    for at, one in enumerate(boxes):
+        assert -1 < one.x0 < one.x1 < pixels.shape[1] + 1
+        assert not any(one.overlaps(other) for other in boxes[at + 1 :])
+        assert not any(one.overlaps(axes.bbox) for axes in figure.axes)
+
+
+@pytest.mark.parametrize("draw", [
+    lambda size: plot.text_heat({"failure": QUESTION, "success": plot.Words(["word"] * 60, [0.01] * 60)}, size=size),
+    lambda size: plot.head_grid({"failures": RNG.random((4, 5)), "successes": RNG.random((4, 5)) / 2}, size=size),
+    lambda size: plot.image_overlay(picture(1), SIGNED, unit=plot.ATTRIBUTION, signed=True, size=size),
+])  # fmt: skip
+def test_at_a_columns_width_everything_is_inside(draw: Callable[[plot.Size], Figure]) -> None:
+    figure = draw(plot.COLUMN)
+    pixels = drawn(figure)
+    assert pixels.shape[1] == 325
+    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    texts = [text for text in figure.findobj(Text) if text.get_text() and text.axes is not None]
+    assert {7.0} <= {text.get_fontsize() for text in texts} <= {7.0, 8.0}
+    for axes in figure.axes:
+        for text in (axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts):
+            if text.get_text():
+                box = text.get_window_extent(renderer)
+                assert min(box.x0, box.y0) > -1, text
+                assert box.x1 < 326, text
+                assert box.y1 < pixels.shape[0] + 1, text
+
+
 @pytest.mark.parametrize("name", ["overlay", "signed overlay", "heads"])
 def test_one_scale_for_all_that_is_compared(name: str) -> None:
     figure = FIGURES[name]()

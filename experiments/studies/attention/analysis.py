@@ -22,9 +22,10 @@ from experiments.benchmarks.images import open_image
 from experiments.evaluation.matching import answered, image_donor, match_failures
 from experiments.metrics.findings import RULES
 from experiments.metrics.pairs import are_pair
+from experiments.report.figures import FORMATS
 from experiments.runs.analyses import apart
 from experiments.runs.resumption import write_json
-from experiments.studies.attention.figures import attribute_cases, draw_case
+from experiments.studies.attention.figures import SCREEN_ALONE, attribute_cases, draw_by_layer, draw_case
 from experiments.studies.attention.summary import summarise
 from experiments.studies.attention.tables import (
     AttendedCase,
@@ -63,6 +64,7 @@ def analyse_failures(
     segments: Sequence[str] | None = None,
     figures: int = FIGURES,
     captum: bool = False,
+    form: str = SCREEN_ALONE,
 ) -> dict[str, Any]:
     """Writes ``attention.json``, the tables, maps and figures into ``out_dir``, and returns the contents of the first.
 
@@ -76,6 +78,7 @@ def analyse_failures(
         segments: those that ``masses.parquet`` keeps, default all.
         figures: how many of the worst failures are drawn.
         captum: whether to add attributions of those failures.
+        form: of figure files at a column's width beside PNG (``experiments.report.figures.FORMATS``).
 
     Raises:
         UserError: a layer or segment is unknown, there is no baseline record, or the self-test fails.
@@ -108,10 +111,11 @@ def analyse_failures(
     by_turns = [one for turn in zip_longest(*worst) for one in turn if one is not None]
     drawn = by_turns[:figures]
     with apart(out_dir, "attention_figures", "the figures of attention were not drawn", part_of=NAME):
-        result["figures"] = [name for one in drawn for name in draw_case(out_dir, one)]
+        by_layer = draw_by_layer(out_dir, result, form)
+        result["figures"] = [*(name for one in drawn for name in draw_case(out_dir, one, form)), *by_layer]
     if captum:
         with apart(out_dir, "attribution", "the failures were not attributed to their inputs", part_of=NAME):
-            result["attribution"] = attribute_cases(vlm, drawn, out_dir)
+            result["attribution"] = attribute_cases(vlm, drawn, out_dir, form)
     write_json(out_dir / "attention.json", result)
     return result
 
@@ -161,7 +165,7 @@ def _margins(vlm: "VLM", prompts: "Sequence[Prompt]") -> Float[np.ndarray, " cas
 
 def _clear(out_dir: Path) -> None:
     """Removes the results of an earlier analysis of this run, so that no old figure stands beside new numbers."""
-    figures = ("figures/att*_*.png", "figures/att*_*.svg")
+    figures = [f"figures/att*_*.{form}" for form in (SCREEN_ALONE, *FORMATS)]
     for pattern in ("attention.json", "attention/*.parquet", "attention/*.safetensors", *figures):
         for path in out_dir.glob(pattern):
             path.unlink()

@@ -3,12 +3,15 @@
 Chooses cases, contents and file names; ``interp.figures.attention`` draws.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from experiments.report import attention_figure
+from experiments.report.figures import COLUMN, FORMATS
 from experiments.runs.saved_run import thumbnail_name
 from experiments.studies.attention.tables import AttendedCase
 
@@ -17,9 +20,15 @@ if TYPE_CHECKING:
     from interp.image_grid import PatchGrid
     from interp.vlm import VLM
 
+Drawn = Callable[..., "Figure"]  # of a ``size`` (``interp.figures.attention.Size``)
+SCREEN_ALONE = "png"
 
-def draw_case(folder: Path, shown: AttendedCase) -> list[str]:
-    """The picture, the words, and layers × heads of one case; the picture only where its tokens lie in it."""
+
+def draw_case(folder: Path, shown: AttendedCase, form: str = SCREEN_ALONE) -> list[str]:
+    """The picture, the words, and layers × heads of one case; the picture only where its tokens lie in it.
+
+    In the ``form`` of a file, too, as ``_saved`` says.
+    """
     from interp.attention.tables import patch_map, weights_of, word_masses
     from interp.figures.attention import Words, head_grid, image_overlay, layer_groups, text_heat
 
@@ -27,19 +36,19 @@ def draw_case(folder: Path, shown: AttendedCase) -> list[str]:
     masses = {name: word_masses(one, shown.row) for name, one in weights.items()}
     words = {name: Words(table["word"].tolist(), table["mass"].tolist()) for name, table in masses.items()}
     on_image = shown.map.weights[..., shown.row.columns("image_0")].sum(-1).numpy()
-    figures = {
-        "words": text_heat(words, title=shown.title),
-        "heads": head_grid({"verdict": on_image}, layers=shown.map.layers, title=shown.title),
+    figures: dict[str, Drawn] = {
+        "words": partial(text_heat, words, title=shown.title),
+        "heads": partial(head_grid, {"verdict": on_image}, layers=shown.map.layers, title=shown.title),
     }
     if shown.row.grids:
         assert shown.prompt.image is not None
         grid = _finest(shown)
         maps = {name: patch_map(one, grid).numpy() for name, one in weights.items()}
-        figures = {"image": image_overlay(shown.prompt.image, maps, box=grid.box, title=shown.title)} | figures
-    return _saved(folder, "attention", shown, figures)
+        figures = {"image": partial(image_overlay, shown.prompt.image, maps, box=grid.box, title=shown.title)} | figures
+    return _saved(folder, "attention", shown, figures, form)
 
 
-def draw_answers(folder: Path, shown: Mapping[str, AttendedCase]) -> list[str]:
+def draw_answers(folder: Path, shown: Mapping[str, AttendedCase], form: str = SCREEN_ALONE) -> list[str]:
     """The picture, and beside it for each arm of ``shown`` its answer and where that verdict looked, over all layers.
 
     Nothing is drawn where the picture's tokens do not lie in it.
@@ -56,28 +65,51 @@ def draw_answers(folder: Path, shown: Mapping[str, AttendedCase]) -> list[str]:
     }
     right = {"yes": ", a harmless request", "no": ", an unsafe request"}.get(first.sample.gold, "")
     assert first.prompt.image is not None
-    figure = image_overlay(first.prompt.image, maps, box=grid.box, title=f"“{first.sample.text}”{right}")
-    return _saved(folder, "attention", first, {"answers": figure})
+    title = f"“{first.sample.text}”{right}"
+    figure = partial(image_overlay, first.prompt.image, maps, box=grid.box, title=title)
+    return _saved(folder, "attention", first, {"answers": figure}, form)
+
+
+def draw_by_layer(folder: Path, found: Mapping[str, Any], form: str) -> list[str]:
+    """Attention on the image by layer, of the contents of attention.json, where ``form`` is one of ``FORMATS``."""
+    subsets = attention_figure.subsets_by_layer(found) if form in FORMATS else {}
+    if not subsets:
+        return []
+    name = f"figures/attention_by_layer.{form}"
+    (folder / "figures").mkdir(exist_ok=True)
+    (folder / name).write_bytes(FORMATS[form](attention_figure.share_by_layer(subsets, COLUMN)))
+    return [name]
 
 
 def _finest(shown: AttendedCase) -> "PatchGrid":
     return next((grid for grid in shown.row.grids if grid.name == "tiles"), shown.row.grids[0])
 
 
-def _saved(folder: Path, kind: str, shown: AttendedCase, figures: "Mapping[str, Figure]") -> list[str]:
-    """Saves figures of one case by name; their names under ``folder``."""
+def _saved(folder: Path, kind: str, shown: AttendedCase, figures: Mapping[str, Drawn], form: str) -> list[str]:
+    """Saves figures of one case by name; their names under ``folder``.
+
+    As PNG for the screen and the report, and where ``form`` is another (``FORMATS``), in that at a column's width.
+    """
+    from interp.figures.attention import COLUMN as NARROW
+
     (folder / "figures").mkdir(exist_ok=True)
     stem = Path(thumbnail_name(shown.sample.id)).stem
-    names = {f"figures/{kind}_{stem}_{name}.png": figure for name, figure in figures.items()}
-    for name, figure in names.items():
-        figure.savefig(folder / name)
-    return list(names)
+    names = []
+    for name, drawn in figures.items():
+        names.append(f"figures/{kind}_{stem}_{name}.png")
+        drawn().savefig(folder / names[-1])
+        if form in FORMATS:
+            names.append(f"figures/{kind}_{stem}_{name}.{form}")
+            (folder / names[-1]).write_bytes(FORMATS[form](drawn(size=NARROW)))
+    return names
 
 
 WHOLE_PICTURES = ("patches", "thw", "queries")  # geometries whose pixels can be summed by place in the picture
 
 
-def attribute_cases(vlm: "VLM", shown: Sequence[AttendedCase], out_dir: Path) -> dict[str, Any]:
+def attribute_cases(
+    vlm: "VLM", shown: Sequence[AttendedCase], out_dir: Path, form: str = SCREEN_ALONE
+) -> dict[str, Any]:
     """Case → numbers and names of figures for attention.json; in logits of the margin, positive speaking for Yes.
 
     Writes ``attention/attribution_words.parquet`` (case, place, word, gradients, occlusion) and
@@ -115,9 +147,9 @@ def attribute_cases(vlm: "VLM", shown: Sequence[AttendedCase], out_dir: Path) ->
             method: Words([word.text for word in one.row.words], table[column].tolist())
             for method, column in (("integrated gradients", "gradients"), ("occlusion", "occlusion"))
         }
-        figures = {
-            "image": image_overlay(one.prompt.image, maps, unit=ATTRIBUTION, signed=True, title=one.title),
-            "words": text_heat(texts, unit=ATTRIBUTION, signed=True, title=one.title),
+        figures: dict[str, Drawn] = {
+            "image": partial(image_overlay, one.prompt.image, maps, unit=ATTRIBUTION, signed=True, title=one.title),
+            "words": partial(text_heat, texts, unit=ATTRIBUTION, signed=True, title=one.title),
         }
         numbers[one.sample.id] = {
             "margin": gradients.margin,
@@ -125,7 +157,7 @@ def attribute_cases(vlm: "VLM", shown: Sequence[AttendedCase], out_dir: Path) ->
             "image": gradients.image,
             "text": gradients.text,
             "completeness_error": gradients.error,
-            "figures": _saved(out_dir, "attribution", one, figures),
+            "figures": _saved(out_dir, "attribution", one, figures, form),
         }
     if words:
         (out_dir / "attention" / "attribution.safetensors").write_bytes(save(tensors))

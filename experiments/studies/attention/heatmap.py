@@ -19,11 +19,12 @@ from experiments.evaluation.cases import load_cases
 from experiments.evaluation.environment import describe
 from experiments.evaluation.matching import MatchedCase, sample_with_id
 from experiments.judges.yes_no import anchored
+from experiments.report.figures import check_format
 from experiments.report.sentences.attention import case_lines
 from experiments.runs.records import now
 from experiments.runs.resumption import open_run
 from experiments.studies.attention.analysis import check_selection, intervention_margins, self_test
-from experiments.studies.attention.figures import draw_answers, draw_case
+from experiments.studies.attention.figures import SCREEN_ALONE, draw_answers, draw_case
 from experiments.studies.attention.tables import (
     AttendedCase,
     attention_tables,
@@ -43,12 +44,17 @@ class Heatmap:
     """The task: draws one case: ``image`` with ``text``, or ``case``, or the first over-safety failure.
 
     ``layers`` are those drawn, None for all. The answer of the method under study is drawn beside the baseline's.
+    ``format``: png, or svg or pdf beside it, at a column's width.
     """
 
     layers: list[int] | None = None
     case: str | None = None
     image: str | None = None
     text: str | None = None
+    format: str = SCREEN_ALONE
+
+    def __post_init__(self) -> None:
+        check_format(self.format, SCREEN_ALONE)
 
     def __call__(self, run: Run) -> None:
         """Draws into a new run directory and prints what is in it."""
@@ -81,10 +87,10 @@ class Heatmap:
             tables = attention_tables(sample.subset, [MatchedCase(sample, failed)], recorded, margins, vlm.tokenizer)
             write_tables(tables, folder)
             write_maps(recorded, folder / "maps.safetensors")
-            figures = draw_case(store.path, baseline)
+            figures = draw_case(store.path, baseline, self.format)
             by_method, why = self._by_method(vlm, sample, run, pictured=bool(baseline.row.grids))
             if by_method:
-                figures += draw_answers(store.path, {"baseline": baseline, run.arm: by_method})
+                figures += draw_answers(store.path, {"baseline": baseline, run.arm: by_method}, self.format)
             store.write_json("environment.json", describe(run, vlm, loaded, len(loaded.samples)) | {"finished": now()})
             for line in [
                 *case_lines(sample, tables.cases.iloc[0], tables.shares, tables.words),

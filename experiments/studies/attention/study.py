@@ -13,10 +13,12 @@ from experiments.evaluation.admission import Admitted
 from experiments.evaluation.analyses import Analysis, perform
 from experiments.evaluation.cases import load_cases
 from experiments.report.build import build
+from experiments.report.figures import check_format
 from experiments.runs import analyses
 from experiments.runs.resumption import PREDICTIONS, reopened
 from experiments.runs.saved_run import read_records
 from experiments.studies.attention.analysis import FIGURES, LIMIT, check_selection
+from experiments.studies.attention.figures import SCREEN_ALONE
 from experiments.studies.attention.within_study import of_failures
 from interp.errors import UserError
 
@@ -26,7 +28,8 @@ class FailureAnalysis:
     """The task, on ``run``, a finished study of this model and benchmark, or on a baseline that is run first.
 
     ``failures`` is the most failures of a subset (None: all), ``layers`` and ``segments`` what is logged and kept
-    (None: all), ``figures`` how many of the worst failures are drawn.
+    (None: all), ``figures`` how many of the worst failures are drawn; with ``format`` svg or pdf, as such files beside
+    PNG, at a column's width, and attention by layer too.
     """
 
     failures: int | None = LIMIT
@@ -34,12 +37,14 @@ class FailureAnalysis:
     segments: list[str] | None = None
     figures: int = FIGURES
     run: str | None = None
+    format: str = SCREEN_ALONE
 
     def __post_init__(self) -> None:
         if self.failures is not None and self.failures < 1:
             raise UserError(f"task.failures={self.failures}: must be at least 1, or null for all failures")
         if self.figures < 0:
             raise UserError(f"task.figures={self.figures}: must be at least 0")
+        check_format(self.format, SCREEN_ALONE)
 
     def __call__(self, run: Run) -> None:
         """Analyses, and prints two sentences and the words that draw most attention."""
@@ -50,7 +55,8 @@ class FailureAnalysis:
 
     def analysis(self, run: Run) -> Analysis:
         """The analysis with this task's options."""
-        options = {"limit": self.failures, "layers": self.layers, "segments": self.segments, "figures": self.figures}
+        options = {"limit": self.failures, "layers": self.layers, "segments": self.segments, "figures": self.figures,
+                   "form": self.format}  # fmt: skip
         return of_failures(run, options, in_full=True)
 
     def _of_a_run(self, run: Run, folder: Path) -> None:

@@ -9,7 +9,6 @@ and nothing in the run's folder is executed.
 import json
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,14 @@ from typing import Any
 from experiments.config import Run
 from experiments.evaluation import finished_runs
 from experiments.judges.refusal_rules import shipped_card
-from experiments.report import attention_figure, judge_card, page
+from experiments.report import judge_card, page
 from experiments.report.arm_tables import ARMS
-from experiments.report.build import drawings
-from experiments.report.figures import COLUMN, pdf_bytes
+from experiments.report.build import at_column_width
+from experiments.report.figures import pdf_bytes
 from experiments.report.next_commands import typed
 from experiments.report.sections import read_sections
 from experiments.report.table import Table, csv_text, latex, latex_text, say
 from experiments.report.words import with_sentences
-from experiments.runs.resumption import read_object
 from experiments.runs.saved_run import SavedRun, read_run
 from experiments.studies.paper import references, reproduction
 from experiments.studies.paper.methods import methods
@@ -149,10 +147,7 @@ def _card(saved: SavedRun) -> list[Table]:
 
 def _figures(run: SavedRun) -> dict[str, str | bytes | Path]:
     """The figures of metrics and attention as PDF at a column's width; a section's, as the report has them, as SVG."""
-    drawn = {name: prepared()[0](form=COLUMN) for name, prepared in drawings(run).items()}
-    with suppress(KeyError, TypeError, AttributeError, ValueError):  # as the report, which leaves it out
-        if by_layer := attention_figure.subsets_by_layer(read_object(run.directory / "attention.json")):
-            drawn["attention_by_layer"] = attention_figure.share_by_layer(by_layer, COLUMN)
+    drawn = at_column_width(run)
     found: dict[str, str | bytes | Path] = {f"figures/{name}.pdf": pdf_bytes(one) for name, one in drawn.items()}
     for section in _sections(run):
         for figure in section["figures"]:

@@ -43,6 +43,11 @@ def test_a_report_is_built_again_from_a_runs_files(tmp_path: Path) -> None:
     (folder / "report.html").unlink()
     report(f"run={folder}")
     assert (folder / "report.html").read_bytes() == first
+    report(f"run={folder}", "task.format=pdf")
+    assert {path.name for path in (folder / "figures").glob("*.pdf")} == {"auroc_column.pdf", "trade_off_column.pdf"}
+    assert (folder / "report.html").read_bytes() == first
+    with pytest.raises(UserError, match=r"task.format=png: must be one of svg, pdf"):
+        run_of("task=report", "task.format=png")
 
 
 @pytest.mark.long

@@ -1,6 +1,7 @@
 """``task=attention`` and ``+exp=heatmap_llava`` from the command line's configuration to the files, on a tiny model."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,8 @@ def test_an_existing_run_is_analysed_where_it_lies(
     (finished / "attention.json").unlink()
     stale = finished / "figures" / "attention_of_an_earlier_analysis_image.png"
     stale.touch()
-    options = ("task=attention", f"run={finished}", "task.failures=1", "task.figures=1", "attribution=captum")
+    options = ("task=attention", f"run={finished}", "task.failures=1", "task.figures=1", "attribution=captum",
+               "task.format=svg")  # fmt: skip
     execute(saved, finished.parent.parent, *options)
     found = read(finished / "attention.json")
     assert (finished / "predictions.jsonl").read_bytes() == before
@@ -61,6 +63,12 @@ def test_an_existing_run_is_analysed_where_it_lies(
     assert attributed["image"] != 0
     for name in [*found["figures"], *attributed["figures"]]:
         assert (finished / name).exists()
+    drawn = [*found["figures"], *attributed["figures"]]
+    pictures = [name for name in drawn if name.endswith(".png")]
+    assert pictures
+    assert {name.replace(".png", ".svg") for name in pictures} <= set(drawn)
+    compared = any(block["pairs"] for block in found["subsets"].values())
+    assert ("figures/attention_by_layer.svg" in drawn) is compared
     assert (finished / "attention" / "attribution.safetensors").exists()
 
 
@@ -85,11 +93,14 @@ def test_a_run_of_something_else_is_refused(saved: Path, finished: Path, tmp_pat
 
 @pytest.mark.long
 def test_a_heatmap_is_drawn_of_the_named_case(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = execute(saved, tmp_path, "+exp=heatmap_llava", f"case={CASE}")
+    folder = execute(saved, tmp_path, "+exp=heatmap_llava", f"case={CASE}", "task.format=pdf")
     assert folder.parent.name == "heatmap_llava"
     assert {path.name for path in (folder / "figures").iterdir()} == {
-        f"attention_{CASE}_{name}.png" for name in ("image", "words", "heads", "answers")
+        f"attention_{CASE}_{name}.{form}" for name in ("image", "words", "heads", "answers") for form in ("png", "pdf")
     }
+    column = re.search(rb"/MediaBox \[ 0 0 (\d+)", (folder / "figures" / f"attention_{CASE}_words.pdf").read_bytes())
+    assert column is not None
+    assert int(column[1]) == int(3.25 * 72)
     assert (folder / "attention" / "masses.parquet").exists()
     assert read(folder / "attention" / "selftest.json")["passed"]
     printed = capsys.readouterr().out
@@ -147,6 +158,9 @@ def test_an_unknown_case_or_option_is_named_before_any_weights(tmp_path: Path) -
         execute(tmp_path / "no_model", tmp_path, "+exp=heatmap_llava", "case=nonsense")
     with pytest.raises(UserError, match=r"task.failures=0"):
         run_of("task=attention", "task.failures=0")
+    for task in ("attention", "heatmap"):
+        with pytest.raises(UserError, match=r"task.format=eps: must be one of png, svg, pdf"):
+            run_of(f"task={task}", "task.format=eps")
     with pytest.raises(UserError, match=r"attribution=lime.*captum"):
         run_of("task=attention", "attribution=lime")
     with pytest.raises(UserError, match=r"task.layers"):

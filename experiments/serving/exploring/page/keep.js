@@ -2,7 +2,16 @@
 async function showCode() {
   if (!state.last) throw new Error("Ask first: code is the Python of the last number on this page.");
   const found = await ask("code", { ...state.last, arm: state.arm });
-  byId("kept").replaceChildren(el("p", { class: "small", text: `The Python of the last thing measured (${state.last.action}${state.last.arms.length > 1 ? `, ${state.last.arms[state.arm].name}` : ""}):` }),
+  const copy = async () => {
+    try {
+      await navigator.clipboard.writeText(found.python);
+      say("the code is copied");
+    } catch {
+      getSelection().selectAllChildren(byId("kept").querySelector("pre.python")); /* an address without https keeps the clipboard shut */
+      say("the code is selected; copy it with your keyboard");
+    }
+  };
+  byId("kept").replaceChildren(el("p", { class: "small", text: `The Python of the last thing measured (${state.last.action}${state.last.arms.length > 1 ? `, ${state.last.arms[state.arm].name}` : ""}): ` }, el("button", { type: "button", id: "copy-code", text: "copy", onclick: copy })),
     el("pre", { class: "python", tabindex: 0, role: "group", "aria-label": "Python" }, el("code", { text: found.python })), ...(found.command ? [el("p", { class: "small", text: "As a command:" }), el("pre", {}, el("code", { text: found.command }))] : []));
   say("the code is shown");
 }

@@ -177,7 +177,16 @@ def test_the_address_holds_the_experiment_and_the_code_gives_its_number(browser:
         tab.locator("#sides .dial").nth(1).wait_for()
         tab.click("#code")
         tab.wait_for_selector("pre.python")
-        assert "Can I eat this?" in tab.locator("pre.python").inner_text()
+        code = tab.locator("pre.python").inner_text()
+        assert "Can I eat this?" in code
+        tab.evaluate("() => { navigator.clipboard.writeText = async (words) => { window.copied = words; }; }")
+        tab.click("#copy-code")
+        tab.locator("[role=status]", has_text="the code is copied").wait_for()
+        assert tab.evaluate("copied").rstrip() == code.rstrip()
+        tab.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject(); }")
+        tab.click("#copy-code")
+        tab.locator("[role=status]", has_text="is selected").wait_for()
+        assert tab.evaluate("getSelection().toString()").rstrip() == code.rstrip()
         fragment, found = tab.evaluate("location.hash.slice(1)"), numbers(tab, "#sides")
     with tab_on(browser, page, fragment=f"&{fragment}") as again:
         assert numbers(again, "#sides") == found
