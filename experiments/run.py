@@ -76,7 +76,7 @@ def main() -> None:
     os.environ[WHOLE_ERRORS] = "1"  # until the task begins: Hydra hands us its errors instead of printing them
     try:
         if {"--help", "-h"} & set(arguments):  # Hydra would list all groups by itself, which takes seconds
-            print(help_page(), end="", flush=True)
+            print(help_page(arguments), end="", flush=True)
         else:
             hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")(task)()
             if len(done) > 1 and launch.first:

@@ -3,6 +3,7 @@
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 from omegaconf import OmegaConf
 
@@ -118,10 +119,18 @@ What an option of a group means stands beside it in conf/GROUP/NAME.yaml, or in
 conf/models.yaml, conf/methods.yaml and conf/judges.yaml."""
 OPTION = re.compile(r"(?P<key>\w+): (?P<value>.*?)  # (?P<comment>.*)")
 WIDTH = 80
+BODY = "defaults:"  # where the settings of an experiment begin
 
 
-def help_page() -> str:
-    """What ``--help`` prints: commands, groups and options, read from ``conf/`` and 80 columns wide."""
+def help_page(arguments: Sequence[str] = ()) -> str:
+    """What ``--help`` prints: commands, groups and options, read from ``conf/`` and 80 columns wide.
+
+    Behind an experiment or a task, what that one does and takes.
+    """
+    named = {group: name for word in arguments for group, _, name in [word.lstrip("+").partition("=")]}
+    for group in ("exp", "task"):
+        if (name := named.get(group, "")) in options_of(group):
+            return _page_of(group, name)
     groups = [entry for entry in OmegaConf.load(CONF / "config.yaml").defaults if OmegaConf.is_dict(entry)]
     defaults = {group: f"; default: {name}" for entry in groups for group, name in entry.items()}
     parts = [
@@ -137,6 +146,24 @@ def help_page() -> str:
         parts.append(f"{group}=NAME  ({about}{defaults.get(group, '')})\n{listed}")
     parts.append("KEY=VALUE  (of the run, with its default)\n" + _rows(top_level_options(), 25))
     return "\n\n".join([*parts, ENDING]) + "\n"
+
+
+def _page_of(group: str, name: str) -> str:
+    """The help of one experiment or task: the first lines of its file, its task's options, and what it sets."""
+    lines, title = _lines(group, name), f"{'+' * (group == 'exp')}{group}={name}"
+    about = [line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), lines)]
+    about = [line for line in about if not line.startswith("@package")]
+    parts = [title, "\n".join(map(_wrapped, about))]
+    task = name
+    if group == "exp":
+        found = [line.rpartition(": ")[2] for line in lines if line.strip().startswith("- override /task:")]
+        task = found[-1] if found else "study"
+        settings = textwrap.indent("\n".join(lines[lines.index(BODY) :]), "  ")
+        parts.append(f"What it sets, where you say nothing else\n{settings}")
+    options = {f"{key}={value}": comment for key, value, comment in _options(_lines("task", task))}
+    if options:
+        parts.append(f"task.KEY=VALUE  (of task={task}, with its default)\n" + _rows(options, 25))
+    return "\n\n".join([*parts, "KEY=VALUE of the run, models, methods and benchmarks: forestlens --help"]) + "\n"
 
 
 def menu() -> dict[str, dict[str, str]]:
@@ -174,8 +201,12 @@ def greeting() -> str:
 def top_level_options() -> dict[str, str]:
     """``key=default`` → its comment, of every option at the top of ``conf/config.yaml``, in its order."""
     lines = (CONF / "config.yaml").read_text(encoding="utf-8").splitlines()
-    found = [match for line in lines if (match := OPTION.fullmatch(line))]
-    return {f"{option['key']}={_default(option['value'])}": option["comment"] for option in found}
+    return {f"{key}={_default(value)}": comment for key, value, comment in _options(lines)}
+
+
+def _options(lines: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Key, default and comment of each option at the top of a file that has a comment."""
+    return [(one["key"], one["value"], one["comment"]) for line in lines if (one := OPTION.fullmatch(line))]
 
 
 def _default(value: str) -> str:
@@ -186,9 +217,19 @@ def _default(value: str) -> str:
 
 
 def _first_sentence(group: str, name: str) -> str:
-    lines = (CONF / group / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    lines = _lines(group, name)
     title = next(line.removeprefix("# ") for line in lines if line.startswith("# ") and "@package" not in line)
     return re.split(r"(?<=[.?])\s", title)[0].rstrip(".")
+
+
+def _lines(group: str, name: str) -> list[str]:
+    return (CONF / group / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+
+
+def _wrapped(line: str) -> str:
+    """A line of prose in 80 columns; a command whole, so that it can be copied."""
+    is_command = line.startswith(("python -m ", "forestlens ", "git "))
+    return f"  {line}" if is_command else textwrap.fill(line, WIDTH)
 
 
 def _rows(rows: Mapping[str, str], column: int) -> str:

@@ -36,6 +36,7 @@ REFUSAL_LEGEND = (
 SENTENCES = 2  # of the summary, at the end of a study
 NOTES = 2  # of the caveats
 LINES = 21  # that the answer takes, at most, where its sentences leave room: with what follows it they are 25
+BASELINE, ALWAYS = "baseline", 2  # the last rank of an arm that is shown in any case
 HEADING, FEWEST_ROWS = 3, 3  # lines beside a table's rows; rows that are shown in any case
 
 
@@ -55,8 +56,8 @@ def shown(
 def answer(metrics: Mapping[str, Any], *, width: int, named: Collection[str] = ()) -> Group:
     """The summary's first sentences, a row an arm, and what must be known beside them, in ``LINES`` lines.
 
-    Where there are more arms than lines, ``named`` ones are all shown, then the arm under study, the baseline, the
-    controls, and others as far as there is room.
+    Where there are more arms than lines, ``named`` ones, the arm under study and the baseline are all shown, controls
+    and others as far as there is room.
     """
     lines = [Text(str(one), style="" if at else "bold") for at, one in enumerate(metrics["summary"][:SENTENCES])]
     note = _note(metrics.get("caveats") or ())
@@ -66,7 +67,7 @@ def answer(metrics: Mapping[str, Any], *, width: int, named: Collection[str] = (
     if (count := len(table.frame)) > 1 or "rebutted" in table.frame:
         ranks = table.frame["arm"].map(lambda arm: _rank(arm.value, metrics, named))
         most = count if count <= room else max(FEWEST_ROWS, room - 1)
-        first = sorted(ranks.sort_values(kind="stable").index[: max(most, int((ranks == 0).sum()))])
+        first = sorted(ranks.sort_values(kind="stable").index[: max(most, int((ranks <= ALWAYS).sum()))])
         parts.append(terminal(table.only(first), stacked=False))
         if more := count - len(first):
             parts.append(Text(f"({more} more arm{'s' * (more > 1)} in the report)", style="dim"))
@@ -77,7 +78,7 @@ def answer(metrics: Mapping[str, Any], *, width: int, named: Collection[str] = (
 def _rank(arm: str, metrics: Mapping[str, Any], named: Collection[str]) -> int:
     """The place of an arm among those that are shown first."""
     compared = metrics.get("comparisons") or {}
-    against = {str(comparison.get("against")) for comparison in compared.values()}
+    against = {BASELINE, *(str(comparison.get("against")) for comparison in compared.values())}
     is_control = bool((compared.get(arm) or {}).get("is_control"))
     return [arm in named, arm == metrics.get("study"), arm in against, is_control, True].index(True)
 

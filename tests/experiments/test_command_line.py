@@ -17,6 +17,7 @@ from experiments.command_line.help_page import (
     METHODS,
     greeting,
     grouped,
+    help_page,
     menu,
     top_level_options,
 )
@@ -52,6 +53,32 @@ def test_everything_stands_under_a_heading_of_the_menu() -> None:
     assert {command for listed in MENU.values() for command in listed} == {c for rows in menu().values() for c in rows}
     assert set(" ".join(METHODS.values()).split()) == set(options_of("method"))
     assert grouped({"one": "a b"}, ["b", "c"]) == {"one": ["b"], "more": ["c"]}
+
+
+def test_help_behind_an_experiment_is_that_experiments() -> None:
+    page = help_page(["+exp=mechanism", "model=llava_1_5_7b", "--help"])
+    assert page.startswith("+exp=mechanism\n\nIs the picture read, is it carried to the verdict")
+    assert "  python -m experiments.run +exp=mechanism\n" in page
+    assert "  protocol: score  # the verdict is the margin's sign" in page
+    assert "task.KEY=VALUE  (of task=mechanism, with its default)\n  failures=120 " in page
+    assert page.endswith("KEY=VALUE of the run, models, methods and benchmarks: forestlens --help\n")
+    assert help_page(["task=heatmap", "-h"]).startswith("task=heatmap\n\nOne case's attention, drawn.\n")
+    assert help_page(["+exp=nothing", "--help"]) == help_page(["--help"]) == help_page()
+
+
+@pytest.mark.parametrize("command", [command for rows in menu().values() for command in rows])
+def test_every_experiment_and_task_has_help_of_its_own(command: str) -> None:
+    page = help_page([command, "--help"])
+    assert page.startswith(f"{command}\n\n")
+    assert "@package" not in page
+    assert not [line for line in page.splitlines() if line != line.rstrip()]
+
+
+@pytest.mark.long
+def test_help_behind_an_experiment_is_printed() -> None:
+    command = [sys.executable, "-m", "experiments.run", "+exp=mechanism", "--help"]
+    said = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    assert said == help_page(["+exp=mechanism"])
 
 
 def test_a_reader_that_stops_early_sees_no_traceback() -> None:

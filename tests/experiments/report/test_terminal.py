@@ -105,10 +105,10 @@ def test_arms_of_the_command_line_are_shown_then_those_that_the_answer_is_about(
     console.print(shown(metrics, verbose=False, width=80, named=named))
     text = console.export_text()
     rows = {line.split()[0] for line in text.splitlines() if re.match(r"\w+ +[\d.]+ ", line)}
-    assert named <= rows
+    assert {*named, "vcd", "baseline"} <= rows
     assert re.search(r"\(\d+ more arms in the report\)", text)
     if len(named) == 1:
-        assert {"vcd", "baseline", "calibrated_shift"} <= rows
+        assert "calibrated_shift" in rows
 
 
 def test_answers_without_a_verdict_are_counted_first_of_both_arms(tmp_path: Path) -> None:
