@@ -117,7 +117,9 @@ def start(arguments: "Sequence[str]", done: "list[tuple[Run, Path]]", config: "D
         run = build_run(config)
         check_task(run.task, launch)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        run = replace(run, earlier=tuple(folder for other, folder in done if other.conditions == run.conditions))
+        if done:
+            alike = [folder for other, folder in done if other.conditions == run.conditions]
+            run = replace(run, earlier=tuple(alike))
         if isinstance(folder := run.task(run), Path):
             done.append((run, folder))
     except UserError as error:

@@ -70,7 +70,7 @@ def test_a_full_disk_ends_in_one_sentence(
 
     monkeypatch.setattr(config, "build_run", lambda _: SimpleNamespace(task=task, plan=None))
     with pytest.raises(SystemExit) as ended:
-        door.start([], None)  # type: ignore[arg-type]
+        door.start([], [], None)  # type: ignore[arg-type]
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert said == "error: No space left on device; make room and run the same command again, which goes on from here\n"
@@ -86,7 +86,7 @@ def test_too_little_memory_names_the_model_and_the_way_out(
     run = SimpleNamespace(task=task, plan=None, model=SimpleNamespace(name="llava_7b"))
     monkeypatch.setattr(config, "build_run", lambda _: run)
     with pytest.raises(SystemExit) as ended:
-        door.start([], SimpleNamespace(model=SimpleNamespace(name="chosen")))  # type: ignore[arg-type]
+        door.start([], [], SimpleNamespace(model=SimpleNamespace(name="chosen")))  # type: ignore[arg-type]
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith("error: not enough memory for llava_7b; take a smaller batch_size")
 
@@ -97,13 +97,13 @@ def test_another_error_is_no_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(config, "build_run", lambda _: SimpleNamespace(task=task, plan=None))
     with pytest.raises(RuntimeError, match="shapes differ"):
-        door.start([], None)  # type: ignore[arg-type]
+        door.start([], [], None)  # type: ignore[arg-type]
 
 
 def test_a_missing_file_is_no_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "build_run", lambda _: Path("/no/such").read_text())
     with pytest.raises(FileNotFoundError):
-        door.start([], None)  # type: ignore[arg-type]
+        door.start([], [], None)  # type: ignore[arg-type]
 
 
 def test_weights_are_whole_also_under_a_launch_for_sharded_training(monkeypatch: pytest.MonkeyPatch) -> None:
