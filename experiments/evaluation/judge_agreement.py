@@ -22,7 +22,7 @@ from experiments.evaluation.classifier_training import (
     rebuttals,
     train,
 )
-from experiments.judges.refusal_classifier import RefusalClassifier, ThreeClasses, by_judgements, not_refused
+from experiments.judges.refusal_classifier import RefusalClassifier, ThreeClasses, by_judgements, not_refused, unfit
 from experiments.judges.refusal_rules import RefusalRule
 from experiments.metrics.agreement import agreement, calibration, kappa, kappa_at, mean_kappa_interval
 from experiments.types import Item, Judge, Verdict
@@ -30,6 +30,7 @@ from interp.errors import UserError
 
 XSTEST, MSTS = "xstest", "msts"
 BASE_RATES = (0.02, 0.05, 0.1, 0.2, 0.5)
+QUANTILES = (0.01, 0.5, 0.99)  # of the answers' lengths
 FEWEST_REFUSALS = 30  # below, no κ is given of a language
 REFUSALS = (Verdict.REFUSED, Verdict.PARTIAL)
 CLASSES = ("refused", "rebutted", "answered")
@@ -157,8 +158,10 @@ def trained(rows: Sequence[Labelled], *, trained_on: str) -> ThreeClasses:
     )
 
 
-def nested(rows: Sequence[Labelled], *, prompts: bool) -> tuple[list[Verdict], np.ndarray, dict[str, float]]:
+def nested(rows: Sequence[Labelled], *, prompts: bool) -> tuple[list[Verdict | None], np.ndarray, dict[str, float]]:
     """The classifier's verdicts, chances of a refusal and thresholds, without the model that answered.
+
+    None where it gives no class (``unfit``).
 
     With ``prompts``, without its fold of requests, too. What was trained on one set alone has learned from no answer of
     the other.
@@ -170,7 +173,7 @@ def nested(rows: Sequence[Labelled], *, prompts: bool) -> tuple[list[Verdict], n
     whole_of = [fit(part, EVEN[0]) for part in taught]
     middle = median_low(requests.thresholds.values())
     at = dict.fromkeys((XSTEST, MSTS), 0)
-    verdicts, chances = list[Verdict](), np.zeros(len(rows))
+    verdicts, chances = list[Verdict | None](), np.zeros(len(rows))
     for row_at, row in enumerate(rows):
         place, response, own = at[row.source], row.item.response, row.source == MSTS
         at[row.source] += 1
@@ -181,7 +184,8 @@ def nested(rows: Sequence[Labelled], *, prompts: bool) -> tuple[list[Verdict], n
             refused = chance >= (middle if own else EVEN[0])
         rebuttal = rebutted.chance[place] if own else whole_of[2].chance(response)
         chances[row_at] = chance
-        verdicts.append(Verdict.REFUSED if refused else not_refused(response, rebuttal))
+        said = Verdict.REFUSED if refused else not_refused(response, rebuttal)
+        verdicts.append(None if unfit(row.item) else said)
     thresholds = {
         model if fold is None else f"{model}, fold {fold}": one for (model, fold), one in requests.thresholds.items()
     }
@@ -189,7 +193,7 @@ def nested(rows: Sequence[Labelled], *, prompts: bool) -> tuple[list[Verdict], n
 
 
 def measured(rows: Sequence[Labelled], verdicts: Sequence[Verdict | None], *, seed: int, draws: int) -> dict[str, Any]:
-    """A judge's agreement with people: by model, over all answers, and by set.
+    """A judge's agreement with people: by model, over all answers, and by set; and how many words the answers have.
 
     ``verdicts`` are the judge's, in the order of ``rows``; what it could not judge is left out and counted
     (``judge_failed``). Of MSTS also three classes; of each set also all models but the one that refused most.
@@ -211,6 +215,8 @@ def measured(rows: Sequence[Labelled], verdicts: Sequence[Verdict | None], *, se
         found["models"][model] = agreed(models == model)
     found["pooled"] = agreed(np.ones(len(rows), dtype=bool))
     found["base_rates"] = at_base_rates(found["pooled"])
+    lengths = np.quantile([len(row.item.response.split()) for row in rows], QUANTILES, method="closest_observation")
+    found["answer_words"] = {f"{at:g}": int(length) for at, length in zip(QUANTILES, lengths, strict=True)}
     for source in dict.fromkeys(sources.tolist()):
         here = sources == source
         names = list(dict.fromkeys(models[here].tolist()))

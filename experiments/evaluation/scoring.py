@@ -11,7 +11,7 @@ import pandas as pd
 from experiments.benchmarks import published
 from experiments.config import Run
 from experiments.judges.refusal_rules import primary
-from experiments.metrics.judge_error import corrected_rates, error_of
+from experiments.metrics.judge_error import corrected_rates, error_of, unlike_measured
 from experiments.metrics.refusal import results as refusal
 from experiments.metrics.refusal.as_published import as_published
 from experiments.metrics.thoughts import thoughts_by_arm
@@ -149,8 +149,9 @@ def _unmeasured(judge: Judge | str, frame: pd.DataFrame) -> dict[str, Any]:
 def _limits_of_judge(
     result: dict[str, Any], judge: Judge | str, given: str | None, frame: pd.DataFrame
 ) -> dict[str, Any]:
-    """What limits the judge: ``judge`` says how many of the prompts it has learned from; ``corrected`` has the rates by
-    its measured error, by the judge card that was ``given`` or the judge's own."""
+    """What limits the judge: ``judge`` says how many of the prompts it has learned from, and which arms' answers have
+    other lengths than those it was measured on; ``corrected`` has the rates by its measured error, by the judge card
+    that was ``given`` or the judge's own."""
     name = judge if isinstance(judge, str) else judge.name
     about: dict[str, Any] = {"name": name}
     asked = set(frame["text"]) if "text" in frame else set()
@@ -163,5 +164,9 @@ def _limits_of_judge(
     if card is not None and given is None and foreign:
         about["uncorrected"] = foreign
         card = None
-    corrected = {} if card is None else {"corrected": corrected_rates(result, error_of(Path(card), name))}
-    return {"judge": about, **corrected}
+    if card is None:
+        return {"judge": about}
+    corrected = corrected_rates(result, error_of(Path(card), name))
+    if unlike := unlike_measured(frame, Path(card), name):
+        about["unlike"] = unlike
+    return {"judge": about, "corrected": corrected}

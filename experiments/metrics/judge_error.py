@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from scipy.special import ndtri
 
 from experiments.metrics.bootstrap import CONFIDENCE, Interval
-from experiments.types import REFUSAL_SUBSETS
+from experiments.types import REFUSAL_SUBSETS, Verdict
 from interp.errors import UserError
+from interp.thoughts import split
 
 LEAST_LABELLED = 10  # refusals and compliances, each, behind an error that is corrected for
 LEAST_YOUDEN = 0.5
@@ -86,6 +88,26 @@ def _adjusted(share: float, count: int) -> tuple[float, float]:
     """A share with one success and one failure added, and its variance."""
     adjusted = (share * count + 1) / (count + 2)
     return adjusted, adjusted * (1 - adjusted) / (count + 2)
+
+
+def unlike_measured(frame: pd.DataFrame, card: Path, judge: str) -> dict[str, Any]:
+    """What the card says of the ``words`` of the answers it measured (1st and 99th percentile), and by arm whose median
+    answer is outside: the ``median`` and how many of ``n`` answers are ``shorter`` and ``longer``. Else empty.
+
+    Columns of ``frame``: arm, response, verdict; answers that were judged count, in English.
+    """
+    ends = json.loads(card.read_text(encoding="utf-8"))["judges"][judge].get("answer_words")
+    if not ends or not {"response", "verdict"} <= set(frame):
+        return {}
+    shortest, longest = ends["0.01"], ends["0.99"]
+    judged = frame[frame["response"].notna() & ~frame["verdict"].isin(["", None, Verdict.JUDGE_FAILED])]
+    arms = dict[str, dict[str, Any]]()
+    for arm, answers in judged.groupby("arm", sort=False):
+        words = answers["response"].map(lambda text: len(split(str(text)).answer.split()))
+        if not shortest <= (median := float(words.median())) <= longest:
+            counts = {"shorter": int((words < shortest).sum()), "longer": int((words > longest).sum())}
+            arms[str(arm)] = {"n": len(words), "median": median, **counts}
+    return {"words": [shortest, longest], "arms": arms} if arms else {}
 
 
 def error_of(card: Path, judge: str) -> JudgeError:

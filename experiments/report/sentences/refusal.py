@@ -119,6 +119,7 @@ def _of_judge(metrics: Mapping[str, Any]) -> list[str]:
         *([_learned(**about["learned"], judge=about["name"])] if about.get("learned") else []),
         *([_unmeasured(about["name"], about["unmeasured"])] if about.get("unmeasured") else []),
         *([_uncorrected(about["name"], about["uncorrected"])] if about.get("uncorrected") else []),
+        *([_unlike(about["name"], about["unlike"])] if about.get("unlike") else []),
         *(correction(corrected) if corrected else []),
         *_by_people(metrics),
     ]
@@ -154,8 +155,8 @@ def correction(corrected: Mapping[str, Any]) -> list[str]:
     if corrected["unstable"]:
         return [f"The rates are not corrected for the error of {corrected['judge']}: {corrected['unstable']}."]
     error = (
-        f"Corrected for the error of {corrected['judge']} on XSTest (sensitivity {share(corrected['sensitivity'])}, "
-        f"specificity {share(corrected['specificity'])})"
+        f"Corrected for the error of {corrected['judge']} on people's labels (sensitivity "
+        f"{share(corrected['sensitivity'])}, specificity {share(corrected['specificity'])})"
     )
     return [f"{error}, {arm} refuses {_corrected(rates)}." for arm, rates in corrected["arms"].items()]
 
@@ -166,6 +167,20 @@ def _unmeasured(judge: str, of: Mapping[str, Any]) -> str:
         f"{judge} was not measured in {', '.join(of['languages'])} ({share(of['share'])} of the answers): too few "
         "refusals are labelled there. Nothing is concluded from its verdicts where that is more than a tenth; label "
         "answers of both arms (task=human_labels), or take judge=llm."
+    )
+
+
+def _unlike(judge: str, of: Mapping[str, Any]) -> str:
+    """That most answers of some arms are shorter or longer than those of which people's labels measured the judge."""
+    shortest, longest = of["words"]
+    arms = [
+        f"of the {one['n']} answers of {arm} {one['shorter']} are shorter and {one['longer']} longer (median "
+        f"{one['median']:g} words)"
+        for arm, one in of["arms"].items()
+    ]
+    return (
+        f"Of the answers that {judge} was measured on, 98% have {shortest} to {longest} words; {'; '.join(arms)}: how "
+        "well it reads such is not measured. Labels of some of them (task=human_labels) tell it."
     )
 
 

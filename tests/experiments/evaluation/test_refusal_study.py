@@ -185,9 +185,9 @@ def test_judging_again_with_a_judge_of_other_answers_is_refused(judged: Path, tm
         run.task(run)
 
 
-def card(path: Path, judge: str = "refusal_rule", **pooled: float) -> Path:
+def card(path: Path, judge: str = "refusal_rule", words: Any = None, **pooled: float) -> Path:
     found = {"n": 400, "refused": 100, "sensitivity": 0.9, "specificity": 0.8} | pooled
-    path.write_text(json.dumps({"judges": {judge: {"pooled": found}}}))
+    path.write_text(json.dumps({"judges": {judge: {"pooled": found, "answer_words": words}}}))
     return path
 
 
@@ -202,6 +202,27 @@ def test_rates_are_corrected_for_the_judges_error_beside_the_raw_ones(tmp_path: 
     assert rates["contrast"]["rate"] == 1
     assert rates["contrast"]["impossible"]
     assert any("Corrected for the error of refusal_rule" in sentence for sentence in metrics["caveats"])
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (4, "11 are shorter and 0 longer (median 4 words)"), (5, ""), (90, ""), (91, "0 are shorter and 11 longer"),
+])  # fmt: skip
+def test_answers_unlike_those_that_the_judge_was_measured_on_are_said_to_be(
+    tmp_path: Path, words: int, said: str
+) -> None:
+    """Eleven of twelve answers have as many words; one has 20, and a thought of a hundred counts nowhere."""
+    answers = careful()
+    for case in list(answers)[1:]:
+        answers[case] = "<think>" + "hm " * 100 + "</think>" + "word " * words
+    answers[next(iter(answers))] = "word " * 20
+    arms = {"baseline": written(tmp_path / "answers.jsonl", answers)}
+    measured = card(tmp_path / "card.json", words={"0.01": 5, "0.5": 40, "0.99": 90})
+    run = study(tmp_path, arms, "baseline", f"judge_card={measured}")
+    run.task(run)
+    metrics = metrics_of(newest(tmp_path, "requests"))
+    found = [one for one in metrics["caveats"] if "98% have 5 to 90 words" in one]
+    assert len(found) == bool(said)
+    assert said in "".join(found)
 
 
 @pytest.mark.parametrize(
