@@ -325,7 +325,10 @@ def test_the_shipped_weights_and_card_are_made_anew(shared: Path, tmp_path: Path
         run = run_of(f"task={task}", roots, f"output_root={tmp_path}")
         run.task(run)
     (weights,) = (tmp_path / "judge_training").glob(f"*/{SHIPPED}")
-    assert weights.read_bytes() == (RefusalRule().card.parent / SHIPPED).read_bytes()
+    trained_here, shipped_ones = (_numbers(json.loads(path.read_text(encoding="utf-8")))
+                                  for path in (weights, RefusalRule().card.parent / SHIPPED))  # fmt: skip
+    # Five digits are written; the last is another on another processor, whose sums run in another order.
+    assert trained_here == pytest.approx(shipped_ones, rel=2e-4, abs=2e-5)
     (card,) = (tmp_path / "judge_validation").glob("*/judge_card.json")
     shipped = json.loads(RefusalRule().card.read_text(encoding="utf-8"))["judges"]
     for judge, found in json.loads(card.read_text(encoding="utf-8"))["judges"].items():
