@@ -12,6 +12,7 @@ from experiments.metrics.findings import SMALL, Answer, found, stated
 from experiments.metrics.yes_no import findings as yes_no_rules
 from experiments.report.next_commands import next_commands
 from experiments.report.numbers import brief, complete, fixed, interval_of, share
+from experiments.report.sentences.refusal import ALL_HARMFUL, all_harmful
 from experiments.report.sentences.wording import SAID, deciding, scope, statement_text, word
 from experiments.report.sentences.yes_no import unreadable
 from experiments.runs.provenance import model_title
@@ -208,6 +209,8 @@ def _measures(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any
                 measures.append(_compared(title, entry, names, shown, entry["n"]))
     if refusals and [measure.title for measure in measures] == [QUANTITIES["refusal"]["benign"].title]:
         note = "Their harmful twins were not run, so this is about harmless requests alone."
+    if refusals and all_harmful(metrics):
+        note = f"{ALL_HARMFUL}."
     return measures, note
 
 
