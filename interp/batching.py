@@ -329,7 +329,10 @@ class BatchContext:
         if self._kept is None:
             return None
         self._kept.loops += 1
-        described = [[p.key, p.text, p.system, None if p.image is None else p.image.size] for p in prompts]
+        described = [
+            [p.key, p.text, p.system, None if p.image is None else p.image.size, *filter(None, [p.begun])]
+            for p in prompts
+        ]
         digest = hashlib.sha256(json.dumps([described, formed, *filter(None, [of])]).encode()).hexdigest()[:12]
         return self._kept.folder / f"{self._kept.loops}-{digest}"
 

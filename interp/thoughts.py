@@ -121,6 +121,13 @@ class Thoughts:
         and the prompt does not close an empty thought at once."""
         return bool(self.own) and not prompt.rstrip().endswith(tuple(closing for _, closing in self.marks))
 
+    def tokens(self, prompt: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The tokens that open a thought behind the rendered ``prompt``, none where it does, and those that close it."""
+        opened = next((pair for pair in self.marks if prompt.rstrip().endswith(pair[0])), None)
+        opening, closing = opened or (self.own or self.marks)[0]
+        ids = [tuple(self._tokenizer(mark, add_special_tokens=False)["input_ids"]) for mark in (opening, closing)]
+        return (() if opened else ids[0]), ids[1]
+
     @property
     def by_token(self) -> bool:
         """Whether each closing mark of the template's or the user's is one token."""

@@ -477,7 +477,7 @@ class VLM:
 
     def answering(self, prompts: Sequence[Prompt]) -> Answering:
         """Follows where the verdicts of answers to ``prompts`` may come, while they are generated."""
-        rendered, thoughts = self.render(prompts[0]), self._thoughts
+        rendered, thoughts = self.render(prompts[0]), self.thoughts
         if self.verdict == "last":
             return Answering(self.spelled, anywhere=True)
         if not thoughts.expected(rendered):
@@ -489,14 +489,15 @@ class VLM:
         return Answering(self.spelled, thoughts, at_once=at_once, closed=closed)
 
     @property
-    def _thoughts(self) -> Thoughts:
+    def thoughts(self) -> Thoughts:
+        """The marks of a thought, by which thought and answer are told apart."""
         template = str(self.processor.chat_template)
         return Thoughts(self.tokenizer, ends=self.end_ids, named=self.thinking, template=template)
 
     @property
     def thinks(self) -> bool:
         """Whether a thought is to be expected behind a prompt, by chat template and marks (``interp.thoughts``)."""
-        return self._thoughts.expected(self.render(Prompt("?", Image.new("RGB", (1, 1)))))
+        return self.thoughts.expected(self.render(Prompt("?", Image.new("RGB", (1, 1)))))
 
     def told_apart(
         self, rows: Sequence[Sequence[int]], rendered: Sequence[str], begun: Sequence[Sequence[int]] = ()
@@ -505,7 +506,7 @@ class VLM:
 
         Of answers that had ``begun``, a thought is told with what it began with, and one that was whole is left out.
         """
-        thoughts = self._thoughts
+        thoughts = self.thoughts
         opened = bool(rendered) and thoughts.opened(rendered[0])
         found = thoughts.apart(rows, opened=opened)
         for row, before in enumerate(begun):

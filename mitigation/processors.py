@@ -244,3 +244,31 @@ def gumbel(size: int, key: str, seed: int) -> Float[Tensor, " vocab"]:
     drawn = torch.empty(size).exponential_(generator=case_generator(key, seed))
     # It may draw 0, whose infinite noise would make NaN of a forbidden token.
     return -drawn.clamp(min=torch.finfo(drawn.dtype).tiny).log()
+
+
+class ThoughtBudgetLogitsProcessor(LogitsProcessor):
+    """Writes the ``closing`` mark where a thought has taken ``budget`` generated tokens; for one ``generate`` call.
+
+    ``closed`` says of generated tokens whether their thought has come to its end: such rows are left alone. All other
+    scores at a forced step are −inf; behind the mark they are the model's own.
+    """
+
+    def __init__(self, budget: int, closing: Sequence[int], closed: Callable[[Sequence[int]], bool]) -> None:
+        self._budget, self._closing, self._closed = budget, list(closing), closed
+        self._steps = _Steps()
+        self._open: Tensor | None = None
+
+    def __call__(
+        self, input_ids: Int[Tensor, "row column"], scores: Float[Tensor, "row vocab"]
+    ) -> Float[Tensor, "row vocab"]:
+        """The scores, at the budget those of the mark."""
+        step = self._steps.of(input_ids)
+        at = step - self._budget
+        if not 0 <= at < len(self._closing):
+            return scores
+        if self._open is None:
+            written = input_ids[:, input_ids.shape[1] - step :].tolist()
+            self._open = torch.tensor([not self._closed(row) for row in written], device=scores.device)
+        forced = torch.full_like(scores, -torch.inf)
+        forced[:, self._closing[at]] = 0.0
+        return torch.where(self._open[:, None], forced, scores)

@@ -148,7 +148,9 @@ class Run(Settings):
         hashed = {key: value for key, value in self.config.items() if key not in without}
         hashed["benchmark"] = without_skipping(self.config["benchmark"])
         if isinstance(model := hashed.get("model"), dict):
-            unset = [key for key in ("template", "thinking") if not model.get(key)]  # as runs were hashed before these
+            unset = [
+                key for key in ("template", "thinking", "answer_tokens") if not model.get(key)
+            ]  # as runs were hashed before these
             hashed["model"] = {key: value for key, value in model.items() if key not in ("force", *unset)}
         return digest(hashed)
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from interp.errors import UserError
 
-EYES, ADAPTER, RECORD = "eyes.safetensors", "adapter", "base.json"
-PARTS = (EYES, f"{ADAPTER}/adapter_config.json", f"{ADAPTER}/adapter_model.safetensors")
+EYES, ROWS, ADAPTER, RECORD = "eyes.safetensors", "token_rows.safetensors", "adapter", "base.json"
+PARTS = (EYES, ROWS, f"{ADAPTER}/adapter_config.json", f"{ADAPTER}/adapter_model.safetensors")
 CACHE = "FORESTLENS_CACHE"  # the environment variable that moves the cache
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
 GET = "type `make smol` in the clone (or `forestlens task=fetch_smol`)"
@@ -97,11 +97,12 @@ def content_hash(folder: Path) -> str:
 
 
 def parts_hash(folder: Path) -> str:
-    """``sha256:`` and 12 hex digits over eyes and adapter."""
+    """``sha256:`` and 12 hex digits over those of ``PARTS`` that are there."""
     digest = hashlib.sha256()
     for part in PARTS:
-        with (folder / part).open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
+        if (folder / part).is_file():
+            with (folder / part).open("rb") as stream:
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
     return f"{HASH}{digest.hexdigest()[:SHOWN]}"
 
 

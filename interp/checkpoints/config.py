@@ -28,7 +28,8 @@ class ModelConfig:
     (``{"0": "20GiB", "cpu": "60GiB"}``; the others may use what is free). ``trust_remote_code`` runs Python code from
     the checkpoint's repository. ``chat_template`` (Jinja) replaces the processor's own; ``template`` are its keywords
     (``{"enable_thinking": False}``). ``thinking`` names the marks of a thought (``interp.thoughts``), if they are not
-    known: ``{"open": "<reflect>", "close": "</reflect>"}``.
+    known: ``{"open": "<reflect>", "close": "</reflect>"}``. ``answer_tokens`` is how long an answer may be, a thought
+    included, where the run says nothing else (``max_new_tokens``).
 
     Limits on picture size; None keeps the checkpoint's: ``min_pixels`` and ``max_pixels`` are areas (height × width)
     for families that keep a picture's native resolution, ``longest_edge`` is the side (pixels) that pictures are scaled
@@ -66,6 +67,7 @@ class ModelConfig:
     chat_template: str | None = None
     template: dict[str, Any] | None = None
     thinking: dict[str, str] | None = None
+    answer_tokens: int | None = None
     force: bool = False
 
     def __post_init__(self) -> None:
@@ -82,6 +84,8 @@ class ModelConfig:
             )
         if self.memory_gib is not None and not self.memory_gib > 0:
             raise UserError(f"memory_gib {self.memory_gib} is not above 0; leave it out if it is not known")
+        if self.answer_tokens is not None and self.answer_tokens < 1:
+            raise UserError(f"model.answer_tokens={self.answer_tokens} is below 1; an answer has one token or more")
         self._check_map()
         self._check_bounds()
         if self.template:

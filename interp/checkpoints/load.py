@@ -5,12 +5,13 @@ import json
 import re
 import shlex
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from interp.checkpoints.cache import check_made, in_parts, is_in_parts, organism_folder
+from interp.checkpoints.cache import ADAPTER, ROWS, check_made, in_parts, is_in_parts, organism_folder, parts_hash
 from interp.checkpoints.config import ORGANISM, ModelConfig
 from interp.checkpoints.hub import ORGANISMS, Source, brief, find, gated, warning_of_remote_code
 from interp.checkpoints.memory import (
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     import torch
 
 HASH_LENGTH = 12
+BASE = ORGANISMS / "llava"  # of an organism that is an adapter
 TILES = ("max_patches", "max_image_tiles")  # what image processors call the number of tiles
 
 
@@ -64,12 +66,17 @@ def read_checkpoint(config: ModelConfig) -> tuple[Any, Any, str]:
 
 
 def _made_here(place: Source, config: ModelConfig) -> str | None:
-    """The hash of the weights of an organism in the cache, which is checked; None for any other model.
+    """The hash of the weights of an organism that is kept in parts; of one in the cache it is checked.
+
+    None for any other model.
 
     Raises:
         UserError: it is not what was made.
     """
     folder, name = Path(place.path), config.path.removeprefix(ORGANISM)
+    if is_adapted(folder):
+        digest = hashlib.sha256(f"{weights_hash(BASE)} {parts_hash(folder)}".encode())
+        return f"sha256:{digest.hexdigest()[:HASH_LENGTH]}"
     if not config.path.startswith(ORGANISM) or folder != organism_folder(name):
         return None
     found = weights_hash(folder)
@@ -101,7 +108,7 @@ def resolve_device(name: str, model: str = "the model") -> "torch.device":
 
 def _stored(place: Source) -> dict[str, int] | None:
     folder = Path(place.path)
-    return stored_numbers(folder) if folder.is_dir() else None
+    return stored_numbers(BASE if is_adapted(folder) else folder) if folder.is_dir() else None
 
 
 def read_config(place: Source, config: ModelConfig) -> Any:
@@ -277,6 +284,8 @@ def read_weights(
     from transformers import AutoModelForImageTextToText
     from transformers.integrations import is_deepspeed_zero3_enabled
 
+    if is_adapted(Path(place.path)):
+        return _moved(_adapted(place, config, dtype), config, device)
     if places is None and device.type == "cuda" and not is_deepspeed_zero3_enabled():
         places = {"": device}  # load directly to the GPU, not through main memory
     with no_progress_bar() if config.path.startswith(ORGANISM) else nullcontext():
@@ -298,6 +307,34 @@ def read_weights(
             "get the whole checkpoint, or build the model yourself and pass VLM(model, processor)"
         )
     return model if places is not None else _moved(model, config, device)
+
+
+def is_adapted(folder: Path) -> bool:
+    """Whether ``folder`` has new tokens' rows and an adapter for the first organism, in place of weights."""
+    return (folder / ROWS).is_file() and folder.parent == ORGANISMS
+
+
+def _adapted(place: Source, config: ModelConfig, dtype: "torch.dtype") -> Any:
+    """The first organism with the rows and the adapter in a bundled folder, merged in float32."""
+    import torch
+    from peft import PeftModel
+    from safetensors.torch import load_file
+    from transformers import AutoModelForImageTextToText
+
+    with no_progress_bar():
+        model = AutoModelForImageTextToText.from_pretrained(
+            BASE, dtype=torch.float32, attn_implementation=config.attn_implementation, use_safetensors=True
+        )
+    rows = load_file(Path(place.path) / ROWS)
+    count = len(rows["input"])
+    model.resize_token_embeddings(model.get_input_embeddings().weight.shape[0] + count, mean_resizing=False)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[-count:] = rows["input"]
+        model.get_output_embeddings().weight[-count:] = rows["output"]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*gradient_checkpointing.* is deprecated", FutureWarning)  # by peft
+        merged = PeftModel.from_pretrained(model, Path(place.path) / ADAPTER).merge_and_unload()
+    return merged.to(dtype).eval()
 
 
 @contextmanager

@@ -1,0 +1,115 @@
+"""Thoughts as tokens: where their sentences end, and the margin behind a thought that is put into an answer's place.
+
+A thought is closed as the model closed it, and with what stood between its end and the verdict, since the first token
+behind a thought need not be the verdict.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Float
+
+from interp.margin import AnswerIds, margin_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from interp.vlm import VLM, Generation, Prompt
+
+SENTENCE_END = re.compile(r"[.!?][\"'”’)]*\s*$|\n\s*$")
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Thought:
+    """One case's thought: ``content`` between its marks, ``opening`` (empty where the prompt opens it) and ``closing``.
+
+    ``ends`` are the positions in ``content`` behind each of its sentences; the last is its length. ``before`` are the
+    tokens from the closing mark to the verdict, whose Yes and No are ``answers``. ``said`` is whether the verdict was
+    Yes, ``sentences`` are the texts.
+    """
+
+    opening: Tokens
+    content: Tokens
+    closing: Tokens
+    before: Tokens
+    ends: tuple[int, ...]
+    sentences: tuple[str, ...]
+    answers: AnswerIds
+    margin: float
+
+    def begun(self, upto: int | None = None) -> Tokens:
+        """The answer up to its verdict, with the first ``upto`` tokens of the thought (None: all)."""
+        return (*self.opening, *self.content[:upto], *self.closing, *self.before)
+
+    def upto(self, sentences: int) -> "Thought":
+        """The same with its first ``sentences`` alone."""
+        end = self.ends[sentences - 1] if sentences else 0
+        return replace(
+            self, content=self.content[:end], ends=self.ends[:sentences], sentences=self.sentences[:sentences]
+        )
+
+    @property
+    def text(self) -> str:
+        """What it says."""
+        return " ".join(self.sentences)
+
+
+def thoughts_of(vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> list[Thought | None]:
+    """The thought before each greedy answer; None where there is none, or it was cut off, or no verdict follows."""
+
+    def asked(some: "list[Prompt]") -> list[Thought | None]:
+        generation = vlm.generate(some, max_new_tokens=max_new_tokens)
+        return [thought_in(vlm, generation, row) for row in range(len(some))]
+
+    return vlm.batches.gathered(prompts, asked)
+
+
+def thought_in(vlm: "VLM", generation: "Generation", row: int) -> Thought | None:
+    """The thought of one row of a generation, as ``thoughts_of``."""
+    place = None if generation.verdicts is None else generation.verdicts[row]
+    length = generation.thought_tokens[row]
+    if place is None or place.step is None or not length or place.step < length:
+        return None
+    ids = list(generation.token_ids[row])
+
+    def decoded(some: Sequence[int]) -> str:
+        return str(vlm.tokenizer.decode(list(some), skip_special_tokens=False))
+
+    marks = vlm.thoughts.marks
+    start = next((at for at in range(length, -1, -1) if any(m[1] in decoded(ids[at:length]) for m in marks)), None)
+    if start is None:
+        return None
+    opening = 0
+    if any(decoded(ids[:start]).lstrip().startswith(mark[0]) for mark in marks):
+        opening = next(at for at in range(start + 1) if any(m[0] in decoded(ids[:at]) for m in marks))
+    content = ids[opening:start]
+    ends = [at for at in range(1, len(content) + 1) if SENTENCE_END.search(decoded(content[:at]))]
+    if content and (not ends or ends[-1] != len(content)):
+        ends.append(len(content))
+    ends = [end for end, behind in zip(ends, [*ends[1:], None], strict=True)
+            if behind is None or decoded(content[end:behind]).strip()]  # fmt: skip
+    texts = [decoded(content[one:two]).strip() for one, two in zip([0, *ends], ends, strict=False)]
+    return Thought(
+        tuple(ids[:opening]), tuple(content), tuple(ids[start:length]), tuple(ids[length : place.step]),
+        tuple(ends), tuple(texts), place.answers, float(generation.margins[row]),
+    )  # fmt: skip
+
+
+def margins_behind(
+    vlm: "VLM", prompts: "Sequence[Prompt]", thoughts: Sequence[Thought]
+) -> Float[np.ndarray, " prompt"]:
+    """The verdict's margin of each prompt behind the thought at its place, by one forward each."""
+    found = np.full(len(prompts), np.nan)
+    for answers in dict.fromkeys((tuple(one.answers.yes), tuple(one.answers.no)) for one in thoughts):
+        places = [at for at, one in enumerate(thoughts) if (tuple(one.answers.yes), tuple(one.answers.no)) == answers]
+
+        def margin(logits: "Tensor", of: tuple[Tokens, Tokens] = answers) -> "Tensor":
+            return margin_of(logits[:, list(of[0])], logits[:, list(of[1])])
+
+        begun = [replace(prompts[at], begun=thoughts[at].begun()) for at in places]
+        found[places] = vlm.batches.scores(begun, metric=margin).numpy()
+    return found
