@@ -20,6 +20,8 @@ MARKS: tuple[Marks, ...] = (
     ("<reasoning>", "</reasoning>"), ("[THINK]", "[/THINK]"), ("◁think▷", "◁/think▷"),
     ("<|channel>", "<channel|>"),
 )  # fmt: skip
+NAME_THE_MARKS = """name the model's marks: 'model.thinking={open: "<reflect>", close: "</reflect>"}'"""
+"""What to do where a template shows no marks."""
 
 
 class Spoken(NamedTuple):
@@ -122,7 +124,7 @@ class Thoughts:
         return bool(self.own) and not prompt.rstrip().endswith(tuple(closing for _, closing in self.marks))
 
     def tokens(self, prompt: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The tokens that open a thought behind the rendered ``prompt``, none where it does, and those that close it."""
+        """The tokens that open a thought behind the rendered ``prompt`` (none where it does so), and that close it."""
         opened = next((pair for pair in self.marks if prompt.rstrip().endswith(pair[0])), None)
         opening, closing = opened or (self.own or self.marks)[0]
         ids = [tuple(self._tokenizer(mark, add_special_tokens=False)["input_ids"]) for mark in (opening, closing)]

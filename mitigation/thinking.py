@@ -1,4 +1,4 @@
-"""Thinking as a setting: a model that thinks first is asked without a thought, with a bounded one, or with its beginning.
+"""Thinking as a setting: no thought, a bounded one, or one that begins with given words.
 
 Budget forcing as in s1 (Muennighoff et al. 2025, arXiv 2501.19393, section 3): where a thought has taken its tokens,
 the closing mark is written, and the model answers. Importing this module loads neither torch nor transformers.
@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from interp.errors import UserError
+from interp.thoughts import NAME_THE_MARKS
 from mitigation.validation import check_count
 
 if TYPE_CHECKING:
@@ -50,9 +51,8 @@ class Thinking:
         """
         if not vlm.thinks:
             raise UserError(
-                f"{vlm.name} does not think first, by its chat template, so that there is no thought to bound or begin; "
-                "take another method, or name the model's marks: 'model.thinking={open: \"<reflect>\", close: "
-                '"</reflect>"}\''
+                f"{vlm.name} does not think first, by its chat template, so there is no thought to bound or begin; "
+                f"take another method, or {NAME_THE_MARKS}"
             )
         thoughts = vlm.thoughts
         opening, closing = thoughts.tokens(vlm.render(prompts[0]))

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Int
 from experiments.benchmarks.checks import picture_in
 from experiments.types import Sample
 
-Shared = Literal["sentence", "picture"]
+Shared = Literal["sentence", "picture", "thing"]
 TIMES = 3  # pairs of a draw that one case may be in: of few cases with one label each is met by several of the other
 
 
@@ -34,10 +34,11 @@ def drawn_pairs(
 ) -> list[tuple[int, int]]:
     """Positions of safe and unsafe cases with pictures, paired: those that the benchmark names, or a draw.
 
-    Both are asked the same (``shared`` sentence), or show the same. In a draw each case is in one pair, and where there
-    are more of the other truth in at most ``times``. It depends on ids and seed alone. In the order of the cases.
+    Both are asked the same (``shared`` sentence), or show the same picture, or the same thing in two pictures, which is
+    always a draw. In a draw each case is in one pair, and where there are more of the other truth in at most ``times``.
+    It depends on ids and seed alone. In the order of the cases.
     """
-    if any(sample.pair for sample in samples):
+    if shared != "thing" and any(sample.pair for sample in samples):
         key = _KEYS[shared]
         both = ((one, other) for one, other in _named(samples) if key(samples[one]) == key(samples[other]))
         found = [two for two in both if all(samples[at].image is not None for at in two)]
@@ -73,7 +74,12 @@ def hash_key(*parts: object) -> str:
     return hashlib.sha256(":".join(map(str, parts)).encode()).hexdigest()
 
 
-_KEYS = {"sentence": lambda sample: sample.prompt, "picture": picture_in}
+def thing_in(sample: Sample) -> str:
+    """The name of what the case shows, or the sentence that says it; "" where neither is known."""
+    return str(sample.tags.get("concept") or sample.described).casefold()
+
+
+_KEYS = {"sentence": lambda sample: sample.prompt, "picture": picture_in, "thing": thing_in}
 
 
 def _named(samples: Sequence[Sample]) -> list[tuple[int, int]]:
@@ -87,8 +93,9 @@ def _named(samples: Sequence[Sample]) -> list[tuple[int, int]]:
 def _drawn(samples: Sequence[Sample], shared: Shared, seed: int, times: int) -> Iterator[tuple[int, int]]:
     groups: dict[str, tuple[list[int], list[int]]] = {}
     for at, sample in enumerate(samples):
-        if sample.image is not None and sample.subset != "control":
-            groups.setdefault(_KEYS[shared](sample), ([], []))[is_safe(sample)].append(at)
+        key = _KEYS[shared](sample)
+        if key and sample.image is not None and sample.subset != "control":
+            groups.setdefault(key, ([], []))[is_safe(sample)].append(at)
     for unsafe, safe in groups.values():
         for side in (unsafe, safe) if unsafe and safe else ():
             side.sort(key=lambda at: hash_key(seed, samples[at].id))

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from interp.checkpoints.cache import ADAPTER, ROWS, check_made, in_parts, is_in_parts, organism_folder, parts_hash
 from interp.checkpoints.config import ORGANISM, ModelConfig
@@ -327,10 +327,11 @@ def _adapted(place: Source, config: ModelConfig, dtype: "torch.dtype") -> Any:
         )
     rows = load_file(Path(place.path) / ROWS)
     count = len(rows["input"])
-    model.resize_token_embeddings(model.get_input_embeddings().weight.shape[0] + count, mean_resizing=False)
+    known = cast("torch.Tensor", model.get_input_embeddings().weight).shape[0]
+    model.resize_token_embeddings(known + count, mean_resizing=False)
     with torch.no_grad():
-        model.get_input_embeddings().weight[-count:] = rows["input"]
-        model.get_output_embeddings().weight[-count:] = rows["output"]
+        for layer, new in ((model.get_input_embeddings(), "input"), (model.get_output_embeddings(), "output")):
+            cast("torch.Tensor", layer.weight)[-count:] = rows[new]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*gradient_checkpointing.* is deprecated", FutureWarning)  # by peft
         merged = PeftModel.from_pretrained(model, Path(place.path) / ADAPTER).merge_and_unload()

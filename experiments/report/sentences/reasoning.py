@@ -7,7 +7,11 @@ from experiments.metrics.findings import Answer, found
 from experiments.report.numbers import fixed, fixed_interval, percent, percent_interval, share
 from experiments.report.sentences.wording import statement_text
 
-DIFFERS = {"picture": "two pictures of one sentence", "sentence": "two sentences on one picture"}
+DIFFERS = {
+    "sentence": "two pictures of one sentence",
+    "picture": "two sentences on one picture",
+    "thing": "two sentences on one thing, in two pictures,",
+}
 
 
 def sentences(result: Mapping[str, Any]) -> list[str]:
@@ -47,14 +51,15 @@ def _carried(result: Mapping[str, Any]) -> list[str]:
             next(one for one in result["findings"] if one["about"] == differs and one["evidence"]["mediator"] == name)
             for name in ("whole thought", "without its conclusion")
         )
-        text = f"Of what {DIFFERS[differs]} make of the verdict ({block['pairs']} pairs), {_part(whole)}"
+        text = f"Of what {DIFFERS[block['shares']]} make of the verdict ({block['pairs']} pairs), {_part(whole)}"
         said.append(f"{text}; of thoughts without their conclusion, {_part(cut)}.")
     return said
 
 
 def _part(finding: Mapping[str, Any]) -> str:
     at = finding["evidence"]
-    total = f"the whole is {fixed(at['value'], 2, sign=True)} logits [{fixed_interval((at['low'], at['high']), 2)}]"
+    interval = fixed_interval((at["low"], at["high"]), 2)
+    total = f"the whole is {fixed(at['value'], 2, sign=True)} logits{f' [{interval}]' if interval else ''}"
     if at.get("through_share_value") is None:
         return f"nothing can be shared out: {total} ({statement_text(at, answer=None, of_rates=False, noun='effect')})"
     through, direct = (
@@ -73,7 +78,10 @@ def _part(finding: Mapping[str, Any]) -> str:
 def _said(result: Mapping[str, Any]) -> str:
     says, cases = result["says"], result["cases"]
     if says["value"] is None:
-        return f"By the rules that read them, none of {cases['with a thought and a verdict']} thoughts calls its request safe or unsafe."
+        return (
+            f"By the rules that read them, none of {cases['with a thought and a verdict']} thoughts calls its request "
+            "safe or unsafe."
+        )
     return (
         f"{says['n']} of {cases['with a thought and a verdict']} thoughts call the request safe or unsafe, and "
         f"{share(says['value'])} of these answers do as the thought says{percent_interval_of(says)}."
@@ -91,7 +99,8 @@ def notes(result: Mapping[str, Any]) -> list[str]:
     ]
     if missing := cases["asked"] - cases["with a thought and a verdict"]:
         found.append(
-            f"{missing} of {cases['asked']} answers have no thought that was closed and led to a verdict, and are left out."
+            f"{missing} of {cases['asked']} answers have no thought that was closed and led to a verdict, and are "
+            "left out."
         )
     if result["exact"] > 1e-3:
         found.append(

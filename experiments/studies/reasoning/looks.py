@@ -1,4 +1,4 @@
-"""Where a model looks while it thinks: the picture's share of attention, by quarter of the thought and at the verdict."""
+"""Where a model looks while it thinks: the picture's share of attention, by quarter of a thought and at the verdict."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any

@@ -21,6 +21,7 @@ import numpy as np
 
 from experiments.metrics.estimates import Resamples
 from experiments.metrics.findings import Answer, Finding, change_evidence, stated
+from experiments.metrics.pairs import thing_in
 from experiments.studies.reasoning.thoughts import Thought, margins_behind
 from experiments.types import Sample
 
@@ -88,7 +89,7 @@ def finding(rows: Sequence[Row], mediator: str, about: str) -> Finding:
     """
     effect = {row["part"]: row for row in rows if row["mediator"] == mediator}
     total, through, direct = (effect[name] for name in (TOTAL, THROUGH, DIRECT))
-    shown = tuple(stated(one["effect"]) in (Answer.ROSE, Answer.FELL) for one in (through, direct))
+    shown = _is_shown(through), _is_shown(direct)
     answer = {(True, False): Answer.YES, (False, True): Answer.NO, (True, True): Answer.PARTLY}.get(shown)
     said = stated(total["effect"])
     if answer is None or said not in (Answer.ROSE, Answer.FELL):
@@ -97,6 +98,10 @@ def finding(rows: Sequence[Row], mediator: str, about: str) -> Finding:
     for name, one in (("through", through), ("direct", direct)):
         evidence |= change_evidence(one["effect"], f"{name}_") | change_evidence(one["share"], f"{name}_share_")
     return Finding(CARRIES, answer, evidence | {"mediator": mediator}, about)
+
+
+def _is_shown(row: Row) -> bool:
+    return stated(row["effect"]) in (Answer.ROSE, Answer.FELL)
 
 
 def _row(
@@ -138,7 +143,7 @@ def _controls(
             other for other in known
             if samples[other].gold == own.gold and other != at and (
                 samples[other].prompt != own.prompt if kind == SAME_LABEL
-                else samples[other].prompt == own.prompt and _thing(samples[other]) == _thing(own) != ""
+                else samples[other].prompt == own.prompt and thing_in(samples[other]) == thing_in(own) != ""
             )
         ]  # fmt: skip
         return draw.choice(fit) if fit else None
@@ -155,7 +160,3 @@ def _controls(
             effect[used] = safe - unsafe
             rows.append(_row(mediator, kind, effect, np.where(np.isfinite(effect), total, np.nan), estimator))
     return rows
-
-
-def _thing(sample: Sample) -> str:
-    return str(sample.tags.get("concept") or sample.described).casefold()

@@ -1,7 +1,8 @@
 """``+exp=reasoning``: of a model that thinks first, when it was decided, what the thought carries, and where it looks.
 
 In the run's directory, beside the study: ``reasoning.json`` (all numbers, the sentences, and each thought with what the
-reader made of it), ``figures/reasoning.svg`` and ``.png``, and a section of the report. Other arms (thinking off, budgets) are the study's own and stand in its tables.
+reader made of it), ``figures/reasoning.svg`` and ``.png``, and a section of the report. Other arms (thinking off,
+budgets) are the study's own and stand in its tables.
 """
 
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from experiments.report.sentences.reasoning import notes, sentences
 from experiments.studies.reasoning import decision_curve, looks, mediation, reader
 from experiments.types import SCORED_SUBSETS, Sample
 from interp.errors import UserError
+from interp.thoughts import NAME_THE_MARKS
 
 if TYPE_CHECKING:
     from interp.vlm import Prompt
@@ -36,8 +38,8 @@ ALT = ("Three panels: how often the margin orders two cases of one sentence, by 
 CAPTION = ("When it was decided; what the thought carries; where it looks while it thinks (bars: 95% intervals over "
            "cases and sentences).")  # fmt: skip
 WHOLE, UNCONCLUDED, NAMING = "whole thought", "without its conclusion", "up to the name"
-PAIRS: dict[str, Shared] = {"picture": "sentence", "sentence": "picture"}
-"""What differs in a pair: what its cases share."""
+PAIRS: dict[str, tuple[Shared, ...]] = {"picture": ("sentence",), "sentence": ("picture", "thing")}
+"""What differs in a pair: what its cases share, the first of which there are pairs."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,7 @@ class Reasoning:
             if not getattr(work.vlm, "thinks", False):
                 raise UserError(
                     f"{work.vlm.name} does not think first, by its chat template; +exp=reasoning asks what a thought "
-                    "does; take model=thinking_organism, or name a model's marks: 'model.thinking={open: \"<reflect>\", "
-                    'close: "</reflect>"}\''
+                    f"does; take model=thinking_organism, or {NAME_THE_MARKS}"
                 )
             work.answer_all()
             work.conclude([Analysis(NAME, "the thoughts were not looked into", self._examined)])
@@ -127,17 +128,21 @@ class Reasoning:
         others = sorted({one for one in shown if one})
         findings = [decision_curve.finding(curve)]
         mediated: dict[str, Any] = {}
-        for differs, shared in PAIRS.items():
-            pairs = drawn_pairs(cases, shared, seed=run.seed)[: self.pairs]
+        for differs, alike in PAIRS.items():
+            drawn = ((shared, drawn_pairs(cases, shared, seed=run.seed)) for shared in alike)
+            shared, pairs = next(((shared, two) for shared, two in drawn if two), (alike[0], []))
             if not pairs:
                 continue
+            pairs = [
+                pairs[at] for at in np.linspace(0, len(pairs) - 1, min(self.pairs, len(pairs))).round().astype(int)
+            ]
             mediators = {
                 WHOLE: thoughts,
                 UNCONCLUDED: [reader.unconcluded(one) for one in thoughts],
                 NAMING: [reader.naming(one, what, others) for one, what in zip(thoughts, shown, strict=True)],
             }
             rows = mediation.mediation_rows(vlm, cases, prompts, mediators, pairs, draws=draws, seed=run.seed)
-            mediated[differs] = {"pairs": len(pairs), "rows": rows}
+            mediated[differs] = {"shares": shared, "pairs": len(pairs), "rows": rows}
             findings += [mediation.finding(rows, name, differs) for name in (WHOLE, UNCONCLUDED)]
         said = [
             {

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.report.numbers import percent
+from experiments.report.sentences.reasoning import DIFFERS
 from experiments.report.table import Cell, Column, Table, change, estimate, percentage
 
 Result = Mapping[str, Any]
@@ -57,7 +58,7 @@ def mediation(result: Result, differs: str) -> Table:
         }
 
     return Table.of(
-        f"What the thought carries: two cases that differ in their {differs}, {block['pairs']} pairs; margins with own "
+        f"What the thought carries: {DIFFERS[block['shares']].rstrip(',')}, {block['pairs']} pairs; margins with own "
         "and exchanged thoughts.",
         map(cells, block["rows"]),
         layout=[Column("thought", "left", fold=16), Column("part", "left", fold=18)],

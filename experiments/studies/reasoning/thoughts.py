@@ -28,8 +28,8 @@ class Thought:
     """One case's thought: ``content`` between its marks, ``opening`` (empty where the prompt opens it) and ``closing``.
 
     ``ends`` are the positions in ``content`` behind each of its sentences; the last is its length. ``before`` are the
-    tokens from the closing mark to the verdict, whose Yes and No are ``answers``. ``said`` is whether the verdict was
-    Yes, ``sentences`` are the texts.
+    tokens from the closing mark to the verdict, whose Yes and No are ``answers``. ``sentences``
+    are the texts, and ``margin`` is that of the verdict.
     """
 
     opening: Tokens
@@ -41,9 +41,9 @@ class Thought:
     answers: AnswerIds
     margin: float
 
-    def begun(self, upto: int | None = None) -> Tokens:
-        """The answer up to its verdict, with the first ``upto`` tokens of the thought (None: all)."""
-        return (*self.opening, *self.content[:upto], *self.closing, *self.before)
+    def begun(self) -> Tokens:
+        """The answer up to its verdict."""
+        return (*self.opening, *self.content, *self.closing, *self.before)
 
     def upto(self, sentences: int) -> "Thought":
         """The same with its first ``sentences`` alone."""
@@ -71,7 +71,7 @@ def thoughts_of(vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int)
 def thought_in(vlm: "VLM", generation: "Generation", row: int) -> Thought | None:
     """The thought of one row of a generation, as ``thoughts_of``."""
     place = None if generation.verdicts is None else generation.verdicts[row]
-    length = generation.thought_tokens[row]
+    length = generation.thought_tokens[row] if generation.thought_tokens else 0
     if place is None or place.step is None or not length or place.step < length:
         return None
     ids = list(generation.token_ids[row])

@@ -1,5 +1,6 @@
 """Thoughts broken off and exchanged: on networks whose verdict is known to come before, by or half by the thought."""
 
+import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,14 +39,15 @@ class Coloured:
         return coloured(self.redness)
 
 
-def cases() -> list[Sample]:
-    """A red, safe and a blue, unsafe picture under every sentence."""
-    found = []
+def cases(*, seen: bool = True) -> list[Sample]:
+    """A red, safe and a blue, unsafe picture under every sentence; not ``seen``: of any colour."""
+    found, draw = [], random.Random(0)
     for number, text in enumerate(SENTENCES):
         for sign in (1, -1):
+            colour = sign * (0.6 + 0.02 * number) if seen else draw.uniform(-0.9, 0.9)
             found.append(Sample(
                 f"{text}{sign}", "over_safety" if sign > 0 else "typical", "x", "yes" if sign > 0 else "no", text, text,
-                Coloured(sign * (0.6 + 0.02 * number)), f"{text}", text, {"template": text},
+                Coloured(colour), f"{text}", text, {"template": text},
             ))  # fmt: skip
     return found
 
@@ -66,9 +68,15 @@ def network(picture: float, words: bool) -> VLM:
     return planted(Plan(carriers=((1, 0, picture),), heeds=2 if words else None))
 
 
-def asked(vlm: VLM) -> tuple[list[Sample], list[Thought]]:
-    samples = cases()
-    return samples, [thought_of(vlm, "the cake" if one.gold == "yes" else "the knife") for one in samples]
+ASTRAY = 4  # so manieth sentence's unsafe case is thought of as the safe one is
+ALARMED = 1 - 1 / ASTRAY
+
+
+def asked(vlm: VLM, *, seen: bool = True) -> tuple[list[Sample], list[Thought]]:
+    samples = cases(seen=seen)
+    astray = set(SENTENCES[::ASTRAY])
+    said = ["the cake" if one.gold == "yes" or one.prompt in astray else "the knife" for one in samples]
+    return samples, [thought_of(vlm, words) for words in said]
 
 
 def effects(vlm: VLM) -> dict[str, Any]:
@@ -84,18 +92,16 @@ def effects(vlm: VLM) -> dict[str, Any]:
     ("picture", "words", "answer"),
     [(1.0, False, Answer.NO), (0.0, True, Answer.YES), (0.5, True, Answer.PARTLY)],
 )
-def test_what_goes_through_the_thought_is_what_was_planted(
-    picture: float, words: bool, answer: Answer
-) -> None:
+def test_what_goes_through_the_thought_is_what_was_planted(picture: float, words: bool, answer: Answer) -> None:
     found = effects(network(picture, words))
     redness = np.mean([one.image.redness for one in cases() if one.gold == "yes"])  # type: ignore[union-attr]
     direct = 2 * MARGIN * picture * redness
     assert found[mediation.DIRECT] == pytest.approx(direct, abs=0.1)
-    assert found[mediation.THROUGH] == pytest.approx(MARGIN * words, abs=0.1)
-    assert found[mediation.TOTAL] == pytest.approx(direct + MARGIN * words, abs=0.1)
+    assert found[mediation.THROUGH] == pytest.approx(ALARMED * MARGIN * words, abs=0.1)
+    assert found[mediation.TOTAL] == pytest.approx(direct + ALARMED * MARGIN * words, abs=0.1)
     assert found["finding"].answer is answer
     share = next(row["share"] for row in found["rows"] if row["part"] == mediation.THROUGH)
-    planned = MARGIN * words / (direct + MARGIN * words)
+    planned = ALARMED * MARGIN * words / (direct + ALARMED * MARGIN * words)
     assert share["value"] == pytest.approx(planned, abs=0.02)
     if share["low"] is not None:
         assert share["low"] - 0.01 <= planned <= share["high"] + 0.01
@@ -103,7 +109,7 @@ def test_what_goes_through_the_thought_is_what_was_planted(
 
 def test_a_thought_of_another_case_does_as_much_where_only_what_it_says_matters() -> None:
     found = effects(network(0.0, True))
-    assert found[mediation.SAME_LABEL] == pytest.approx(found[mediation.TOTAL], abs=0.05)
+    assert found[mediation.SAME_LABEL] == pytest.approx(found[mediation.TOTAL], rel=0.3)
 
 
 def test_no_share_without_an_effect() -> None:
@@ -112,8 +118,8 @@ def test_no_share_without_an_effect() -> None:
     assert all(row["share"] is None and row["reason"] for row in found["rows"])
 
 
-def curve_of(vlm: VLM) -> list[dict[str, Any]]:
-    samples, thoughts = asked(vlm)
+def curve_of(vlm: VLM, *, seen: bool) -> list[dict[str, Any]]:
+    samples, thoughts = asked(vlm, seen=seen)
     prompts = prompts_of(samples)
     margins = np.stack([
         margins_behind(vlm, prompts, decision_curve.broken_off(thoughts, place)) for place in decision_curve.PLACES
@@ -126,15 +132,16 @@ def curve_of(vlm: VLM) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("picture", "words", "answer", "first"), [(1.0, False, Answer.YES, 1.0), (0.0, True, Answer.NO, 0.5)]
+    ("picture", "words", "answer", "first"), [(1.0, False, Answer.YES, 1.0), (0.2, True, Answer.NO, 0.5)]
 )
 def test_when_it_was_decided_is_what_was_planted(picture: float, words: bool, answer: Answer, first: float) -> None:
-    rows = curve_of(network(picture, words))
+    """With words, pictures add noise that has nothing to do with the label: without a thought that is all there is."""
+    rows = curve_of(network(picture, words), seen=not words)
     assert decision_curve.finding(rows).answer is answer
     own = [row for row in rows if row["label"] == decision_curve.OWN]
-    assert own[0]["order"]["value"] == pytest.approx(first, abs=0.01)
+    assert own[0]["order"]["value"] == pytest.approx(first, abs=0.01 if first == 1 else 0.25)
     assert own[-1]["order"]["value"] == pytest.approx(1.0)
-    assert 0.2 < own[-1]["permuted"]["value"] < 0.8
+    assert own[-1]["permuted"]["value"] < 0.9
 
 
 @pytest.mark.parametrize(
@@ -202,7 +209,9 @@ def test_what_is_cut_off_is_no_thought(organism: VLM) -> None:
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("reasoning")
-    run = run_of("+exp=reasoning", "limit=48", "task.pairs=8", "task.attention=16", "draws=100", f"output_root={root}")
+    run = run_of(
+        "+exp=reasoning", "limit=120", "task.pairs=12", "task.attention=16", "draws=100", f"output_root={root}"
+    )
     run.task(run)
     return next(path.parent for path in root.rglob("reasoning.json"))
 
