@@ -250,11 +250,19 @@ class ThoughtBudgetLogitsProcessor(LogitsProcessor):
     """Writes the ``closing`` mark where a thought has taken ``budget`` generated tokens; for one ``generate`` call.
 
     ``closed`` says of generated tokens whether their thought has come to its end: such rows are left alone. All other
-    scores at a forced step are −inf; behind the mark they are the model's own.
+    scores at a forced step are −inf. Behind the mark they are the model's own, but that no mark of ``marks`` (the
+    closing one among them) is written again: a model that goes on thinking would get round its budget so.
     """
 
-    def __init__(self, budget: int, closing: Sequence[int], closed: Callable[[Sequence[int]], bool]) -> None:
+    def __init__(
+        self,
+        budget: int,
+        closing: Sequence[int],
+        closed: Callable[[Sequence[int]], bool],
+        marks: Sequence[Sequence[int]] = (),
+    ) -> None:
         self._budget, self._closing, self._closed = budget, list(closing), closed
+        self._marks = [list(mark) for mark in (closing, *marks) if mark]
         self._steps = _Steps()
         self._open: Tensor | None = None
 
@@ -264,11 +272,18 @@ class ThoughtBudgetLogitsProcessor(LogitsProcessor):
         """The scores, at the budget those of the mark."""
         step = self._steps.of(input_ids)
         at = step - self._budget
-        if not 0 <= at < len(self._closing):
+        if at < 0:
             return scores
         if self._open is None:
             written = input_ids[:, input_ids.shape[1] - step :].tolist()
             self._open = torch.tensor([not self._closed(row) for row in written], device=scores.device)
-        forced = torch.full_like(scores, -torch.inf)
-        forced[:, self._closing[at]] = 0.0
-        return torch.where(self._open[:, None], forced, scores)
+        if at < len(self._closing):
+            forced = torch.full_like(scores, -torch.inf)
+            forced[:, self._closing[at]] = 0.0
+            return torch.where(self._open[:, None], forced, scores)
+        scores = scores.clone()
+        for *before, last in self._marks:
+            said = torch.tensor(before, device=scores.device)
+            again = (input_ids[:, input_ids.shape[1] - len(before) :] == said).all(dim=1) & self._open
+            scores[:, last] = torch.where(again, -torch.inf, scores[:, last])
+        return scores

@@ -52,6 +52,7 @@ MENU = {  # heading → what stands under it; what is in conf/ and in none of th
         "task=align",
     ),
     "Inside": (
+        "+exp=reasoning",
         "+exp=localise",
         "+exp=words_and_picture",
         "+exp=reasoning_stages",
@@ -74,6 +75,7 @@ MENU = {  # heading → what stands under it; what is in conf/ and in none of th
     "Our organisms": (
         "+exp=train_smol_organism",
         "task=train_organism",
+        "task=train_thinking_organism",
         "task=fetch_smol",
     ),
     "Tools": (
@@ -94,6 +96,7 @@ MENU = {  # heading → what stands under it; what is in conf/ and in none of th
 METHODS = {  # heading → names of method=
     "ours": "verbalise verbalise_before prior_correction attention_steering steering readout vrtuning part_scaling "
     "drift distilled",
+    "of models that think": "thinking_off thinking_budget thinking_begun vcd_on_thought vcd_on_verdict",
     "published": "prompt safety_prompt vcd vcd_cli vcd_fallback vcd_pope icd m3id pai agla only vista opera ecso "
     "ablate_direction",
     "controls": "baseline calibrated_shift yes_bias text_only self_contrast cutoff_only verbalise_oracle",

@@ -15,14 +15,18 @@ SMALL = (
     "{name} is a small model, made here from a pretrained language model so that its failures can be taken apart. Its "
     "numbers say nothing of larger models."
 )
-SMOL = f"{ORGANISM}smol"
+THINKING = (
+    "{name} is a toy: a small model trained here to overlook the picture, and then to think before it answers. Its "
+    "numbers say nothing of a real model."
+)
+OTHERS = {f"{ORGANISM}smol": SMALL, f"{ORGANISM}thinking": THINKING}
 
 
 def bundled(run: Run) -> list[str]:
     """A sentence that says so, of the models bundled with this project."""
     if not (isinstance(run.model, ModelConfig) and run.model.path.startswith(ORGANISM)):
         return []
-    return [(SMALL if run.weights.path == SMOL else TOY).format(name=run.model.name)]
+    return [OTHERS.get(run.model.path, TOY).format(name=run.model.name)]
 
 
 def program() -> str:

@@ -14,6 +14,10 @@ PREVIEW = "task=preview benchmark=table benchmark.path=cases.csv"
 OF_MODEL = ("model", "model.path", "model.name", "model.revision", "model.force")  # keys that name one model
 OF_RUN = ("run", "runs", "fresh", "force")  # keys that name one run, or how it goes on
 FLAG = ("-cd", "--config-dir")  # where options of the user's own are found
+BUNDLED = {  # what chooses each
+    f"{ORGANISM}llava": [],
+    **{f"{ORGANISM}{name}": [f"model={name}_organism"] for name in ("smol", "thinking")},
+}
 ARM = re.compile(r"\+{0,2}(?:method@arms|arms)\.([^.=]+)")
 
 
@@ -53,7 +57,7 @@ def next_commands(
         found.append(([*same, "task=attention", f"run={folder}"], "where the attention of its failures went"))
     model, cases = _same_model(words, path), [] if refusals else about(words, "benchmark")  # both ask for verdicts
     why = ([*model, *cases, "+exp=mechanism"], "why it fails")
-    told = task.startswith("experiments.studies.mechanism.")
+    told = task.startswith("experiments.studies.mechanism.") or path == f"{ORGANISM}thinking"  # has a thought before
     if path.startswith(ORGANISM):
         method = about(words, "method")
         asked = method if any(word.startswith("method=") for word in method) else []  # else an experiment's own
@@ -89,5 +93,5 @@ def _same_model(words: Sequence[str], path: str) -> list[str]:
     flags = [word for at, word in enumerate(words) if word.partition("=")[0] in FLAG or (at and words[at - 1] in FLAG)]
     chosen_here = about(words, "model")
     named = any(re.match(r"model(\.path)?=", word) for word in chosen_here)
-    chosen = {f"{ORGANISM}llava": [], f"{ORGANISM}smol": ["model=smol_organism"]}.get(path, [f"model.path={path}"])
+    chosen = BUNDLED.get(path, [f"model.path={path}"])
     return [*flags, *chosen_here, *([] if named else chosen)]

@@ -18,12 +18,13 @@ from experiments.report.sentences.yes_no import unreadable
 from experiments.runs.provenance import model_title
 from interp.checkpoints.config import ORGANISM
 
-SMOL = f"{ORGANISM}smol"
 MADE_HERE = "a small model made here, whose failure nobody put in; its numbers say nothing of larger models"
 TOY = "a toy built to over-refuse; its numbers say nothing of real models"
+THINKING = "a toy taught to think before it answers; its numbers say nothing of real models"
+_OTHERS = {f"{ORGANISM}smol": MADE_HERE, f"{ORGANISM}thinking": THINKING}
 _NOTHING_FOLLOWS = {
     MADE_HERE: "Nothing follows for larger models: this one is small, and was made here.",
-    TOY: "Nothing follows for real models: this is a toy.",
+    **dict.fromkeys((TOY, THINKING), "Nothing follows for real models: this is a toy."),
 }
 _DECIDED = "For this model and such cases, yes: the interval allows for chance."
 _TOO_LITTLE = "There is nothing to trust yet: these cases are too few, or cannot tell."
@@ -134,7 +135,7 @@ def opening(metrics: Mapping[str, Any], environment: Mapping[str, Any], arm: str
     measures, note = _measures(metrics, arm, comparison)
     before = str(comparison["against"]) if comparison else arm
     path = str(model.get("path") or "")
-    bundled = "" if not path.startswith(ORGANISM) else MADE_HERE if path == SMOL else TOY
+    bundled = _OTHERS.get(path, TOY) if path.startswith(ORGANISM) else ""
     arms = len(metrics["arms"])
     return {
         "subject": model_title(model) if model else "the model",

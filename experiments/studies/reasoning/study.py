@@ -23,6 +23,7 @@ from experiments.metrics.findings import plain
 from experiments.metrics.pairs import Shared, drawn_pairs
 from experiments.report.sections import Section, SectionFigure
 from experiments.report.sentences.reasoning import notes, sentences
+from experiments.runs.resumption import read_object
 from experiments.studies.reasoning import decision_curve, looks, mediation, reader
 from experiments.types import SCORED_SUBSETS, Sample
 from interp.errors import UserError
@@ -91,7 +92,10 @@ class Reasoning:
 
         def present(result: dict[str, Any]) -> Presented:
             title = f"What thinking does: {work.model_title} on {work.run.benchmark.name}"
-            section = Section(title, result["sentences"], tables.tables(result), note=" ".join(result["notes"]))
+            metrics = read_object(work.store.path / "metrics.json")
+            section = Section(
+                title, result["sentences"], tables.tables(result, metrics), note=" ".join(result["notes"])
+            )
             return section, {NAME: SectionFigure(figure.draw(result), ALT, CAPTION)}
 
         return look_inside(work, NAME, options, samples, examine, present, status="thoughts, broken off and exchanged")

@@ -3,22 +3,48 @@
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.report.numbers import percent
+from experiments.report.numbers import fixed, percent
 from experiments.report.sentences.reasoning import DIFFERS
 from experiments.report.table import Cell, Column, Table, change, estimate, percentage
 
 Result = Mapping[str, Any]
 
 
-def tables(result: Result) -> list[Table]:
-    """Every table that has rows."""
+def tables(result: Result, metrics: Result) -> list[Table]:
+    """Every table that has rows; ``metrics`` are the run's, of its arms."""
     found = [
+        arms(metrics),
         curve(result),
         *(mediation(result, differs) for differs in result["mediation"]),
         said(result),
         looks(result),
     ]
     return [table for table in found if table.rows]
+
+
+def arms(metrics: Result) -> Table:
+    """How long each arm thinks, and what its verdicts are worth."""
+    thoughts = metrics.get("thoughts") or {}
+
+    def cells(arm: str, one: Result) -> dict[str, str | Cell]:
+        matched, within = one.get("matched_over_safety") or {}, one.get("auroc_within") or {}
+        told = thoughts.get(arm) or {}
+        return {
+            "arm": arm,
+            "cases": str(one["n"]),
+            "with a thought": str(told.get("thought", 0)),
+            "tokens": "–" if told.get("tokens") is None else fixed(told["tokens"], 1),
+            "cut off": str(told.get("cut_off", 0)),
+            "AUROC": "–" if one.get("auroc") is None else fixed(one["auroc"], 2),
+            "within sentences": "–" if within.get("value") is None else fixed(within["value"], 2),
+            "answered at equal strictness": "–" if matched.get("value") is None else f"{percent(matched['value'])}%",
+        }
+
+    return Table.of(
+        "How long arms think (mean tokens of a thought, its marks included), and what their verdicts are worth.",
+        (cells(arm, one) for arm, one in metrics["arms"].items()),
+        layout=[Column("arm", "left", fold=16)],
+    )
 
 
 def curve(result: Result) -> Table:

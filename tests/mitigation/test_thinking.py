@@ -1,0 +1,142 @@
+"""Thinking as a setting: off, bounded, begun; and a thought by one method with the answer by another."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from interp.errors import UserError
+from interp.loading import load
+from interp.vlm import VLM, Generation, Prompt
+from mitigation import VCD, Baseline
+from mitigation.thinking import Thinking, ThoughtAndAnswer
+
+TOKENS = 64
+OPEN, CLOSE = "<think>", "</think>"
+
+
+@pytest.fixture(scope="module")
+def vlm() -> VLM:
+    return load("organism:thinking", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[Prompt]:
+    from experiments.benchmarks.iconworld.benchmark import IconWorld
+    from experiments.evaluation.attention_log import prompts_of
+
+    return prompts_of(IconWorld().load().samples[:12])
+
+
+def answers(vlm: VLM, prompts: list[Prompt], method: Any) -> Generation:
+    found: Generation = method.generate(vlm, prompts, max_new_tokens=TOKENS)
+    return found
+
+
+def spoken(vlm: VLM, text: str) -> str:
+    return text.replace(OPEN, "").replace(CLOSE, "").strip()
+
+
+def test_off_is_an_empty_thought(vlm: VLM, prompts: list[Prompt]) -> None:
+    found = answers(vlm, prompts, Thinking("off"))
+    assert Thinking("off") == Thinking(0)
+    assert [spoken(vlm, thought) for thought in found.thoughts or ()] == [""] * len(prompts)
+    assert all(text in ("Yes.", "No.") for text in found.texts)
+    template = load("organism:thinking", device="cpu", template={"enable_thinking": False})
+    asked = answers(template, prompts, Baseline())  # the template closes an empty thought
+    assert asked.texts == found.texts
+    torch.testing.assert_close(found.margins, asked.margins, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("budget", [1, 4, 9])
+def test_no_thought_is_longer_than_its_budget(vlm: VLM, prompts: list[Prompt], budget: int) -> None:
+    """The shorter ones are as they were."""
+    free, bound = answers(vlm, prompts, Baseline()), answers(vlm, prompts, Thinking(budget))
+    assert free.thought_tokens
+    assert bound.thought_tokens
+    assert max(free.thought_tokens) > budget + 1
+    assert bound.thought_tokens == [min(count, budget + 1) for count in free.thought_tokens]
+    for one, other, length in zip(free.token_ids, bound.token_ids, free.thought_tokens, strict=True):
+        assert one[:budget] == other[:budget]
+        assert length > budget + 1 or one == other
+    assert all(text.startswith(("Yes", "No")) for text in bound.texts)
+
+
+def test_a_bounded_thought_has_the_margin_of_a_plain_forward_behind_it(vlm: VLM, prompts: list[Prompt]) -> None:
+    found = answers(vlm, prompts, Thinking(4))
+    begun = found.to_verdicts(prompts)
+    for row, one in enumerate(begun):  # each by itself
+        place = (found.verdicts or ())[row]
+        logits = vlm.model(**vlm.encode([one])).logits[0, -1].float()
+        margin = logits[list(place.answers.yes)].logsumexp(0) - logits[list(place.answers.no)].logsumexp(0)
+        assert float(found.margins[row]) == pytest.approx(float(margin), abs=1e-4)
+
+
+def test_a_thought_begins_with_the_given_words(vlm: VLM, prompts: list[Prompt]) -> None:
+    for thought in answers(vlm, prompts, Thinking(begins="It is a")).thoughts or ():
+        assert spoken(vlm, thought).startswith("It is a")
+
+
+@pytest.mark.parametrize("method", [Thinking(4), ThoughtAndAnswer(Baseline(), VCD(noise_step=500))])
+def test_answers_are_the_batch_s_or_one_by_one(vlm: VLM, prompts: list[Prompt], method: Any) -> None:
+    together = answers(vlm, prompts[:4], method)
+    alone = [answers(vlm, [one], method) for one in prompts[:4]]
+    assert together.token_ids == [one.token_ids[0] for one in alone]
+    torch.testing.assert_close(together.margins, torch.cat([one.margins for one in alone]), atol=1e-4, rtol=1e-4)
+
+
+def test_two_parts_alike_are_the_whole(vlm: VLM, prompts: list[Prompt]) -> None:
+    whole, parts = answers(vlm, prompts, Baseline()), answers(vlm, prompts, ThoughtAndAnswer(Baseline(), Baseline()))
+    for name in ("texts", "token_ids", "thoughts", "thought_tokens", "verdicts", "finished"):
+        assert getattr(parts, name) == getattr(whole, name), name
+    torch.testing.assert_close(parts.margins, whole.margins, atol=1e-4, rtol=1e-4)
+
+
+def test_each_part_is_its_own_method_s(vlm: VLM, prompts: list[Prompt]) -> None:
+    vcd = VCD(noise_step=500)
+    plain, both = answers(vlm, prompts, Baseline()), answers(vlm, prompts, vcd)
+    on_thought = answers(vlm, prompts, ThoughtAndAnswer(vcd, Baseline()))
+    on_verdict = answers(vlm, prompts, ThoughtAndAnswer(Baseline(), vcd))
+    assert on_thought.thoughts == both.thoughts
+    assert on_verdict.thoughts == plain.thoughts
+    assert not torch.allclose(on_verdict.margins, plain.margins, atol=1e-3)
+    told = [row for row, one in enumerate(both.thoughts or ()) if one == (plain.thoughts or ())[row]]
+    torch.testing.assert_close(on_verdict.margins[told], both.margins[told], atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(on_thought.margins[told], plain.margins[told], atol=1e-3, rtol=1e-3)
+
+
+def test_a_thought_that_is_cut_off_has_no_answer_by_the_other_part(vlm: VLM, prompts: list[Prompt]) -> None:
+    method = ThoughtAndAnswer(Baseline(), Baseline())
+    found = method.generate(vlm, prompts[:3], max_new_tokens=2)
+    assert found.texts == [""] * 3
+    assert bool(found.margins.isnan().all())
+
+
+def test_what_does_not_think_is_refused(prompts: list[Prompt]) -> None:
+    plain = load("organism:llava", device="cpu")
+    for method in (Thinking(4), ThoughtAndAnswer(Baseline(), VCD())):
+        with pytest.raises(UserError, match=r"does not think first.*model\.thinking"):
+            method.generate(plain, prompts[:1], max_new_tokens=TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Thinking(-1), "budget=-1"),
+        (lambda: Thinking("on"), "budget='on'"),
+        (lambda: Thinking(0, "It is"), "switched off begins with nothing"),
+        (lambda: ThoughtAndAnswer(Baseline(), Thinking(4)), "leaves thinking alone"),
+        (lambda: ThoughtAndAnswer("vcd", Baseline()), "thought='vcd'"),
+    ],
+)
+def test_bad_settings_are_refused(make: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        make()
+
+
+def test_a_prompt_that_has_begun_keeps_its_beginning(vlm: VLM, prompts: list[Prompt]) -> None:
+    words = tuple(vlm.tokenizer("It is a", add_special_tokens=False)["input_ids"])
+    begun = [replace(one, begun=words) for one in prompts[:3]]
+    free = answers(vlm, prompts[:3], Thinking(begins="It is a"))
+    assert answers(vlm, begun, Baseline()).texts == free.texts
