@@ -36,13 +36,13 @@ def _curve(axes: Axes, result: Result) -> None:
     axes.text(1.0, 0.505, "a guess", fontsize=LABEL - 1, color=GREY, ha="right", va="bottom")
     axes.set(ylim=(0.3, 1.03), xticks=PLACES)
     axes.set_xticklabels([f"{round(100 * place)}%" for place in PLACES])
-    axes.set_xlabel("of the thought's sentences are left", fontsize=TEXT)
+    axes.set_xlabel("of the thought's sentences are kept", fontsize=TEXT)
     axes.set_ylabel("order within sentences (AUROC)", fontsize=TEXT)
     axes.legend(fontsize=LABEL, frameon=False, loc="lower right")
 
 
 def _looks(axes: Axes, result: Result) -> None:
-    axes.set_title("3  Where does it look while it thinks?", fontsize=TITLE, loc="left")
+    axes.set_title("2  Where does it look while it thinks?", fontsize=TITLE, loc="left")
     rows = result["looks"]["rows"]
     if not rows:
         axes.text(0.5, 0.5, "not measured", ha="center", va="center", transform=axes.transAxes, color=GREY)
@@ -59,7 +59,7 @@ def _looks(axes: Axes, result: Result) -> None:
 
 
 def _mediation(axes: Axes, result: Result) -> None:
-    axes.set_title("2  What does the thought carry? (logits)", fontsize=TITLE, loc="left")
+    axes.set_title("3  What does the thought carry?", fontsize=TITLE, loc="left")
     names, row = [], 0
     for differs, block in result["mediation"].items():
         for mediator in dict.fromkeys(one["mediator"] for one in block["rows"]):
@@ -80,6 +80,6 @@ def _mediation(axes: Axes, result: Result) -> None:
     axes.set_yticks(range(len(names)))
     axes.set_yticklabels(names, fontsize=LABEL)
     axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.set_xlabel("share of the difference between the two margins, in logits (bars: 95%)", fontsize=TEXT)
+    axes.set_xlabel("part of the difference between the two margins, in logits (bars: 95%)", fontsize=TEXT)
     if names:
         axes.legend(fontsize=LABEL, frameon=False, loc="lower right")

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from interp.vlm import Prompt
 
 NAME = "reasoning"
-ALT = ("Three panels: how often the margin orders two cases of one sentence, by how much of the thought is left; how "
-       "much of the difference between two pictures goes through the thought; and the picture's share of attention "
-       "along the thought.")  # fmt: skip
-CAPTION = ("When it was decided; what the thought carries; where it looks while it thinks (bars: 95% intervals over "
+ALT = ("Three panels: how often the margin orders two cases of one sentence, by how much of the thought is kept; the "
+       "picture's share of attention along the thought; and how much of the difference between two cases goes through "
+       "the thought.")  # fmt: skip
+CAPTION = ("When it was decided; where it looks while it thinks; what the thought carries (bars: 95% intervals over "
            "cases and sentences).")  # fmt: skip
 WHOLE, UNCONCLUDED, NAMING = "whole thought", "without its conclusion", "up to the name"
 PAIRS: dict[str, tuple[Shared, ...]] = {"picture": ("sentence",), "sentence": ("picture", "thing")}
