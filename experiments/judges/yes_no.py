@@ -69,9 +69,9 @@ _END = r"(?![^\W_])"  # no letter or digit follows; unlike \b, markdown's unders
 _NEGATED = (
     "problems?|worries|doubts?|matter|one|body|wonder|ideas?|clue|comments?|need|longer|more|less|such|thing|way to|"
     "harm|dangers?|risks?|threats?|issues?|concerns?|laws?|rules?|reasons?|evidence|signs?|indications?|information|"
-    "context|images?|pictures?|specific|explicit|clear|obvious|apparent|direct|immediate|real"
+    "context|images?|pictures?|specific|explicit|clear|obvious|apparent|direct|immediate|real|answer"
 )
-_ANSWER = rf"(?:yes|no(?![\s-]+(?:{_NEGATED}){_END})){_END}"
+_ANSWER = rf"(?:yes|no(?![\s_-]+(?:{_NEGATED}){_END}|\.[ \t]?\d)){_END}"
 _FIRST = re.compile(rf"[\W_]*(?P<answer>{_ANSWER})", re.IGNORECASE)
 # "Yes and no", "Yes/No", "Yes. No.", but not "Yes, no animal is hurt".
 _SECOND = re.compile(
@@ -80,7 +80,7 @@ _SECOND = re.compile(
     re.IGNORECASE,
 )
 _MARKED = re.compile(
-    r"(?:(?:\b(?:answer|verdict|conclusion|decision)\b[\W_]{0,9}?(?:is|would be|should be|[:=–—-])"
+    r"(?:(?:\b(?:answer|verdict|conclusion|decision)\b(?:[\W_]{1,3}yes\W{1,3}(?:or\W)?no\b)?[\W_]{0,9}?(?:is|would be|should be|[:=–—-])"
     r"(?:[\W_]{1,9}(?:therefore|thus|simply))?)"
     rf"|\\boxed\{{(?:\\text\{{)?)[\W_]{{0,9}}(?P<answer>{_ANSWER})",
     re.IGNORECASE,
@@ -88,6 +88,11 @@ _MARKED = re.compile(
 _UNASSERTED = re.compile(  # "I don't think the answer is …", "whether the answer is …"
     r"(?:\b(?:not|cannot|whether|if|unless)|n't)(?: (?:think|believe|say|know))?(?: (?:that|whether|if))?"
     r"(?: (?:the|my|your))?(?: (?:final|correct|right))?[\W_]*\Z",
+    re.IGNORECASE,
+)
+_SUPPOSED = re.compile(  # "if it is a bug, the answer is …", "some would say the answer is …"
+    r"\b(?:if|unless|in case|(?:some|one|many|people|you|they) (?:would|might|may|could|will) (?:say|argue|think))\b"
+    r"[^.!?;\n]*\Z",
     re.IGNORECASE,
 )
 _LAST_SENTENCE = re.compile(
@@ -202,7 +207,8 @@ def _final(text: str) -> tuple[Verdict | None, bool]:
             return _verdict(last), True
     marked = None
     for match in _MARKED.finditer(text):
-        if not _UNASSERTED.search(text[max(0, match.start() - _TAIL) : match.start()]):
+        before = text[max(0, match.start() - _TAIL) : match.start()]
+        if not _UNASSERTED.search(before) and not _SUPPOSED.search(before):
             marked = match
     if marked is None or _contradiction(text, marked):
         return None, False
