@@ -80,7 +80,8 @@ _SECOND = re.compile(
     re.IGNORECASE,
 )
 _MARKED = re.compile(
-    r"(?:(?:\b(?:answer|verdict|conclusion|decision)\b(?:[\W_]{1,3}yes\W{1,3}(?:or\W)?no\b)?[\W_]{0,9}?(?:is|would be|should be|[:=–—-])"
+    r"(?:(?:\b(?:answer|verdict|conclusion|decision)\b(?:[\W_]{1,3}yes\W{1,3}(?:or\W)?no\b)?[\W_]{0,9}?"
+    r"(?:is|would be|should be|[:=–—-])"
     r"(?:[\W_]{1,9}(?:therefore|thus|simply))?)"
     rf"|\\boxed\{{(?:\\text\{{)?)[\W_]{{0,9}}(?P<answer>{_ANSWER})",
     re.IGNORECASE,
