@@ -54,9 +54,11 @@ class Place(NamedTuple):
     answers: AnswerIds
 
 
-_CLOSING = re.compile(r"[\W_]*(?:yes|no)(?:</\w+>|[\W_])*", re.IGNORECASE)
+_CLOSING = re.compile(r"[\W_]*(?:yes|no)(?:</\w+>|<\|end_of_box\|>|[\W_])*", re.IGNORECASE)
 _OPENING = re.compile(r"[\W_]*(?:yes|no)(?![^\W_])", re.IGNORECASE)
-_BEFORE = re.compile(r"[\W_]*(?:(?:answer|boxed|text)[\W_]*)*", re.IGNORECASE)  # **, <answer>, \boxed{
+_BEFORE = re.compile(  # **, <answer>, \boxed{
+    r"[\W_]*(?:(?:answer|boxed|text|begin_of_box)[\W_]*)*", re.IGNORECASE
+)
 
 
 def verdict_position(tokenizer: Any, ids: Sequence[int], answers: AnswerIds, *, opening: bool = False) -> int | None:

@@ -177,7 +177,8 @@ class Thoughts:
             return len(ids)
         length = len(found.thought)
 
-        def behind(count: int) -> bool:
-            return len(str(self._tokenizer.decode(list(ids[:count]), skip_special_tokens=True)).lstrip()) >= length
+        def behind(count: int) -> bool:  # a mark's last character may take several tokens
+            text = str(self._tokenizer.decode(list(ids[:count]), skip_special_tokens=True)).lstrip()
+            return text[:length] == found.thought
 
         return bisect_left(range(len(ids)), True, key=behind)
