@@ -96,8 +96,33 @@ def prove(vlm: "VLM", prompts: Sequence[Prompt] | None = None, *, checks: Sequen
             tools[tool] = f"{failed[0]}: {run.why(failed[0])}"
         elif set(needed) <= set(checks):
             tools[tool] = ""
+    if vlm.thinks:
+        run.properties["thinks"], tools["thought"] = _thought(vlm, asked[0])
     dtype = str(vlm.dtype).removeprefix("torch.")
     return Proof(vlm.name, dtype, run.done, tools, run.properties, run.forwards)
+
+
+def _thought(vlm: "VLM", prompt: Prompt) -> tuple[str, str]:
+    """How a model marks its thoughts, and "" or why a thought so marked is not told from its answer."""
+
+    def ids(text: str) -> list[int]:
+        return list(vlm.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    thoughts, rendered = vlm.thoughts, vlm.render(prompt)
+    opening, closing = thoughts.tokens(rendered)
+    before = [*opening, *ids("It is a bug."), *closing]
+    found = thoughts.apart([[*before, *ids("Yes.")]], opened=thoughts.opened(rendered))
+    marks = [vlm.tokenizer.decode(list(mark)) for mark in (opening, closing)]
+    how = "one token" if thoughts.by_token else "text, not one token"
+    opened = f"{marks[0]} is written by the model" if opening else "the template opens it"
+    off = (
+        "; enable_thinking=false is a keyword of the template"
+        if "enable_thinking" in str(vlm.processor.chat_template)
+        else ""
+    )
+    told = found["texts"][0] == "Yes." and found["thought_tokens"][0] == len(before)
+    why = f"behind {marks[1]!r} the answer 'Yes.' is read as {found['texts'][0]!r}; name the marks: model.thinking"
+    return f"{opened}, {marks[1]} ({how}) closes it{off}", "" if told else why
 
 
 def _where_the_picture_passes(vlm: "VLM", properties: dict[str, str]) -> dict[str, tuple[str, ...]]:

@@ -25,11 +25,11 @@ class Prove:
         from interp.loading import load
         from interp.proof import TOOLS, prove
 
-        if unknown := [name for name in self.require if name not in TOOLS]:
-            raise UserError(f"task.require={unknown[0]}; known tools: {', '.join(TOOLS)}; choose among these")
+        if unknown := [name for name in self.require if name not in (*TOOLS, "thought")]:
+            raise UserError(f"task.require={unknown[0]}; known tools: {', '.join(TOOLS)}, thought; choose among these")
         proof = prove(load(run.weights, check=False))
         print(proof)
-        refused = [name for name in self.require or TOOLS if proof.tools[name]]
+        refused = [name for name in self.require or proof.tools if proof.tools.get(name, "no thought is expected")]
         if refused:
             print(f"refused: {', '.join(refused)}", file=sys.stderr)
             sys.exit(1)

@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, LlavaForConditionalGeneration, LlavaProc
 from interp.checkpoints.load import ORGANISMS
 from interp.margin import margin_of
 from interp.prompt import with_keywords
+from interp.proof import prove
 from interp.vlm import VLM, Prompt
 from tests.tiny import picture, tiny_config, tiny_processor
 
@@ -155,6 +156,14 @@ def test_the_tokens_that_open_and_close_it(asked: tuple[Style, VLM, list[list[in
     opening, closing = vlm.thoughts.tokens(vlm.render(QUESTIONS[0]))
     assert bool(opening) == bool(style.before)
     assert vlm.tokenizer.decode(list(closing)) == style.marks[1]
+
+
+def test_task_prove_says_how_it_thinks(asked: tuple[Style, VLM, list[list[int]]]) -> None:
+    style, vlm, _ = asked
+    proof = prove(vlm, checks=("card",))
+    assert proof.tools["thought"] == ""
+    assert style.marks[1] in proof.properties["thinks"]
+    assert ("one token" in proof.properties["thinks"].replace("not one token", "")) == bool(style.tokens)
 
 
 @pytest.mark.parametrize("name", [name for name, style in STYLES.items() if style.switch])
