@@ -215,7 +215,7 @@ def _options(lines: Sequence[str]) -> list[tuple[str, str, str]]:
 def _default(value: str) -> str:
     """What an option is where nothing is said: of ``${oc.select:…,16}`` the 16; a run's name is its task's."""
     if value.startswith("${oc.select:"):
-        return value.removesuffix("}").rpartition(",")[2]
+        return value.rstrip("}").rpartition(",")[2]
     return "TASK" if value.startswith("${") else value
 
 

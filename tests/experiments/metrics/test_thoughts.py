@@ -49,7 +49,23 @@ def test_arms_that_think() -> None:
     rows.append(rows[-2] | {"subset": "control"})
     found = thoughts_by_arm(pd.DataFrame(rows))
     assert found == {
-        "thinks": {"n": 3, "thought": 3, "cut_off": 1, "longest": 8, "budget": None, "at_verdict": True},
-        "api": {"n": 1, "thought": 1, "cut_off": 1, "longest": None, "budget": None, "at_verdict": False},
+        "thinks": {
+            "n": 3,
+            "thought": 3,
+            "cut_off": 1,
+            "tokens": pytest.approx(16 / 3),
+            "longest": 8,
+            "budget": None,
+            "at_verdict": True,
+        },
+        "api": {
+            "n": 1,
+            "thought": 1,
+            "cut_off": 1,
+            "tokens": None,
+            "longest": None,
+            "budget": None,
+            "at_verdict": False,
+        },
     }
     assert thoughts_by_arm(pd.DataFrame(rows[:1])) == {}
