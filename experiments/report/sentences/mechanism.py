@@ -1,4 +1,4 @@
-"""The mechanism study's findings as five sentences, which carry their numbers, 95% intervals and counts."""
+"""The mechanism study's findings as sentences, which carry their numbers, 95% intervals and counts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -217,6 +217,33 @@ def _reversed(finding: Finding) -> str:
         f"{found['fixed']} of {found['wrong']} wrong answers turn right and {found['broken']} of {found['right']} "
         f"right ones wrong, where a mere constant that says Yes as often mends {constant['fixed']} and breaks "
         f"{constant['broken']}{ablations}."
+    )
+
+
+def separable(finding: Finding) -> str:
+    """Could a correction of the drift help: are safe and unsafe further apart in words than with the picture?"""
+    found = finding.evidence
+    asked, chosen = "Could taking off the picture’s drift help?", finding.evidence["chosen"]
+    if chosen is None:
+        why = found["reason"] or "half of the sentences have no pairs of both truths to choose a layer on"
+        return f"{asked} That cannot be told here: {why}."
+    change, drift = chosen["change"], found["drift"]
+    answer = statement_text(
+        change,
+        rose="There is room for it{small}",
+        fell="Not along this direction: in words it tells them apart less well{small}",
+        no_change="There is no room for more than 2 points",
+        not_shown="That there is room for it is not shown{needed}",
+    )
+    answer = f"{answer[0].upper()}{answer[1:]}"
+    words = {"words": "in words", "caption": "with the model’s own caption"}[found["reference"]]
+    return (
+        f"{asked} {answer}: at layer {chosen['layer']} of {found['last']}, chosen on the other half of the sentences, "
+        f"the direction from unsafe to safe {words} puts the safe case of a sentence first in "
+        f"{_share(chosen['words'])} of pairs {words} and in {_share(chosen['picture'])} with the picture (difference "
+        f"{brief(change)}; n = {change['pairs']} pairs). Over all sentences the picture moves the states by "
+        f"{percent(drift['norm'] / drift['states'], 0)}% of their norm (cosine with that direction "
+        f"{fixed(drift['cosine'], 2, sign=True)})."
     )
 
 

@@ -50,6 +50,7 @@ from experiments.studies.mechanism.interventions import (
     twin_gaps,
 )
 from experiments.studies.mechanism.probes import probe_rows
+from experiments.studies.mechanism.separability import InWords, in_words, separability_rows, whole_sentences
 from experiments.types import Sample
 from interp.hooks.residual import LayerStates, Place, Residuals, edit_residual, last_layer, residuals
 from interp.tools.directions import Direction
@@ -87,6 +88,7 @@ class Examination:
         width: int = 1,
         stride: int = 1,
         prior: str = "blank",
+        separability: int = 800,
         seed: int,
         draws: int,
     ) -> None:
@@ -103,6 +105,7 @@ class Examination:
         self.windows = windows(vlm, width, stride)
         self.window_names = [ALL_LAYERS, *map(_window_name, self.windows)]
         self.estimator: Resamples = self.cases.resamples(draws=draws, seed=seed)
+        self.apart = whole_sentences(self.cases, separability, seed=seed) if separability else None
 
     def examine(self) -> dict[str, Any]:
         """The contents of mechanism.json but for what is concluded from them."""
@@ -131,16 +134,31 @@ class Examination:
         })  # fmt: skip
 
     def _controls(self, states: Residuals, margins: np.ndarray) -> dict[str, Any]:
-        """The probes that claims rest on, of this model and of random ones of its shape, where there is room."""
+        """The probes that claims rest on, and separability, of this model and of random ones, where there is room."""
         why = why_not(self.vlm)
         places = sorted({place for _, place in CLAIMED})
-        random = []
+        worded = None if self.apart is None else in_words(self.vlm, [self.prompts[at] for at in self.apart])
+        forms = self._forms(self.vlm, states, worded)
+        random, random_forms = [], []
         for number in range(0 if why else UNTRAINED):
             other = untrained(self.vlm, seed=self.seed + number)
             random.append(residuals(other, self.prompts, places=places, layers=self.layers))
+            random_forms.append(self._forms(other, random[-1], worded))
             del other
         rows = control_rows(states, random, self.cases, margins, self.estimator, seed=self.seed)
-        return {"controls": rows, "no_untrained": why}
+        found = {"controls": rows, "no_untrained": why, "separability": None}
+        if worded is None or self.apart is None:
+            return found
+        told = separability_rows(forms, random_forms, self.cases.only(self.apart), missing=worded.missing,
+                            layers=self.layers, draws=self.draws, seed=self.seed)  # fmt: skip
+        return found | {"separability": told}
+
+    def _forms(self, vlm: "VLM", states: Residuals, worded: InWords | None) -> dict[str, Float[np.ndarray, "..."]]:
+        """States at the verdict by form, of the cases whose separability is told."""
+        if worded is None:
+            return {}
+        pictured = np.stack([states.at(POSITION, layer)[self.apart].double().numpy() for layer in self.layers])
+        return {PICTURE: pictured} | worded.states(vlm, self.layers)
 
     def _counts(self) -> dict[str, Any]:
         cases, selection = self.cases, self.selection

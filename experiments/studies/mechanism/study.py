@@ -1,7 +1,7 @@
 """``+exp=mechanism``: why the baseline fails, by causal tools on its failures and matched successes.
 
-In the run's directory, beside the baseline's study: ``mechanism.json`` (all numbers and the five sentences),
-``figures/mechanism.svg`` and ``.png``, and a section of the report.
+In the run's directory, beside the baseline's study: ``mechanism.json`` (all numbers and the sentences),
+``figures/mechanism.svg`` and ``.png``, ``figures/separability.svg`` and ``.png``, and a section of the report.
 """
 
 from dataclasses import asdict, dataclass
@@ -14,7 +14,7 @@ from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.looking_inside import Presented, look_inside
 from experiments.report.sections import Section, SectionFigure
-from experiments.report.sentences.mechanism import notes, sentences, told_first
+from experiments.report.sentences.mechanism import notes, sentences, separable, told_first
 from interp.errors import UserError
 from mitigation.validation import check_prior
 
@@ -24,6 +24,11 @@ ALT = ("Four panels: what linear probes read at each residual layer; the Yes/No 
        "at each layer; and the AUROC with what overrules the picture taken away.")  # fmt: skip
 CAPTION = ("Probes by layer; the margin by layer (bands and bars: 95% intervals over clusters); failures run "
            "with another prompt's states, place by place and layer by layer; what is taken away.")  # fmt: skip
+APART_ALT = ("Two panels by residual layer: how often the safe of two cases of one sentence lies further towards "
+             "safe, with the picture, with a caption and in words; and how large the picture's drift is.")  # fmt: skip
+APART_CAPTION = ("Along the direction from unsafe to safe in words, fitted without the sentences that it is read on: "
+                 "pairs of one sentence in the right order (bands: 95% intervals), and the drift from words to "
+                 "picture.")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,7 @@ class Mechanism:
     to them and the twins of both. ``width`` is the layers in a window of a knockout, one of which begins every
     ``stride`` layers. ``layers`` is how many layers of the residual stream are looked at, evenly from first to last.
     ``prior`` is what stands for the picture where the sentence's own say is measured (``mitigation.prior_correction``).
+    ``separability`` is how many cases, of whole sentences, are asked in words as well (0: none): separability by layer.
     ``draws`` are those of the intervals here.
     """
 
@@ -42,6 +48,7 @@ class Mechanism:
     stride: int = 1
     layers: int = 9
     prior: str = "blank"
+    separability: int = 800
     draws: int = 2000
 
     def __post_init__(self) -> None:
@@ -51,14 +58,14 @@ class Mechanism:
             UserError: a value is outside its range.
         """
         for name, value, least in (("failures", self.failures, 1), ("width", self.width, 1), ("stride", self.stride, 1),
-                                   ("layers", self.layers, 2),
+                                   ("layers", self.layers, 2), ("separability", self.separability, 0),
                                    ("draws", self.draws, 1)):  # fmt: skip
             if value is not None and value < least:
                 raise UserError(f"task.{name}={value}: must be at least {least}")
         check_prior(self.prior, 1)
 
     def __call__(self, run: Run) -> None:
-        """Answers what is missing, looks into the model, and prints five sentences."""
+        """Answers what is missing, looks into the model, and prints what is found, a sentence a question."""
         if run.benchmark.kind != "yes_no":
             raise UserError(f"benchmark {run.benchmark.name} asks for no Yes or No; the tools here follow that margin")
         _ = run.weights  # what looks inside needs them here
@@ -73,6 +80,7 @@ class Mechanism:
         from experiments.studies.mechanism.controls import UNTRAINED
         from experiments.studies.mechanism.examination import Examination
         from experiments.studies.mechanism.findings import findings
+        from experiments.studies.mechanism.separability import finding as in_words_finding
 
         records = work.records()
         options = asdict(self) | {"draws": min(self.draws, work.run.draws)}
@@ -81,14 +89,21 @@ class Mechanism:
         def examine() -> dict[str, Any]:
             result = Examination(work.vlm, work.samples, records, seed=work.run.seed, **options).examine()
             found = findings(result)
-            texts = {"sentences": sentences(found), "notes": notes(result)}
+            apart = result["separability"]
+            told_apart = None if apart is None else separable(in_words_finding(apart, result["layers"][-1]))
+            texts = {"sentences": sentences(found), "notes": notes(result), "separable": told_apart}
             return result | {"findings": [finding.as_json() for finding in found]} | texts
 
         def present(result: dict[str, Any]) -> Presented:
             title = f"Why it fails: {work.model_title} on {work.run.benchmark.name}"
             numbered = [f"{number}. {sentence}" for number, sentence in enumerate(told_first(result), start=1)]
+            figures = {NAME: SectionFigure(figure.draw(result), ALT, CAPTION)}
+            if result["separable"]:
+                numbered.append(f"{len(numbered) + 1}. {result['separable']}")
+            if result["separability"] and result["separability"]["rows"]:
+                figures["separability"] = SectionFigure(figure.separability(result), APART_ALT, APART_CAPTION)
             section = Section(title, numbered, tables.tables(result), note=" ".join(result["notes"]))
-            return section, {NAME: SectionFigure(figure.draw(result), ALT, CAPTION)}
+            return section, figures
 
         answers = [(record["case"], record["verdict"]) for record in records]
         status = "causal tools on failures and matched successes"

@@ -1,6 +1,6 @@
 """mechanism.json as tables, for the report and the terminal."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from experiments.report.numbers import MISSING, fixed, percent
@@ -15,7 +15,7 @@ LABEL, LAYER, OTHER = 16, 6, 10  # characters of a column in the terminal: the f
 def tables(result: Result) -> list[Table]:
     """Every table that has rows, in the order of the sentences."""
     found = [probes(result), controls(result), knockout(result), *patching(result), lens(result), directions(result),
-             cosines(result), reversal(result)]  # fmt: skip
+             cosines(result), reversal(result), *separability(result)]  # fmt: skip
     return [table for table in found if table.rows]
 
 
@@ -193,3 +193,41 @@ def reversal(result: Result) -> Table:
             for row in result["undo"]
         ),
     )
+
+
+_FORMS = {"picture": "with the picture", "caption": "with its own caption", "words": "in words"}
+
+
+def separability(result: Result) -> list[Table]:
+    """Form and quantity by layer, and the drift by layer."""
+    found = result.get("separability")
+    if not found or not found["rows"]:
+        return []
+    records: list[Record] = []
+    layers = [f"layer {layer}" for layer in result["layers"]]
+    for (form,), rows in grouped(found["rows"], "form").items():
+        cells: list[tuple[str, Callable[[Mapping[str, Any]], str | Cell]]]
+        cells = [("safe first, within a sentence", lambda row: percentage(row["within"])),
+                 ("AUROC", lambda row: estimate(row["auroc"], 2)),
+                 ("AUROC, shuffled labels", lambda row: fixed(row["shuffled"], 2))]  # fmt: skip
+        if all(row["untrained"] for row in rows):
+            cells.append(("AUROC, random weights at most", lambda row: fixed(max(row["untrained"]), 2)))
+        cells.append(("gap, of the one fitted to", lambda row: estimate(row["gap"], 2)))
+        records += [{"read": f"{name}, {_FORMS[form]}", **by_layer(rows, cell)} for name, cell in cells]
+    drift = [
+        {"drift": name, **dict.fromkeys(layers, MISSING), **by_layer(found["drift"], cell)}
+        for name, cell in (
+            ("size, of the states’", lambda row: f"{percent(row['norm'] / row['states'], 0)}%"),
+            ("cosine with the direction", lambda row: fixed(row["cosine"], 2, sign=True)),
+        )
+    ]
+    words = {"words": "what the benchmark says the picture shows", "caption": "the model’s own caption"}
+    return [
+        _table(
+            "Separability along the direction from unsafe to safe that the states at the last column have with "
+            f"{words[found['reference']]} in the sentence and no picture, fitted without the sentences that it is read "
+            f"on (n = {found['n']}).",
+            records,
+        ),
+        _table("The drift: the mean of states with the picture less those in words.", drift),
+    ]
