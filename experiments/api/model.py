@@ -232,7 +232,16 @@ class ApiModel:
         self.__dict__["_by_token"] = False
 
     def _each(self, prompts: "Sequence[Prompt]", ask: "Callable[[int], T]") -> "list[T]":
-        """``ask`` of every row, ``concurrency`` at a time."""
+        """``ask`` of every row, ``concurrency`` at a time.
+
+        Raises:
+            UserError: an answer that has begun, which no request says.
+        """
+        if begun := [prompt.key or prompt.text for prompt in prompts if prompt.begun]:
+            raise UserError(
+                f"prompt '{begun[0]}' has an answer that has begun, and a request to {self.name} says nothing of one; "
+                "ask a model whose weights are here"
+            )
         self._endpoint.stop.clear()
         with ThreadPoolExecutor(min(self.config.concurrency, len(prompts))) as pool:
             futures = [pool.submit(ask, row) for row in range(len(prompts))]

@@ -497,3 +497,10 @@ def test_ctrl_c_ends_the_waiting(server: Served, monkeypatch: pytest.MonkeyPatch
     time.sleep(1)
     assert len(proxy.requests) <= max(sent, 2)  # what was on its way, and nothing after it
     proxy.close()
+
+
+def test_an_answer_that_has_begun_is_refused(server: Served) -> None:
+    model = ApiModel(config(server.url))
+    with pytest.raises(UserError, match=r"prompt 'Hello\.' has an answer that has begun"):
+        model.generate([Prompt("Hello.", begun=(1, 2))])
+    assert not server.requests
