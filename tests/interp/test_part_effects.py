@@ -64,6 +64,19 @@ def test_planted_carriers_are_found_and_everything_else_is_nothing() -> None:
     assert table.loc["L2 MLP", "head"] is not None
 
 
+def test_with_later_parts_held_only_what_goes_straight_to_the_head_is_left() -> None:
+    vlm = planted(Plan(reads=1, writes=2, layers=4))
+    reader, writer = Part("head", 1, 0), Part("mlp", 2)
+    for place in ("verdict", "all"):
+        asked = [(reader,), (writer,), (reader, writer)]
+        free, held = (
+            part_set_effects(vlm, RED, BLUE, asked, place=place, hold_later=hold).picture.tolist()
+            for hold in (False, True)
+        )
+        assert free == pytest.approx([1, 1, 1], abs=1e-2)
+        assert held == pytest.approx([0, 1, 1], abs=1e-2)  # the reader's way goes through the writer
+
+
 def test_a_part_that_hands_the_picture_on_from_the_words_has_no_effect_at_the_verdict() -> None:
     vlm = planted(Plan(reads=1, writes=3, layers=5, through_words=True))
     at_verdict, at_words = part_effects(vlm, RED, BLUE), part_effects(vlm, RED, BLUE, place="user")
