@@ -150,6 +150,18 @@ class Engine:
         )
         raise Failed(Reply(Status.TRANSPORT_FAILED, reason=f"{why}; ask again when it is alone"))
 
+    def prompt(self, shown: Shown) -> list[int]:
+        """The tokens that the server reads, those of the picture among them.
+
+        Raises:
+            Failed: no reply, or none with tokens.
+        """
+        body = self._sent(self._fields(shown.messages, (), 1, lists=False, before=False, named=()), shown.pictured)
+        try:
+            return [int(one) for one in body["prompt_token_ids"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise Failed(Reply(Status.TRANSPORT_FAILED, reason=WITHOUT)) from error
+
     def name(self, spent: Counter[str], shown: Shown, so_far: Sequence[int], tokens: Sequence[int]) -> dict[int, float]:
         """The log-probabilities of ``tokens``, and of the likeliest one, after ``so_far``.
 

@@ -137,6 +137,14 @@ class ApiModel:
         ]
         return {"texts": [one.answer.strip() for one in found], "thoughts": [one.thought for one in found]}
 
+    def tokens_of(self, prompt: "Prompt") -> list[int] | None:
+        """The tokens that the server reads of ``prompt``; None where it gives none (``engine`` is not set).
+
+        Raises:
+            Failed: no reply, or none with tokens.
+        """
+        return self._engine.prompt(self._shown(prompt)) if self._engine else None
+
     def encode(self, prompts: "Sequence[Prompt]") -> dict[str, Any]:
         """The prompts themselves: what a branch of a contrast is asked (``mitigation.branches``)."""
         return {"prompts": list(prompts)}

@@ -1,4 +1,7 @@
-"""``task=prove``: does the model's layout hold, and which tools may be trusted on it? Asks no benchmark."""
+"""``task=prove``: does the model's layout hold, and which tools may be trusted on it? Asks no benchmark.
+
+Of a model behind an endpoint, with ``task.twin``: is it asked what the same model is asked here, and does it answer so?
+"""
 
 import sys
 from dataclasses import dataclass, field
@@ -12,24 +15,56 @@ class Prove:
     """The task: proves the model of ``run`` on two made-up pictures (``interp.proof``) and prints the proof.
 
     ``require`` are the tools that must work, all by default. Ends with exit code 1 where one of them is refused.
+
+    With ``twin`` (a folder, hub id or bundled model, in the number format ``twin_dtype``) the model of ``run`` is one
+    behind an endpoint: thirty made-up prompts are asked of both (``experiments.api.parity``). Ends with exit code 1
+    where they are not the same.
     """
 
     require: list[str] = field(default_factory=list)
+    twin: str | None = None
+    twin_dtype: str = "auto"
 
     def __call__(self, run: Run) -> None:
-        """Loads the model without the quick checks, proves it, and prints.
+        """Loads the model without the quick checks, proves it, and prints; or compares both sides and prints.
 
         Raises:
-            UserError: an unknown tool in ``require``.
+            UserError: an unknown tool in ``require``; a twin of a model whose weights are here, or none of one behind
+                an endpoint.
         """
         from interp.loading import load
         from interp.proof import TOOLS, prove
 
         if unknown := [name for name in self.require if name not in (*TOOLS, "thought")]:
             raise UserError(f"task.require={unknown[0]}; known tools: {', '.join(TOOLS)}, thought; choose among these")
+        if self.twin is not None or run.endpoint is not None:
+            self._compare(run)
+            return
         proof = prove(load(run.weights, check=False))
         print(proof)
         refused = [name for name in self.require or proof.tools if proof.tools.get(name, "no thought is expected")]
         if refused:
             print(f"refused: {', '.join(refused)}", file=sys.stderr)
+            sys.exit(1)
+
+    def _compare(self, run: Run) -> None:
+        from experiments.api.model import ApiModel
+        from experiments.api.parity import parity
+        from interp.checkpoints.config import ModelConfig
+        from interp.loading import load
+
+        if run.endpoint is None:
+            raise UserError(
+                f"task.twin={self.twin}: {run.model.name} is here, and a twin is of a model behind an endpoint; "
+                "leave it out, or take model=api"
+            )
+        if self.twin is None:
+            raise UserError(
+                f"model {run.model.name} is only reached over an API; give the same model here to compare it with: "
+                "task.twin=<folder or hub id>"
+            )
+        there = ApiModel(run.endpoint)
+        found = parity(load(ModelConfig(f"{run.model.name}, here", self.twin, dtype=self.twin_dtype)), there)
+        print(found)
+        if not found.same:
             sys.exit(1)
