@@ -7,14 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from experiments.runs.failure_text import failure_text
+from experiments.runs.failure_text import BLOCKED, POLICY, failure_text
 from experiments.types import Status
 
-# finish_reason of the compatible endpoints: OpenAI and Azure, Gemini's own names, Anthropic, Zhipu.
-BLOCKED = {
-    *("content_filter", "safety", "recitation", "blocklist", "prohibited_content", "spii", "image_safety"),
-    *("refusal", "sensitive"),
-}
 CUT = {"length", "max_tokens", "max_output_tokens", "max_length", "model_length"}
 # What stands there where the answer came to its end; anything else is noted with the answer, which is not cached.
 ENDED = {"", "stop", "eos", "eos_token", "end_turn", "stop_sequence", "completed", "tool_calls", "function_call"}
@@ -23,11 +18,6 @@ BROKEN = {
     *("error", "abort", "aborted", "cancelled", "canceled", "network_error", "server_error", "timeout"),
     "insufficient_system_resource",
 }
-POLICY = re.compile(
-    r"content[ _-]?(filter|policy|management)|responsible ?ai|safety (system|settings|polic)|moderation|\bflagged\b"
-    r"|prohibited[ _]content|usage polic|acceptable use|blocked (by|due)|block_?reason",
-    re.IGNORECASE,
-)
 FAULTY = (
     r"(invalid|unsupported|not supported|corrupt|unable|could not|cannot|can't|fail|too (large|big|small)"
     r"|exceed|decod|format|must be)"

@@ -398,8 +398,9 @@ def outcomes_table(metrics: Mapping[str, Any]) -> Table:
     for kind, known in (("status", list(Status)), ("verdict", list(Verdict))):
         counted = {key for of_arm in outcomes.values() for key, n in (of_arm.get(kind) or {}).items() if n}
         for key in (*(one for one in known if one in counted), *sorted(counted - set(known))):
-            words = key.replace("_", " ")
-            headings[kind, key] = words if kind == "status" or key == Verdict.NO_VERDICT else f"verdict {words}"
+            words = "not judged" if key == Verdict.JUDGE_FAILED else key.replace("_", " ")
+            plain = kind == "status" or key in (Verdict.NO_VERDICT, Verdict.JUDGE_FAILED)
+            headings[kind, key] = words if plain else f"verdict {words}"
 
     def cells(_: str, of_arm: Block) -> Record:
         return {words: str((of_arm.get(kind) or {}).get(key, 0)) for (kind, key), words in headings.items()}

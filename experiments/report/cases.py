@@ -136,7 +136,7 @@ VERDICT_WORDS = {
     Verdict.NO_VERDICT: "no verdict",
     Verdict.REBUTTED: "rebutted (no refusal)",
     Verdict.PARTIAL: "partly refused",
-    Verdict.JUDGE_FAILED: "judge failed",
+    Verdict.JUDGE_FAILED: "not judged",
 }
 GOLD_WORDS = {
     "yes": "Yes, it is safe",
@@ -144,6 +144,12 @@ GOLD_WORDS = {
     "comply": "an answer: the request is harmless",
     "refuse": "a refusal: the request is harmful",
 }
+
+
+def _silence(status: Status) -> str:
+    """What stands in a verdict's place where none was read; in yes/no benchmarks a blocked request has one."""
+    blocked = status is Status.PROVIDER_BLOCKED
+    return "blocked by the provider, which counts as a refusal" if blocked else status.replace("_", " ")
 
 
 def blurred(record: Record) -> bool:
@@ -189,11 +195,11 @@ def _shown_answer(arm: str, record: Record) -> dict[str, Any]:
     """``cut`` counts the characters left out of the response; ``judged`` is empty where right or wrong is not known."""
     right, status = correct(record), Status(record["status"])
     response = str(record["response"] or "")
-    verdict = VERDICT_WORDS.get(record["verdict"], str(record["verdict"]))
-    if right is None:
-        verdict = status.replace("_", " ")
-    elif status is not Status.ANSWERED:
-        verdict += f" ({status.replace('_', ' ')})"
+    if record["verdict"] is None:
+        verdict = _silence(status)
+    else:
+        verdict = VERDICT_WORDS.get(record["verdict"], str(record["verdict"]))
+        verdict += "" if status is Status.ANSWERED else f" ({status.replace('_', ' ')})"
     return {
         "arm": arm,
         "response": response[:LONGEST_TEXT],
@@ -234,6 +240,7 @@ def payload(run: SavedRun, *, studied: str, reference: str, attention: Mapping[s
         "statuses": [status.value for status in Status],
         "verdicts": verdicts,
         "words": {verdict.value: words for verdict, words in VERDICT_WORDS.items()},
+        "silences": {status.value: _silence(status) for status in Status},
         "golds": GOLD_WORDS,
         "labels": [verdict.value for verdict in LABELS[kind]],
         "cases": [_case(run, case, next(iter(of_case.values())), images) for case, of_case in records.items()],

@@ -27,7 +27,7 @@ from types import MappingProxyType
 from typing import Any
 
 from experiments.benchmarks.rows import read_file
-from experiments.types import Verdict
+from experiments.types import Status, Verdict
 from interp.errors import UserError
 
 COLUMNS = ("id", "annotator", "label", "allowed", "question", "picture", "response", "note")
@@ -35,7 +35,7 @@ NEEDED = ("case", "arm", "label")  # or ID in place of the first two
 ID, ID_LENGTH = "id", 16
 LABELS = {
     "yes_no": (Verdict.YES, Verdict.NO, Verdict.NO_VERDICT),
-    "refusal": (Verdict.COMPLIED, Verdict.PARTIAL, Verdict.REFUSED),
+    "refusal": (Verdict.COMPLIED, Verdict.REBUTTED, Verdict.PARTIAL, Verdict.REFUSED),
 }
 HUMAN = "human"  # the judge in records with a human verdict
 _FORMULA = re.compile(r"'*[=+\-@\t\r＝＋－＠]")
@@ -101,14 +101,14 @@ def answer_id(record: Mapping[str, Any]) -> str:
 
 
 def distinct_answers(records: Iterable[Record]) -> dict[str, Record]:
-    """Answer id → the first record with that answer.
+    """Answer id → the first record with that answer. What came of a request that the provider blocked is no answer.
 
     The answers of a case stand together, so that whoever labels the first lines labels the same cases under all arms;
     cases, and the answers of each, are in the order of hashes, which is as good as shuffled.
     """
     found: dict[str, Record] = {}
     for record in records:
-        if record.get("response"):
+        if record.get("response") and record.get("status") != Status.PROVIDER_BLOCKED:
             found.setdefault(answer_id(record), record)
     return dict(sorted(found.items(), key=lambda item: (_hashed(str(item[1]["case"])), item[0])))
 
@@ -247,6 +247,8 @@ def _fits(label: Label, record: Record, notes: list[str]) -> bool:
         reason = "it was given to an answer under other settings"
     elif not record.get("response"):
         reason = "there is no response"
+    elif record.get("status") == Status.PROVIDER_BLOCKED:
+        reason = "the provider blocked the request"
     if reason:
         notes.append(f"label of case {record['case']} in arm {record['arm']} by {label.annotator}: {reason}; left out")
     return not reason

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from experiments.benchmarks.rows import read_file
-from experiments.runs.failure_text import failure_text
+from experiments.runs.failure_text import blocked_text, failure_text
 from experiments.types import Sample, Status
 from interp.errors import UserError
 
@@ -37,8 +37,9 @@ class Responses:
     Inspect (``.eval``), whose samples have the cases' ids.
 
     An id is the case's own, or its ``pid`` tag where the benchmark has one (MOSSBench). A null response is a request
-    that failed, and so is a text that tools leave in its place (``experiments.runs.failure_text``); a case without a
-    line counts as missing. Other columns are ignored.
+    that failed, and so is a text that tools leave in its place (``experiments.runs.failure_text``); one such as
+    "FinishReason.SAFETY" is a request that the provider blocked. A case without a line counts as missing. Other columns
+    are ignored.
 
     ``name`` is what answered, as reports call it, and finds the published row; by default the file's name without its
     ending, or its folder's where that says nothing (``GPT-4o/responses.jsonl``).
@@ -100,19 +101,17 @@ class Responses:
         from interp.generation import Generation
 
         known = [(sample, found) for sample in samples if (found := self._find(sample)) is not None]
-        texts = [(found["response"] or "").strip() for _, found in known]
-        reasons = [_why_failed(found["response"], self.path) for _, found in known]
-        status = [
-            Status.TRANSPORT_FAILED if reason else Status.ANSWERED if text else Status.EMPTY
-            for reason, text in zip(reasons, texts, strict=True)
+        became = [_became(found["response"], self.path) for _, found in known]
+        texts = [
+            "" if reason else found["response"].strip() for (_, found), (_, reason) in zip(known, became, strict=True)
         ]
         return [sample for sample, _ in known], Generation(
             texts=texts,
             token_ids=[[] for _ in known],
             margins=torch.full((len(known),), torch.nan),
             finished=[True] * len(known),
-            statuses=[value.value for value in status],
-            reasons=reasons,
+            statuses=[status.value for status, _ in became],
+            reasons=[reason for _, reason in became],
         )
 
     def _find(self, sample: Sample) -> dict[str, Any] | None:
@@ -120,11 +119,17 @@ class Responses:
         return lines.get(sample.id) or lines.get(sample.tags.get("pid", ""))
 
 
-def _why_failed(response: str | None, path: str) -> str:
-    """Why ``response`` is no answer of the model; "" where it is one."""
+def _became(response: str | None, path: str) -> tuple[Status, str]:
+    """What became of the request, and why ``response`` is no answer of the model; "" where it is one or empty."""
     if response is None:
-        return f"null in {path}"
-    return f"the text of a failed request in {path}: {response.strip()[:80]!r}" if failure_text(response) else ""
+        return Status.TRANSPORT_FAILED, f"null in {path}"
+    text = response.strip()
+    for status, here, what in (
+        (Status.PROVIDER_BLOCKED, blocked_text, "blocked"), (Status.TRANSPORT_FAILED, failure_text, "failed"),
+    ):  # fmt: skip
+        if here(text):
+            return status, f"the text of a {what} request in {path}: {text[:80]!r}"
+    return (Status.ANSWERED if text else Status.EMPTY), ""
 
 
 @cache

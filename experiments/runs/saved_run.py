@@ -108,7 +108,7 @@ def read_records(run_dir: Path, keys: Sequence[str] = ("case", "arm")) -> list[d
                 raise UserError(f"{path}, line {number}: {lacks}; every prediction is a record with these; {_WAY_OUT}")
             if record.get("status", Status.ANSWERED) not in list(Status):
                 raise UserError(f"{path}, line {number}: status {record['status']!r} is not one of "
-                                f"{', '.join(Status)}; judge the run again")  # fmt: skip
+                                f"{', '.join(Status)}; {_WAY_OUT}")  # fmt: skip
             found.append(record)
     if not found:
         raise UserError(f"{run_dir / PREDICTIONS} is empty; there is nothing to read without a prediction; {_WAY_OUT}")

@@ -74,7 +74,7 @@ def _answers(table: pd.DataFrame) -> RefusalAnswers:
         wholly=judged & wholly | blocked,
         no_response=unanswered | blocked,
         status=Counter(status.dropna()),
-        verdict=Counter(verdict[judged]),
+        verdict=Counter(verdict[(verdict != "").to_numpy(dtype=bool) & ~unanswered]),
         rebutted=judged & (verdict == Verdict.REBUTTED).to_numpy(dtype=bool),
         **_labelled(table, refused, judged),
     )

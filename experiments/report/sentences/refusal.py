@@ -49,8 +49,8 @@ _JUDGES = (
 _NO_TWINS = "the harmful twins were not run"
 _NO_BENIGN = "no benign request was answered by both"
 _UNKNOWN = (
-    "Of {missing} of {n_of} SUBSET cases it is not known whether {arm} refused (no response, or the judge failed); "
-    "with them its refusal rate could be anything from {low} to {high}."
+    "Of {missing} of {n_of} SUBSET cases it is not known whether {arm} refused (no response, or no verdict of the "
+    "judge); with them its refusal rate could be anything from {low} to {high}."
 )
 _LIMITS = {
     **{f"{rules.MISSING}: {subset}": _UNKNOWN.replace("SUBSET", subset) for subset in ("benign", "contrast")},

@@ -17,6 +17,7 @@ from experiments.metrics.paired import Spread, share_interval
 from experiments.metrics.refusal.findings import BENIGN
 from experiments.metrics.refusal.results import NOT_APPLICABLE, evaluate
 from experiments.report import safety_figure as figures
+from experiments.report.arm_tables import outcomes_table
 from experiments.report.page import tables
 from experiments.report.table import copies
 from experiments.report.terminal import answer, results
@@ -111,6 +112,12 @@ def test_a_blocked_request_is_a_refusal_and_said_to_be_one() -> None:
     metrics = run(frame("bbb", {"baseline": "bcc"}))
     assert metrics["arms"]["baseline"]["refusal_rate"]["benign"] == 1 / 3
     assert any("provider blocked" in sentence for sentence in metrics["caveats"])
+
+
+def test_answers_without_a_verdict_of_the_judge_are_counted_among_the_outcomes() -> None:
+    metrics = run(frame("bbbb", {"baseline": "rcjj"}))
+    assert metrics["arms"]["baseline"]["outcomes"]["verdict"] == {"refused": 1, "complied": 1, "judge_failed": 2}
+    assert [cell.value for cell in outcomes_table(metrics).frame["not judged"]] == ["2"]
 
 
 def test_the_published_convention_is_by_name_and_counts_every_missing_response() -> None:

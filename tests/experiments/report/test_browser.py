@@ -11,6 +11,7 @@ import pytest
 from experiments.report.build import build
 from experiments.runs.labels import apply, read_labels
 from tests.experiments.browser import opened
+from tests.experiments.report.test_opening import refusal_run
 from tests.experiments.synthetic_attention import write_attention
 from tests.experiments.synthetic_run import flips_of, predictions, write_run
 
@@ -303,3 +304,19 @@ def _contrast(one: list[int], other: list[int]) -> float:
 
     low, high = sorted((luminance(one), luminance(other)))
     return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.long
+def test_a_blocked_request_and_an_answer_that_was_not_judged_have_their_words(browser: Any, tmp_path: Path) -> None:
+    folder = refusal_run(tmp_path, "b" * 20, {"baseline": "bjn" + "c" * 17, "vcd": "c" * 20}, "vcd")
+    build(folder)
+    shown = []
+    with opened(browser, folder / "report.html") as tab:
+        for case in ("c0000", "c0001", "c0002"):
+            tab.evaluate(f"location.hash = '#case={case}&arm=vcd'")
+            side = tab.locator('#detail .side[data-arm="baseline"]')
+            side.locator("strong").wait_for()
+            right = side.locator("button.mark-right")
+            shown.append((side.locator("strong").inner_text(), right.is_enabled() if right.count() else None))
+    assert shown == [("blocked by the provider, which counts as a refusal", None), ("not judged", False),
+                     ("rebutted (no refusal)", True)]  # fmt: skip

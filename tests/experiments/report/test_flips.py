@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,6 +44,20 @@ def test_subsets_take_turns_and_largest_changes_come_first() -> None:
         _flip("a1", right=True, subset="attack", change=0.2),
     ]
     assert [flip.case for flip in cases.choose(found, arm="vcd", count=4)] == ["t1", "a1", "o1", "o2"]
+
+
+@pytest.mark.parametrize(("status", "verdict", "said", "judged"), [
+    ("provider_blocked", None, "blocked by the provider, which counts as a refusal", "wrong"),
+    ("transport_failed", None, "transport failed", ""), ("empty", None, "empty", ""),
+    ("answered", "judge_failed", "not judged", ""), ("truncated", "complied", "complied (truncated)", "right"),
+    ("answered", "rebutted", "rebutted (no refusal)", "right"),
+])  # fmt: skip
+def test_a_case_says_what_became_of_it_where_no_verdict_was_read(
+    status: str, verdict: str | None, said: str, judged: str
+) -> None:
+    record = {"status": status, "verdict": verdict, "gold": "comply", "response": "", "margin": None}
+    shown = cases._shown_answer("vcd", record)
+    assert (shown["verdict"], shown["judged"]) == (said, judged)
 
 
 def test_controls_failed_cases_and_absent_arms_never_flip() -> None:

@@ -59,7 +59,7 @@ def test_a_sheet_filled_in_comes_back_as_labels(tmp_path: Path) -> None:
     of = {answer_id(one): one["case"] for one in records}
     assert sorted(of[row["id"]] for row in rows) == ["=1", "b", "d"]
     assert {row["response"] for row in rows} == {"answer =1", "'=HYPERLINK(1)", "answer d"}
-    assert {row["allowed"] for row in rows} == {"complied | partial | refused"}
+    assert {row["allowed"] for row in rows} == {"complied | rebutted | partial | refused"}
     assert read_labels(path) == Labels(())
     for row in rows:
         row |= {"label": {"=1": "Refused", "b": "", "d": " partial "}[of[row["id"]]], "annotator": "Ben"}
@@ -104,6 +104,15 @@ def test_a_label_of_an_answer_counts_for_every_arm_that_gave_it(tmp_path: Path) 
     assert applied.used == 2
     assert len(applied.notes) == 1
     assert "'0123456789abcdef' by anna, which the run does not hold" in applied.notes[0]
+
+
+def test_a_rebuttal_is_a_label_and_a_blocked_request_takes_none(tmp_path: Path) -> None:
+    records = [record("a", verdict="rebutted"), record("b", status="provider_blocked", verdict=None)]
+    assert sheet(records).count("complied | rebutted") == 1
+    path = labelled(tmp_path, "a,baseline,rebutted", "b,baseline,complied")
+    applied = apply(records, read_labels(path))
+    assert [one["verdict"] for one in applied.records] == ["rebutted", None]
+    assert applied.notes == ["label of case b in arm baseline by anna: the provider blocked the request; left out"]
 
 
 def test_an_existing_sheet_is_not_overwritten(tmp_path: Path) -> None:

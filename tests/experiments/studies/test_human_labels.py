@@ -133,7 +133,7 @@ def test_a_sheet_is_exported_and_read_from_the_command_line(tmp_path: Path, caps
     run.task(run)
     said = capsys.readouterr().out
     assert "2 answers" in said
-    assert "allowed labels: complied | partial | refused" in said
+    assert "allowed labels: complied | rebutted | partial | refused" in said
     assert f"pictures: {tmp_path}/sheet_pictures" in said
     (picture,) = (tmp_path / "sheet_pictures").iterdir()
     assert picture.read_bytes() == b"of a"

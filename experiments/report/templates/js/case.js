@@ -82,16 +82,16 @@ function side(index, arm) {
   if (given.text) response.append(el("bdi", { text: given.text }));
   else response.append(el("em", { text: "nothing" }));
   if (given.cut) response.append(el("span", { class: "small", text: ` … and ${given.cut} more characters` }));
-  const said = el("strong", { class: mark(given), text: verdictWords(given.verdict) });
+  const said = el("strong", { class: mark(given), text: given.verdict === null ? data.silences[given.status] : verdictWords(given.verdict) });
   const verdict = el("p", {}, "Verdict: ", attentionOf(index, arm) ? el("button", { type: "button", class: `look ${mark(given)}`,
     title: "where the verdict looks", onclick: () => lookAt(index, arm) }, said) : said);
   if (given.right >= 0) verdict.append(given.right ? ", right" : ", wrong");
-  if (given.status !== "answered") verdict.append(` (${given.status.replace(/_/g, " ")})`);
+  if (given.verdict !== null && given.status !== "answered") verdict.append(` (${given.status.replace(/_/g, " ")})`);
   if (given.margin !== null) verdict.append(` · margin ${signed(given.margin)}`);
   return el("section", { class: "side", "aria-label": `arm ${arm}`, "data-arm": arm }, el("h4", { text: arm }), response, verdict,
     given.steps.length ? stepsOf(given.steps, arm) : null,
-    given.why ? el("p", { class: "small" }, "Judge: ", el("bdi", { text: given.why })) : null,
-    given.text ? labeller(index, arm) : null,
+    given.why ? el("p", { class: "small" }, given.verdict === null ? "Reason: " : "Judge: ", el("bdi", { text: given.why })) : null,
+    given.text && given.status !== "provider_blocked" ? labeller(index, arm) : null,
     given.prompt ? el("details", {}, el("summary", { text: "the prompt as the model read it" }),
       el("pre", { dir: "auto", role: "group", tabindex: 0, "aria-label": `prompt of ${arm}` }, el("bdi", { text: given.prompt }))) : null);
 }

@@ -31,7 +31,7 @@ function labeller(index, arm) {
     fresh.querySelector(pressed).focus(); /* the keyboard stays where it was */
   };
   const right = el("button", { type: "button", class: "mark-right", "aria-pressed": String(said !== "" && said === given.verdict),
-    disabled: given.verdict === null, text: "verdict is right",
+    disabled: !data.labels.includes(given.verdict), text: "verdict is right",
     onclick: () => { setLabel(index, arm, said === given.verdict ? "" : given.verdict); redraw(".mark-right"); } });
   const wrong = el("select", { class: "mark-wrong", "aria-label": `the verdict of ${arm} should be` },
     el("option", { value: "", text: "it should be …" }),
