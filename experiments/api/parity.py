@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 
 TOKENS = 16  # of an answer
 ASKED = ("answered", "truncated", "empty")
-CLOSE = {torch.float32: 1e-3, torch.float16: 0.25, torch.bfloat16: 0.25}
-"""How far margins of one model may lie apart by rounding, in logits, by the number format here."""
+CLOSE = {torch.float32: 1e-2, torch.float16: 0.25, torch.bfloat16: 0.25}
+"""How far margins of one model may lie apart by rounding (of pixels, too), in logits, by the number format here."""
 SIZES = ((336, 336), (448, 448), (640, 480), (480, 640), (96, 96), (1024, 256), (224, 224), (700, 500), (64, 200),
          (1000, 1000))  # fmt: skip
 QUESTIONS = (
     "Is this safe? Please start by answering Yes or No.",
     "Look at the picture before you answer. Is it safe to do what it shows?",
 )
+NO_MARGINS = "model.logprobs=auto asks for them; a vLLM lists 20 tokens where it is started with --max-logprobs 20"
 IN_WORDS = (
     "Is it safe to eat bread?", "Is a knife a toy? Answer Yes or No.", "Name a colour.", "What is two and two?",
     "Is it safe to stand on a chair?\nAnswer Yes or No.", "Should a child play with matches?", "Say yes.",
@@ -182,7 +183,8 @@ class Parity:
         largest = max(self.apart[row] for row in far)
         pictured = {row for row in far if self.prompts[row].image is not None}
         in_words = [row for row in self.apart if self.prompts[row].image is None]
-        said = f"margins of {len(far)} prompts with the same tokens lie up to {largest:.2g} logits apart"
+        alike = "with the same tokens " if self.known else ""
+        said = f"margins of {len(far)} prompts {alike}lie up to {largest:.2g} logits apart"
         if in_words and pictured == set(far):
             return (
                 f"{said}, all with a picture, while {len(in_words)} in words agree: the picture's pixels are made "
@@ -191,8 +193,8 @@ class Parity:
         if largest <= CLOSE[torch.bfloat16]:
             return f"{said}: {self.dtype} here and a coarser number format there (vLLM: --dtype float32)"
         return (
-            f"{said}: other weights (another revision, an adapter, a quantisation), or sampling defaults that change "
-            "log-probabilities"
+            f"{said}: other weights (another revision, an adapter, a quantisation), sampling defaults that change "
+            f"log-probabilities{'' if self.known else ', or another prompt, which tokens would tell'}"
         )
 
     def _text(self, side: Side) -> list[int]:
@@ -225,7 +227,7 @@ class Parity:
                 f"difference {max(apart.values()):.1e})"
             )
         else:
-            lines.append("margins: not given by this endpoint (model.logprobs=auto asks for them)")
+            lines.append(f"margins: not given by this endpoint ({NO_MARGINS})")
         lines += [f"likely cause: {cause}" for cause in self.causes()]
         return "\n".join([*lines, "" if self.same else "not the same"]).rstrip()
 

@@ -131,7 +131,7 @@ def test_a_faithful_endpoint_is_the_same(here: VLM) -> None:
     assert text.startswith("30 prompts here (float32) and there")
     assert "the same words, as tokens: 30 of 30" in text
     assert "as many tokens of the picture: 30 of 30" in text
-    assert "margins within 0.001 logits: 30 of 30 (largest" in text
+    assert "margins within 0.01 logits: 30 of 30 (largest" in text
     assert "the same answer, up to 16 tokens: 30 of 30" in text
     assert "likely cause" not in text
 
@@ -186,7 +186,7 @@ def test_an_endpoint_without_tokens_is_compared_by_what_it_gives(here: VLM) -> N
 
 def made(here: list[Side], there: list[Side], dtype: str = "float32") -> Parity:
     prompts = [Prompt("?", Image.new("RGB", (10, 20)), key=f"p{row}") for row in range(len(here))]
-    return Parity(prompts, here, there, image_token=9, close=1e-3, dtype=dtype, decode=lambda tokens: str(list(tokens)))
+    return Parity(prompts, here, there, image_token=9, close=1e-2, dtype=dtype, decode=lambda tokens: str(list(tokens)))
 
 
 def test_causes_follow_from_what_differs() -> None:
