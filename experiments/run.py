@@ -71,6 +71,8 @@ def main() -> None:
     arguments = sys.argv[1:]
     sys.argv[1:] = composed = for_hydra(arguments)
     done: list[tuple[Run, Path]] = []  # of a sweep, in this process
+    if analyses := sys.modules.get("experiments.runs.analyses"):  # of a command before this one, in a test
+        analyses.UNFINISHED.clear()
     task = update_wrapper(partial(start, arguments, done), start)
     stopping.heed()
     os.environ[WHOLE_ERRORS] = "1"  # until the task begins: Hydra hands us its errors instead of printing them
@@ -83,6 +85,7 @@ def main() -> None:
                 from experiments.studies.join_reports import beside_each_other
 
                 beside_each_other(done[-1][0], [folder for _, folder in done])
+            _say_what_failed()
     except BrokenPipeError:  # the reader of our output, such as head, has stopped
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
@@ -139,6 +142,13 @@ def start(arguments: "Sequence[str]", done: "list[tuple[Run, Path]]", config: "D
         stop(launch, CONTINUES, INTERRUPTED)
     except stopping.Stopped as asked:
         stop(launch, CONTINUES, 128 + asked.number)
+
+
+def _say_what_failed() -> None:
+    """Exit code 1 where a run was not finished: requests never got through, or an analysis failed. It said which."""
+    analyses = sys.modules.get("experiments.runs.analyses")
+    if analyses is not None and analyses.UNFINISHED:
+        sys.exit(1)
 
 
 def stop(launch: "Launch", sentence: str, code: int) -> NoReturn:

@@ -23,6 +23,8 @@ FOLDER = "tracebacks"
 REPORT = "report"  # what the figures of the report itself are part of
 PENDING, DONE, FAILED = "pending", "done", "failed"
 LONGEST = 300  # characters of an error's message in a sentence
+UNFINISHED: set[Path] = set()
+"""Runs of this process whose requests did not all get through, or of which an analysis failed."""
 
 
 @dataclass
@@ -105,6 +107,8 @@ def missing(folder: Path) -> list[str]:
 def settle(folder: Path) -> bool:
     """Marks the run as finished where its arms are reported and no analysis is missing; whether that is so.
 
+    Where it is not, the folder is one of ``UNFINISHED``, which the command's exit code tells.
+
     Raises:
         UserError: the directory cannot be written.
     """
@@ -112,6 +116,7 @@ def settle(folder: Path) -> bool:
     whole = bool(read_object(folder / "environment.json").get("finished")) and not unfinished(folder)
     if whole and identity and not identity.get("finished"):
         write_json(folder / IDENTITY, identity | {"finished": True})
+    (UNFINISHED.discard if whole else UNFINISHED.add)(folder)
     return whole
 
 

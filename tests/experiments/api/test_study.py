@@ -208,3 +208,39 @@ def test_a_benchmark_runs_through_a_real_server_as_it_runs_here(tmp_path: Path) 
     assert all(record["margin"] is None for record in lines(folder))  # it ignores logprobs, silently
     assert "unsupported fields" in (tmp_path / "server.log").read_text()
     assert json.loads((folder / "metrics.json").read_text())["arms"]["baseline"]["auroc"] is None
+
+
+@pytest.mark.long
+def test_requests_that_never_got_through_show_in_the_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from experiments.run import main
+
+    down = Served(lambda request: Reply(b"{}", 503))
+    command = [
+        "forestlens", "model=api_vllm", "model.engine=null", "model.model=stub", f"model.base_url={down.url}",
+        "model.retries=0", "method=prompt", "limit=4", "draws=20", f"output_root={tmp_path}",
+    ]  # fmt: skip
+    monkeypatch.setattr("sys.argv", command)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert "8 of 8 requests never got through" in " ".join(capsys.readouterr().out.split())
+    down.close()
+
+
+def test_a_run_that_was_not_finished_shows_in_the_exit_code_until_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from experiments.run import _say_what_failed
+    from experiments.runs import analyses
+
+    monkeypatch.setattr(analyses, "UNFINISHED", set())
+    (tmp_path / "environment.json").write_text('{"finished": null}')
+    assert not analyses.settle(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        _say_what_failed()
+    assert ended.value.code == 1
+    (tmp_path / "environment.json").write_text('{"finished": "now"}')
+    assert analyses.settle(tmp_path)
+    _say_what_failed()
