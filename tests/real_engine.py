@@ -29,6 +29,7 @@ BUILT_ELSEWHERE = ("torch", "torchaudio", "torchvision", "torchcodec", "intel-op
 """Requirements of the wheel that are installed otherwise, or pinned to what its own machine had."""
 MARGIN = 1e-3  # logits, the largest difference of a margin; CLOSE is wanted of nearly all
 CLOSE = 1e-4
+SLOWER = 3.0  # than the baseline alone, a contrast by score, 16 requests at once
 FLAGGED = 0.05  # of whole answers, that may say that they are not exact
 TOKENS = 16
 PORT = 18790
@@ -110,25 +111,38 @@ def compared(name: str, url: str, cases: int) -> bool:
     prompts = [Prompt(case.prompt, open_image(case.image), key=case.id) for case in some if case.image is not None]
     side = here.encode(prompts[:1])["pixel_values"].shape[-1]
     vcd = VCD(noise="diffusion8", noise_side=int(side))
-    held = True
+    held, plain = True, 0.0
+    for model in (here, there):  # warm both
+        ARMS["text_only"].generate(model, prompts[:2], max_new_tokens=1)
     for arm, method in (ARMS | {"vcd": vcd}).items():
-        own, other = (method.generate(model, prompts, max_new_tokens=1).margins for model in (here, there))
-        off = (own - other).abs()
+        (own, _), (other, seconds) = (_timed(method, model, prompts, 1) for model in (here, there))
+        off = (own.margins - other.margins).abs()
         far = float(off.nan_to_num(float("inf")).max())
-        held &= far <= MARGIN
-        print(f"{name:16}{arm:16}margins {int((off <= CLOSE).sum())} of {len(prompts)} within {CLOSE:g}, "
-              f"largest difference {far:.1e}")  # fmt: skip
+        plain = plain or seconds
+        held &= far <= MARGIN and seconds <= SLOWER * plain
+        print(f"{name:16}{arm:16}margins {int((off <= CLOSE).sum())} of {len(prompts)} within {CLOSE:g}, largest "
+              f"difference {far:.1e}; {_spent(other, prompts)}, {seconds / plain:.1f} times the baseline's "
+              f"{plain / len(prompts):.3f} s")  # fmt: skip
     for arm, method in (WHOLE | {"vcd": vcd}).items():
-        own = method.generate(here, prompts, max_new_tokens=TOKENS)
-        other = method.generate(there, prompts, max_new_tokens=TOKENS)
+        (own, alone), (other, seconds) = (_timed(method, model, prompts, TOKENS) for model in (here, there))
         flags = [bool(why) for why in other.reasons or []]
         same = [one == two for one, two in zip(own.token_ids, other.token_ids, strict=True)]
         silent = sum(not one and not flag for one, flag in zip(same, flags, strict=True))
         held &= not silent and sum(flags) <= FLAGGED * len(prompts)
-        requests = (other.spent or {}).get("requests", 0) / len(prompts)
         print(f"{name:16}{arm + ' answers':16}the same tokens {sum(same)} of {len(same)}, flagged {sum(flags)}, "
-              f"silently other {silent}, {requests:.1f} requests an answer")  # fmt: skip
+              f"silently other {silent}; {_spent(other, prompts)}, {seconds / len(prompts):.2f} s, here "
+              f"{alone / len(prompts):.2f}")  # fmt: skip
     return held
+
+
+def _timed(method: Any, model: Any, prompts: Any, tokens: int) -> tuple[Any, float]:
+    begun = time.perf_counter()
+    given = method.generate(model, prompts, max_new_tokens=tokens)
+    return given, time.perf_counter() - begun
+
+
+def _spent(given: Any, prompts: Any) -> str:
+    return f"{(given.spent or {}).get('requests', 0) / len(prompts):.1f} requests a case"
 
 
 def main(folder: Path, cases: int) -> None:
