@@ -131,7 +131,9 @@ def data_url(image: Image.Image, form: str = "PNG", **options: Any) -> str:
 
 def pixel_digest(image: Image.Image) -> str:
     """SHA-256 of size, mode and pixels: equal for the same picture in two lossless containers."""
-    return hashlib.sha256(f"{image.mode} {image.size}".encode() + image.tobytes()).hexdigest()
+    found = hashlib.sha256(f"{image.mode} {image.size}".encode())
+    found.update(image.tobytes())
+    return found.hexdigest()
 
 
 def picture_of(source: Path | Drawable | None) -> str:
