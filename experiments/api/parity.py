@@ -75,7 +75,7 @@ class Parity:
     prompts: Sequence[Prompt]
     here: Sequence[Side]
     there: Sequence[Side]
-    image_token: int
+    image_token: int | None  # None: the picture is read without tokens of its own
     close: float
     dtype: str
     decode: Callable[[Sequence[int]], str]
@@ -201,7 +201,7 @@ class Parity:
         return [one for one in side.tokens or () if one != self.image_token]
 
     def _pictured(self, side: Side) -> int:
-        return (side.tokens or []).count(self.image_token)
+        return sum(one == self.image_token for one in side.tokens or ())
 
     def __str__(self) -> str:
         n, known = len(self.prompts), self.known
@@ -263,7 +263,7 @@ def parity(here: "VLM", there: ApiModel, prompts: Sequence[Prompt] | None = None
         prompts,
         ours,
         theirs,
-        image_token=int(getattr(here.model.config, here.layout.image_token)),
+        image_token=here.layout.image_token_id(here.model.config) if here.layout.image_token else None,
         close=CLOSE.get(here.dtype, CLOSE[torch.bfloat16]),
         dtype=str(here.dtype).removeprefix("torch."),
         decode=lambda tokens: str(here.tokenizer.decode(list(tokens), skip_special_tokens=False)),

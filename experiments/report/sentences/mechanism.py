@@ -15,7 +15,10 @@ Evidence = Mapping[str, Any]
 
 
 def sentences(findings: Sequence[Finding]) -> list[str]:
-    """Is the picture read; is it carried to the verdict; where is it overruled; by what; how much comes back."""
+    """Is the picture read; is it carried to the verdict; where is it overruled; by what; how much comes back.
+
+    And could a correction of the drift help, where that was asked.
+    """
     found = {finding.question: finding for finding in findings}
     carried, where = found["picture_carried"], found["overruled_at"]
     # What is not shown to be carried to the verdict cannot be said to be overruled there.
@@ -26,6 +29,7 @@ def sentences(findings: Sequence[Finding]) -> list[str]:
         _where(where, "Where is it overruled?" if overruled else "Where is the verdict made?"),
         _by_what(found["overruled_by"], found["alarming_words"]),
         _reversed(found["reversed"]),
+        *(separable(finding) for finding in findings if finding.question == "separable_in_words"),
     ]
 
 

@@ -11,6 +11,7 @@ from experiments.report.figures import draw_dot, draw_line
 from experiments.report.numbers import fixed
 from experiments.studies.mechanism.interventions import PLACES
 from experiments.studies.mechanism.probes import probe_row
+from experiments.studies.mechanism.separability import FORMS
 from interp.figures.glyphs import Figure
 
 WIDTH, HEIGHT = 9.0, 10.2  # inches of 100 px
@@ -149,8 +150,7 @@ def separability(result: Result) -> Figure:
     figure = Figure(figsize=(WIDTH, 4.2), dpi=100, layout="constrained")
     left, right = figure.subplots(1, 2)
     _title(left, "Safe before unsafe, within a sentence")
-    forms = {"picture": "with the picture", "caption": "with its own caption", "words": "in words"}
-    for style, (form, label) in enumerate(forms.items()):
+    for style, (form, label) in enumerate(FORMS.items()):
         if rows := [row for row in found["rows"] if row["form"] == form]:
             draw_line(left, layers, [row["within"] for row in rows], style, label)
     left.axhline(0.5, color=GREY, linestyle=":", linewidth=1)

@@ -11,14 +11,13 @@ A drift that is the same in every case moves no case past another along a direct
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from sklearn.metrics import roc_auc_score
 
-from experiments.metrics.findings import Answer, Finding, stated
 from experiments.metrics.pairs import hash_key
 from experiments.studies.mechanism.cases import AnsweredCases
 from experiments.studies.mechanism.controls import mixed
@@ -33,12 +32,13 @@ if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
 
 PICTURE, CAPTION, WORDS = "picture", "caption", "words"
-FORMS = (PICTURE, CAPTION, WORDS)
+FORMS = {PICTURE: "with the picture", CAPTION: "with its own caption", WORDS: "in words"}
 POSITION = "verdict"
 NOT_SHOWN = "the benchmark does not say what each picture shows; a table does, in a column “shows”"
 NO_CAPTION = "the model wrote no caption"
 
 States = Float[np.ndarray, "layer row width"]
+Scores = Float[np.ndarray, " row"]
 Row = dict[str, Any]
 
 
@@ -127,20 +127,19 @@ def separability_rows(
     reference = next((form for form in (WORDS, CAPTION) if form in states), None)
     if reference is None:
         return about | {"reason": missing[WORDS] if missing[WORDS] != NOT_SHOWN else missing[CAPTION]}
-    known = ~np.isnan(states[reference]).any((0, 2))
-    read = Reading(states[reference], cases.safe, cases.templates, cases.kinds, np.flatnonzero(known), seed)
+    known = np.flatnonzero(~np.isnan(states[reference]).any((0, 2)))
+    read = Reading(states[reference], cases.safe, cases.templates, cases.kinds, known, seed)
     try:
-        folds = read.folds(read.rows)
+        folds = read.folds(known)
     except UserError as error:
         return about | {"reference": reference, "reason": str(error)}
+    everywhere, shuffles = read.fold(known, known), read.shuffles(folds)
     estimator = cases.resamples(draws=draws, seed=seed)
     pairs, rows, drifts = cases.within_sentences, [], []
     for at, layer in enumerate(layers):
-        scores = {form: read.scores(at, values, folds) for form, values in states.items()}
-        random = [_random(read, at, one, reference, folds) for one in untrained]
-        for form in FORMS:
-            if form not in states:
-                continue
+        scores, shuffled = read.scores(at, states, folds), read.aurocs(at, states, shuffles)
+        random = [replace(read, states=one[reference]).aurocs(at, one, [folds]) for one in untrained]
+        for form in (form for form in FORMS if form in states):
             score = scores[form]
             within, change = estimator.paired_order(pairs, score, scores[PICTURE])
             rows.append({
@@ -150,12 +149,21 @@ def separability_rows(
                 "within": within,
                 "change": change,
                 "gap": estimator.gap(score, cases.safe, ~cases.safe),
-                "shuffled": read.shuffled(at, states[form], folds),
+                "shuffled": shuffled[form],
                 "untrained": [one[form] for one in random if form in one],
             })  # fmt: skip
-        drifts.append({"layer": layer, **_drift(read, at, states[PICTURE])})
+        drifts.append({"layer": layer, **_drift(read, at, states[PICTURE], everywhere)})
     chosen = _chosen(read, states, reference, cases, pairs, estimator, layers)
     return about | {"reference": reference, "rows": rows, "drift": drifts, "chosen": chosen}
+
+
+class Fold(NamedTuple):
+    """Rows to fit on, with their labels and weights, and those held out."""
+
+    train: Int[np.ndarray, " train"]
+    safe: Bool[np.ndarray, " train"]
+    weights: Float[np.ndarray, " train"]
+    test: Int[np.ndarray, " test"]
 
 
 @dataclass(frozen=True)
@@ -169,76 +177,66 @@ class Reading:
     rows: Int[np.ndarray, " known"]
     seed: int
 
-    def folds(self, rows: Int[np.ndarray, " some"]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Rows to fit on and rows held out, whole families of sentences.
+    def fold(self, train: np.ndarray, test: np.ndarray, safe: Bool[np.ndarray, " row"] | None = None) -> Fold:
+        """Both labels weigh alike within families of sentences, and within kinds of picture, where one has both."""
+        label = (self.safe if safe is None else safe)[train]
+        balance = [one for values in (self.families, self.kinds) if mixed(one := values[train], label).any()]
+        return Fold(train, label, raked(label.astype(int), balance), test)
+
+    def folds(self, rows: Int[np.ndarray, " some"]) -> list[Fold]:
+        """Whole families of sentences are held out.
 
         Raises:
             UserError: too few families or cases of a label.
         """
         codes, names = self.safe[rows].astype(int), ("unsafe", "safe")
         some = grouped_folds(codes, self.families[rows], folds=FOLDS, seed=self.seed, names=names)
-        return [(rows[train], rows[test]) for train, test in some]
+        return [self.fold(rows[train], rows[test]) for train, test in some]
 
-    def direction(
-        self, at: int, rows: np.ndarray, safe: Bool[np.ndarray, " row"] | None = None
-    ) -> tuple[Float[np.ndarray, " width"], float]:
-        """From the mean of unsafe to that of safe cases, such that their gap along it is 1; and what lies midway.
+    def shuffles(self, folds: Sequence[Fold]) -> list[list[Fold]]:
+        """The same folds with shuffled labels, a few times."""
+        rng, found = np.random.default_rng(self.seed), []
+        for _ in range(SHUFFLES):
+            dealt = self.safe.copy()
+            dealt[self.rows] = rng.permutation(self.safe[self.rows])
+            found.append([self.fold(fold.train, fold.test, dealt) for fold in folds])
+        return found
 
-        Both labels weigh alike within families of sentences, and within kinds of picture, where one of these has both.
-        """
-        label = (self.safe if safe is None else safe)[rows]
-        balance = [one for values in (self.families, self.kinds) if mixed(one := values[rows], label).any()]
-        weights = raked(label.astype(int), balance)
+    def direction(self, at: int, fold: Fold) -> tuple[Float[np.ndarray, " width"], float]:
+        """From the mean of unsafe to that of safe cases, such that their gap along it is 1; and what lies midway."""
         ones, others = (
-            np.average(self.states[at][rows[label == side]], axis=0, weights=weights[label == side])
+            np.average(self.states[at][fold.train[fold.safe == side]], axis=0, weights=fold.weights[fold.safe == side])
             for side in (True, False)
         )
         vector = ones - others
         vector = vector / max(float(vector @ vector), 1e-30)
         return vector, float(vector @ (ones + others) / 2)
 
-    def scores(
-        self,
-        at: int,
-        states: States,
-        folds: Sequence[tuple[np.ndarray, np.ndarray]],
-        safe: Bool[np.ndarray, " row"] | None = None,
-    ) -> Float[np.ndarray, " row"]:
+    def scores(self, at: int, forms: Mapping[str, States], folds: Sequence[Fold]) -> dict[str, Scores]:
         """How far each row lies towards safe, in gaps of the fold's cases in words; NaN where it is not held out."""
-        found = np.full(len(self.safe), np.nan)
-        for train, test in folds:
-            vector, midway = self.direction(at, train, safe)
-            found[test] = states[at][test] @ vector - midway
+        found = {form: np.full(len(self.safe), np.nan) for form in forms}
+        for fold in folds:
+            vector, midway = self.direction(at, fold)
+            for form, states in forms.items():
+                found[form][fold.test] = states[at][fold.test] @ vector - midway
         return found
 
-    def shuffled(self, at: int, states: States, folds: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
-        """The AUROC of directions fitted to shuffled labels, read by those labels; the mean of a few shuffles."""
-        rng, found = np.random.default_rng(self.seed), []
-        for _ in range(SHUFFLES):
-            dealt = self.safe.copy()
-            dealt[self.rows] = rng.permutation(self.safe[self.rows])
-            score = self.scores(at, states, folds, dealt)
-            told = np.isfinite(score)
-            found.append(roc_auc_score(dealt[told], score[told]))
-        return float(np.mean(found))
+    def aurocs(self, at: int, forms: Mapping[str, States], some: Sequence[Sequence[Fold]]) -> dict[str, float]:
+        """The mean AUROC over several foldings, each by the labels that its folds were fitted to."""
+        found: dict[str, list[float]] = {form: [] for form in forms}
+        for folds in some:
+            safe = np.zeros(len(self.safe), dtype=bool)
+            for fold in folds:
+                safe[fold.train] = fold.safe
+            for form, score in self.scores(at, forms, folds).items():
+                told = np.isfinite(score)
+                found[form].append(float(roc_auc_score(safe[told], score[told])))
+        return {form: float(np.mean(values)) for form, values in found.items()}
 
 
-def _random(
-    read: Reading, at: int, states: Mapping[str, States], reference: str, folds: Sequence[tuple[np.ndarray, np.ndarray]]
-) -> dict[str, float]:
-    """The AUROC of each form in an untrained model, along its own direction."""
-    own = replace(read, states=states[reference])
-    found = {}
-    for form, values in states.items():
-        score = own.scores(at, values, folds)
-        told = np.isfinite(score)
-        found[form] = float(roc_auc_score(read.safe[told], score[told]))
-    return found
-
-
-def _drift(read: Reading, at: int, pictured: States) -> Row:
+def _drift(read: Reading, at: int, pictured: States, everywhere: Fold) -> Row:
     moved = (pictured[at] - read.states[at])[read.rows].mean(0)
-    vector, _ = read.direction(at, read.rows)
+    vector, _ = read.direction(at, everywhere)
     size = float(np.linalg.norm(moved))
     lengths = size * float(np.linalg.norm(vector))
     return {
@@ -268,28 +266,18 @@ def _chosen(
         folds = read.folds(choosing)
     except UserError:
         return None
-    ahead = []
+    both, ahead = {form: states[form] for form in (reference, PICTURE)}, []
     for at in range(len(layers)):
-        words, picture = (read.scores(at, states[form], folds) for form in (reference, PICTURE))
+        words, picture = read.scores(at, both, folds).values()
         told = pairs[np.isfinite(words[pairs] + picture[pairs]).all(1)]
         if not len(told):
             return None
         order = [np.sign(one[told[:, 0]] - one[told[:, 1]]).mean() for one in (words, picture)]
         ahead.append(order[0] - order[1])
     best = int(np.argmax(ahead))
-    words, picture = (read.scores(best, states[form], [(choosing, telling)]) for form in (reference, PICTURE))
+    words, picture = read.scores(best, both, [read.fold(choosing, telling)]).values()
     before, _ = estimator.paired_order(pairs, picture)
     after, change = estimator.paired_order(pairs, words, picture)
     if before["value"] is None:
         return None
     return {"layer": layers[best], PICTURE: before, WORDS: after, "change": change}
-
-
-def finding(found: Mapping[str, Any], last: int) -> Finding:
-    """Whether words tell safe from unsafe better than the picture along the direction, at the layer that was chosen."""
-    chosen = found["chosen"]
-    answer = Answer.CANNOT_TELL if chosen is None else stated(chosen["change"])
-    drift = None if chosen is None else next(row for row in found["drift"] if row["layer"] == chosen["layer"])
-    evidence = {"chosen": chosen, "drift": drift, "last": last, "reference": found["reference"],
-                "reason": found["reason"]}  # fmt: skip
-    return Finding("separable_in_words", answer, evidence)

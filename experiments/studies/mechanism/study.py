@@ -14,7 +14,7 @@ from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.looking_inside import Presented, look_inside
 from experiments.report.sections import Section, SectionFigure
-from experiments.report.sentences.mechanism import notes, sentences, separable, told_first
+from experiments.report.sentences.mechanism import notes, sentences, told_first
 from interp.errors import UserError
 from mitigation.validation import check_prior
 
@@ -80,7 +80,6 @@ class Mechanism:
         from experiments.studies.mechanism.controls import UNTRAINED
         from experiments.studies.mechanism.examination import Examination
         from experiments.studies.mechanism.findings import findings
-        from experiments.studies.mechanism.separability import finding as in_words_finding
 
         records = work.records()
         options = asdict(self) | {"draws": min(self.draws, work.run.draws)}
@@ -89,17 +88,13 @@ class Mechanism:
         def examine() -> dict[str, Any]:
             result = Examination(work.vlm, work.samples, records, seed=work.run.seed, **options).examine()
             found = findings(result)
-            apart = result["separability"]
-            told_apart = None if apart is None else separable(in_words_finding(apart, result["layers"][-1]))
-            texts = {"sentences": sentences(found), "notes": notes(result), "separable": told_apart}
+            texts = {"sentences": sentences(found), "notes": notes(result)}
             return result | {"findings": [finding.as_json() for finding in found]} | texts
 
         def present(result: dict[str, Any]) -> Presented:
             title = f"Why it fails: {work.model_title} on {work.run.benchmark.name}"
             numbered = [f"{number}. {sentence}" for number, sentence in enumerate(told_first(result), start=1)]
             figures = {NAME: SectionFigure(figure.draw(result), ALT, CAPTION)}
-            if result["separable"]:
-                numbered.append(f"{len(numbered) + 1}. {result['separable']}")
             if result["separability"] and result["separability"]["rows"]:
                 figures["separability"] = SectionFigure(figure.separability(result), APART_ALT, APART_CAPTION)
             section = Section(title, numbered, tables.tables(result), note=" ".join(result["notes"]))

@@ -6,6 +6,7 @@ from typing import Any
 from experiments.report.numbers import MISSING, fixed, percent
 from experiments.report.table import Cell, Column, Narrow, Table, by_layer, estimate, grouped, percentage
 from experiments.studies.mechanism.interventions import PLACES
+from experiments.studies.mechanism.separability import FORMS
 
 Result = Mapping[str, Any]
 Record = dict[str, "str | Cell"]
@@ -195,9 +196,6 @@ def reversal(result: Result) -> Table:
     )
 
 
-_FORMS = {"picture": "with the picture", "caption": "with its own caption", "words": "in words"}
-
-
 def separability(result: Result) -> list[Table]:
     """Form and quantity by layer, and the drift by layer."""
     found = result.get("separability")
@@ -213,7 +211,7 @@ def separability(result: Result) -> list[Table]:
         if all(row["untrained"] for row in rows):
             cells.append(("AUROC, random weights at most", lambda row: fixed(max(row["untrained"]), 2)))
         cells.append(("gap, of the one fitted to", lambda row: estimate(row["gap"], 2)))
-        records += [{"read": f"{name}, {_FORMS[form]}", **by_layer(rows, cell)} for name, cell in cells]
+        records += [{"read": f"{name}, {FORMS[form]}", **by_layer(rows, cell)} for name, cell in cells]
     drift = [
         {"drift": name, **dict.fromkeys(layers, MISSING), **by_layer(found["drift"], cell)}
         for name, cell in (

@@ -184,6 +184,17 @@ def test_an_endpoint_without_tokens_is_compared_by_what_it_gives(here: VLM) -> N
     assert not found.same
 
 
+def test_a_model_whose_picture_has_no_tokens_is_compared_by_all_else(
+    here: VLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(here, "layout", replace(here.layout, image_token=""))
+    with served(lambda request: Reply(b"{}", 500), engine=None) as there:
+        found = parity(here, there, some()[:1])
+    assert found.image_token is None
+    own = replace(found.here[0], answer="Yes")
+    assert replace(found, here=[own], there=[own]).same
+
+
 def made(here: list[Side], there: list[Side], dtype: str = "float32") -> Parity:
     prompts = [Prompt("?", Image.new("RGB", (10, 20)), key=f"p{row}") for row in range(len(here))]
     return Parity(prompts, here, there, image_token=9, close=1e-2, dtype=dtype, decode=lambda tokens: str(list(tokens)))

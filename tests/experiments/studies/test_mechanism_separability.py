@@ -11,12 +11,12 @@ from experiments.report.sentences.mechanism import separable
 from experiments.report.table import terminal
 from experiments.studies.mechanism import figure, tables
 from experiments.studies.mechanism.cases import AnsweredCases
+from experiments.studies.mechanism.findings import separable_in_words
 from experiments.studies.mechanism.separability import (
     CAPTION,
     NOT_SHOWN,
     PICTURE,
     WORDS,
-    finding,
     in_words,
     separability_rows,
     whole_sentences,
@@ -81,8 +81,8 @@ def test_what_words_tell_apart_and_the_picture_does_not_is_room_for_a_correction
     assert drifted["norm"] == pytest.approx(np.linalg.norm(drift - [2.0, *[0.0] * (WIDTH - 1)]), abs=0.3)
     assert drifted["cosine"] == pytest.approx(-6 / np.hypot(6, 3), abs=0.05)  # words lie 2 further on, on average
     assert found["chosen"]["layer"] in (2, 3)
-    assert finding(found, 3).answer is Answer.ROSE
-    said = separable(finding(found, 3))
+    assert separable_in_words(found, 3).answer is Answer.ROSE
+    said = separable(separable_in_words(found, 3))
     assert said.startswith("Could taking off the picture’s drift help? There is room for it: at layer ")
 
 
@@ -92,11 +92,11 @@ def test_a_constant_drift_compresses_nothing() -> None:
     assert row(found, PICTURE, 2)["gap"]["value"] == pytest.approx(1, abs=0.05)
     assert row(found, PICTURE, 2)["auroc"]["value"] > 0.97
     assert abs(found["chosen"]["change"]["value"]) < 0.05
-    assert finding(found, 3).answer is not Answer.ROSE
+    assert separable_in_words(found, 3).answer is not Answer.ROSE
 
 
 def test_of_noise_nothing_is_claimed_but_in_one_of_twenty() -> None:
-    claimed = [finding(told(planted(seed=seed, only_at=9)[0]), 3).answer for seed in range(20)]
+    claimed = [separable_in_words(told(planted(seed=seed, only_at=9)[0]), 3).answer for seed in range(20)]
     assert sum(one in (Answer.ROSE, Answer.FELL) for one in claimed) <= 3
 
 
@@ -119,7 +119,7 @@ def test_captions_stand_where_the_benchmark_names_nothing_and_lost_ones_are_left
     read = row(found, CAPTION, 2)
     assert read["auroc"]["n"] == SENTENCES * PAIRS * 2 * 11 // 12
     assert [len(row(found, form, 2)["untrained"]) for form in (PICTURE, CAPTION)] == [1, 1]
-    assert "with the model’s own caption" in separable(finding(found, 3))
+    assert "with the model’s own caption" in separable(separable_in_words(found, 3))
     result = {"separability": found, "layers": LAYERS}
     shown = [str(terminal(table)) for table in tables.separability(result)]
     assert len(shown) == 2
@@ -129,19 +129,19 @@ def test_captions_stand_where_the_benchmark_names_nothing_and_lost_ones_are_left
 def test_what_cannot_be_told_says_why() -> None:
     states, _ = planted()
     nothing = told({PICTURE: states[PICTURE]}, {CAPTION: "a family cannot", WORDS: "a family cannot"})
-    assert "That cannot be told here: a family cannot." in separable(finding(nothing, 3))
+    assert "That cannot be told here: a family cannot." in separable(separable_in_words(nothing, 3))
     assert "the model wrote no caption" in str(
         told({PICTURE: states[PICTURE]}, {CAPTION: "the model wrote no caption", WORDS: NOT_SHOWN})["reason"]
     )
     few = np.isin(cases().questions, [f"sentence {n}" for n in range(4)])
     rows = np.flatnonzero(few)
     found = told({form: one[:, rows] for form, one in states.items()}, of=cases().only(rows))
-    assert "4 groups for 5 folds" in separable(finding(found, 3))
+    assert "4 groups for 5 folds" in separable(separable_in_words(found, 3))
     few = np.isin(cases().questions, [f"sentence {n}" for n in range(8)])
     rows = np.flatnonzero(few)  # enough for folds, too few for halves that have folds
     found = told({form: one[:, rows] for form, one in states.items()}, of=cases().only(rows))
     assert found["rows"]
-    assert "half of the sentences" in separable(finding(found, 3))
+    assert "half of the sentences" in separable(separable_in_words(found, 3))
     assert not tables.separability({"separability": None, "layers": LAYERS})
 
 
