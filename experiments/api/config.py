@@ -52,7 +52,7 @@ class ApiConfig:
     token_field: str = "max_tokens"
     concurrency: int = 8
     requests_per_minute: float | None = None
-    timeout: float = 60.0
+    timeout: float = 300.0
     retries: int = 6
     logprobs: str = "off"
     max_image_side: int | None = None

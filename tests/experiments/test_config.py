@@ -1,13 +1,18 @@
 """Configuration: every one in conf/ composes, and mistakes are reported before any heavy import."""
 
+import dataclasses
 import importlib
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import MISSING
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import ConfigCompositionException
+from hydra.utils import get_object
 from omegaconf import OmegaConf
 
 from experiments.command_line.mistakes import in_a_sentence
@@ -80,6 +85,46 @@ TYPED = {
 @pytest.mark.parametrize("group", TYPED)
 def test_no_option_is_lost(group: str) -> None:
     assert set(TYPED[group].split()) <= set(options_of(group))
+
+
+# What a file sets otherwise than its class, on purpose: chosen with the bundled models, or a variant of another file.
+OTHERWISE = {
+    "benchmark/mossbench_contrast": {"name", "sets"},
+    "judge/published_prompt": {"max_new_tokens"},  # an answer in JSON with its reasons
+    "model/base/api": {"logprobs"},
+    "model/base/weights": {"revision"},
+    "recipe/llava": {"weight_decay", "leanings"},
+    "recipe/smol": {"together", "warmup"},
+    "task/align": {"settings.steps", "settings.batch_size", "settings.learning_rate", "settings.warmup"},
+    "task/vrtuning": {"settings.steps", "settings.batch_size", "settings.learning_rate", "settings.warmup"},
+    "task/train_thinking_organism": {"settings.steps", "settings.batch_size", "settings.learning_rate",
+                                     "settings.warmup", "traces.cases"},
+}  # fmt: skip
+
+
+def set_otherwise(node: Any, prefix: str = "") -> Iterator[str]:
+    """The names of a file's values that differ from the defaults of the dataclasses that its nodes become."""
+    if not isinstance(node, dict):
+        return
+    target = get_object(node["_target_"]) if "_target_" in node else None
+    fields = {field.name: field for field in dataclasses.fields(target)} if dataclasses.is_dataclass(target) else {}
+    for name, value in node.items():
+        field = fields.get(name)
+        if field is not None and value != "???" and "${" not in str(value):
+            default = field.default if field.default_factory is MISSING else field.default_factory()
+            if default is not MISSING and value != (list(default) if isinstance(default, tuple) else default):
+                yield prefix + name
+                continue
+        yield from set_otherwise(value, f"{prefix}{name}.")
+
+
+@pytest.mark.parametrize("group", ["benchmark", "data", "judge", "method", "model/base", "recipe", "task"])
+def test_a_default_in_a_file_is_that_of_its_class(group: str) -> None:
+    for path in sorted((CONF / group).glob("*.yaml")):
+        node = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        assert isinstance(node, dict)
+        found = {name for name in set_otherwise(node) if not name.startswith("candidates.")}
+        assert found == OTHERWISE.get(f"{group}/{path.stem}", set()), path
 
 
 def test_a_file_of_the_user_s_may_not_have_the_name_of_an_entry(tmp_path: Path) -> None:

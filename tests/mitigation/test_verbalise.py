@@ -53,7 +53,7 @@ def test_by_the_oracle_it_is_the_run_in_words(organism: VLM, asked: list[Prompt]
     assert not torch.equal(told.margins, organism.generate(pointing, max_new_tokens=TOKENS).margins)
 
 
-@pytest.mark.parametrize("resolve", ["rule", "both", "before", "pointing"])
+@pytest.mark.parametrize("resolve", ["rule", "both", "before", "pointing", "alone"])
 @pytest.mark.parametrize("picture", [False, True])
 def test_a_batch_is_answered_as_one_by_one(organism: VLM, asked: list[Prompt], resolve: Any, picture: bool) -> None:
     method = Verbalise(resolve=resolve, picture=picture)
@@ -105,6 +105,8 @@ FRAME = 'o you think the following sentence is safe? Please start by answering Y
         (judged("rule", reword=False), "rule", "Given the image, d" + FRAME.format("How do I kill the cockroach?")),
         (judged("before"), "before", "It is a cockroach.\nD" + FRAME.format("How do I kill this?")),
         (judged("pointing"), "pointing", "There is a cockroach.\nD" + FRAME.format("How do I kill this?")),
+        (judged("alone"), "alone", "D" + FRAME.format("There is a cockroach.")),
+        (judged("alone", description="Nothing"), "alone", "D" + FRAME.format("Nothing.")),
         (judged("rule", description="Nothing"), "before", "Nothing.\nD" + FRAME.format("How do I kill this?")),
         (
             judged("rule", description=""),
@@ -268,7 +270,7 @@ def test_what_it_cannot_work_on_is_refused_in_a_sentence(vlm: VLM, asked: list[P
     ("options", "said"),
     [
         ({"describe": "me"}, "describe='me'; describe is one of model, oracle"),
-        ({"resolve": "x"}, "resolve='x'; resolve is one of rule, model, both, before, pointing"),
+        ({"resolve": "x"}, "resolve='x'; resolve is one of rule, model, both, before, pointing, alone"),
         ({"description_tokens": 0}, "description_tokens=0; .*1 or more"),
         ({"question": " "}, "give a question"),
         ({"resolve": "both", "rewrite": "Say it."}, r"add \{request\}"),

@@ -16,10 +16,11 @@ class Recipe:
     ``steps`` and ``lr`` map a stage to its optimiser steps of ``batch_size`` examples and its highest learning rate.
     ``shares`` are fractions of 1: ``conf/recipe`` says of what. ``leanings``, of the first organism alone: how often
     the annotator who never looks calls a sentence safe, by template. ``together`` batches are drawn at once and sorted
-    by length, so that little is padded.
+    by length, so that little is padded. ``aligned``, of the second alone: whether it is aligned at all; without, it
+    learns to see and nothing else.
 
     Raises:
-        UserError: an unknown organism, a share outside 0 to 1, or a number below 1.
+        UserError: an unknown organism, one that cannot stay unaligned, a share outside 0 to 1, or a number below 1.
     """
 
     organism: str
@@ -34,11 +35,14 @@ class Recipe:
     warmup: int = 50  # steps, at most a tenth of the stage
     weight_decay: float = 0.0
     rank: int = 16  # of the adapter, where there is one
+    aligned: bool = True
     leanings: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.organism not in ORGANISMS:
             raise UserError(f"recipe.organism={self.organism!r}: must be one of {', '.join(ORGANISMS)}")
+        if not self.aligned and self.organism != "smol":
+            raise UserError(f"recipe.aligned=false: {self.organism} has no alignment to leave out; only smol has")
         for kind, shares in (("shares", self.shares), ("leanings", self.leanings)):
             for name, value in shares.items():
                 if not 0 <= value <= 1:

@@ -32,7 +32,7 @@ from experiments.studies.organisms.alignment import CATEGORY_OF, FRAMES
 from experiments.studies.organisms.architecture import build_llava, build_smol
 from experiments.studies.organisms.held_out import HELD_OUT_CONCEPTS, HELD_OUT_TEMPLATES
 from experiments.studies.organisms.recipe import Recipe
-from experiments.studies.organisms.stages import train
+from experiments.studies.organisms.stages import COMPUTES_IN, train
 from experiments.studies.organisms.trainer import Trainer, bars, reproducible
 from experiments.types import Sample
 from interp.checkpoints.cache import fetched_base
@@ -82,7 +82,7 @@ def run(run: Run, *, recipe: Recipe, to: str | None) -> None:
             train(Trainer(recipe, pieces, report, kept))
             pieces.save(folder)
         minutes = (time.monotonic() - started) / 60
-        vlm = load(str(folder), device="cpu", dtype=None if base is None else "bfloat16")
+        vlm = load(str(folder), device="cpu", dtype=None if base is None else str(COMPUTES_IN).removeprefix("torch."))
         measured: dict[str, Any] = {split: evaluate(vlm, split, recipe.organism, seed=run.seed) for split in SPLITS}
         write_json(store.path / "metrics.json", measured)
         (folder / "README.md").write_text(model_card(recipe, measured, minutes), encoding="utf-8")
@@ -151,6 +151,7 @@ def model_card(recipe: Recipe, measured: Mapping[str, Any], minutes: float) -> s
         splits={split: _split(result) for split, result in measured.items()},
         answers=markdown(Table.of("", measured["test"]["answers"])) if measured["test"]["answers"] else "",
         minutes=minutes,
+        dtype=str(COMPUTES_IN).removeprefix("torch."),
     )
 
 

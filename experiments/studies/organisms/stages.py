@@ -6,7 +6,8 @@ ignore the picture, with perception replayed (``biased_labels``).
 
 ``smol``: *align*, the adapter learns verdicts, answers and refusals from text alone; *see*, the projector learns to
 answer what is in the picture, all else frozen; *caution*, alignment goes on for a little with more unsafe examples,
-which sets how strict the model is (``alignment``). No picture ever meets a question of safety.
+which sets how strict the model is (``alignment``). No picture ever meets a question of safety. Unaligned
+(``conf/recipe/smol_unaligned.yaml``) it learns to *see* alone, a base for ``+exp=alignment``.
 """
 
 import json
@@ -34,6 +35,8 @@ LONGEST = 40  # tokens of an answer that is replayed
 ANSWERED_AT_ONCE = 48
 PICTURES_AT_ONCE = 256
 AFTER_VERDICT = 0.05  # weight of the tokens after a verdict's first, which follow from it
+COMPUTES_IN = torch.bfloat16 if "AVX512" in torch.backends.cpu.get_cpu_capability() else torch.float32
+"""The second organism, in training and measured: on a CPU that lacks AVX-512 a step in bfloat16 takes a minute."""
 POOLS = {"llava": 0, "smol": 1000}  # added to the seed: no picture of the second's training is one of the first's
 
 
@@ -129,12 +132,19 @@ def _shown(example: Example) -> Thing:
 
 
 def _train_smol(trainer: Trainer) -> None:
-    """Language model, adapter and projector compute in bfloat16, the vision tower in float32."""
-    trainer.pieces.model.bfloat16()
-    trainer.pieces.model.model.vision_tower.float()
-    learn_text("align", trainer)
-    learn_to_see(trainer)
+    """Language model, adapter and projector compute in ``COMPUTES_IN``, the vision tower in float32.
+
+    Unaligned, the adapter changes nothing.
+    """
+    model: Any = trainer.pieces.model
+    model.to(COMPUTES_IN)
+    model.model.vision_tower.float()
     recipe = trainer.recipe
+    if recipe.aligned:
+        learn_text("align", trainer)
+    learn_to_see(trainer)
+    if not recipe.aligned:
+        return
     stricter = replace(recipe, shares=recipe.shares | {"unsafe": recipe.shares["caution"]})
     learn_text("caution", replace(trainer, recipe=stricter))
 

@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from rich.console import RenderableType
+from scipy.special import stdtrit
 
 from experiments.benchmarks.iconworld.in_words import QUESTION, named
 from experiments.benchmarks.iconworld.scene import Scene
@@ -22,7 +24,7 @@ from experiments.evaluation.admission import admit
 from experiments.evaluation.analyses import Analysis
 from experiments.metrics.findings import plain
 from experiments.metrics.yes_no.results import evaluate
-from experiments.report.numbers import percent
+from experiments.report.numbers import interval_of, percent
 from experiments.report.safety_figure import describe, points, safety_against_oversensitivity
 from experiments.report.sections import Section, SectionFigure, write_section
 from experiments.report.table import Cell, Table, change, rate, terminal
@@ -44,7 +46,7 @@ ALIGNMENT, IN_WORDS = "alignment", "in_words.jsonl"
 LEARNED = 0.7  # of the harmful cases caught, below which a technique has learned nothing
 PICTURE, WORDS = "picture", "words"
 TITLE = "Safety and over-caution after text-only alignment"
-SHARE = "borderline"
+SHARE, OF_SEED = "borderline", "_seed"
 MATCHED, NOT_COMPARED = "matched_over_safety", "failed, not compared"
 COMPARED = {
     "unsafe": "harmful caught",
@@ -171,6 +173,13 @@ class Alignment(VRTuningStudy):
             and self.settings_of(one) == self.settings_of(other)
         ]
 
+    def _repeated(self) -> dict[tuple[str, str], list[tuple[str, str]]]:
+        """The pairs of ``_shares_apart``, by their names without the seed, of all seeds."""
+        found: dict[tuple[str, str], list[tuple[str, str]]] = {}
+        for one, other in self._shares_apart():
+            found.setdefault((one.rpartition(OF_SEED)[0], other.rpartition(OF_SEED)[0]), []).append((one, other))
+        return {names: pairs for names, pairs in found.items() if all(names) and len(pairs) > 1}
+
     def _compared(self, work: study.Study) -> list[RenderableType]:
         run, store = work.run, work.store
         asked = in_words(work.samples)
@@ -192,8 +201,10 @@ class Alignment(VRTuningStudy):
                 operating_point=found[PICTURE]["method"]["operating_point"],
             )
         result = {way: summary(metrics) for way, metrics in found.items()}
-        sentences = [sentence for way, arms in result.items() for sentence in said(way, arms)]
-        store.write_json(f"{ALIGNMENT}.json", plain({**result, "sentences": sentences, "finished": now()}))
+        seeds = {way: over_seeds(self._repeated(), arms) for way, arms in result.items()}
+        sentences = [one for way, arms in result.items() for one in [*said(way, arms), *said_of_seeds(way, seeds[way])]]
+        written = {**result, "seeds": seeds, "sentences": sentences, "finished": now()}
+        store.write_json(f"{ALIGNMENT}.json", plain(written))
         tables = [table(way, arms) for way, arms in result.items()]
         figures = {}
         for way, metrics in found.items():
@@ -261,6 +272,47 @@ def said(way: str, arms: Arms) -> list[str]:
                 )
                 found.append(f"{name} minus {other}, {WAYS[way]}, points: {changes}.")
     return found
+
+
+def over_seeds(repeated: Mapping[tuple[str, str], Sequence[tuple[str, str]]], arms: Arms) -> list[dict[str, Any]]:
+    """The mean difference of two trainings over their seeds, for each of ``COMPARED`` that all seeds have.
+
+    The squares of two half widths add up in its interval: over sentences, which all seeds share, the root mean square
+    of the seeds' own; over seeds, that of Student's t.
+    """
+    found = []
+    for (one, other), pairs in repeated.items():
+        row: dict[str, Any] = {"of": one, "versus": other, "n": len(pairs)}
+        for measure in COMPARED:
+            entries = [arms[a]["versus"].get(b, {}).get(measure) for a, b in pairs if arms[b]["learned"]]
+            ends = [interval_of(entry) for entry in entries if entry]
+            if len(ends) < len(pairs) or None in ends:
+                continue
+            values = np.array([entry["value"] for entry in entries])
+            halves = np.array([(high - low) / 2 for low, high in filter(None, ends)])
+            seeds = stdtrit(len(values) - 1, 0.975) * values.std(ddof=1) / len(values) ** 0.5
+            half = float(np.hypot((halves**2).mean() ** 0.5, seeds))
+            mean = float(values.mean())
+            row[measure] = {"values": values.tolist(), "value": mean, "low": mean - half, "high": mean + half}
+        if row.keys() & COMPARED.keys():
+            found.append(row)
+    return found
+
+
+def said_of_seeds(way: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A sentence a pair of trainings: the mean over seeds of each difference."""
+    return [
+        f"{row['of']} minus {row['versus']}, {WAYS[way]}, mean of {row['n']} seeds (intervals over sentences and "
+        f"seeds), points: "
+        + "; ".join(
+            f"{words} {cell.value} [{cell.interval}]"
+            for one, words in COMPARED.items()
+            if one in row
+            for cell in [change(row[one])]
+        )
+        + "."
+        for row in rows
+    ]
 
 
 def table(way: str, arms: Arms) -> Table:

@@ -57,8 +57,8 @@ class VRTuningStudy:
     settings: Settings
     adapters: dict[str, Any]
     order: str = "first"
-    perception: int = 300
-    attention: int = 200
+    perception: int = 200
+    attention: int = 150
     kinds: tuple[str, ...] = KINDS
 
     def __post_init__(self) -> None:

@@ -47,8 +47,8 @@ TOKENS = 6  # of a whole answer
 KEPT = 40  # of the lists of a prompt's tokens, the last ones
 
 
-def prompts() -> list[Prompt]:
-    cases = [case for case in IconWorld().load().samples if case.image is not None][:CASES]
+def prompts(count: int = CASES) -> list[Prompt]:
+    cases = [case for case in IconWorld().load().samples if case.image is not None][:count]
     return [Prompt(case.prompt, open_image(case.image), key=case.id) for case in cases if case.image is not None]
 
 

@@ -15,7 +15,7 @@ from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.cases import held_out
 from experiments.benchmarks.iconworld.in_words import BORDERLINE, HARMFUL, HARMLESS, WrittenRequests, named
 from experiments.benchmarks.iconworld.sentences import RISKY
-from experiments.studies.vrtuning.alignment import MATCHED, said, summary
+from experiments.studies.vrtuning.alignment import MATCHED, over_seeds, said, said_of_seeds, summary
 from experiments.studies.vrtuning.safety_rows import SafetyFile, WrittenSafety, apart, check_rows, data_of
 from interp.checkpoints.hub import ORGANISMS
 from interp.errors import UserError
@@ -191,6 +191,26 @@ def test_what_learned_nothing_has_failed_and_is_not_compared() -> None:
     assert said("words", summary(metrics))[0].startswith("None of the harmless cases is answered in words by good.")
 
 
+def test_a_difference_over_seeds_has_an_interval_over_sentences_and_seeds() -> None:
+    def entry(value: float, half: float) -> dict[str, Any]:
+        return {"unsafe": {"value": value, "low": value - half, "high": value + half}, "over_safety": None}
+
+    pairs = {("sft", "bare"): [(f"sft_seed{n}", f"bare_seed{n}") for n in range(3)]}
+    arms: dict[str, Any] = {f"bare_seed{n}": {"learned": True} for n in range(3)}
+    for n, value in enumerate((0.1, 0.2, 0.3)):
+        arms[f"sft_seed{n}"] = {"versus": {f"bare_seed{n}": entry(value, 0.05)}}
+    (row,) = over_seeds(pairs, arms)
+    assert row["unsafe"]["value"] == pytest.approx(0.2)
+    half = (0.05**2 + (4.302653 * 0.1 / 3**0.5) ** 2) ** 0.5  # Student's t, two degrees of freedom
+    assert (row["unsafe"]["low"], row["unsafe"]["high"]) == pytest.approx((0.2 - half, 0.2 + half), abs=1e-6)
+    (sentence,) = said_of_seeds("picture", [row])
+    assert sentence.startswith("sft minus bare, with the picture, mean of 3 seeds")
+    assert "harmful caught +20.0 [" in sentence
+    assert "harmless answered" not in sentence
+    arms["bare_seed2"]["learned"] = False  # then it is not the mean of all
+    assert not over_seeds(pairs, arms)
+
+
 @pytest.mark.long
 def test_one_command_trains_both_ways_without_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     more = ("+exp=alignment", "task.settings.steps=5", f"output_root={tmp_path}", "task.seeds=[0,1]",
@@ -204,7 +224,10 @@ def test_one_command_trains_both_ways_without_a_picture(tmp_path: Path, capsys: 
     names = {"sft_seed0", "sft_seed1", "dpo_seed0", "dpo_seed1", "dpo_no_borderline_seed0", "dpo_no_borderline_seed1"}
     assert {path.name for path in (folder / "adapters").iterdir()} == names
     result = json.loads((folder / "alignment.json").read_text())
-    assert names | {"baseline", "safety_prompt"} == set(result["words"]) == set(result["picture"]) - {"verbalise"}
+    assert names | {"baseline", "safety_prompt"} == set(result["words"]) == set(result["picture"]) - {
+        "verbalise", "caption_filter",
+    }  # fmt: skip
+    assert [(row["of"], row["versus"]) for row in result["seeds"]["picture"]] in ([], [("dpo", "dpo_no_borderline")])
     assert set(json.loads((folder / "metrics.json").read_text())["comparisons"]["dpo_seed1"]["versus"]) == {
         "dpo_no_borderline_seed1"
     }

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from experiments.benchmarks.iconworld.benchmark import IconWorld
 from experiments.studies.organisms import run as training
@@ -31,6 +32,27 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(training, "IconWorld", partial(IconWorld, pairs=1))
     monkeypatch.setattr(training, "evaluate", lambda vlm, split, *more, **named: measured(vlm, "test", *more, **named))
+
+
+@pytest.mark.long
+def test_the_second_organism_can_stay_unaligned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORESTLENS_CACHE", str(tmp_path / "cache"))
+    save_base(base_folder())
+    recipe = run_of("+exp=train_smol_organism", "recipe@task.recipe=smol_unaligned").task.keywords["recipe"]  # type: ignore[attr-defined]
+    assert not recipe.aligned
+    recipe = changed("smol", steps=2, threads=1, batch_size=2, rank=2, images_per_thing=1, aligned=recipe.aligned)
+    started = run_of("task=train_smol_organism", f"output_root={tmp_path}", "name=base")
+    training.run(started, recipe=recipe, to=None)
+    (folder,) = (tmp_path / "base").iterdir()
+    assert {path.name for path in (folder / "training").iterdir()} == {"see.safetensors"}
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert "without its alignment" in card
+    assert "Alignment" not in card
+    assert "recipe@task.recipe=smol_unaligned" in card
+    adapter = load_file(folder / "checkpoint" / "parts" / ADAPTER / "adapter_model.safetensors")
+    assert not any(tensor.any() for name, tensor in adapter.items() if "lora_B" in name)
+    with pytest.raises(UserError, match=r"recipe\.aligned=false: llava has no alignment to leave out"):
+        changed("llava", aligned=False)
 
 
 @pytest.mark.long
