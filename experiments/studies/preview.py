@@ -3,6 +3,7 @@
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from PIL import Image, ImageDraw
 from rich.console import Console
 
 from experiments.api.engine_model import write_engine_model
-from experiments.benchmarks.checks import ASKED, examine, message
+from experiments.benchmarks.checks import ASKED, WORKERS, examine, message
 from experiments.benchmarks.disjoint import BENCHMARK, shared
 from experiments.benchmarks.export import export_mmsafeaware, export_vlmevalkit
 from experiments.benchmarks.images import BadImage, open_image
@@ -193,10 +194,12 @@ def contact_sheet(samples: Sequence[Sample], columns: int) -> Image.Image:
     rows = -(-len(samples) // columns)
     sheet = Image.new("RGB", (columns * (CELL + GAP) + GAP, rows * (CELL + CAPTION + GAP) + GAP), "white")
     draw = ImageDraw.Draw(sheet)
-    for index, sample in enumerate(samples):
+    with ThreadPoolExecutor(WORKERS) as pool:
+        cells = list(pool.map(_cell, samples))
+    for index, (sample, cell) in enumerate(zip(samples, cells, strict=True)):
         left = GAP + (index % columns) * (CELL + GAP)
         top = GAP + (index // columns) * (CELL + CAPTION + GAP)
-        sheet.paste(_cell(sample), (left, top))
+        sheet.paste(cell, (left, top))
         draw.text((left, top + CELL + 2), f"{own_subset(sample)}: {sample.gold}"[:30], fill=GOLD_COLOUR[sample.gold])
         sentence = "\n".join(textwrap.wrap(sample.text, 26)[:3])
         draw.multiline_text((left, top + CELL + 15), sentence, fill="black", spacing=2)

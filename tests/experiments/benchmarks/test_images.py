@@ -1,3 +1,4 @@
+import hashlib
 import io
 import os
 import struct
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from experiments.benchmarks.checks import opened
 from experiments.benchmarks.images import BadImage, Fault, open_image, pixel_digest
 from experiments.benchmarks.published_benchmark import Collected, runnable
 from experiments.types import Drawable, Loaded, Sample
@@ -56,6 +58,26 @@ def fault_of(path: Path, **options) -> Fault:
 def test_lossless_files_give_back_their_pixels(tmp_path: Path, name: str) -> None:
     noise().save(tmp_path / name)
     assert pixel_digest(open_image(tmp_path / name)) == pixel_digest(noise())
+
+
+@pytest.mark.parametrize("size", [(9, 7), (1, 1), (40_000, 3), (3, 40_000), (0, 5)])
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "1"])
+def test_a_digest_is_of_size_mode_and_all_pixels(mode: str, size: tuple[int, int]) -> None:
+    picture = noise(1, size).convert(mode)
+    whole = f"{mode} {size}".encode() + picture.tobytes()
+    assert pixel_digest(picture) == hashlib.sha256(whole).hexdigest()
+
+
+def test_many_pictures_are_told_in_their_order_by_their_pixels_and_memory_is_given_back(tmp_path: Path) -> None:
+    before, samples, expected = Image.core.get_blocks_max(), [], []
+    for seed in range(40):
+        path = tmp_path / f"{seed}.png"
+        picture = noise(seed % 30, (300 - 7 * (seed % 30), 200))
+        picture.save(path)
+        samples.append(sample(str(seed), path))
+        expected.append(hashlib.sha256(f"RGB {picture.size}".encode() + picture.tobytes()).hexdigest())
+    assert opened(samples) == (expected, {})
+    assert Image.core.get_blocks_max() == before
 
 
 def test_drawables_are_rendered_to_rgb() -> None:
