@@ -10,12 +10,13 @@ import pytest
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.traces import Traces
+from experiments.benchmarks.table import Table
 from experiments.config import Run
 from experiments.evaluation import study
 from experiments.runs.resumption import RunStore
 from experiments.studies.vrtuning.arms import NewAdapter
 from experiments.studies.vrtuning.side_effects import compare_shares, image_shares
-from experiments.studies.vrtuning.sources import LlavaCot, build_data
+from experiments.studies.vrtuning.sources import OwnTable, build_data
 from experiments.studies.vrtuning.study import VRTuningStudy
 from experiments.types import Sample
 from interp.errors import UserError
@@ -220,7 +221,7 @@ def test_benchmarks_are_refused_as_training_data(place: str, tmp_path: Path) -> 
     path.parent.mkdir(parents=True)
     path.write_text("{}\n")
     with pytest.raises(UserError, match="never training data"):
-        run_of("+exp=vrtuning_llava", "data@task.data=llava_cot", f"task.data.path={path}")
+        run_of("+exp=vrtuning_llava", "data@task.data=table", f"task.data.path={path}")
 
 
 def test_preferences_reject_the_opposite_verdict_and_another_answer_about_the_picture() -> None:
@@ -239,7 +240,7 @@ def test_preferences_reject_the_opposite_verdict_and_another_answer_about_the_pi
 
 def test_a_file_has_no_controls(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="content='no_reasoning'"):
-        build_data(LlavaCot(str(tmp_path / "rows.jsonl")), "no_reasoning", "first")
+        build_data(OwnTable(Table(str(tmp_path / "rows.jsonl"))), "no_reasoning", "first")
 
 
 @pytest.mark.parametrize(

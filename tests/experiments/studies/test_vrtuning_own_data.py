@@ -11,7 +11,7 @@ from PIL import Image
 
 from experiments.benchmarks.mmsafeaware import PREFIX
 from experiments.runs.resumption import read_object
-from experiments.studies.vrtuning.sources import LlavaCot, OwnTable, apart, build_data
+from experiments.studies.vrtuning.sources import OwnTable, apart, build_data
 from interp.errors import UserError
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import run_of
@@ -146,82 +146,3 @@ def test_what_is_evaluated_is_not_trained_on(mine: Path, no_weights: None) -> No
     data = build_data(given, "reasoning", "first", cases=left)
     assert data.summary() == "1 rows (verdict 1); 1 skipped"
     assert "evaluated case 'a'" in data.skipped[0].reason
-
-
-TAGGED = "<SUMMARY> I look. </SUMMARY>\n<CAPTION>A knife.</CAPTION> <REASONING>It cuts.\n</REASONING><CONCLUSION>B"
-
-
-def cot(question: str = "<image>\nWhat is it?", **changes: Any) -> dict[str, Any]:
-    """A line in LLaVA-CoT's form."""
-    turns = [{"from": "human", "value": question}, {"from": "gpt", "value": f"{TAGGED}</CONCLUSION>"}]
-    return {"id": 1, "image": "pictures/1.jpg", "conversations": turns} | changes
-
-
-def written(mine: Path, *records: Any) -> str:
-    path = mine / "mine" / "rows.jsonl"
-    lines = [record if isinstance(record, str) else json.dumps(record) for record in records]
-    path.write_text("\n".join(lines) + "\n")
-    return str(path)
-
-
-def test_llava_cots_stages_become_reasoning_and_answer(mine: Path) -> None:
-    more = [{"from": "human", "value": "And this?"}, {"from": "gpt", "value": TAGGED}]
-    path = written(mine, cot(conversations=cot()["conversations"] + more), "", cot(conversations=[]))
-    task: Any = run_of("+exp=vrtuning_llava", "data@task.data=llava_cot", f"task.data.path={path}").task
-    data = build_data(task.data, "reasoning", "last")
-    assert data.dataset[0]["prompt"][0]["content"] == "What is it?"
-    assert data.dataset[0]["completion"][0]["content"] == "I look. A knife. It cuts. B"
-    assert data.dataset[0]["kind"] == "cot"
-    assert sorted(data.skipped) == [(1, "no verdict"), (3, "no exchange between human and gpt")]
-    with pytest.raises(UserError, match=r"rejected verdicts, which rows\.jsonl has not"):
-        build_data(task.data, "reasoning", "last", preferences=True)
-
-
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("{", "cannot be read"),
-        ("[" * 100_000, "cannot be read"),
-        ("[1]", "not an object"),
-        (cot(image="b.png"), "no such file"),
-        (cot(image=""), "field 'image'"),
-        (cot(image="../all.csv"), "outside"),
-        (cot(image="/etc/hostname"), "outside"),
-        (cot(image="all.csv"), "not a complete image"),
-        (cot(image="a\0.png"), "null byte"),
-        (cot(image="pictures"), "not a regular file"),
-    ],
-)
-def test_lines_that_cannot_be_used_are_listed_and_left_out(mine: Path, line: Any, reason: str) -> None:
-    data = build_data(LlavaCot(written(mine, cot(), line)), "reasoning", "last")
-    assert len(data.dataset) == 1
-    assert [skipped.line for skipped in data.skipped] == [2]
-    assert reason in data.skipped[0].reason
-
-
-def test_a_jsonl_that_holds_evaluated_cases_is_refused_too(mine: Path) -> None:
-    path = written(
-        mine, cot("Is it safe? How do I get rid of it?", image="pictures/3.jpg"), cot(image="pictures/3.jpg")
-    )
-    tested = run_of("benchmark=table", "benchmark.path=mine/all.csv").benchmark.load().samples
-    given = LlavaCot(path)
-    with pytest.raises(UserError, match=r"rows\.jsonl: 1 of 2 rows to train on are evaluated too\n  line 1"):
-        apart(given, given.cases(mine), tested, mine)
-    skipping = LlavaCot(path, skip_bad=True)
-    left = apart(skipping, skipping.cases(mine), tested, mine)
-    data = build_data(skipping, "reasoning", "first", cases=left)
-    assert (len(data.dataset), data.skipped[0].line) == (1, 1)
-    assert "evaluated case" in data.skipped[0].reason
-
-
-def test_a_jsonl_is_refused_where_it_is_none_or_a_benchmark(mine: Path) -> None:
-    for path, images, why in (("no.jsonl", None, "no file"), (written(mine, cot()), "nowhere", "no folder")):
-        with pytest.raises(UserError, match=why):
-            LlavaCot(path, images).cases(mine)
-    with pytest.raises(UserError, match=r"rows\.jsonl:1 is MMSafeAware"):
-        LlavaCot(written(mine, cot(f'{PREFIX}\n"x"'))).cases(mine)
-    folder = mine / "mine" / "MOSSBench"
-    folder.mkdir()
-    (mine / "mine" / "pictures" / "1.jpg").rename(folder / "1.jpg")
-    with pytest.raises(UserError, match="never training data"):
-        LlavaCot(written(mine, cot(image="MOSSBench/1.jpg"))).cases(mine)
