@@ -121,12 +121,14 @@ def decode(
             return replace(answer, ended=draft.ended)
         if draft.ended:
             engine.ends.add(steps[-1])
-        lists = engine.follow(spent, clean, [*out, *steps[:-1]])[0][len(out) :] if shared else draft.lists
+        lists = draft.lists
+        if shared:
+            lists = engine.follow(spent, clean, [*out, *steps[:-1]], then=steps[-1])[0][len(out) :]
         unsure = [at for at, one in enumerate(lists) if _plausible(one, method.beta) != [steps[at]] or not (out or at)]
         others_lists: list[list[dict[int, float]]] = []
         if unsure:
-            read = [*out, *steps[: unsure[-1]]]
-            others_lists = [engine.follow(spent, other, read)[0][len(out) :] for other in others]
+            read, then = [*out, *steps[: unsure[-1]]], steps[unsure[-1]] if shared else None
+            others_lists = [engine.follow(spent, other, read, then=then)[0][len(out) :] for other in others]
         known = min([len(lists), *(len(one) for one in others_lists if len(one) <= unsure[-1])])
         for at in (at for at in unsure if at < known):
             here = [*out, *steps[:at]]

@@ -3,7 +3,7 @@
 vLLM 0.32 mixes two kinds of requests up: in a batch with one that names tokens (``logprob_token_ids``), one that asks
 for the likeliest (``top_logprobs``) gets its own token and token 0 alone. The two kinds are never in flight together
 here (``_Turns``), and a list that is shorter than asked for, as another client's request may leave it, is asked for
-again.
+again. The log-probabilities of a prompt are disturbed by neither.
 """
 
 import hashlib
@@ -132,7 +132,7 @@ class Engine:
             return kept
         for attempt in range(ATTEMPTS):
             self.endpoint.stop.wait(PAUSE * attempt)
-            kind = "named" if named else "likeliest" if lists or before else ""
+            kind = "named" if named else "likeliest" if lists else ""
             with self._turns.of(kind):
                 found = self._read(self._sent(fields, shown.pictured), len(so_far))
             spent["request_tokens"] += found.read
@@ -176,10 +176,20 @@ class Engine:
             found |= asked.lists[0]
         return found
 
-    def follow(self, spent: Counter[str], shown: Shown, answer: Sequence[int]) -> tuple[list[dict[int, float]], Asked]:
-        """The lists at each of the ``answer``'s tokens and behind it, as far as its text gives its tokens back."""
-        asked = self.ask(spent, shown, answer, before=bool(answer))
+    def follow(
+        self, spent: Counter[str], shown: Shown, answer: Sequence[int], *, then: int | None = None
+    ) -> tuple[list[dict[int, float]], Asked]:
+        """The lists at each of the ``answer``'s tokens and behind it, as far as its text gives its tokens back.
+
+        With ``then``, the token behind it, all lists are a prompt's, which other clients' requests leave alone, if its
+        text gives it back.
+        """
         count = len(answer)
+        if then is not None:
+            asked = self.ask(spent, shown, [*answer, then], lists=False, before=True)
+            if asked.before[-count - 1 :] == [*answer, then]:
+                return asked.lists_before[-count - 1 :], asked
+        asked = self.ask(spent, shown, answer, before=bool(answer))
         if not count or asked.before[-count:] == list(answer):
             return [*asked.lists_before[len(asked.lists_before) - count :], asked.lists[0]], asked
         own = asked.length - self.ask(spent, shown).length  # tokens of the answer's text

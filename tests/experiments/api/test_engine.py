@@ -51,6 +51,30 @@ def test_margins_and_answers_on_a_real_engine_are_those_here(here: VLM, shared: 
             assert [set(row) for row in found.branch_margins or []] == [set(row) for row in own.branch_margins]
 
 
+def test_on_a_shared_server_no_list_is_asked_for_that_another_clients_request_would_disturb(here: VLM) -> None:
+    """vLLM 0.32 shortens lists of the likeliest tokens while somebody names tokens; those of a prompt stay whole."""
+    asked: list[dict[str, Any]] = []
+
+    def disturbed(request: dict[str, Any]) -> Reply:
+        asked.append(request)
+        reply = recorded_engine.played()(request)
+        body = json.loads(reply.body)
+        for step in ((body.get("choices") or [{}])[0].get("logprobs") or {}).get("content") or []:
+            if "logprob_token_ids" not in request:
+                del step["top_logprobs"][1:]
+        return Reply(json.dumps(body).encode(), reply.status)
+
+    served = Served(disturbed)
+    there, prompts = recorded_engine.model(served.url, shared=True), recorded_engine.prompts()
+    for name, method in recorded_engine.WHOLE.items():
+        found = method.generate(there, prompts, max_new_tokens=recorded_engine.TOKENS)
+        assert found.token_ids == method.generate(here, prompts, max_new_tokens=recorded_engine.TOKENS).token_ids, name
+        assert not any(found.reasons or []), name
+    served.close()
+    assert not [one for one in asked if one.get("top_logprobs")]
+    assert any("prompt_logprobs" in one for one in asked)
+
+
 def test_a_method_reads_bounds_where_a_word_is_not_listed() -> None:
     clean, other = {"Yes": -0.1, "x": -3.0, " no": -2.5}, {"Yes": -0.5, "x": -2.0}
     yes, no = words_in([clean, other])
