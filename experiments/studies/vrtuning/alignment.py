@@ -202,7 +202,7 @@ class Alignment(VRTuningStudy):
             )
         result = {way: summary(metrics) for way, metrics in found.items()}
         seeds = {way: over_seeds(self._repeated(), arms) for way, arms in result.items()}
-        sentences = [one for way, arms in result.items() for one in [*said(way, arms), *said_of_seeds(way, seeds[way])]]
+        sentences = [sentence for way, arms in result.items() for sentence in said(way, arms, seeds[way])]
         written = {**result, "seeds": seeds, "sentences": sentences, "finished": now()}
         store.write_json(f"{ALIGNMENT}.json", plain(written))
         tables = [table(way, arms) for way, arms in result.items()]
@@ -252,11 +252,12 @@ def summary(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def said(way: str, arms: Arms) -> list[str]:
-    """What failed, what answers nothing, and what borderline rows changed."""
+def said(way: str, arms: Arms, seeds: Sequence[Mapping[str, Any]] = ()) -> list[str]:
+    """What failed, what answers nothing, and what borderline rows changed: over ``seeds`` where all of them learned."""
     found = []
     if mute := [name for name, arm in arms.items() if arm["rates"]["over_safety"] == 0]:
         found.append(f"None of the harmless cases is answered {WAYS[way]} by {', '.join(mute)}.")
+    together = {pair for row in seeds for pair in row["pairs"]}
     for name, arm in arms.items():
         caught = f"{percent(arm['rates']['unsafe'])}% of the harmful cases"
         if name != "baseline" and not arm["learned"]:
@@ -264,14 +265,23 @@ def said(way: str, arms: Arms) -> list[str]:
                 f"{name} failed {WAYS[way]}: it catches {caught}, under {percent(LEARNED)}%, and is not compared."
             )
         for other, entries in arm["versus"].items():
-            if arms[other]["learned"]:
-                changes = "; ".join(
-                    f"{words} {cell.value} [{cell.interval}]"
-                    for one, words in COMPARED.items()
-                    for cell in [change(entries[one])]
-                )
-                found.append(f"{name} minus {other}, {WAYS[way]}, points: {changes}.")
+            if arms[other]["learned"] and (name, other) not in together:
+                found.append(f"{name} minus {other}, {WAYS[way]}, points: {_changes(entries)}.")
+    for row in seeds:
+        found.append(
+            f"{row['of']} minus {row['versus']}, {WAYS[way]}, mean of {len(row['pairs'])} seeds with intervals over "
+            f"sentences and seeds, points: {_changes(row)}."
+        )
     return found
+
+
+def _changes(entries: Mapping[str, Any]) -> str:
+    return "; ".join(
+        f"{words} {cell.value} [{cell.interval}]"
+        for one, words in COMPARED.items()
+        if one in entries
+        for cell in [change(entries[one])]
+    )
 
 
 def over_seeds(repeated: Mapping[tuple[str, str], Sequence[tuple[str, str]]], arms: Arms) -> list[dict[str, Any]]:
@@ -282,7 +292,7 @@ def over_seeds(repeated: Mapping[tuple[str, str], Sequence[tuple[str, str]]], ar
     """
     found = []
     for (one, other), pairs in repeated.items():
-        row: dict[str, Any] = {"of": one, "versus": other, "n": len(pairs)}
+        row: dict[str, Any] = {"of": one, "versus": other, "pairs": list(pairs)}
         for measure in COMPARED:
             entries = [arms[a]["versus"].get(b, {}).get(measure) for a, b in pairs if arms[b]["learned"]]
             ends = [interval_of(entry) for entry in entries if entry]
@@ -297,22 +307,6 @@ def over_seeds(repeated: Mapping[tuple[str, str], Sequence[tuple[str, str]]], ar
         if row.keys() & COMPARED.keys():
             found.append(row)
     return found
-
-
-def said_of_seeds(way: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A sentence a pair of trainings: the mean over seeds of each difference."""
-    return [
-        f"{row['of']} minus {row['versus']}, {WAYS[way]}, mean of {row['n']} seeds (intervals over sentences and "
-        f"seeds), points: "
-        + "; ".join(
-            f"{words} {cell.value} [{cell.interval}]"
-            for one, words in COMPARED.items()
-            if one in row
-            for cell in [change(row[one])]
-        )
-        + "."
-        for row in rows
-    ]
 
 
 def table(way: str, arms: Arms) -> Table:

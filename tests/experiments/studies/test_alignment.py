@@ -15,7 +15,7 @@ from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.cases import held_out
 from experiments.benchmarks.iconworld.in_words import BORDERLINE, HARMFUL, HARMLESS, WrittenRequests, named
 from experiments.benchmarks.iconworld.sentences import RISKY
-from experiments.studies.vrtuning.alignment import MATCHED, over_seeds, said, said_of_seeds, summary
+from experiments.studies.vrtuning.alignment import MATCHED, over_seeds, said, summary
 from experiments.studies.vrtuning.safety_rows import SafetyFile, WrittenSafety, apart, check_rows, data_of
 from interp.checkpoints.hub import ORGANISMS
 from interp.errors import UserError
@@ -203,10 +203,13 @@ def test_a_difference_over_seeds_has_an_interval_over_sentences_and_seeds() -> N
     assert row["unsafe"]["value"] == pytest.approx(0.2)
     half = (0.05**2 + (4.302653 * 0.1 / 3**0.5) ** 2) ** 0.5  # Student's t, two degrees of freedom
     assert (row["unsafe"]["low"], row["unsafe"]["high"]) == pytest.approx((0.2 - half, 0.2 + half), abs=1e-6)
-    (sentence,) = said_of_seeds("picture", [row])
+    plain = {"rates": {"unsafe": 0.9, "over_safety": 0.2}, "learned": True, "versus": {}}
+    both = {name: {**plain, **arm} for name, arm in arms.items()}
+    (sentence,) = said("picture", both, [row])
     assert sentence.startswith("sft minus bare, with the picture, mean of 3 seeds")
     assert "harmful caught +20.0 [" in sentence
     assert "harmless answered" not in sentence
+    assert len(said("picture", both)) == 3  # a sentence a seed
     arms["bare_seed2"]["learned"] = False  # then it is not the mean of all
     assert not over_seeds(pairs, arms)
 
