@@ -253,7 +253,7 @@ def auroc(metrics: Mapping[str, Any], form: Format = SCREEN) -> Figure:
         )
     axes.set_yticks(range(len(arms)), [cut(name, form.name_length) for name in arms], fontsize=form.label)
     axes.tick_params(axis="x", labelsize=form.label)
-    axes.set_xlabel("AUROC of the margin (0.5 = chance)", fontsize=form.text)
+    axes.set_xlabel("AUROC of the margin\n(0.5 = chance)", fontsize=form.text)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 

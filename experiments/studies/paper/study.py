@@ -41,6 +41,7 @@ FLOAT = r"""\begin{table*}[t]
 %s}
 \end{table*}
 """
+WITHIN = r"width=\columnwidth,height=.9\textheight,keepaspectratio"
 DOCUMENT = r"""\documentclass[twocolumn]{article}
 \usepackage[T1]{fontenc}
 \usepackage[utf8]{inputenc}
@@ -111,8 +112,11 @@ def contents_of(saved: SavedRun) -> dict[str, str | bytes | Path]:
         found[f"tables/{name}.tex"] = FLOAT % (caption, name, latex(table))
         found[f"tables/{name}.csv"] = csv_text(table) + "\r\n"
     figures = _figures(worded)
-    shown = [rf"\begin{{figure}}[t]\centering\includegraphics{{{name}}}\end{{figure}}" for name in figures
-             if name.endswith(".pdf")]  # fmt: skip
+    shown = [
+        rf"\begin{{figure}}[t]\centering\includegraphics[{WITHIN}]{{{name}}}\end{{figure}}"
+        for name in figures
+        if name.endswith(".pdf")
+    ]
     inputs = [rf"\input{{tables/{name}}}" for name in tables]
     found |= figures
     found["tables.tex"] = DOCUMENT % "\n".join([*inputs, *shown])
