@@ -3,8 +3,6 @@
 import json
 import re
 import shlex
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from interp.vlm import VLM, Prompt
 from mitigation.method import Work, abilities
 from mitigation.own_file import OwnFile, own_method
 from mitigation.prompting import ContextPrompt
+from tests import forked
 from tests.conftest import REPOSITORY
 from tests.tiny import picture
 
@@ -134,10 +133,7 @@ def test_the_guide_has_its_commands() -> None:
 
 def typed(folder: Path, command: str) -> str:
     """What the command prints that is typed in ``folder``, of two cases."""
-    code = "from experiments.run import main; main()"
-    environment = {"PYTHONPATH": str(REPOSITORY), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-c", f"import sys; sys.path.pop(0); {code}", *shlex.split(command)]
-    answer = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
+    answer = forked.typed("experiments.run", *shlex.split(command), folder=folder)
     assert answer.returncode == 0, answer.stderr
     return answer.stdout
 

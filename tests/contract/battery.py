@@ -1,7 +1,7 @@
 """What works on one small model: its proof (``interp.proof``), and VCD and attribution against plain forwards of it.
 
-``python -m tests.contract.battery NAME`` prints it as JSON. So it is asked of families whose image processor exists
-with torchvision alone: in a process of their own, which has a stand-in for it (``tests/standins``).
+``python -m tests.contract.battery`` prints it as JSON for each name that it reads. So it is asked of families whose
+image processor exists with torchvision alone: in a process apart, which has a stand-in for it (``tests/standins``).
 """
 
 import copy
@@ -64,14 +64,26 @@ def shown(name: str) -> dict[str, Any]:
     return battery(name, FAMILIES[name]() if name in FAMILIES else build(name))
 
 
-@cache
 def _elsewhere(name: str) -> dict[str, Any]:
+    process, said = _process(), []
+    print(name, file=process.stdin, flush=True)
+    for line in process.stdout or ():
+        if line.startswith("{"):
+            found: dict[str, Any] = json.loads(line)
+            return found
+        said.append(line)
+    _process.cache_clear()
+    raise AssertionError("".join(said)[-3000:])
+
+
+@cache
+def _process() -> "subprocess.Popen[str]":
+    """One serves all of them; it ends with this process, which holds its input open."""
     path = os.pathsep.join([str(STANDINS), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-W", "ignore", "-m", __name__, name]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", __name__], env={**os.environ, "PYTHONPATH": path}, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
 
 
 def battery(name: str, pieces: Pieces) -> dict[str, Any]:
@@ -183,4 +195,5 @@ def _compared(vlm: VLM, found: torch.Tensor, reference: torch.Tensor, logits: to
 
 
 if __name__ == "__main__":
-    print(json.dumps(shown(sys.argv[1])))
+    for asked in sys.stdin:
+        print(json.dumps(shown(asked.strip())), flush=True)

@@ -1,15 +1,14 @@
 """The guide for your own pictures, as a reader follows it: 20 pictures, a table, and its commands as they stand."""
 
 import csv
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from PIL import Image, ImageDraw
 
+from tests import forked
 from tests.conftest import REPOSITORY
 
 GUIDE = (REPOSITORY / "docs" / "guide-own-data.md").read_text(encoding="utf-8")
@@ -39,9 +38,7 @@ def mine(tmp_path: Path) -> Path:
 
 def typed(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """The command as it is typed in ``folder``."""
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "COLUMNS": "300"}
-    call = [sys.executable, "-m", "experiments.run", *command.split()]
-    return subprocess.run(call, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    return forked.typed("experiments.run", *command.split(), folder=folder, COLUMNS="300")
 
 
 @pytest.mark.long

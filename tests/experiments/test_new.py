@@ -1,17 +1,15 @@
 """``forestlens new``: skeletons whose tests pass as they stand, and fail where the skeleton is broken."""
 
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from experiments.command_line.new import KINDS, METHODS, new
 from interp.errors import UserError
-from tests.conftest import REPOSITORY
 from tests.experiments.compose import composed
+from tests.forked import typed
 
 BREAKS = {
     "method": ("scores.new_full(likeliest.shape, strength)", "scores.new_full(likeliest.shape, float(len(scores)))"),
@@ -22,9 +20,7 @@ BREAKS = {
 
 
 def run_its_test(folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine_own.py"]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    return typed("pytest", "-q", "-p", "no:cacheprovider", "test_mine_own.py", folder=folder)
 
 
 @pytest.mark.long

@@ -1,8 +1,6 @@
 """Sweeps: what a sweep leaves as it is is asked once, and its runs end in one table."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +9,8 @@ import pytest
 from experiments.evaluation import earlier_runs
 from experiments.runs.launch import Launch
 from experiments.runs.resumption import PREDICTIONS, open_run
-from tests.conftest import REPOSITORY
 from tests.experiments.compose import run_of
+from tests.forked import typed
 
 RULE = """
 def rule(scores, step, *, strength=1.0):
@@ -28,10 +26,9 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 def test_a_sweep_asks_unchanged_arms_once_and_ends_in_one_table(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(RULE)
     command = ["method=file", f"method.path={tmp_path}/mine.py", "limit=12", "draws=50", f"output_root={tmp_path}/o"]
-    swept = subprocess.run(
-        [sys.executable, "-m", "experiments.run", "-m", *command, "method.settings.strength=0.5,2"],
-        cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=300,
-    ).stdout  # fmt: skip
+    ended = typed("experiments.run", "-m", *command, "method.settings.strength=0.5,2")
+    assert ended.returncode == 0, ended.stderr
+    swept = ended.stdout
     first, second = sorted((tmp_path / "o" / "study").iterdir())
     assert f"12 answers of baseline are those of {first}: nothing about them is swept" in swept
     baselines = [[line for line in lines_of(folder) if line["arm"] == "baseline"] for folder in (first, second)]

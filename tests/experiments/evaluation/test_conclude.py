@@ -21,6 +21,7 @@ from experiments.report.sections import Section, write_section
 from experiments.runs import analyses
 from interp.errors import UserError
 from tests.experiments.compose import run_of
+from tests.forked import typed
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SIZES = ("limit=8", "draws=20", "batch_size=4", "max_new_tokens=2", "attention_cases=2", "method.beta=0.1")
@@ -76,10 +77,11 @@ def assert_same_look(folder: Path, undisturbed: Path) -> None:
 
 def job(how: str, *overrides: str, processes: int = 1) -> subprocess.CompletedProcess[str]:
     """A whole command in a process of its own, or in several."""
+    module, environment = "tests.experiments.analysis_job", {"COLUMNS": "400", "CUDA_VISIBLE_DEVICES": ""}
+    if processes == 1:
+        return typed(module, how, *overrides, **environment)
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes))
-    launched = launcher if processes > 1 else ()
-    command = [sys.executable, *launched, "-m", "tests.experiments.analysis_job", how, *overrides]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "400", "CUDA_VISIBLE_DEVICES": ""}
+    command, environment = [sys.executable, *launcher, "-m", module, how, *overrides], os.environ | environment
     return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=600)
 
 

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,9 +12,9 @@ from interp.errors import UserError
 from interp.vlm import VLM, Prompt
 from mitigation.method import MethodFault, check_answers
 from mitigation.own_file import OwnFile
-from tests.conftest import REPOSITORY
 from tests.experiments.compose import only_run, run_of
 from tests.experiments.evaluation.test_study import lines
+from tests.forked import typed
 
 CLASS = """
 from dataclasses import dataclass, replace
@@ -109,10 +107,9 @@ def test_a_crash_in_the_middle_is_mended_and_only_the_rest_is_asked(
 @pytest.mark.long
 def test_from_the_shell_it_is_the_last_sentence_and_the_exit_code(saved: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def ask(prompt):\n    return prompt.words\n")
-    command = [sys.executable, "-m", "experiments.run", "method=file", f"method.path={tmp_path}/mine.py", "limit=2",
-               f"model.path={saved}", f"output_root={tmp_path}/outputs", "draws=20", "max_new_tokens=1",
-               "+method@arms.prompt=prompt"]  # fmt: skip
-    answer = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    command = ["method=file", f"method.path={tmp_path}/mine.py", "limit=2", f"model.path={saved}", "draws=20",
+               f"output_root={tmp_path}/outputs", "max_new_tokens=1", "+method@arms.prompt=prompt"]  # fmt: skip
+    answer = typed("experiments.run", *command)
     assert answer.returncode == 2
     assert answer.stderr.splitlines()[-1].startswith("error: arm mine (OwnFile(settings={}, name='mine.py'")
     assert re.search(r"^prompt +[\dn]", answer.stdout, re.MULTILINE)

@@ -20,6 +20,7 @@ from experiments.runs.saved_run import read_run
 from experiments.studies.paper import references, reproduction
 from interp.errors import UserError
 from interp.figures.glyphs import Figure
+from tests import forked
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import run_of
 from tests.experiments.evaluation.test_refusal_study import careful, study
@@ -292,19 +293,19 @@ def test_a_refusal_run_brings_the_card_of_its_judge(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_the_script_of_a_run_gets_its_numbers_again(tmp_path: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "COLUMNS": "300", "PYTHON": sys.executable}
+    environment = {"PYTHONPATH": str(REPOSITORY), "COLUMNS": "300", "PYTHON": sys.executable}
 
     def typed(*words: str) -> None:
-        call = [sys.executable, "-m", "experiments.run", *words]
-        subprocess.run(call, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=600)
+        ended = forked.typed("experiments.run", *words, folder=tmp_path, **environment)
+        assert ended.returncode == 0, ended.stderr
 
     typed("limit=40", "draws=100", "note=a b", "+method@arms.prompt=prompt")
     (folder,) = (tmp_path / "outputs" / "study").iterdir()
     reviewed = tmp_path / "of a reviewer"
     typed("task=paper", f"run={folder}", f"task.to='{reviewed}'")
     assert read_run(folder).environment["command"].endswith("'note=a b' +method@arms.prompt=prompt")
-    done = subprocess.run(["bash", reviewed / "reproduce.sh"], cwd=tmp_path, env=environment, check=False,
-                          capture_output=True, text=True, timeout=600)  # fmt: skip
+    done = subprocess.run(["bash", reviewed / "reproduce.sh"], cwd=tmp_path, env=os.environ | environment,
+                          check=False, capture_output=True, text=True, timeout=600)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert f"the numbers are those of {reviewed}, to 1e-06" in done.stdout
     for source in (reviewed / "tables").glob("*.tex"):
