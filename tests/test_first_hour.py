@@ -37,7 +37,7 @@ class Typed(NamedTuple):
     said: str
 
 
-BEFORE = (
+ALONE = (
     Typed("", 0, "--help"),
     Typed("--version", 0, "forestlens 0."),
     Typed("task=doctor", 0, "bundled"),
@@ -48,7 +48,6 @@ BEFORE = (
     Typed("--limit 40", 2, "did you mean limit=40?"),
     Typed(f"task=preview {TABLE}", 0, "subsets: 10 safe, 10 unsafe"),
     Typed("task=preview benchmark=table benchmark.path=mine/cases.xlsx", 0, "subsets: 10 safe, 10 unsafe"),
-    Typed(f"method=prompt {TABLE}", 0, "report: outputs/study/"),
     Typed("task=preview benchmark=table benchmark.path=mine/bad.csv", 2, "case '4': label: 'sfae' is none of safe"),
     Typed("method=prompt benchmark=table benchmark.path=mine/bad.csv", 2, "or go on without them: benchmark.skip_bad"),
     Typed("method=prompt benchmark=table benchmark.path=mine/absent.csv", 2, "there is no such file"),
@@ -60,7 +59,11 @@ BEFORE = (
     Typed("task=plan +exp=vcd_llava", 0, "All of it fits"),
     Typed("task=export task.format=vlmevalkit task.to=cases.tsv limit=10", 0, "10 cases: "),
 )
+STUDY = Typed(f"method=prompt {TABLE}", 0, "report: outputs/study/")
 CUT = "+exp=vcd_llava limit=80 name=cut"
+INSTALLED = pytest.mark.skipif(
+    not FORESTLENS.exists(), reason="forestlens is not installed in this environment: make install"
+)
 
 
 @pytest.fixture(scope="module")
@@ -122,19 +125,42 @@ def differs(typed: Typed, folder: Path) -> str:
     return f"forestlens {typed.command}\n  {expected}:\n{said[-1500:]}"
 
 
+@INSTALLED
 @pytest.mark.long
-@pytest.mark.skipif(not FORESTLENS.exists(), reason="forestlens is not installed in this environment: make install")
-def test_twenty_five_commands_do_what_a_stranger_is_told(folder: Path) -> None:
-    found = [differs(typed, folder) for typed in BEFORE]
+@pytest.mark.parametrize("typed", ALONE, ids=lambda typed: typed.command or "nothing")
+def test_a_command_does_what_a_stranger_is_told(typed: Typed, folder: Path) -> None:
+    said = differs(typed, folder)
+    assert not said, said
+
+
+@INSTALLED
+@pytest.mark.long
+def test_a_study_and_its_report_again(folder: Path) -> None:
+    said = differs(STUDY, folder)
+    assert not said, said
     (study,) = (folder / "outputs" / "study").iterdir()
     (study / "report.html").unlink()
-    found.append(differs(Typed(f"task=report run={study.relative_to(folder)}", 0, "report: outputs/study/"), folder))
+    said = differs(Typed(f"task=report run={study.relative_to(folder)}", 0, "report: outputs/study/"), folder)
+    assert not said, said
     assert (study / "report.html").is_file()
-    found.append(served(folder))
-    found.append(interrupted(folder))
-    found.append(differs(Typed(CUT, 0, "continuing outputs/cut/"), folder))
-    assert len(found) == 25
-    assert not any(found), "\n\n".join(filter(None, found))
+
+
+@INSTALLED
+@pytest.mark.long
+def test_a_server_answers_until_ctrl_c(folder: Path) -> None:
+    said = served(folder)
+    assert not said, said
+
+
+@INSTALLED
+@pytest.mark.long
+def test_a_study_that_ctrl_c_ends_goes_on(folder: Path) -> None:
+    said = interrupted(folder) or differs(Typed(CUT, 0, "continuing outputs/cut/"), folder)
+    assert not said, said
+
+
+def test_these_are_twenty_five_commands() -> None:
+    assert len(ALONE) + 5 == 25
 
 
 def served(folder: Path) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,9 @@ LEAST = {  # option → its least value, and what else there is
 OWN = "file"  # the option of a method in a file of the user's
 
 
+@cache
 def register() -> None:
-    """Registers with Hydra what has no file: ``Schema`` as ``run_schema``, and the entries of ``conf/models.yaml``."""
+    """Registers with Hydra, once, what has no file: ``Schema`` as ``run_schema``, and the entries of ``LISTED``."""
     schema = OmegaConf.structured(Schema)
     OmegaConf.set_readonly(schema, None)  # a frozen dataclass would make the whole configuration read-only
     ConfigStore.instance().store(name="run_schema", node=schema)
