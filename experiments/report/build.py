@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +55,7 @@ def render(run_dir: Path, *, explore: str = "") -> str:
     run = read_run(run_dir)
     run = replace(run, metrics=with_sentences(run.metrics, run.environment))
     drawn = _figures(run)
-    # Everything a template prints is escaped, whatever the template's name: models and data are not trusted.
-    templates = Environment(loader=PackageLoader("experiments.report"), autoescape=True, undefined=StrictUndefined,
-                            trim_blocks=True, lstrip_blocks=True)  # fmt: skip
-    templates.filters |= {"copies": copies, "address": address, "in_points": lambda change: points(change, unit="")}
+    templates = _templates()
     return templates.get_template("report.html.j2").render(
         **page.context(run),
         colours=colours.css(),
@@ -68,6 +65,16 @@ def render(run_dir: Path, *, explore: str = "") -> str:
         missing=analyses.missing(run_dir),
         **_browser(run, templates, explore),
     )
+
+
+@cache
+def _templates() -> Environment:
+    """Keeps what it has compiled, for a sweep's next page."""
+    # Everything a template prints is escaped, whatever the template's name: models and data are not trusted.
+    found = Environment(loader=PackageLoader("experiments.report"), autoescape=True, undefined=StrictUndefined,
+                        trim_blocks=True, lstrip_blocks=True)  # fmt: skip
+    found.filters |= {"copies": copies, "address": address, "in_points": lambda change: points(change, unit="")}
+    return found
 
 
 def _browser(run: SavedRun, templates: Environment, explore: str) -> dict[str, Any]:
