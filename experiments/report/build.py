@@ -71,10 +71,10 @@ def render(run_dir: Path, *, explore: str = "") -> str:
 def _templates() -> Environment:
     """Keeps what it has compiled, for a sweep's next page."""
     # Everything a template prints is escaped, whatever the template's name: models and data are not trusted.
-    found = Environment(loader=PackageLoader("experiments.report"), autoescape=True, undefined=StrictUndefined,
-                        trim_blocks=True, lstrip_blocks=True)  # fmt: skip
-    found.filters |= {"copies": copies, "address": address, "in_points": lambda change: points(change, unit="")}
-    return found
+    templates = Environment(loader=PackageLoader("experiments.report"), autoescape=True, undefined=StrictUndefined,
+                            trim_blocks=True, lstrip_blocks=True)  # fmt: skip
+    templates.filters |= {"copies": copies, "address": address, "in_points": lambda change: points(change, unit="")}
+    return templates
 
 
 def _browser(run: SavedRun, templates: Environment, explore: str) -> dict[str, Any]:
