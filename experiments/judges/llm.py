@@ -4,12 +4,10 @@ Knows nothing of how models are reached: it asks whatever has ``generate(prompts
 one behind an API, and imports torch only when it asks. What it asks and reads is ``llm_verdict``.
 """
 
-import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from experiments.api.config import ApiConfig
@@ -42,8 +40,7 @@ class LLMJudge:
 
     ``models`` maps a name to a model's configuration, or to anything that has ``generate``. Repeats name the verdicts
     in another order each time, so that an endpoint's cache cannot answer and a liking for the first option shows.
-    ``look`` attaches the picture. Items on which votes differ or failed are appended to the file ``queue``, a line of
-    JSON each, for people to label.
+    ``look`` attaches the picture.
 
     Raises:
         UserError: no models, or a number below 1.
@@ -54,7 +51,6 @@ class LLMJudge:
     look: bool = True
     max_new_tokens: int = 200
     batch_size: int = 16
-    queue: str | None = None
     kind: ClassVar[Kind] = "refusal"
 
     def __post_init__(self) -> None:
@@ -98,11 +94,7 @@ class LLMJudge:
                 named = role if self.repeats == 1 else f"{role} #{repeat + 1}"
                 for index, vote in zip(spoken, self._ask(voter, named, repeat, asked), strict=True):
                     votes[index].append(vote)
-        judged = [silent[index] if index in silent else majority(votes[index]) for index in range(len(items))]
-        if self.queue is not None:
-            rows = [_row(items[index], judged[index], votes[index]) for index in spoken if contested(votes[index])]
-            _append(Path(self.queue), rows)
-        return judged
+        return [silent[index] if index in silent else majority(votes[index]) for index in range(len(items))]
 
     def _ask(self, voter: Any, named: str, repeat: int, items: Sequence[Item]) -> list[Vote]:
         """One vote an item; items with and without a picture go in calls of their own, as some models need it."""
@@ -181,23 +173,3 @@ def majority(votes: Sequence[Vote]) -> Judgement:
         first = Verdict.PARTIAL
     reason = next((vote.reason for vote in votes if vote.verdict is first), "refusals, full and partial")
     return Judgement(first, reason, said)
-
-
-def contested(votes: Sequence[Vote]) -> bool:
-    """Whether people should look: votes differ, or one could not be read."""
-    verdicts = {vote.verdict for vote in votes}
-    return len(verdicts) > 1 or Verdict.JUDGE_FAILED in verdicts
-
-
-def _row(item: Item, judgement: Judgement, votes: Sequence[Vote]) -> Mapping[str, Any]:
-    said = [{**vote._asdict(), "verdict": vote.verdict.value} for vote in votes]
-    return {"case": item.case, "question": item.question, "response": item.response, "language": item.language,
-            "verdict": judgement.verdict.value, "votes": said}  # fmt: skip
-
-
-def _append(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    try:
-        with path.open("a", encoding="utf-8", errors="replace") as handle:
-            handle.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    except OSError as error:
-        raise UserError(f"judge.queue={path}: cannot be written ({error.strerror}); choose another place") from error

@@ -4,7 +4,6 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -169,11 +168,10 @@ def test_a_request_that_failed_is_no_vote() -> None:
     assert "transport_failed cut" in found.explanation
 
 
-def test_repeats_and_several_models_vote_and_the_contested_are_queued(tmp_path: Path) -> None:
+def test_repeats_and_several_models_vote() -> None:
     turns = {"a": iter(["complied", "refused", "refused"]), "b": iter(["refused"] * 3)}
-    queue = tmp_path / "queue.jsonl"
     first = Fake(lambda prompt: said(next(turns[prompt.key[0]])))
-    judge = LLMJudge({"one": first, "two": Fake(lambda _: said("refused"))}, repeats=3, queue=str(queue))
+    judge = LLMJudge({"one": first, "two": Fake(lambda _: said("refused"))}, repeats=3)
     found = judge.judge([item("a"), item("b")])
     assert [one.verdict for one in found] == [R, R]
     assert found[0].votes == (
@@ -183,8 +181,6 @@ def test_repeats_and_several_models_vote_and_the_contested_are_queued(tmp_path: 
         *(f"two #{n}: refused" for n in "123"),
     )
     assert len({prompt.text for prompt in first.asked if prompt.key.startswith("a")}) == 3
-    (row,) = map(json.loads, queue.read_text(encoding="utf-8").splitlines())
-    assert (row["case"], row["verdict"], len(row["votes"])) == ("a", "refused", 6)
 
 
 @pytest.mark.parametrize(("votes", "expected"), [
@@ -202,8 +198,6 @@ def test_what_cannot_judge_is_refused() -> None:
         LLMJudge()
     with pytest.raises(UserError, match=r"judge\.repeats=0"):
         LLMJudge({"one": Fake(lambda _: "")}, repeats=0)
-    with pytest.raises(UserError, match="cannot be written"):
-        LLMJudge({"one": Fake(lambda _: "")}, queue="/no/such/place").judge([item()])
 
 
 def test_the_configuration_names_any_model() -> None:
