@@ -65,6 +65,6 @@ def branches(current: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """For environment.json: by arm, how the second picture of a contrast was run (``branch=auto`` does not say)."""
     used: dict[str, set[str]] = {}
     for record in current:
-        if record.get("branch"):  # records of earlier versions have none
+        if record.get("branch"):
             used.setdefault(record["arm"], set()).add(record["branch"])
     return {"branches": {arm: " and ".join(sorted(found)) for arm, found in used.items()}} if used else {}

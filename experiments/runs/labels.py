@@ -257,5 +257,5 @@ def _fits(label: Label, record: Record, notes: list[str]) -> bool:
 def _labelled(record: Record, verdict: Verdict, labels: Sequence[Label]) -> Record:
     before = {"verdict": record["verdict"], "judge": record.get("judge")}
     by_annotator = {label.annotator: label.verdict.value for label in labels}
-    kept: Mapping[str, Any] = {k: v for k, v in record.items() if k not in ("explanation", "votes", "second")}
+    kept: Mapping[str, Any] = {k: v for k, v in record.items() if k not in ("explanation", "votes")}
     return {**kept, "verdict": verdict.value, "judge": HUMAN, "judged_before": before, "labels": by_annotator}

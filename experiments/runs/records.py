@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from interp.vlm import Generation
 
 
-OF_JUDGES = ("verdict", "judge", "explanation", "votes", "second")  # "second": of runs made before it left
+OF_JUDGES = ("verdict", "judge", "explanation", "votes")
 _NUMBERED = re.compile(r"\.\d+\.jsonl$")
 SHIFT_RANGE = "shift_range"  # of a baseline's record: the constants between which its first token stays
 

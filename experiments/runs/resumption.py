@@ -238,21 +238,12 @@ def reopened(path: Path) -> RunStore:
 
 
 def _prepare(path: Path, config: Mapping[str, Any], config_hash: str) -> None:
-    """Writes the identity of a new run, or mends what an earlier launch has left. No other process writes.
-
-    Raises:
-        UserError: an earlier version of this program was killed while it merged two processes' files.
-    """
+    """Writes the identity of a new run, or mends what an earlier launch has left. No other process writes."""
     identity = path / IDENTITY
     if not identity.exists():
         identity.parent.mkdir(exist_ok=True)
         (identity.parent / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(dict(config))))
         write_json(identity, {"config_hash": config_hash, "finished": False})
-    if half_merged := list(path.glob("*.jsonl.merged")):
-        raise UserError(
-            f"{half_merged[0]}: an earlier version was killed while it merged files here, and this one merges none; "
-            "start with fresh=true"
-        )
     for file in path.glob("*.jsonl"):
         mend(file)
 

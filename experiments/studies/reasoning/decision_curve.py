@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from experiments.metrics.estimates import Entry, Resamples
+from experiments.metrics.estimates import Resamples
 from experiments.metrics.findings import SMALL, Answer, Finding, change_evidence, side, stated
 from experiments.metrics.pairs import all_pairs
 from experiments.studies.reasoning.thoughts import Thought
@@ -83,9 +83,3 @@ def finding(rows: Sequence[Row]) -> Finding:
     }.get((said, above), said if said in (Answer.TOO_FEW, Answer.CANNOT_TELL) else Answer.NOT_SHOWN)
     evidence = change_evidence(first) | change_evidence(last, "change_") | {"end": own[-1]["order"]["value"]}
     return Finding(DECIDED_BEFORE, answer, evidence | {"small": SMALL})
-
-
-def thinking_adds(rows: Sequence[Row]) -> Entry:
-    """The change of the order by the truth, from the empty thought to the whole one."""
-    found: Entry = next(row["change"] for row in reversed(rows) if row["label"] == TRUTH)
-    return found

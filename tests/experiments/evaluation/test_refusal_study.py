@@ -168,17 +168,6 @@ def test_judging_again_by_the_same_rule_changes_nothing(
     assert "0 of 24 verdicts changed" in " ".join(capsys.readouterr().out.split())
 
 
-def test_what_a_second_judge_of_an_old_run_said_goes_when_it_is_judged_again(judged: Path, tmp_path: Path) -> None:
-    lines = [json.loads(line) for line in (judged / "predictions.jsonl").read_text().splitlines()]
-    old = [json.dumps(line | {"judge": "refusal_lm", "second": {"judge": "a", "verdict": "refused"}}) for line in lines]
-    (judged / "predictions.jsonl").write_text("\n".join(old) + "\n")
-    run = run_of("task=rejudge", f"run={judged}", "judge=refusal_rule", f"output_root={tmp_path}", "draws=50")
-    run.task(run)
-    answered = [line for line in records(newest(tmp_path, "requests_rejudged")).values() if line["verdict"]]
-    assert {line["judge"] for line in answered} == {"refusal_rule"}
-    assert not any("second" in line for line in answered)
-
-
 def test_judging_again_with_a_judge_of_other_answers_is_refused(judged: Path, tmp_path: Path) -> None:
     run = run_of("task=rejudge", f"run={judged}", "judge=published", f"output_root={tmp_path}")
     with pytest.raises(UserError, match="holds refusal ones"):
