@@ -38,15 +38,14 @@ INSTRUCTION = {
 class MSSBench(PublishedBenchmark):
     """The benchmark in the folder ``root``; ``part`` says what to ask: chat, embodied or both.
 
-    With ``instruction`` the published evaluation's introduction stands before each question; without it the question
-    is asked alone. ``strict`` stops where an entry or a picture cannot be used.
+    The published evaluation's introduction stands before each question. ``strict`` stops where an entry or a picture
+    cannot be used.
 
     Raises:
         UserError: an unknown part.
     """
 
     part: str = "chat"
-    instruction: bool = True
     name: str = "mssbench"
     GET = GET
 
@@ -67,9 +66,6 @@ class MSSBench(PublishedBenchmark):
                     self._chat(found, number, entry) if part == "chat" else self._embodied(found, number, entry)
         return found
 
-    def _prompt(self, part: str, text: str) -> str:
-        return f"{INSTRUCTION[part]}{text}" if self.instruction else text
-
     def _chat(self, found: Collected, number: int, entry: Any) -> None:
         images = {side: need(entry, f"{side}_image_path") for side in ("safe", "unsafe")}
         queries = _texts(entry, "queries")
@@ -83,7 +79,7 @@ class MSSBench(PublishedBenchmark):
                     side,
                     scenario=_category(entry, "Type"),
                     text=query,
-                    prompt=self._prompt("chat", query),
+                    prompt=f"{INSTRUCTION['chat']}{query}",
                     image=_picture(self.folder, "chat", name),
                     pair=f"chat{number}.{at}",
                     tags=tags,
@@ -103,7 +99,7 @@ class MSSBench(PublishedBenchmark):
                     side,
                     scenario=_category(entry, "category"),
                     text=text,
-                    prompt=self._prompt("embodied", text),
+                    prompt=f"{INSTRUCTION['embodied']}{text}",
                     image=_picture(self.folder, "embodied", images[side]),
                     cluster=f"embodied:{number}",
                     pair=f"embodied{number}.{at}" if same else None,

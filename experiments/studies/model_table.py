@@ -15,7 +15,7 @@ from rich.console import Console
 
 import interp
 from experiments.config import Run, options_of, written
-from experiments.report.table import Column, Table, markdown, terminal
+from experiments.report.table import Column, Table, terminal
 from interp.errors import UserError
 
 CONTRACT = Path(interp.__file__).parent / "contract.json"
@@ -31,15 +31,13 @@ GATED = "gated"  # a licence to be accepted on the model's page of the hub
 
 @dataclass(frozen=True)
 class ModelTable:
-    """The task: prints the table, and writes it to ``markdown`` where this path is given."""
-
-    markdown: str | None = None
+    """The task: prints the table."""
 
     def __call__(self, run: Run) -> None:
-        """Prints and writes.
+        """Prints.
 
         Raises:
-            UserError: the contract's results or a configuration cannot be read, or a file not be written.
+            UserError: the contract's results or a configuration cannot be read.
         """
         contract = read_contract(CONTRACT)
         shown = (models(configurations()), limits(contract))
@@ -48,14 +46,6 @@ class ModelTable:
         for table in shown:
             console.print(terminal(table))
         console.print(closing)
-        if self.markdown:
-            page = "\n\n".join(["# Models", *map(markdown, shown), closing])
-            try:
-                Path(self.markdown).write_text(f"{page}\n", encoding="utf-8")
-            except OSError as error:
-                raise UserError(
-                    f"cannot write {self.markdown} ({error.strerror}); give a file in a folder that exists"
-                ) from error
 
 
 def configurations() -> list[dict[str, Any]]:

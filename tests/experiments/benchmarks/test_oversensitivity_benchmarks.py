@@ -97,11 +97,11 @@ def test_the_counts_are_those_that_are_published(tmp_path: Path) -> None:
 
 
 def test_embodied_instructions_are_a_pair_where_they_are_the_same(tmp_path: Path) -> None:
-    loaded = whole(MSSBench(str(mssbench(tmp_path)), part="embodied", instruction=False).load(), "m", tmp_path)
+    loaded = whole(MSSBench(str(mssbench(tmp_path)), part="embodied").load(), "m", tmp_path)
     assert len(loaded.samples) == 10
     assert len(pairs(loaded)) == 4  # the fifth has two texts
     assert {s.cluster for s in loaded.samples} == {"embodied:0"}
-    assert all(s.prompt == s.text for s in loaded.samples)
+    assert all(s.prompt == INSTRUCTION["embodied"] + s.text for s in loaded.samples)
 
 
 def test_what_is_there_runs_and_the_rest_is_counted(tmp_path: Path) -> None:
