@@ -17,6 +17,7 @@ from typing import Any
 
 from experiments.api.config import SHORTEST_SECRET, ApiConfig
 from experiments.api.reply import FailureKind, Garbage, Reply, classify, first_token_list, one_line, read_completion
+from experiments.runs.failure_text import failure_text
 from experiments.runs.resumption import read_object
 from experiments.types import Status
 from interp.errors import UserError
@@ -72,13 +73,15 @@ class AnswerCache:
     folder: Path
 
     def get(self, key: str) -> Reply | None:
-        """The answer cached under ``key``; None where there is none, or it cannot be read."""
+        """The answer cached under ``key``; None where there is none, it cannot be read, or it is a failure's text."""
         kept = self.read(key)
         try:
             status, text, margin = Status(kept["status"]), kept["text"], kept["margin"]
         except (KeyError, ValueError):
             return None
         if status not in KEPT or not isinstance(text, str) or not isinstance(margin, float | int | None):
+            return None
+        if failure_text(text):  # kept before such texts were known
             return None
         value, model, bound = (
             math.nan if margin is None else float(margin),
