@@ -181,10 +181,9 @@ def _imageless(vlm: "VLM") -> str:
 
 def _words(rendered: str, place: Span | None, spans: Mapping[int, Span | None], name: str) -> tuple[Word, ...]:
     """The words of the question, in order."""
-    words, known = [], [(column, *span) for column, span in spans.items() if span is not None]
+    words = []
     for match in WORD.finditer(rendered, *place) if place else ():
-        begin, end = match.span()
-        columns = tuple(column for column, start, stop in known if start < end and begin < stop)
+        columns = tuple(column for column, span in spans.items() if overlaps(span, match.span()))
         if not columns:
             raise UserError(
                 f"the word '{match.group()}' of a question is found in none of the tokens of {name}; the tokenizer has "

@@ -82,7 +82,7 @@ def run(run: Run, *, recipe: Recipe, to: str | None) -> None:
             train(Trainer(recipe, pieces, report, kept))
             pieces.save(folder)
         minutes = (time.monotonic() - started) / 60
-        vlm = load(str(folder), device="cpu", dtype=None if base is None else str(COMPUTES_IN).removeprefix("torch."))
+        vlm = load(str(folder), device="cpu", dtype=None if base is None else COMPUTES_IN)
         measured: dict[str, Any] = {split: evaluate(vlm, split, recipe.organism, seed=run.seed) for split in SPLITS}
         write_json(store.path / "metrics.json", measured)
         (folder / "README.md").write_text(model_card(recipe, measured, minutes), encoding="utf-8")
@@ -151,7 +151,7 @@ def model_card(recipe: Recipe, measured: Mapping[str, Any], minutes: float) -> s
         splits={split: _split(result) for split, result in measured.items()},
         answers=markdown(Table.of("", measured["test"]["answers"])) if measured["test"]["answers"] else "",
         minutes=minutes,
-        dtype=str(COMPUTES_IN).removeprefix("torch."),
+        dtype=COMPUTES_IN,
     )
 
 

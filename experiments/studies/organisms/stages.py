@@ -35,7 +35,7 @@ LONGEST = 40  # tokens of an answer that is replayed
 ANSWERED_AT_ONCE = 48
 PICTURES_AT_ONCE = 256
 AFTER_VERDICT = 0.05  # weight of the tokens after a verdict's first, which follow from it
-COMPUTES_IN = torch.bfloat16 if "AVX512" in torch.backends.cpu.get_cpu_capability() else torch.float32
+COMPUTES_IN = "bfloat16" if "AVX512" in torch.backends.cpu.get_cpu_capability() else "float32"
 """The second organism, in training and measured: on a CPU that lacks AVX-512 a step in bfloat16 takes a minute."""
 POOLS = {"llava": 0, "smol": 1000}  # added to the seed: no picture of the second's training is one of the first's
 
@@ -137,7 +137,7 @@ def _train_smol(trainer: Trainer) -> None:
     Unaligned, the adapter changes nothing.
     """
     model: Any = trainer.pieces.model
-    model.to(COMPUTES_IN)
+    model.to(getattr(torch, COMPUTES_IN))
     model.model.vision_tower.float()
     recipe = trainer.recipe
     if recipe.aligned:

@@ -174,11 +174,13 @@ class Alignment(VRTuningStudy):
         ]
 
     def _repeated(self) -> dict[tuple[str, str], list[tuple[str, str]]]:
-        """The pairs of ``_shares_apart``, by their names without the seed, of all seeds."""
+        """The pairs of ``_shares_apart`` of all seeds, by their names without the seed; none of a single seed."""
         found: dict[tuple[str, str], list[tuple[str, str]]] = {}
+        if len(self.seeds) < 2:
+            return found
         for one, other in self._shares_apart():
             found.setdefault((one.rpartition(OF_SEED)[0], other.rpartition(OF_SEED)[0]), []).append((one, other))
-        return {names: pairs for names, pairs in found.items() if all(names) and len(pairs) > 1}
+        return found
 
     def _compared(self, work: study.Study) -> list[RenderableType]:
         run, store = work.run, work.store
