@@ -51,7 +51,7 @@ def look_inside(
     section, figures = present(result)
     write_section(folder, name, section, figures)
     for one, drawn in figures.items():
-        drawn.figure.savefig(folder / "figures" / f"{one}.png", dpi=150)
+        (folder / "figures" / f"{one}.png").write_bytes(drawn.figure.encoded("png", dpi=150))
     files = f"numbers: {folder / file}; the report has tables and figures"
     return [*map(terminal, section.tables), *section.sentences, f"{NOTE}{section.note}", files]
 

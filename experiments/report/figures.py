@@ -4,7 +4,6 @@ A figure as the bytes of an SVG file, the same for the same figure.
 """
 
 import base64
-import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -25,18 +24,14 @@ from interp.figures.glyphs import Figure, cut
 
 def svg_bytes(figure: Figure) -> bytes:
     """Fixed ids and no date: the same numbers give the same file. Glyphs as paths: the same look without our fonts."""
-    buffer = io.BytesIO()
     with mpl.rc_context({"svg.hashsalt": "forestlens", "svg.fonttype": "path"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    return buffer.getvalue()
+        return figure.encoded("svg", metadata={"Date": None, "Creator": None})
 
 
 def pdf_bytes(figure: Figure) -> bytes:
     """The same as a PDF whose words stay words, in embedded TrueType fonts."""
-    buffer = io.BytesIO()
     with mpl.rc_context({"pdf.fonttype": 42}):
-        figure.savefig(buffer, format="pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None})
-    return buffer.getvalue()
+        return figure.encoded("pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None})
 
 
 FORMATS = {"svg": svg_bytes, "pdf": pdf_bytes}

@@ -122,7 +122,7 @@ def write(
     figure = panels_of_arms(panels, list(metrics))
     drawing = svg_bytes(figure)
     (folder / "suite.svg").write_bytes(drawing)
-    figure.savefig(folder / "suite.png")
+    (folder / "suite.png").write_bytes(figure.encoded("png"))
     numbers = {
         "model": model,
         "arms": {arm: {name: point._asdict() for name, point in shown.items()} for arm, shown in panels.items()},

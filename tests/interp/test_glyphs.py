@@ -1,10 +1,13 @@
 """Words in figures in any script: drawn by a fallback font where there is one, else as an escape; never a warning."""
 
+import io
 import logging
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 import pytest
 from fontTools.fontBuilder import FontBuilder
@@ -75,6 +78,32 @@ def test_figures_of_words_in_any_script_are_drawn_without_a_warning(monkeypatch:
     lens = lens_figure(words, np.full((2, 3), 0.2), [0, 1], ["verdict"], np.zeros(2), title=CHINESE)
     assert drawn(lens) == []
     assert r"\u5b89\u5168" in [text.get_text() for text in lens.axes[0].texts]
+
+
+@pytest.mark.parametrize(("kind", "metadata"), [
+    ("png", None), ("svg", {"Date": None}), ("pdf", {"CreationDate": None}),
+])  # fmt: skip
+def test_a_figure_is_drawn_once_and_the_same_as_matplotlib_saves_it(kind: str, metadata: Any) -> None:
+    def made() -> Figure:
+        figure = Figure(figsize=(4, 3), layout="constrained", dpi=70)
+        axes = figure.subplots(1, 2)
+        axes[0].plot([1, 2], [3, 4], label="a line")
+        axes[0].legend()
+        figure.colorbar(axes[1].imshow([[0, 1], [2, 3]]))
+        return figure
+
+    def draw(figure: Figure, *_: Any) -> None:
+        drawn.append(figure)
+        own(figure, *_)
+
+    own, drawn, buffer = Figure.draw, list[Figure](), io.BytesIO()
+    with mpl.rc_context({"svg.hashsalt": "fixed"}), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "draw", draw)
+        made().savefig(buffer, format=kind, dpi=110, metadata=metadata)
+        assert len(drawn) == 2
+        figure = made()
+        assert figure.encoded(kind, dpi=110, metadata=metadata) == buffer.getvalue()
+        assert (len(drawn), figure.dpi) == (3, 70)
 
 
 def test_names_at_ticks_are_legible(monkeypatch: pytest.MonkeyPatch) -> None:

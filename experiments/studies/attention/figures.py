@@ -97,7 +97,7 @@ def _saved(folder: Path, kind: str, shown: AttendedCase, figures: Mapping[str, D
     names = []
     for name, drawn in figures.items():
         names.append(f"figures/{kind}_{stem}_{name}.png")
-        drawn().savefig(folder / names[-1])
+        (folder / names[-1]).write_bytes(drawn().encoded("png"))
         if form in FORMATS:
             names.append(f"figures/{kind}_{stem}_{name}.{form}")
             (folder / names[-1]).write_bytes(FORMATS[form](drawn(size=NARROW)))

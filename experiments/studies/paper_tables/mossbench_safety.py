@@ -52,7 +52,7 @@ class SafetyAgainstOversensitivity:
         with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True) as store:
             drawn = figures.safety_against_oversensitivity(shown, title=title)
             for kind in ("svg", "png"):
-                drawn.savefig(store.path / f"safety.{kind}")
+                (store.path / f"safety.{kind}").write_bytes(drawn.encoded(kind))
             contents = {"findings": [found.as_json()], "models": [point._asdict() for point in shown]}
             store.write_json("safety.json", plain(contents) | {"runs": list(map(str, folders)), "finished": now()})
             store.finish()
