@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from jaxtyping import install_import_hook
+from tests import typechecks
 
-install_import_hook(["interp", "mitigation"], "beartype.beartype")
+typechecks.install("interp", "mitigation")
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
