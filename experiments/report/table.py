@@ -125,6 +125,16 @@ class Table:
         marked = [self.rows[at][0] for at in places]
         return replace(self, frame=self.frame.iloc[places].reset_index(drop=True), marked=marked)
 
+    def split(self, wide: int) -> list["Table"]:
+        """The table, or several of about as many columns each, all led by the first: at most ``wide`` characters."""
+        needs = [max(map(len, (name, *column))) for name, column in self.text.items()]
+        parts = _packed(needs, wide)
+        while wide and len(narrower := _packed(needs, wide - 1)) == len(parts):
+            parts, wide = narrower, wide - 1
+        return [
+            replace(self, frame=self.frame.iloc[:, part], columns=[self.columns[at] for at in part]) for part in parts
+        ]
+
     @property
     def rows(self) -> list[tuple[bool, list[Cell]]]:
         """Whether each row is marked, and its cells."""
@@ -139,6 +149,16 @@ class Table:
     def records(self) -> list[dict[str, str]]:
         """A mapping from heading to text a row."""
         return self.text.to_dict("records")
+
+
+def _packed(needs: Sequence[int], wide: int) -> list[list[int]]:
+    """Places in turn, the first in every part, as many as have ``wide`` characters together; two at least."""
+    parts = [[0]]
+    for at, need in enumerate(needs[1:], start=1):
+        if len(parts[-1]) > 1 and sum(needs[one] for one in parts[-1]) + need > wide:
+            parts.append([0])
+        parts[-1].append(at)
+    return parts
 
 
 def rate(value: float | None, interval: Interval, bounds: str = "") -> Cell:

@@ -37,10 +37,12 @@ FLOAT = r"""\begin{table*}[t]
 \centering
 \caption{%s}
 \label{tab:%s}
-\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%%
-%s}
+%s
 \end{table*}
 """
+FITTED = r"""\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%%
+%s}"""
+WIDE = 120  # characters of a table's columns; one that is wider becomes two, below each other, and stays legible
 WITHIN = r"width=\columnwidth,height=.9\textheight,keepaspectratio"
 DOCUMENT = r"""\documentclass[twocolumn]{article}
 \usepackage[T1]{fontenc}
@@ -109,7 +111,8 @@ def contents_of(saved: SavedRun) -> dict[str, str | bytes | Path]:
     found: dict[str, str | bytes | Path] = {}
     for name, table in tables.items():
         caption = latex_text(" ".join(filter(None, (f"{table.title}." if table.title else name, table.legend))))
-        found[f"tables/{name}.tex"] = FLOAT % (caption, name, latex(table))
+        parts = "\n\n\\medskip\n".join(FITTED % latex(part) for part in table.split(WIDE))
+        found[f"tables/{name}.tex"] = FLOAT % (caption, name, parts)
         found[f"tables/{name}.csv"] = csv_text(table) + "\r\n"
     figures = _figures(worded)
     shown = [

@@ -97,3 +97,16 @@ def test_latex_takes_no_cell_for_a_command_or_an_argument() -> None:
     assert lines[2] == r"a\_b & c \\"
     sign = r"\textasciitilde{}\textasciicircum{}\textless{}$\uparrow$ rose fast\textgreater{}"
     assert lines[4:6] == [rf"{{}}[2mm] \textbackslash{{}}input\{{x\}} & {sign} \\", r"{}* & 50\% \\"]
+
+
+@pytest.mark.parametrize(("wide", "parts"), [
+    (200, [list("abcdefg")]), (70, [list("abcdefg")]), (69, [list("abcd"), list("aefg")]),
+    (45, [list("abcd"), list("aefg")]), (35, [list("abc"), list("ade"), list("afg")]),
+    (1, [["a", one] for one in "bcdefg"]),
+])  # fmt: skip
+def test_a_wide_table_is_several_of_about_as_many_columns_led_by_the_first(wide: int, parts: list[list[str]]) -> None:
+    table = Table.of("", [dict.fromkeys("abcdefg", "ten signs."), dict.fromkeys("abcdefg", "x")])
+    found = table.split(wide)
+    assert [list(part.frame) for part in found] == parts
+    assert [[column.heading for column in part.columns] for part in found] == parts
+    assert [latex(part).count("ten signs.") for part in found] == [len(part) for part in parts]
