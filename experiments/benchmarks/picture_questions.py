@@ -74,14 +74,12 @@ class Pope:
         """There is no development split."""
 
 
-def guard_questions(guard: object) -> Benchmark | None:
-    """What ``guard=`` names: nothing (false), IconWorld's questions (true), or those of a file.
+def guard_questions(guard: object) -> Benchmark:
+    """What ``guard=`` names: IconWorld's questions (true), or those of a file.
 
     Raises:
-        UserError: it is none of these.
+        UserError: it is neither.
     """
-    if guard is None or guard is False:
-        return None
     if guard is True:
         return PictureQuestions()
     if not isinstance(guard, str) or not guard.endswith(".jsonl"):

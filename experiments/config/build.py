@@ -13,7 +13,6 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.benchmarks.picture_questions import guard_questions
 from experiments.config.nodes import made
 from experiments.config.options import register_entries
 from experiments.config.run import SKIP, Run, Schema, Settings, answered_elsewhere, without_skipping
@@ -91,7 +90,7 @@ def build_run(config: DictConfig) -> Run:
         "judge": _judge(tree["judge"], benchmark),
         "arms": arms,
         "attention_analysis": made(tree["attention_analysis"], "attention_analysis") if tree["attention"] else None,
-        "guard": guard_questions(tree["guard"]),
+        "guard": _guard(tree["guard"]),
         "task": made(tree["task"], "task"),  # last: a task's module is slow to import
     }
     if tree.get("plan") is not None:  # task=plan in front of the task that it plans
@@ -133,6 +132,15 @@ def _judge(node: Any, benchmark: Benchmark) -> Judge:
     """The configured judge, or the default for the benchmark's kind. Raises as ``made`` does."""
     judge = made(node, "judge")
     return judge.for_kind(benchmark.kind) if isinstance(judge, Automatic) else judge
+
+
+def _guard(guard: object) -> Benchmark | None:
+    """The questions that ``guard=`` names. Raises as ``guard_questions``, whose pictures are slow to import."""
+    if guard is None or guard is False:
+        return None
+    from experiments.benchmarks.picture_questions import guard_questions
+
+    return guard_questions(guard)
 
 
 def arm_name(option: str, tree: Mapping[str, Any]) -> str:

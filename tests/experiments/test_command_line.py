@@ -100,6 +100,19 @@ def test_without_arguments_it_greets_and_asks_nothing_of_the_machine() -> None:
     assert said.stderr == ""
 
 
+def test_help_reads_no_array_or_model_library() -> None:
+    code = (
+        "import sys, atexit\n"
+        "heavy = ('numpy', 'pandas', 'scipy', 'torch', 'transformers')\n"
+        "atexit.register(lambda: print('HEAVY', [n for n in heavy if n in sys.modules]))\n"
+        "from experiments.run import main\nmain()"
+    )
+    command = [sys.executable, "-c", code, "--help"]
+    said = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert said.stdout.startswith("forestlens")
+    assert said.stdout.endswith("HEAVY []\n")
+
+
 def test_the_greeting_fits_a_screen_and_says_where_to_read_on() -> None:
     lines = greeting().splitlines()
     assert len(lines) < 24
