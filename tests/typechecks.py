@@ -10,9 +10,10 @@ from types import FunctionType
 from typing import Any, get_args
 
 import jaxtyping
-from beartype import beartype
+from beartype import BeartypeConf, beartype
 
 WHOLE = jaxtyping.jaxtyped
+PLAIN = beartype(conf=BeartypeConf(violation_type=TypeError))
 
 
 def install(*packages: str) -> None:
@@ -21,9 +22,9 @@ def install(*packages: str) -> None:
     def jaxtyped(*, typechecker: Any) -> Callable[[Any], Any]:
         def checked(one: Any) -> Any:
             if is_dataclass(one) and _plain(vars(one).get("__init__")):
-                one.__init__ = beartype(one.__init__)
+                one.__init__ = PLAIN(one.__init__)
                 return one
-            return beartype(one) if _plain(one) else WHOLE(one, typechecker=typechecker)
+            return PLAIN(one) if _plain(one) else WHOLE(one, typechecker=typechecker)
 
         return checked
 

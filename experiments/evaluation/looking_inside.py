@@ -14,6 +14,7 @@ from experiments.report.table import terminal
 from experiments.runs.records import now
 from experiments.runs.resumption import KEPT, read_object
 from experiments.types import Sample
+from interp.figures.glyphs import encoded
 
 MOST_DRAWS = 2000  # of the intervals of what looks inside
 
@@ -51,7 +52,7 @@ def look_inside(
     section, figures = present(result)
     write_section(folder, name, section, figures)
     for one, drawn in figures.items():
-        (folder / "figures" / f"{one}.png").write_bytes(drawn.figure.encoded("png", dpi=150))
+        (folder / "figures" / f"{one}.png").write_bytes(encoded(drawn.figure, "png", dpi=150))
     files = f"numbers: {folder / file}; the report has tables and figures"
     return [*map(terminal, section.tables), *section.sentences, f"{NOTE}{section.note}", files]
 

@@ -19,19 +19,19 @@ from experiments.benchmarks.published import PublishedRow
 from experiments.report.colours import ARMS, GREY, in_dark
 from experiments.report.numbers import complete, fixed, percent
 from interp.errors import UserError
-from interp.figures.glyphs import Figure, cut
+from interp.figures.glyphs import Figure, cut, encoded
 
 
 def svg_bytes(figure: Figure) -> bytes:
     """Fixed ids and no date: the same numbers give the same file. Glyphs as paths: the same look without our fonts."""
     with mpl.rc_context({"svg.hashsalt": "forestlens", "svg.fonttype": "path"}):
-        return figure.encoded("svg", metadata={"Date": None, "Creator": None})
+        return encoded(figure, "svg", metadata={"Date": None, "Creator": None})
 
 
 def pdf_bytes(figure: Figure) -> bytes:
     """The same as a PDF whose words stay words, in embedded TrueType fonts."""
     with mpl.rc_context({"pdf.fonttype": 42}):
-        return figure.encoded("pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None})
+        return encoded(figure, "pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None})
 
 
 FORMATS = {"svg": svg_bytes, "pdf": pdf_bytes}

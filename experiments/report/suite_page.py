@@ -17,7 +17,7 @@ from experiments.report.figures import SCREEN, arm_styles, embedded, svg_bytes
 from experiments.report.numbers import fixed, percent, percent_interval
 from experiments.report.safety_figure import Point, draw, points
 from experiments.report.table import Cell, Column, Table, copies, rate
-from interp.figures.glyphs import Figure, cut
+from interp.figures.glyphs import Figure, cut, encoded
 
 ACROSS = 3  # panels in a row
 SIDE = 3.0  # inches of a panel
@@ -122,7 +122,7 @@ def write(
     figure = panels_of_arms(panels, list(metrics))
     drawing = svg_bytes(figure)
     (folder / "suite.svg").write_bytes(drawing)
-    (folder / "suite.png").write_bytes(figure.encoded("png"))
+    (folder / "suite.png").write_bytes(encoded(figure, "png"))
     numbers = {
         "model": model,
         "arms": {arm: {name: point._asdict() for name, point in shown.items()} for arm, shown in panels.items()},

@@ -45,19 +45,22 @@ class Figure(PlainFigure):
             text.set_text(legible(text.get_text(), text.get_fontproperties()))
         super().draw(renderer)
 
-    def encoded(self, kind: str, *, dpi: int | None = None, metadata: Mapping[str, Any] | None = None) -> bytes:
-        """The bytes of a file: ``png``, ``svg`` or ``pdf``. ``dpi`` is the figure's own unless given.
 
-        The same as ``savefig`` writes, which draws a figure that lays itself out twice; here it is drawn once.
-        """
-        buffer, own, canvas = io.BytesIO(), self.dpi, self.canvas
-        self.dpi = dpi or own
-        try:
-            getattr(CANVASES[kind](self), f"print_{kind}")(buffer, metadata=metadata and dict(metadata))
-        finally:
-            self.dpi = own
-            self.set_canvas(canvas)
-        return buffer.getvalue()
+def encoded(
+    figure: PlainFigure, kind: str, *, dpi: int | None = None, metadata: Mapping[str, Any] | None = None
+) -> bytes:
+    """The bytes of a figure's file: ``png``, ``svg`` or ``pdf``. ``dpi`` is the figure's own unless given.
+
+    The same as ``savefig`` writes, which draws a figure that lays itself out twice; here it is drawn once.
+    """
+    buffer, own, canvas = io.BytesIO(), figure.dpi, figure.canvas
+    figure.dpi = dpi or own
+    try:
+        getattr(CANVASES[kind](figure), f"print_{kind}")(buffer, metadata=metadata and dict(metadata))
+    finally:
+        figure.dpi = own
+        figure.set_canvas(canvas)
+    return buffer.getvalue()
 
 
 def legible(text: str, font: FontProperties | str = "sans-serif") -> str:

@@ -20,7 +20,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from interp.figures import glyphs
 from interp.figures.attention import Words, head_grid, text_heat
 from interp.figures.effects import lens_figure
-from interp.figures.glyphs import Figure, legible, width
+from interp.figures.glyphs import Figure, encoded, legible, width
 
 CHINESE, JAPANESE, EMOJI = "安全", "はい", "🔪"
 
@@ -102,7 +102,7 @@ def test_a_figure_is_drawn_once_and_the_same_as_matplotlib_saves_it(kind: str, m
         made().savefig(buffer, format=kind, dpi=110, metadata=metadata)
         assert len(drawn) == 2
         figure = made()
-        assert figure.encoded(kind, dpi=110, metadata=metadata) == buffer.getvalue()
+        assert encoded(figure, kind, dpi=110, metadata=metadata) == buffer.getvalue()
         assert (len(drawn), figure.dpi) == (3, 70)
 
 

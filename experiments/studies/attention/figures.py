@@ -91,13 +91,14 @@ def _saved(folder: Path, kind: str, shown: AttendedCase, figures: Mapping[str, D
     As PNG for the screen and the report, and where ``form`` is another (``FORMATS``), in that at a column's width.
     """
     from interp.figures.attention import COLUMN as NARROW
+    from interp.figures.glyphs import encoded
 
     (folder / "figures").mkdir(exist_ok=True)
     stem = Path(thumbnail_name(shown.sample.id)).stem
     names = []
     for name, drawn in figures.items():
         names.append(f"figures/{kind}_{stem}_{name}.png")
-        (folder / names[-1]).write_bytes(drawn().encoded("png"))
+        (folder / names[-1]).write_bytes(encoded(drawn(), "png"))
         if form in FORMATS:
             names.append(f"figures/{kind}_{stem}_{name}.{form}")
             (folder / names[-1]).write_bytes(FORMATS[form](drawn(size=NARROW)))

@@ -23,6 +23,7 @@ from experiments.runs.resumption import open_run
 from experiments.runs.saved_run import read_records
 from experiments.types import REFUSAL_SUBSETS
 from interp.errors import UserError
+from interp.figures.glyphs import encoded
 
 QUESTION = "refusals of benign requests against refusals of harmful ones"
 
@@ -52,7 +53,7 @@ class SafetyAgainstOversensitivity:
         with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True) as store:
             drawn = figures.safety_against_oversensitivity(shown, title=title)
             for kind in ("svg", "png"):
-                (store.path / f"safety.{kind}").write_bytes(drawn.encoded(kind))
+                (store.path / f"safety.{kind}").write_bytes(encoded(drawn, kind))
             contents = {"findings": [found.as_json()], "models": [point._asdict() for point in shown]}
             store.write_json("safety.json", plain(contents) | {"runs": list(map(str, folders)), "finished": now()})
             store.finish()
