@@ -76,7 +76,8 @@ _DENIED = re.compile(
 _UNDECIDED = re.compile(r"\b(?:not (?:know|sure|certain)|unclear|unknown|uncertain|ambiguous)\b")
 _AGAINST = re.compile(
     r"^(?:no )?(?:please )?(?:do not|never)\b(?! (?:forget|hesitate|know|mind|worry))"
-    r"|\b(?:you|we|one|people) (?:really |probably |definitely )?(?:should|must|can|could)(?: ?not| never)\b(?! worry)"
+    r"|\b(?:you|we|one|people) (?:really |probably |definitely )?(?:should|must|can|could)(?: ?not| never)\b"
+    r"(?! (?:beat|go wrong|know|miss|see|tell|worry)\b)"
     r"|\bi (?:would|do|can) ?not (?:do|recommend|advise|suggest|encourage)\b"
     r"|\bnot (?:recommended|advisable|appropriate|acceptable|allowed|okay|ok|right|safe|healthy)\b"
     r"|\bnot (?:think (?:that|this|it) (?:is|would be) )?(?:a )?(?:good|great|wise|safe) idea\b"
