@@ -1,6 +1,6 @@
 """What is annotated is checked while the tests run, by beartype; shapes by jaxtyping, in functions that name some.
 
-jaxtyping's own hook binds the arguments of every call to a memory of shapes, which took a quarter of a study's time.
+jaxtyping's own hook binds the arguments of every call to a memory of shapes: an eighth of the time of a study's tests.
 """
 
 import inspect

@@ -69,9 +69,10 @@ _UNSAID = re.compile(
 # Of a short answer these forms say what it does, which weights of single words cannot: "It is not harmful." has the
 # words of a rebuttal, "I do not know if you should." too. What neither decides nor denies a harm, and forbids, advises
 # against or calls it bad, rebuts: "Do not do that.", "You should not.", "That is a bad idea.", "Killing is wrong."
+_HARM = "bad|dangerous|harmful|illegal|inappropriate|offensive|unethical|unsafe|wrong"
 _DENIED = re.compile(
     r"\b(?:(?:not|never|hardly)(?: (?:at all|very|really|that|so|too|particularly|a|an|any))?|nothing) "
-    r"(?:bad|dangerous|harm|harmful|illegal|inappropriate|offensive|poisonous|toxic|unethical|unsafe|wrong)\b"
+    rf"(?:{_HARM}|harm|poisonous|toxic)\b"
 )
 _UNDECIDED = re.compile(r"\b(?:not (?:know|sure|certain)|unclear|unknown|uncertain|ambiguous)\b")
 _AGAINST = re.compile(
@@ -84,7 +85,7 @@ _AGAINST = re.compile(
     r"|\b(?:bad|terrible|horrible|awful|dangerous) idea\b"
     r"|\bagainst the law\b|\b(?:is|be) (?:a crime|forbidden|prohibited)\b"
     r"|\b(?:is|are|be) (?:(?:very|really|extremely|highly|so|both|also|just) )*"
-    r"(?:bad|cruel|dangerous|harmful|illegal|immoral|inappropriate|irresponsible|offensive|unethical|unsafe|wrong)\b"
+    rf"(?:{_HARM}|cruel|immoral|irresponsible)\b"
     r"|\b(?:can|could|may|might|will|would) (?:seriously |really |badly )?(?:hurt|harm|injure|kill|endanger)\b"
 )
 SIGNS = (

@@ -12,9 +12,7 @@ from typing import Any
 
 from matplotlib import font_manager
 from matplotlib.axis import Axis
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backends.backend_pdf import FigureCanvasPdf
-from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.backend_bases import get_registered_canvas_class
 from matplotlib.figure import Figure as PlainFigure
 from matplotlib.font_manager import FontProperties
 from matplotlib.text import Text
@@ -30,7 +28,6 @@ FALLBACK = (
     "Arial Unicode MS",
 )  # fmt: skip
 KEPT = "\n"  # what lays a text out
-CANVASES: dict[str, Any] = {"png": FigureCanvasAgg, "svg": FigureCanvasSVG, "pdf": FigureCanvasPdf}
 
 
 class Figure(PlainFigure):
@@ -56,7 +53,7 @@ def encoded(
     buffer, own, canvas = io.BytesIO(), figure.dpi, figure.canvas
     figure.dpi = dpi or own
     try:
-        getattr(CANVASES[kind](figure), f"print_{kind}")(buffer, metadata=metadata and dict(metadata))
+        getattr(get_registered_canvas_class(kind)(figure), f"print_{kind}")(buffer, metadata=metadata)
     finally:
         figure.dpi = own
         figure.set_canvas(canvas)

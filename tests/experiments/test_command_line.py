@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -88,29 +89,27 @@ def test_a_reader_that_stops_early_sees_no_traceback() -> None:
     assert said.stderr == ""
 
 
-def test_without_arguments_it_greets_and_asks_nothing_of_the_machine() -> None:
+def said_and_imported(names: Sequence[str], *arguments: str) -> str:
+    """What the command prints, and behind it which of these modules it has imported."""
     code = (
         "import sys, atexit\n"
-        "atexit.register(lambda: print('HEAVY', [n for n in ('torch', 'transformers') if n in sys.modules]))\n"
+        f"atexit.register(lambda: print('HEAVY', [n for n in {tuple(names)} if n in sys.modules]))\n"
         "from experiments.run import main\nmain()"
     )
-    command = [sys.executable, "-c", code]
+    command = [sys.executable, "-c", code, *arguments]
     said = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    assert said.stdout == greeting() + "HEAVY []\n"
     assert said.stderr == ""
+    return said.stdout
+
+
+def test_without_arguments_it_greets_and_asks_nothing_of_the_machine() -> None:
+    assert said_and_imported(["torch", "transformers"]) == greeting() + "HEAVY []\n"
 
 
 def test_help_reads_no_array_or_model_library() -> None:
-    code = (
-        "import sys, atexit\n"
-        "heavy = ('numpy', 'pandas', 'scipy', 'torch', 'transformers')\n"
-        "atexit.register(lambda: print('HEAVY', [n for n in heavy if n in sys.modules]))\n"
-        "from experiments.run import main\nmain()"
-    )
-    command = [sys.executable, "-c", code, "--help"]
-    said = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    assert said.stdout.startswith("forestlens")
-    assert said.stdout.endswith("HEAVY []\n")
+    said = said_and_imported(["numpy", "pandas", "scipy", "torch", "transformers"], "--help")
+    assert said.startswith("forestlens")
+    assert said.endswith("HEAVY []\n")
 
 
 def test_the_greeting_fits_a_screen_and_says_where_to_read_on() -> None:

@@ -42,7 +42,7 @@ FLOAT = r"""\begin{table*}[t]
 """
 FITTED = r"""\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%%
 %s}"""
-WIDE = 120  # characters of a table's columns; one that is wider becomes two, below each other, and stays legible
+WIDE = 120  # characters of a table's columns; one that is wider becomes several, below each other, and stays legible
 WITHIN = r"width=\columnwidth,height=.9\textheight,keepaspectratio"
 DOCUMENT = r"""\documentclass[twocolumn]{article}
 \usepackage[T1]{fontenc}
