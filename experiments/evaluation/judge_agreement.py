@@ -22,7 +22,8 @@ from experiments.evaluation.classifier_training import (
     rebuttals,
     train,
 )
-from experiments.judges.refusal_classifier import RefusalClassifier, ThreeClasses, by_judgements, not_refused, unfit
+from experiments.judges.rebuttals import not_refused
+from experiments.judges.refusal_classifier import RefusalClassifier, ThreeClasses, by_judgements, unfit
 from experiments.judges.refusal_rules import RefusalRule
 from experiments.metrics.agreement import agreement, calibration, kappa, kappa_at, mean_kappa_interval
 from experiments.types import Item, Judge, Verdict

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from experiments.metrics.pairs import are_pair, hash_key
-from experiments.metrics.sentences import TAG
+from experiments.metrics.sentence_families import TAG
 from experiments.types import SCORED_SUBSETS, Sample, Status
 from interp.errors import UserError
 

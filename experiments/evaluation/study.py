@@ -22,7 +22,7 @@ from experiments.evaluation.admission import Admitted, admit, excluded_arms
 from experiments.evaluation.analyses import Analysis, perform
 from experiments.evaluation.answer import Answering
 from experiments.evaluation.environment import branches, describe
-from experiments.evaluation.guard import guard
+from experiments.evaluation.picture_guard import guard
 from experiments.evaluation.schedule import Schedule
 from experiments.report import next_commands, terminal
 from experiments.report.build import build

@@ -16,7 +16,7 @@ from experiments.metrics.bootstrap import FEWEST, Weights
 from experiments.metrics.estimates import factors, rate_spread
 from experiments.metrics.paired import share_interval
 from experiments.metrics.pairs import all_pairs
-from experiments.metrics.sentences import contradiction, sentence_codes
+from experiments.metrics.sentence_families import contradiction, sentence_codes
 from experiments.metrics.statistical_tests import missing_bounds
 from experiments.types import Status
 from interp.errors import UserError
@@ -70,7 +70,7 @@ class Cases:
 
     @cached_property
     def sentence(self) -> Int[np.ndarray, " case"]:
-        """The code of each case's family of sentences, from 0 (``metrics.sentences``)."""
+        """The code of each case's family of sentences, from 0 (``metrics.sentence_families``)."""
         return sentence_codes(self.texts or [""] * len(self.ids), self.tags)
 
     @cached_property

@@ -20,7 +20,7 @@ from scipy.stats import rankdata
 from experiments.metrics.bootstrap import FEWEST, ClusterBootstrap, Clusters, Weights, auroc
 from experiments.metrics.findings import SMALL, statement
 from experiments.metrics.paired import Difference, Spread, change, level_interval, rate_floor, two_way, widest
-from experiments.metrics.sentences import coded, sentence_codes
+from experiments.metrics.sentence_families import coded, sentence_codes
 from interp.tools.held_out import FEWEST_CASES, FEWEST_GROUPS
 
 CLUSTER, TEMPLATE, CONCEPT = "cluster", "template", "concept"

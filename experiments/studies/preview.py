@@ -21,7 +21,7 @@ from experiments.config import Run
 from experiments.evaluation.cases import limited, load_cases
 from experiments.metrics.bootstrap import FEWEST
 from experiments.metrics.pairs import TIMES, Shared, drawn_pairs, is_safe
-from experiments.metrics.sentences import coded, contradiction, family_names, sentence_codes
+from experiments.metrics.sentence_families import coded, contradiction, family_names, sentence_codes
 from experiments.runs import inspect_log
 from experiments.runs.resumption import open_run
 from experiments.runs.saved_run import read_run

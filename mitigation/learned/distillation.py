@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from interp.errors import UserError
-from mitigation.learned.drift_states import exchanged
+from mitigation.learned.drift_fitting import exchanged
 from mitigation.reference_resolution import SPOKEN_OF, parts, phrase
 from mitigation.steps import Steps
 from mitigation.vrtuning.checkpoint import adapter_hash

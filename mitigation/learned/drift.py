@@ -121,7 +121,7 @@ class DriftCorrection:
             UserError: a prompt without a picture, a family that cannot be asked without one or whose states cannot be
                 read, or cases that cannot teach it.
         """
-        from mitigation.learned.drift_states import learn_drift
+        from mitigation.learned.drift_fitting import learn_drift
         from mitigation.steps import check_words
 
         check_pictured(prompts, WITHOUT_PICTURE)
@@ -182,7 +182,7 @@ class LearnedDrift(TrainedFile):
             UserError: it was learned on another model, or a prompt has no picture.
         """
         from interp.hooks.residual import edit_residual
-        from mitigation.learned.drift_states import DriftEdit, corrections_of, states_in_words
+        from mitigation.learned.drift_fitting import DriftEdit, corrections_of, states_in_words
         from mitigation.steps import Steps
 
         check_pictured(prompts, WITHOUT_PICTURE)

@@ -13,7 +13,7 @@ import torch
 from interp.errors import UserError
 from interp.vlm import VLM, Prompt
 from mitigation.learned.drift import DriftCorrection, LearnedDrift
-from mitigation.learned.drift_states import behind, corrections_of, ridge_map, tried_layers
+from mitigation.learned.drift_fitting import behind, corrections_of, ridge_map, tried_layers
 from mitigation.method import TrainableMethod, abilities
 from mitigation.validation import question_halves
 from tests.planted import DIMENSIONS, Plan, _copy, coloured, direction, planted

@@ -14,7 +14,7 @@ import pandas as pd
 from experiments.evaluation.attention_log import at_verdicts, prompts_of
 from experiments.evaluation.matching import MatchedCase
 from experiments.judges.yes_no import anchored
-from experiments.metrics.sentences import family_names
+from experiments.metrics.sentence_families import family_names
 from experiments.types import Sample
 from interp.errors import UserError
 from mitigation.method import Baseline

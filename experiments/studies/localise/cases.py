@@ -23,7 +23,7 @@ from scipy.sparse.csgraph import connected_components
 from experiments.evaluation.attention_log import prompts_of
 from experiments.metrics.bootstrap import FEWEST
 from experiments.metrics.pairs import drawn_pairs
-from experiments.metrics.sentences import TAG, family_names
+from experiments.metrics.sentence_families import TAG, family_names
 from experiments.metrics.slopes import SPLITS
 from experiments.types import Sample
 from interp.errors import UserError

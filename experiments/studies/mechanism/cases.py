@@ -13,7 +13,7 @@ from jaxtyping import Bool, Int
 from experiments.evaluation.matching import answered, match_failures
 from experiments.metrics.estimates import CONCEPT, Resamples
 from experiments.metrics.pairs import all_pairs, hash_key, twins
-from experiments.metrics.sentences import family_names
+from experiments.metrics.sentence_families import family_names
 from experiments.types import SCORED_SUBSETS, Sample
 from interp.errors import UserError
 

@@ -28,6 +28,7 @@ from experiments.evaluation.judge_agreement import (
     trained,
 )
 from experiments.judges.automatic import Automatic
+from experiments.judges.rebuttals import not_refused
 from experiments.judges.refusal_classifier import (
     LONGEST,
     SHIPPED,
@@ -36,7 +37,6 @@ from experiments.judges.refusal_classifier import (
     asks_for_judgement,
     features_of,
     load_weights,
-    not_refused,
     pipeline,
     prompt_digest,
     weights_from,

@@ -12,7 +12,7 @@ from experiments.benchmarks.picture_questions import KINDS, PictureQuestions, Po
 from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.cases import guarding, load_cases
-from experiments.evaluation.guard import further, measured, sentences
+from experiments.evaluation.picture_guard import further, measured, sentences
 from experiments.types import Sample, Verdict
 from interp.errors import UserError
 from tests.experiments.compose import only_run, run_of

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from experiments.benchmarks.iconworld import IconWorld
-from experiments.metrics.sentences import contradiction, families, sentence_codes
+from experiments.metrics.sentence_families import contradiction, families, sentence_codes
 from experiments.metrics.yes_no.results import evaluate
 from experiments.report.words import worded
 from experiments.studies.preview import understood
