@@ -19,6 +19,9 @@ from experiments.config import composed, options_of
 
 ABSENT = re.compile(r"Could not (?:override|append to config|delete from config)\W+'?(?P<key>[\w.@/]+)'?")
 NO_OPTION = re.compile(r"Could not find '(?P<group>[\w/]+)/(?P<name>[^/']+)'")
+THERE = re.compile(
+    r"Could not append to config\. An item is already at '[^']+'\. Either remove \+ prefix: '(?P<override>.*?)' Or add"
+)
 TWICE = re.compile(r"Multiple values for (?P<group>[\w/@.]+)\.")
 SAME_NAME = re.compile(r"'(?P<group>\w+)/(?P<name>\w+)' is validated against ConfigStore schema with the same name")
 WRONG_TYPE = re.compile(r"Error merging override (?P<override>.*)")
@@ -44,6 +47,8 @@ def in_a_sentence(error: Exception, arguments: Sequence[str]) -> str | None:
         return _no_option(found["group"], found["name"], error.options, arguments)
     if found := TWICE.match(message):
         return f"+{found['group']}=…: {found['group']} has an option already; leave out the +, which adds a second one"
+    if found := THERE.match(message):
+        return f"+{found['override']}: it is there already, and a + adds what is not; write {found['override']}"
     if found := SAME_NAME.match(message):
         return (
             f"{found['group']}={found['name']}: a file of yours has the name of an option that is there already; "

@@ -115,7 +115,9 @@ def set_otherwise(node: Any, prefix: str = "") -> Iterator[str]:
         yield from set_otherwise(value, f"{prefix}{name}.")
 
 
-@pytest.mark.parametrize("group", ["benchmark", "data", "judge", "method", "model/base", "recipe", "task", "task/settings"])
+@pytest.mark.parametrize(
+    "group", ["benchmark", "data", "judge", "method", "model/base", "recipe", "task", "task/settings"]
+)
 def test_a_default_in_a_file_is_that_of_its_class(group: str) -> None:
     for path in sorted((CONF / group).glob("*.yaml")):
         node = OmegaConf.to_container(OmegaConf.load(path), resolve=False)

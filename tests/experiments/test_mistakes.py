@@ -62,6 +62,7 @@ def test_the_quoted_form_is_read_as_the_value_itself(value: str) -> None:
         (["zzz=1"], "the run has name, note, seed"),
         (["~foo"], "there is no foo"),
         (["+method=prompt"], "leave out the +"),
+        (["+seed=3"], "+seed=3: it is there already, and a + adds what is not; write seed=3"),
         (["seed=x"], "seed=x: Value 'x' of type 'str' could not be converted to Integer"),
         (["note=a,b"], "To sweep over it, add --multirun"),
         (["limit"], "limit: is no KEY=VALUE"),
