@@ -13,7 +13,9 @@ import torch
 from PIL import Image
 
 from experiments.api.client import Failed
+from experiments.api.config import ApiConfig
 from experiments.api.model import ApiModel
+from interp.checkpoints.config import ModelConfig
 from interp.errors import UserError
 from interp.prompt import Prompt
 from mitigation.steps import check_words
@@ -230,6 +232,27 @@ class Parity:
             lines.append(f"margins: not given by this endpoint ({NO_MARGINS})")
         lines += [f"likely cause: {cause}" for cause in self.causes()]
         return "\n".join([*lines, "" if self.same else "not the same"]).rstrip()
+
+
+def both_sides(endpoint: ApiConfig | None, name: str, twin: str | None, dtype: str = "auto") -> tuple["VLM", ApiModel]:
+    """The model ``twin`` (a folder, hub id or bundled model) loaded here, and the one behind the endpoint ``name``.
+
+    Raises:
+        UserError: one of the two is missing.
+    """
+    from interp.loading import load
+
+    if endpoint is None:
+        raise UserError(
+            f"task.twin={twin}: {name} is here, and a twin is of a model behind an endpoint; leave it out, or take "
+            "model=api"
+        )
+    if twin is None:
+        raise UserError(
+            f"model {name} is only reached over an API; give the same model here to compare it with: "
+            "task.twin=<folder or hub id>"
+        )
+    return load(ModelConfig(f"{name}, here", twin, dtype=dtype)), ApiModel(endpoint)
 
 
 def parity(here: "VLM", there: ApiModel, prompts: Sequence[Prompt] | None = None) -> Parity:

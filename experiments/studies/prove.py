@@ -48,23 +48,9 @@ class Prove:
             sys.exit(1)
 
     def _compare(self, run: Run) -> None:
-        from experiments.api.model import ApiModel
-        from experiments.api.parity import parity
-        from interp.checkpoints.config import ModelConfig
-        from interp.loading import load
+        from experiments.api.parity import both_sides, parity
 
-        if run.endpoint is None:
-            raise UserError(
-                f"task.twin={self.twin}: {run.model.name} is here, and a twin is of a model behind an endpoint; "
-                "leave it out, or take model=api"
-            )
-        if self.twin is None:
-            raise UserError(
-                f"model {run.model.name} is only reached over an API; give the same model here to compare it with: "
-                "task.twin=<folder or hub id>"
-            )
-        there = ApiModel(run.endpoint)
-        found = parity(load(ModelConfig(f"{run.model.name}, here", self.twin, dtype=self.twin_dtype)), there)
+        found = parity(*both_sides(run.endpoint, run.model.name, self.twin, self.twin_dtype))
         print(found)
         if not found.same:
             sys.exit(1)

@@ -4,7 +4,10 @@ A study asks all arms of a batch before the next one, and reads a prompt once fo
 after arm, in the same batches, and shares nothing.
 With ``task.clients`` also of the server (``task=serve``), which is in this process; the clients are threads of another,
 each with a connection that it keeps. The cases are IconWorld's, with files to decode and sentences of many lengths
-where the model is large. Imports neither torch nor transformers.
+where the model is large.
+
+With a ``model`` behind an endpoint and ``task.twin`` it asks that endpoint instead (``endpoint.py``). Imports neither
+torch nor transformers.
 """
 
 import base64
@@ -142,6 +145,9 @@ class EvalBench(Bench):
     (0: none) also ask the server, for answers of the plain model and of VCD, beside a study of these two arms that
     shares no features.
 
+    Where the run's model is behind an endpoint, that one is measured beside the same model here, ``twin`` (a folder,
+    hub id or bundled model, in the number format ``twin_dtype``), on plain answers and three contrasts.
+
     Raises:
         UserError: an unknown size, numbers below 1, or a 7b size without a GPU.
     """
@@ -151,6 +157,8 @@ class EvalBench(Bench):
     cases: int = 64
     clients: int = 0
     memory: bool = True
+    twin: str | None = None
+    twin_dtype: str = "auto"
     name = "eval"
     about = "answering cases in batches, beside a loop that asks one at a time"
 
@@ -162,7 +170,14 @@ class EvalBench(Bench):
             raise UserError(f"task.clients={self.clients}: clients of the server; give 0 (no server) or more")
 
     def measure(self, run: Run, device: str, say: Say) -> Result:
-        """Every way of asking in turns."""
+        """Every way of asking in turns; or an endpoint beside its twin here."""
+        if run.endpoint is not None or self.twin is not None:
+            from experiments.studies.bench.endpoint import beside_endpoint
+
+            benchmark: Any = EvalCases(self.cases)
+            asked = replace(run, benchmark=benchmark, fresh=True)
+            return beside_endpoint(asked, benchmark.load().samples, twin=self.twin, dtype=self.twin_dtype,
+                                   repeats=self.repeats, seconds=self.seconds, say=say)  # fmt: skip
         with TemporaryDirectory() as folder:
             arms = ARM_SETS[self.arms]
             studied = next(arm for arm in arms if arm.startswith("vcd"))

@@ -10,7 +10,10 @@ import pytest
 from experiments.studies.bench import eval as bench_eval
 from experiments.studies.bench.eval import EvalCases
 from interp.errors import UserError
+from interp.loading import load
+from tests.experiments.api.fake_engine import FakeEngine
 from tests.experiments.compose import run_of
+from tests.experiments.faulty_server import Served
 
 
 def measured(folder: Path, size: str, *overrides: str) -> dict[str, Any]:
@@ -122,3 +125,41 @@ def test_bad_options_are_named_before_anything_is_built(override: str, message: 
     with pytest.raises(UserError) as error:
         run_of("task=bench_eval", override)
     assert message in str(error.value)
+
+
+@pytest.mark.long
+def test_an_endpoint_is_measured_beside_the_same_model_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server = Served(FakeEngine(load("organism:llava", device="cpu")))
+    address = (f"model.base_url={server.url}", "model.model=m", "model.shared=false", "model.concurrency=2")
+    try:
+        found = measured(tmp_path, "tiny", "model=api_vllm", *address, "task.twin=organism:llava")
+    finally:
+        server.close()
+    (taken,), rows, said = found["rounds"], found["rows"], capsys.readouterr().out
+    arms = ["baseline", "text_only", "prior_correction", "vcd"]
+    assert [(row["protocol"], row["arm"]) for row in rows] == [
+        (how, arm) for how in ("score", "generate") for arm in arms
+    ]
+    for row in rows:
+        here, there = (taken[f"{row['protocol']} {row['arm']} {side}"] for side in ("here", "there"))
+        assert (row["seconds_here"], row["seconds_there"]) == pytest.approx((here / 3, there / 3))
+        assert row["there_over_here"] == pytest.approx(there / here)
+        assert row["over_baseline"] == pytest.approx(there / taken[f"{row['protocol']} baseline there"])
+        assert row["margins_off"] < 1e-3
+        assert row["unlike"] == 0
+    assert [row["requests"] for row in rows[:4]] == [1, 2, 2, 2]
+    assert rows[4]["requests"] == 1
+    assert min(row["requests"] for row in rows[5:]) > 1
+    assert [bound["limit"] for bound in found["bounds"]] == [3.0] * 3
+    assert found["concurrency"] == 2
+    assert "0 of 24 answers unlike those here; margins differ by at most" in said
+
+
+def test_a_twin_and_an_endpoint_are_measured_together_or_not_at_all(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"task\.twin=x: llava_organism is here"):
+        measured(tmp_path, "tiny", "task.twin=x")
+    with pytest.raises(UserError, match="give the same model here to compare it with"):
+        measured(tmp_path, "tiny", "model=api_vllm", "model.base_url=http://127.0.0.1:9/v1", "model.model=m")
+    sampled = ("model.base_url=http://127.0.0.1:9/v1", "model.model=m", "model.temperature=1", "task.twin=x")
+    with pytest.raises(UserError, match=r"need model\.temperature=0"):
+        measured(tmp_path, "tiny", "model=api_vllm", *sampled)
