@@ -123,6 +123,7 @@ conf/models.yaml, conf/methods.yaml and conf/judges.yaml."""
 OPTION = re.compile(r"(?P<key>\w+): (?P<value>.*?)  # (?P<comment>.*)")
 WIDTH = 80
 BODY = "defaults:"  # where the settings of an experiment begin
+SHARED = "  - settings: lora"  # the line of a task's file
 
 
 def help_page(arguments: Sequence[str] = ()) -> str:
@@ -163,9 +164,12 @@ def _page_of(group: str, name: str) -> str:
         task = found[-1] if found else "study"
         settings = textwrap.indent("\n".join(lines[lines.index(BODY) :]), "  ")
         parts.append(f"What it sets, where you say nothing else\n{settings}")
-    options = {f"{key}={value}": comment for key, value, comment in _options(_lines("task", task))}
+    of_task = _lines("task", task)
+    options = {f"{key}={value}": comment for key, value, comment in _options(of_task)}
     if options:
         parts.append(f"task.KEY=VALUE  (of task={task}, with its default)\n" + _rows(options, 25))
+    if SHARED in of_task:
+        parts.append("task.settings.KEY=VALUE, of a LoRA's training: conf/task/settings/lora.yaml lists them")
     return "\n\n".join([*parts, "KEY=VALUE of the run, models, methods and benchmarks: forestlens --help"]) + "\n"
 
 

@@ -64,6 +64,9 @@ def test_help_behind_an_experiment_is_that_experiments() -> None:
     assert "task.KEY=VALUE  (of task=mechanism, with its default)\n  failures=120 " in page
     assert page.endswith("KEY=VALUE of the run, models, methods and benchmarks: forestlens --help\n")
     assert help_page(["task=heatmap", "-h"]).startswith("task=heatmap\n\nOne case's attention, drawn.\n")
+    listed = "\n\ntask.settings.KEY=VALUE, of a LoRA's training: conf/task/settings/lora.yaml lists them\n"
+    assert listed in help_page(["+exp=alignment", "-h"])
+    assert listed not in page
     assert help_page(["+exp=nothing", "--help"]) == help_page(["--help"]) == help_page()
 
 
