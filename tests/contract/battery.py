@@ -31,7 +31,7 @@ from tests.tiny import Pieces, picture
 
 BOUND = 1e-5  # how far numbers may be from a plain forward's, in float32, relative to their length
 ROUNDS = ("qwen3_5_moe",)
-"""Small models that round more than others: a padded batch is up to 5e-5 off in float32, and about 1e-6 in float64 (with AVX-512 1.1e-6)."""
+"""Small models that round more than others: a padded batch is up to 5e-5 off in float32, and about 1e-6 in float64."""
 EXACT = 5e-6  # of these in float64, where some of their parts stay in float32
 ROUNDED = f"to {LOGITS[torch.float32]:.0e} in float32, which is rounding: to {EXACT:.0e} in float64"
 PROMPTS = (
