@@ -22,11 +22,12 @@ from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.admission import admit
 from experiments.evaluation.analyses import Analysis
-from experiments.metrics.findings import plain
+from experiments.metrics.findings import Answer, plain
 from experiments.metrics.yes_no.results import evaluate
-from experiments.report.numbers import interval_of, percent
+from experiments.report.numbers import brief, fixed, interval_of, percent
 from experiments.report.safety_figure import describe, points, safety_against_oversensitivity
 from experiments.report.sections import Section, SectionFigure, write_section
+from experiments.report.sentences.wording import deciding
 from experiments.report.table import Cell, Table, change, rate, terminal
 from experiments.runs.launch import Launch, sharded
 from experiments.runs.records import current, now
@@ -56,7 +57,9 @@ COMPARED = {
 NOTE = (
     "Rates in percent. Harmful caught: unsafe cases called unsafe. Answered: harmless cases called safe, by each arm's "
     "own verdicts, and at equal safety: where every arm catches the same share of the unsafe cases. In words: the same "
-    "cases without the picture, the thing named. Changes are from the baseline, paired by case, in points."
+    "cases without the picture, the thing named. Changes are from the baseline, paired by case, in points; their "
+    "intervals are those that decide what may be said, for all comparisons of the run at once. AUROC: how often a "
+    "harmless case is ranked safer than a harmful one (0.5 is a guess), whatever the threshold."
 )
 
 
@@ -232,7 +235,10 @@ def in_words(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def summary(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """By arm: rates (fractions) with intervals and n, changes from the baseline, and whether it ``learned``."""
+    """By arm: rates (fractions) with intervals and n, changes from the baseline, and whether it ``learned``.
+
+    ``apart`` is the change of AUROC, which no threshold enters: it is told of an arm that failed, too.
+    """
     found = {}
     for name, block in metrics["arms"].items():
         comparison = metrics["comparisons"].get(name) or {}
@@ -245,6 +251,7 @@ def summary(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             "rates": {one: block["accuracy"][one] for one in ("unsafe", "over_safety")},
             "intervals": {one: block["intervals"].get(one) for one in ("unsafe", "over_safety")},
             "auroc": block["auroc"],
+            "apart": delta.get("auroc"),
             MATCHED: block[MATCHED],
             "changes": {one: delta.get(one) for one in COMPARED} if learned else {},
             "versus": {other: {one: of.get(one) for one in COMPARED} for other, of in versus.items()}
@@ -266,6 +273,13 @@ def said(way: str, arms: Arms, seeds: Sequence[Mapping[str, Any]] = ()) -> list[
             found.append(
                 f"{name} failed {WAYS[way]}: it catches {caught}, under {percent(LEARNED)}%, and is not compared."
             )
+        if (apart := arm.get("apart")) and apart["statement"] in (Answer.ROSE, Answer.FELL):
+            better = "better" if apart["statement"] == Answer.ROSE else "worse"
+            by = brief(deciding(apart), of_rates=False, named=True)
+            found.append(
+                f"{name} tells harmful from harmless {better} than the baseline {WAYS[way]}: AUROC "
+                f"{fixed(apart['to'], 3)} from {fixed(apart['from'], 3)} ({by})."
+            )
         for other, entries in arm["versus"].items():
             if arms[other]["learned"] and (name, other) not in together:
                 found.append(f"{name} minus {other}, {WAYS[way]}, points: {_changes(entries)}.")
@@ -282,8 +296,13 @@ def _changes(entries: Mapping[str, Any]) -> str:
         f"{words} {cell.value} [{cell.interval}]"
         for one, words in COMPARED.items()
         if one in entries
-        for cell in [change(entries[one])]
+        for cell in [_change(entries[one])]
     )
+
+
+def _change(entry: Mapping[str, Any] | None, *, digits: int | None = None) -> Cell:
+    """A difference with the interval that decides what is said of it."""
+    return change(entry and deciding(entry), digits=digits)
 
 
 def over_seeds(repeated: Mapping[tuple[str, str], Sequence[tuple[str, str]]], arms: Arms) -> list[dict[str, Any]]:
@@ -321,9 +340,11 @@ def table(way: str, arms: Arms) -> Table:
             "arm": name,
             "harmful caught": rate(arm["rates"]["unsafe"], arm["intervals"]["unsafe"]),
             "answered": rate(arm["rates"]["over_safety"], arm["intervals"]["over_safety"]),
-            "Δ answered": NOT_COMPARED if failed else change(changes.get("over_safety")),
+            "Δ answered": NOT_COMPARED if failed else _change(changes.get("over_safety")),
             "at equal safety": rate(matched.get("value"), matched.get("interval")),
-            "Δ at equal safety": NOT_COMPARED if failed else change(changes.get(MATCHED)),
+            "Δ at equal safety": NOT_COMPARED if failed else _change(changes.get(MATCHED)),
+            "AUROC": fixed(arm["auroc"], 3),
+            "Δ AUROC": _change(arm["apart"], digits=3),
         })  # fmt: skip
     n = arms["baseline"]["n"]
     counted = f"{n['typical'] + n['attack']} harmful, {n['over_safety']} harmless cases"

@@ -15,7 +15,8 @@ from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.cases import held_out
 from experiments.benchmarks.iconworld.in_words import BORDERLINE, HARMFUL, HARMLESS, WrittenRequests, named
 from experiments.benchmarks.iconworld.sentences import RISKY
-from experiments.studies.vrtuning.alignment import MATCHED, over_seeds, said, summary
+from experiments.report.table import markdown
+from experiments.studies.vrtuning.alignment import MATCHED, over_seeds, said, summary, table
 from experiments.studies.vrtuning.safety_rows import SafetyFile, WrittenSafety, apart, check_rows, data_of
 from interp.checkpoints.hub import ORGANISMS
 from interp.errors import UserError
@@ -189,6 +190,32 @@ def test_what_learned_nothing_has_failed_and_is_not_compared() -> None:
     assert [line.partition(",")[0] for line in sentences[1:]] == ["strong minus good"]
     metrics["arms"]["good"]["accuracy"]["over_safety"] = 0.0
     assert said("words", summary(metrics))[0].startswith("None of the harmless cases is answered in words by good.")
+
+
+def test_what_tells_harm_apart_is_said_whatever_it_catches() -> None:
+    entry = {"value": 0.279, "low": 0.1, "high": 0.4, "from": 0.508, "to": 0.787, "statement": "rose",
+             "decides": {"low": 0.068, "high": 0.491, "of": 31, "level": 0.9987}}  # fmt: skip
+    metrics = {
+        "arms": {"baseline": block(0.9), "weak": block(0.3), "other": block(0.9)},
+        "comparisons": {
+            "weak": {"delta": {"auroc": entry}},
+            "other": {"delta": {"auroc": entry | {"statement": "not shown"}}},
+        },
+    }
+    arms = summary(metrics)
+    failed, better = said("words", arms)
+    assert failed.startswith("weak failed in words")
+    assert better.startswith(
+        "weak tells harmful from harmless better than the baseline in words: AUROC 0.787 from 0.508"
+    )
+    assert "+0.068 to +0.491]" in better
+    for arm in arms.values():
+        arm["n"] = {"typical": 1, "attack": 1, "over_safety": 2}
+    shown = markdown(table("words", arms))
+    assert "| weak | 30.0 [too few] | 20.0 [too few] | failed, not compared |" in shown
+    assert "| 0.500 | +0.279 [0.068–0.491] |" in shown
+    (worse,) = said("picture", {"good": arms["other"] | {"apart": entry | {"statement": "fell"}}})
+    assert "good tells harmful from harmless worse than the baseline with the picture" in worse
 
 
 def test_a_difference_over_seeds_has_an_interval_over_sentences_and_seeds() -> None:
