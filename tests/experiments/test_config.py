@@ -95,7 +95,10 @@ OTHERWISE = {
     "model/base/weights": {"revision"},
     "recipe/llava": {"weight_decay", "leanings"},
     "recipe/smol": {"together", "warmup"},
-    "task/train_thinking_organism": {"traces.cases"},
+    "task/align": {"settings.steps", "settings.batch_size", "settings.learning_rate", "settings.warmup"},
+    "task/vrtuning": {"settings.steps", "settings.batch_size", "settings.learning_rate", "settings.warmup"},
+    "task/train_thinking_organism": {"settings.steps", "settings.batch_size", "settings.learning_rate",
+                                     "settings.warmup", "traces.cases"},
 }  # fmt: skip
 
 
@@ -122,6 +125,10 @@ def test_a_default_in_a_file_is_that_of_its_class(group: str) -> None:
     for path in sorted((CONF / group).glob("*.yaml")):
         node = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
         assert isinstance(node, dict)
+        for entry in node.get("defaults", []):
+            if isinstance(entry, dict) and "settings" in entry:  # what the file itself says of them is checked, too
+                shared = OmegaConf.to_container(OmegaConf.load(CONF / group / "settings" / f"{entry['settings']}.yaml"))
+                node["settings"]["_target_"] = shared["_target_"]  # type: ignore[index, call-overload]
         found = {name for name in set_otherwise(node) if not name.startswith("candidates.")}
         assert found == OTHERWISE.get(f"{group}/{path.stem}", set()), path
 

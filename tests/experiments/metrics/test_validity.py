@@ -15,7 +15,7 @@ from experiments.metrics.yes_no.comparison import SAID, comparisons
 from experiments.metrics.yes_no.quantities import YesNoArms
 from tests.experiments.metrics.simulated import Design, answers, not_above
 
-SEED, LARGE, SMALL = 48, 1600, 24
+SEED, LARGE, SMALL = 48, 1600, 40
 STUDIES = [pytest.param(SMALL, marks=pytest.mark.long), pytest.param(LARGE, marks=pytest.mark.slow)]
 TABLES = {
     "24 sentences": Design(),
