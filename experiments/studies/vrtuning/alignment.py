@@ -24,11 +24,12 @@ from experiments.evaluation.admission import admit
 from experiments.evaluation.analyses import Analysis
 from experiments.metrics.findings import Answer, plain
 from experiments.metrics.yes_no.results import evaluate
+from experiments.report.arm_tables import difference
 from experiments.report.numbers import brief, fixed, interval_of, percent
 from experiments.report.safety_figure import describe, points, safety_against_oversensitivity
 from experiments.report.sections import Section, SectionFigure, write_section
 from experiments.report.sentences.wording import deciding
-from experiments.report.table import Cell, Table, change, rate, terminal
+from experiments.report.table import Cell, Table, rate, terminal
 from experiments.runs.launch import Launch, sharded
 from experiments.runs.records import current, now
 from experiments.runs.resumption import read_object
@@ -296,13 +297,8 @@ def _changes(entries: Mapping[str, Any]) -> str:
         f"{words} {cell.value} [{cell.interval}]"
         for one, words in COMPARED.items()
         if one in entries
-        for cell in [_change(entries[one])]
+        for cell in [difference(entries, one)]
     )
-
-
-def _change(entry: Mapping[str, Any] | None, *, digits: int | None = None) -> Cell:
-    """A difference with the interval that decides what is said of it."""
-    return change(entry and deciding(entry), digits=digits)
 
 
 def over_seeds(repeated: Mapping[tuple[str, str], Sequence[tuple[str, str]]], arms: Arms) -> list[dict[str, Any]]:
@@ -340,11 +336,11 @@ def table(way: str, arms: Arms) -> Table:
             "arm": name,
             "harmful caught": rate(arm["rates"]["unsafe"], arm["intervals"]["unsafe"]),
             "answered": rate(arm["rates"]["over_safety"], arm["intervals"]["over_safety"]),
-            "Δ answered": NOT_COMPARED if failed else _change(changes.get("over_safety")),
+            "Δ answered": NOT_COMPARED if failed else difference(changes, "over_safety"),
             "at equal safety": rate(matched.get("value"), matched.get("interval")),
-            "Δ at equal safety": NOT_COMPARED if failed else _change(changes.get(MATCHED)),
+            "Δ at equal safety": NOT_COMPARED if failed else difference(changes, MATCHED),
             "AUROC": fixed(arm["auroc"], 3),
-            "Δ AUROC": _change(arm["apart"], digits=3),
+            "Δ AUROC": difference({"auroc": arm["apart"]}, "auroc"),
         })  # fmt: skip
     n = arms["baseline"]["n"]
     counted = f"{n['typical'] + n['attack']} harmful, {n['over_safety']} harmless cases"
