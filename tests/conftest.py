@@ -6,7 +6,8 @@ from typing import Any
 
 from tests import typechecks
 
-typechecks.install("interp", "mitigation")
+REPOSITORY = Path(__file__).resolve().parent.parent
+typechecks.install(REPOSITORY / "interp", REPOSITORY / "mitigation")
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
@@ -21,8 +22,6 @@ settings.register_profile("forestlens", deadline=None)
 settings.load_profile("forestlens")
 
 pytest_plugins = ("tests.contract.plugin",)
-
-REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 @pytest.hookimpl(tryfirst=True)  # before a fixture could want the GPU
