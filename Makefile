@@ -48,9 +48,8 @@ test: install-dev chromium ## install, then the default tests: neither long nor 
 test-long: install-dev chromium ## the tests of more than a second or so, mostly whole commands; CI runs them too
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and not slow and not families" -n auto --dist loadfile
 
-test-ci: install-dev chromium ## what CI runs: these two and contract-check but for two devices in one go, so that nothing is collected or run twice
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow or contract or families" -n auto --dist loadfile -p no:cacheprovider \
-	--contract-check --contract-but two_devices
+test-ci: install-dev chromium ## what CI runs: these two in one go, so that nothing is collected twice
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not families" -n auto --dist loadfile -p no:cacheprovider
 
 test-all: install-dev chromium ## install, then every test; those for a GPU skip where there is none
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --contract-check

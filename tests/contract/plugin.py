@@ -6,9 +6,6 @@ that contradicts the committed table fails, if that was made with the transforme
 ``--contract-check`` writes nothing, prints how the table of the run differs from the committed one, and fails where it
 does, or where the run has less than the whole.
 
-``--contract-but CAPABILITY`` does not ask the families marked ``families`` for this one (two devices take half a minute
-a family), and does not miss their cells. Its other cells are compared.
-
 ``--contract-family NAME[,NAME]`` asks these families alone, and changes their rows alone in the file at PATH: a table
 can be made in pieces, with the same versions.
 """
@@ -46,9 +43,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--contract-check", action="store_true", help="fail where interp/contract.json is not what is found"
     )
-    parser.addoption(
-        "--contract-but", metavar="CAPABILITY", choices=CAPABILITIES, help="not of the families marked families"
-    )
     parser.addoption("--contract-family", metavar="NAME[,NAME]", help="the contract tests of these families alone")
 
 
@@ -74,11 +68,7 @@ def capabilities_of(item: Any) -> tuple[str, ...]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> None:
-    """Leaves out the contract tests of other families, or of another capability, than those that were asked for."""
-    if (but := config.getoption("--contract-but", None)) is not None:
-        further = [item for item in items if item.get_closest_marker("families") and but in capabilities_of(item)]
-        config.hook.pytest_deselected(items=further)
-        items[:] = [item for item in items if item not in further]
+    """Leaves out the contract tests of other families than those that were asked for."""
     if (asked := config.getoption("--contract-family", None)) is None:
         return
     of = {
@@ -147,8 +137,7 @@ def _differing(contents: dict[str, Any], config: pytest.Config) -> list[str]:
     """How it differs from the committed table; a cell without a test counts where all families were asked."""
     committed = json.loads(COMMITTED.read_text()) if COMMITTED.is_file() else {"families": {}}
     asked = config.getoption("--contract-family") is not None or not config.getoption("--contract-check")
-    but = config.getoption("--contract-but")
-    return differences(contents, committed) + ([] if asked else untested(contents, committed, but=but))
+    return differences(contents, committed) + ([] if asked else untested(contents, committed))
 
 
 def pytest_sessionfinish(session: Any) -> None:

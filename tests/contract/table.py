@@ -98,15 +98,14 @@ def differences(found: Mapping[str, Any], committed: Mapping[str, Any]) -> list[
     return lines
 
 
-def untested(found: Mapping[str, Any], committed: Mapping[str, Any], *, but: str | None = None) -> list[str]:
-    """A line for each committed cell that no test of this run was about; of ``but`` one family is enough."""
+def untested(found: Mapping[str, Any], committed: Mapping[str, Any]) -> list[str]:
+    """A line for each committed cell that no test of this run was about."""
     cells = {name: entry["capabilities"] for name, entry in found["families"].items()}
-    enough = but is not None and any(but in own for own in cells.values())
     return [
         f"{family} {name}: no test of it ran"
         for family, entry in committed["families"].items()
         for name in entry["capabilities"]
-        if name not in cells.get(family, {}) and not (enough and name == but)
+        if name not in cells.get(family, {})
     ]
 
 

@@ -125,15 +125,6 @@ def test_differences_of_two_tables() -> None:
     assert "+" in lines[2]
 
 
-@pytest.mark.long
-def test_one_capability_is_asked_of_the_default_families_alone(tmp_path: Path) -> None:
-    further = PIECES.replace('"idefics"]', 'pytest.param("idefics", marks=pytest.mark.families)]')
-    for options, passed in ((), 2), (("--contract-but=generate",), 1), (("--contract-but=score",), 2):
-        (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    families\n")
-        said = asked(tmp_path, *options, "--contract-check", pieces=further)[1]
-        assert f"{passed} passed" in said, said
-
-
 def test_cells_that_no_test_was_about() -> None:
     whole = table([WORKS, REFUSED], VERSIONS)
     assert untested(whole, whole) == []
@@ -141,8 +132,3 @@ def test_cells_that_no_test_was_about() -> None:
         "idefics maps: no test of it ran",
         "llava generate: no test of it ran",
     ]
-    asked, missing = table([WORKS], VERSIONS), "idefics maps: no test of it ran"
-    assert untested(asked, whole) == untested(asked, whole, but="maps") == [missing]  # not of any family
-    also = table([WORKS, replace(WORKS, capabilities=("maps",))], VERSIONS)
-    assert untested(also, whole) == [missing]
-    assert untested(also, whole, but="maps") == []
