@@ -111,6 +111,7 @@ def on_the_page(picture: Image.Image) -> Tensor:
     return asked(kept)
 
 
+@pytest.mark.long
 @given(st.sampled_from(STORED), st.sampled_from(TURNED), st.integers(0, 10))
 @settings(max_examples=60)
 def test_a_file_is_the_same_tensor_whichever_way_it_comes_in(

@@ -122,6 +122,7 @@ def organism_itself() -> Any:
     return Baseline()
 
 
+@pytest.mark.long
 def test_labels_are_not_read_and_equal_teaching_gives_equal_adapters(
     organism: VLM, cases: Any, learned: DistilledVerdicts, tmp_path: Path
 ) -> None:
@@ -131,6 +132,7 @@ def test_labels_are_not_read_and_equal_teaching_gives_equal_adapters(
     assert other.about["folder"] == learned.about["folder"]
 
 
+@pytest.mark.long
 def test_shuffled_captions_teach_other_margins(organism: VLM, cases: Any, tmp_path: Path) -> None:
     prompts, safe = cases
     settings = Distillation(**SMALL | {"steps": 2, "batch_size": 16}, control="shuffled", describe="oracle")

@@ -106,6 +106,7 @@ def test_a_drift_that_the_verdict_does_not_read_changes_nothing(correction: str,
     assert abs(cell["cosine"]) < 0.1
 
 
+@pytest.mark.long
 def test_random_directions_of_equal_norm_restore_nothing(tmp_path: Path) -> None:
     vlm = drifting()
     prompts, safe = cases()

@@ -280,6 +280,7 @@ def test_without_a_development_split_the_shift_is_cross_fitted(
     assert not (folder / "development.jsonl").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("protocol", ["generate", "score"])
 def test_a_cross_fitted_shift_asks_only_where_the_first_token_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
