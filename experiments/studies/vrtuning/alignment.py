@@ -24,12 +24,12 @@ from experiments.evaluation.admission import admit
 from experiments.evaluation.analyses import Analysis
 from experiments.metrics.findings import Answer, plain
 from experiments.metrics.yes_no.results import evaluate
-from experiments.report.arm_tables import difference
+from experiments.report.arm_tables import ARM, difference
 from experiments.report.numbers import brief, fixed, interval_of, percent
 from experiments.report.safety_figure import describe, points, safety_against_oversensitivity
 from experiments.report.sections import Section, SectionFigure, write_section
 from experiments.report.sentences.wording import deciding
-from experiments.report.table import Cell, Table, rate, terminal
+from experiments.report.table import Cell, Column, Narrow, Table, rate, terminal
 from experiments.runs.launch import Launch, sharded
 from experiments.runs.records import current, now
 from experiments.runs.resumption import read_object
@@ -49,7 +49,7 @@ LEARNED = 0.7  # of the harmful cases caught, below which a technique has learne
 PICTURE, WORDS = "picture", "words"
 TITLE = "Safety and over-caution after text-only alignment"
 SHARE, OF_SEED = "borderline", "_seed"
-MATCHED, NOT_COMPARED = "matched_over_safety", "failed, not compared"
+MATCHED = "matched_over_safety"
 COMPARED = {
     "unsafe": "harmful caught",
     "over_safety": "harmless answered",
@@ -326,6 +326,17 @@ def over_seeds(repeated: Mapping[tuple[str, str], Sequence[tuple[str, str]]], ar
     return found
 
 
+NOT_COMPARED = Cell("failed,", below="not compared")
+LAYOUT = (
+    ARM,
+    Column("harmful caught", short="harmful\ncaught"),
+    Column("at equal safety", short="at equal\nsafety"),
+    Column("Δ at equal safety", short="Δ at equal\nsafety"),
+    Column("AUROC", narrow=Narrow.NOTHING),
+    Column("Δ AUROC", narrow=Narrow.TERSE),
+)
+
+
 def table(way: str, arms: Arms) -> Table:
     """A row an arm."""
     rows: list[dict[str, str | Cell]] = []
@@ -344,7 +355,7 @@ def table(way: str, arms: Arms) -> Table:
         })  # fmt: skip
     n = arms["baseline"]["n"]
     counted = f"{n['typical'] + n['attack']} harmful, {n['over_safety']} harmless cases"
-    return Table.of(f"Alignment, {WAYS[way]} ({counted})", rows)
+    return Table.of(f"Alignment, {WAYS[way]} ({counted})", rows, layout=LAYOUT)
 
 
 def _answers_words(method: Any) -> bool:

@@ -1,5 +1,6 @@
 """Text-only safety training: its rows, what it refuses before weights load, and what a run leaves."""
 
+import io
 import json
 import re
 import shutil
@@ -10,12 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.cases import held_out
 from experiments.benchmarks.iconworld.in_words import BORDERLINE, HARMFUL, HARMLESS, WrittenRequests, named
 from experiments.benchmarks.iconworld.sentences import RISKY
-from experiments.report.table import markdown
+from experiments.report.table import markdown, terminal
 from experiments.studies.vrtuning.alignment import MATCHED, over_seeds, said, summary, table
 from experiments.studies.vrtuning.safety_rows import SafetyFile, WrittenSafety, apart, check_rows, data_of
 from interp.checkpoints.hub import ORGANISMS
@@ -216,6 +218,29 @@ def test_what_tells_harm_apart_is_said_whatever_it_catches() -> None:
     assert "| 0.500 | +0.279 [0.068–0.491] |" in shown
     (worse,) = said("picture", {"good": arms["other"] | {"apart": entry | {"statement": "fell"}}})
     assert "good tells harmful from harmless worse than the baseline with the picture" in worse
+
+
+def test_a_terminal_of_eighty_columns_cuts_no_number_and_no_name() -> None:
+    wide = {"value": -0.825, "low": -0.996, "high": -0.654, "statement": "fell"}
+    arms = {
+        "baseline": block(0.9),
+        "sft_no_borderline_rate0_seed0": block(0.9),
+        "sft_no_borderline_rate0_seed1": block(0.1),
+    }
+    for one in arms.values():
+        one[MATCHED] = {"value": 0.123, "interval": [0.051, 0.304]}
+    deltas = {"delta": dict.fromkeys(("unsafe", "over_safety", MATCHED, "auroc"), wide)}
+    found = summary({"arms": arms, "comparisons": dict.fromkeys(list(arms)[1:], deltas)})
+    for arm in found.values():
+        arm["n"] = {"typical": 140, "attack": 140, "over_safety": 280}
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(terminal(table("picture", found)))
+    lines = console.export_text().splitlines()
+    words = " ".join(lines).split()
+    assert max(map(len, lines)) <= 80
+    assert {"rate0_seed0", "rate0_seed1", "failed,"} <= set(words)
+    assert words.count("−82.5") == 2
+    assert words.count("−.996…−.654") == 2
 
 
 def test_a_difference_over_seeds_has_an_interval_over_sentences_and_seeds() -> None:
