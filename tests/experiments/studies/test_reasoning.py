@@ -209,7 +209,9 @@ def test_what_is_cut_off_is_no_thought(organism: VLM) -> None:
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("reasoning")
-    run = run_of("+exp=reasoning", "limit=48", "task.pairs=6", "task.attention=4", "draws=100", f"output_root={root}")
+    run = run_of(
+        "+exp=reasoning", "limit=120", "task.pairs=12", "task.attention=16", "draws=100", f"output_root={root}"
+    )
     run.task(run)
     return next(path.parent for path in root.rglob("reasoning.json"))
 
