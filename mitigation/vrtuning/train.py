@@ -10,6 +10,7 @@ for vision, which prefers the grounded verdict over the one that the text sugges
 
 import copy
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.functional import pad
 from transformers import PrinterCallback, Trainer, TrainerCallback
 
 from interp.checkpoints.config import ModelConfig
@@ -38,7 +40,7 @@ from interp.preprocessing import is_other
 from interp.training_rows import TrainingRows
 from interp.vlm import VLM
 from mitigation.vrtuning import checkpoint
-from mitigation.vrtuning.collator import Collator, DistillationCollator
+from mitigation.vrtuning.collator import IGNORED, Collator, DistillationCollator
 from mitigation.vrtuning.data import MARGIN, check_dataset, data_digest, rows_of
 from mitigation.vrtuning.model import load_four_bit, lora_config
 from mitigation.vrtuning.settings import Settings, total_steps
@@ -50,6 +52,7 @@ Report = Callable[[int, int, float], None]  # step, steps, loss
 COMPLETE = "complete"  # marker file in a completely written resume point
 PROJECT = "forestlens"  # in trackio
 LOGGED = 500  # losses of a run, at most
+PER_TOKEN = ("log_probs", "entropy", "log_sum_sq_probs", "mean_logits", "is_top1")  # of TRL's fused head
 VERSIONS = ("torch", "transformers", "trl", "peft")
 
 
@@ -344,6 +347,8 @@ def _trainer(vlm: VLM, dataset: "Dataset", settings: Settings, out: Path, steps:
         trainer = DPOTrainer(args=DPOConfig(**arguments, beta=settings.beta), **given)
     else:
         trainer = SFTTrainer(args=SFTConfig(**arguments, completion_only_loss=True), **given)
+    if vlm.device.type == "cpu":
+        _score_answers_alone(vlm.model)
     if isinstance(collator, DistillationCollator):
         trainer.compute_loss = collator.loss
     elif nested:
@@ -354,6 +359,39 @@ def _trainer(vlm: VLM, dataset: "Dataset", settings: Settings, out: Path, steps:
             callback.logging_dir = str(out / "tensorboard")  # its default goes with the resume points
     trainer.processing_class = None  # the collator has its own; here it would be saved with every resume point
     return trainer
+
+
+def _score_answers_alone(model: Any) -> None:
+    """Makes TRL's fused head project the answers' positions alone, as it does by itself where it has a Triton kernel.
+
+    Elsewhere it projects every position of the prompt on the vocabulary, to keep the shapes of compiled kernels, and
+    ignores the result: half of the time of an update of a small decoder with a large vocabulary.
+    """
+    scored = model.forward
+
+    def forward(*arguments: Any, **named: Any) -> Any:
+        if not named.get("fused_lm_head") or named.get("labels") is None:
+            return scored(*arguments, **named)
+        labels = named.pop("labels")[:, 1:]
+        answer = labels != IGNORED
+
+        def kept(_: nn.Module, __: Any, output: Any) -> Any:
+            states = output.last_hidden_state[:, :-1][answer]
+            output.last_hidden_state = pad(states, (0, 0, 0, 1))[None]  # the head drops the last, as of a sequence
+            return output
+
+        hook = model.base_model.register_forward_hook(kept)
+        try:
+            output = scored(*arguments, labels=pad(labels[answer], (1, 0), value=IGNORED)[None], **named)
+        finally:
+            hook.remove()
+        for name in PER_TOKEN:
+            if (values := getattr(output, name)) is not None:
+                setattr(output, name, values.new_zeros(answer.shape).masked_scatter(answer, values))
+        output.label_mask = answer
+        return output
+
+    model.forward = functools.wraps(scored)(forward)
 
 
 def _publish(

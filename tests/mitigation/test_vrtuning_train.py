@@ -18,7 +18,7 @@ from interp.errors import UserError
 from interp.vlm import VLM, Prompt
 from mitigation.vrtuning.collator import IGNORED, Collator
 from mitigation.vrtuning.settings import Settings, total_steps
-from mitigation.vrtuning.train import Trained, train
+from mitigation.vrtuning.train import Marker, Trained, train
 from tests.families import FAMILIES
 from tests.mitigation.vrtuning_job import SETTINGS, STEPS, data, run, tiny
 from tests.tiny import picture
@@ -97,6 +97,36 @@ def test_the_loss_is_the_mean_over_answer_tokens(family: str, tmp_path: Path) ->
     expected = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
     done = train(vlm, dataset, replace(SETTINGS, steps=1), tmp_path / "run")
     assert done.losses[0][1] == pytest.approx(float(expected), rel=1e-4)
+
+
+@pytest.mark.parametrize("trainer", ["sft", "dpo"])
+def test_only_the_answers_tokens_are_projected_on_the_vocabulary(
+    trainer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Losses, metrics and adapters are those of TRL's own head, which projects every position of the prompt."""
+    head = importlib.import_module("trl.trainer.utils")._ChunkedLogProbFunction
+    project, dataset = head.apply, data(6, preferences=trainer == "dpo").dataset
+    positions: list[int] = []
+    logs: list[dict[str, float]] = []
+    monkeypatch.setattr(head, "apply", lambda *given: positions.append(len(given[0])) or project(*given))
+    monkeypatch.setattr(Marker, "on_log", lambda *_, **named: logs.append(named["logs"]))
+    settings = replace(SETTINGS, trainer=trainer, steps=3)
+    ours = train(tiny(), dataset, settings, tmp_path / "ours")
+    answers, logged = max(positions), list(logs)
+    positions.clear(), logs.clear()
+    monkeypatch.setattr("mitigation.vrtuning.train._score_answers_alone", lambda _: None)
+    trls = train(tiny(), dataset, settings, tmp_path / "trls")
+
+    batch = Collator(tiny())(list(dataset.select(range(settings.batch_size))))
+    marked = batch["completion_mask"] if trainer == "dpo" else batch["labels"] != IGNORED
+    assert answers == int(marked.sum())
+    assert max(positions) >= marked[:, 1:].numel() > 2 * answers
+    assert [loss for _, loss in ours.losses] == pytest.approx([loss for _, loss in trls.losses], rel=1e-6)
+    for mine, its in zip(logged, logs, strict=True):
+        named = {name for name in its if "runtime" not in name and "per_second" not in name}
+        assert {name: mine[name] for name in named} == pytest.approx({name: its[name] for name in named}, rel=1e-4)
+    for name, weight in weights(trls.adapter).items():
+        torch.testing.assert_close(weights(ours.adapter)[name], weight, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.slow
