@@ -137,7 +137,9 @@ def units_needed(
         n = float(units)
         for _ in range(50):  # t depends on n, and hardly
             t = float(stdtrit(max(n * clusters / units - 1, 1), (1 + confidence) / 2))
-            n = max(units * (t + float(ndtri(power))) ** 2 * variance / effect**2, 2 * units / clusters)
+            before, n = n, max(units * (t + float(ndtri(power))) ** 2 * variance / effect**2, 2 * units / clusters)
+            if n == before:
+                break
         found.append(math.ceil(n - 1e-9))
     return Needed(*found)
 

@@ -21,6 +21,7 @@ from experiments.run import main
 from interp.errors import UserError
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import composed, run_of
+from tests.weekly import first
 
 
 def said(*overrides: str) -> str:
@@ -144,7 +145,7 @@ def test_hydras_own_trace_is_there_for_who_asks() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("imported", ["hydra", "experiments.config", "torch"])
+@pytest.mark.parametrize("imported", first(["experiments.config", "hydra", "torch"]))
 def test_ctrl_c_while_modules_are_imported(tmp_path: Path, imported: str) -> None:
     code = (
         "import signal, sys, os\n"

@@ -16,6 +16,7 @@ from mitigation.learned.probe_readout import TruthReadout
 from mitigation.learned.ridge_probe import margin_gradient
 from tests.experiments.compose import run_of
 from tests.tiny import picture
+from tests.weekly import first
 
 ASKED = [
     Prompt(f"Is the {name} safe{' for a small child' * (number % 3)}?", picture(number), key=str(number))
@@ -115,7 +116,7 @@ LEARNERS: dict[str, Any] = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("learner", LEARNERS)
+@pytest.mark.parametrize("learner", first(LEARNERS))
 def test_what_is_learned_of_a_part_is_what_is_learned_without_a_memory(learner: str, tmp_path: Path) -> None:
     vlm, method = load("organism:llava", device="cpu"), LEARNERS[learner]
     prompts, safe = cases(60)

@@ -122,7 +122,7 @@ def organism_itself() -> Any:
     return Baseline()
 
 
-@pytest.mark.long
+@pytest.mark.slow  # two trainings
 def test_labels_are_not_read_and_equal_teaching_gives_equal_adapters(
     organism: VLM, cases: Any, learned: DistilledVerdicts, tmp_path: Path
 ) -> None:

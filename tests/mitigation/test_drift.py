@@ -57,6 +57,7 @@ def area(margins: torch.Tensor, safe: list[bool]) -> float:
     return float(((above > 1e-3).double() + (above.abs() <= 1e-3) / 2).mean())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("correction", ["mean", "caption", "map"])
 def test_the_planted_drift_is_found_and_the_verdicts_restored(correction: str, tmp_path: Path) -> None:
     vlm = drifting()

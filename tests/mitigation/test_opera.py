@@ -18,6 +18,7 @@ from tests.families import FAMILIES, every_family
 from tests.mitigation.family_laws import answers_as_one_by_one, case
 from tests.mitigation.slow_rule import GROWING, decided
 from tests.tiny import tiny_llava
+from tests.weekly import weekly
 
 
 def mode(values: list[int]) -> int:
@@ -140,8 +141,8 @@ STRONG = OPERA(beams=3, candidates=4, weight=4.0, unit=0.5, early=2, threshold=N
     ("rule", "tokens", "rolls"),
     [
         (OPERA(weight=8.0), 4, False),
-        (STRONG, 6, False),
-        (OPERA(beams=2, candidates=3, unit=1e-3, early=1, threshold=2, rollbacks=1), 9, True),
+        weekly(STRONG, 6, False),
+        weekly(OPERA(beams=2, candidates=3, unit=1e-3, early=1, threshold=2, rollbacks=1), 9, True),
         (OPERA(beams=2, candidates=3, weight=0.0, early=0, threshold=2, rollbacks=2), 8, True),
     ],
 )

@@ -1,16 +1,14 @@
 """Runs cells on two pretended devices, in a process of its own, and prints a line of JSON for each.
 
-``python -m tests.two_devices.job <family> [cell ...]``: the family's small model, whose answers are held against the
-CPU's; and before it, where there is one, the model of seven billion parameters, which has no values. LLaVA has its
-head on the first device too, as a head is that shares its weights with the embeddings. Neither device has float64, as
-Apple's MPS has none.
+``python -m tests.two_devices.job <family> [kind ...]``: of ``KINDS``, by default all that the family has. Neither
+device has float64, as Apple's MPS has none.
 """
 
 import json
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -63,13 +61,17 @@ def told(kind: str, name: str, run: Any) -> None:
     print(json.dumps({"kind": kind, "cell": name, "error": error, "seconds": seconds, "trace": trace}), flush=True)
 
 
-def shapes(family: str, *cells: str) -> None:
-    """Every cell on a model without values, with its head on either device."""
-    for kind, head in (("shapes", 1), ("head_first", 0))[: 1 + (family == "llava")]:
-        with world(float64=False):
-            vlm = on_two_devices(seven_billion(family), head=head)
-            for name in cells or CELLS:
-                told(kind, name, lambda vlm=vlm, name=name: refusal(found(name, vlm, 336)))
+def shapes(family: str, *, kind: str = "shapes", head: int = 1) -> None:
+    """Every cell on the family's model of seven billion parameters, without values."""
+    with world(float64=False):
+        vlm = on_two_devices(seven_billion(family), head=head)
+        for name in CELLS:
+            told(kind, name, lambda name=name: refusal(found(name, vlm, 336)))
+
+
+def head_first(family: str) -> None:
+    """The same with the head on the first device, as a head is that shares its weights with the embeddings."""
+    shapes(family, kind="head_first", head=0)
 
 
 def refusal(answer: Any) -> str:
@@ -77,20 +79,24 @@ def refusal(answer: Any) -> str:
     return answer if isinstance(answer, str) else ""
 
 
-def values(family: str, *cells: str) -> None:
-    """Every cell on a small model, on the CPU and on two devices."""
+def values(family: str) -> None:
+    """Every cell on the family's small model, on two devices and on the CPU: the same answers."""
     plain = VLM(*FAMILIES[family](), name=family)
-    expected = {name: found(name, plain, 64) for name in cells or CELLS}
+    expected = {name: found(name, plain, 64) for name in CELLS}
     with world(values=True, float64=False):
         vlm = on_two_devices(VLM(*FAMILIES[family](), name=family))
         for name, answer in expected.items():
             told("values", name, lambda name=name, answer=answer: difference(answer, found(name, vlm, 64)))
 
 
+KINDS: dict[str, Callable[[str], None]] = {"shapes": shapes, "head_first": head_first, "values": values}
+
+
 if __name__ == "__main__":
+    family, *asked_for = sys.argv[1:]
     try:
-        if sys.argv[1] in SEVEN_BILLION:
-            shapes(*sys.argv[1:])
-        values(*sys.argv[1:])
+        for kind in asked_for or KINDS:
+            if kind == "values" or family in SEVEN_BILLION:
+                KINDS[kind](family)
     except Unsupported as error:
         print(json.dumps({"unsupported": str(error)}))

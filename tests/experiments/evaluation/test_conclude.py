@@ -22,6 +22,7 @@ from experiments.runs import analyses
 from interp.errors import UserError
 from tests.experiments.compose import run_of
 from tests.forked import typed
+from tests.weekly import weekly
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SIZES = ("limit=8", "draws=20", "batch_size=4", "max_new_tokens=2", "attention_cases=2", "method.beta=0.1")
@@ -174,12 +175,12 @@ def raising(error: BaseException | type[BaseException]) -> Callable[..., None]:
             "the attention of single cases was not recorded",
             ["attention.json", "figures/trade_off.svg"],
         ),
-        (
+        weekly(
             "experiments.studies.attention.analysis.draw_case",
             "the figures of attention were not drawn",
             ["attention.json", "attention/cases.json", "figures/trade_off.svg"],
         ),
-        (
+        weekly(
             "experiments.report.figures.auroc",
             "the figure auroc.svg was not drawn",
             ["attention.json", "attention/cases.json", "figures/trade_off.svg"],
@@ -332,17 +333,17 @@ def test_where_not_even_the_failure_can_be_written_the_terminal_says_it(
             "experiments.studies.reasoning_stages.study.summarise",
             "the stages were not traced",
         ),
-        (
+        weekly(
             ("+exp=mechanism", "task.failures=2"),
             "experiments.studies.mechanism.examination.Examination",
             "the mechanism was not examined",
         ),
-        (
+        weekly(
             ("task=attention", "task.figures=0"),
             "experiments.studies.attention.analysis.analyse_failures",
             "attention was not analysed",
         ),
-        (
+        weekly(
             ("task=direction_ablation",),
             "experiments.studies.direction_ablation.evaluate",
             "the ablations were not compared",

@@ -31,6 +31,7 @@ from mitigation.method import Baseline
 from mitigation.threshold import ConstantShift
 from tests.experiments.compose import run_of
 from tests.experiments.synthetic_run import metrics_of
+from tests.weekly import first
 
 LIMIT = 12
 ARMS = {"baseline", "vcd", "vcd_published", "calibrated_shift", "prompt", "text_only", "yes_bias"}
@@ -111,7 +112,7 @@ def test_a_head_that_stays_rounded_is_said_once(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("fits", [1, 0])
+@pytest.mark.parametrize("fits", first([1, 0]))
 def test_too_little_memory_for_the_attention_halves_its_batches_and_keeps_the_study(
     fits: int, finished: Path, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -281,7 +282,7 @@ def test_without_a_development_split_the_shift_is_cross_fitted(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("protocol", ["generate", "score"])
+@pytest.mark.parametrize("protocol", first(["generate", "score"]))
 def test_a_cross_fitted_shift_asks_only_where_the_first_token_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:

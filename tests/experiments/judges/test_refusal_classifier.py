@@ -437,7 +437,7 @@ def test_the_card_is_written_and_printed(tmp_path: Path, capsys: pytest.CaptureF
     assert "CC BY 4.0" in capsys.readouterr().out
 
 
-@pytest.mark.long
+@pytest.mark.slow  # fits three times; one: the test above
 def test_neither_model_nor_request_of_a_judged_answer_teaches_any_of_the_three(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -236,7 +236,7 @@ def check(said: Said, studies: int) -> None:
     assert not above
 
 
-@pytest.mark.long
+@pytest.mark.slow  # tests/experiments/metrics/test_validity.py has the law of few studies
 @pytest.mark.parametrize("studies", [SMALL, pytest.param(LARGE, marks=pytest.mark.slow)])
 def test_no_change_of_a_rate_is_said_too_often_where_arms_differ_from_template_to_template(studies: int) -> None:
     said = simulated(study_of_rates, studies, 1)

@@ -42,7 +42,7 @@ def answer(server: Served, **fields: Any) -> Any:
     return reply["choices"]
 
 
-@pytest.mark.long
+@pytest.mark.slow  # of every arm: test_an_arm_leaves_the_model_as_it_was
 @pytest.mark.parametrize("arm", ARMS)
 def test_a_served_arm_leaves_the_model_as_it_was(arm: str, everything: Served, model: VLM) -> None:
     plain = answer(everything, **PLAIN)

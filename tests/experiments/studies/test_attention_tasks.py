@@ -145,7 +145,7 @@ def test_a_picture_of_ones_own_that_cannot_be_asked_about_is_a_sentence(tmp_path
             execute(tmp_path / "no_model", tmp_path, "+exp=heatmap_llava", *overrides)
 
 
-@pytest.mark.long
+@pytest.mark.slow  # a further study
 def test_without_a_name_the_heatmap_is_of_an_over_safety_failure(saved: Path, tmp_path: Path) -> None:
     folder = execute(saved, tmp_path, "+exp=heatmap_llava", "limit=4", "task.layers=[1]")
     (picture,) = (folder / "figures").glob("*_image.png")
@@ -171,7 +171,7 @@ def test_the_defaults_of_the_configuration_are_those_of_the_task() -> None:
     assert run_of("task=attention").task == FailureAnalysis()
 
 
-@pytest.mark.long
+@pytest.mark.slow  # a further study
 def test_a_limit_bounds_the_baseline_that_is_run_first(saved: Path, tmp_path: Path) -> None:
     folder = execute(saved, tmp_path, "task=attention", "limit=6", "task.figures=0")
     assert len((folder / "predictions.jsonl").read_text(encoding="utf-8").splitlines()) == 6

@@ -308,7 +308,7 @@ def test_what_asks_in_words_does_not_enter_where_the_model_needs_a_picture(
     assert "verbalise: the family cannot answer without an image; it does not enter" in capsys.readouterr().out
 
 
-@pytest.mark.long
+@pytest.mark.slow  # of a study's steps: tests/experiments/evaluation/test_conclude.py
 def test_a_table_that_fails_leaves_the_study_and_is_made_up_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

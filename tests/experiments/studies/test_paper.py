@@ -292,7 +292,7 @@ def test_a_refusal_run_brings_the_card_of_its_judge(tmp_path: Path) -> None:
     assert not {"transformers", "mmsafeaware", "lora"} & {*keys}
 
 
-@pytest.mark.long
+@pytest.mark.slow  # asks a whole study anew
 def test_the_script_of_a_run_gets_its_numbers_again(tmp_path: Path) -> None:
     environment = {"PYTHONPATH": str(REPOSITORY), "COLUMNS": "300", "PYTHON": sys.executable}
 

@@ -98,7 +98,7 @@ def test_verbalising_is_asked_of_both_but_for_the_descriptions_that_neither_has(
     assert all("Given the image" not in question for question in told)
 
 
-@pytest.mark.long
+@pytest.mark.slow  # a further study of both papers
 def test_one_may_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     overrides = (f"mmsafeaware={mmsafeaware(tmp_path / 'mm')}", f"output_root={tmp_path / 'out'}", "attention=false")
     execute(*overrides, "~arms.text_only", "~arms.safety_prompt")

@@ -135,7 +135,7 @@ def test_a_run_killed_in_training_goes_on_in_its_own_folder(tmp_path: Path, monk
     assert (folder / "report.html").is_file()
 
 
-@pytest.mark.long
+@pytest.mark.slow  # of a study's steps: tests/experiments/evaluation/test_conclude.py
 def test_what_cannot_be_measured_keeps_neither_study_nor_tables_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

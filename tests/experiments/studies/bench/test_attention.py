@@ -185,6 +185,7 @@ class Dying(AttentionRunner):
         os._exit(1)
 
 
+@pytest.mark.slow  # a bench with a process of its own
 @pytest.mark.long  # a process of its own
 def test_a_child_that_dies_is_a_sentence() -> None:
     with pytest.raises(UserError, match=r"eager of 40 did not end.*task\.lengths"):

@@ -24,7 +24,7 @@ def measured(folder: Path, size: str, *overrides: str) -> dict[str, Any]:
     return json.loads((path / "metrics.json").read_text())
 
 
-@pytest.mark.long
+@pytest.mark.slow  # the whole bench
 @pytest.mark.parametrize(("size", "clients"), [("small", 2), pytest.param("small_qwen", 0, marks=pytest.mark.slow)])
 def test_every_way_of_asking_is_measured_and_the_study_and_the_server_answer_as_the_loop(
     size: str, clients: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

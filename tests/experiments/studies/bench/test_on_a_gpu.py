@@ -125,6 +125,7 @@ def test_the_host_waits_for_transformers_alone(
     assert many[False] - few[False] <= WAITS * (long - short)
 
 
+@pytest.mark.slow  # on a CPU: tests/interp/test_prefills.py
 @pytest.mark.parametrize(("device", "size"), [CPU, LLAVA])
 def test_arms_read_a_prompt_once_for_all(device: str, size: str, tmp_path: Path) -> None:
     cases = 12 if device == "cuda" else 2

@@ -172,7 +172,7 @@ def test_a_card_is_written_from_an_evaluation(
     assert re.search(r"^\| baseline \|.* 91\.1 \[", card, re.MULTILINE)
 
 
-@pytest.mark.long
+@pytest.mark.slow  # in every stage: test_train.py
 def test_killed_and_launched_again_it_learns_the_same(tmp_path: Path) -> None:
     recipe = changed("llava", steps=5, images_per_thing=1, batch_size=4, threads=1)
     taken: list[tuple[str, int]] = []
