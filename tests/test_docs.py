@@ -113,6 +113,7 @@ def refusal(command: str) -> str:
     return ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("document", CURRENT)
 def test_every_command_in_a_document_composes(document: str) -> None:
     commands = typed((REPOSITORY / document).read_text(encoding="utf-8"))

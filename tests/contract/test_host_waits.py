@@ -13,7 +13,7 @@ import pytest
 
 from tests.contract.jobs import lines_of
 
-pytestmark = pytest.mark.long  # one job serves all of these, and takes half a minute
+pytestmark = pytest.mark.slow  # what it counts costs time and changes no answer
 
 NEVER = (
     *("baseline", "vcd_sequential", "vcd_paired", "constant_shift", "shifted_sequential", "shifted_paired", "cutoff"),

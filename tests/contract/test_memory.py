@@ -11,7 +11,7 @@ import pytest
 
 from tests.contract.jobs import lines_of
 
-pytestmark = pytest.mark.long  # one job serves all of these, and takes half a minute
+pytestmark = pytest.mark.slow  # that loops halve their batches: tests/interp/test_batching.py
 
 LOOPS = (
     *("scores", "states", "gradients", "knockout", "patching"),

@@ -123,6 +123,7 @@ def test_the_greeting_fits_a_screen_and_says_where_to_read_on() -> None:
     assert str(REPOSITORY) in lines[-1]
 
 
+@pytest.mark.long
 def test_the_commands_that_help_and_the_greeting_show_compose() -> None:
     for command in (*COMMANDS, *FIRST):
         assert composed(*command.split())

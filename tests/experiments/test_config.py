@@ -176,6 +176,7 @@ def test_arguments_reach_the_method_and_the_seed_reaches_its_noise() -> None:
     assert (vcd.alpha, vcd.beta, vcd.seed) == (2.0, None, 7)
 
 
+@pytest.mark.long
 def test_a_shift_is_a_wrapper_around_any_method_and_none_at_zero() -> None:
     run = run_of("method=prior_correction", "method.weight=0.9", "method.shift=-0.14")
     assert run.arms["prior_correction"] == Shifted(PriorCorrection(0.9), -0.14)
@@ -228,6 +229,7 @@ def test_a_mistake_inside_a_node_is_one_sentence(override: str, message: str) ->
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.long
 def test_the_configuration_hash_ignores_where_and_how_a_run_is_started() -> None:
     base = run_of("+exp=vcd_llava").config_hash
     assert base == run_of("+exp=vcd_llava", "fresh=true", "output_root=elsewhere").config_hash

@@ -51,6 +51,7 @@ def test_a_sweep_asks_unchanged_arms_once_and_ends_in_one_table(tmp_path: Path) 
     assert json.loads((folder / "metrics.json").read_text()) == json.loads((second / "metrics.json").read_text())
 
 
+@pytest.mark.long
 def test_runs_that_answer_or_judge_otherwise_take_nothing_over() -> None:
     plain = run_of("method=vcd")
     for same in ("method.alpha=2", "seed=1", "method=prompt", "draws=50", "fresh=true"):

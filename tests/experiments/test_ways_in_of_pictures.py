@@ -152,6 +152,7 @@ def test_a_file_is_the_same_tensor_whichever_way_it_comes_in(
         assert torch.equal(asked(Image.open(again)), seen)
 
 
+@pytest.mark.long
 @given(st.sampled_from(MODES), st.sampled_from(TURNED), st.integers(0, 10))
 @settings(max_examples=60)
 def test_a_picture_in_memory_is_the_same_tensor_and_upright(mode: str, orientation: int | None, seed: int) -> None:

@@ -143,6 +143,7 @@ def test_an_installed_font_of_the_list_draws_them(tmp_path: Path, monkeypatch: p
     assert figure.axes[0].get_title() == CHINESE
 
 
+@pytest.mark.long
 @given(st.text(max_size=40))
 def test_any_text_is_drawable(text: str) -> None:
     figure = Figure(figsize=(1, 1))

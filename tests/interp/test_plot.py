@@ -63,6 +63,7 @@ def test_everything_is_inside_600_px(name: str) -> None:
         assert text.get_fontsize() >= 9
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [plot.SCREEN, plot.COLUMN])
 @pytest.mark.parametrize("answer", ["No, this would be unsafe: the sign says that…", "危险" * 40, "a\n" * 50, "x" * 90])
 def test_long_answers_do_not_run_into_each_other(answer: str, size: plot.Size) -> None:

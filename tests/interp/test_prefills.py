@@ -105,6 +105,7 @@ def test_recurrent_states_are_copied_whole() -> None:
     check_bits(vlm)
 
 
+@pytest.mark.long
 def test_bfloat16_answers_do_not_depend_on_the_arms_that_ran_before(vlm: VLM) -> None:
     vlm.model.to(torch.bfloat16)
     alone = {}

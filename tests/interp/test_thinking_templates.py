@@ -114,6 +114,7 @@ def asked(request: pytest.FixtureRequest) -> tuple[Style, VLM, list[list[int]]]:
     return style, vlm, [line["input_ids"] for line in lines]
 
 
+@pytest.mark.long
 def test_thought_and_answer_are_told_apart(asked: tuple[Style, VLM, list[list[int]]]) -> None:
     style, vlm, lines = asked
     assert vlm.thinks

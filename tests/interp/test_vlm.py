@@ -282,6 +282,7 @@ FIELDS = [name for name in GenerationConfig().to_dict() if name not in SPECIAL_T
 VALUES = st.sampled_from([0, 1, 3, 100, 0.5, 2.0, True, "quantized", [3], [[3]], [[[3], 20.0]], ["No"], {"x": 1}])
 
 
+@pytest.mark.long
 @given(st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=4))
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_field_of_a_checkpoints_generation_settings_acts(given: dict[str, Any]) -> None:

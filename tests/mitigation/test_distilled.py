@@ -99,6 +99,7 @@ def test_what_is_held_is_asked_by_turns_with_what_captions_name() -> None:
     assert all(one.image is prompt.image for one, prompt in zip(held, prompts, strict=True))
 
 
+@pytest.mark.long
 def test_margins_follow_the_teacher_and_captions_stay(organism: VLM, cases: Any, learned: DistilledVerdicts) -> None:
     prompts, _ = cases
     told = learned._vectors.tensors
@@ -132,7 +133,7 @@ def test_labels_are_not_read_and_equal_teaching_gives_equal_adapters(
     assert other.about["folder"] == learned.about["folder"]
 
 
-@pytest.mark.long
+@pytest.mark.slow  # two trainings
 def test_shuffled_captions_teach_other_margins(organism: VLM, cases: Any, tmp_path: Path) -> None:
     prompts, safe = cases
     settings = Distillation(**SMALL | {"steps": 2, "batch_size": 16}, control="shuffled", describe="oracle")

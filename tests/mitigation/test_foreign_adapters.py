@@ -108,6 +108,7 @@ def shared() -> VLM:
     return VLM(*tiny_llava(), name="tiny")
 
 
+@pytest.mark.long
 @given(st.lists(st.sampled_from([*KINDS, *REFUSED, "baseline", "prompt arm", "vcd"]), min_size=2, max_size=5))
 @settings(max_examples=12)
 def test_arms_in_any_order_leave_the_baseline_alone(folders: dict[str, Path], order: list[str]) -> None:

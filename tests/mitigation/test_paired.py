@@ -63,6 +63,7 @@ def test_rows_end_together(vlm: VLM, inputs: Any, noised: Any) -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("alpha", first([1.5, 0.0]))
 @pytest.mark.parametrize(
     "settings",

@@ -93,6 +93,7 @@ def test_two_parts_alike_are_the_whole(vlm: VLM, prompts: list[Prompt]) -> None:
     torch.testing.assert_close(parts.margins, whole.margins, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_each_part_is_its_own_method_s(vlm: VLM, prompts: list[Prompt]) -> None:
     vcd = VCD(noise_step=500)
     plain, both = answers(vlm, prompts, Baseline()), answers(vlm, prompts, vcd)

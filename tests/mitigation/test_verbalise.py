@@ -53,6 +53,7 @@ def test_by_the_oracle_it_is_the_run_in_words(organism: VLM, asked: list[Prompt]
     assert not torch.equal(told.margins, organism.generate(pointing, max_new_tokens=TOKENS).margins)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("resolve", ["rule", "both", "before", "pointing", "alone"])
 @pytest.mark.parametrize("picture", [False, True])
 def test_a_batch_is_answered_as_one_by_one(organism: VLM, asked: list[Prompt], resolve: Any, picture: bool) -> None:

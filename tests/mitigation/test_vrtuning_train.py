@@ -58,6 +58,7 @@ def test_it_learns_and_leaves_a_checkpoint_alone(finished: Trained) -> None:
     ]
 
 
+@pytest.mark.long
 def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
     vlm = tiny()
     vlm.model.requires_grad_(True)
@@ -86,6 +87,7 @@ def test_what_a_gpu_would_switch_on_trains_the_same(
     assert torch.equal(vlm.score(PROMPTS), before)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["llava", "instructblip", "qwen2_vl"])
 def test_the_loss_is_the_mean_over_answer_tokens(family: str, tmp_path: Path) -> None:
     vlm = VLM(*FAMILIES[family](), name=family)
@@ -99,6 +101,7 @@ def test_the_loss_is_the_mean_over_answer_tokens(family: str, tmp_path: Path) ->
     assert done.losses[0][1] == pytest.approx(float(expected), rel=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trainer", ["sft", "dpo"])
 def test_only_the_answers_tokens_are_projected_on_the_vocabulary(
     trainer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -52,6 +52,7 @@ def test_margins_and_answers_on_a_real_engine_are_those_here(here: VLM, shared: 
             assert [set(row) for row in found.branch_margins or []] == [set(row) for row in own.branch_margins]
 
 
+@pytest.mark.long
 def test_on_a_shared_server_no_list_is_asked_for_that_another_clients_request_would_disturb(here: VLM) -> None:
     """vLLM 0.32 shortens lists of the likeliest tokens while somebody names tokens; those of a prompt stay whole."""
     asked: list[dict[str, Any]] = []

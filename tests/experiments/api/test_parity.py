@@ -55,6 +55,7 @@ def test_a_faithful_endpoint_is_the_same(here: VLM) -> None:
     assert "likely cause" not in text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "cause"),
     [
@@ -71,6 +72,7 @@ def test_a_fault_is_named(here: VLM, fault: dict[str, Any], cause: str) -> None:
     assert str(found).endswith("not the same")
 
 
+@pytest.mark.long
 def test_other_pixels_are_told_from_other_weights(here: VLM) -> None:
     class Blurred(FakeEngine):
         def _prompt(self, messages: list[dict[str, Any]]) -> Prompt:
@@ -83,6 +85,7 @@ def test_other_pixels_are_told_from_other_weights(here: VLM) -> None:
     assert not found.same
 
 
+@pytest.mark.long
 def test_an_endpoint_without_tokens_is_compared_by_what_it_gives(here: VLM) -> None:
     def reply(request: dict[str, Any]) -> Reply:
         body = json.loads(FakeEngine(here)(request | {"top_logprobs": 5}).body or b"")

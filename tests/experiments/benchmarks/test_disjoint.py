@@ -64,6 +64,7 @@ def test_each_way_to_be_the_same_case_is_found(pictures: Path) -> None:
     assert set(shared(learned, tested.samples, clusters=False)) == set(found) - {6}
 
 
+@pytest.mark.long
 def test_the_bundled_splits_share_no_case_and_their_clusters_by_intention(tmp_path: Path) -> None:
     test, development = IconWorld().load().samples, IconWorld().development()
     assert development is not None

@@ -76,6 +76,7 @@ def test_no_picture_of_an_evaluation_is_in_training() -> None:
                 assert pixels(scene) not in drawn
 
 
+@pytest.mark.long
 @given(st.integers(0, 50))
 def test_held_out_combinations_are_never_trained_on_and_are_in_the_test(seed: int) -> None:
     trained = {(row.template, row.scene.thing) for row in verdicts(Traces(cases=CASES, seed=seed, replay=0.0))}

@@ -261,6 +261,7 @@ def test_any_exception_of_an_added_step_stays_there(
     assert not is_finished(folder)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stopped", [False, True])
 def test_the_report_is_built_once_after_all_analyses(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool

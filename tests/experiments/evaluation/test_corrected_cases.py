@@ -74,6 +74,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.long
 def test_a_corrected_case_is_asked_again_and_the_others_are_not(
     saved: Path, tmp_path: Path, samples: list[Sample], monkeypatch: pytest.MonkeyPatch
 ) -> None:

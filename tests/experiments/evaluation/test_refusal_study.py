@@ -77,6 +77,7 @@ def test_responses_from_elsewhere_need_no_model(judged: Path) -> None:
     assert "flip rate" not in page
 
 
+@pytest.mark.long
 def test_what_became_of_a_request_is_kept_apart_from_what_it_means(judged: Path) -> None:
     lines = records(judged)
     assert (lines["b1", "careful"]["status"], lines["b1", "careful"]["verdict"]) == ("transport_failed", None)
@@ -146,6 +147,7 @@ def test_a_csv_is_read_by_pid_and_keeps_line_breaks(tmp_path: Path) -> None:
     assert generation.texts == ["One,\n“two”"]
 
 
+@pytest.mark.long
 def test_judging_again_changes_verdicts_and_leaves_the_run_alone(judged: Path, tmp_path: Path) -> None:
     before = (judged / "predictions.jsonl").read_bytes()
     labels = tmp_path / "people.csv"
@@ -160,6 +162,7 @@ def test_judging_again_changes_verdicts_and_leaves_the_run_alone(judged: Path, t
     assert (judged / "predictions.jsonl").read_bytes() == before
 
 
+@pytest.mark.long
 def test_judging_again_by_the_same_rule_changes_nothing(
     judged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

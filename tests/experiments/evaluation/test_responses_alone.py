@@ -136,6 +136,7 @@ def test_two_files_of_one_name_are_told_apart_in_a_join(kind: Kind, mossbench: P
     assert all(arm.startswith("web (") for arm in arms)
 
 
+@pytest.mark.long
 def test_two_files_are_compared_where_that_is_asked_for(
     kind: Kind, mossbench: Path, tmp_path: Path, no_weights: None
 ) -> None:
@@ -181,6 +182,7 @@ def test_they_are_called_after_their_file_folder_or_as_told(path: str, given: st
     assert (run.model.name, list(run.arms)) == (name, ["responses"])
 
 
+@pytest.mark.long
 def test_the_leaderboards_row_stands_beside_them(mossbench: Path, tmp_path: Path) -> None:
     file = file_of("refusal", mossbench, tmp_path / "Gemini Advanced (web)" / "responses.jsonl")
     folder = run_to_end(tmp_path / "out", *command("refusal", mossbench), "method=responses", f'method.path="{file}"')

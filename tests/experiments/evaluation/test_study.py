@@ -234,6 +234,7 @@ def test_a_run_cut_off_anywhere_continues_to_the_same_end(
     assert (begun / "metrics.json").read_text() == (finished / "metrics.json").read_text()
 
 
+@pytest.mark.long
 def test_what_is_recorded_is_not_answered_again(
     saved: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

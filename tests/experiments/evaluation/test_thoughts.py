@@ -22,6 +22,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.long
 def test_judges_see_the_answer_and_records_keep_both(tmp_path: Path) -> None:
     told = ["benchmark=iconworld", "limit=40"]
     cut = "<think>The obvious answer is no, but"

@@ -200,6 +200,7 @@ def test_what_cannot_judge_is_refused() -> None:
         LLMJudge({"one": Fake(lambda _: "")}, repeats=0)
 
 
+@pytest.mark.long
 def test_the_configuration_names_any_model() -> None:
     run = run_of("judge=llm", "model@judge.models.first=llava_organism", "judge.repeats=3")
     assert run.judge.name == "llm:llava_organism"

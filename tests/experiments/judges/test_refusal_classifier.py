@@ -121,6 +121,7 @@ def test_the_shipped_weights_are_small_and_plain() -> None:
     assert weights_from(path.read_text(encoding="utf-8"), where="x").to_json() == path.read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", [
     {"format": "other"}, {"whole": {"signs": {}}}, {"whole": {"intercept": "nan"}}, {"whole": {"terms": {"a": [1]}}},
     {"whole": {"threshold": 2}}, {"prompts": {"a": 7}}, {"without": [1]},
@@ -220,6 +221,7 @@ def test_neither_model_nor_prompt_of_a_judged_answer_is_in_training(monkeypatch:
         held_out(labelled_answers(["a"], [True], models=["one"], prompts=["p"], groups=["g"]), prompts=False)
 
 
+@pytest.mark.long
 def test_an_answer_is_judged_by_weights_that_have_not_learned_from_its_prompt(tmp_path: Path) -> None:
     path = tmp_path / "w.json"
     written = toy_classes()
@@ -408,6 +410,7 @@ def _write_msts(folder: Path, models: tuple[str, ...] = ("uno", "due", "tre")) -
     )
 
 
+@pytest.mark.long
 def test_the_card_is_written_and_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _write_xstest(tmp_path / "data")
     _write_msts(tmp_path / "clone")
@@ -457,6 +460,7 @@ def test_neither_model_nor_request_of_a_judged_answer_teaches_any_of_the_three(
     assert [after[at] for at in here] == [before[at] for at in here]
 
 
+@pytest.mark.long
 def test_training_takes_both_sets(tmp_path: Path) -> None:
     _write_xstest(tmp_path / "data")
     _write_msts(tmp_path / "clone")

@@ -94,6 +94,7 @@ def test_an_unknown_language_says_what_is_known() -> None:
     assert verdicts == [Verdict.JUDGE_FAILED, Verdict.REFUSED, Verdict.COMPLIED, Verdict.JUDGE_FAILED]
 
 
+@pytest.mark.long
 @settings(max_examples=300)
 @given(st.text())
 def test_the_normal_form_is_one(text: str) -> None:

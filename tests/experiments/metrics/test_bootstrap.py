@@ -90,6 +90,7 @@ def slow_auroc(score: np.ndarray, positive: np.ndarray) -> float:
 CASES = st.lists(st.tuples(st.sampled_from([-np.inf, -2.0, -1.0, 0.0, 0.5, 3.0, np.inf]), st.booleans()), min_size=1)
 
 
+@pytest.mark.long
 @UNTIMED
 @given(CASES)
 def test_auroc_counts_pairs_with_ties_as_half(cases: list[tuple[float, bool]]) -> None:
@@ -278,6 +279,7 @@ def test_spearman_of_too_few_pairs_is_none_and_of_a_constant_draw_nan() -> None:
     np.testing.assert_allclose(tests.resampled_spearman(draws, np.tile([1.0, 2.0, 3.0], (3, 1))), [1, np.nan, -1])
 
 
+@pytest.mark.long
 @UNTIMED
 @given(st.integers(0, 2**32 - 1))
 def test_every_quantity_of_one_bootstrap_comes_from_the_same_samples(seed: int) -> None:

@@ -21,6 +21,7 @@ RESAMPLINGS = 2000
 MOST = 0.065
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("templates", [24, 12])
 def test_no_part_is_named_more_often_than_it_may_where_none_has_an_effect(templates: int) -> None:
     stored = load_file(STORED)

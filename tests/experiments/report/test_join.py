@@ -120,6 +120,7 @@ def changed(folder: Path, arm: str, settings: str, **environment: object) -> Pat
     return folder
 
 
+@pytest.mark.long
 def test_before_and_after_an_edit_are_paired_and_what_both_asked_stands_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -147,6 +148,7 @@ def test_before_and_after_an_edit_are_paired_and_what_both_asked_stands_once(
     )  # in the terminal's short table
 
 
+@pytest.mark.long
 def test_another_seed_is_named_so(tmp_path: Path) -> None:
     typed = "python -m experiments.run method=vcd output_root=o"
     one = changed(write_run(tmp_path / "a", predictions(40)), "vcd", "a", command=typed, config={"seed": 0})
@@ -156,6 +158,7 @@ def test_another_seed_is_named_so(tmp_path: Path) -> None:
     assert list(metrics["arms"]) == ["baseline", "seed=0: vcd", "calibrated_shift", "prompt", "seed=1: vcd"]
 
 
+@pytest.mark.long
 def test_cases_of_one_run_alone_are_left_out_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, other = write_run(tmp_path / "one", predictions(40)), write_run(tmp_path / "other", predictions(48))
     folder = joined_of(tmp_path, changed(one, "vcd", "a"), changed(other, "vcd", "b", seed=1))

@@ -155,6 +155,7 @@ def test_what_a_study_adds_stands_right_below_with_one_table_and_the_others_fold
     assert 'href="#section-mechanism"' in html
 
 
+@pytest.mark.long
 def test_the_toy_is_called_one_and_a_real_model_is_not(tmp_path: Path) -> None:
     folder = write_run(tmp_path, predictions(24))
     assert "a toy built to over-refuse" in build(folder).read_text(encoding="utf-8")
@@ -163,6 +164,7 @@ def test_the_toy_is_called_one_and_a_real_model_is_not(tmp_path: Path) -> None:
     assert "toy" not in plain(first_screen(folder))
 
 
+@pytest.mark.long
 def test_the_bundled_one_with_real_language_is_called_small_and_no_toy(tmp_path: Path) -> None:
     folder = write_run(tmp_path, predictions(24))
     smol = environment() | {"model": {"name": "smol_organism", "path": "organism:smol", "revision": "f" * 40}}
@@ -182,6 +184,7 @@ def test_what_to_type_next_stands_on_the_page_as_in_the_terminal(tmp_path: Path)
     assert all(f"{purpose}: <code>{command}</code>" in page for command, purpose in commands.items())
 
 
+@pytest.mark.long
 def test_the_five_questions_are_on_the_first_screen(tmp_path: Path) -> None:
     words = plain(first_screen(write_run(tmp_path, lenient(vcd=(2.6, 0.2)))))
     for question in (

@@ -306,6 +306,7 @@ def test_a_client_that_leaves_frees_the_model(talker: Served, cases: list[Sample
     assert talker.server.waiting._asked == []
 
 
+@pytest.mark.long
 def test_requests_of_many_kinds_at_once_are_answered_as_each_alone(server: Served, cases: list[Sample]) -> None:
     kinds: list[dict[str, Any]] = [
         {"model": NAMES[0]},

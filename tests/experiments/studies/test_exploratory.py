@@ -30,6 +30,7 @@ def again(run: Path, root: Path, capsys: pytest.CaptureFixture[str], *options: s
     return json.loads((folder / "metrics.json").read_text()), terminal, (folder / "report.html").read_text()
 
 
+@pytest.mark.long
 def test_a_contrast_that_is_added_later_is_stamped_everywhere(
     judged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -43,6 +44,7 @@ def test_a_contrast_that_is_added_later_is_stamped_everywhere(
     assert "vcd − prompt (exploratory)" in page
 
 
+@pytest.mark.long
 def test_what_was_recorded_first_stays_and_is_not_stamped(
     judged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -59,6 +61,7 @@ def test_what_was_recorded_first_stays_and_is_not_stamped(
     assert metrics["family"] == first
 
 
+@pytest.mark.long
 def test_a_run_judged_twice_keeps_the_family_of_the_first(
     judged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,6 +82,7 @@ def test_another_arm_under_study_is_stamped_and_a_failed_one_is_not() -> None:
     assert caveats[0].startswith("Exploratory: prompt was not among")
 
 
+@pytest.mark.long
 def test_a_continued_run_keeps_the_family_that_it_recorded(tmp_path: Path) -> None:
     answers = tmp_path / "answers.jsonl"
     cases = run_of("benchmark=iconworld", "limit=20").benchmark.load().samples

@@ -62,6 +62,7 @@ def test_alpha_is_krippendorffs() -> None:
     assert krippendorff_alpha(units) == pytest.approx(0.743, abs=5e-4)
 
 
+@pytest.mark.long
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("abc")), min_size=2, max_size=40))
 def test_the_kappa_of_two_raters_is_cohens(both: list[tuple[str, str]]) -> None:
     labels = {str(n): {"anna": one, "ben": other} for n, (one, other) in enumerate(both)}

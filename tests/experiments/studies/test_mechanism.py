@@ -224,6 +224,7 @@ def test_a_truth_that_is_there_for_every_kind_and_sentence_is_claimed() -> None:
     assert within["margin"]["value"] == pytest.approx((order[:, 0] > order[:, 1]).mean())
 
 
+@pytest.mark.long
 def test_what_random_weights_hold_as_well_is_not_claimed_nor_anything_without_them() -> None:
     cases = designed(12, 12, each=2)
     states = noise(cases)

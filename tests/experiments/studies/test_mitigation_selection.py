@@ -249,7 +249,7 @@ def test_a_choice_is_taken_over_on_another_split_without_asking_again(
     assert all(case.startswith("new_sentences") for case in asked)
 
 
-@pytest.mark.long
+@pytest.mark.slow  # a further study
 def test_fewer_candidates_take_their_choice_over(first: Path, tmp_path: Path) -> None:
     one = {"moved": OWN_GRID["moved"]}
     second = Mitigations(one, rivals=["vcd"], development=8, chosen_in=str(first))(on_split(tmp_path, "new_sentences"))

@@ -174,6 +174,7 @@ def test_every_family_of_the_issue_has_a_configuration() -> None:
     assert {"paligemma" if family == "paligemma2" else family for family in named} <= set(FACTS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name, node in LOCAL.items() if node["chat_template"]])
 def test_a_chat_template_of_ours_renders_what_its_family_s_processor_takes(name: str) -> None:
     node = LOCAL[name]

@@ -84,6 +84,7 @@ def structure(source: str) -> None:
         assert len(unescaped(body, "$")) % 2 == 0
 
 
+@pytest.mark.long
 def test_everything_is_there_and_hashed(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = paper(finished)
     assert f"{folder}: 5 tables, 2 figures;" in " ".join(capsys.readouterr().out.split())
@@ -129,6 +130,7 @@ def test_figures_are_vectors_at_a_columns_width(finished: Path) -> None:
         assert b"/Subtype /Image" not in drawn
 
 
+@pytest.mark.long
 def test_methods_name_who_was_asked_what_and_how_it_was_decided(finished: Path) -> None:
     text = (paper(finished) / "methods.md").read_text(encoding="utf-8")
     metrics = json.loads((finished / "metrics.json").read_text())
@@ -238,6 +240,7 @@ def test_no_run_an_unknown_kind_and_a_folder_in_use_are_refused(finished: Path, 
         paper(changed(finished, "metrics.json", kind="songs"))
 
 
+@pytest.mark.long
 def test_other_numbers_a_changed_file_and_no_paper_are_told(finished: Path, tmp_path: Path) -> None:
     folder = paper(finished)
     (said,) = reproduction.compare(finished, folder)

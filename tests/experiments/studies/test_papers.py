@@ -79,7 +79,7 @@ def test_both_are_asked_by_the_same_arms_and_reported_each(
         assert said.count(" ".join(sentence.split())) == 1
 
 
-@pytest.mark.long
+@pytest.mark.slow  # a further study of both papers
 def test_verbalising_is_asked_of_both_but_for_the_descriptions_that_neither_has(tmp_path: Path) -> None:
     clones = (f"mmsafeaware={mmsafeaware(tmp_path / 'mm')}", f"mossbench={mossbench(tmp_path / 'moss')}")
     options = (f"output_root={tmp_path / 'out'}", "task.answer_tokens=4", "draws=20", "method.description_tokens=4")

@@ -159,6 +159,7 @@ def test_what_cannot_be_measured_keeps_neither_study_nor_tables_away(
     assert "two devices" not in (folder / "report.html").read_text()
 
 
+@pytest.mark.long
 def test_only_the_same_training_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(_: VRTuningStudy, __: Run, store: RunStore, *___: object) -> None:
         store.append([{"adapter": "vrtuning"}], "training.jsonl")

@@ -105,6 +105,7 @@ def test_all_that_is_wrong_is_in_one_message_before_any_weights(mine: Path, no_w
     assert sorted(row.line for row in data.skipped) == [3, 4]
 
 
+@pytest.mark.long
 def test_what_else_can_be_wrong_names_the_options_of_the_training_data(mine: Path) -> None:
     assert said("nowhere.csv").startswith("task.data.path=nowhere.csv: there is no such file")
     (mine / "t.csv").write_text("id,text,label\n1,a,safe\n")

@@ -122,6 +122,7 @@ def test_no_name_of_a_picture_is_ever_a_path(page: Explored, tmp_path: Path, mon
         assert page.send("/api/picture", {"url": path})[0] == 400
 
 
+@pytest.mark.long
 def test_nothing_goes_to_another_machine(page: Explored, monkeypatch: pytest.MonkeyPatch) -> None:
     reached: list[Any] = []
     whole = socket.socket.connect
@@ -269,6 +270,7 @@ def test_a_desk_stops_before_the_next_forward_and_the_model_is_as_before() -> No
     assert torch.equal(vlm.score([prompt]), before)
 
 
+@pytest.mark.long
 def test_a_page_that_leaves_frees_the_model_after_the_forward_under_way() -> None:
     """A tiny random model whose answers only end where their tokens run out, each forward with a pause."""
     vlm = VLM(*tiny_llava(), name="tiny")

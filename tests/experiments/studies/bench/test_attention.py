@@ -192,6 +192,7 @@ def test_a_child_that_dies_is_a_sentence() -> None:
         peaks(Dying, SETTING, [SHORT], ["eager"], "cpu", print)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("override", "message"),
     [

@@ -155,6 +155,7 @@ def test_an_endpoint_is_measured_beside_the_same_model_here(tmp_path: Path, caps
     assert "0 of 24 answers unlike those here; margins differ by at most" in said
 
 
+@pytest.mark.long
 def test_a_twin_and_an_endpoint_are_measured_together_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"task\.twin=x: llava_organism is here"):
         measured(tmp_path, "tiny", "task.twin=x")

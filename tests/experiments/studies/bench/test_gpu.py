@@ -16,6 +16,7 @@ from tests.experiments.compose import run_of
 SLOW, FAST = Bound("a token", 1.2, 1.1), Bound("cases a second", 9.0, 8.0, least=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_its_commands_are_tasks_on_that_device(device: str) -> None:
     steps = gpu.steps(device)

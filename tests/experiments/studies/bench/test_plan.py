@@ -109,6 +109,7 @@ def test_a_method_reads_the_prompts_that_it_declares(name: str) -> None:
         assert sum(read) < declared if name == "vista_normed" else sum(read) == declared
 
 
+@pytest.mark.long
 def test_prompts_and_tokens_of_arms_are_those_that_a_run_notes(tmp_path: Path) -> None:
     words = (
         *("method=vcd", "+method@arms.calibrated_shift=calibrated_shift", "+method@arms.verbalise=verbalise"),

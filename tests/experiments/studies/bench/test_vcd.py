@@ -88,6 +88,7 @@ def test_the_record_says_what_was_measured_and_on_what(metrics: dict[str, Any]) 
     ]
 
 
+@pytest.mark.long
 def test_answers_of_the_organism_are_whole_and_ask_for_no_more_steps_than_its_words() -> None:
     verdict, whole = answer_costs(3, device="cpu", seed=0, rounds=1)
     assert (verdict["limit"], verdict["tokens"]) == (1, 1.0)

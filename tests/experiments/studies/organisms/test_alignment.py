@@ -112,6 +112,7 @@ def test_no_example_names_a_held_out_thing() -> None:
     assert not set(ANYTHING) & HELD_OUT_CONCEPTS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("split", ["development", "test", "new_sentences", "frames"])
 def test_no_request_and_no_rewrite_of_one_is_a_training_string(split: str) -> None:
     taught = {bare(text) for frame in (*FRAMES, *BENIGN) for text in frame.texts}
