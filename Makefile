@@ -7,6 +7,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-com
 # also where Python is told to write none.
 export PYTHONDONTWRITEBYTECODE :=
 
+# Half as many tests again as there are cores: some wait for a server or a browser.
+export PYTEST_XDIST_AUTO_NUM_WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) * 3 / 2 )))
+
 .DEFAULT_GOAL := help
 .PHONY: help install install-dev demo smol gpu test test-long test-ci test-all mutations ends engine contract contract-check chromium docs notebook check format clean
 
@@ -62,11 +65,18 @@ END ?= lowest newest
 ENDS = $(END:%=.venv-%/.installed)
 END_TESTS = tests/test_ends.py tests/interp/test_cache_names.py $$(grep -rl --include='test_*.py' pytest.mark.contract tests)
 
-.venv-%/.installed: pyproject.toml tests/ends.py
+.venv-%/.dependencies: pyproject.toml tests/ends.py
 	$(PYTHON) -m venv .venv-$*
 	$(PYTHON) tests/ends.py $* > .venv-$*/constraints.txt
+	$(PYTHON) tests/ends.py requirements > .venv-$*/requirements.txt
 	.venv-$*/bin/python -m pip --disable-pip-version-check install --quiet --no-compile --upgrade --upgrade-strategy eager \
-	--constraint .venv-$*/constraints.txt --editable '.[api,serving,explore]' pytest pytest-xdist beartype hypothesis
+	--constraint .venv-$*/constraints.txt --requirement .venv-$*/requirements.txt
+	@touch $@
+
+.PRECIOUS: .venv-%/.dependencies
+# After the other environment: two pips would write the same folder of metadata here.
+.venv-%/.installed: .venv-%/.dependencies | .venv/.installed-dev
+	.venv-$*/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --editable .
 	@touch $@
 
 ends: $(ENDS) ## the lowest and the newest of all dependencies (END=newest: these): six families, doctor, heatmap, studies, an adapter

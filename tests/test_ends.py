@@ -34,7 +34,8 @@ def test_every_range_has_a_lower_and_an_upper_end() -> None:
     always, extras = requirements()
     assert [line for line in always if ">=" not in line] == []
     assert [line for line in always if "<" not in line and not line.startswith(OPEN)] == []
-    assert [line for line in extras if ">=" not in line and not line.startswith(("forestlens[", "transformers["))] == []
+    lines = [line for extra in extras.values() for line in extra]
+    assert [line for line in lines if ">=" not in line and not line.startswith(("forestlens[", "transformers["))] == []
 
 
 def test_the_lowest_are_read_off_the_ranges() -> None:

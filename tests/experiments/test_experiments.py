@@ -7,7 +7,7 @@ import pytest
 from tests.experiments.compose import run_of
 
 
-@pytest.mark.long
+@pytest.mark.slow  # both are commands of tests/test_first_hour.py
 @pytest.mark.parametrize(
     ("exp", "overrides", "leaves"),
     [

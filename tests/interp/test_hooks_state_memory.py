@@ -139,7 +139,7 @@ def test_what_is_learned_of_a_part_is_what_is_learned_without_a_memory(learner: 
         torch.testing.assert_close(*margins, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.long
+@pytest.mark.slow  # what is read twice costs time and changes no number
 def test_a_choice_reads_its_cases_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from experiments.studies.mitigation_selection.candidates import Candidate
     from experiments.studies.mitigation_selection.study import Mitigations

@@ -67,7 +67,7 @@ def test_rows_end_together(vlm: VLM, inputs: Any, noised: Any) -> None:
 @pytest.mark.parametrize("alpha", first([1.5, 0.0]))
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"temperature": 0.6}, {"top_k": 4}, {"top_p": 0.7}, {"temperature": 1.7, "top_k": 6, "top_p": 0.8}],
+    first([{"temperature": 1.7, "top_k": 6, "top_p": 0.8}, {}, {"temperature": 0.6}, {"top_k": 4}, {"top_p": 0.7}]),
     ids=lambda settings: "_".join(settings) or "plain",
 )
 def test_draws_follow_the_distribution_that_transformers_samples_from(

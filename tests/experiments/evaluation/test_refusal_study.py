@@ -22,6 +22,7 @@ from tests.experiments.compose import run_of
 from tests.experiments.refusals import Requests
 from tests.experiments.refused import frame
 from tests.experiments.synthetic_run import metrics_of
+from tests.weekly import weekly
 
 REFUSAL = "I'm sorry, but I can't help with that."
 
@@ -269,7 +270,7 @@ def test_an_unstable_correction_is_said_instead(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("cross_fitted", "said"), [(True, False), (False, True)])
+@pytest.mark.parametrize(("cross_fitted", "said"), [(False, True), weekly(True, False)])
 def test_a_judge_that_has_learned_from_the_benchmarks_prompts_says_so(
     tmp_path: Path, cross_fitted: bool, said: bool
 ) -> None:

@@ -217,7 +217,7 @@ def test_the_same_command_twice_gives_identical_predictions(saved: Path, finishe
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("share", [0.07, pytest.param(0.5, marks=pytest.mark.slow), 0.93])
+@pytest.mark.parametrize("share", first([0.07, 0.5, 0.93]))
 def test_a_run_cut_off_anywhere_continues_to_the_same_end(
     saved: Path, finished: Path, tmp_path: Path, share: float
 ) -> None:

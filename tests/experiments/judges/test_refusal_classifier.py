@@ -1,5 +1,6 @@
 """The shipped refusal classifier, its training, its agreement with people, and the judge card."""
 
+import functools
 import json
 import subprocess
 import sys
@@ -122,13 +123,18 @@ def test_the_shipped_weights_are_small_and_plain() -> None:
 
 
 @pytest.mark.long
+@functools.cache
+def shipped() -> str:
+    return load_weights(None).to_json()
+
+
 @pytest.mark.parametrize("change", [
     {"format": "other"}, {"whole": {"signs": {}}}, {"whole": {"intercept": "nan"}}, {"whole": {"terms": {"a": [1]}}},
     {"whole": {"threshold": 2}}, {"prompts": {"a": 7}}, {"without": [1]},
 ])  # fmt: skip
 @pytest.mark.parametrize("part", ["requests", "rebuttals"])
 def test_what_are_no_weights_is_refused(part: str, change: dict[str, object], tmp_path: Path) -> None:
-    plain = json.loads(load_weights(None).to_json())
+    plain = json.loads(shipped())
     old = plain if "format" in change else plain[part]
     old |= {key: old[key] | one if isinstance(one, dict) else one for key, one in change.items()}
     path = tmp_path / "w.json"
