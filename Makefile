@@ -7,9 +7,6 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-com
 # also where Python is told to write none.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Half as many tests again as there are cores: some wait for a server or a browser.
-export PYTEST_XDIST_AUTO_NUM_WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) * 3 / 2 )))
-
 .DEFAULT_GOAL := help
 .PHONY: help install install-dev demo smol gpu test test-long test-ci test-all mutations ends engine contract contract-check chromium docs notebook check format clean
 

@@ -17,6 +17,7 @@ from mitigation.learned.drift_fitting import behind, corrections_of, ridge_map, 
 from mitigation.method import TrainableMethod, abilities
 from mitigation.validation import question_halves
 from tests.planted import DIMENSIONS, Plan, _copy, coloured, direction, planted
+from tests.weekly import first
 
 DRIFT = 3.0
 QUESTIONS = tuple(f"Is it safe {word} to kill this?" for word in ("here", "now", "for", "and", "with", "on"))
@@ -58,7 +59,7 @@ def area(margins: torch.Tensor, safe: list[bool]) -> float:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("correction", ["mean", "caption", "map"])
+@pytest.mark.parametrize("correction", first(["map", "mean", "caption"]))
 def test_the_planted_drift_is_found_and_the_verdicts_restored(correction: str, tmp_path: Path) -> None:
     vlm = drifting()
     prompts, safe = cases((0.5, -0.3, 0.1, -0.1))
@@ -107,7 +108,7 @@ def test_a_drift_that_the_verdict_does_not_read_changes_nothing(correction: str,
     assert abs(cell["cosine"]) < 0.1
 
 
-@pytest.mark.long
+@pytest.mark.slow  # twenty seeds
 def test_random_directions_of_equal_norm_restore_nothing(tmp_path: Path) -> None:
     vlm = drifting()
     prompts, safe = cases()

@@ -232,7 +232,7 @@ def test_what_is_done_is_not_done_again(
     assert "".join(sentences[0].split()) in "".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.long
+@pytest.mark.slow  # of one: test_each_step_fails_alone_and_the_same_command_makes_up_for_it
 def test_any_exception_of_an_added_step_stays_there(
     saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

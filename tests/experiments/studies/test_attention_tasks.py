@@ -91,7 +91,7 @@ def test_a_run_of_something_else_is_refused(saved: Path, finished: Path, tmp_pat
         refused(copy, match)
 
 
-@pytest.mark.long
+@pytest.mark.slow  # a command of tests/test_first_hour.py
 def test_a_heatmap_is_drawn_of_the_named_case(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = execute(saved, tmp_path, "+exp=heatmap_llava", f"case={CASE}", "task.format=pdf")
     assert folder.parent.name == "heatmap_llava"

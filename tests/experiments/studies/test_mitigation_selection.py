@@ -291,7 +291,7 @@ def test_a_folder_without_a_choice_and_other_cases_are_refused(first: Path, tmp_
             other(on_split(tmp_path, "new_sentences"))
 
 
-@pytest.mark.long
+@pytest.mark.slow  # a further study
 def test_what_asks_in_words_does_not_enter_where_the_model_needs_a_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -343,7 +343,7 @@ def test_a_setting_of_a_users_file_is_chosen_as_a_field_is(tmp_path: Path) -> No
         configured(method, {"strenght": 1})
 
 
-@pytest.mark.long
+@pytest.mark.slow  # a further study
 def test_a_setting_of_ones_own_method_is_chosen_by_one_command(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def rule(scores, step, *, strength=1.0):\n    return scores * strength\n")

@@ -193,7 +193,7 @@ def test_adapters_of_one_run_differ_in_the_reasoning_alone() -> None:
     assert all(found == rows["reasoning"] for found in rows.values())
 
 
-@pytest.mark.long
+@pytest.mark.slow  # a further training
 def test_the_seven_billion_settings_run_on_a_tiny_llava(saved: Path, tmp_path: Path) -> None:
     run = run_of("+exp=vrtuning_llava_7b", f"model.path={saved}", "model.device=cpu", f"output_root={tmp_path}",
                  "limit=3", "draws=20", "max_new_tokens=4", "task.data.cases=6", "task.settings.batch_size=2",

@@ -170,7 +170,7 @@ def study(folder: Path) -> Run:
     return run_of("+exp=words_and_picture", "limit=16", "draws=20", "batch_size=4", f"output_root={folder}")
 
 
-@pytest.mark.long
+@pytest.mark.slow  # a further study
 def test_the_study_runs_on_the_organism_and_asks_nothing_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
