@@ -19,6 +19,7 @@ from mitigation.prompting import ContextPrompt
 from tests import forked
 from tests.conftest import REPOSITORY
 from tests.tiny import picture
+from tests.weekly import first
 
 GUIDE = (REPOSITORY / "docs" / "guide-own-method.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"`([\w/]+\.(?:py|yaml))`:\n\n```\w+\n(.*?)```", GUIDE, re.DOTALL))
@@ -139,7 +140,7 @@ def typed(folder: Path, command: str) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", first(COMMANDS))
 def test_each_command_ends_with_a_row_of_the_table(written: Path, command: str) -> None:
     learns = any(name in command for name in LEARNERS)
     said = typed(written, f"{command} limit={24 if learns else 2} draws=10")

@@ -15,16 +15,15 @@ from tests.families import FAMILIES
 from tests.two_devices.cells import CELLS
 from tests.weekly import weekly
 
-pytestmark = pytest.mark.long  # one job serves all of these, and takes half a minute
+pytestmark = pytest.mark.long  # a job serves all of a family and kind, and takes a quarter of a minute
 
-USUAL = ("shapes", "values")  # one job
 further = pytest.mark.families  # all but LLaVA are asked by `make contract` alone
 
 
 @cache
-def outcomes(family: str, *kinds: str) -> dict[tuple[str, str], dict[str, Any]]:
+def outcomes(family: str, kind: str) -> dict[tuple[str, str], dict[str, Any]]:
     """What the family's job said of every cell; skips where this torch cannot pretend a device."""
-    lines = lines_of("tests.two_devices.job", family, *kinds)
+    lines = lines_of("tests.two_devices.job", family, kind)
     return {(line["kind"], line["cell"]): line for line in lines}
 
 
@@ -32,17 +31,17 @@ def outcomes(family: str, *kinds: str) -> dict[tuple[str, str], dict[str, Any]]:
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize(
     ("family", "kind"),
-    [("llava", "shapes"), weekly("llava", "head_first"), pytest.param("qwen2_5_vl", "shapes", marks=further)],
+    [weekly("llava", "shapes"), weekly("llava", "head_first"), pytest.param("qwen2_5_vl", "shapes", marks=further)],
 )
 def test_nothing_mixes_devices_at_seven_billion(family: str, kind: str, cell: str) -> None:
     """``head_first``: with the head where the embeddings are, and so on another device than what leads to it."""
-    said = outcomes(family, *(["head_first"] if kind == "head_first" else USUAL))[kind, cell]
+    said = outcomes(family, kind)[kind, cell]
     assert not said["error"], said["error"] + "\n" + said["trace"]
 
 
 @pytest.mark.contract("two_devices")
 @pytest.mark.parametrize("family", [pytest.param(name, marks=() if name == "llava" else further) for name in FAMILIES])
 def test_answers_are_those_of_one_device(family: str) -> None:
-    said = {cell: one["error"] for (kind, cell), one in outcomes(family, *USUAL).items() if kind == "values"}
+    said = {cell: one["error"] for (_, cell), one in outcomes(family, "values").items()}
     assert set(said) == set(CELLS)
     assert not any(said.values()), {cell: error for cell, error in said.items() if error}

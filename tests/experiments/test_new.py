@@ -10,6 +10,7 @@ from experiments.command_line.new import KINDS, METHODS, new
 from interp.errors import UserError
 from tests.experiments.compose import composed
 from tests.forked import typed
+from tests.weekly import first
 
 BREAKS = {
     "method": ("scores.new_full(likeliest.shape, strength)", "scores.new_full(likeliest.shape, float(len(scores)))"),
@@ -24,7 +25,7 @@ def run_its_test(folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", first(KINDS))
 def test_the_test_of_a_skeleton_passes_at_once_and_fails_where_it_is_broken(kind: str, tmp_path: Path) -> None:
     new([kind, "mine_own"], into=tmp_path)
     passed = run_its_test(tmp_path)

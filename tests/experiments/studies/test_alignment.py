@@ -302,7 +302,7 @@ def test_one_command_trains_both_ways_without_a_picture(tmp_path: Path, capsys: 
     assert all(torch.equal(weight, plain[name]) for name, weight in load("organism:llava").model.named_parameters())
 
 
-@pytest.mark.long
+@pytest.mark.slow  # as in test_vrtuning.py
 def test_a_training_that_was_killed_goes_on_in_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -124,7 +124,7 @@ def test_the_curve_says_two_where_two_are_needed() -> None:
     assert result["smallest"][PICTURE]["0.8"] == 2
 
 
-@pytest.mark.long
+@pytest.mark.slow  # a further planted network
 def test_redundant_carriers_behind_a_threshold_are_both_found() -> None:
     """With either head's red alone the clipped sum is in the middle: half each, and both together all."""
     samples = [replace(one, image=Plain(-1.0 if one.gold == "no" else 1.0)) for one in coloured_pairs()]
@@ -182,7 +182,7 @@ def test_what_scales_the_final_norm_alone_carries_nothing() -> None:
     assert row["without"]["mean"]["value"] == pytest.approx(1, abs=0.02)
 
 
-@pytest.mark.long
+@pytest.mark.slow  # a further planted network
 def test_overshoot_is_not_restored() -> None:
     """The best alone moves the margin three times too far; both together all the way."""
     result = localised(Plan(carriers=((1, 0, 3.0), (2, 0, -2.0)), idle=((0, 1),)))
@@ -211,7 +211,7 @@ def test_no_part_is_named_where_the_picture_is_not_read_and_the_power_is_said() 
     assert "a fifth would be shown with a chance of 1.00" in claim
 
 
-@pytest.mark.long
+@pytest.mark.slow  # a further planted network
 def test_the_truth_is_refused_where_the_gap_points_both_ways() -> None:
     half = coloured_pairs(lift=1.0)
     turned = [
@@ -223,7 +223,7 @@ def test_the_truth_is_refused_where_the_gap_points_both_ways() -> None:
     assert "refused" in {record["truth"] for record in tables(result)[0].records()}
 
 
-@pytest.mark.long
+@pytest.mark.slow  # a further planted network
 def test_elsewhere_gradients_rank_and_exact_effects_stand_beside_them() -> None:
     plan = Plan(reads=1, writes=3, layers=5, through_words=True)
     result = localised(plan, place="user")
