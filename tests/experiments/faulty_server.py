@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 FAULTS = (
     "429", "500", "timeout", "cut", "cut_body", "drip", "empty_body", "empty_text", "garbage", "half", "no_choice",
 )  # fmt: skip
-SLOW = 4.0  # seconds; clients that are to give up wait less
+SLOW = 2.0  # seconds; clients that are to give up wait less
 
 
 class Reply(NamedTuple):
