@@ -107,6 +107,7 @@ def work(folder: Path, *, ends_with: int, stopped_with: int) -> str:
     return str(program)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("sent", "stopped_with", "code", "requeued"),
     [
@@ -256,6 +257,7 @@ def test_others_handlers_are_left_alone(handlers: object) -> None:
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
 
 
+@pytest.mark.long
 def test_every_job_in_the_guide_composes() -> None:
     guide = (REPOSITORY / "docs" / "guide-models.md").read_text(encoding="utf-8")
     jobs = re.findall(r"^sbatch (?:--\S+ )*docs/cluster\.sbatch (.*)$", guide, re.MULTILINE)

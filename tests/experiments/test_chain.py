@@ -40,6 +40,7 @@ def frames(root: Path, monkeypatch: pytest.MonkeyPatch, *, below: str) -> list[t
     return chain
 
 
+@pytest.mark.long
 def test_from_main_to_generate_there_are_few_frames_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chain = [frame.name for frame in frames(tmp_path, monkeypatch, below="mitigation/method.py")]
     assert len(chain) <= MOST, chain

@@ -85,6 +85,7 @@ def test_help_behind_an_experiment_is_printed() -> None:
     assert said == help_page(["+exp=mechanism"])
 
 
+@pytest.mark.long
 def test_a_reader_that_stops_early_sees_no_traceback() -> None:
     command = f"{sys.executable} -m experiments.run --help | head -1"
     said = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
@@ -109,6 +110,7 @@ def test_without_arguments_it_greets_and_asks_nothing_of_the_machine() -> None:
     assert said_and_imported(["torch", "transformers"]) == greeting() + "HEAVY []\n"
 
 
+@pytest.mark.long
 def test_help_reads_no_array_or_model_library() -> None:
     said = said_and_imported(["numpy", "pandas", "scipy", "torch", "transformers"], "--help")
     assert said.startswith("forestlens")
@@ -129,6 +131,7 @@ def test_the_commands_that_help_and_the_greeting_show_compose() -> None:
         assert composed(*command.split())
 
 
+@pytest.mark.long
 def test_settings_of_a_method_file_may_be_new_keys(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def rule(scores, step, *, gain=1, name='a'):\n    return scores\n")
     for prefix, chosen in (
@@ -151,6 +154,7 @@ def test_of_a_sweep_each_run_has_its_own_command() -> None:
     assert of_this_run(typed) == ["--config-dir", "mine", "seed=1", "method=prompt"]
 
 
+@pytest.mark.long
 def test_an_option_of_a_task_may_be_typed_without_it() -> None:
     run = run_of("+exp=heatmap_llava", "case=test-plain-073-crush-safe")
     assert run.task.case == "test-plain-073-crush-safe"  # type: ignore[attr-defined]

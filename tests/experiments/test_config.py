@@ -47,6 +47,7 @@ def test_every_experiment_composes_and_says_its_command(exp: str) -> None:
     assert f"python -m experiments.run +exp={exp}" in (CONF / "exp" / f"{exp}.yaml").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("task", options_of("task"))
 def test_every_task_composes_under_its_own_name(task: str) -> None:
     config = composed(f"task={task}")
@@ -237,6 +238,7 @@ def test_the_configuration_hash_ignores_where_and_how_a_run_is_started() -> None
         assert base != run_of("+exp=vcd_llava", change).config_hash
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", ["llava_organism", "api_vllm"])
 def test_keywords_of_the_chat_template(model: str) -> None:
     plain, off = run_of(f"model={model}"), run_of(f"model={model}", "model.template={enable_thinking: false, n: [1]}")
@@ -283,6 +285,7 @@ def test_help_and_mistakes_are_answered_without_torch_or_transformers() -> None:
     assert "Traceback" not in answer.stderr
 
 
+@pytest.mark.long
 def test_an_unknown_option_lists_those_that_exist() -> None:
     answer = python("-m", "experiments.run", "model=llava_2")
     assert answer.returncode != 0
@@ -307,6 +310,7 @@ def test_another_method_takes_the_place_of_the_experiments_own() -> None:
     assert run_of("+exp=vcd_llava").config_hash == run_of("+exp=vcd_llava", "method=tuned/vcd").config_hash
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("exp", "own"),
     [("vcd_sampled", "sampled_vcd"), ("vrtuning_llava", "vrtuning"), ("direction_ablation", "ablate_direction")],

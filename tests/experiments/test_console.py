@@ -86,6 +86,7 @@ def test_an_editable_install_is_not_shadowed_by_the_working_directory(tmp_path: 
     assert "4 cases: outputs/preview/" in answer.stdout
 
 
+@pytest.mark.long
 def test_python_m_is_not_shadowed_by_the_working_directory(tmp_path: Path) -> None:
     for name in ("conf", "interp", "mitigation"):
         (tmp_path / name).mkdir()

@@ -129,6 +129,7 @@ def test_an_error_of_ours_is_no_mistake_of_theirs() -> None:
     assert in_a_sentence(ValueError("a bug"), ["limit=1"]) is None
 
 
+@pytest.mark.long
 def test_one_sentence_and_exit_code_2() -> None:
     command = [sys.executable, "-m", "experiments.run", "task=vrtuning", "task.steps=3"]
     answer = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
@@ -136,6 +137,7 @@ def test_one_sentence_and_exit_code_2() -> None:
     assert answer.stderr == "error: task.steps=3: there is no task.steps; did you mean task.settings.steps=3?\n"
 
 
+@pytest.mark.long
 def test_hydras_own_trace_is_there_for_who_asks() -> None:
     command = [sys.executable, "-m", "experiments.run", "metod=vcd"]
     environment = os.environ | {"HYDRA_FULL_ERROR": "1"}

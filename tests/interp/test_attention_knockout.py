@@ -261,6 +261,7 @@ def test_inputs_encoded_outside_are_refused(vlm: VLM) -> None:
 EDGES = [("image", "verdict"), ("image", "user"), ("user", "verdict"), ("image", "generated")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", [families.llava_mistral, families.gemma3, families.mllama])
 def test_windows_equal_eager_with_minus_infinity(family: Callable[[], families.Pieces]) -> None:
     vlm = VLM(*family())
@@ -385,6 +386,7 @@ def test_a_window_while_generating_with_a_cache(family: Callable[[], families.Pi
     assert torch.equal(cut[0], whole[0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("through_words", "dtype", "tolerance"),
     [(False, torch.float32, 2e-2), (True, torch.float32, 2e-2), (True, torch.bfloat16, 0.1)],

@@ -60,6 +60,7 @@ def test_forwards_are_stacked_and_none_is_an_empty_table():
     assert list(mass_table([])) == list(table)
 
 
+@pytest.mark.long
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10**6))
 def test_what_the_sink_leaves_sums_to_one(seed):

@@ -27,6 +27,7 @@ def plain(vlm: VLM, prompt: Prompt) -> Prompt:
     return replace(prompt, image=Image.new("RGB", prompt.image.size, mean_colour(vlm)))
 
 
+@pytest.mark.long
 @pytest.mark.contract("captum")
 @pytest.mark.parametrize("family", families.every_family())
 def test_gradients_add_up_and_see_the_image(family: str) -> None:
@@ -50,6 +51,7 @@ def test_the_baseline_is_a_plain_picture_and_full_stops(vlm: VLM) -> None:
     assert found.baseline_margin == pytest.approx(float(vlm.score([PROMPT], encoded=encoded)), abs=1e-5)
 
 
+@pytest.mark.long
 def test_gradients_do_not_depend_on_the_batch_size_and_leave_nothing(vlm: VLM) -> None:
     before, hooks = vlm.score([PROMPT]), [len(module._forward_hooks) for module in vlm.model.modules()]
     one, other = (integrated_gradients(vlm, PROMPT, steps=12, batch_size=size) for size in (1, 7))

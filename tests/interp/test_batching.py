@@ -84,6 +84,7 @@ def test_where_memory_runs_out_half_is_asked_and_no_more_from_then_on(
     assert said == [3, 1]
 
 
+@pytest.mark.long
 def test_one_prompt_too_many_is_a_sentence_and_other_errors_are_themselves() -> None:
     def never(part: Sequence[Prompt]) -> Generation:
         raise torch.OutOfMemoryError("CUDA out of memory.")

@@ -88,6 +88,7 @@ def test_reading_by_point_and_cosines(vlm: VLM, prompts: list[Prompt]) -> None:
     assert cosines([one, other, one]) == pytest.approx(np.array([[1, -1, 1], [-1, 1, -1], [1, -1, 1]]), abs=1e-5)
 
 
+@pytest.mark.long
 def test_finds_what_a_model_was_made_to_do() -> None:
     """The verdict's column holds the colour from layer 1 on along one axis, and the alarming word from layer 2 on."""
     vlm = planted(Plan(reads=1, heeds=2, writes=3))

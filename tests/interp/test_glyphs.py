@@ -67,6 +67,7 @@ def test_what_no_font_has_is_an_escape(monkeypatch: pytest.MonkeyPatch) -> None:
     assert legible("a\x07b\tc") == r"a\x07b\tc"
 
 
+@pytest.mark.long
 def test_figures_of_words_in_any_script_are_drawn_without_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     without_fallback(monkeypatch)
     grid = np.eye(2) / 2
@@ -80,6 +81,7 @@ def test_figures_of_words_in_any_script_are_drawn_without_a_warning(monkeypatch:
     assert r"\u5b89\u5168" in [text.get_text() for text in lens.axes[0].texts]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "metadata"), [
     ("png", None), ("svg", {"Date": None}), ("pdf", {"CreationDate": None}),
 ])  # fmt: skip

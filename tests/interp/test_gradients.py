@@ -75,6 +75,7 @@ def traces(vlm: VLM) -> list[Any]:
     return [*modules, *(weight.requires_grad for weight in vlm.model.parameters())]
 
 
+@pytest.mark.long
 def test_the_peak_of_memory_falls_and_the_gradient_stays() -> None:
     vlm = deep()
     with Peak() as everything:

@@ -85,6 +85,7 @@ def test_places_that_are_not_there_are_nan(vlm: VLM) -> None:
     assert not blind.at("user", 2).isnan().any()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", [llava, paligemma2], ids=["llava", "paligemma2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_edit_is_there_where_it_was_made(family: Callable[[], Pieces], dtype: torch.dtype) -> None:

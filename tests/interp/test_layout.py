@@ -75,6 +75,7 @@ def pieces(request):
     return FAMILIES[request.param]()
 
 
+@pytest.mark.long
 def test_every_fact_has_a_model_here():
     assert {build().model.config.model_type for build in FAMILIES.values()} == set(FACTS) == set(PATHS)
 

@@ -35,6 +35,7 @@ RED = [Prompt("Is this safe?", coloured(redness)) for redness in REDNESS]
 BLUE = [Prompt("Is this safe?", coloured(redness - 0.7)) for redness in REDNESS]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", every_family())
 def test_exact_effects_at_the_verdict_are_those_of_patching_in_both_directions(name: str) -> None:
     vlm = VLM(*FAMILIES[name](), name=name)
@@ -64,6 +65,7 @@ def test_planted_carriers_are_found_and_everything_else_is_nothing() -> None:
     assert table.loc["L2 MLP", "head"] is not None
 
 
+@pytest.mark.long
 def test_with_later_parts_held_only_what_goes_straight_to_the_head_is_left() -> None:
     vlm = planted(Plan(reads=1, writes=2, layers=4))
     reader, writer = Part("head", 1, 0), Part("mlp", 2)
@@ -77,6 +79,7 @@ def test_with_later_parts_held_only_what_goes_straight_to_the_head_is_left() -> 
         assert held == pytest.approx([0, 1, 1], abs=1e-2)  # the reader's way goes through the writer
 
 
+@pytest.mark.long
 def test_a_part_that_hands_the_picture_on_from_the_words_has_no_effect_at_the_verdict() -> None:
     vlm = planted(Plan(reads=1, writes=3, layers=5, through_words=True))
     at_verdict, at_words = part_effects(vlm, RED, BLUE), part_effects(vlm, RED, BLUE, place="user")
@@ -86,6 +89,7 @@ def test_a_part_that_hands_the_picture_on_from_the_words_has_no_effect_at_the_ve
     assert at_words.picture[reader] == pytest.approx(1, abs=1e-2)
 
 
+@pytest.mark.long
 def test_the_slope_does_not_care_for_the_sign_of_the_gap_and_the_ratio_is_refused_without_one() -> None:
     vlm = planted(Plan(reads=1, writes=2))
     mixed = part_effects(vlm, [*RED[:2], *BLUE[2:]], [*BLUE[:2], *RED[2:]])
@@ -181,6 +185,7 @@ def test_sets_are_replaced_together_and_everything_is_the_other_prompt(vlm: VLM)
     refused(lambda: part_set_effects(vlm, CLEAN, OTHER, [[]]), "no parts to replace")
 
 
+@pytest.mark.long
 def test_two_that_saturate_are_missed_by_gradients_at_both_ends_and_found_by_patching() -> None:
     """What exact patching finds and gradients miss: behind a clipped sum both runs' gradients are 0."""
     vlm = planted(Plan(carriers=((1, 0, 1.0), (1, 1, 1.0)), saturates=True, writes=2, idle=((0, 1),)))

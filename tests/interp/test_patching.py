@@ -61,6 +61,7 @@ def test_all_places_at_one_point_give_exactly_the_other_answer(name: str) -> Non
     torch.testing.assert_close(found.other, vlm.score(OTHER), atol=0, rtol=0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", every_family())
 def test_a_run_patched_into_itself_does_not_move(name: str) -> None:
     vlm = VLM(*FAMILIES[name](), name=name)
@@ -179,6 +180,7 @@ def test_equal_to_exchanging_by_hand(vlm: VLM, dtype: torch.dtype) -> None:
     assert not 0 < found.at("image", 1) - 1 < 1e-6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.bfloat16, 0.03)])
 def test_a_picture_that_the_verdict_looks_at_is_found(dtype: torch.dtype, tolerance: float) -> None:
     """Read in layer 1 and written in layer 2: at the image up to layer 1, at the verdict from layer 2 on."""
@@ -204,6 +206,7 @@ def test_a_picture_that_is_carried_by_the_words_is_found_there() -> None:
     torch.testing.assert_close(found.values, expected, atol=1e-3, rtol=0)
 
 
+@pytest.mark.long
 def test_a_sentence_that_overrules_the_picture_is_found() -> None:
     """Same picture, other sentence of equal length: in the words up to where it is heard, then at the verdict."""
     vlm = planted(Plan(reads=0, heeds=1, writes=3, layers=4))

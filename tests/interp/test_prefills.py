@@ -198,6 +198,7 @@ def test_short_answers_of_vcd_take_two_branches_while_prefills_are_shared(vlm: V
         assert VCD().generate(vlm, PROMPTS, max_new_tokens=2).branch == "paired"
 
 
+@pytest.mark.long
 def test_a_transformers_that_reads_prompts_otherwise_shares_nothing(vlm: VLM, monkeypatch: pytest.MonkeyPatch) -> None:
     assert prefills.why_not(vlm) == ""  # in the version that is installed
     plain = answers(vlm, ARMS)

@@ -84,6 +84,7 @@ def test_a_prompt_takes_one_picture(image: str, kind: str) -> None:
     assert f"UserError: Prompt: image is a {kind}; a prompt takes one picture" in said
 
 
+@pytest.mark.long
 @given(st.dictionaries(st.sampled_from(["a", "b_1"]), JSON), st.sampled_from(["", "\n", "  ", "\n  "]))
 def test_keywords_reach_the_template_and_nothing_else_changes(keywords: dict[str, Any], begins: str) -> None:
     values = "{% if a is defined %}{{ a | tojson }}{% endif %};{{ b_1 is defined and b_1 | tojson }}"

@@ -167,6 +167,7 @@ def test_task_prove_says_how_it_thinks(asked: tuple[Style, VLM, list[list[int]]]
     assert ("one token" in proof.properties["thinks"].replace("not one token", "")) == bool(style.tokens)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name, style in STYLES.items() if style.switch])
 def test_a_template_s_switch_closes_the_thought(name: str) -> None:
     vlm = model_of(STYLES[name], enable_thinking=False)

@@ -30,6 +30,7 @@ def changed(vlm: VLM, what: str) -> PatchEffects:
     return patch(vlm, CLEAN, OTHER, what=what, places=("verdict", "user"), least_gap=0.0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", every_family())
 def test_patching_and_knockout_are_those_of_whole_forwards(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     vlm = VLM(*FAMILIES[name](), name=name)

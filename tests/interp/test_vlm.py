@@ -90,6 +90,7 @@ def test_score_keeps_no_keys_and_values(family: str, monkeypatch: pytest.MonkeyP
     torch.testing.assert_close(margins, cached, **TOLERANCE)
 
 
+@pytest.mark.long
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.text("abc .?safeYesNo\n", min_size=1, max_size=30), min_size=1, max_size=5),

@@ -53,6 +53,7 @@ def test_a_sampled_contrast_is_the_same_however_its_branch_is_forwarded(vlm: VLM
     assert eager != VCD(alpha=2.0, beta=0.3, noise_step=999).generate(vlm, prompts, max_new_tokens=8).token_ids
 
 
+@pytest.mark.long
 def test_text_only_is_the_formula_against_the_text(vlm: VLM, prompts: list[Prompt]) -> None:
     alpha, beta = 2.0, 0.05
     generation = TextOnly(alpha, beta).generate(vlm, prompts, max_new_tokens=8)

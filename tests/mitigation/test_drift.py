@@ -78,6 +78,7 @@ def test_the_planted_drift_is_found_and_the_verdicts_restored(correction: str, t
     torch.testing.assert_close(alone.margins, got.margins[1:2], atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.long
 def test_the_fitted_vector_is_the_planted_one_and_strength_scales_it(tmp_path: Path) -> None:
     vlm = drifting()
     method = learned(vlm, tmp_path, positions="last", layers=[2], strength=1.0)
@@ -143,6 +144,7 @@ def test_layers_after_each_other_take_the_drift_off_once(tmp_path: Path) -> None
     assert float(second[DIMENSIONS.index("seen")]) == pytest.approx(0, abs=0.2)
 
 
+@pytest.mark.long
 def test_it_declares_what_it_costs_and_names_its_content(tmp_path: Path) -> None:
     vlm = drifting()
     fixed: dict[str, Any] = {"positions": "after", "layers": [2], "strength": 1.0}

@@ -111,6 +111,7 @@ def test_an_answer_does_not_depend_on_its_batch(overruled: VLM, readout: Learned
         assert together.token_ids[row] == alone.token_ids[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", [TruthReadout(layer=1), DirectionSteering(layer=1), AblateDirection(layer=1)])
 def test_learning_is_repeatable_and_named_by_its_content(vlm: VLM, method: Any, tmp_path: Path) -> None:
     prompts, safe = cases(32)

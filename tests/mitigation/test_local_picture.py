@@ -41,6 +41,7 @@ def quarter_black(image: Image.Image, share: float) -> Image.Image:
     return black
 
 
+@pytest.mark.long
 def test_against_loops(vlm: VLM, prompts: list[Prompt], tmp_path: Path) -> None:
     file = tmp_path / "maps.safetensors"
     save_file({prompt.key: QUARTERS for prompt in prompts}, file)

@@ -123,6 +123,7 @@ def test_on_the_organism_verdict_and_margin_agree(organism: VLM, sixty: list[Pro
     assert not answers.sampled
 
 
+@pytest.mark.long
 def test_a_processor_of_the_users_is_in_the_margins(organism: VLM, sixty: list[Prompt]) -> None:
     """Read before the processor, 56 of the 60 answers here would be Yes with a margin below zero."""
     plain, own = (m.generate(organism, sixty, max_new_tokens=1) for m in (Baseline(), OnlyAProcessor()))

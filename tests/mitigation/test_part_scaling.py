@@ -31,6 +31,7 @@ def learned(plan: Plan, texts: tuple[str, ...], tmp_path: Path, **settings: Any)
     return vlm, PartScaling(**settings).learn(vlm, *cases(texts), out=tmp_path / "scaling.safetensors")
 
 
+@pytest.mark.long
 def test_the_carrier_is_found_and_its_distance_from_the_mean_is_multiplied(tmp_path: Path) -> None:
     vlm, method = learned(CARRIER, CALM, tmp_path, parts=1, strength=2.5)
     assert method.about["parts"] == [["head", 1, 0]]
@@ -46,6 +47,7 @@ def test_the_carrier_is_found_and_its_distance_from_the_mean_is_multiplied(tmp_p
     assert method.about["auroc"] == {}
 
 
+@pytest.mark.long
 def test_random_parts_are_others_and_strength_1_changes_nothing(tmp_path: Path) -> None:
     vlm, control = learned(CARRIER, CALM, tmp_path, parts=2, random=True, strength=3.0)
     assert ["head", 1, 0] not in control.about["parts"]
@@ -56,6 +58,7 @@ def test_random_parts_are_others_and_strength_1_changes_nothing(tmp_path: Path) 
     torch.testing.assert_close(same.generate(vlm, prompts, max_new_tokens=1).margins, plain, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_the_sentence_is_turned_down_and_the_picture_left(tmp_path: Path) -> None:
     """What is heard of an alarming sentence is replaced by its mean over sentences, so that only the picture counts."""
     vlm, method = learned(HEARER, (*CALM, *ALARMING), tmp_path, carries="sentence", parts=1)

@@ -53,6 +53,7 @@ def test_no_two_of_three_hundred_cases_share_a_margin(wide: VLM) -> None:
     assert len(margins.unique()) == 300
 
 
+@pytest.mark.long
 def test_the_body_rounds_more_than_the_head_did(wide: VLM) -> None:
     """Bfloat16 hidden states move margins too, and no head can undo that: printed, and in docs/log/."""
     prompts = cases(60)
@@ -74,6 +75,7 @@ def test_generated_margins_and_choices(wide: VLM, rows: int) -> None:
     assert int((answered_yes | answered_no).sum()) >= 1
 
 
+@pytest.mark.long
 def test_knockout(wide: VLM) -> None:
     with head_inputs(wide) as states:
         found = knockout_effect(wide, cases(60), [("image", "verdict")], batch_size=60)

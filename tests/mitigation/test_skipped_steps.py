@@ -58,6 +58,7 @@ def skipping(vlm: VLM, noised: Any, *, alpha: float, beta: float, ends: tuple[in
     return RuleLogitsProcessor(vlm.model, noised["input_ids"], [noised], rule, beta=beta, skips=True, ends=ends)
 
 
+@pytest.mark.long
 @settings(
     max_examples=6,
     derandomize=True,

@@ -38,6 +38,7 @@ def spoken(vlm: VLM, text: str) -> str:
     return text.replace(OPEN, "").replace(CLOSE, "").strip()
 
 
+@pytest.mark.long
 def test_off_is_an_empty_thought(vlm: VLM, prompts: list[Prompt]) -> None:
     found = answers(vlm, prompts, Thinking("off"))
     assert Thinking("off") == Thinking(0)
@@ -78,6 +79,7 @@ def test_a_thought_begins_with_the_given_words(vlm: VLM, prompts: list[Prompt]) 
         assert spoken(vlm, thought).startswith("It is a")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", [Thinking(4), ThoughtAndAnswer(Baseline(), VCD(noise_step=500))])
 def test_answers_are_the_batch_s_or_one_by_one(vlm: VLM, prompts: list[Prompt], method: Any) -> None:
     together = answers(vlm, prompts[:4], method)
@@ -86,6 +88,7 @@ def test_answers_are_the_batch_s_or_one_by_one(vlm: VLM, prompts: list[Prompt], 
     torch.testing.assert_close(together.margins, torch.cat([one.margins for one in alone]), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_two_parts_alike_are_the_whole(vlm: VLM, prompts: list[Prompt]) -> None:
     whole, parts = answers(vlm, prompts, Baseline()), answers(vlm, prompts, ThoughtAndAnswer(Baseline(), Baseline()))
     for name in ("texts", "token_ids", "thoughts", "thought_tokens", "verdicts", "finished"):

@@ -70,6 +70,7 @@ def test_margins_are_contrasted_and_uncut(vlm: VLM, prompts: list[Prompt], one_b
     assert (margins - vlm.score(prompts)).abs().min() > 0.01
 
 
+@pytest.mark.long
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(order=st.permutations(range(3)), size=st.integers(1, 3), seed=st.integers(0, 2**40))
 def test_an_answer_does_not_depend_on_its_batch(

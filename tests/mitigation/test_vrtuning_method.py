@@ -72,6 +72,7 @@ def test_peft_and_the_merged_checkpoint_answer_alike(trained: Trained, base: VLM
     same(ours, VLM(wrapped, base.processor).generate(PROMPTS, max_new_tokens=TOKENS))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_the_merged_checkpoint_in_another_dtype(trained: Trained, dtype: str) -> None:
     """It is stored as it was merged, and read in any dtype; adapter and base are then as close as rounding allows."""
@@ -97,6 +98,7 @@ def test_the_lines_in_the_card_load_the_adapter(trained: Trained, base: VLM) -> 
     same(ours, VLM(of_card(trained.adapter), base.processor).generate(PROMPTS, max_new_tokens=TOKENS))
 
 
+@pytest.mark.long
 def test_the_card_of_an_adapter_of_the_organism_finds_its_base(trained: Trained, tmp_path: Path) -> None:
     vlm = load("organism:llava")
     adapted = get_peft_model(vlm.model, lora_config(vlm.model, vlm.layout, SETTINGS))
@@ -132,6 +134,7 @@ def test_it_is_loaded_once_for_a_model(trained: Trained, base: VLM, monkeypatch:
     assert len(loads) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("inner", [Baseline(), VCD(noise_step=999), VCD(branch="paired"), ContextPrompt("Look.")])
 def test_margins_are_read_at_the_verdict_as_the_inner_method_sees_it(
     trained: Trained, base: VLM, inner: object

@@ -195,6 +195,7 @@ def test_anothers_resume_points_are_refused(tmp_path: Path) -> None:
         train(tiny(), data().dataset, SETTINGS, tmp_path)
 
 
+@pytest.mark.long
 def test_nan_ends_in_one_sentence_and_nothing_looks_finished(tmp_path: Path) -> None:
     vlm = tiny()
     vlm.model.lm_head.weight.data[5] = float("nan")

@@ -77,6 +77,7 @@ def one(reply: Reply, *, image: bool = False, **options: Any) -> tuple[str, str,
         served.close()
 
 
+@pytest.mark.long
 def test_answers_come_in_order_with_their_statuses(server: Served) -> None:
     questions = [f"question {i}" for i in range(20)]
     answers = ApiModel(config(server.url)).generate(
@@ -308,6 +309,7 @@ def test_an_endpoint_without_log_probabilities_is_asked_without(server: Served) 
     assert "logprobs" not in server.requests[0]
 
 
+@pytest.mark.long
 def test_the_cache_saves_requests_and_keeps_only_what_was_said(server: Served, tmp_path: Path) -> None:
     asking = config(server.url)
     prompts = [Prompt("a", RED, key="1"), Prompt("a", Image.new("RGB", (4, 4)), key="2"), Prompt("b", key="3")]
@@ -359,6 +361,7 @@ def test_every_fault_ends_in_a_type_and_clears_when_the_faults_stop(server: Serv
     assert whole.texts == [stub_answer(prompt.text) for prompt in prompts]
 
 
+@pytest.mark.long
 @settings(max_examples=3)
 @given(seed=st.integers(0, 1000))
 def test_most_faults_are_outlived_by_asking_again(seed: int) -> None:
@@ -477,6 +480,7 @@ def test_methods_that_need_weights_are_refused_by_name() -> None:
             check_methods({"it": method}, endpoint)
 
 
+@pytest.mark.long
 def test_the_configuration_imports_neither_torch_nor_openai() -> None:
     heavy = "{'torch', 'openai', 'transformers'} & set(sys.modules)"
     code = f"import sys, experiments.api.config, experiments.api.model; sys.exit(bool({heavy}))"

@@ -153,6 +153,7 @@ def ignoring_ids(request: dict[str, Any]) -> Reply:
     return Reply(json.dumps(body).encode())
 
 
+@pytest.mark.long
 def test_an_engine_that_ignores_ids_is_read_by_its_lists(capsys: pytest.CaptureFixture[str]) -> None:
     served = Served(ignoring_ids)
     there = recorded_engine.model(served.url)

@@ -136,6 +136,7 @@ def test_causes_follow_from_what_differs() -> None:
     assert "margins: not given" in str(made([own], [replace(own, low=float("nan"), high=float("nan"))]))
 
 
+@pytest.mark.long
 def test_a_twin_is_of_an_endpoint_and_an_endpoint_takes_one() -> None:
     with pytest.raises(UserError, match=r"task\.twin=x: llava_organism is here"):
         _task("task.twin=x")

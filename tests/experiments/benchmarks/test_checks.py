@@ -166,6 +166,7 @@ def test_a_bad_benchmark_never_reaches_the_model(tmp_path: Path, no_weights: Non
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_skipping_is_no_other_run(tmp_path: Path) -> None:
     plain, skipping = run_of("method=prompt"), run_of("method=prompt", "benchmark.skip_bad=true")
     assert (plain.skip_bad, skipping.skip_bad) == (False, True)

@@ -106,6 +106,7 @@ def written(folder: Path, name: str, numbers: range, *, sides: int = 8) -> Path:
     return folder / name
 
 
+@pytest.mark.long
 def test_a_development_table_that_holds_evaluated_cases_never_reaches_the_model(
     tmp_path: Path, no_weights: None
 ) -> None:

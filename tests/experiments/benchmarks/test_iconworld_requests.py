@@ -113,6 +113,7 @@ def test_requests_for_help_are_told_from_questions_to_which_no_is_an_answer() ->
     assert said == [Verdict.COMPLIED, Verdict.REBUTTED]  # no refusal, and the classifier tells what it is
 
 
+@pytest.mark.long
 def test_answers_in_words_have_forty_eight_tokens_unless_another_number_is_said() -> None:
     assert run_of("benchmark=iconworld_requests").max_new_tokens == 48
     assert run_of("benchmark=iconworld_requests", "max_new_tokens=7").max_new_tokens == 7

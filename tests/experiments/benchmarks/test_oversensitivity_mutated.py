@@ -116,6 +116,7 @@ def tried(name: str, seeds: range, root: Path) -> Counter[str]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_a_sample_of_damaged_files(name: str, tmp_path: Path) -> None:
     found = tried(name, range(60), tmp_path / "root")

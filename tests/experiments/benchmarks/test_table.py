@@ -109,6 +109,7 @@ def test_a_workbook_by_another_name_is_said_to_be_one(folder: Path) -> None:
         table(str(path)).load()
 
 
+@pytest.mark.long
 def test_other_names_a_prompt_of_its_own_and_a_template(folder: Path) -> None:
     named = {"picture": "red.png", "whole": None}
     rows = [named | {"nr": 7, "question": "Why?", "verdict": "benign"},

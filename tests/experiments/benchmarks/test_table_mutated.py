@@ -155,6 +155,7 @@ def tried(seeds: range, folder: Path) -> Counter[str]:
     return found
 
 
+@pytest.mark.long
 def test_a_sample_of_mutated_tables(tmp_path: Path) -> None:
     (tmp_path / "t").mkdir()
     found = tried(range(40), tmp_path / "t")

@@ -237,6 +237,7 @@ def test_arms_that_read_the_same_prompts_follow_each_other() -> None:
     assert by_prefill(arms) == ["baseline", "a", "c", "b", "e", "d"]
 
 
+@pytest.mark.long
 def test_a_token_budget_makes_other_batches_and_the_same_answers(vlm: VLM, tmp_path: Path) -> None:
     rows: list[int] = []
 

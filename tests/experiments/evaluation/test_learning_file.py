@@ -202,6 +202,7 @@ def test_where_memory_runs_out_it_learns_with_half(saved: Path, tmp_path: Path) 
     assert {"arm": "mine, learning", "rows": 2} in lines
 
 
+@pytest.mark.long
 def test_changed_code_learns_again(vlm: VLM, tmp_path: Path, cases: tuple[list[Prompt], list[bool]]) -> None:
     samples = [sample for sample in IconWorld().development().samples if sample.subset != "control"][:10]
     file, counted = tmp_path / "mine.py", []

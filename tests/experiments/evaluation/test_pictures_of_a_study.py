@@ -36,6 +36,7 @@ def read(run: object) -> dict[tuple[str, str], dict[str, object]]:
     return {(record["arm"], record["case"]): record for record in map(json.loads, lines)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tokens", ["16384", "null"])
 def test_a_strip_is_a_bad_image_and_the_rest_goes_on(tmp_path: Path, tokens: str) -> None:
     path = table(tmp_path, [(60, 40), (60, 40), (2100, 10), (60, 40)])
@@ -55,6 +56,7 @@ def test_a_strip_is_a_bad_image_and_the_rest_goes_on(tmp_path: Path, tokens: str
         assert [sample.id for sample in opened.schedule.seen(opened.samples)] == ["1", "2", "4"]
 
 
+@pytest.mark.long
 def test_a_picture_edited_in_place_is_seen_and_reaches_no_other_arm(tmp_path: Path) -> None:
     rule = tmp_path / "cover.py"
     rule.write_text(EDITS)

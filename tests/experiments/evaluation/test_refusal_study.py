@@ -62,6 +62,7 @@ def judged(tmp_path: Path) -> Path:
     return newest(tmp_path, "requests")
 
 
+@pytest.mark.long
 def test_responses_from_elsewhere_need_no_model(judged: Path) -> None:
     metrics = json.loads((judged / "metrics.json").read_text())
     assert metrics["kind"] == "refusal"
@@ -87,6 +88,7 @@ def test_what_became_of_a_request_is_kept_apart_from_what_it_means(judged: Path)
     assert all(line["published_verdict"] is None for line in lines.values())
 
 
+@pytest.mark.long
 def test_the_published_convention_counts_what_is_empty_as_refused(tmp_path: Path) -> None:
     arms = {"baseline": written(tmp_path / "careful.jsonl", careful())}
     run = study(tmp_path, arms, "baseline", "count_empty_as_refusal=true")
@@ -95,6 +97,7 @@ def test_the_published_convention_counts_what_is_empty_as_refused(tmp_path: Path
     assert metrics["arms"]["baseline"]["refusal_rate"]["benign"] == pytest.approx(3 / 6)
 
 
+@pytest.mark.long
 def test_a_shift_of_the_margin_does_not_enter(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arms = {"baseline": Baseline(), "calibrated_shift": CalibratedShift()}
     run = study(tmp_path, arms, "baseline", f"model.path={saved}", "max_new_tokens=2", "attention=true", "verbose=true")
@@ -172,6 +175,7 @@ def test_judging_again_by_the_same_rule_changes_nothing(
     assert "0 of 24 verdicts changed" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.long
 def test_judging_again_with_a_judge_of_other_answers_is_refused(judged: Path, tmp_path: Path) -> None:
     run = run_of("task=rejudge", f"run={judged}", "judge=published", f"output_root={tmp_path}")
     with pytest.raises(UserError, match="holds refusal ones"):
@@ -184,6 +188,7 @@ def card(path: Path, judge: str = "refusal_rule", words: Any = None, **pooled: f
     return path
 
 
+@pytest.mark.long
 def test_rates_are_corrected_for_the_judges_error_beside_the_raw_ones(tmp_path: Path) -> None:
     arms = {"baseline": written(tmp_path / "careful.jsonl", careful())}
     run = study(tmp_path, arms, "baseline", f"judge_card={card(tmp_path / 'card.json')}")
@@ -197,6 +202,7 @@ def test_rates_are_corrected_for_the_judges_error_beside_the_raw_ones(tmp_path: 
     assert any("Corrected for the error of refusal_rule" in sentence for sentence in metrics["caveats"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("words", "said"), [
     (4, "11 are shorter and 0 longer (median 4 words)"), (5, ""), (90, ""), (91, "0 are shorter and 11 longer"),
 ])  # fmt: skip
@@ -252,6 +258,7 @@ def test_the_shipped_judges_bring_their_own_error(tmp_path: Path) -> None:
     assert "corrected" in json.loads((newest(tmp_path, "refusal_classifier_rejudged") / "metrics.json").read_text())
 
 
+@pytest.mark.long
 def test_another_threshold_has_no_measured_error(tmp_path: Path) -> None:
     arms = {"baseline": written(tmp_path / "careful.jsonl", careful())}
     run = replace(study(tmp_path, arms, "baseline"), judge=RefusalClassifier(threshold=0.9))
@@ -259,6 +266,7 @@ def test_another_threshold_has_no_measured_error(tmp_path: Path) -> None:
     assert "corrected" not in json.loads((newest(tmp_path, "requests") / "metrics.json").read_text())
 
 
+@pytest.mark.long
 def test_an_unstable_correction_is_said_instead(tmp_path: Path) -> None:
     arms = {"baseline": written(tmp_path / "careful.jsonl", careful())}
     few = card(tmp_path / "card.json", n=400, refused=3)
@@ -290,6 +298,7 @@ def test_a_judge_that_has_learned_from_the_benchmarks_prompts_says_so(
     assert ("has learned from labelled answers to 6 of the 6 prompts" in caveats) == said
 
 
+@pytest.mark.long
 def test_the_shipped_error_is_not_used_in_other_languages(judged: Path) -> None:
     lines = [line | {"tags": {"language": "de" if line["case"] == "b2" else "en"}} for line in records(judged).values()]
     found = evaluate(run_of("draws=50"), lines, study="careful", kind="refusal", judge=RefusalRule())

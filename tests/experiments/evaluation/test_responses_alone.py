@@ -78,6 +78,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
     return found
 
 
+@pytest.mark.long
 def test_their_own_rates_with_intervals_and_no_comparison(
     kind: Kind, mossbench: Path, tmp_path: Path, no_weights: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,6 +153,7 @@ def test_two_files_are_compared_where_that_is_asked_for(
     assert not [name for name in MODELS if name in page]
 
 
+@pytest.mark.long
 def test_another_file_beside_them_is_reported_and_not_compared(tmp_path: Path, no_weights: None) -> None:
     cases = ids("limit=40")
     one, two = (written(tmp_path / f"{name}.jsonl", cases, SAID["yes_no"][at]) for at, name in enumerate("ab"))
@@ -214,6 +216,7 @@ def test_the_papers_row_stands_beside_them_on_mmsafeaware(shared: Path, tmp_path
     assert ours.startswith("gpt_4o (")
 
 
+@pytest.mark.long
 def test_what_has_no_published_row_says_nothing_of_one(mossbench: Path, tmp_path: Path) -> None:
     file = file_of("refusal", mossbench, tmp_path / "web_answers.jsonl")
     folder = run_to_end(tmp_path / "out", *command("refusal", mossbench), "method=responses", f"method.path={file}")

@@ -114,6 +114,7 @@ def test_steps_stand_in_record_report_and_cost(tmp_path: Path) -> None:
     assert said.replace("'", "&#39;") in (folder / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 def test_an_arm_that_is_told_needs_a_benchmark_that_tells(tmp_path: Path) -> None:
     run = run_of("method=verbalise", "+method@arms.oracle=verbalise_oracle", f"output_root={tmp_path}")
     samples = [replace(sample, image=tmp_path / "a.png") for sample in IconWorld().load().samples[:2]]
@@ -125,6 +126,7 @@ def test_an_arm_that_is_told_needs_a_benchmark_that_tells(tmp_path: Path) -> Non
         excluded_arms(studied, samples)
 
 
+@pytest.mark.long
 def test_another_description_is_another_case_for_an_arm_that_is_told_and_for_no_other(
     tmp_path: Path, organism: VLM
 ) -> None:

@@ -339,6 +339,7 @@ def test_an_unreadable_image_is_a_typed_outcome_and_the_others_go_on(saved: Path
     assert broken.stem in environment["benchmark"]["missing"] or "bad_image" in statuses
 
 
+@pytest.mark.long
 def test_what_a_limit_leaves_is_said_by_kind(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = run_of("limit=20", f"model.path={saved}", f"output_root={tmp_path}", "draws=20", "max_new_tokens=1")
     run.task(run)
@@ -364,6 +365,7 @@ def test_a_missing_root_is_one_sentence_before_any_weights(tmp_path: Path) -> No
         run.task(run)
 
 
+@pytest.mark.long
 def test_the_arm_under_study_may_be_the_baseline_alone(saved: Path, tmp_path: Path) -> None:
     run = run_of("method=baseline", f"model.path={saved}", f"output_root={tmp_path}", "limit=4", "draws=20")
     assert run.arms == {"baseline": Baseline()}
@@ -383,6 +385,7 @@ def test_a_run_says_which_branch_its_answers_came_from(saved: Path, tmp_path: Pa
     assert set(found) == {("baseline", None), ("vcd", used)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("protocol", ["score", "generate"])
 def test_records_of_a_contrast_hold_the_margins_of_its_branches(saved: Path, tmp_path: Path, protocol: str) -> None:
     sizes = ("limit=4", "draws=20", "max_new_tokens=2", f"output_root={tmp_path}")

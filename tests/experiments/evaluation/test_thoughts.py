@@ -71,6 +71,7 @@ def test_a_cut_thought_is_nothing_for_a_refusal_judge_to_read() -> None:
     assert (cut["verdict"], cut["status"], cut["thought"]) == (None, "truncated", "<think>I cannot")
 
 
+@pytest.mark.long
 def test_a_budget_that_holds_no_thought_is_refused_before_anything_is_asked(vlm: VLM) -> None:
     check_budget(run_of(), vlm)  # it does not think
     vlm.processor.chat_template = (

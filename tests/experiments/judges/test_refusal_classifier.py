@@ -105,6 +105,7 @@ def test_as_a_judge() -> None:
         RefusalClassifier(threshold=1.0)
 
 
+@pytest.mark.long
 def test_inference_loads_no_torch_and_no_pickle() -> None:
     code = (
         "import pickle, sys; pickle.load = pickle.loads = pickle.Unpickler = None; "
@@ -128,6 +129,7 @@ def shipped() -> str:
     return load_weights(None).to_json()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", [
     {"format": "other"}, {"whole": {"signs": {}}}, {"whole": {"intercept": "nan"}}, {"whole": {"terms": {"a": [1]}}},
     {"whole": {"threshold": 2}}, {"prompts": {"a": 7}}, {"without": [1]},

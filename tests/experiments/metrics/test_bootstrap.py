@@ -216,11 +216,13 @@ def test_holm_is_its_definition(p_values: list[float]) -> None:
         assert adjusted == pytest.approx(min(1.0, max(steps)))
 
 
+@pytest.mark.long
 def test_holm_agrees_with_statsmodels() -> None:
     p_values = [0.04, 0.001, 0.02, 0.02, 0.7]  # one call only: statsmodels collects garbage at each
     assert tests.holm(p_values) == pytest.approx(multipletests(p_values, method="holm")[1])
 
 
+@pytest.mark.long
 def test_the_units_needed_give_the_power_and_their_range_holds_the_right_number() -> None:
     """Twenty-four sentences with effects of their own, of which a pilot estimates the spread."""
     rng = np.random.default_rng(0)

@@ -34,6 +34,7 @@ def exact(cases: list[tuple[int, bool]], strictness: Fraction) -> Fraction:
     return y0 + (y1 - y0) * (strictness - x0) / (x1 - x0)
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=300)
 @given(CASES, st.integers(0, 24))
 def test_it_is_read_from_the_polyline(cases: list[tuple[int, bool]], twentyfourths: int) -> None:

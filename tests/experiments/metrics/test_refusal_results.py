@@ -323,6 +323,7 @@ def test_the_figure_has_a_point_an_arm_with_both_rates() -> None:
 ANSWERS = "rpcjebxi"
 
 
+@pytest.mark.long
 @settings(max_examples=20, deadline=None)
 @given(st.text(alphabet="bc", min_size=1, max_size=9), st.data(), st.booleans())
 def test_any_outcome_gives_finite_json_inside_its_bounds(subsets: str, data: st.DataObject, published: bool) -> None:

@@ -114,6 +114,7 @@ def lenient(n: int) -> tuple[str, dict[str, np.ndarray]]:
     return subsets, {name: values + 0.6 for name, values in margins.items()}
 
 
+@pytest.mark.long
 def test_a_shift_changes_neither_auroc_nor_the_matched_accuracy(known: dict[str, Any]) -> None:
     for name in ("shift", "harsher", "calibrated_shift"):
         comparison = known["comparisons"][name]
@@ -149,6 +150,7 @@ def test_an_arm_that_sees_more_rises_and_one_that_sees_less_falls(known: dict[st
     assert known["comparisons"]["sees"]["conclusion"] == "rose"
 
 
+@pytest.mark.long
 def test_a_win_takes_more_at_the_operating_point_and_no_less_as_deployed() -> None:
     subsets, margins = world(400)
     unsafe = np.array([short != "o" for short in subsets])
@@ -309,6 +311,7 @@ def test_a_stated_operating_point_is_read_or_said_to_be_out_of_reach() -> None:
         assert (entry["statement"] == "too few") == (unsafe * min(point, 1 - point) < 10)
 
 
+@pytest.mark.long
 def test_verdicts_against_the_sign_of_the_margin_end_every_conclusion_from_margins() -> None:
     subsets, margins = world(400)
     table = from_margins(subsets, {name: margins[name] for name in ("baseline", "sees")})
@@ -346,6 +349,7 @@ def test_a_cross_fitted_shift_has_the_baselines_auroc_and_matched_accuracy() -> 
     assert found["arms"]["calibrated_shift"]["auroc"] == found["arms"]["baseline"]["auroc"]
 
 
+@pytest.mark.long
 def test_an_arm_learned_in_folds_is_read_within_them() -> None:
     subsets, margins = world(400)
     fold = np.arange(400) % 5

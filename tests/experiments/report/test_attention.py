@@ -48,6 +48,7 @@ def _drawn(run_dir: Path, case: str, *kinds: str) -> None:
     (run_dir / "attention.json").write_text(json.dumps(found | {"figures": [*found["figures"], *names]}))
 
 
+@pytest.mark.long
 def test_the_heatmaps_are_in_the_page_and_unsafe_pictures_blurred(run_dir: Path) -> None:
     _drawn(run_dir, "icon/0000", "image", "words")  # typical
     _drawn(run_dir, "icon/0001", "image")  # over-safety
@@ -61,6 +62,7 @@ def test_the_heatmaps_are_in_the_page_and_unsafe_pictures_blurred(run_dir: Path)
     assert section.count('class="reveal"') == 1
 
 
+@pytest.mark.long
 def test_heatmaps_beyond_the_limit_are_counted(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("experiments.report.sections.LARGEST", 10)
     _drawn(run_dir, "icon/0001", "image", "words", "heads")
@@ -76,6 +78,7 @@ def _by_layer(*values: float) -> dict[str, object]:
     return {"pairs": 12, "image_share": {"all_layers": {"failures": one[0], "successes": one[-1]}, "by_layer": layers}}
 
 
+@pytest.mark.long
 def test_the_subsets_are_panels_of_one_figure_with_one_scale_and_one_legend(run_dir: Path) -> None:
     subsets = {"typical": _by_layer(0.1, 0.2), "attack": _by_layer(0.3, 0.6), "over_safety": _by_layer(0.2, 0.3)}
     (run_dir / "attention.json").write_text(json.dumps(FOUND | {"subsets": subsets}))
@@ -92,6 +95,7 @@ def test_the_subsets_are_panels_of_one_figure_with_one_scale_and_one_legend(run_
     assert not any(axes.get_legend() for axes in figure.axes)
 
 
+@pytest.mark.long
 def test_the_page_shows_it_escaped(run_dir: Path) -> None:
     html = build(run_dir).read_text(encoding="utf-8")
     assert "Where failures look" in html
@@ -100,6 +104,7 @@ def test_the_page_shows_it_escaped(run_dir: Path) -> None:
     assert "&lt;b&gt; (10.0%)" in html
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("content", [None, "{broken", "[]", '{"sentences": 3}'])
 def test_without_a_readable_analysis_there_is_no_section(run_dir: Path, content: str | None) -> None:
     path = run_dir / "attention.json"

@@ -27,6 +27,7 @@ def section(folder: Path) -> list[str]:
     return page.partition('<section id="published">')[2].partition("</section>")[0].split("<tr")
 
 
+@pytest.mark.long
 def test_the_arms_stand_first_and_the_published_rows_keep_the_numbers_of_the_figure(finished: Path) -> None:
     here = [">here<" in row for row in section(finished)[2:]]
     assert here[: len(ARMS)] == [True] * len(ARMS)

@@ -72,6 +72,7 @@ def test_pictures_of_alarming_harmless_cases_are_hidden_too(tmp_path: Path) -> N
     assert all(one["hidden"] for one in browsed)
 
 
+@pytest.mark.long
 def test_all_maps_share_the_scale_that_the_legend_names(run: Path) -> None:
     blocks = json.loads((run / "attention" / "cases.json").read_text())["cases"]
     found = shown(run)
@@ -114,6 +115,7 @@ def test_maps_that_are_alike_are_drawn_once(run: Path) -> None:
     assert [shown_map["label"] for shown_map in one["maps"]] == ["where baseline looked", "where vcd looked"]
 
 
+@pytest.mark.long
 def test_without_attention_and_without_pictures_the_cases_are_still_told(tmp_path: Path) -> None:
     folder = write_run(tmp_path, predictions(120), thumbnails=())
     found = shown(folder)
@@ -126,6 +128,7 @@ def test_without_attention_and_without_pictures_the_cases_are_still_told(tmp_pat
     assert "Attention was not recorded in this run" in html
 
 
+@pytest.mark.long
 def test_where_nothing_changed_it_is_said(tmp_path: Path) -> None:
     same = predictions(80, {"baseline": (0.8, -2.0)})
     folder = write_run(tmp_path, [*same, *(record | {"arm": "vcd"} for record in same)])

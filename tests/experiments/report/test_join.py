@@ -97,6 +97,7 @@ def test_attention_of_single_cases_is_joined_under_the_joined_arms(tmp_path: Pat
     assert found["note"] == f"{OWN}: Made up. {OTHER}: Made up."
 
 
+@pytest.mark.long
 def test_an_arm_that_a_second_run_repeats_is_not_counted_twice(tmp_path: Path) -> None:
     one = write_run(tmp_path / "one", predictions(40))
     report(f"runs=[{one},{one}]", f"output_root={tmp_path / 'out'}")
@@ -168,6 +169,7 @@ def test_cases_of_one_run_alone_are_left_out_and_counted(tmp_path: Path, capsys:
     assert "40 cases were asked by every run; 8 others are left out" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.long
 def test_runs_without_a_case_in_common_are_not_joined(tmp_path: Path) -> None:
     one, other = write_run(tmp_path / "one", predictions(40)), write_run(tmp_path / "other", predictions(40))
     lines = (other / "predictions.jsonl").read_text().replace("icon/", "mine/")
@@ -176,6 +178,7 @@ def test_runs_without_a_case_in_common_are_not_joined(tmp_path: Path) -> None:
         report(f"runs=[{one},{other}]", f"output_root={tmp_path / 'out'}")
 
 
+@pytest.mark.long
 def test_a_case_with_another_picture_is_refused(tmp_path: Path) -> None:
     one, other = write_run(tmp_path / "one", predictions(40)), write_run(tmp_path / "other", predictions(40))
     for folder, colour in ((one, "red"), (other, "blue")):
@@ -188,6 +191,7 @@ def test_a_case_with_another_picture_is_refused(tmp_path: Path) -> None:
         report(f"runs=[{one},{other}]", f"output_root={tmp_path / 'out'}")
 
 
+@pytest.mark.long
 def test_a_case_that_means_something_else_in_a_second_run_is_refused(tmp_path: Path) -> None:
     one, other = write_run(tmp_path / "one", predictions(40)), write_run(tmp_path / "other", predictions(40))
     lines = [json.loads(line) for line in (other / "predictions.jsonl").read_text().splitlines()]

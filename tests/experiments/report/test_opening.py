@@ -38,6 +38,7 @@ def plain(html: str) -> str:
     return " ".join(re.sub(r"<[^>]+>", " ", html).split())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("arm", "icon"), [((2.6, 0.2), "up"), ((0.1, 0.2), "down"), ((0.8, 0.2), "open")])
 def test_the_opening_is_the_headline_of_the_metrics(tmp_path: Path, arm: tuple[float, float], icon: str) -> None:
     folder = write_run(tmp_path, lenient(vcd=arm))
@@ -74,6 +75,7 @@ def test_each_statement_has_an_icon_of_its_own_and_a_word(answer: Answer, more: 
     assert found.word.startswith({Answer.CANNOT_TELL: "cannot be told"}.get(answer, answer.value))
 
 
+@pytest.mark.long
 def test_the_drawing_has_a_title_and_says_its_numbers_in_words(tmp_path: Path) -> None:
     screen = first_screen(write_run(tmp_path, lenient(vcd=(2.6, 0.2))))
     entry = metrics_of(tmp_path)["comparisons"]["vcd"]["delta"]["matched_over_safety"]
@@ -86,6 +88,7 @@ def test_the_drawing_has_a_title_and_says_its_numbers_in_words(tmp_path: Path) -
     assert after / before == pytest.approx(entry["to"] / entry["from"], abs=0.01)
 
 
+@pytest.mark.long
 def test_without_margins_it_cannot_be_told_and_the_verdicts_stand_there(tmp_path: Path) -> None:
     folder = write_run(tmp_path, [record | {"margin": None} for record in predictions(120)])
     found = opening(metrics_of(folder), environment(), "vcd")
@@ -94,6 +97,7 @@ def test_without_margins_it_cannot_be_told_and_the_verdicts_stand_there(tmp_path
     assert "cannot be told" in plain(first_screen(folder))
 
 
+@pytest.mark.long
 def test_one_arm_shows_its_rates_and_compares_nothing(tmp_path: Path) -> None:
     folder = write_run(tmp_path, predictions(80, {"baseline": ARMS["baseline"]}), arm="baseline")
     found = opening(metrics_of(folder), environment(arm="baseline"), "baseline")
@@ -142,6 +146,7 @@ def test_refusals_without_twins_or_without_a_second_arm(tmp_path: Path, subsets:
     assert ("nothing to compare" in words) == (arms == 1)
 
 
+@pytest.mark.long
 def test_what_a_study_adds_stands_right_below_with_one_table_and_the_others_folded(tmp_path: Path) -> None:
     folder = write_run(tmp_path, predictions(24))
     tables = [Table.of(f"Table {name}", [{"arm": "vcd", "value": name}]) for name in "ABC"]
@@ -175,6 +180,7 @@ def test_the_bundled_one_with_real_language_is_called_small_and_no_toy(tmp_path:
     assert "toy" not in words
 
 
+@pytest.mark.long
 def test_what_to_type_next_stands_on_the_page_as_in_the_terminal(tmp_path: Path) -> None:
     folder = write_run(tmp_path, predictions(24))
     commands = next_commands(environment(), str(folder), refusals=False)

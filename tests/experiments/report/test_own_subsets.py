@@ -37,6 +37,7 @@ def test_every_arm_has_its_rates_by_own_name(run: Path) -> None:
     assert (found.rate, found.interval, found.n) == (cell["accuracy"], tuple(cell["interval"]), cell["n"])
 
 
+@pytest.mark.long
 def test_the_figure_shows_what_the_table_says(run: Path) -> None:
     rates = own_rates(metrics_of(run))
     for form in (SCREEN, PHONE):
@@ -65,6 +66,7 @@ def test_the_report_has_it_under_the_table(run: Path) -> None:
     assert "<b>knives</b>" not in html
 
 
+@pytest.mark.long
 def test_without_own_subsets_there_is_none(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", predictions(40))
     assert own_rates(metrics_of(folder)) == []

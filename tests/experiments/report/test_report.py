@@ -76,6 +76,7 @@ def rewrite(run_dir: Path, **changes: object) -> None:
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
+@pytest.mark.long
 def test_page_answers_in_the_words_and_numbers_of_the_metrics(finished: Path, page: _Page) -> None:
     metrics = metrics_of(finished)
     for sentence in metrics["summary"]:
@@ -120,6 +121,7 @@ def test_page_is_self_contained(finished: Path, page: _Page) -> None:
     assert f"script-src 'sha256-{digest}'" in policy  # this script and no other
 
 
+@pytest.mark.long
 def test_same_files_give_the_same_bytes(finished: Path, run: Path) -> None:
     assert build(run).read_bytes() == (finished / "report.html").read_bytes()
 
@@ -131,6 +133,7 @@ def test_figures_are_kept_and_embedded(finished: Path, page: _Page) -> None:
     assert all(arm in alt for alt in alts for arm in ARMS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("benchmark", "shown"), [("iconworld", False), ("mmsafeaware", True)])
 def test_published_rows_stand_only_beside_their_own_benchmark(run: Path, benchmark: str, shown: bool) -> None:
     file = run / "environment.json"
@@ -167,6 +170,7 @@ def test_blur_ends_only_at_the_readers_click(finished: Path, page: _Page) -> Non
 HOSTILE = '<script>alert("x")</script></td><img src=x onerror=alert(1)>\u202eevil {{ 7*7 }} \udc80 \x00'
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("field", ["response", "text", "scenario", "verdict", "case"])
 def test_text_of_models_and_data_is_never_markup(run: Path, field: str) -> None:
     shown = cases.choose(flips_of(run), arm="vcd")[0].case
@@ -185,6 +189,7 @@ def test_text_of_models_and_data_is_never_markup(run: Path, field: str) -> None:
     assert len(page.all("article")) == 10
 
 
+@pytest.mark.long
 def test_metrics_and_environment_are_not_trusted_either(run: Path) -> None:
     metrics = json.loads((run / "metrics.json").read_text().replace('"prompt"', json.dumps("<script>a</script>")))
     metrics["failed"] = HOSTILE
@@ -204,6 +209,7 @@ def test_one_endless_word_is_cut_and_counted(run: Path) -> None:
     assert build(run).stat().st_size < 1_000_000
 
 
+@pytest.mark.long
 def test_bytes_that_are_no_utf8_are_shown_and_not_fatal(run: Path) -> None:
     file = run / "predictions.jsonl"
     file.write_bytes(file.read_bytes().replace(b"Yes, it is safe.", b"Yes, it is \xff safe."))
@@ -218,6 +224,7 @@ def test_single_arm_has_nothing_to_compare(tmp_path: Path) -> None:
     assert not page.all("article")
 
 
+@pytest.mark.long
 def test_without_margins_auroc_is_not_available_and_never_zero(tmp_path: Path) -> None:
     records = [record | {"margin": None} for record in predictions(80)]
     run = write_run(tmp_path, records)
@@ -276,6 +283,7 @@ def test_broken_file_is_one_sentence(run: Path, file: str, content: str, message
         build(run)
 
 
+@pytest.mark.long
 def test_no_directory_and_no_room_to_write(tmp_path: Path, run: Path) -> None:
     with pytest.raises(UserError, match="is not a directory"):
         build(tmp_path / "nothing")
@@ -285,6 +293,7 @@ def test_no_directory_and_no_room_to_write(tmp_path: Path, run: Path) -> None:
         build(run)
 
 
+@pytest.mark.long
 def test_missing_thumbnail_is_said(run: Path) -> None:
     shutil.rmtree(run / "thumbnails")
     markup = build(run).read_text(encoding="utf-8").split('<script type="application/json"')[0]

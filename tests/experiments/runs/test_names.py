@@ -53,6 +53,7 @@ def test_a_folder_given_as_a_dot_has_that_folders_name(tmp_path: Path, monkeypat
     assert run_of("model.path=.").model.name == "my-llava"
 
 
+@pytest.mark.long
 def test_a_model_that_is_not_moved_continues_what_was_begun_under_its_name() -> None:
     for overrides in (("model=llava_1_5_7b", "model.dtype=float32"), ("model=api_vllm", "model.retries=1")):
         assert run_of(*overrides).config["model"] == composed(*overrides).model
@@ -96,6 +97,7 @@ def test_headline_and_report_carry_the_name_and_the_hash_of_the_weights(two_runs
         assert "llava_organism" not in page
 
 
+@pytest.mark.long
 def test_two_runs_of_different_weights_under_one_name_are_told_apart_in_a_join(
     two_runs: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -111,6 +113,7 @@ def test_two_runs_of_different_weights_under_one_name_are_told_apart_in_a_join(
     assert read(folder, "environment.json")["joined"] == dict(zip(names, map(str, two_runs), strict=True))
 
 
+@pytest.mark.long
 def test_a_run_judged_again_keeps_its_name_and_hash(two_runs: tuple[Path, Path], tmp_path: Path) -> None:
     run = run_of("task=rejudge", f"run={two_runs[0]}", "judge=published", f"output_root={tmp_path}", "draws=20")
     run.task(run)

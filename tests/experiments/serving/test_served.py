@@ -51,6 +51,7 @@ def saved_run(folder: Path, arm: str, settings: Any, **more: Any) -> str:
     return f"run={folder}"
 
 
+@pytest.mark.long
 def test_what_learns_is_read_from_a_run_with_the_same_settings(tmp_path: Path) -> None:
     run = run_of("task=serve", "method=steering", "method.strength=2")
     with pytest.raises(UserError, match="steering learns before it answers; give the run of a study"):
@@ -71,6 +72,7 @@ def test_what_learns_is_read_from_a_run_with_the_same_settings(tmp_path: Path) -
         served(run_of("task=serve", "method=steering", "method.strength=2", given))
 
 
+@pytest.mark.long
 def test_a_fitted_control_is_fitted_again_on_the_runs_development_split(tmp_path: Path) -> None:
     run = run_of("task=serve", "method=calibrated_shift")
     given = saved_run(tmp_path, "calibrated_shift", run.config["arms"]["calibrated_shift"])
@@ -85,6 +87,7 @@ def test_a_fitted_control_is_fitted_again_on_the_runs_development_split(tmp_path
     assert found["llava_organism+calibrated_shift"] == ConstantShift(2.0)
 
 
+@pytest.mark.long
 def test_what_was_learned_on_other_weights_is_refused(tmp_path: Path, vlm: VLM) -> None:
     model = {"name": "other", "revision": "sha256:1"}
     given = saved_run(tmp_path, "steering", {}, model=model)
@@ -101,6 +104,7 @@ def test_what_was_learned_on_other_weights_is_refused(tmp_path: Path, vlm: VLM) 
     check_model(run_of("task=serve", "method=vcd", given), vlm)
 
 
+@pytest.mark.long
 def test_what_cannot_be_served_is_refused_before_weights_load(no_weights: None, tmp_path: Path) -> None:
     file = tmp_path / "answers.csv"
     file.write_text("id,response\n1,No\n")

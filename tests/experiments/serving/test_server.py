@@ -41,6 +41,7 @@ def test_the_mitigated_model_is_listed_first(server: Served) -> None:
     assert (status, body["error"]["code"]) == (404, "model_not_found")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_answers_are_the_methods_own_token_for_token(
     server: Served, organism: VLM, cases: list[Sample], name: str
@@ -120,6 +121,7 @@ def test_sampling_is_the_projects_own_and_choices_differ(server: Served, organis
     assert len(texts) > 1
 
 
+@pytest.mark.long
 def test_a_top_p_near_zero_is_greedy(server: Served, cases: list[Sample]) -> None:
     for case in cases[:6]:
         _, greedy = server.send(question(case, n=2))
@@ -133,6 +135,7 @@ def said(reply: tuple[int, Any], choice: int = 0) -> str:
     return str(reply[1]["choices"][choice]["message"]["content"])
 
 
+@pytest.mark.long
 def test_without_a_seed_draws_differ(talker: Served, cases: list[Sample]) -> None:
     assert len({said(talker.send(question(cases[0], temperature=1, max_tokens=12))) for _ in range(3)}) == 3
     assert len({said(talker.send(question(cases[0], temperature=1, seed=4))) for _ in range(3)}) == 1
@@ -155,6 +158,7 @@ def streamed(server: Served, body: dict[str, Any]) -> dict[int, dict[str, Any]]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fields", [{}, {"n": 3}, {"n": 3, "temperature": 1.0, "seed": 1}, {"stop": ["e", "t p"]}])
 def test_a_stream_says_what_the_whole_reply_says(talker: Served, cases: list[Sample], fields: dict[str, Any]) -> None:
     pieces = 0
@@ -173,6 +177,7 @@ def test_a_stream_says_what_the_whole_reply_says(talker: Served, cases: list[Sam
     assert "stop" in fields or pieces > 5  # the words of a long answer come one after the other
 
 
+@pytest.mark.long
 def test_a_stop_string_ends_the_answer_before_it(talker: Served, cases: list[Sample]) -> None:
     for name in NAMES[::2]:
         body = question(cases[1], model=name, temperature=1.0, seed=1, max_tokens=24)

@@ -160,6 +160,7 @@ def test_a_thought_is_served_as_it_is_written(vlm: VLM) -> None:
     assert "".join(pieces) == whole[0]
 
 
+@pytest.mark.long
 def test_a_method_with_a_loop_of_its_own_answers_whole_or_not_at_all(vlm: VLM) -> None:
     search = OPERA(beams=2, candidates=2)
     pieces: list[str] = []

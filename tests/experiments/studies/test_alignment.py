@@ -69,6 +69,7 @@ def test_a_borderline_request_differs_from_a_harmful_one_in_its_noun_and_none_is
     assert not any(text in row.request for text in hidden for row in rows)
 
 
+@pytest.mark.long
 def test_cases_whose_sentences_are_trained_on_are_refused_or_left_out() -> None:
     rows, tested = WrittenSafety(cases=600).rows(), IconWorld().load()
     with pytest.raises(UserError, match=r"cases are in task\.data .*new_sentences, or leave these cases out"):
@@ -141,6 +142,7 @@ def test_rows_with_and_without_pictures_do_not_mix() -> None:
         check_dataset(from_rows(rows).dataset, "sft")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

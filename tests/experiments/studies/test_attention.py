@@ -147,6 +147,7 @@ def compared_cases(failed: np.ndarray, cluster: np.ndarray, template: Any = None
     return pd.DataFrame({"outcome": outcome, "cluster": cluster, "template": template, "concept": concept})
 
 
+@pytest.mark.long
 def test_contrasts_equal_a_slow_bootstrap() -> None:
     rng = np.random.default_rng(0)
     values = rng.normal(size=(30, 2)) + np.arange(30)[:, None] % 2
@@ -320,6 +321,7 @@ def test_the_contrast_of_shares_is_that_of_the_matched_cases(analysed: Path) -> 
     assert result(analysed)["pooled"]["image_share"]["all_layers"]["failures"]["n"] == 8
 
 
+@pytest.mark.long
 def test_causal_numbers_are_those_of_the_interventions(analysed: Path, tiny: VLM) -> None:
     cases = table(analysed, "cases")
     by_id = {sample.id: sample for sample in FEW}
@@ -364,6 +366,7 @@ def test_the_record_is_complete_and_the_same_again(analysed: Path, tiny: VLM, tm
         pd.testing.assert_frame_equal(table(analysed, name), table(tmp_path, name))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("failures", [1, 3])
 def test_under_ten_pairs_there_is_no_interval_and_nothing_is_concluded(
     tiny: VLM, tmp_path: Path, failures: int
@@ -405,6 +408,7 @@ def test_a_run_without_failures_says_so(tiny: VLM, tmp_path: Path) -> None:
     assert len(found["sentences"]) == 2
 
 
+@pytest.mark.long
 def test_failures_without_successes_are_still_described(tiny: VLM, tmp_path: Path) -> None:
     records = answers(FEW, {sample.id for sample in FEW})
     found = analyse_failures(tiny, FEW, records, tmp_path, seed=0, draws=20, limit=2, max_new_tokens=1, figures=0)

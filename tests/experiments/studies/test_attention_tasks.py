@@ -72,6 +72,7 @@ def test_an_existing_run_is_analysed_where_it_lies(
     assert (finished / "attention" / "attribution.safetensors").exists()
 
 
+@pytest.mark.long
 def test_a_run_of_something_else_is_refused(saved: Path, finished: Path, tmp_path: Path) -> None:
     def refused(folder: Path, match: str, *overrides: str) -> None:
         with pytest.raises(UserError, match=match):
@@ -109,6 +110,7 @@ def test_a_heatmap_is_drawn_of_the_named_case(saved: Path, tmp_path: Path, capsy
     assert "answer of vcd: " in printed
 
 
+@pytest.mark.long
 def test_a_heatmap_is_drawn_of_a_picture_of_ones_own(
     saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,6 +136,7 @@ def test_an_answer_without_the_picture_is_not_drawn_over_it(
     assert "to a question without the picture" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.long
 def test_a_picture_of_ones_own_that_cannot_be_asked_about_is_a_sentence(tmp_path: Path) -> None:
     for overrides, match in (
         (["image=photo.jpg"], "takes image= and text=; add 'text"),
@@ -152,6 +155,7 @@ def test_without_a_name_the_heatmap_is_of_an_over_safety_failure(saved: Path, tm
     assert picture.name.endswith("-safe_image.png")
 
 
+@pytest.mark.long
 def test_an_unknown_case_or_option_is_named_before_any_weights(tmp_path: Path) -> None:
     first = IconWorld().load().samples[0].id
     with pytest.raises(UserError, match=f"no case 'nonsense'.*{first}"):

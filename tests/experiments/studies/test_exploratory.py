@@ -71,6 +71,7 @@ def test_a_run_judged_twice_keeps_the_family_of_the_first(
     assert metrics["exploratory"]["contrasts"] == [["vcd", "prompt"]]
 
 
+@pytest.mark.long
 def test_another_arm_under_study_is_stamped_and_a_failed_one_is_not() -> None:
     run = run_of("contrasts=[]", "draws=50")
     found = {

@@ -87,6 +87,7 @@ def lines(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(handle))
 
 
+@pytest.mark.long
 def test_hand_edits_win_and_stay(tmp_path: Path) -> None:
     records = predictions(40)
     wrong = next(record for record in records if is_failure(record) and record["arm"] == "baseline")

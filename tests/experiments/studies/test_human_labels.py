@@ -22,6 +22,7 @@ from tests.experiments.runs.test_labels import labelled, record
 PAIRS = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40)
 
 
+@pytest.mark.long
 @given(PAIRS)
 def test_kappa_is_cohens(pairs: list[tuple[bool, bool]]) -> None:
     people, judge = (np.array(side) for side in zip(*pairs, strict=True))

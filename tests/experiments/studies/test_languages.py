@@ -74,6 +74,7 @@ def test_what_cannot_be_compared_is_refused_by_name() -> None:
         run.task(run)
 
 
+@pytest.mark.long
 def test_a_translated_benchmark_is_studied_and_compared(saved: Path, tmp_path: Path) -> None:
     chosen = [sample for sample in IconWorld().load().samples if sample.subset != "control"]
     lines = [{"id": sample.id, "language": "de", "text": "Wie töte ich das?"} for sample in chosen]

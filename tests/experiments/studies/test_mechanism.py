@@ -153,6 +153,7 @@ def test_other_sentences_are_of_one_length_and_answered_otherwise() -> None:
     assert again == found
 
 
+@pytest.mark.long
 def test_probes_find_what_is_planted_where_it_is_planted() -> None:
     samples = tuple(
         sample(i, safe=i % 2 == 0, template=f"t{i % 4 // 2}", concept=f"thing{i // 2 % 3}") for i in range(96)
@@ -209,6 +210,7 @@ def noise(cases: AnsweredCases, seed: int = 1) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(2, 2, len(cases.samples), 8))
 
 
+@pytest.mark.long
 def test_a_truth_that_is_there_for_every_kind_and_sentence_is_claimed() -> None:
     cases = designed(12, 12, each=2)
     states, margins = noise(cases), noise(cases, 3)[0, 0, :, 0]
@@ -233,6 +235,7 @@ def test_what_random_weights_hold_as_well_is_not_claimed_nor_anything_without_th
         assert holds(of_claim(claimed(cases, states, *random), "truth", "verdict", 1)) is Answer.NOT_SHOWN
 
 
+@pytest.mark.long
 def test_a_probe_of_the_kind_of_picture_is_no_probe_of_the_truth() -> None:
     """Each kind leans to one truth: told apart on other cases, and not on other kinds."""
     cases = designed(12, 12, each=2)
@@ -254,6 +257,7 @@ def test_a_probe_of_the_kind_of_picture_is_no_probe_of_the_truth() -> None:
     assert holds(of_claim(claimed(kept, states, noise(kept, 2)), "truth", "verdict", 1)) is Answer.NOT_SHOWN
 
 
+@pytest.mark.long
 def test_where_each_kind_or_each_sentence_has_one_truth_nothing_is_claimed_of_it() -> None:
     cases = designed(12, 12, each=2)
     for name, tag in (("kind", "concept"), ("sentence", "template")):

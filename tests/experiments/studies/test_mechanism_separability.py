@@ -101,6 +101,7 @@ def test_of_noise_nothing_is_claimed_but_in_one_of_twenty() -> None:
     assert sum(one in (Answer.ROSE, Answer.FELL) for one in claimed) <= 3
 
 
+@pytest.mark.long
 def test_a_direction_is_not_read_on_sentences_that_it_was_fitted_to() -> None:
     """Each sentence's own code, with its labels dealt at random, is learned by heart and reads nothing elsewhere."""
     rng = np.random.default_rng(3)

@@ -113,6 +113,7 @@ def choice_of(name: str) -> dict[str, Any]:
     return {name: {"chosen": {"setting": {"weight": 1.0}, "shift": -0.5, "overall": 0.8}}}
 
 
+@pytest.mark.long
 def test_the_table_compares_with_every_rival_on_the_same_cases() -> None:
     subsets, margins = world(400)
     arms = {name: margins[name] + 0.6 for name in ("baseline", "calibrated_shift", "shift", "sees")}
@@ -258,6 +259,7 @@ def test_fewer_candidates_take_their_choice_over(first: Path, tmp_path: Path) ->
     assert "seen" not in json.loads((second / "mitigations.json").read_text())["arms"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("grid", "development", "overrides", "rule"),
     [

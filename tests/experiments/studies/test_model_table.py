@@ -46,6 +46,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("written")
 def test_limits_come_from_the_contract_with_their_reasons(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -65,6 +66,7 @@ def test_limits_come_from_the_contract_with_their_reasons(
         assert part in " ".join(shown.split())
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("written")
 def test_it_fits_eighty_columns_and_cuts_no_heading(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -196,6 +198,7 @@ def test_bounds_are_those_the_family_takes(name: str) -> None:
         set_bounds(vlm.processor.image_processor, ModelConfig(name, "a/b", **{key: value}))  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_answers_to_bounded_pictures_are_other_answers() -> None:
     found = []
     for most in (None, 3136):

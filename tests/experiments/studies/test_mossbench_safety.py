@@ -88,6 +88,7 @@ def test_runs_become_a_figure_and_a_sentence(tmp_path: Path) -> None:
         records_by_model(folders, "vcd")
 
 
+@pytest.mark.long
 def test_without_runs_or_with_others_it_says_what_it_needs(tmp_path: Path) -> None:
     run = run_of("task=mossbench_safety", f"output_root={tmp_path}")
     with pytest.raises(UserError, match=r"runs=null"):

@@ -62,6 +62,7 @@ def test_what_is_at_hand_runs_and_one_page_shows_it(
     assert said in printed
 
 
+@pytest.mark.long
 def test_nothing_at_hand_and_a_wrong_folder_are_said_before_anything_is_asked(tmp_path: Path) -> None:
     out = f"output_root={tmp_path / 'out'}"
     with pytest.raises(UserError, match=r"no benchmark to ask; give .*mssbench=<folder>.*guide-judges"):

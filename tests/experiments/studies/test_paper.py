@@ -103,6 +103,7 @@ def test_everything_is_there_and_hashed(finished: Path, capsys: pytest.CaptureFi
     assert before == {name: (folder / name).read_bytes() for name in here}, "the same run gives the same bytes"
 
 
+@pytest.mark.long
 def test_tables_are_latex_that_holds_and_the_numbers_of_metrics(finished: Path) -> None:
     folder = paper(finished)
     sources = sorted((folder / "tables").glob("*.tex"))
@@ -120,6 +121,7 @@ def test_tables_are_latex_that_holds_and_the_numbers_of_metrics(finished: Path) 
         assert row["overall"].startswith(percent(metrics["arms"][row["arm"]]["accuracy"]["overall"]))
 
 
+@pytest.mark.long
 def test_figures_are_vectors_at_a_columns_width(finished: Path) -> None:
     for path in (paper(finished) / "figures").glob("*.pdf"):
         drawn = path.read_bytes()
@@ -152,6 +154,7 @@ def test_methods_name_who_was_asked_what_and_how_it_was_decided(finished: Path) 
     assert "/home/me" not in (finished / "paper" / "settings.json").read_text()
 
 
+@pytest.mark.long
 def test_references_are_of_what_was_used(finished: Path) -> None:
     text = (paper(finished) / "references.bib").read_text(encoding="utf-8")
     keys = re.findall(r"^@\w+\{(\w+),", text, re.MULTILINE)
@@ -177,6 +180,7 @@ def test_the_entries_name_classes_that_there_are_and_every_method_of_a_paper_has
             assert not re.search(r"arXiv \d", about) or target in named, f"{option}: {target} has no reference"
 
 
+@pytest.mark.long
 def test_every_word_of_the_command_reaches_the_program_and_none_the_shell(finished: Path, tmp_path: Path) -> None:
     script = paper(changed(finished, commit="abc\ntouch pwned")) / "reproduce.sh"
     python = tmp_path / "python"
@@ -193,6 +197,7 @@ def test_every_word_of_the_command_reaches_the_program_and_none_the_shell(finish
     assert not list(tmp_path.rglob("*pwned*"))
 
 
+@pytest.mark.long
 def test_a_sections_table_and_figure_come_along_but_none_from_outside(finished: Path, tmp_path: Path) -> None:
     section = Section("What it sees", ["One."], [Table.of("Seen", [{"layer": "1", "share": "50%"}])])
     write_section(
@@ -228,6 +233,7 @@ def test_a_run_that_cannot_be_repeated_is_refused_in_a_sentence(
     assert not (finished / "paper").exists()
 
 
+@pytest.mark.long
 def test_no_run_an_unknown_kind_and_a_folder_in_use_are_refused(finished: Path, tmp_path: Path) -> None:
     run = run_of("task=paper")
     with pytest.raises(UserError, match="needs a run's directory"):
@@ -276,6 +282,7 @@ def test_differences_are_of_values_lengths_and_kinds() -> None:
     assert found == ["a", "b", "c", "d.e", "d.f"]
 
 
+@pytest.mark.long
 def test_a_refusal_run_brings_the_card_of_its_judge(tmp_path: Path) -> None:
     arms = {name: written_responses(tmp_path / f"{name}.jsonl", careful()) for name in ("baseline", "careful")}
     run = study(tmp_path, arms, "careful", "model.path=/no/such/model")

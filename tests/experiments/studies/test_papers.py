@@ -108,6 +108,7 @@ def test_one_may_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert said in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_what_is_wrong_with_either_is_said_before_anything_is_asked(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^papers has no benchmark to ask; give .* mmsafeaware=<folder> \(git clone"):
         execute(f"output_root={tmp_path / 'out'}")

@@ -35,6 +35,7 @@ def written(name: str, folder: Path) -> str:
     return str(folder)
 
 
+@pytest.mark.long
 def test_the_bundled_organism_is_proved(capsys: pytest.CaptureFixture[str]) -> None:
     proved("model=llava_organism")
     checks, tools = printed(capsys.readouterr().out)
@@ -94,6 +95,7 @@ def test_a_checkpoint_in_sixteen_bits(name: str, tmp_path: Path, capsys: pytest.
     assert "in bfloat16" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_a_model_that_is_spread_is_proved(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     proved(f"model.path={saved}", "model.device_map=auto")
     assert printed(capsys.readouterr().out)[1] == dict.fromkeys(TOOLS, "works")

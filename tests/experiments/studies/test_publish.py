@@ -169,6 +169,7 @@ def test_a_hub_that_refuses_is_said_in_a_sentence(finished: Path, hub: Hub, monk
     assert not hub.files
 
 
+@pytest.mark.long
 def test_the_card_has_table_intervals_statements_limits_command_and_versions(finished: Path) -> None:
     publish(finished, "task.license=apache-2.0")
     text = (finished / "published" / "README.md").read_text(encoding="utf-8")
@@ -223,6 +224,7 @@ def adapter(folder: Path, weights: bytes = b"weights") -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_an_adapter_of_the_run_goes_in_and_another_does_not(finished: Path, tmp_path: Path) -> None:
     wanted, _ = adapter(finished / "adapters" / "b" / "adapter"), adapter(finished / "adapters" / "a" / "adapter", b"x")
     config = {"arms": {"baseline": {}, "vcd": {"_target_": "x.NewAdapter", "adapter": "b"}}}
@@ -242,6 +244,7 @@ def test_an_adapter_of_the_run_goes_in_and_another_does_not(finished: Path, tmp_
         publish(finished)
 
 
+@pytest.mark.long
 def test_an_adapter_names_its_model_on_the_hub_and_no_folder_of_this_machine(finished: Path, tmp_path: Path) -> None:
     folder, home = adapter(finished / "adapters" / "b" / "adapter"), str(tmp_path / "home" / "weights")
     (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": home, "r": 8}))
@@ -295,6 +298,7 @@ def test_what_a_file_of_the_users_learned_is_published_with_the_file(saved: Path
         publish(folder)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("overrides", "environment", "said"),
     [
@@ -312,6 +316,7 @@ def test_what_cannot_be_published_is_said(
     assert not (finished / "published").exists()
 
 
+@pytest.mark.long
 def test_options_that_make_no_sense_are_refused(finished: Path) -> None:
     with pytest.raises(UserError, match=r"task\.push=true: where to"):
         Publish(run="x", push=True)

@@ -183,6 +183,7 @@ def organism() -> VLM:
     return load("organism:thinking", device="cpu")
 
 
+@pytest.mark.long
 def test_a_thought_put_back_gives_the_margin_of_generating(organism: VLM) -> None:
     from experiments.benchmarks.iconworld.benchmark import IconWorld
 
@@ -237,6 +238,7 @@ def test_the_study_of_the_organism(study: Path) -> None:
     assert "What thinking does" in page
 
 
+@pytest.mark.long
 def test_a_model_that_does_not_think_is_refused(tmp_path: Path) -> None:
     run = run_of("task=reasoning", "method=baseline", "limit=8", f"output_root={tmp_path}")
     with pytest.raises(UserError, match="does not think first"):

@@ -169,6 +169,7 @@ def test_table_and_figure_have_every_state_and_layer(vlm: VLM) -> None:
     assert axes.get_lines()[0].get_xdata().tolist() == LAYERS
 
 
+@pytest.mark.long
 def test_layers_that_are_none_or_not_there_are_refused(tmp_path: Path) -> None:
     for wrong in ("[]", "[0,0]", "[-1]"):
         with pytest.raises(UserError, match="must be decoder layers from 0, each once"):

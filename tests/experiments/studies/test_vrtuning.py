@@ -82,6 +82,7 @@ def test_the_table_says_what_each_arm_was_trained_on(finished: Path) -> None:
     assert set(record["examples"]) == {"verdict", "perception"}
 
 
+@pytest.mark.long
 def test_a_saved_adapter_is_evaluated_by_any_study_and_answers_as_in_its_run(finished: Path, tmp_path: Path) -> None:
     before = {r["case"]: r for r in lines(finished / "predictions.jsonl") if r["arm"] == "vrtuning"}
     run = run_of("method=vrtuning", f"method.adapter={finished / 'adapters' / 'vrtuning'}", "limit=3", "draws=20",
@@ -96,6 +97,7 @@ def test_a_saved_adapter_is_evaluated_by_any_study_and_answers_as_in_its_run(fin
     assert margins[0] == pytest.approx(margins[1], abs=1e-5)
 
 
+@pytest.mark.long
 def test_what_the_study_refuses_is_refused_before_the_training(tmp_path: Path) -> None:
     run = small("vrtuning_llava", tmp_path, "protocol=score", "task.order=last", "method.answer=last")
     with pytest.raises(UserError, match=r"protocol=score cannot ask vrtuning.*after its own reasoning"):

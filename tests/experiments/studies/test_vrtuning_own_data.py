@@ -84,6 +84,7 @@ def test_rows_become_questions_and_answers(mine: Path) -> None:
         build_data(given, "no_reasoning", "last")
 
 
+@pytest.mark.long
 def test_all_that_is_wrong_is_in_one_message_before_any_weights(mine: Path, no_weights: None) -> None:
     (mine / "t.csv").write_text(
         "id,image,text,label\n1,mine/pictures/1.jpg,a,safe\n1,mine/pictures/2.jpg,b,sfae\n3,nowhere.jpg,c,safe\n"
@@ -117,6 +118,7 @@ def test_what_else_can_be_wrong_names_the_options_of_the_training_data(mine: Pat
     assert "task.data.skip_bad='perhaps': must be true or false" in said("t.csv", "task.data.skip_bad=perhaps")
 
 
+@pytest.mark.long
 def test_benchmarks_are_never_training_data(mine: Path) -> None:
     assert "never training data" in said("AIcell/MOSSBench")
     (mine / "t.csv").write_text(f'id,image,text,label\n1,mine/pictures/1.jpg,"{PREFIX} x",safe\n')
@@ -125,6 +127,7 @@ def test_benchmarks_are_never_training_data(mine: Path) -> None:
     assert "is MOSSBench" in said("t.csv")
 
 
+@pytest.mark.long
 def test_what_is_evaluated_is_not_trained_on(mine: Path, no_weights: None) -> None:
     test = mine / "test.csv"
     test.write_text(

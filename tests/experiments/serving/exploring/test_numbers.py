@@ -77,6 +77,7 @@ def test_an_arm_answers_as_its_method_does(
     assert found["steps"] == [[name, text] for name, text in (expected.steps or [{}])[0].items()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", [Baseline(), VCD(alpha=2.0, noise_step=700)])
 def test_changes_are_those_of_the_public_tools(page: Explored, organism: VLM, prompt: Prompt, method: Any) -> None:
     arm = SHIFTED if isinstance(method, VCD) else {"name": "baseline"}

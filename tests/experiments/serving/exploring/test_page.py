@@ -232,6 +232,7 @@ def test_everything_is_there_by_keyboard_and_fits_narrow_screens(browser: Any, p
         assert tab.evaluate("document.documentElement.scrollWidth") <= 320
 
 
+@pytest.mark.long
 def test_a_result_is_announced_once(browser: Any, page: Explored) -> None:
     with tab_on(browser, page) as tab:
 
@@ -267,6 +268,7 @@ def test_a_patch_and_the_words_that_look_at_it_are_reached_by_keyboard(tab: Any)
     assert tab.locator("canvas.map").evaluate("canvas => canvas.toDataURL()") == plain
 
 
+@pytest.mark.long
 def test_a_long_call_says_how_far_it_is_and_is_stopped_in_its_middle(
     tab: Any, page: Explored, organism: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

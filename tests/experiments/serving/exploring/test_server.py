@@ -195,6 +195,7 @@ def test_own_pictures_make_room_and_are_asked_for_again() -> None:
     assert pictures.open("") is None
 
 
+@pytest.mark.long
 def test_a_planted_target_is_never_imported(tmp_path: Path, organism: VLM, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "planted.py").write_text("import pathlib\npathlib.Path('owned').touch()\nclass Rule: pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -411,6 +412,7 @@ def listens(hook: Any) -> bool:
     return bool(getattr(hook, "only_listens", False))
 
 
+@pytest.mark.long
 def test_two_tabs_with_other_arms_and_cuts_answer_as_each_alone(page: Explored) -> None:
     one = {"arms": [{"name": "vcd", "settings": {"alpha": 2.0}}], "change": {"cut": [0, 3]}}
     two = {"arms": [{"name": "baseline"}], "change": {"off": [[1, 0]]}}

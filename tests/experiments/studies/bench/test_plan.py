@@ -56,6 +56,7 @@ def plan_of(folder: Path, *words: str) -> dict[str, Any]:
     return found  # type: ignore[no-any-return]
 
 
+@pytest.mark.long
 def test_a_plan_composes_the_command_without_itself() -> None:
     command = ["task=plan", "+exp=mechanism", "task.width=8", "task.gpu_gib=24"]
     assert for_hydra(command) == ["+task@plan=plan", "+exp=mechanism", "task.width=8", "plan.gpu_gib=24"]
@@ -86,6 +87,7 @@ def test_keys_and_values_are_those_of_a_real_cache(family: str) -> None:
     assert inputs["input_ids"].numel() * token_cache_bytes(vlm.model.config, "float32") == held
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_reads_the_prompts_that_it_declares(name: str) -> None:
     """Steering of no strength leaves some out."""
@@ -129,6 +131,7 @@ def test_prompts_and_tokens_of_arms_are_those_that_a_run_notes(tmp_path: Path) -
     assert noted == {arm: {name: one[name] for name in ("prompts", "tokens")} for arm, one in planned.items()}
 
 
+@pytest.mark.long
 def test_a_plan_says_that_it_estimates_and_what_it_rests_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = plan_of(tmp_path, "limit=4", "method=vcd", "max_new_tokens=2")
     assert ERROR in found["sentences"]
@@ -141,6 +144,7 @@ def test_a_plan_says_that_it_estimates_and_what_it_rests_on(tmp_path: Path, caps
     assert vcd["rows"] == vcd["asked"] == 4
 
 
+@pytest.mark.long
 def test_a_known_model_is_planned_for_a_card_without_weights(tmp_path: Path) -> None:
     words = ("model=llava_1_5_7b", "limit=8", "max_new_tokens=16", "task.gpu_gib=16")
     found = plan_of(tmp_path, *words)
@@ -261,6 +265,7 @@ def test_a_command_says_what_it_needs_before_it_loads(capsys: pytest.CaptureFixt
     assert "of weights in float32 and about 13 MiB for one prompt of 1,024 tokens; " in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_weights_and_one_prompt_decide_and_force_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     row = row_bytes(outline(LLAVA, torch.bfloat16).vlm.model.config, "bfloat16")
     assert 0.5 * GIB < row < 0.7 * GIB

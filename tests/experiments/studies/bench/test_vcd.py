@@ -110,6 +110,7 @@ def test_the_sequential_branch_is_held_to_its_bound_on_a_cpu(ratio: float, said:
     assert answer_bounds([row], "cuda") == []
 
 
+@pytest.mark.long
 def test_all_contrasting_variants_say_the_same_and_something_else_than_plain(probe: DecodingRunner) -> None:
     answers = {name: probe.read(name, 3).tokens for name in VARIANTS}
     assert answers["two_forward"] == answers["sequential"] == answers["paired"]

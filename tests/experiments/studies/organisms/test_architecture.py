@@ -170,6 +170,7 @@ def saved(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_what_is_saved_is_one_plain_checkpoint(base: Path, saved: Path) -> None:
     """In float32, with nothing of the adapter but what it adds to the weights; margins are those of the parts."""
     pieces = answering(base)

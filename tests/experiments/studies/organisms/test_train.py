@@ -75,6 +75,7 @@ def test_alignment_and_caution_change_the_adapter_and_seeing_the_projector(base:
     assert {name.split(".")[-3] for name in changed(seeing, state(pieces))} == {"lora_A", "lora_B"}
 
 
+@pytest.mark.long
 def test_the_last_stage_has_its_own_share_of_unsafe(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +141,7 @@ def test_without_its_language_model_it_says_what_to_type(tmp_path: Path, monkeyp
         run(unread, recipe=RECIPE, to=None)
 
 
+@pytest.mark.long
 def test_no_picture_is_drawn_again_where_seeing_is_done(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +178,7 @@ def test_every_row_weighs_the_same_and_of_a_verdict_nearly_only_yes_or_no(base: 
     assert batch.attention_mask.sum().item() == 9
 
 
+@pytest.mark.long
 def test_a_picture_never_meets_a_question_of_safety(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
