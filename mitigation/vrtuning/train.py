@@ -365,7 +365,7 @@ def _score_answers_alone(model: Any) -> None:
     """Makes TRL's fused head project the answers' positions alone, as it does by itself where it has a Triton kernel.
 
     Elsewhere it projects every position of the prompt on the vocabulary, to keep the shapes of compiled kernels, and
-    ignores the result: half of the time of an update of a small decoder with a large vocabulary.
+    ignores the result: nearly half of an update of a small decoder with a large vocabulary.
     """
     scored = model.forward
 
@@ -386,7 +386,7 @@ def _score_answers_alone(model: Any) -> None:
         finally:
             hook.remove()
         for name in PER_TOKEN:
-            if (values := getattr(output, name)) is not None:
+            if (values := getattr(output, name, None)) is not None:
                 setattr(output, name, values.new_zeros(answer.shape).masked_scatter(answer, values))
         output.label_mask = answer
         return output
