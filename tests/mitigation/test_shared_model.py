@@ -123,7 +123,7 @@ def test_an_arm_leaves_the_model_as_it_was(arm: str, folder: Path) -> None:
     assert [pixels(prompt.image) for prompt in PROMPTS] == shown
 
 
-@pytest.mark.slow  # of the tools: tests/experiments/serving/exploring/test_server.py
+@pytest.mark.long
 @pytest.mark.parametrize("arm", ARMS)
 def test_an_arm_that_breaks_off_leaves_the_model_as_it_was(arm: str, folder: Path) -> None:
     vlm, method = shared(), method_of(arm, folder)
