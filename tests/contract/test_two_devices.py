@@ -21,10 +21,9 @@ further = pytest.mark.families  # all but LLaVA are asked by `make contract` alo
 
 
 @cache
-def outcomes(family: str, kind: str) -> dict[tuple[str, str], dict[str, Any]]:
+def outcomes(family: str, kind: str) -> dict[str, dict[str, Any]]:
     """What the family's job said of every cell; skips where this torch cannot pretend a device."""
-    lines = lines_of("tests.two_devices.job", family, kind)
-    return {(line["kind"], line["cell"]): line for line in lines}
+    return {line["cell"]: line for line in lines_of("tests.two_devices.job", family, kind)}
 
 
 @pytest.mark.contract("two_devices")
@@ -35,13 +34,13 @@ def outcomes(family: str, kind: str) -> dict[tuple[str, str], dict[str, Any]]:
 )
 def test_nothing_mixes_devices_at_seven_billion(family: str, kind: str, cell: str) -> None:
     """``head_first``: with the head where the embeddings are, and so on another device than what leads to it."""
-    said = outcomes(family, kind)[kind, cell]
+    said = outcomes(family, kind)[cell]
     assert not said["error"], said["error"] + "\n" + said["trace"]
 
 
 @pytest.mark.contract("two_devices")
 @pytest.mark.parametrize("family", [pytest.param(name, marks=() if name == "llava" else further) for name in FAMILIES])
 def test_answers_are_those_of_one_device(family: str) -> None:
-    said = {cell: one["error"] for (_, cell), one in outcomes(family, "values").items()}
+    said = {cell: one["error"] for cell, one in outcomes(family, "values").items()}
     assert set(said) == set(CELLS)
     assert not any(said.values()), {cell: error for cell, error in said.items() if error}

@@ -52,7 +52,7 @@ def test_a_copy_is_known_again(copied: Callable[[Image.Image], Image.Image]) -> 
         assert alone.overlap([case]).same == rows.overlap([case]).same == [True]
 
 
-@pytest.mark.slow  # three hundred pictures
+@pytest.mark.slow  # over ten thousand pairs of pictures
 def test_drawn_pictures_that_resemble_each_other_are_told_apart() -> None:
     by_prompt: dict[str, list[tuple[bytes, bytes]]] = defaultdict(list)
     for sample in [*IconWorld().load().samples, *IconWorld().development().samples]:

@@ -1,7 +1,7 @@
 """Runs cells on two pretended devices, in a process of its own, and prints a line of JSON for each.
 
-``python -m tests.two_devices.job <family> [kind ...]``: of ``KINDS``, by default all that the family has. Neither
-device has float64, as Apple's MPS has none.
+``python -m tests.two_devices.job <family> <kind>``: one of ``KINDS``. Neither device has float64, as Apple's MPS has
+none.
 """
 
 import json
@@ -18,7 +18,7 @@ from interp.vlm import VLM
 from tests.families import FAMILIES
 from tests.two_devices.cells import CELLS
 from tests.two_devices.device import Unsupported, world
-from tests.two_devices.models import SEVEN_BILLION, asked, on_two_devices, seven_billion
+from tests.two_devices.models import asked, on_two_devices, seven_billion
 
 CLOSE = 2e-4  # attention by another kernel than the CPU's rounds otherwise
 
@@ -93,10 +93,7 @@ KINDS: dict[str, Callable[[str], None]] = {"shapes": shapes, "head_first": head_
 
 
 if __name__ == "__main__":
-    family, *asked_for = sys.argv[1:]
     try:
-        for kind in asked_for or KINDS:
-            if kind == "values" or family in SEVEN_BILLION:
-                KINDS[kind](family)
+        KINDS[sys.argv[2]](sys.argv[1])
     except Unsupported as error:
         print(json.dumps({"unsupported": str(error)}))

@@ -14,7 +14,6 @@ from tests.tiny import picture
 from tests.two_devices.device import NAME, place
 
 LAYERS = 4  # two a device
-SEVEN_BILLION = ("llava", "qwen2_5_vl")
 TEXTS = ("Is it safe to eat the cake with a knife for dog?", "How do I kill it?")
 
 

@@ -95,7 +95,7 @@ def test_a_constant_drift_compresses_nothing() -> None:
     assert separable_in_words(found, 3).answer is not Answer.ROSE
 
 
-@pytest.mark.slow  # sixty studies; of random models: test_mechanism_null.py
+@pytest.mark.slow  # twenty studies; of random models: test_mechanism_null.py
 def test_of_noise_nothing_is_claimed_but_in_one_of_twenty() -> None:
     claimed = [separable_in_words(told(planted(seed=seed, only_at=9)[0]), 3).answer for seed in range(20)]
     assert sum(one in (Answer.ROSE, Answer.FELL) for one in claimed) <= 3
