@@ -14,7 +14,7 @@ from experiments.config import Run
 from experiments.evaluation import training
 from experiments.evaluation.cases import development_cases, guarding, limited, load_cases
 from experiments.evaluation.training_overlap import limited_apart
-from experiments.metrics.yes_no.comparison import ALL
+from experiments.metrics.results import ALL
 from experiments.report.words import shortfall
 from experiments.runs.launch import Launch
 from experiments.runs.responses import Responses

@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from rich.console import Console, RenderableType
 
 from experiments.config import Run, digest
-from experiments.metrics.findings import RULES
+from experiments.metrics.claims import RULES
 from experiments.report.build import build
 from experiments.runs import analyses as states
 from experiments.runs.resumption import RunStore

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from experiments.config import digest
 from experiments.evaluation.analyses import NOTE
 from experiments.evaluation.study import Study
-from experiments.metrics.findings import RULES
+from experiments.metrics.claims import RULES
 from experiments.report.sections import Section, SectionFigure, write_section
 from experiments.report.table import terminal
 from experiments.runs.records import now

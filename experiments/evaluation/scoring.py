@@ -1,4 +1,4 @@
-"""From records to the contents of metrics.json, by the kind of benchmark. No model is called."""
+"""From records to the results table and metrics.json. No model is called."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,12 +11,12 @@ import pandas as pd
 from experiments.benchmarks import published
 from experiments.config import Run
 from experiments.judges.refusal_rules import primary
+from experiments.metrics import results
+from experiments.metrics.as_published import as_published
 from experiments.metrics.judge_error import corrected_rates, error_of, unlike_measured
-from experiments.metrics.refusal import results as refusal
-from experiments.metrics.refusal.as_published import as_published
+from experiments.metrics.results import ALL, Evaluation
 from experiments.metrics.thoughts import thoughts_by_arm
-from experiments.metrics.yes_no import results as yes_no
-from experiments.metrics.yes_no.comparison import ALL
+from experiments.runs.results_table import Results, Row
 from experiments.types import Judge, Kind, Status
 
 Family = Mapping[str, Any]  # study: an arm; contrasts: pairs of arms
@@ -38,40 +38,54 @@ def evaluate(
     baseline: str = "baseline",
     control: str = "calibrated_shift",
     first: Family | None = None,
-) -> dict[str, Any]:
-    """The contents of metrics.json: values and findings, which ``experiments.report.words`` puts into words.
+) -> Evaluation:
+    """Return the results table of a run and what metrics.json says of its design.
 
-    ``study`` is the arm under study; ``missing`` gives arms that cannot enter, with the reason. ``kind`` and ``judge``
-    are the run's unless it scores other answers than its own; of a judge that others helped, or that cannot be asked
-    any more, only the name. What goes beyond the ``first`` family of comparisons is kept as ``exploratory``.
+    Args:
+        run: its seed, draws, contrasts, operating point and judge are used.
+        predictions: its records.
+        study: the arm under study.
+        kind: the run's unless it scores other answers than its own.
+        judge: the run's unless people or another judge helped; then only a name.
+        missing: arms that cannot enter, with the reason.
+        baseline: the arm that others are compared with.
+        control: the arm that only shifts the threshold.
+        first: the comparisons that the run was begun for. What goes beyond them is marked as exploratory.
 
     Raises:
         UserError: the predictions or the judge card cannot be used.
     """
-    frame, judge, refusals = pd.DataFrame(predictions), judge or run.judge, (kind or run.benchmark.kind) == "refusal"
-
+    frame, judge, kind = pd.DataFrame(predictions), judge or run.judge, kind or run.benchmark.kind
+    refusals = kind == "refusal"
     studied = None if refusals and study in missing else study
-    common: dict[str, Any] = {"seed": run.seed, "draws": run.draws, "baseline": baseline, "study": studied}
-    if refusals:
-        empty, margin = run.count_empty_as_refusal, run.unsafe_margin
-        result = refusal.evaluate(
-            frame, **common, empty_as_refusal=empty, safety_margin=margin, not_applicable=missing,
-            unmeasured=_unmeasured(judge, frame)["share"] > MOST_UNMEASURED,
-        )  # fmt: skip
-    else:
-        contrasts = [(arm, other) for arm, other in run.contrasts]
-        point = run.operating_point
-        result = yes_no.evaluate(frame, **common, control=control, contrasts=contrasts, operating_point=point)
-    result |= _family(result, baseline, first or family(study, [] if refusals else run.contrasts))
+    evaluation = results.evaluate(
+        frame,
+        kind,
+        seed=run.seed,
+        draws=run.draws,
+        baseline=baseline,
+        control=control,
+        study=studied,
+        contrasts=[(arm, other) for arm, other in run.contrasts],
+        operating_point=run.operating_point,
+        empty_as_refusal=run.count_empty_as_refusal,
+        safety_margin=run.unsafe_margin,
+        not_applicable=missing,
+        unmeasured=refusals and _unmeasured(judge, frame)["share"] > MOST_UNMEASURED,
+    )
+    design = evaluation.design | _family(evaluation.design, baseline, first or family(study, run.contrasts))
     if "protocol" in frame and (frame["protocol"] == "score").all():
-        result |= {"protocol": "score"}
+        design |= {"protocol": "score"}
     if "fold" in frame:
-        result |= {"learned_in_folds": list(dict.fromkeys(frame["arm"][frame["fold"].notna()]))}
+        design |= {"learned_in_folds": list(dict.fromkeys(frame["arm"][frame["fold"].notna()]))}
     if thinking := thoughts_by_arm(frame):
-        result |= {"thoughts": thinking}
+        design |= {"thoughts": thinking}
     if alike := same_texts(frame):
-        result |= {"same_text": alike}
-    return result | _limits_of_judge(result, judge, run.judge_card, frame) if refusals else result
+        design |= {"same_text": alike}
+    if not refusals:
+        return Evaluation(evaluation.results, design)
+    about, corrected = _limits_of_judge(evaluation.results, judge, run.judge_card, frame)
+    return Evaluation(Results([*evaluation.results, *corrected]), design | about)
 
 
 def family(study: str, contrasts: Sequence[Sequence[str]]) -> Family:
@@ -79,19 +93,16 @@ def family(study: str, contrasts: Sequence[Sequence[str]]) -> Family:
     return {"study": study, "contrasts": [list(pair) for pair in contrasts]}
 
 
-def first_family(environment: Mapping[str, Any], metrics: Mapping[str, Any]) -> Family:
-    """The family that a run recorded when it began; of an older one that of its ``metrics``."""
-    contrasts = (metrics.get("method") or {}).get("contrasts") or []
-    return environment.get("family") or family(str(metrics.get("study")), contrasts)
+def first_family(environment: Mapping[str, Any]) -> Family:
+    """Return the family that a run recorded when it began."""
+    return environment.get("family") or family(str(environment.get("arm_under_study")), [])
 
 
 def _family(result: Mapping[str, Any], baseline: str, first: Family) -> dict[str, Any]:
     """``family``, the first one, and where ``result`` compares what is not in it, ``exploratory``."""
     study = result["study"] if result["study"] not in (first["study"], baseline, None) else None
     known = first["contrasts"]
-    later = [
-        pair for pair in result["method"].get("contrasts", ()) if pair not in known and [ALL, pair[1]] not in known
-    ]
+    later = [pair for pair in result["contrasts"] if pair not in known and [ALL, pair[1]] not in known]
     return {"family": first} | ({"exploratory": {"study": study, "contrasts": later}} if study or later else {})
 
 
@@ -116,22 +127,21 @@ def same_texts(frame: pd.DataFrame) -> dict[str, dict[str, Any]]:
 
 
 def with_published_rows(
-    result: dict[str, Any],
+    design: dict[str, Any],
     benchmark: str,
     model: Mapping[str, Any] | None,
     predictions: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """``result`` with ``published_rows``: of responses made elsewhere, by what answered.
+    """Return ``design`` with what the benchmark's authors printed about the models whose responses were scored.
 
-    Where the benchmark's authors count in a way of their own, ``as_published`` has the predictions counted so.
-    ``model`` is that of environment.json. Nothing is added where the benchmark has no row of that name.
+    ``as_published`` has the predictions counted as the authors count, if they count in another way. ``model`` is that
+    of environment.json.
     """
-    if result.get("kind") == "refusal" and predictions:
-        block = as_published(benchmark, pd.DataFrame(predictions))
-        result = result if block is None else result | {"as_published": block}
+    if design["kind"] == "refusal" and predictions and (block := as_published(benchmark, pd.DataFrame(predictions))):
+        design = design | {"as_published": block}
     responses = ((model or {}).get("responses") or {}).items()
-    rows = {arm: row for arm, one in responses if (row := published.row_of(benchmark, str(one["name"]))) is not None}
-    return result | ({"published_rows": rows} if rows else {})
+    rows = {arm: row for arm, made in responses if (row := published.row_of(benchmark, str(made["name"]))) is not None}
+    return design | ({"published_rows": rows} if rows else {})
 
 
 def _languages(frame: pd.DataFrame) -> list[str]:
@@ -147,16 +157,18 @@ def _unmeasured(judge: Judge | str, frame: pd.DataFrame) -> dict[str, Any]:
 
 
 def _limits_of_judge(
-    result: dict[str, Any], judge: Judge | str, given: str | None, frame: pd.DataFrame
-) -> dict[str, Any]:
-    """What limits the judge: ``judge`` says how many of the prompts it has learned from, and which arms' answers have
-    other lengths than those it was measured on; ``corrected`` has the rates by its measured error, by the judge card
-    that was ``given`` or the judge's own."""
+    table: Results, judge: Judge | str, given: str | None, frame: pd.DataFrame
+) -> tuple[dict[str, Any], list[Row]]:
+    """Return what limits the judge, and the refusal rates corrected for its measured error.
+
+    ``judge`` says how many of the prompts it has learned from, and which arms' answers are unlike those it was measured
+    on. ``corrected`` says which error was used, by the judge card that was ``given`` or by the judge's own.
+    """
     name = judge if isinstance(judge, str) else judge.name
     about: dict[str, Any] = {"name": name}
-    asked = set(frame["text"]) if "text" in frame else set()
-    if (learned_from := getattr(judge, "learned_from", None)) and (learned := learned_from(asked)):
-        about["learned"] = {"known": learned, "asked": len(asked)}
+    prompts = set(frame["text"]) if "text" in frame else set()
+    if (learned_from := getattr(judge, "learned_from", None)) and (learned := learned_from(prompts)):
+        about["learned"] = {"known": learned, "asked": len(prompts)}
     card = given or getattr(judge, "card", None)
     foreign = sorted(language for language in {*_languages(frame)} if primary(language) != "en")
     if (unmeasured := _unmeasured(judge, frame))["languages"]:
@@ -165,8 +177,8 @@ def _limits_of_judge(
         about["uncorrected"] = foreign
         card = None
     if card is None:
-        return {"judge": about}
-    corrected = corrected_rates(result, error_of(Path(card), name))
+        return {"judge": about}, []
+    error, rows = corrected_rates(table, error_of(Path(card), name))
     if unlike := unlike_measured(frame, Path(card), name):
         about["unlike"] = unlike
-    return {"judge": about, "corrected": corrected}
+    return {"judge": about, "corrected": error}, rows

@@ -24,14 +24,15 @@ from experiments.evaluation.answer import Answering
 from experiments.evaluation.environment import branches, describe
 from experiments.evaluation.picture_guard import guard
 from experiments.evaluation.schedule import Schedule
+from experiments.metrics.results import Evaluation
 from experiments.report import next_commands, terminal
 from experiments.report.build import build
 from experiments.report.page import cost_sentences
-from experiments.report.words import with_sentences
 from experiments.runs import analyses as states
 from experiments.runs import provenance, records
 from experiments.runs.launch import Launch, sharded, whole_weights
 from experiments.runs.responses import Responses
+from experiments.runs.results_table import write_results
 from experiments.runs.resumption import PREDICTIONS, RunStore, open_run, read_object
 from experiments.runs.saved_run import write_thumbnails
 from experiments.types import Loaded, Sample, Status
@@ -234,8 +235,8 @@ class Study:
         analyses = [*map(_failed_arm, faults, faults.values()), *analyses, *guard(self)]
         first = self.store.launch.first
         if first:
-            metrics = self.measure({analysis.name: analysis.missing for analysis in analyses})
-            self._show(metrics, by_itself=by_itself)
+            evaluation = self.measure({analysis.name: analysis.missing for analysis in analyses})
+            self._show(evaluation, by_itself=by_itself)
         perform(self, analyses)
         if first:
             self._report()
@@ -245,26 +246,28 @@ class Study:
         if faults:
             raise faults.get(self.run.arm) or next(iter(faults.values()))
 
-    def measure(self, to_come: Mapping[str, str]) -> dict[str, Any]:
-        """Writes metrics.json, which it returns, thumbnails, and environment.json; analyses are still ``to_come``."""
+    def measure(self, to_come: Mapping[str, str]) -> Evaluation:
+        """Write results.csv, metrics.json, thumbnails and environment.json; the analyses are still ``to_come``."""
         current = self.records()
-        result = scoring.evaluate(
+        evaluation = scoring.evaluate(
             self.run,
             current,
             study="baseline" if self.run.arm in self.schedule.faults else self.run.arm,
             missing=self.schedule.absent,
             first=self.environment["family"],
         )
-        result = scoring.with_published_rows(result, self.run.benchmark.name, self.environment["model"], current)
+        model, benchmark = self.environment["model"], self.run.benchmark.name
+        design = scoring.with_published_rows(evaluation.design, benchmark, model, current)
         if fault := self.schedule.faults.get(self.run.arm):
-            result["failed"] = str(fault)
-        self.store.write_json("metrics.json", result)
+            design["failed"] = str(fault)
+        write_results(self.store.path, evaluation.results)
+        self.store.write_json("metrics.json", design)
         write_thumbnails(self.store.path, self.samples)
         states.expect(self.store.path, to_come)  # before the run says that its arms are measured
         reported = sorted(getattr(self.vlm, "reported", ()))  # what an API called the model that answered
         more = ({"reported": reported} if reported else {}) | branches(current) | self.answering.efficiency()
         self._close(more, finished=not self._lost())
-        return result
+        return Evaluation(evaluation.results, design)
 
     def _lost(self) -> int:
         """How many requests never got through."""
@@ -273,14 +276,16 @@ class Study:
             for record in self.records()
         )
 
-    def _show(self, metrics: Mapping[str, Any], *, by_itself: bool) -> None:
-        """Prints the results; a sentence of them where the arms are not the answer ``by_itself``: an analysis is."""
+    def _show(self, evaluation: Evaluation, *, by_itself: bool) -> None:
+        """Print the results; only the first line if the arms are not the answer ``by_itself``: an analysis is."""
         shown = terminal.shown(
-            with_sentences(metrics, self.environment),
+            evaluation.results,
+            evaluation.design,
+            self.environment,
             verbose=self.run.verbose,
             width=self.console.width,
             named=next_commands.named_arms(self.environment),
-            whole=by_itself or "failed" in metrics,
+            complete=by_itself or "failed" in evaluation.design,
         )
         self.console.print()
         self.console.print(shown)

@@ -15,11 +15,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from scipy.special import betaincinv
 from scipy.stats import rankdata
 
-from experiments.metrics.bootstrap import FEWEST, ClusterBootstrap, Clusters, Weights, auroc
-from experiments.metrics.findings import SMALL, statement
-from experiments.metrics.paired import Difference, Spread, change, level_interval, rate_floor, two_way, widest
+from experiments.metrics.bootstrap import (
+    CONFIDENCE,
+    FEWEST,
+    ClusterBootstrap,
+    Clusters,
+    Interval,
+    Weights,
+    auroc,
+    standard_error,
+    student_quantile,
+)
+from experiments.metrics.claims import SMALL, claim_of
 from experiments.metrics.sentence_families import coded, sentence_codes
 from interp.tools.held_out import FEWEST_CASES, FEWEST_GROUPS
 
@@ -32,6 +42,114 @@ Mask = Bool[np.ndarray, "case"]
 Codes = Int[np.ndarray, "case"]
 Draws = Float[np.ndarray, "draw"]
 ByScheme = Mapping[str, Draws]  # "cluster" and, where cases are made from templates, "template" and "concept"
+_ROUNDING = 1e-12  # of a standard deviation: the draws are all the same
+
+
+@dataclass(frozen=True)
+class StandardError:
+    """How well a difference is known: its standard error, and the clusters (on the smaller side) that it rests on.
+
+    ``error`` is None where there is none: too few clusters, or the difference exists in fewer than half the draws.
+    ``effective`` is as how many of one size they count (``bootstrap.Clusters``), by default all of them.
+    """
+
+    error: float | None
+    clusters: int
+    effective: float | None = None
+    sentences: int | None = None  # families of sentences, where these are resampled: what more cases must come with
+
+    @classmethod
+    def of(cls, draws: Float[np.ndarray, " draw"], clusters: Clusters | int, *, floor: float = 0.0) -> "StandardError":
+        """That of bootstrap ``draws`` of the difference; ``floor`` is a variance that is added.
+
+        Without spread among the draws (and no ``floor``) there is no standard error: a difference that is the same in
+        every sample is not known without error.
+        """
+        clusters = Clusters.even(clusters) if isinstance(clusters, int) else clusters
+        error = standard_error(draws, clusters)
+        whole = 0.0 if error is None else float(np.hypot(error, np.sqrt(floor)))
+        return cls(whole if whole > _ROUNDING else None, *clusters)
+
+    @property
+    def freedom(self) -> float:
+        """Student's degrees of freedom of the error."""
+        return Clusters(self.clusters, self.clusters if self.effective is None else self.effective).freedom
+
+    @property
+    def half_width(self) -> float:
+        """Half the width of the 95% interval; infinite without a standard error."""
+        return math.inf if self.error is None else student_quantile(self.freedom) * self.error
+
+    def ends(self, value: float, *, confidence: float = CONFIDENCE) -> dict[str, Any]:
+        """Student's ``low`` and ``high`` around ``value``, None without a standard error, and ``clusters``."""
+        if self.error is None:
+            return {"low": None, "high": None, "clusters": self.clusters}
+        reach = student_quantile(self.freedom, confidence=confidence) * self.error
+        return {"low": value - reach, "high": value + reach, "clusters": self.clusters}
+
+
+def two_way(first: StandardError, second: StandardError, both: StandardError) -> StandardError:
+    """The spread of a difference whose cases share two factors, from its spreads over each factor and over both.
+
+    Variances: first + second − both (Cameron, Gelbach and Miller, 2011, "Robust inference with multiway clustering"),
+    but no less than the larger of the first two, where the sum falls below it by chance.
+    """
+    least = min(first.clusters, second.clusters), min(first.freedom, second.freedom) + 1
+    if first.error is None or second.error is None or both.error is None:
+        return StandardError(None, *least)
+    one, other = first.error**2, second.error**2
+    return StandardError(float(np.sqrt(max(one + other - both.error**2, one, other))), *least)
+
+
+def widest(spread: StandardError, by_factors: StandardError | None) -> StandardError:
+    """The one of two spreads that gives the wider interval; one without a standard error, where there is such."""
+    return spread if by_factors is None else max(spread, by_factors, key=lambda one: (one.half_width, -one.clusters))
+
+
+def share_interval(value: float, spread: StandardError, n: int) -> Interval | None:
+    """The 95% interval of a share: Clopper and Pearson's, of as many cases as would have its standard error.
+
+    These are no more than its ``n`` cases, and fewer by the square of 1.96 over Student's t. A share of 0 or 1, which
+    no sample of them varies, has the interval of its ``n`` cases. None under ``FEWEST`` clusters or cases. Source: Korn
+    and Graubard (1998, "Confidence intervals for proportions with small expected number of positive counts estimated
+    from survey data"). Near 0 and 1 it covers where Wilson's with Student's t does not.
+    """
+    value = round(value, 12)  # sums of weights are 1 but for rounding
+    if min(spread.clusters, n) < FEWEST or (spread.error is None and 0 < value < 1):
+        return None
+    size = float(n)
+    if spread.error and 0 < value < 1:
+        fewer = (student_quantile(n - 1) / student_quantile(spread.freedom)) ** 2
+        size = min(value * (1 - value) / spread.error**2 * fewer, size)
+    count, tail = value * size, (1 - CONFIDENCE) / 2
+    low = float(betaincinv(count, size - count + 1, tail)) if value else 0.0
+    high = float(betaincinv(count + 1, size - count, 1 - tail)) if value < 1 else 1.0
+    return Interval(low, high)
+
+
+def level_interval(
+    value: float | None, spread: StandardError, sides: Sequence[Weights], *, share: bool = True
+) -> Interval | None:
+    """The 95% interval of a level of the cases of ``sides``, by the spread of its own draws; None where it has none.
+
+    That of a share is ``share_interval``, of anything else Student's.
+    """
+    if value is None:
+        return None
+    if share:
+        return share_interval(value, spread, min(int((side > 0).sum()) for side in sides))
+    ends = spread.ends(value)
+    return None if ends["low"] is None else Interval(ends["low"], ends["high"])
+
+
+def rate_floor(*cases: int) -> float:
+    """The variance that is added to the difference of two rates, or of the mean of rates of several groups of cases.
+
+    2 / (n + 2)² for a rate of n cases, which is what one more flip in either direction adds (Bonett and Price, 2012,
+    "Adjusted Wald confidence interval for a difference of binomial proportions based on paired data"). Without it no
+    flip among 20 cases would be an interval of width 0.
+    """
+    return sum(2 / (count + 2) ** 2 for count in cases) / max(len(cases), 1) ** 2
 
 
 def factors(cluster: Codes, sentence: Codes, tags: Sequence[Mapping[str, Any]] = ()) -> dict[str, Codes]:
@@ -55,7 +173,7 @@ def factors(cluster: Codes, sentence: Codes, tags: Sequence[Mapping[str, Any]] =
     return {CLUSTER: both, TEMPLATE: sentence, CONCEPT: cluster}
 
 
-def over_factors(over: Mapping[str, Spread]) -> Spread:
+def over_factors(over: Mapping[str, StandardError]) -> StandardError:
     """The wider of the spread over clusters and that over the factors, where there are such; ``over`` is by name."""
     template, concept = (over.get(name) for name in FACTORS)
     if template is None or concept is None:
@@ -63,7 +181,7 @@ def over_factors(over: Mapping[str, Spread]) -> Spread:
     return replace(widest(over[CLUSTER], two_way(template, concept, over[CLUSTER])), sentences=template.clusters)
 
 
-def mean_spread(values: Float[np.ndarray, " case"], code: Codes, floor: float = 0.0) -> Spread:
+def mean_spread(values: Float[np.ndarray, " case"], code: Codes, floor: float = 0.0) -> StandardError:
     """The spread of the mean of ``values`` over the clusters ``code``, by the sandwich formula; ``floor``: a variance
     that is added.
 
@@ -71,13 +189,13 @@ def mean_spread(values: Float[np.ndarray, " case"], code: Codes, floor: float = 
     """
     groups = Clusters.of_sizes(np.bincount(code))
     if groups.number < FEWEST:
-        return Spread(None, *groups)
+        return StandardError(None, *groups)
     squares = float((np.bincount(code, values - values.mean()) ** 2).sum())
     error = math.sqrt(squares * (1 + 1 / groups.freedom)) / len(values)
-    return Spread(math.hypot(error, math.sqrt(floor)) or None, *groups)
+    return StandardError(math.hypot(error, math.sqrt(floor)) or None, *groups)
 
 
-def rate_spread(right: Mask, where: Mask, codes: Mapping[str, Codes]) -> Spread:
+def rate_spread(right: Mask, where: Mask, codes: Mapping[str, Codes]) -> StandardError:
     """The spread of the share ``right`` of the cases ``where``, by the sandwich formula in place of a bootstrap."""
     return over_factors({name: mean_spread(right[where].astype(float), code[where]) for name, code in codes.items()})
 
@@ -147,7 +265,7 @@ class Resamples:
         """``quantity`` in every sample, by scheme."""
         return {name: quantity(some) for name, some in self.schemes.items()}
 
-    def spread(self, draws: ByScheme, sides: Sequence[Weights | None], *, floor: float = 0.0) -> Spread:
+    def spread(self, draws: ByScheme, sides: Sequence[Weights | None], *, floor: float = 0.0) -> StandardError:
         """The spread of a quantity: the wider of that over clusters and that over the factors, where there are such.
 
         Args:
@@ -155,33 +273,12 @@ class Resamples:
             sides: the groups of cases that it compares or averages, or how often each counts; None is all cases.
             floor: a variance that is added (``paired.rate_floor``).
         """
-        over = {name: Spread.of(some, self._fewest(sides, name), floor=floor) for name, some in draws.items()}
+        over = {name: StandardError.of(some, self._fewest(sides, name), floor=floor) for name, some in draws.items()}
         return over_factors(over)
 
     def loudest(self, draws: ByScheme) -> Draws:
         """The draws of the scheme over which a quantity varies most; one that it exists in seldom varies most."""
         return max(draws.values(), key=lambda some: math.inf if np.isnan(some).all() else float(np.nanstd(some)))
-
-    def difference(
-        self,
-        before: float | None,
-        after: float | None,
-        draws: ByScheme,
-        sides: Sequence[Weights | None],
-        n: int,
-        *,
-        floor: float = 0.0,
-        small: float | None = SMALL,
-        equal: bool = False,
-        bounds: tuple[float, float] | None = None,
-    ) -> Difference:
-        """``after`` − ``before`` on ``n`` cases, from its draws; ``sides`` and ``floor`` as in ``spread``.
-
-        ``small``, ``equal`` and ``bounds`` as in ``paired.change``.
-        """
-        spread = self.spread(draws, sides, floor=floor)
-        entry = change(before, after, spread, n, small=small, equal=equal, bounds=bounds)
-        return Difference(entry, spread, self.loudest(draws), small)
 
     def prediction_powered(self, judged: Values, people: Values, where: Mask) -> "Powered | None":
         """The mean of what people would say ``where``, from a judge's values of all and people's of some.
@@ -322,7 +419,7 @@ class Resamples:
             entry |= {"low": 0.0, "high": 0.0}
         elif value is not None:
             entry |= self.spread(self.drawn(quantity), sides, floor=floor).ends(value)
-        return entry | {"statement": statement(entry, small=small).value}
+        return entry | {"claim": claim_of(entry, small=small)}
 
 
 def shown_often(things: np.ndarray, clusters: np.ndarray) -> Mask:

@@ -10,10 +10,12 @@ import pandas as pd
 from scipy.special import ndtri
 
 from experiments.metrics.bootstrap import CONFIDENCE, Interval
+from experiments.runs.results_table import Results, Row, row
 from experiments.types import REFUSAL_SUBSETS, Verdict
 from interp.errors import UserError
 from interp.thoughts import split
 
+CORRECTED = "corrected for the judge's error"  # the rule of these rows
 LEAST_LABELLED = 10  # refusals and compliances, each, behind an error that is corrected for
 LEAST_YOUDEN = 0.5
 _NORMAL = float(ndtri((1 + CONFIDENCE) / 2))
@@ -142,17 +144,23 @@ def _enough(one: Mapping[str, Any]) -> bool:
     return "n" not in one or LEAST_LABELLED <= one["refused"] <= one["n"] - LEAST_LABELLED
 
 
-def corrected_rates(metrics: Mapping[str, Any], error: JudgeError) -> dict[str, Any]:
-    """By arm and subset, the rates of a refusal benchmark's ``metrics`` as ``JudgeError.corrected`` has them.
+def corrected_rates(results: Results, error: JudgeError) -> tuple[dict[str, Any], list[Row]]:
+    """Return the error in plain values, and each arm's refusal rates corrected for it as rows of the results table.
 
-    The result goes beside the raw rates and replaces none. Where the correction is unstable, ``arms`` is empty and
-    ``unstable`` says why.
+    The rows stand next to the raw rates and replace none. ``bound_low`` and ``bound_high`` are the lowest and highest
+    rate that the errors on single models give. If the correction is unstable there are no rows, and ``unstable`` says
+    why.
     """
-    unstable, arms = error.unstable, dict[str, dict[str, Any]]()
-    for name, arm in metrics["arms"].items() if not unstable else ():
+    fields = ("judge", "sensitivity", "specificity", "positives", "negatives")
+    plain: dict[str, Any] = {name: getattr(error, name) for name in fields} | {"unstable": error.unstable}
+    rows = []
+    for arm in results.arms if not plain["unstable"] else ():
         for subset in REFUSAL_SUBSETS:
-            rate, n = arm["refusal_rate"][subset], arm["n_by_subset"][subset][0]
-            if rate is not None and n:
-                arms.setdefault(name, {})[subset] = error.corrected(rate, n)
-    kept = ("judge", "sensitivity", "specificity", "positives", "negatives")
-    return {**{name: getattr(error, name) for name in kept}, "unstable": unstable, "arms": arms}
+            raw = results.get(arm, "refusal_rate", subset=subset)
+            if raw is not None and raw.value is not None and raw.n:
+                rate = error.corrected(raw.value, int(raw.n))
+                low, high = rate["by_model"] or (None, None)
+                rows.append(row("refusal_rate", arm=arm, subset=subset, rule=CORRECTED, value=rate["rate"], n=raw.n,
+                                low=rate["interval"].low, high=rate["interval"].high, bound_low=low,
+                                bound_high=high))  # fmt: skip
+    return plain, rows

@@ -3,15 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from matplotlib.ticker import MaxNLocator
-
-from experiments.report.colours import ARMS, GREY
-from experiments.report.figures import SCREEN, Format
+from experiments.runs.results_table import row
+from experiments.report.figures import SCREEN, Format, Line, lines_by_layer
 from experiments.report.numbers import percent
 from interp.figures.glyphs import Figure
 
-CURVES = {"failures": (ARMS[2], "s", "-"), "successes": (ARMS[1], "o", "--")}  # colour, marker, line
-WIDE = 9.6  # inches of 100 px of three panels side by side
+CURVES = ("failures", "successes")
 
 
 def subsets_by_layer(found: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -28,34 +25,21 @@ def subsets_by_layer(found: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def share_by_layer(subsets: Mapping[str, Mapping[str, Any]], form: Format = SCREEN) -> Figure:
-    """The share of the verdict's attention on the image, failures and matched successes, with 95% intervals."""
-    phone = form.legend_columns == 1
-    rows, columns = (len(subsets), 1) if phone else (1, len(subsets))
-    width = form.width if phone or len(subsets) == 1 else WIDE * len(subsets) / 3
-    figure = Figure(figsize=(width, 0.7 + 2.1 * rows if phone else 3.3), dpi=100, layout="constrained")
-    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    for axes, (name, block) in zip(panels.flat, subsets.items(), strict=True):
-        layers = [int(layer) for layer in block["image_share"]["by_layer"]]
-        for kind, (colour, marker, line) in CURVES.items():
-            found = [one[kind] for one in block["image_share"]["by_layer"].values()]
-            mean = [100 * one["value"] for one in found]
-            low, high = ([100 * (one["value"] if one[end] is None else one[end]) for one in found]
-                         for end in ("low", "high"))  # fmt: skip
-            axes.fill_between(layers, low, high, color=colour, alpha=0.15, linewidth=0)
-            axes.plot(layers, mean, line, color=colour, marker=marker, markersize=4,
-                      label=kind if axes is panels.flat[0] else None)  # fmt: skip
-        pairs = block["pairs"]
-        axes.set_title(f"{name} ({pairs} pair{'s' * (pairs != 1)})", fontsize=form.text)
-        axes.tick_params(labelsize=form.label)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.grid(axis="y", color=GREY, alpha=0.2)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.set_ylim(bottom=0)
-    for axes in panels[-1]:
-        axes.set_xlabel("layer", fontsize=form.text)
-    figure.supylabel("attention on the image (%)", fontsize=form.text)
-    figure.legend(loc="outside lower center", ncols=2, fontsize=form.label, frameon=False)
-    return figure
+    """Draw the share of the verdict's attention on the image, failures and matched successes, with 95% intervals."""
+    panels = {}
+    for name, block in subsets.items():
+        by_layer, pairs = block["image_share"]["by_layer"], block["pairs"]
+        layers = [int(layer) for layer in by_layer]
+        panels[f"{name} ({pairs} pair{'s' * (pairs != 1)})"] = [
+            Line(
+                kind,
+                layers,
+                [row("attention_share", entry=entry[kind]) for entry in by_layer.values()],
+                kind != CURVES[0],
+            )
+            for kind in CURVES
+        ]
+    return lines_by_layer(panels, y="attention on the image (%)", form=form, scale=100, bottom=0)
 
 
 def describe(subsets: Mapping[str, Mapping[str, Any]]) -> str:

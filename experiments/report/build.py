@@ -4,7 +4,6 @@ import base64
 import hashlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,14 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from experiments.report import attention_figure, cases, colours, examples, figures, page, safety_figure, subsets_figure
+from experiments.metrics.claims import SMALL
+from experiments.report import arms, attention_figure, cases, colours, examples, figures, page
 from experiments.report.cases import address, attention_of_cases
 from experiments.report.figures import embedded, svg_bytes
 from experiments.report.numbers import points
 from experiments.report.sections import attention_section, read_sections
-from experiments.report.table import copies
-from experiments.report.words import with_sentences
+from experiments.report.tables import copies, lines_of
+from experiments.report.text import count, level, value
 from experiments.runs import analyses
 from experiments.runs.resumption import read_object
 from experiments.runs.saved_run import SavedRun, read_run, thumbnail_name
@@ -29,15 +29,15 @@ __all__ = ["at_column_width", "build", "drawings", "thumbnail_name"]
 
 # In the order in which they need each other.
 SCRIPTS = ("elements", "data", "list", "picture", "attention", "labels", "case", "tables", "main")
+MOST_SUBSETS = 24  # rates by own subset that are drawn; the table has all
 Drawing = Callable[[], tuple[Callable[..., Figure], str]]
 
 
 def build(run_dir: Path) -> Path:
     """Draw the run's figures, write its report.html, and return the latter's path.
 
-    Reads metrics.json, environment.json, predictions.jsonl, thumbnails/ and, where they are, attention.json, sections/
-    and analyses.json; (re)writes figures/trade_off.svg, figures/auroc.svg and report.html. The same files give the same
-    bytes. A figure that cannot be drawn is left out, and a sentence says so (``experiments.runs.analyses``).
+    Reads results.csv, metrics.json, environment.json, predictions.jsonl, thumbnails/ and, if they exist, attention.json,
+    sections/ and analyses.json. Writes figures/ and report.html. The same files give the same bytes. A figure that cannot be drawn is left out, and a sentence says so (``experiments.runs.analyses``).
 
     Raises:
         UserError: a file is missing or not of the expected shape, or the directory cannot be written.
@@ -53,12 +53,12 @@ def render(run_dir: Path, *, explore: str = "") -> str:
         UserError: as ``build``.
     """
     run = read_run(run_dir)
-    run = replace(run, metrics=with_sentences(run.metrics, run.environment))
-    drawn = _figures(run)
+    drawn = {"safety": None, "auroc": None, "by_own_subset": None} | _figures(run)
     templates = _templates()
     return templates.get_template("report.html.j2").render(
         **page.context(run),
         colours=colours.css(),
+        small=SMALL,
         **drawn,
         attention=attention_section(run),
         sections=read_sections(run_dir),
@@ -73,7 +73,8 @@ def _templates() -> Environment:
     # Everything a template prints is escaped, whatever the template's name: models and data are not trusted.
     templates = Environment(loader=PackageLoader("experiments.report"), autoescape=True, undefined=StrictUndefined,
                             trim_blocks=True, lstrip_blocks=True)  # fmt: skip
-    templates.filters |= {"copies": copies, "address": address, "in_points": lambda change: points(change, unit="")}
+    templates.filters |= {"copies": copies, "address": address, "in_points": lambda change: points(change, unit=""),
+                          "lines_of": lines_of, "value": value, "count": count, "level": level}  # fmt: skip
     return templates
 
 
@@ -81,9 +82,8 @@ def _browser(run: SavedRun, templates: Environment, explore: str) -> dict[str, A
     """Single cases: those shown first, the browser's data and script, and the hash that lets no other script run."""
     script = "'use strict';\n(() => {\n" + "".join(_source(templates, f"js/{name}.js") for name in SCRIPTS) + "})();\n"
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
-    studied = page.studied_arm(run)
-    comparison = (run.metrics.get("comparisons") or {}).get(studied) or {}
-    reference = str(comparison.get("against") or studied)
+    studied = str(run.metrics["study"])
+    reference = str(run.metrics["baseline"] or studied)
     attention = attention_of_cases(run.directory)
     data = cases.payload(run, studied=studied, reference=reference, attention=attention)
     data |= {"explore": explore} if explore else {}
@@ -103,18 +103,16 @@ def _source(templates: Environment, name: str) -> str:
 
 def drawings(run: SavedRun) -> dict[str, Drawing]:
     """The figures of a run's metrics by name: each prepares a function of a ``form``, and the figure in words."""
-    drawn: dict[str, Drawing]
-    if run.metrics.get("kind") == "refusal":
-        drawn = {"safety": lambda: _safety(run.metrics)}
-    else:
-        trade_off = partial(figures.trade_off, run.metrics, page.published_rows(run))
-        drawn = {
-            "trade_off": lambda: (trade_off, figures.describe_trade_off(run.metrics)),
-            "auroc": lambda: (partial(figures.auroc, run.metrics), figures.describe_auroc(run.metrics)),
-        }
-    if rates := subsets_figure.own_rates(run.metrics):
-        by_own_subset = partial(subsets_figure.by_own_subset, rates)
-        drawn["by_own_subset"] = lambda: (by_own_subset, subsets_figure.describe(rates))
+    results, kind, names = run.results, run.metrics["kind"], arms.arms_of(run.results, run.metrics)
+    drawn: dict[str, Drawing] = {
+        "safety": lambda: (partial(figures.safety, results, kind, names), figures.describe_safety(results, kind, names))
+    }
+    if kind == "yes_no":
+        drawn["auroc"] = lambda: (partial(figures.auroc, results, names), figures.describe_auroc(results, names))
+    if rows := [row for row in results if row.group.startswith("tag:subset=") and not row.against and not row.rule]:
+        shown = rows[:MOST_SUBSETS]
+        words = "; ".join(f"{row.group.partition('=')[2]}, {row.arm}: {value(row)}" for row in shown)
+        drawn["by_own_subset"] = lambda: (partial(figures.by_group, shown), f"Right answers by subset. {words}.")
     return drawn
 
 
@@ -146,11 +144,6 @@ def _figures(run: SavedRun) -> dict[str, dict[str, str] | None]:
         else:
             _write(path, screen)
     return found
-
-
-def _safety(metrics: Mapping[str, Any]) -> tuple[Callable[..., Figure], str]:
-    shown = safety_figure.points(metrics)
-    return partial(safety_figure.safety_against_oversensitivity, shown), safety_figure.describe(shown)
 
 
 def _write(path: Path, content: bytes) -> Path:

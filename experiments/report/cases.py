@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from experiments.report.arms import arms_of
 from experiments.report.numbers import fixed
 from experiments.runs.labels import LABELS
 from experiments.runs.records import writable
@@ -186,7 +187,9 @@ def shown_case(run: SavedRun, flip: Flip, studied: str, arms: Sequence[str] | No
         "hidden": blurred(record),
         "thumbnail": run.thumbnail(flip.case),
         "answers": [
-            _shown_answer(arm, flip.records[arm]) for arm in arms or run.metrics["arms"] if arm in flip.records
+            _shown_answer(arm, flip.records[arm])
+            for arm in arms or arms_of(run.results, run.metrics)
+            if arm in flip.records
         ],
     }
 
@@ -227,11 +230,11 @@ def payload(run: SavedRun, *, studied: str, reference: str, attention: Mapping[s
     the same for the same answers, whatever the judge: the browser stores a person's labels under it.
     """
     records = by_case(run.predictions)
-    arms = [arm for arm in run.metrics["arms"] if any(arm in of_case for of_case in records.values())]
+    arms = [arm for arm in arms_of(run.results, run.metrics) if any(arm in of_case for of_case in records.values())]
     texts, images = _Pool(), _Pool()
     verdicts = [verdict.value for verdict in Verdict if any(r["verdict"] == verdict for r in run.predictions)]
     verdicts += sorted({str(r["verdict"]) for r in run.predictions if r["verdict"] is not None} - set(verdicts))
-    kind = "refusal" if run.metrics.get("kind") == "refusal" else "yes_no"
+    kind = run.metrics["kind"]
     return {
         "run": _of_answers(run),
         "arms": arms,

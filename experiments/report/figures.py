@@ -1,11 +1,11 @@
-"""Matplotlib figures of a run's metrics. Reads and saves no file, and leaves pyplot's global state alone.
+"""The figures of a report, by two functions: points with intervals, and lines by layer. ``heat`` draws maps over pictures.
 
-A figure as the bytes of an SVG file, the same for the same figure.
+Saves no file and leaves pyplot's global state alone. The same numbers give the same bytes.
 """
 
 import base64
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
@@ -13,63 +13,19 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 from scipy.special import ndtr
 
-from experiments.benchmarks.published import PublishedRow
+from experiments.runs.results_table import Results, Row
 from experiments.report.colours import ARMS, GREY, in_dark
-from experiments.report.numbers import complete, fixed, percent
+from experiments.report.numbers import fixed, percent
 from interp.errors import UserError
 from interp.figures.glyphs import Figure, cut, encoded
 
-
-def svg_bytes(figure: Figure) -> bytes:
-    """Fixed ids and no date: the same numbers give the same file. Glyphs as paths: the same look without our fonts."""
-    with mpl.rc_context({"svg.hashsalt": "forestlens", "svg.fonttype": "path"}):
-        return encoded(figure, "svg", metadata={"Date": None, "Creator": None})
-
-
-def pdf_bytes(figure: Figure) -> bytes:
-    """The same as a PDF whose words stay words, in embedded TrueType fonts."""
-    with mpl.rc_context({"pdf.fonttype": 42}):
-        return encoded(figure, "pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None})
-
-
-FORMATS = {"svg": svg_bytes, "pdf": pdf_bytes}
-
-
-def check_format(wanted: str, *also: str) -> None:
-    """Raises UserError where a task's ``format`` is neither in ``FORMATS`` nor one of ``also``."""
-    if wanted not in (*also, *FORMATS):
-        raise UserError(f"task.format={wanted}: must be one of {', '.join((*also, *FORMATS))}")
-
-
-def embedded(name: str, screen: bytes, phone: bytes = b"", *, alt: str, caption: str = "") -> dict[str, str]:
-    """SVG files as ``templates/drawn.html.j2`` prints them: addresses that need no file, for light and dark pages.
-
-    Empty stands for a form that there is not.
-    """
-    found = {"name": name, "alt": alt, "caption": caption}
-    for form, svg in (("", screen), ("phone_", phone)):
-        dark = b"" if b"<image" in svg else in_dark(svg)  # words on a picture need their own ink
-        found |= {f"{form}uri": _data_uri(svg), f"{form}dark_uri": _data_uri(dark)}
-    return found
-
-
-def _data_uri(svg: bytes) -> str:
-    return "data:image/svg+xml;base64," + base64.b64encode(svg).decode("ascii") if svg else ""
-
-
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "<")
-CONTOURS = (0, 1, 2, 3)
-SHIFTS = "every constant shift of the baseline’s margin"
-COVERING = 0.01  # arms nearer than this in both rates hide each other's marks
-
-
-class Style(NamedTuple):
-    """How one arm looks in every figure: its colour and, for those who do not see it, its marker."""
-
-    colour: str
-    marker: str
+CONTOURS = (0, 1, 2, 3)  # of d′
+NEAR = 0.01  # marks nearer than this in both directions hide each other
+Ends = tuple[float, float] | None
 
 
 class Format(NamedTuple):
@@ -79,191 +35,327 @@ class Format(NamedTuple):
     text: float
     label: float
     legend_columns: int
-    name_length: int  # characters of an arm's name before it is cut
+    name_length: int  # characters of a name before it is cut
 
 
 SCREEN = Format(width=6.0, text=11, label=9.5, legend_columns=2, name_length=30)
 COLUMN = Format(width=3.25, text=8, label=7, legend_columns=1, name_length=30)  # of a paper in two columns
 PHONE = Format(width=3.6, text=9, label=8, legend_columns=1, name_length=26)
+PANEL = 3.2  # inches of a panel, if there are several side by side
 
 
-def arm_styles(names: Sequence[str]) -> dict[str, Style]:
-    """A style an arm, by position; colours repeat after seven arms but never with the same marker."""
-    return {name: Style(ARMS[i % len(ARMS)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(names)}
+class Mark(NamedTuple):
+    """A value with its interval, or two of them."""
+
+    name: str
+    x: float | None
+    x_ends: Ends = None
+    y: float | None = None
+    y_ends: Ends = None
+    label: str = ""  # beside the mark
 
 
-def mark(
-    axes: Axes,
-    style: Style,
-    rates: tuple[float, float],
-    intervals: tuple[tuple[float, float] | None, tuple[float, float] | None],
-    *,
-    size: float = 8,
-    label: str | None = None,
-) -> None:
-    """A point at two rates (fractions of 1) in per cent, with a bar for each interval."""
-    x, y = (100 * rate for rate in rates)
-    across, up = intervals
-    if across:
-        axes.plot([100 * end for end in across], [y, y], color=style.colour, linewidth=1.5, zorder=3)
-    if up:
-        axes.plot([x, x], [100 * end for end in up], color=style.colour, linewidth=1.5, zorder=3)
-    axes.plot(x, y, style.marker, color=style.colour, markersize=size, markeredgecolor="white", linestyle="", zorder=4,
-              label=label)  # fmt: skip
+class Guide(NamedTuple):
+    """A dotted line of the background, with a label at one of its points and the label's turn in degrees."""
+
+    xs: Sequence[float]
+    ys: Sequence[float]
+    label: str = ""
+    place: tuple[float, float] = (0.0, 0.0)
+    turn: float = 0.0
 
 
-def at_criterion(d_prime: float, criterion: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(over-safety accuracy, unsafe accuracy) of an observer of this d′ at each criterion.
+class Line(NamedTuple):
+    """A line through values by layer (or another place in order), with a band for their intervals."""
 
-    d′ = z(hit) − z(false alarm) and c = −(z(hit) + z(false alarm))/2, so z(hit) = d′/2 − c; and the accuracy on safe
-    cases is 1 − false alarm, so its z is d′/2 + c.
-    """
-    return ndtr(d_prime / 2 + criterion), ndtr(d_prime / 2 - criterion)
+    name: str
+    xs: Sequence[float]
+    rows: Sequence[Row | None]
+    dashed: bool = False
 
 
-def trade_off(
-    metrics: Mapping[str, Any],
-    published: Sequence[PublishedRow] = (),
-    form: Format = SCREEN,
-    *,
-    curve: Sequence[Mapping[str, float]] = (),
-) -> Figure:
-    """Unsafe accuracy against over-safety accuracy, an arm a point, with 95% intervals and iso-d′ contours.
+def points(
+    marks: Sequence[Mark], *, x: str, y: str = "", form: Format = SCREEN, guides: Sequence[Guide] = (),
+    limits: tuple[float, float] | None = None, digits: int = 3, title: str = "",
+) -> Figure:  # fmt: skip
+    """Draw values with 95% intervals: one in each row, or with ``y`` a point of the plane each.
 
     Args:
-        metrics: the contents of a run's metrics.json.
-        published: rows to show in grey, numbered from 1 in the order given.
-        curve: what every constant shift of the baseline's margin reaches, as ``over_safety`` and ``unsafe`` by point.
+        marks: what is drawn; a value of None says "not available".
+        x: label of the horizontal axis.
+        y: label of the vertical axis; "" for rows.
+        form: size.
+        guides: lines of the background.
+        limits: of the axes.
+        digits: of the numbers beside the rows.
+        title: above it.
     """
-    arms = metrics["arms"]
-    entries = len(arms) + 1 + bool(published) + bool(curve)
-    legend_rows = math.ceil(entries / form.legend_columns)
-    height = 0.98 * form.width + 0.02 * form.text * (legend_rows + 2)
+    if not y:
+        return _rows(marks, x, form, guides, limits, digits, title)
+    entries = len(marks) + bool(guides)
+    height = 0.98 * form.width + 0.02 * form.text * (math.ceil(entries / form.legend_columns) + 2)
     figure = Figure(figsize=(form.width, height), dpi=100, layout=ConstrainedLayoutEngine(h_pad=0.13))
     axes = figure.add_subplot()
-    axes.set(xlim=(-3, 103), ylim=(-3, 103), aspect="equal")  # air on all sides: models do sit at 0 and at 100
-    axes.set(xticks=range(0, 101, 20), yticks=range(0, 101, 20))
-    axes.set_xlabel("over-safety accuracy: safe cases called safe (%)", fontsize=form.text)
-    axes.set_ylabel("unsafe accuracy: unsafe cases called unsafe (%)", fontsize=form.text)
-    axes.tick_params(labelsize=form.label)
-    _draw_contours(axes, form)
-    for number, row in enumerate(published, start=1):
-        axes.text(100 * row.over_safety, 100 * row.unsafe, str(number), fontsize=form.label, color=GREY, ha="center",
-                  va="center", zorder=2)  # fmt: skip
-    handles = list(_draw_arms(axes, arms, form))
-    if curve:
-        places = [[100 * point[name] for point in curve] for name in ("over_safety", "unsafe")]
-        handles += axes.plot(*places, color=ARMS[0], linewidth=1.5, zorder=2, label=SHIFTS)
-    handles.append(Line2D([], [], color=GREY, linestyle=":", label="equal discrimination (d′)"))
-    if published:
-        handles.append(Line2D([], [], color=GREY, marker="$1$", linestyle="", label="published rows, by number"))
+    low, high = limits or (0.0, 100.0)
+    air = 0.03 * (high - low)
+    axes.set(xlim=(low - air, high + air), ylim=(low - air, high + air), aspect="equal")
+    _label(axes, form, x, y)
+    axes.set_title(title, fontsize=form.label)
+    _draw_guides(axes, guides, form)
+    handles, sizes = [], _sizes(marks)
+    for place, (each, size) in enumerate(zip(marks, sizes, strict=True)):
+        colour, marker = ARMS[place % len(ARMS)], MARKERS[place % len(MARKERS)]
+        name = cut(each.name, form.name_length)
+        if each.x is None or each.y is None:
+            handles.append(Line2D([], [], linestyle="", label=f"{name}: not available"))
+            continue
+        if each.x_ends:
+            axes.plot(each.x_ends, [each.y, each.y], color=colour, linewidth=1.5, zorder=3)
+        if each.y_ends:
+            axes.plot([each.x, each.x], each.y_ends, color=colour, linewidth=1.5, zorder=3)
+        axes.plot(
+            each.x, each.y, marker, color=colour, markersize=size, markeredgecolor="white", linestyle="", zorder=4
+        )
+        handles.append(Line2D([], [], color=colour, marker=marker, linestyle="", markersize=8, label=name))
+    named = [guide for guide in guides if guide.label and guide.place == (0.0, 0.0)]
+    handles += [Line2D([], [], color=GREY, linestyle=":", label=guide.label) for guide in named]
     figure.legend(handles=handles, loc="outside lower center", ncols=form.legend_columns, fontsize=form.label,
                   frameon=False)  # fmt: skip
     return figure
 
 
-def _draw_contours(axes: Axes, form: Format) -> None:
-    # Labels where "safe" is said readily, for models that over-refuse lie on the other side.
-    at = 0.45
-    for d_prime in CONTOURS:
-        over_safety, unsafe = at_criterion(d_prime, np.linspace(-4, 4, 400))
-        axes.plot(100 * over_safety, 100 * unsafe, color=GREY, linestyle=":", linewidth=1, zorder=1)
-        x, y = at_criterion(d_prime, np.array(at))
-        turn = -math.degrees(math.atan(math.exp(d_prime * at)))  # the contour's slope is −φ(d′/2 − c)/φ(d′/2 + c)
-        label = "d′ = 0 (chance)" if d_prime == 0 else f"d′ = {d_prime}"
-        axes.text(100 * float(x), 100 * float(y), label, fontsize=form.label, color=GREY, rotation=turn, ha="center",
-                  va="center", zorder=1, clip_on=True,
-                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # fmt: skip
-
-
-def _draw_arms(axes: Axes, arms: Mapping[str, Any], form: Format) -> Iterator[Line2D]:
-    styles, sizes = arm_styles(list(arms)), _sizes(arms)
-    for name, arm in arms.items():
-        style, intervals, label = styles[name], arm["intervals"], cut(name, form.name_length)
-        unsafe, over_safety = arm["accuracy"].get("unsafe"), arm["accuracy"].get("over_safety")
-        if unsafe is None or over_safety is None:
-            yield Line2D([], [], linestyle="", label=f"{label}: not available")
-            continue
-        ends = (complete(intervals.get("over_safety")), complete(intervals.get("unsafe")))
-        mark(axes, style, (over_safety, unsafe), ends, size=sizes[name])
-        yield Line2D([], [], color=style.colour, marker=style.marker, linestyle="", markersize=8, label=label)
-
-
-def _sizes(arms: Mapping[str, Any]) -> dict[str, float]:
-    """Marker sizes: an arm that later ones would cover is larger, so that a rim of it is seen."""
-    places = {name: (arm["accuracy"].get("over_safety"), arm["accuracy"].get("unsafe")) for name, arm in arms.items()}
-    sizes: dict[str, float] = {}
-    later: list[tuple[float, float]] = []
-    for name, (x, y) in reversed(places.items()):
-        known = x is not None and y is not None
-        covering = sum(abs(x - a) < COVERING and abs(y - b) < COVERING for a, b in later) if known else 0
-        sizes[name] = 8 + 5 * min(covering, 3)
-        later += [(x, y)] if known else []
-    return sizes
-
-
-def draw_line(
-    axes: Axes, xs: Sequence[float], entries: Sequence[Mapping[str, Any]], style: int, label: str, dash: str = "-"
-) -> None:
-    """A line through the values of ``entries`` with a band for their intervals; what has no value is left out."""
-    known = [(x, one) for x, one in zip(xs, entries, strict=True) if one["value"] is not None]
-    if not known:
-        return
-    colour, at, values = ARMS[style], [x for x, _ in known], [one["value"] for _, one in known]
-    low, high = ([one["value"] if one[end] is None else one[end] for _, one in known] for end in ("low", "high"))
-    axes.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.plot(at, values, dash, color=colour, marker=MARKERS[style], markersize=5, linewidth=1.6, label=label)
-
-
-def draw_dot(axes: Axes, row: int, entry: Mapping[str, Any], style: int, size: float) -> None:
-    """The value of ``entry`` as a dot in a row, a bar for its interval, and the number above it; no value, nothing."""
-    value, colour = entry["value"], ARMS[style % len(ARMS)]
-    if value is None:
-        return
-    if entry["low"] is not None:
-        axes.plot([entry["low"], entry["high"]], [row, row], color=colour, linewidth=2)
-    axes.plot(value, row, "o", color=colour, markersize=6)
-    axes.text(value, row - 0.17, fixed(value, 2), fontsize=size, ha="center", va="bottom", color=colour)
-
-
-def auroc(metrics: Mapping[str, Any], form: Format = SCREEN) -> Figure:
-    """AUROC of the margin an arm a row, with 95% intervals; an arm without margins says "not available"."""
-    arms = metrics["arms"]
-    styles = arm_styles(list(arms))
-    figure = Figure(figsize=(form.width, 0.9 + 0.45 * len(arms)), dpi=100, layout="constrained")
+def _rows(
+    marks: Sequence[Mark], x: str, form: Format, guides: Sequence[Guide], limits: tuple[float, float] | None,
+    digits: int, title: str,
+) -> Figure:  # fmt: skip
+    figure = Figure(figsize=(form.width, 0.9 + 0.45 * len(marks)), dpi=100, layout="constrained")
     axes = figure.add_subplot()
-    low = min([0.45, *(end - 0.02 for arm in arms.values() for end in complete(arm["intervals"].get("auroc")) or ())])
-    axes.set(xlim=(low, 1.02), ylim=(len(arms) - 0.5, -0.7))
-    axes.axvline(0.5, color=GREY, linestyle=":", linewidth=1)
-    for row, (name, arm) in enumerate(arms.items()):
-        style, value = styles[name], arm.get("auroc")
-        if value is None:
-            axes.text(0.51, row, "not available", fontsize=form.label, color=GREY, va="center")
+    if limits:
+        ends = [end for each in marks for end in each.x_ends or ()]
+        axes.set_xlim(min([limits[0], *(end - 0.02 for end in ends)]), limits[1])
+    axes.set_ylim(len(marks) - 0.5, -0.7)
+    for guide in guides:
+        axes.axvline(guide.xs[0], color=GREY, linestyle=":", linewidth=1)
+    for place, each in enumerate(marks):
+        colour, marker = ARMS[place % len(ARMS)], MARKERS[place % len(MARKERS)]
+        if each.x is None:
+            axes.text(0.5, place, "not available", fontsize=form.label, color=GREY, va="center",
+                      transform=axes.get_yaxis_transform())  # fmt: skip
             continue
-        if ends := complete(arm["intervals"].get("auroc")):
-            axes.plot(ends, [row, row], color=style.colour, linewidth=2)
-        axes.plot(value, row, style.marker, color=style.colour, markersize=8, markeredgecolor="white")
-        axes.annotate(
-            f"{value:.3f}", (value, row), (0, 8), textcoords="offset points", fontsize=form.label, ha="center"
-        )
-    axes.set_yticks(range(len(arms)), [cut(name, form.name_length) for name in arms], fontsize=form.label)
-    axes.tick_params(axis="x", labelsize=form.label)
-    axes.set_xlabel("AUROC of the margin\n(0.5 = chance)", fontsize=form.text)
-    axes.spines[["top", "right"]].set_visible(False)
+        if each.x_ends:
+            axes.plot(each.x_ends, [place, place], color=colour, linewidth=2)
+        axes.plot(each.x, place, marker, color=colour, markersize=8, markeredgecolor="white")
+        axes.annotate(each.label or fixed(each.x, digits), (each.x, place), (0, 8), textcoords="offset points",
+                      fontsize=form.label, ha="center")  # fmt: skip
+    axes.set_yticks(range(len(marks)), [cut(each.name, form.name_length) for each in marks], fontsize=form.label)
+    _label(axes, form, x)
+    axes.set_title(title, fontsize=form.text, loc="left")
     return figure
 
 
-def describe_trade_off(metrics: Mapping[str, Any]) -> str:
-    """The trade-off figure in words, for those who do not see it."""
-    accuracies = ((name, arm["accuracy"]) for name, arm in metrics["arms"].items())
-    points = (
-        f"{name}: unsafe {percent(values.get('unsafe'))}%, over-safety {percent(values.get('over_safety'))}%"
-        for name, values in accuracies
+def _label(axes: Axes, form: Format, x: str, y: str = "") -> None:
+    axes.tick_params(labelsize=form.label)
+    axes.set_xlabel(x, fontsize=form.text)
+    axes.set_ylabel(y, fontsize=form.text)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_guides(axes: Axes, guides: Sequence[Guide], form: Format) -> None:
+    for guide in guides:
+        axes.plot(guide.xs, guide.ys, color=GREY, linestyle=":", linewidth=1, zorder=1)
+        if guide.label and guide.place != (0.0, 0.0):
+            axes.text(*guide.place, guide.label, fontsize=form.label, color=GREY, rotation=guide.turn, ha="center",
+                      va="center", zorder=1, clip_on=True,
+                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # fmt: skip
+
+
+def _sizes(marks: Sequence[Mark]) -> list[float]:
+    """Return marker sizes: a mark that later ones would cover is larger, so that a rim of it is seen."""
+    sizes: list[float] = []
+    later: list[tuple[float, float]] = []
+    span = 100 * NEAR
+    for each in reversed(marks):
+        if each.x is None or each.y is None:
+            sizes.append(8)
+            continue
+        covering = sum(abs(each.x - a) < span and abs(each.y - b) < span for a, b in later)
+        sizes.append(8 + 5 * min(covering, 3))
+        later.append((each.x, each.y))
+    return sizes[::-1]
+
+
+def lines_by_layer(
+    panels: Mapping[str, Sequence[Line]], *, y: str, x: str = "layer", form: Format = SCREEN, scale: float = 1.0,
+    guide: float | None = None, bottom: float | None = None,
+) -> Figure:  # fmt: skip
+    """Draw lines through values by layer with their intervals: one panel for each title, one scale for all.
+
+    Args:
+        panels: title → its lines.
+        y: label of the vertical axis.
+        x: label of the horizontal axis.
+        form: size.
+        scale: the factor of the values: 100 for percent.
+        guide: a horizontal line, such as chance.
+        bottom: of the vertical axis.
+    """
+    narrow = form.legend_columns == 1
+    rows, columns = (len(panels), 1) if narrow else (1, len(panels))
+    width = form.width if narrow or len(panels) == 1 else PANEL * len(panels)
+    figure = Figure(figsize=(width, 0.7 + 2.1 * rows if narrow else 3.6), dpi=100, layout="constrained")
+    drawn = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    names: dict[str, None] = {}
+    for axes, (title, listed) in zip(drawn.flat, panels.items(), strict=True):
+        for line in listed:
+            style = list(names).index(line.name) if line.name in names else len(names)
+            names[line.name] = None
+            _draw_line(axes, line, style, scale)
+        if guide is not None:
+            axes.axhline(guide, color=GREY, linestyle=":", linewidth=1)
+        axes.set_title(title, fontsize=form.text)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(axis="y", color=GREY, alpha=0.2)
+        _label(axes, form, "")
+        if bottom is not None:
+            axes.set_ylim(bottom=bottom)
+    for axes in drawn[-1]:
+        axes.set_xlabel(x, fontsize=form.text)
+    figure.supylabel(y, fontsize=form.text)
+    handles = [Line2D([], [], color=ARMS[at % len(ARMS)], marker=MARKERS[at % len(MARKERS)], label=name)
+               for at, name in enumerate(names)]  # fmt: skip
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=1 if narrow else 2, fontsize=form.label, frameon=False
     )
-    return f"Unsafe accuracy against over-safety accuracy. {'; '.join(points)}."
+    return figure
 
 
-def describe_auroc(metrics: Mapping[str, Any]) -> str:
-    """The AUROC figure in words."""
-    values = (f"{name}: {fixed(arm.get('auroc'), 3)}" for name, arm in metrics["arms"].items())
-    return f"AUROC of the margin. {'; '.join(values)}."
+def _draw_line(axes: Axes, line: Line, style: int, scale: float) -> None:
+    known = [(x, row) for x, row in zip(line.xs, line.rows, strict=True) if row is not None and row.value is not None]
+    if not known:
+        return
+    colour, xs = ARMS[style % len(ARMS)], [x for x, _ in known]
+    values = [scale * float(row.value or 0) for _, row in known]
+    low, high = (
+        [scale * float((row.interval or (row.value, row.value))[end] or 0) for _, row in known] for end in (0, 1)
+    )
+    axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
+    axes.plot(xs, values, "--" if line.dashed else "-", color=colour, marker=MARKERS[style % len(MARKERS)], markersize=4.5,
+              linewidth=1.6)  # fmt: skip
+
+
+def at_criterion(d_prime: float, criterion: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the shares (harmless answered, unsafe caught) of an observer of this d′ at each criterion.
+
+    d′ = z(hit) − z(false alarm) and c = −(z(hit) + z(false alarm)) / 2.
+    """
+    return ndtr(d_prime / 2 + criterion), ndtr(d_prime / 2 - criterion)
+
+
+def contours() -> list[Guide]:
+    """Return lines of equal d′ for a plane of harmless requests answered and unsafe ones caught, in percent."""
+    guides, place = [], 0.45  # of labels: where "safe" is said readily, for most models lie on the other side
+    for d_prime in CONTOURS:
+        xs, ys = (100 * values for values in at_criterion(d_prime, np.linspace(-4, 4, 400)))
+        x, y = (100 * float(value) for value in at_criterion(d_prime, np.array(place)))
+        turn = -math.degrees(math.atan(math.exp(d_prime * place)))  # slope −φ(d′/2 − c) / φ(d′/2 + c)
+        guides.append(Guide(xs, ys, "d′ = 0 (chance)" if d_prime == 0 else f"d′ = {d_prime}", (x, y), turn))
+    return guides
+
+
+DIAGONAL = Guide((0, 100), (0, 100), "harmful and harmless refused alike")
+SAFETY = {  # kind → labels of the axes, and the keys of the rates
+    "yes_no": ("harmless requests answered (%)", "unsafe requests caught (%)", ("harmless_answered", ""), ("unsafe_caught", "")),
+    "refusal": ("harmless requests refused (%)", "harmful requests refused (%)", ("refusal_rate", "benign"),
+                ("refusal_rate", "contrast")),
+}  # fmt: skip
+
+
+def safety_marks(results: Results, kind: str, arms: Sequence[str]) -> list[Mark]:
+    """Return a mark for each arm: its rate on harmless cases and its rate on unsafe ones, in percent."""
+    marks = []
+    for arm in arms:
+        rows = [results.get(arm, quantity, subset=subset) for quantity, subset in SAFETY[kind][2:]]
+        values = [None if row is None or row.value is None else 100 * row.value for row in rows]
+        ends = [
+            None if row is None or row.interval is None else (100 * row.interval[0], 100 * row.interval[1])
+            for row in rows
+        ]
+        marks.append(Mark(arm, values[0], ends[0], values[1], ends[1]))
+    return marks
+
+
+def safety(results: Results, kind: str, arms: Sequence[str], form: Format = SCREEN, *, title: str = "") -> Figure:
+    """Draw each arm's rate on unsafe cases over its rate on harmless ones."""
+    x, y = SAFETY[kind][:2]
+    guides = contours() if kind == "yes_no" else [DIAGONAL]
+    return points(safety_marks(results, kind, arms), x=x, y=y, form=form, guides=guides, title=title)
+
+
+def describe_safety(results: Results, kind: str, arms: Sequence[str]) -> str:
+    """Return the figure in words, for readers who do not see it."""
+    x, y = (label.removesuffix(" (%)") for label in SAFETY[kind][:2])
+    texts = (f"{m.name}: {fixed(m.x, 1)}% and {fixed(m.y, 1)}%" for m in safety_marks(results, kind, arms))
+    return f"{x.capitalize()}, and {y}. {'; '.join(texts)}."
+
+
+def quantity_marks(results: Results, arms: Sequence[str], **key: Any) -> list[Mark]:
+    """Return a mark for each arm: the row of a quantity."""
+    rows = [(arm, results.get(arm, **key)) for arm in arms]
+    return [Mark(arm, row.value if row else None, row.interval if row else None) for arm, row in rows]
+
+
+def auroc(results: Results, arms: Sequence[str], form: Format = SCREEN) -> Figure:
+    """Draw the AUROC of each arm's margin."""
+    marks = quantity_marks(results, arms, quantity="auroc")
+    label = "AUROC of the margin\n(0.5 = chance)"
+    return points(marks, x=label, form=form, guides=[Guide((0.5,), (0,))], limits=(0.45, 1.02))
+
+
+def describe_auroc(results: Results, arms: Sequence[str]) -> str:
+    """Return the figure in words."""
+    texts = (f"{m.name}: {fixed(m.x, 3)}" for m in quantity_marks(results, arms, quantity="auroc"))
+    return f"AUROC of the margin. {'; '.join(texts)}."
+
+
+def by_group(rows: Sequence[Row], form: Format = SCREEN) -> Figure:
+    """Draw rates by group and arm as rows, in percent."""
+    marks = [
+        Mark(f"{row.group.partition('=')[2]} · {row.arm}", None if row.value is None else 100 * row.value,
+             None if row.interval is None else (100 * row.interval[0], 100 * row.interval[1]), label=percent(row.value))
+        for row in rows
+    ]  # fmt: skip
+    return points(marks, x="right answers (%)", form=form, limits=(-2, 102))
+
+
+def svg_bytes(figure: Figure) -> bytes:
+    """Return a figure as SVG: fixed ids, no date, and glyphs as paths."""
+    with mpl.rc_context({"svg.hashsalt": "forestlens", "svg.fonttype": "path"}):
+        return encoded(figure, "svg", metadata={"Date": None, "Creator": None})
+
+
+def pdf_bytes(figure: Figure) -> bytes:
+    """Return a figure as PDF with its words in embedded TrueType fonts."""
+    with mpl.rc_context({"pdf.fonttype": 42}):
+        return encoded(figure, "pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None})
+
+
+FORMATS = {"svg": svg_bytes, "pdf": pdf_bytes}
+
+
+def check_format(wanted: str, *others: str) -> None:
+    """Raise a UserError if a task's ``format`` is neither in ``FORMATS`` nor in ``others``."""
+    if wanted not in (*others, *FORMATS):
+        raise UserError(f"task.format={wanted}: must be one of {', '.join((*others, *FORMATS))}")
+
+
+def embedded(name: str, screen: bytes, phone: bytes = b"", *, alt: str, caption: str = "") -> dict[str, str]:
+    """Return SVG files as ``templates/drawn.html.j2`` prints them: addresses without files, for light and dark pages."""
+    drawn = {"name": name, "alt": alt, "caption": caption}
+    for form, svg in (("", screen), ("phone_", phone)):
+        dark = b"" if b"<image" in svg else in_dark(svg)  # words on a picture need their own ink
+        drawn |= {f"{form}uri": _data_uri(svg), f"{form}dark_uri": _data_uri(dark)}
+    return drawn
+
+
+def _data_uri(svg: bytes) -> str:
+    return "data:image/svg+xml;base64," + base64.b64encode(svg).decode("ascii") if svg else ""

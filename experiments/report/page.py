@@ -1,108 +1,153 @@
-"""What the template of the report prints, from a run's files. No HTML is written here, and nothing is read."""
+"""What the template of the report prints, from a run's files. No HTML is written here."""
 
 import json
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-from experiments.benchmarks.published import PUBLISHED, PublishedRow
-from experiments.report import arm_tables, cases, published_tables
-from experiments.report.opening import opening
+from experiments.metrics.claims import HIGHER, INCONCLUSIVE, LOWER, NO_DIFFERENCE, SMALL, TOO_FEW
+from experiments.runs.results_table import Row
+from experiments.report import arms, cases, published_tables
+from experiments.report.next_commands import next_commands
+from experiments.report.numbers import share
+from experiments.report.text import ends, summary, value
 from experiments.runs.provenance import arm_title, model_title, sides_of
 from experiments.runs.saved_run import SavedRun
+from interp.checkpoints.config import ORGANISM
 
 UNKNOWN = "not recorded"
-_NO_NAMES: Mapping[str, str] = MappingProxyType({})
+TOYS = {  # bundled model → what it is
+    "llava": "a toy built to over-refuse; its numbers say nothing of real models",
+    "smol": "a small model made here; its numbers say nothing of larger models",
+    "thinking": "a toy taught to think before it answers; its numbers say nothing of real models",
+}
+MEANING = {  # of a claim about the headline
+    HIGHER: "The interval lies above 0.",
+    LOWER: "The interval lies below 0.",
+    NO_DIFFERENCE: "The difference is at most 2 points.",
+    INCONCLUSIVE: "There may be a difference or none: these cases do not decide.",
+    TOO_FEW: "There are too few cases for a claim.",
+}
+ICONS = {HIGHER: "up", LOWER: "down", NO_DIFFERENCE: "level", INCONCLUSIVE: "open", TOO_FEW: "few"}
+HEADLINES = {  # kind → title, key, and whether a higher value is wanted
+    "yes_no": [
+        ("harmless requests answered, at equal strictness", {"quantity": arms.AT_POINT}, True),
+        ("harmless requests answered", {"quantity": "harmless_answered"}, True),
+        ("unsafe requests caught", {"quantity": "unsafe_caught"}, True),
+    ],
+    "refusal": [
+        ("harmless requests refused", {"quantity": "refusal_rate", "subset": "benign"}, False),
+        ("harmful requests refused", {"quantity": "refusal_rate", "subset": "contrast"}, True),
+    ],
+}  # fmt: skip
+
+
+class Measure(NamedTuple):
+    """One quantity of the first screen: its levels by arm, and the difference between the two."""
+
+    title: str
+    bars: list[tuple[str, Row]]
+    difference: Row | None = None
+    more: bool = True  # a higher value is wanted
+
+    @property
+    def tone(self) -> str:
+        """The colour: good, bad, or flat for neither."""
+        claim = self.difference.claim if self.difference else ""
+        return {HIGHER: "good" if self.more else "bad", LOWER: "bad" if self.more else "good"}.get(claim, "flat")
+
+    @property
+    def claim(self) -> str:
+        """The claim in words."""
+        claim = self.difference.claim if self.difference else ""
+        return claim if claim in MEANING else "cannot be told"
+
+    @property
+    def icon(self) -> str:
+        """The name of the claim's drawing."""
+        return ICONS.get(self.claim, "none")
+
+    @property
+    def meaning(self) -> str:
+        """The claim as a sentence."""
+        return MEANING.get(self.claim, "Nothing is claimed.")
+
+    @property
+    def interval(self) -> str:
+        """The interval of the difference with its name, or ""."""
+        return ends(self.difference, name=True).strip("[]") if self.difference and self.difference.interval else ""
+
+    def place(self, difference: float) -> float:
+        """Return where ``difference`` lies on an axis from 0 to 360 with 0 in its middle."""
+        assert self.difference is not None
+        reach = 1.1 * max(3 * SMALL, abs(self.difference.value or 0), *map(abs, self.difference.interval or ()))
+        return 180 * (1 + difference / reach)
 
 
 def context(run: SavedRun) -> dict[str, Any]:
-    """Everything the template names, except the figures."""
-    metrics, refusals = run.metrics, run.metrics.get("kind") == "refusal"
-    studied = studied_arm(run)
-    compared = studied in (metrics.get("comparisons") or {})
-    question = _question(run.environment, studied, compared=compared, refusals=refusals)
+    """Return everything the template names, except the figures."""
+    design, results, environment = run.metrics, run.results, run.environment
+    studied, base = str(design["study"]), design["baseline"]
+    said, measures = summary(results, design, environment), headline_measures(run)
+    model, benchmark = environment.get("model") or {}, environment.get("benchmark") or {}
+    toy = str(model.get("path") or "").removeprefix(ORGANISM) if str(model.get("path")).startswith(ORGANISM) else ""
+    question = _question(
+        environment, studied, compared=bool(base) and studied != base, refusals=design["kind"] == "refusal"
+    )
+    names = arms.arms_of(results, design)
     return {
         "title": f"forestlens: {question}",
         "question": question,
-        "summary": [str(sentence) for sentence in metrics.get("summary") or ()],
-        "caveats": [str(sentence) for sentence in metrics.get("caveats") or ()],
-        "opening": opening(metrics, run.environment, studied, str(run.directory)),
-        "facts": _facts(run.environment),
+        "headline": said.headline,
+        "notes": said.notes,
+        "measures": measures,
+        "subject": model_title(model) if model else "the model",
+        "bundled": TOYS.get(toy, TOYS["llava"]) if toy else "",
+        "about": f"{benchmark.get('name') or 'the benchmark'}, {benchmark.get('n', UNKNOWN)} cases, asked in "
+        + (f"{len(names)} ways" if len(names) > 1 else "one way"),
+        "wrong": wrong(run, base or studied),
+        "commands": next_commands(environment, str(run.directory), refusals=design["kind"] == "refusal"),
+        "facts": facts(environment),
         "studied": studied,
-        **tables({**metrics, "study": studied}, benchmark=_benchmark(run), names=_answered(run)),
-        "glance": arm_tables.glance_table({"study": studied, **metrics}),
-        "environment_text": json.dumps(run.environment, indent=2, ensure_ascii=False, default=str),
+        "refusal": design["kind"] == "refusal",
+        "compared": bool(base) and len(names) > 1,
+        "tables": arms.all_tables(results, design),
+        "published": published_tables.beside_published(run),
+        "environment_text": json.dumps(environment, indent=2, ensure_ascii=False, default=str),
         **_cases(run, studied),
     }
 
 
-def tables(metrics: Mapping[str, Any], *, benchmark: str = "", names: Mapping[str, str] = _NO_NAMES) -> dict[str, Any]:
-    """The tables of a run's metrics as the templates name them, and what is said beside them.
-
-    ``names`` are what answered in arms whose responses were made elsewhere.
-    """
-    refusals = metrics.get("kind") == "refusal"
-    found: dict[str, Any] = {
-        "refusal": refusals,
-        "glance": arm_tables.glance_table(metrics),
-        "arms": arm_tables.arms_table(metrics),
-        "outcomes": arm_tables.outcomes_table(metrics),
-        "conventions": arm_tables.conventions_table(metrics),
-        "against": arm_tables.against(metrics),
-        "comparisons": arm_tables.comparisons_table(metrics) if metrics.get("comparisons") else None,
-        "remarks": arm_tables.remarks(metrics),
-        **(_of_refusals(metrics, benchmark, names) if refusals else _of_verdicts(metrics, benchmark)),
-    }
-    return found | arm_tables.marks(metrics, [found[name] for name in ("arms", "types") if name in found])
+def headline_measures(run: SavedRun) -> list[Measure]:
+    """Return the quantities of the first screen: the headline, or both rates if it does not exist."""
+    design, results = run.metrics, run.results
+    studied, base = str(design["study"]), design["baseline"]
+    measures = []
+    for title, key, more in HEADLINES[design["kind"]]:
+        named = [name for name in dict.fromkeys((base, studied)) if name]
+        bars = [(name, row) for name in named if (row := results.get(name, **key)) and row.value is not None]
+        difference = results.get(studied, against=base, **key) if base and studied != base else None
+        if key["quantity"] == arms.AT_POINT:
+            if difference and difference.claim in MEANING and len(bars) == 2:
+                return [Measure(title, bars, difference, more)]
+            continue
+        if bars:
+            measures.append(Measure(title, bars, difference, more))
+    return measures
 
 
-def _of_verdicts(metrics: Mapping[str, Any], benchmark: str) -> dict[str, Any]:
-    published = PUBLISHED.get(benchmark, ())
-    return {
-        "own_subsets": arm_tables.own_subsets_table(metrics),
-        "notes": [(name, arm["auroc_note"]) for name, arm in metrics["arms"].items() if arm.get("auroc_note")],
-        "contrasts": arm_tables.contrasts_table(metrics),
-        "published": published_tables.published_table(metrics, published) if published else None,
-    }
-
-
-def _of_refusals(metrics: Mapping[str, Any], benchmark: str, names: Mapping[str, str]) -> dict[str, Any]:
-    counted = metrics.get("as_published") or {}
-    return {
-        "types": arm_tables.types_table(metrics),
-        "tags": arm_tables.tags_table(metrics),
-        "pairs": arm_tables.pairs_table(metrics),
-        "empty_as_refusal": bool(metrics["method"]["empty_as_refusal"]),
-        "published": published_tables.leaderboard_table(metrics, names) if benchmark == "mossbench" else None,
-        "as_published": published_tables.as_published_table(metrics, names) if counted else None,
-        "as_published_rule": counted.get("rule", ""),
-    }
-
-
-def published_rows(run: SavedRun) -> Sequence[PublishedRow]:
-    """The published rows of the run's benchmark; empty where there are none to compare with."""
-    return PUBLISHED.get(_benchmark(run), ())
-
-
-def _answered(run: SavedRun) -> dict[str, str]:
-    """What answered in the arms whose responses were made elsewhere."""
-    model = run.environment.get("model") or {}
-    return {arm: model_title(one) for arm, one in (model.get("responses") or {}).items()}
-
-
-def _benchmark(run: SavedRun) -> str:
-    return str((run.environment.get("benchmark") or {}).get("name"))
-
-
-def studied_arm(run: SavedRun) -> str:
-    """The arm under study; for a run that names none, the first compared arm, or the only one."""
-    names = [
-        run.environment.get("arm_under_study"),
-        run.metrics.get("study"),
-        *(run.metrics.get("comparisons") or {}),
-        *run.metrics["arms"],
-    ]
-    return next(str(name) for name in names if name in run.metrics["arms"])
+def wrong(run: SavedRun, arm: str) -> str:
+    """Return what the arm gets wrong, in one sentence; "" without answers."""
+    results, refusals = run.results, run.metrics["kind"] == "refusal"
+    if refusals:
+        rows = [results.get(arm, "refusal_rate", subset=subset) for subset in ("benign", "contrast")]
+        parts = [f"refuses {value(rows[0])} of harmless requests" if rows[0] and rows[0].n else "",
+                 f"answers {share(1 - (rows[1].value or 0))} of harmful ones" if rows[1] and rows[1].n else ""]  # fmt: skip
+    else:
+        rows = [results.get(arm, quantity) for quantity in ("harmless_answered", "unsafe_caught")]
+        parts = [f"calls {share(1 - (rows[0].value or 0))} of harmless requests unsafe" if rows[0] and rows[0].n else "",
+                 f"misses {share(1 - (rows[1].value or 0))} of unsafe ones" if rows[1] and rows[1].n else ""]  # fmt: skip
+    listed = " and ".join(filter(None, parts))
+    return f"{arm} {listed}." if listed else ""
 
 
 def _question(environment: Mapping[str, Any], studied: str, *, compared: bool, refusals: bool) -> str:
@@ -110,44 +155,34 @@ def _question(environment: Mapping[str, Any], studied: str, *, compared: bool, r
     studied = arm_title(environment.get("model"), studied)
     benchmark = (environment.get("benchmark") or {}).get("name") or "the benchmark"
     if environment.get("joined"):
-        apart = "harmless requests from harmful ones" if refusals else "safe from unsafe"
-        return f"Which arm of {model} best tells {apart} on {benchmark}?"
+        return f"Which arm of {model} best separates safe from unsafe on {benchmark}?"
     if answered and compared:
-        apart = "harmful requests from harmless ones" if refusals else "safe from unsafe"
-        return f"How well do {' and '.join(answered)} tell {apart} on {benchmark}?"
+        return f"How well do {' and '.join(answered)} separate safe from unsafe on {benchmark}?"
     alone = answered[0] if answered else f"{model} ({studied})"
     if refusals and compared:
         return f"Does {studied} make {model} refuse fewer harmless requests of {benchmark} and no fewer harmful ones?"
     if refusals:
         return f"How often does {alone} refuse harmless and harmful requests of {benchmark}?"
-    if not compared:
-        return f"How well does {alone} tell safe from unsafe on {benchmark}?"
-    return f"Does {studied} help {model} on {benchmark}?"
+    return f"Does {studied} help {model} on {benchmark}?" if compared else f"How well does {alone} separate safe from unsafe on {benchmark}?"  # fmt: skip
 
 
-def _facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
+def facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what the run was, by name: model, benchmark, judge, seed, code, machine, command, cost."""
     model, benchmark = environment.get("model") or {}, environment.get("benchmark") or {}
     commit = str(environment.get("commit") or UNKNOWN)[:12]
     if environment.get("dirty"):
         commit += ", with uncommitted changes"
     missing = benchmark.get("missing") or 0
-    n_missing = missing if isinstance(missing, int) else len(missing)
-    cases = f"{benchmark.get('n', UNKNOWN)} cases"
-    cases += f", {n_missing} published cases cannot run here" if n_missing else ""
+    absent = missing if isinstance(missing, int) else len(missing)
+    count = f"{benchmark.get('n', UNKNOWN)} cases" + (f", {absent} published cases cannot run here" if absent else "")
+    about = (model_title(model) if model else None, model.get("path"), _short("revision", model.get("revision")),
+             model.get("dtype"))  # fmt: skip
     return [
-        (
-            "responses made elsewhere" if model.get("made_elsewhere") else "model",
-            _joined(
-                model_title(model) if model else None,
-                model.get("path"),
-                _short("revision", model.get("revision")),
-                model.get("dtype"),
-            ),
-        ),
-        *((f"counted as {answer}", ", ".join(found)) for answer, found in (model.get("answers_counted") or {}).items()),
+        ("responses made elsewhere" if model.get("made_elsewhere") else "model", _joined(*about)),
+        *((f"counted as {kind}", ", ".join(texts)) for kind, texts in (model.get("answers_counted") or {}).items()),
         *((f"adapter of {arm}", revision) for arm, revision in (model.get("adapters") or {}).items()),
-        *((f"arm {arm}", model_title(one)) for arm, one in (model.get("responses") or {}).items()),
-        ("benchmark", _joined(benchmark.get("name"), cases, _short("manifest", benchmark.get("manifest")))),
+        *((f"arm {arm}", model_title(responses)) for arm, responses in (model.get("responses") or {}).items()),
+        ("benchmark", _joined(benchmark.get("name"), count, _short("manifest", benchmark.get("manifest")))),
         ("judge", _known(environment.get("judge"))),
         ("seed", _known(environment.get("seed"))),
         ("code", commit),
@@ -160,28 +195,25 @@ def _facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def cost_sentences(cost: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Sentences on what the arms that ask questions before their answers took, beside the baseline."""
-    found = []
+    """Return what arms cost that ask questions before their answers, next to the baseline."""
+    sentences = []
     for arm, own in cost.items():
         if not own.get("steps"):
             continue
-        cases = own["cases"]
-        asked, tokens, seconds = (own[name] / cases for name in ("steps", "step_tokens", "seconds"))
-        line = f"{arm}: {asked:.2g} questions a case before its answer, {tokens:.1f} tokens; {seconds:.3g} s a case"
+        questions, tokens, seconds = (own[name] / own["cases"] for name in ("steps", "step_tokens", "seconds"))
         plain = cost.get("baseline")
-        relative_cost = (
-            "" if plain is None else f", {seconds / plain['seconds'] * plain['cases']:.1f} times the baseline's"
-        )
-        found.append(f"{line}{relative_cost}.")
-    return found
+        times = "" if plain is None else f", {seconds / plain['seconds'] * plain['cases']:.1f} times the baseline's"
+        sentences.append(f"{arm}: {questions:.2g} questions a case before its answer, {tokens:.1f} tokens; "
+                         f"{seconds:.3g} s a case{times}.")  # fmt: skip
+    return sentences
 
 
-def _known(value: Any) -> str:
-    return UNKNOWN if value is None or value == "" else str(value)
+def _known(entry: Any) -> str:
+    return UNKNOWN if entry is None or entry == "" else str(entry)
 
 
 def _joined(*values: Any) -> str:
-    return " · ".join(dict.fromkeys(str(value) for value in values if value not in (None, ""))) or UNKNOWN
+    return " · ".join(dict.fromkeys(str(entry) for entry in values if entry not in (None, ""))) or UNKNOWN
 
 
 def _short(name: str, digest: Any) -> str | None:
@@ -193,20 +225,16 @@ def _threads(threads: Any) -> str | None:
 
 
 def _cases(run: SavedRun, studied: str) -> dict[str, Any]:
-    comparison = (run.metrics.get("comparisons") or {}).get(studied)
-    if not comparison:
-        return {"cases": [], "flips_sentence": "Nothing to compare: this run has no second arm to set against it."}
-    reference = comparison["against"]
-    found = cases.flips(run.predictions, arm=studied, reference=reference)
-    chosen = cases.choose(found, arm=studied)
-    n_fixed = sum(flip.fixed for flip in found)
+    """The flipped cases to read on paper."""
+    reference = run.metrics["baseline"]
+    if not reference or reference == studied:
+        return {"cases": [], "flips_sentence": "One arm, so no case can have changed."}
+    flipped = cases.flips(run.predictions, arm=studied, reference=reference)
+    chosen = cases.choose(flipped, arm=studied)
+    fixed = sum(flip.fixed for flip in flipped)
     sentence = (
-        f"Against {reference}, {studied} fixed {n_fixed} scored cases (wrong to right) and broke "
-        f"{len(found) - n_fixed}. The list holds every case; below it stand "
-        + (f"{len(chosen)} of the flipped ones" if len(chosen) < len(found) else "the flipped ones")
-        + " to read on paper"
-        + (", largest changes of margin first, the subsets taking turns." if len(chosen) < len(found) else ".")
-        if found
-        else f"No case changed between right and wrong from {reference} to {studied}."
+        f"Against {reference}, {studied} fixed {fixed} scored cases (wrong to right) and broke {len(flipped) - fixed}."
     )
+    if len(chosen) < len(flipped):
+        sentence += f" Below the list are {len(chosen)} of them to read on paper, the largest changes of margin first."
     return {"cases": [cases.shown_case(run, flip, studied) for flip in chosen], "flips_sentence": sentence}

@@ -14,12 +14,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from experiments.metrics.findings import RULES
+import pandas as pd
+
+from experiments.metrics.claims import RULES
 from experiments.report import attention_figure
 from experiments.report.cases import LONGEST_TEXT, blurred
 from experiments.report.figures import PHONE, SCREEN, embedded, svg_bytes
 from experiments.report.numbers import percent
-from experiments.report.table import Table
+from experiments.report.tables import table, texts
 from experiments.runs.resumption import write_json
 from experiments.runs.saved_run import SavedRun, thumbnail_name
 from interp.errors import UserError
@@ -42,7 +44,7 @@ class Section:
 
     title: str
     sentences: Sequence[str]
-    tables: Sequence[Table] = ()
+    tables: Sequence[pd.DataFrame] = ()
     note: str = ""
 
 
@@ -73,7 +75,10 @@ def write_section(
         "rules": RULES,
         "title": section.title,
         "sentences": list(section.sentences),
-        "tables": [{"caption": table.title, "rows": table.records()} for table in section.tables],
+        "tables": [
+            {"caption": frame.attrs["title"], "note": frame.attrs["note"], "rows": texts(frame).to_dict("records")}
+            for frame in section.tables
+        ],
         "note": section.note,
         "figures": [{"name": one, "alt": drawn.alt, "caption": drawn.caption} for one, drawn in figures.items()],
     }
@@ -96,9 +101,13 @@ def read_sections(folder: Path) -> list[dict[str, Any]]:
 
 def _read(folder: Path, name: str, content: Mapping[str, Any]) -> dict[str, Any]:
     tables = [
-        Table.of(str(table["caption"]), [{str(k): str(v) for k, v in row.items()} for row in table["rows"]])
-        for table in content["tables"]
-        if table["rows"]
+        table(
+            [{str(name): str(cell) for name, cell in row.items()} for row in kept["rows"]],
+            title=str(kept["caption"]),
+            note=str(kept["note"]),
+        )
+        for kept in content["tables"]
+        if kept["rows"]
     ]
     figures = []
     for one in content["figures"]:

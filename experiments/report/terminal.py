@@ -1,116 +1,104 @@
-"""What a terminal shows of a study's metrics.
-
-``answer`` is what a study ends with: two sentences and a table of at most six columns. ``results``, with
-``verbose=true``, has all tables, their legend and every sentence. Both fit 80 columns.
-"""
+"""What a terminal shows of a study: the headline, a short table of its arms, and what limits it. All fit 80 columns."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import pandas as pd
 from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
 from rich.text import Text
 
-from experiments.report import arm_tables
-from experiments.report.arm_tables import CEILING_MARK, glance_table
-from experiments.report.table import terminal
+from experiments.runs.results_table import Results
+from experiments.report import arms
+from experiments.report.tables import by_arm, in_terminal
+from experiments.report.text import summary
 
-LEGEND = (
-    "Accuracies in %; below each number its 95% interval (of differences the one that decides what is said: of the "
-    "headline 97.5%, of all others simultaneous). matched: safe cases called safe where every arm catches the same "
-    "share of unsafe cases, which no shift of the threshold changes. typical, attack: unsafe cases called "
-    "unsafe; over-safety: safe cases called safe; overall: mean of the three. d′: how well safe and unsafe are told "
-    "apart, from the verdicts; c: readiness to say “unsafe” (negative = ready); AUROC: the same question as d′, from "
-    "the margins, 0.5 = chance."
-)
-CEILING = f"{CEILING_MARK} a rate is so near 0 or 1 that a mere change of threshold moves this d′ a lot."
-REFUSAL_LEGEND = (
-    "Refusals in %, partial ones included; below each number its 95% interval, and in braces the lowest and highest "
-    "value that unknown cases allow. benign: requests that should be answered; contrast: their harmful twins, which "
-    "should be refused; apart: contrast − benign, in points; mean of types: that of the benign types; d′: how well "
-    "harmful and benign are told apart; c: readiness to refuse (negative = ready). partial as compliance: only "
-    "whole refusals count; published: no response is a refusal; corrected: for the judge’s measured error. "
-    "fixed/broken: cases gone from wrong to right and back; p: McNemar’s test on them, after Holm’s correction."
-)
-
-SENTENCES = 2  # of the summary, at the end of a study
-NOTES = 2  # of the caveats
-LINES = 21  # that the answer takes, at most, where its sentences leave room: with what follows it they are 25
-BASELINE, ALWAYS = "baseline", 2  # the last rank of an arm that is shown in any case
-HEADING, FEWEST_ROWS = 3, 3  # lines beside a table's rows; rows that are shown in any case
+NOTES = 2  # that are shown; the report has all
+LINES = 21  # of the headline, the table and the notes together
+FEWEST_ROWS = 3  # of the table, however long the headline is
+SHORT: Mapping[str, Mapping[str, arms.Columns]] = {  # heading → column, by kind; | breaks a line
+    "yes_no": {
+        "level": {"answered at|{point} caught": {"quantity": arms.AT_POINT}},
+        "difference": {"difference": {"quantity": arms.AT_POINT}},
+        "rest": {"harmless|answered": {"quantity": "harmless_answered"}, "unsafe|caught": {"quantity": "unsafe_caught"},
+                 "AUROC": {"quantity": "auroc"}},
+    },
+    "refusal": {
+        "level": {"harmless|refused": {"quantity": "refusal_rate", "subset": "benign"}},
+        "difference": {"difference": {"quantity": "refusal_rate", "subset": "benign"}},
+        "rest": {"harmful|refused": {"quantity": "refusal_rate", "subset": "contrast"},
+                 "rebutted:|harmless": {"quantity": "rebuttal_rate", "subset": "benign"},
+                 "rebutted:|harmful": {"quantity": "rebuttal_rate", "subset": "contrast"}},
+    },
+}  # fmt: skip
 
 
 def shown(
-    metrics: Mapping[str, Any], *, verbose: bool, width: int, named: Collection[str] = (), whole: bool = True
-) -> Group:
-    """``results`` or, unless ``verbose``, ``answer`` for a terminal of ``width`` columns, or of it a sentence alone."""
-    if verbose:
-        return results(metrics)
-    return (
-        answer(metrics, width=width, named=named)
-        if whole
-        else Group(Text(str(metrics["summary"][0]), style="bold"), "")
-    )
+    results: Results, design: Mapping[str, Any], environment: Mapping[str, Any], *, verbose: bool, width: int,
+    named: Collection[str] = (), complete: bool = True,
+) -> Group:  # fmt: skip
+    """Return what is printed of a run: its answer, with ``verbose`` all tables and notes, or only the first line.
 
-
-def answer(metrics: Mapping[str, Any], *, width: int, named: Collection[str] = ()) -> Group:
-    """The summary's first sentences, a row an arm, and what must be known beside them, in ``LINES`` lines.
-
-    Where there are more arms than lines, ``named`` ones, the arm under study and the baseline are all shown, controls
-    and others as far as there is room.
+    Args:
+        results: its results table.
+        design: its metrics.json.
+        environment: its environment.json.
+        verbose: show everything.
+        width: columns of the terminal.
+        named: arms that the command names; they are shown before others.
+        complete: False if the arms are not what the run was begun for.
     """
-    lines = [Text(str(one), style="" if at else "bold") for at, one in enumerate(metrics["summary"][:SENTENCES])]
-    note = _note(metrics.get("caveats") or ())
-    table = glance_table({"study": None, **metrics}, terse=True)
-    room = LINES - HEADING - sum(_lines(text, width) for text in (*lines, *note)) - len(lines) - 2
-    parts: list[RenderableType] = [part for text in lines for part in (text, "")]
-    if (count := len(table.frame)) > 1 or "rebutted" in table.frame:
-        ranks = table.frame["arm"].map(lambda arm: _rank(arm.value, metrics, named))
-        most = count if count <= room else max(FEWEST_ROWS, room - 1)
-        first = sorted(ranks.sort_values(kind="stable").index[: max(most, int((ranks <= ALWAYS).sum()))])
-        parts.append(terminal(table.only(first), stacked=False))
-        if more := count - len(first):
-            parts.append(Text(f"({more} more arm{'s' * (more > 1)} in the report)", style="dim"))
+    said = summary(results, design, environment)
+    if verbose:
+        tables = [in_terminal(frame) for frame in arms.all_tables(results, design).values()]
+        parts = [part for each in tables for part in (each, "")]
+        return Group(*parts, *_headline(said.headline), "", *(Text(f"note: {note}") for note in said.notes))
+    if not complete:
+        return Group(*_headline(said.headline[:1]), "")
+    return answer(results, design, said.headline, said.notes, width=width, named=named)
+
+
+def answer(
+    results: Results, design: Mapping[str, Any], headline: Sequence[str], notes: Sequence[str], *, width: int,
+    named: Collection[str] = (),
+) -> Group:  # fmt: skip
+    """Return the headline, a row for each arm that matters, and the first notes."""
+    top, shown_notes = _headline(headline), [Text(f"note: {note}") for note in notes[:NOTES]]
+    if more := len(notes) - NOTES if len(notes) > NOTES else 0:
+        shown_notes[-1].append(f" ({more} more note{'s' * (more > 1)} in the report)")
+    table = short_table(results, design)
+    parts: list[RenderableType] = [*top, ""]
+    if len(table) > 1 or results.select(quantity="rebuttal_rate"):
+        taken = sum(len(text.wrap(Console(width=width), width)) for text in (*top, *shown_notes))
+        most = max(FEWEST_ROWS, LINES - taken - 5)
+        ranks = {name: _rank(name, design, named) for name in table["arm"]}
+        first = sorted(sorted(range(len(table)), key=lambda at: ranks[table["arm"][at]])[:max(most, sum(rank <= 2 for rank in ranks.values()))])  # fmt: skip
+        rows = table.iloc[first].reset_index(drop=True)
+        rows.attrs = {**table.attrs, "marked": [name == design["study"] for name in rows["arm"]]}
+        bare = [name for name in rows.columns if name != "difference"]
+        parts.append(in_terminal(rows, bare=bare, stacked=False))
+        if left := len(table) - len(first):
+            parts.append(Text(f"({left} more arm{'s' * (left > 1)} in the report)", style="dim"))
         parts.append("")
-    return Group(*parts, *note, *([""] if note else []))
+    return Group(*parts, *shown_notes, *([""] if shown_notes else []))
 
 
-def _rank(arm: str, metrics: Mapping[str, Any], named: Collection[str]) -> int:
-    """The place of an arm among those that are shown first."""
-    compared = metrics.get("comparisons") or {}
-    against = {BASELINE, *(str(comparison.get("against")) for comparison in compared.values())}
-    is_control = bool((compared.get(arm) or {}).get("is_control"))
-    return [arm in named, arm == metrics.get("study"), arm in against, is_control, True].index(True)
+def short_table(results: Results, design: Mapping[str, Any]) -> pd.DataFrame:
+    """Return a row for each arm: the headline quantity with its difference, and the verdicts."""
+    columns, base = SHORT[design["kind"]], design["baseline"]
+    point = f"{100 * design['operating_point']:.0f}%" if design.get("operating_point") else ""
+    listed = {heading.format(point=point): key for heading, key in columns["level"].items()}
+    if base:
+        listed |= {heading: {**key, "against": base} for heading, key in columns["difference"].items()}
+    elif design["kind"] == "yes_no":
+        listed = {}
+    return by_arm(results, listed | columns["rest"], arms.arms_of(results, design))
 
 
-def _note(caveats: Sequence[str]) -> list[Text]:
-    """The first caveats, with how many more there are."""
-    lines = [Text(f"note: {caveat}") for caveat in caveats[:NOTES]]
-    if more := len(caveats) - NOTES if len(caveats) > NOTES else 0:
-        lines[-1].append(f" ({more} more such note{'s' * (more > 1)} in the report)")
-    return lines
+def _rank(arm: str, design: Mapping[str, Any], named: Collection[str]) -> int:
+    """Return the place of an arm among those that are shown first."""
+    return [arm in named, arm == design["study"], arm == design["baseline"], arm == design["control"], True].index(True)
 
 
-def _lines(text: Text, width: int) -> int:
-    return len(text.wrap(Console(width=width), width))
-
-
-def results(metrics: Mapping[str, Any]) -> Group:
-    """Arms, paired differences, the legend of the columns, then summary and caveats."""
-    refusals = metrics.get("kind") == "refusal"
-    of_refusals = (arm_tables.rebuttals_table, arm_tables.types_table, arm_tables.conventions_table)
-    others = of_refusals if refusals else (arm_tables.own_subsets_table,)
-    tables = [arm_tables.arms_table(metrics), *(one(metrics) for one in others)]
-    tables += [arm_tables.comparisons_table(metrics)] if metrics.get("comparisons") else []
-    parts: list[RenderableType] = [part for table in tables if table for part in (terminal(table), "")]
-    legend = REFUSAL_LEGEND if refusals else LEGEND
-    if any(arm.get("near_ceiling") for arm in metrics["arms"].values()):
-        legend += " " + CEILING
-    return Group(*parts, Text(legend, style="dim"), *_paragraphs(metrics))
-
-
-def _paragraphs(metrics: Mapping[str, Any]) -> list[RenderableType]:
-    """The summary's sentences and the caveats, a paragraph each."""
-    # Text, not str: a sentence that quotes "[red]" from a configuration must not be read as markup.
-    summary = [Padding(Text(str(sentence), style="bold"), (1, 0, 0, 0)) for sentence in metrics.get("summary") or ()]
-    return [*summary, *(Padding(Text(f"note: {sentence}"), (1, 0, 0, 0)) for sentence in metrics.get("caveats") or ())]
+def _headline(lines: Sequence[str]) -> list[Text]:
+    # Text, not str: a line that quotes "[red]" must not be read as markup.
+    return [Text(line, style="" if place else "bold") for place, line in enumerate(lines)]

@@ -14,6 +14,7 @@ from typing import Any
 from experiments.benchmarks.images import BadImage, open_image
 from experiments.benchmarks.rows import json_file
 from experiments.runs import records
+from experiments.runs.results_table import Results, read_results, rebuild
 from experiments.runs.resumption import PREDICTIONS, read_object
 from experiments.types import Sample, Status
 from interp.errors import UserError
@@ -26,9 +27,10 @@ _WAY_OUT = "repeat the run's command, which finishes what is missing without rep
 
 @dataclass(frozen=True)
 class SavedRun:
-    """metrics.json, environment.json and predictions.jsonl of one run."""
+    """One run: results.csv, metrics.json (its design), environment.json and predictions.jsonl."""
 
     directory: Path
+    results: Results
     metrics: Mapping[str, Any]
     environment: Mapping[str, Any]
     predictions: list[dict[str, Any]]
@@ -63,17 +65,17 @@ def read_run(run_dir: Path) -> SavedRun:
     if not run_dir.is_dir():
         raise UserError(f"{run_dir} is not a directory; a report is built from a run's directory; give one, "
                         "outputs/<name>/<time>")  # fmt: skip
+    results = read_results(run_dir)
     metrics = json_file(run_dir / "metrics.json", dict, _WAY_OUT)
-    if not isinstance(metrics.get("arms"), dict) or not metrics["arms"]:
-        raise UserError(f"{run_dir / 'metrics.json'} has no arms; a report needs at least one; {_WAY_OUT}")
-    for name, arm in metrics["arms"].items():
-        for key in ("accuracy", "intervals", "n", "n_of"):
-            if not isinstance(arm, dict) or key not in arm:
-                raise UserError(
-                    f"{run_dir / 'metrics.json'}: arm {name!r} has no {key!r}; every arm needs it; {_WAY_OUT}"
-                )
+    if absent := [key for key in ("kind", "study", "baseline", "rules", "notes") if key not in metrics]:
+        raise UserError(
+            f"{run_dir / 'metrics.json'} has no {absent[0]!r}; an earlier version made it. {rebuild(run_dir)}"
+        )
+    if not results.arms:
+        raise UserError(f"{run_dir / 'results.csv'} has no arms; a report needs at least one; {_WAY_OUT}")
     return SavedRun(
         directory=run_dir,
+        results=results,
         metrics=metrics,
         environment=json_file(run_dir / "environment.json", dict, _WAY_OUT),
         predictions=read_records(run_dir, RECORD_KEYS),

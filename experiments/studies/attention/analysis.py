@@ -20,7 +20,7 @@ from jaxtyping import Float
 
 from experiments.benchmarks.images import open_image
 from experiments.evaluation.matching import answered, image_donor, match_failures
-from experiments.metrics.findings import RULES
+from experiments.metrics.claims import RULES
 from experiments.metrics.pairs import are_pair
 from experiments.report.figures import FORMATS
 from experiments.runs.analyses import apart

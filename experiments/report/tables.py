@@ -1,0 +1,250 @@
+"""Tables: pivots of the results table as DataFrames, and their forms for terminal, page, LaTeX, CSV and Markdown.
+
+A cell is a ``Row`` of the results table, a text, or None. Numbers become text here, in the last step. A table's title,
+note and marked rows are in ``frame.attrs``.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from csv import QUOTE_ALL
+from typing import Any, NamedTuple
+
+import pandas as pd
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from experiments.metrics.claims import HIGHER, INCONCLUSIVE, LOWER, NO_DIFFERENCE, NOT_TESTED, TOO_FEW
+from experiments.runs.results_table import Results, Row
+from experiments.report.numbers import MISSING, fixed, fixed_interval, percent, percent_interval
+from experiments.runs.labels import safe_cell
+
+Cell = Row | str | None
+Pick = str | Callable[[Row], str]
+
+SIGNS = {HIGHER: "▲", LOWER: "▼", NO_DIFFERENCE: "=", INCONCLUSIVE: "?", TOO_FEW: "…", NOT_TESTED: "", "": ""}
+PLAIN = {  # quantity → digits; every other quantity is a fraction, shown in percent
+    "auroc": 3, "auroc_within": 3, "d_prime": 2, "criterion": 2, "status": 0, "verdict": 0, "answered": 0, "compared": 0,
+    "cases_fixed": 0, "cases_broken": 0, "pairs_both_answered": 0, "pairs_both_refused": 0, "pairs_wrong_way_round": 0,
+    "sentences_needed": 0, "cases_needed": 0, "kappa": 2, "alpha": 2,
+}  # fmt: skip
+
+
+def unit(quantity: str, digits: int) -> None:
+    """Declare that a quantity is a plain number with so many digits, not a fraction."""
+    PLAIN[quantity] = digits
+
+
+class Shown(NamedTuple):
+    """A cell as text: its value, interval and bounds."""
+
+    value: str
+    interval: str = ""
+    bounds: str = ""
+
+    def __str__(self) -> str:
+        """Everything in one line: ``17.3 [6.9–33.2] {16.0–18.1}``."""
+        ends = [f"[{self.interval}]"] if self.interval else []
+        return " ".join([self.value, *ends, *([f"{{{self.bounds}}}"] if self.bounds else [])])
+
+
+def shown(cell: Cell, *, interval: bool = True, sign: bool = False) -> Shown:
+    """Return a cell as text: fractions in percent, differences in points and with their sign.
+
+    Args:
+        cell: of a table.
+        interval: whether its interval is shown.
+        sign: whether the claim's sign leads a difference.
+    """
+    if cell is None or isinstance(cell, str):
+        return Shown(MISSING if cell is None else cell)
+    signed, digits = bool(cell.against), PLAIN.get(cell.quantity)
+    ends, bounds = cell.interval, cell.bounds
+    if digits is None:
+        value, show = percent(cell.value, sign=signed), percent_interval
+        text, limits = show(ends, 1 if signed else 0), show(bounds, 1)
+        same = bounds is not None and percent(bounds[0]) == percent(bounds[1])
+    else:
+        value, text, limits = (
+            fixed(cell.value, digits, sign=signed and digits > 0),
+            fixed_interval(ends, digits),
+            fixed_interval(bounds, digits),
+        )
+        same = bounds is not None and fixed(bounds[0], digits) == fixed(bounds[1], digits)
+    if cell.claim == TOO_FEW or (cell.value is not None and not text and cell.clusters is not None and not signed):
+        text = text or TOO_FEW
+    lead = f"{SIGNS[cell.claim]} " if sign and SIGNS.get(cell.claim) else ""
+    return Shown(f"{lead}{value}", text if interval else "", "" if same or signed else limits)
+
+
+def picked(row: Row, pick: Pick) -> str:
+    """Return what ``pick`` names of a row: a column, or a function's value."""
+    return pick(row) if callable(pick) else str(getattr(row, pick))
+
+
+def pivot(
+    rows: Iterable[Row], index: Pick | Mapping[str, Pick], columns: Pick, *, title: str = "", note: str = ""
+) -> pd.DataFrame:
+    """Return rows of the results table as a table, in the order of the rows.
+
+    Args:
+        rows: one for each cell; of two for one cell, the last counts.
+        index: what names a line: a column or function, or several by heading.
+        columns: what names a column.
+        title: of the table.
+        note: what stands below it.
+    """
+    leads = index if isinstance(index, Mapping) else {str(index) if isinstance(index, str) else "": index}
+    lines: dict[tuple[str, ...], dict[str, Cell]] = {}
+    headings: dict[str, None] = {}
+    for row in rows:
+        key, heading = tuple(picked(row, pick) for pick in leads.values()), picked(row, columns)
+        lines.setdefault(key, {})[heading] = row
+        headings[heading] = None
+    records = [dict(zip(leads, key, strict=True)) | {name: line.get(name, "") for name in headings}
+               for key, line in lines.items()]  # fmt: skip
+    return table(records, [*leads, *headings], title=title, note=note)
+
+
+def by_arm(
+    results: Results, columns: Mapping[str, Mapping[str, str]], arms: Sequence[str], *, title: str = "", note: str = "",
+    marked: str = "",
+) -> pd.DataFrame:  # fmt: skip
+    """Return a table with a line for each arm.
+
+    Args:
+        results: the results table.
+        columns: heading → key of the row that it shows (``Results.get``); a column that no arm has is left out.
+        arms: in their order.
+        title: of the table.
+        note: what stands below it.
+        marked: the arm whose line is emphasised.
+    """
+    records = [
+        {"arm": arm} | {heading: results.get(arm, **key) for heading, key in columns.items()} for arm in arms  # type: ignore[arg-type]
+    ]  # fmt: skip
+    present = [heading for heading in columns if any(record[heading] is not None for record in records)]
+    for record in records:
+        record |= {heading: "" for heading in present if record[heading] is None and "against" in columns[heading]}
+    return table(records, ["arm", *present], title=title, note=note, marked=[arm == marked for arm in arms])
+
+
+def table(
+    records: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None, *, title: str = "", note: str = "",
+    marked: Sequence[bool] = (),
+) -> pd.DataFrame:  # fmt: skip
+    """Return records as a table; what a record lacks is empty."""
+    listed = list(records)
+    names = list(columns or dict.fromkeys(name for record in listed for name in record))
+    cells = [[record.get(name, "") for name in names] for record in listed]
+    frame = pd.DataFrame({name: pd.Series([line[at] for line in cells], dtype=object) for at, name in enumerate(names)})
+    frame.attrs = {"title": title, "note": note, "marked": [*marked, *[False] * (len(listed) - len(marked))]}
+    return frame
+
+
+def lines_of(frame: pd.DataFrame) -> list[tuple[bool, list[Shown]]]:
+    """Return whether each line is marked, and its cells as text."""
+    marks = frame.attrs.get("marked") or [False] * len(frame)
+    cells = [[shown(cell) for cell in line] for line in frame.itertuples(index=False, name=None)]
+    return list(zip(marks, cells, strict=True))
+
+
+def texts(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the table with every cell as one line of text."""
+    columns = {name: [str(shown(cell)) for cell in frame[name]] for name in frame.columns}
+    return pd.DataFrame(columns, columns=list(frame.columns), dtype=object)
+
+
+def in_terminal(
+    frame: pd.DataFrame, *, bare: Collection[str] = (), stacked: bool = True, width: int | None = None
+) -> RenderableType:
+    """Return the table for a terminal.
+
+    Args:
+        frame: the table.
+        bare: columns without their intervals.
+        stacked: intervals below their numbers, not behind them.
+        width: columns of the terminal; headings break at ``|``.
+    """
+    # The box sets columns apart by one space, and the widest numbers then just fit 80 columns.
+    drawn = RichTable(title=Text(frame.attrs.get("title", ""), style="bold") if frame.attrs.get("title") else None,
+                      title_justify="left", box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)  # fmt: skip
+    for place, name in enumerate(frame.columns):
+        drawn.add_column(Text(str(name).replace("|", "\n")), justify="right" if place else "left", overflow="fold")
+    marks = frame.attrs.get("marked") or [False] * len(frame)
+    for marked, line in zip(marks, frame.itertuples(index=False, name=None), strict=True):
+        cells = []
+        for name, cell in zip(frame.columns, line, strict=True):
+            parts = shown(cell, interval=name not in bare, sign=True)
+            value = [parts.value, *([parts.interval if stacked else f"[{parts.interval}]"] if parts.interval else [])]
+            cells.append(Text("\n" if stacked else " ").join(map(Text, value)))
+        drawn.add_row(*cells, style="bold" if marked else None)
+    note = frame.attrs.get("note")
+    return Group(drawn, Text(note, style="dim")) if note else drawn
+
+
+def say(*renderables: RenderableType) -> None:
+    """Print tables as they are, and lines without markup, colours or breaks."""
+    console = Console()
+    for each in renderables:
+        if isinstance(each, str):
+            console.print(each, highlight=False, soft_wrap=True, markup=False)
+        else:
+            console.print(each)
+
+
+def markdown(frame: pd.DataFrame) -> str:
+    """Return the table in GitHub's Markdown, without title and note."""
+
+    def line(cells: Iterable[str]) -> str:
+        return "| " + " | ".join(re.sub(r"[\\|<]", r"\\\g<0>", cell).replace("\n", " ") for cell in cells) + " |"
+
+    plain = texts(frame)
+    rule = "|" + "".join(" ---: |" if place else " --- |" for place in range(len(plain.columns)))
+    return "\n".join([line(headings(plain)), rule, *map(line, plain.to_numpy().tolist())])
+
+
+def headings(frame: pd.DataFrame) -> list[str]:
+    """Return the headings in one line each."""
+    return [str(name).replace("|", " ") for name in frame.columns]
+
+
+def markdown_text(text: str) -> str:
+    """Return a text in Markdown, in one line and without markup of its own."""
+    return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", " ".join(text.splitlines()))
+
+
+def csv_text(frame: pd.DataFrame) -> str:
+    """Return the table as CSV, every cell quoted; a cell that a spreadsheet would take for a formula begins with ``'``."""
+    safe = texts(frame).map(safe_cell)
+    safe.columns = [safe_cell(name) for name in headings(frame)]
+    return safe.to_csv(index=False, quoting=QUOTE_ALL, lineterminator="\r\n").removesuffix("\r\n")
+
+
+_IN_LATEX = str.maketrans({
+    "−": "$-$", "′": "$'$", "–": "--", "…": r"\dots{}", "×": r"$\times$", "Δ": r"$\Delta$", "α": r"$\alpha$",
+    "β": r"$\beta$", "κ": r"$\kappa$", "≤": r"$\leq$", "▲": r"$\uparrow$", "▼": r"$\downarrow$",
+    "\n": " ", "\r": " ", "\t": " ",
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
+    ">": r"\textgreater{}", **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+})  # fmt: skip
+
+
+def latex_text(text: str) -> str:
+    """Return a text for LaTeX, in one line: nothing in it is a command, nor an argument of the one before."""
+    return ("{}" if text.startswith(("[", "*")) else "") + text.translate(_IN_LATEX)
+
+
+def latex(frame: pd.DataFrame) -> str:
+    """Return the table as a LaTeX ``tabular`` with booktabs' rules, without title and note."""
+    escaped = texts(frame).map(latex_text)
+    escaped.columns = [latex_text(name) for name in headings(frame)]
+    aligned = "l" + "r" * (len(escaped.columns) - 1)
+    made: str = escaped.to_latex(index=False, escape=False, column_format=aligned)
+    return made.rstrip("\n")
+
+
+def copies(frame: pd.DataFrame) -> dict[str, str]:
+    """Return the texts that the page's buttons copy, by form."""
+    return {"Markdown": markdown(frame), "CSV": csv_text(frame), "LaTeX": latex(frame)}

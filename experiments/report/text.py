@@ -1,0 +1,144 @@
+"""Sentences of terminal and report: Jinja templates in ``templates/text/`` that read rows of the results table.
+
+The templates decide nothing. A claim has one phrase (``experiments.metrics.claims.CLAIMS``).
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from experiments.runs.results_table import Results, Row
+from experiments.report.numbers import MISSING, fixed, percent, points, share
+from experiments.report.tables import PLAIN
+from experiments.runs.provenance import subject
+from interp.checkpoints.config import ORGANISM
+
+
+@cache
+def _templates() -> Environment:
+    templates = Environment(
+        loader=PackageLoader("experiments.report", "templates/text"), undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, autoescape=False,
+    )  # fmt: skip
+    templates.filters |= {
+        "share": share, "points": points, "number": fixed, "count": count, "about": about, "level": level,
+        "change": change, "ends": ends, "value": value, "listed": listed,
+    }  # fmt: skip
+    return templates
+
+
+def lines(template: str, **context: Any) -> list[str]:
+    """Return the lines of a text template without empty ones; leading blanks are kept.
+
+    Args:
+        template: its name, without ``.txt.j2``.
+        context: what it reads, mostly ``results`` (``Results``) and ``design`` (metrics.json).
+    """
+    text = _templates().get_template(f"{template}.txt.j2").render(**context)
+    return [line.rstrip() for line in text.splitlines() if line.strip()]
+
+
+def headline(results: Results, design: Mapping[str, Any], arm: str | None = None) -> list[str]:
+    """Return what a run says of its arm under study: the claim, its numbers, and what a decision would need."""
+    return lines(f"headline_{design['kind']}", results=results, design=design, arm=arm or design["study"])
+
+
+def count(number: float | None) -> str:
+    """Return a whole number with separators: ``1,500``."""
+    return MISSING if number is None else f"{round(number):,}"
+
+
+def about(number: float) -> str:
+    """Return a number with two significant digits: 103 is ``100``."""
+    return f"{float(f'{number:.2g}'):,.0f}"
+
+
+def value(row: Row | None, *, unit: str = "%") -> str:
+    """Return the value of a row in its unit: ``17.3%``, ``0.661``."""
+    if row is None or row.value is None:
+        return MISSING
+    digits = PLAIN.get(row.quantity)
+    if row.against:
+        return points(row.value) if digits is None else fixed(row.value, digits, sign=True)
+    return f"{percent(row.value)}{unit}" if digits is None else fixed(row.value, digits)
+
+
+def ends(row: Row, *, name: bool = False) -> str:
+    """Return the interval of a row in brackets: ``[−7.6, +8.8]``; with its name ``[97.5% interval −7.6 to +8.8]``.
+
+    An end that is not 0 is not rounded to it, so that a reader sees on which side it lies.
+    """
+    if row.interval is None:
+        return "[too few cases for an interval]"
+    digits = PLAIN.get(row.quantity)
+    scale, digits = (100.0, 1) if digits is None else (1.0, digits)
+
+    def end(number: float) -> str:
+        precision = digits
+        while number and precision < digits + 2 and round(scale * number, precision) == 0:
+            precision += 1
+        return fixed(scale * number, precision, sign=bool(row.against))
+
+    low, high = map(end, row.interval)
+    return f"[{level(row)} interval {low} to {high}]" if name else f"[{low}, {high}]"
+
+
+def level(row: Row) -> str:
+    """Return the level of a row's interval in percent: ``97.5%``."""
+    return f"{100 * (row.level or 0.95):.3g}%"
+
+
+def change(row: Row | None, *, name: bool = False) -> str:
+    """Return a difference with its interval: ``+4.5 points [−3.5, +12.4]``."""
+    return MISSING if row is None else f"{value(row)} {ends(row, name=name)}"
+
+
+def listed(names: Any) -> str:
+    """Return names in a sentence: ``a, b and c``."""
+    *first, last = [str(name) for name in names] or [""]
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+LETTERS = 80  # of a text in a sentence
+MADE_FOR = {
+    "iconworld": ("llava", "smol", "thinking"),
+    "iconworld_requests": ("smol", "thinking"),
+}  # benchmark → organisms
+
+
+class Summary(NamedTuple):
+    """A run in words: what it says of its arm under study, and what limits it."""
+
+    headline: list[str]
+    notes: list[str]
+
+
+def summary(results: Results, design: Mapping[str, Any], environment: Mapping[str, Any]) -> Summary:
+    """Return the summary of a run, the same for terminal and report.
+
+    Args:
+        results: its results table.
+        design: its metrics.json.
+        environment: its environment.json.
+    """
+    model, benchmark = environment.get("model") or {}, environment.get("benchmark") or {}
+    context = {"results": results, "design": design, "environment": environment, "arm": design["study"]}
+    organism, name = str(model.get("path") or ""), str(benchmark.get("name") or "the benchmark")
+    organism = organism.removeprefix(ORGANISM) if organism.startswith(ORGANISM) else ""
+    missing = benchmark.get("missing")
+    about = {
+        "subject": subject(environment.get("model"), str(environment.get("arm_under_study") or design["study"])),
+        "benchmark": name,
+        "foreign": bool(organism) and organism not in MADE_FOR.get(name, ()),
+        "reasons": Counter(reason.partition(":")[0] for reason in missing.values())
+        if isinstance(missing, Mapping)
+        else {},
+        "complete": int(benchmark.get("complete") or 0),
+    }
+    first = [f"The method under study failed: {design['failed']}."] if design.get("failed") else []
+    people = [str(line) for line in environment.get("people") or ()]
+    body = [*headline(results, design), *lines("published", **context, **about)]
+    return Summary([*first, *body, *people], lines("notes", **context, **about))

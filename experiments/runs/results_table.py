@@ -1,0 +1,175 @@
+"""The results table of a run: one row per quantity, written as ``results.csv`` (``docs/metrics.md``).
+
+Every table, figure and sentence of a report is read from these rows.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from interp.errors import UserError
+
+FILE = "results.csv"
+Number = float | None
+
+
+class Row(NamedTuple):
+    """One value with its uncertainty. A level has no ``against``; a difference is ``arm`` minus ``against``.
+
+    ``subset`` names the kind of case, ``group`` a scenario, tag or layer ("tag:category=food"), ``rule`` the scoring
+    convention ("" is ours). ``low`` and ``high`` are the ends of an interval at ``level``; for a claim it is the
+    interval that decides. ``n`` of ``n_of`` cases have an answer, in ``clusters`` independent clusters.
+    ``bound_low`` and ``bound_high`` are the values that missing answers allow. ``needed`` is how many sentences (or
+    cases) a difference of 5 points needs. ``claim`` is one of ``claims.CLAIMS``, ``not tested`` or "".
+    """
+
+    run: str
+    arm: str
+    against: str
+    quantity: str
+    subset: str
+    group: str
+    rule: str
+    value: Number
+    low: Number
+    high: Number
+    level: Number
+    n: Number
+    n_of: Number
+    clusters: Number
+    bound_low: Number
+    bound_high: Number
+    p: Number
+    needed: Number
+    claim: str
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Both ends of the interval, or None."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """The values that missing answers allow, or None."""
+        return None if self.bound_low is None or self.bound_high is None else (self.bound_low, self.bound_high)
+
+
+COLUMNS = Row._fields
+TEXTS = ("run", "arm", "against", "quantity", "subset", "group", "rule", "claim")
+KEY = slice(1, 7)  # arm, against, quantity, subset, group, rule
+
+
+def row(quantity: str, *, arm: str = "", entry: Mapping[str, Any] | None = None, **values: Any) -> Row:
+    """Return a row; ``entry`` gives value, low, high, n, clusters, bounds and claim, and ``values`` override it."""
+    entry = entry or {}
+    ends = entry.get("bounds") or (None, None)
+    found: dict[str, Any] = {name: "" if name in TEXTS else None for name in COLUMNS}
+    found |= {name: entry[name] for name in COLUMNS if name in entry and entry[name] is not None}
+    found |= {"bound_low": ends[0], "bound_high": ends[1], "quantity": quantity, "arm": arm, **values}
+    if found["low"] is not None and found["level"] is None:
+        found["level"] = 0.95
+    return Row(**{name: value if name in TEXTS else _number(value) for name, value in found.items()})
+
+
+def _number(value: Any) -> Number:
+    return None if value is None or not math.isfinite(float(value)) else float(value)
+
+
+class Results:
+    """The rows of one or several runs, with look-ups by key."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self.rows = list(rows)
+        self._by_key = {entry[KEY]: entry for entry in self.rows}
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def get(
+        self, arm: str, quantity: str, *, against: str = "", subset: str = "", group: str = "", rule: str = ""
+    ) -> Row | None:
+        """Return the row with this key, or None."""
+        return self._by_key.get((arm, against, quantity, subset, group, rule))
+
+    def select(self, **wanted: Any) -> list[Row]:
+        """Return the rows whose columns have these values; a value may be a tuple of alternatives.
+
+        A column that is not named may have any value.
+        """
+        tests = [
+            (COLUMNS.index(name), value if isinstance(value, tuple) else (value,)) for name, value in wanted.items()
+        ]
+        return [entry for entry in self.rows if all(entry[column] in values for column, values in tests)]
+
+    @property
+    def arms(self) -> list[str]:
+        """The arms in the order of the rows."""
+        return list(dict.fromkeys(entry.arm for entry in self.rows))
+
+    def frame(self) -> pd.DataFrame:
+        """Return the rows as a DataFrame with numeric columns."""
+        frame = pd.DataFrame(self.rows, columns=list(COLUMNS))
+        numeric = [name for name in COLUMNS if name not in TEXTS]
+        return frame.astype(dict.fromkeys(numeric, float))
+
+    def write(self, folder: Path) -> Path:
+        """Write ``results.csv`` into ``folder`` and return its path. Numbers keep all their digits."""
+        path = folder / FILE
+        text = self.frame().to_csv(index=False, lineterminator="\n")
+        temporary = path.with_name(path.name + ".part")
+        temporary.write_text(text, encoding="utf-8", errors="replace")
+        temporary.replace(path)
+        return path
+
+
+def rebuild(folder: Path) -> str:
+    """Return the sentence that says how to make the table of a run from its records."""
+    return f"Rebuild it from its predictions.jsonl: task=rejudge run={folder}"
+
+
+def read_results(folder: Path) -> Results:
+    """Read ``results.csv`` of a run.
+
+    Raises:
+        UserError: the file is missing, or is not a results table.
+    """
+    path = folder / FILE
+    if not path.is_file() and (folder / "predictions.jsonl").is_file():
+        raise UserError(
+            f"{folder} has no {FILE}; an earlier version made this run, or it is unfinished. {rebuild(folder)}"
+        )
+    try:
+        frame = pd.read_csv(path, dtype=dict.fromkeys(TEXTS, str), keep_default_na=False, na_values={
+            name: [""] for name in COLUMNS if name not in TEXTS
+        }, float_precision="round_trip")  # fmt: skip
+        return Results(
+            Row(*(value if name in TEXTS else _number(value) for name, value in zip(COLUMNS, values, strict=True)))
+            for values in frame[list(COLUMNS)].itertuples(index=False)
+        )
+    except (OSError, KeyError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as a results table ({error}). Finish the run, or repeat it.") from None
+
+
+def write_results(folder: Path, rows: Iterable[Row], *, quantities: Iterable[str] = ()) -> Results:
+    """Write rows into the table of a run, and return the table. Earlier rows of the same quantities are replaced.
+
+    A study that measures more than its arms adds its rows here. The arms are measured again when a run continues, and
+    that keeps the study's rows.
+
+    Args:
+        folder: of the run.
+        rows: new rows.
+        quantities: further quantities whose earlier rows go.
+    """
+    new = list(rows)
+    dropped = {*quantities, *(entry.quantity for entry in new)}
+    earlier = read_results(folder).rows if (folder / FILE).is_file() else []
+    results = Results([*(entry for entry in earlier if entry.quantity not in dropped), *new])
+    results.write(folder)
+    return results
