@@ -10,16 +10,18 @@ from experiments.config import Run, digest
 from experiments.evaluation import study
 from experiments.report.build import build
 from experiments.runs.provenance import model_title
+from experiments.runs.results_table import Results, read_results
 from experiments.runs.resumption import PREDICTIONS, open_run, read_object
 from interp.errors import UserError
 
 
 class Finished(NamedTuple):
-    """A finished run: its model as reports call it, its benchmark, and the contents of its metrics.json."""
+    """A finished run: its model as reports call it, its benchmark, its results table and its metrics.json."""
 
     model: str
     benchmark: str
-    metrics: Mapping[str, Any]
+    results: Results
+    design: Mapping[str, Any]
 
 
 def studied(run: Run) -> Path:
@@ -42,18 +44,17 @@ def read(folder: Path) -> Finished:
     Raises:
         UserError: the directory holds no finished run.
     """
-    metrics, environment = read_object(folder / "metrics.json"), read_object(folder / "environment.json")
-    if not isinstance(metrics.get("arms"), dict) or not environment.get("finished"):
+    environment = read_object(folder / "environment.json")
+    if not environment.get("finished"):
         raise UserError(f"{folder}: holds no finished run; give directories outputs/<name>/<time> of finished studies")
-    return Finished(
-        model_title(environment.get("model")), str((environment.get("benchmark") or {}).get("name")), metrics
-    )
+    benchmark = str((environment.get("benchmark") or {}).get("name"))
+    design = read_object(folder / "metrics.json")
+    return Finished(model_title(environment.get("model")), benchmark, read_results(folder), design)
 
 
-def arm_of(metrics: Mapping[str, Any], wanted: str) -> str:
-    """``wanted``, or the arm under study where the baseline is wanted of a run without one, as of responses."""
-    arms = metrics.get("arms") or {wanted: None}
-    return str(metrics.get("study")) if wanted == "baseline" and wanted not in arms else wanted
+def arm_of(results: Results, design: Mapping[str, Any], wanted: str) -> str:
+    """Return ``wanted``, or the arm under study if the baseline is wanted of a run without one, as of responses."""
+    return str(design.get("study")) if wanted == "baseline" and wanted not in results.arms else wanted
 
 
 def needed(run: str | None, task: str) -> Path:
@@ -73,13 +74,14 @@ def derived(
     sources: Sequence[str],
     predictions: Sequence[Mapping[str, Any]],
     files: Mapping[str, Mapping[str, Any]],
+    results: Results,
     *,
     pictures: Sequence[Path],
 ) -> Path:
     """Writes a run made of others' answers, and gives its report; the same command continues what was cut off.
 
-    ``sources`` say what it was made of and by whom, ``files`` are its JSON files, ``pictures`` the runs whose
-    thumbnails it takes.
+    ``sources`` say what it was made of and by whom. ``files`` are its JSON files, ``results`` its results table,
+    ``pictures`` the runs whose thumbnails it takes.
     """
     with open_run(run.output_root, name, run.config, digest([*sources, digest(predictions)]), fresh=run.fresh) as store:
         (store.path / PREDICTIONS).unlink(missing_ok=True)  # of a command that was cut off
@@ -87,6 +89,7 @@ def derived(
         for file, contents in files.items():
             (store.path / file).parent.mkdir(exist_ok=True)
             store.write_json(file, contents)
+        results.write(store.path)
         for folder in pictures:
             if (folder / "thumbnails").is_dir():
                 shutil.copytree(folder / "thumbnails", store.path / "thumbnails", dirs_exist_ok=True)

@@ -10,7 +10,7 @@ from experiments.evaluation.analyses import NOTE
 from experiments.evaluation.study import Study
 from experiments.metrics.claims import RULES
 from experiments.report.sections import Section, SectionFigure, write_section
-from experiments.report.table import terminal
+from experiments.report.tables import in_terminal
 from experiments.runs.records import now
 from experiments.runs.resumption import KEPT, read_object
 from experiments.types import Sample
@@ -54,7 +54,7 @@ def look_inside(
     for one, drawn in figures.items():
         (folder / "figures" / f"{one}.png").write_bytes(encoded(drawn.figure, "png", dpi=150))
     files = f"numbers: {folder / file}; the report has tables and figures"
-    return [*map(terminal, section.tables), *section.sentences, f"{NOTE}{section.note}", files]
+    return [*map(in_terminal, section.tables), *section.sentences, f"{NOTE}{section.note}", files]
 
 
 def _examined(work: Study, name: str, of: str, examine: Callable[[], Result], status: str) -> Result:

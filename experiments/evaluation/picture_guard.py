@@ -1,8 +1,8 @@
 """``guard=true``: questions about what is in a picture, asked of every arm: does a mitigation blind the model?
 
-Accuracy and the share of Yes by arm, with their changes from the baseline on the same questions. Intervals are over
-clusters of questions (things, or pictures) and hold for all arms at once (Bonferroni). The answers are in guard.jsonl,
-the numbers in guard.json, a table in the report. Imports neither torch nor transformers.
+Accuracy and the share of Yes by arm, with their differences from the baseline on the same questions. Intervals are over
+clusters of questions (things, or pictures). The answers are in guard.jsonl, the numbers in results.csv, a table in the
+report. Imports neither torch nor transformers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,23 +11,24 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from experiments.benchmarks.picture_questions import PictureQuestions
 from experiments.evaluation.analyses import NOTE, Analysis
 from experiments.evaluation.answer import Answering
 from experiments.evaluation.cases import guarding
 from experiments.metrics.bootstrap import CONFIDENCE
-from experiments.metrics.estimates import mean_spread
-from experiments.metrics.findings import Answer, statement
-from experiments.metrics.paired import rate_floor, share_interval
-from experiments.report.numbers import brief, share
+from experiments.metrics.claims import claim_of
+from experiments.metrics.estimates import mean_spread, rate_floor, share_interval
 from experiments.report.sections import Section, write_section
-from experiments.report.table import Table, change, rate
+from experiments.report.tables import by_arm
+from experiments.report.text import lines
 from experiments.runs import records
 from experiments.runs.responses import Responses
+from experiments.runs.results_table import Row, row, write_results
 from experiments.types import Sample, Verdict
 from mitigation.method import MethodFault, abilities
 
-FILE, RESULT = "guard.jsonl", "guard.json"
+FILE = "guard.jsonl"
+ACCURACY, YES = "perception_accuracy", "perception_yes_rate"
+TITLE = "What is in the picture"
 BASELINE = "baseline"
 
 Codes = Int[np.ndarray, " question"]
@@ -67,43 +68,45 @@ def _ask(study: Any) -> list[str]:
     Answering(run, study.vlm, study.store, console).answer(methods, questions, file=FILE, on_fault=leave)
     if not study.store.launch.first:
         return []
-    found = [line | {"arm": by_arm[line["arm"]]} for line in study.store.records(FILE) if line["arm"] in by_arm]
-    result = measured(records.current(found), questions)
+    answers = [line | {"arm": by_arm[line["arm"]]} for line in study.store.records(FILE) if line["arm"] in by_arm]
     left_out = sorted((set(study.run.arms) - set(asked)) | failed)
-    result |= {"questions": repr(study.run.guard), "left_out": left_out}
-    study.store.write_json(RESULT, result)
-    said = sentences(result)
-    section = Section("What is in the picture", [*said, *further(result)], [table(result)], note(result))
-    write_section(study.store.path, "guard", section)
-    return [*said, *([f"{NOTE}not asked: {', '.join(left_out)}"] if left_out else [])]
+    results = write_results(study.store.path, measured(records.current(answers), questions))
+    context = {"results": results, "baseline": BASELINE, "left_out": left_out}
+    headline, notes = lines("perception", **context), lines("perception_note", **context)
+    arms = [arm for arm in study.run.arms if results.get(arm, ACCURACY)]
+    columns = {name: {"quantity": quantity} for name, quantity in (("right", ACCURACY), ("Yes", YES))}
+    columns |= {f"{name}: difference": {**key, "against": BASELINE} for name, key in columns.items()}
+    table = by_arm(results, columns, arms, title=TITLE, note=" ".join(notes))
+    write_section(study.store.path, "guard", Section(TITLE, headline, [table]))
+    return [*headline, *([f"{NOTE}not asked: {', '.join(left_out)}"] if left_out else [])]
 
 
-def measured(found: Sequence[Mapping[str, Any]], questions: Sequence[Sample]) -> dict[str, Any]:
-    """By arm ``accuracy``, ``yes`` (shares of all questions; no readable answer is neither), and their changes.
+def measured(answers: Sequence[Mapping[str, Any]], questions: Sequence[Sample]) -> list[Row]:
+    """Return each arm's accuracy and share of Yes, and their differences from the baseline, as rows.
 
-    Each is ``value``, ``low``, ``high`` (levels 95%; changes so that all arms' hold at once), a change has the
-    ``statement`` of ``findings.statement`` too. A question whose request failed, under any arm, is left out: ``n`` of
-    ``n_of``.
+    An answer without a readable verdict is neither Yes nor right. Levels have 95% intervals, differences intervals that
+    hold for all arms at once (Bonferroni). A question whose request failed under any arm is left out.
     """
-    arms = list(dict.fromkeys(line["arm"] for line in found))
-    verdicts = {(line["arm"], line["case"]): line["verdict"] for line in found if line["verdict"] is not None}
-    asked = [one for one in questions if all((arm, one.id) in verdicts for arm in arms)]
-    names = sorted({one.cluster for one in asked})
-    codes = np.array([names.index(one.cluster) for one in asked], dtype=int)
-    right = {arm: np.array([verdicts[arm, one.id] == one.gold for one in asked], dtype=float) for arm in arms}
-    yes = {arm: np.array([verdicts[arm, one.id] == Verdict.YES for one in asked], dtype=float) for arm in arms}
-    confidence = 1 - (1 - CONFIDENCE) / max(2 * (len(arms) - 1), 1)  # of two changes an arm
-    rows: dict[str, Any] = {}
-    for arm in arms:
-        row: dict[str, Any] = {}
-        for name, values in (("accuracy", right), ("yes", yes)):
-            row[name] = _level(values[arm], codes)
-            if arm != BASELINE:
-                row[f"{name}_change"] = _change(values[BASELINE], values[arm], codes, confidence)
-        rows[arm] = row
-    return {"n": len(asked), "n_of": len(questions), "clusters": len(names), "confidence": confidence,
-            "share_of_yes": float(np.mean([one.gold == "yes" for one in asked])) if asked else None,
-            "arms": rows}  # fmt: skip
+    arms = list(dict.fromkeys(line["arm"] for line in answers))
+    verdicts = {(line["arm"], line["case"]): line["verdict"] for line in answers if line["verdict"] is not None}
+    asked = [sample for sample in questions if all((arm, sample.id) in verdicts for arm in arms)]
+    names = sorted({sample.cluster for sample in asked})
+    codes = np.array([names.index(sample.cluster) for sample in asked], dtype=int)
+    confidence = 1 - (1 - CONFIDENCE) / max(2 * (len(arms) - 1), 1)  # two differences for each arm
+    counts = {"n": len(asked), "n_of": len(questions), "clusters": len(names)}
+    rows = [row("perception_gold_yes", value=np.mean([sample.gold == "yes" for sample in asked]) if asked else None)]
+    for quantity in (ACCURACY, YES):
+        values = {
+            arm: np.array([verdicts[arm, sample.id] == (sample.gold if quantity == ACCURACY else Verdict.YES)
+                           for sample in asked], dtype=float)
+            for arm in arms
+        }  # fmt: skip
+        for arm in arms:
+            rows.append(row(quantity, arm=arm, entry=_level(values[arm], codes), **counts))
+            if arm != BASELINE and asked:
+                entry = _difference(values[BASELINE], values[arm], codes, confidence)
+                rows.append(row(quantity, arm=arm, against=BASELINE, entry=entry, level=confidence, **counts))
+    return rows
 
 
 def _level(values: Float[np.ndarray, " question"], codes: Codes) -> dict[str, float | None]:
@@ -114,76 +117,12 @@ def _level(values: Float[np.ndarray, " question"], codes: Codes) -> dict[str, fl
     return {"value": value, "low": low, "high": high}
 
 
-def _change(
+def _difference(
     before: Float[np.ndarray, " question"], after: Float[np.ndarray, " question"], codes: Codes, confidence: float
-) -> dict[str, Any] | None:
-    if not len(before):
-        return None
+) -> dict[str, Any]:
     value = float((after - before).mean())
-    ends = mean_spread(after - before, codes, rate_floor(len(before))).ends(value, confidence=confidence)
-    entry = {"value": value, **ends, "from": float(before.mean()), "to": float(after.mean()), "n": len(before)}
-    return entry | {"statement": statement(entry).value}
-
-
-def sentences(result: Mapping[str, Any]) -> list[str]:
-    """What the baseline sees, and a warning for each arm that answers otherwise."""
-    arms, n = result["arms"], result["n"]
-    plain = arms[BASELINE]
-    if not n:
-        return ["Whether the arms see what is in a picture cannot be told: no question was answered by all of them."]
-    known = f"{n} of {result['n_of']}" if n < result["n_of"] else f"{n}"
-    first = (
-        f"Asked what is in a picture ({known} questions, {share(result['share_of_yes'])} to be answered Yes), the "
-        f"baseline is right in {share(plain['accuracy']['value'])} and says Yes in {share(plain['yes']['value'])}"
-    )
-    changes = {arm: row["accuracy_change"] for arm, row in arms.items() if arm != BASELINE}
-    fell = {arm: one for arm, one in changes.items() if one["statement"] == Answer.FELL}
-    same = [arm for arm, one in changes.items() if one["statement"] == Answer.NO_CHANGE]
-    parts = [f"{first}." if not same else f"{first}; no change of accuracy of more than 2 points: {', '.join(same)}."]
-    parts += [
-        f"Warning: {arm} answers questions about pictures worse than the baseline ({brief(one)}): what it "
-        "changes is not the verdict alone."
-        for arm, one in fell.items()
-    ]
-    return parts
-
-
-def further(result: Mapping[str, Any]) -> list[str]:
-    """Under which arms the share of Yes to these questions is another, in one sentence; none where it is nowhere."""
-    moved = {arm: row["yes_change"] for arm, row in result["arms"].items() if arm != BASELINE and row["yes_change"]}
-    parts = [
-        f"{word} under {', '.join(f'{arm} ({brief(one)})' for arm, one in some.items())}"
-        for word in (Answer.ROSE, Answer.FELL)
-        if (some := {arm: one for arm, one in moved.items() if one["statement"] == word})
-    ]
-    return [f"The share of Yes to these questions {', and '.join(parts)}."] if parts else []
-
-
-def table(result: Mapping[str, Any]) -> Table:
-    """A row an arm: accuracy and share of Yes in %, with their changes in points."""
-
-    def level(entry: Mapping[str, Any]) -> Any:
-        return rate(entry["value"], None if entry["low"] is None else (entry["low"], entry["high"]))
-
-    rows = [
-        {
-            "arm": arm,
-            "right": level(row["accuracy"]),
-            "change": change(row.get("accuracy_change")),
-            "Yes": level(row["yes"]),
-            "change of Yes": change(row.get("yes_change")),
-        }
-        for arm, row in result["arms"].items()
-    ]
-    return Table.of("What is in the picture", rows)
-
-
-def note(result: Mapping[str, Any]) -> str:
-    """What the table's numbers are."""
-    own = "" if PictureQuestions.__name__ not in str(result["questions"]) else " of IconWorld"
-    return (
-        f"{result['n']} of {result['n_of']} questions{own}, {result['clusters']} clusters. In %, with 95% intervals; "
-        f"changes in points, with intervals of {100 * result['confidence']:.2f}% each, so that all hold at once. "
-        "Of an arm that learns or is fitted in folds the last fold's method is asked."
-        + (f" Not asked: {', '.join(result['left_out'])}." if result["left_out"] else "")
-    )
+    entry = {
+        "value": value,
+        **mean_spread(after - before, codes, rate_floor(len(before))).ends(value, confidence=confidence),
+    }
+    return entry | {"claim": claim_of(entry)}

@@ -146,7 +146,7 @@ def table(
 def lines_of(frame: pd.DataFrame) -> list[tuple[bool, list[Shown]]]:
     """Return whether each line is marked, and its cells as text."""
     marks = frame.attrs.get("marked") or [False] * len(frame)
-    cells = [[shown(cell) for cell in line] for line in frame.itertuples(index=False, name=None)]
+    cells = [[shown(cell, sign=True) for cell in line] for line in frame.itertuples(index=False, name=None)]
     return list(zip(marks, cells, strict=True))
 
 

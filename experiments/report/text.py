@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChainableUndefined, Environment, PackageLoader
 
 from experiments.runs.results_table import Results, Row
 from experiments.report.numbers import MISSING, fixed, percent, points, share
@@ -17,10 +17,16 @@ from experiments.runs.provenance import subject
 from interp.checkpoints.config import ORGANISM
 
 
+class _Missing(ChainableUndefined):
+    """A value that a run does not have: false in a test, and an error if it is printed."""
+
+    __str__ = ChainableUndefined._fail_with_undefined_error
+
+
 @cache
 def _templates() -> Environment:
     templates = Environment(
-        loader=PackageLoader("experiments.report", "templates/text"), undefined=StrictUndefined, trim_blocks=True,
+        loader=PackageLoader("experiments.report", "templates/text"), undefined=_Missing, trim_blocks=True,
         lstrip_blocks=True, autoescape=False,
     )  # fmt: skip
     templates.filters |= {
@@ -125,6 +131,7 @@ def summary(results: Results, design: Mapping[str, Any], environment: Mapping[st
         environment: its environment.json.
     """
     model, benchmark = environment.get("model") or {}, environment.get("benchmark") or {}
+    design = dict.fromkeys(("thoughts", "same_text", "published_rows", "not_applicable"), {}) | dict(design)
     context = {"results": results, "design": design, "environment": environment, "arm": design["study"]}
     organism, name = str(model.get("path") or ""), str(benchmark.get("name") or "the benchmark")
     organism = organism.removeprefix(ORGANISM) if organism.startswith(ORGANISM) else ""
