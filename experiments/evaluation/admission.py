@@ -15,7 +15,7 @@ from experiments.evaluation import training
 from experiments.evaluation.cases import development_cases, guarding, limited, load_cases
 from experiments.evaluation.training_overlap import limited_apart
 from experiments.metrics.results import ALL
-from experiments.report.words import shortfall
+from experiments.report.text import shortfall
 from experiments.runs.launch import Launch
 from experiments.runs.responses import Responses
 from experiments.types import Benchmark, Kind, Loaded, Sample

@@ -11,7 +11,7 @@ from experiments.benchmarks.checks import checked
 from experiments.benchmarks.disjoint import disjoint
 from experiments.config import Run
 from experiments.judges.automatic import Automatic
-from experiments.report.words import shortfall
+from experiments.report.text import shortfall
 from experiments.types import Benchmark, Loaded, Sample
 from interp.errors import UserError
 

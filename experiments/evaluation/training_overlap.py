@@ -14,7 +14,7 @@ from rich.console import Console
 from experiments.benchmarks.images import BadImage, open_image
 from experiments.config import Run
 from experiments.evaluation.cases import limited
-from experiments.report.words import shortfall
+from experiments.report.text import shortfall
 from experiments.types import Loaded, Sample
 from interp.errors import UserError
 from interp.tensor_file import read_rows

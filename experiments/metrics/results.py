@@ -111,7 +111,7 @@ def evaluate(
     arm = study or next((name for name in names if name not in (baseline, control)), names[0])
     if arm not in names:
         raise UserError(f"arm {arm!r} is not in these metrics; known: {', '.join(names)}; name one of them")
-    family = _Family(arms, baseline, control, arm, contrasts, tuple(tested or TESTED[kind]), unmeasured)
+    family = Family(arms, baseline, control, arm, contrasts, tuple(tested or TESTED[kind]), unmeasured)
     totals = arms.cases.totals(SUBSETS[kind], expected)
     rows = [entry for name in names for entry in _levels(arms, name, totals, family.gaps.get(name, {}))]
     if kind == "yes_no":
@@ -367,7 +367,7 @@ def _judged(arms: Arms, name: str, totals: Mapping[str, int]) -> Iterator[Row]:
                   high=high, n=int(powered.labelled.sum()), clusters=ends["clusters"])  # fmt: skip
 
 
-class _Family:
+class Family:
     """All comparisons of a report, corrected together."""
 
     def __init__(

@@ -140,12 +140,18 @@ def summary(results: Results, design: Mapping[str, Any], environment: Mapping[st
         "subject": subject(environment.get("model"), str(environment.get("arm_under_study") or design["study"])),
         "benchmark": name,
         "foreign": bool(organism) and organism not in MADE_FOR.get(name, ()),
-        "reasons": Counter(reason.partition(":")[0] for reason in missing.values())
-        if isinstance(missing, Mapping)
-        else {},
-        "complete": int(benchmark.get("complete") or 0),
+        "shortfall": shortfall(int(benchmark.get("complete") or 0), missing if isinstance(missing, Mapping) else {}),
     }
     first = [f"The method under study failed: {design['failed']}."] if design.get("failed") else []
     people = [str(line) for line in environment.get("people") or ()]
     body = [*headline(results, design), *lines("published", **context, **about)]
     return Summary([*first, *body, *people], lines("notes", **context, **about))
+
+
+def shortfall(samples: int, missing: Mapping[str, str]) -> str:
+    """Return a sentence on the cases of a benchmark that cannot run here, and why; "" if all can."""
+    if not missing:
+        return ""
+    reasons = Counter(reason.partition(":")[0] for reason in missing.values())
+    why = ", ".join(f"{number:,} × {reason}" for reason, number in reasons.most_common())
+    return f"{samples:,} of the benchmark's {samples + len(missing):,} cases can run here ({why})."

@@ -156,20 +156,22 @@ def read_results(folder: Path) -> Results:
         raise UserError(f"{path} cannot be read as a results table ({error}). Finish the run, or repeat it.") from None
 
 
-def write_results(folder: Path, rows: Iterable[Row], *, quantities: Iterable[str] = ()) -> Results:
-    """Write rows into the table of a run, and return the table. Earlier rows of the same quantities are replaced.
+OF_A_STUDY = "study: "  # how the rule of rows begins that a study compares in a family of its own
 
-    A study that measures more than its arms adds its rows here. The arms are measured again when a run continues, and
-    that keeps the study's rows.
 
-    Args:
-        folder: of the run.
-        rows: new rows.
-        quantities: further quantities whose earlier rows go.
+def write_results(folder: Path, rows: Iterable[Row]) -> Results:
+    """Write rows into the table of a run, and return the table.
+
+    Earlier rows of the same quantities are replaced. Rows of a study's own family (``OF_A_STUDY``) only replace rows
+    with the same rule. So the arms and each study can be measured again without each other.
     """
     new = list(rows)
-    dropped = {*quantities, *(entry.quantity for entry in new)}
+    quantities = {(entry.quantity, _family(entry)) for entry in new}
     earlier = read_results(folder).rows if (folder / FILE).is_file() else []
-    results = Results([*(entry for entry in earlier if entry.quantity not in dropped), *new])
+    results = Results([*(entry for entry in earlier if (entry.quantity, _family(entry)) not in quantities), *new])
     results.write(folder)
     return results
+
+
+def _family(entry: Row) -> str:
+    return entry.rule if entry.rule.startswith(OF_A_STUDY) else ""

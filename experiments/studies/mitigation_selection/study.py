@@ -2,7 +2,7 @@
 
 In the run's directory: ``choosing.jsonl`` (margins on the development cases, a line a case and setting),
 ``choice.json`` (every setting and what was chosen), ``learned/`` (what learning candidates learned),
-``mitigations.json``, ``.md`` and ``figures/mitigations.svg`` (the table), and all that a study leaves. An interrupted
+``mitigations.md`` and ``figures/mitigations.svg`` (the table), and all that a study leaves. An interrupted
 run goes on where it was.
 """
 
@@ -22,7 +22,7 @@ from experiments.evaluation.admission import admit
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.answer import Answering
 from experiments.evaluation.cases import limited
-from experiments.metrics.yes_no.comparison import ALL
+from experiments.metrics.results import ALL
 from experiments.runs import records
 from experiments.runs.launch import Launch, sharded
 from experiments.runs.resumption import RunStore, read_object
