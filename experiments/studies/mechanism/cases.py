@@ -90,10 +90,6 @@ class AnsweredCases:
         values = [sample.tags.get(name) for sample in self.samples]
         return None if any(value is None for value in values) else np.array(values)
 
-    def only(self, rows: Int[np.ndarray, " some"]) -> "AnsweredCases":
-        """These cases alone, in this order."""
-        return AnsweredCases(*(tuple(column[at] for at in rows) for column in (self.samples, self.verdicts)))
-
     def in_subset(self, subset: str) -> Bool[np.ndarray, " case"]:
         """True for the cases of ``subset``."""
         return np.array([sample.subset == subset for sample in self.samples])

@@ -25,7 +25,6 @@ from experiments.studies.mechanism.cases import (
     twin_indices,
 )
 from experiments.studies.mechanism.controls import CLAIMED, UNTRAINED, control_rows
-from experiments.studies.mechanism.departure import lens_rows
 from experiments.studies.mechanism.directions import (
     KINDS,
     POSITION,
@@ -49,8 +48,7 @@ from experiments.studies.mechanism.interventions import (
     reversal_rows,
     twin_gaps,
 )
-from experiments.studies.mechanism.probes import probe_rows
-from experiments.studies.mechanism.separability import InWords, in_words, separability_rows, whole_sentences
+from experiments.studies.mechanism.probes import lens_rows, probe_rows
 from experiments.types import Sample
 from interp.hooks.residual import LayerStates, Place, Residuals, edit_residual, last_layer, residuals
 from interp.tools.directions import Direction
@@ -88,7 +86,6 @@ class Examination:
         width: int = 1,
         stride: int = 1,
         prior: str = "blank",
-        separability: int = 800,
         seed: int,
         draws: int,
     ) -> None:
@@ -105,7 +102,6 @@ class Examination:
         self.windows = windows(vlm, width, stride)
         self.window_names = [ALL_LAYERS, *map(_window_name, self.windows)]
         self.estimator: Resamples = self.cases.resamples(draws=draws, seed=seed)
-        self.apart = whole_sentences(self.cases, separability, seed=seed) if separability else None
 
     def examine(self) -> dict[str, Any]:
         """The contents of mechanism.json but for what is concluded from them."""
@@ -115,7 +111,6 @@ class Examination:
         lens = torch.stack([lens_margins(self.vlm, states.at(POSITION, at)) for at in self.layers])
         curves = lens.double().numpy()
         margins = curves[-1]  # the last layer of the verdict is what the model says
-        departed = lens_rows(curves, cases, subset, self.estimator, layers=self.layers)
         routes = self._routes(margins)
         directions, missing = fit_directions(states, cases, self.layers, seed=self.seed)
         return plain({
@@ -125,40 +120,24 @@ class Examination:
             "probes": probe_rows(states, cases, margins, self.estimator, seed=self.seed),
             **self._controls(states, margins),
             **routes,
-            "lens": departed,
+            "lens": lens_rows(curves, cases, self.estimator),
             "directions": direction_rows(directions, states, cases, subset, self.estimator),
             "cosines": cosine_rows(directions, self.layers),
             "missing": missing,
             "alarm": alarm_effect(cases, draws=self.draws, seed=self.seed),
-            **self._reversal(margins, states, directions, self._overruled_at(routes, departed)),
+            **self._reversal(margins, states, directions, self._overruled_at(routes)),
         })  # fmt: skip
 
     def _controls(self, states: Residuals, margins: np.ndarray) -> dict[str, Any]:
-        """The probes that claims rest on, and separability, of this model and of random ones, where there is room."""
+        """Probe this model for the claims, and models with random weights if memory allows."""
         why = why_not(self.vlm)
         places = sorted({place for _, place in CLAIMED})
-        worded = None if self.apart is None else in_words(self.vlm, [self.prompts[at] for at in self.apart])
-        forms = self._forms(self.vlm, states, worded)
-        random, random_forms = [], []
-        for number in range(0 if why else UNTRAINED):
-            other = untrained(self.vlm, seed=self.seed + number)
-            random.append(residuals(other, self.prompts, places=places, layers=self.layers))
-            random_forms.append(self._forms(other, random[-1], worded))
-            del other
+        random = [
+            residuals(untrained(self.vlm, seed=self.seed + number), self.prompts, places=places, layers=self.layers)
+            for number in range(0 if why else UNTRAINED)
+        ]
         rows = control_rows(states, random, self.cases, margins, self.estimator, seed=self.seed)
-        found = {"controls": rows, "no_untrained": why, "separability": None}
-        if worded is None or self.apart is None:
-            return found
-        told = separability_rows(forms, random_forms, self.cases.only(self.apart), missing=worded.missing,
-                            layers=self.layers, draws=self.draws, seed=self.seed)  # fmt: skip
-        return found | {"separability": told}
-
-    def _forms(self, vlm: "VLM", states: Residuals, worded: InWords | None) -> dict[str, Float[np.ndarray, "..."]]:
-        """States at the verdict by form, of the cases whose separability is told."""
-        if worded is None:
-            return {}
-        pictured = np.stack([states.at(POSITION, layer)[self.apart].double().numpy() for layer in self.layers])
-        return {PICTURE: pictured} | worded.states(vlm, self.layers)
+        return {"controls": rows, "no_untrained": why}
 
     def _counts(self) -> dict[str, Any]:
         cases, selection = self.cases, self.selection
@@ -218,14 +197,11 @@ class Examination:
             ],
         }
 
-    def _overruled_at(self, routes: Mapping[str, Any], departed: Mapping[str, Any]) -> int:
-        """The layer at which directions are ablated: where the sentence has arrived at the verdict, else the middle."""
+    def _overruled_at(self, routes: Mapping[str, Any]) -> int:
+        """Return the layer for ablations: where the sentence has arrived at the verdict, else the middle."""
         sentence = [row for row in routes["patching"] if row["other"] == SENTENCE]
         arrived = arrives_at(sentence, POSITION, self.layers) if sentence else None
-        for layer in (arrived, (departed["pooled"] or {}).get("layer")):
-            if layer:  # layer 0 holds the same token in every case
-                return int(layer)
-        return self.layers[len(self.layers) // 2]
+        return arrived or self.layers[len(self.layers) // 2]  # layer 0 holds the same token in every case
 
     def _reversal(
         self, margins: np.ndarray, states: Residuals, directions: Sequence[Direction], layer: int

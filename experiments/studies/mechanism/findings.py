@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.metrics.bootstrap import FEWEST
-from experiments.metrics.findings import Answer, Finding, stated
+from experiments.metrics.findings import Answer, Finding
 from experiments.studies.mechanism.controls import above_guess, holds, holds_from, of_claim
 from experiments.studies.mechanism.interventions import ALL_LAYERS, ARRIVED, AS_IT_IS, PRIOR, arrives_at, effect_at
 
@@ -16,14 +16,9 @@ Result = Mapping[str, Any]
 
 
 def findings(result: Result) -> list[Finding]:
-    """Is the picture read, carried to the verdict, where overruled, by what, by alarming words as such, reversible?
-
-    And are safe and unsafe separable in words, where that was asked.
-    """
-    found = [_read(result), _carried(result), _overruled_at(result), _overruled_by(result), _alarming_words(result),
-             _reversed(result)]  # fmt: skip
-    apart = result.get("separability")
-    return found if apart is None else [*found, separable_in_words(apart, result["layers"][-1])]
+    """Is the picture read, carried to the verdict, where overruled, by what, by alarming words as such, reversible?"""
+    return [_read(result), _carried(result), _overruled_at(result), _overruled_by(result), _alarming_words(result),
+            _reversed(result)]  # fmt: skip
 
 
 def _read(result: Result) -> Finding:
@@ -87,7 +82,6 @@ def _overruled_at(result: Result) -> Finding:
         "last": layers[-1],
         "sentence_from": sentence,
         "picture_from": picture,
-        "within": _within_a_sentence(result),
     }
     if cases["subset"] is None:
         return Finding("overruled_at", Answer.NOWHERE, evidence)
@@ -133,15 +127,6 @@ def _unordered(*entries: Mapping[str, Any] | None) -> Answer:
     return Answer.TOO_FEW if few else Answer.NOT_SHOWN
 
 
-def _within_a_sentence(result: Result) -> dict[str, Any] | None:
-    """Where failures depart from successes of the same sentence, and how far they lie apart at the last layer."""
-    within = result["lens"]["within"]
-    if not within or within["layer"] is None:
-        return None
-    gap = next(row for row in within["gaps"] if row["layer"] == result["layers"][-1])
-    return {"from": within["layer"], "gap": gap}
-
-
 def _overruled_by(result: Result) -> Finding:
     """By how far margins lie apart between sentences, and between two pictures under one sentence."""
     twins, prior = result["twins"], result["prior"]
@@ -181,13 +166,3 @@ def _reversed(result: Result) -> Finding:
 def _reversal(result: Result, arm: str) -> Mapping[str, Any]:
     row: Mapping[str, Any] = next(row for row in result["undo"] if row["arm"] == arm)
     return row
-
-
-def separable_in_words(apart: Result, last: int) -> Finding:
-    """Whether words tell safe from unsafe better than the picture along the direction, at the layer that was chosen."""
-    chosen = apart["chosen"]
-    answer = Answer.CANNOT_TELL if chosen is None else stated(chosen["change"])
-    drift = None if chosen is None else next(row for row in apart["drift"] if row["layer"] == chosen["layer"])
-    evidence = {"chosen": chosen, "drift": drift, "last": last, "reference": apart["reference"],
-                "reason": apart["reason"]}  # fmt: skip
-    return Finding("separable_in_words", answer, evidence)

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from experiments.metrics.estimates import Resamples, shown_often
 from experiments.studies.mechanism.cases import AnsweredCases
 from experiments.studies.mechanism.controls import KIND, NO_CONCEPT, ONE_TRUTH, TOO_FEW, mixed
+from experiments.types import SCORED_SUBSETS
 from interp.errors import UserError
 from interp.hooks.residual import Place, Residuals, place_name
 from interp.tools.probes import Probe, probe
@@ -85,6 +86,18 @@ def _read(
         return {"measure": "AUROC", **estimator.auroc(score, label), **about}
     accuracy = estimator.balanced_accuracy(found.predicted[index], label[known], known)
     return {"measure": "balanced accuracy", **accuracy, **about}
+
+
+def lens_rows(lens: Float[np.ndarray, "layer case"], cases: AnsweredCases, estimator: Resamples) -> dict[str, Any]:
+    """Return the mean margin by layer of each subset's failures and successes, and the AUROC by layer."""
+    curves = []
+    for subset in SCORED_SUBSETS:
+        for failed in (True, False):
+            where = cases.in_subset(subset) & (cases.failed == failed)
+            if where.any():
+                margin = [estimator.mean(row, where) for row in lens]
+                curves.append({"subset": subset, "failed": failed, "margin": margin})
+    return {"curves": curves, "auroc": [estimator.auroc(row, cases.safe) for row in lens]}
 
 
 def probe_row(rows: Sequence[ProbeRow], quantity: str, position: str, layer: int) -> ProbeRow:
