@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from experiments.benchmarks.iconworld import IconWorld
+from experiments.benchmarks.mossbench import TYPES
 from experiments.evaluation.attention_log import prompts_of
 from experiments.report.arm_tables import types_table
 from experiments.runs.resumption import read_object
@@ -55,5 +56,6 @@ def test_on_mossbench_each_arm_has_a_row_for_each_type_of_stimulus(tmp_path: Pat
     )  # fmt: skip
     run.task(run)
     rows = types_table(read_object(only_run(run) / "metrics.json")).records()
-    kinds = ["Exaggerated Risk", "Negated Harm", "Counterintuitive Interpretation"]
-    assert [str(row["type"]) for row in rows] == kinds * (1 + len(ADDED))
+    pairs = {(row["arm"], row["type"]) for row in rows}
+    assert pairs == {(arm, kind) for arm in ("baseline", *ADDED) for kind in TYPES.values()}
+    assert len(rows) == len(pairs)
