@@ -119,6 +119,17 @@ class Selection:
         """Members and twins, each once, in ascending order."""
         return np.unique(np.concatenate([self.members, self.twin[self.twin >= 0]]))
 
+    def counts(self) -> dict[str, Any]:
+        """Return how many cases were selected, and from how many."""
+        return {
+            "subset": self.subset,
+            "failures_in_subset": self.failures_in_run,
+            "successes_in_subset": self.successes_in_run,
+            "failures_looked_at": len(self.failures),
+            "successes_looked_at": len(self.successes),
+            "looked_at": len(self.everyone),
+        }
+
 
 def answered_cases(samples: Sequence[Sample], records: Sequence[Mapping[str, Any]]) -> AnsweredCases:
     """The scored cases with an image that the baseline answered.

@@ -67,8 +67,6 @@ PATCHED: dict[str, tuple[Place, ...]] = {
     "picture": ("image", "user", pointing, other_words, "template", "verdict"),
     "sentence": ("user", "template", "verdict"),
 }
-ABLATED = (WILL_REFUSE, WORDS)
-RANDOM = "a random direction"
 PICTURE, SENTENCE = PATCHED
 
 
@@ -100,7 +98,8 @@ class Examination:
         self.prompts = prompts_of(self.cases.samples)
         self.layers = spaced_layers(last_layer(vlm), layers)
         self.windows = windows(vlm, width, stride)
-        self.window_names = [ALL_LAYERS, *map(_window_name, self.windows)]
+        names = (f"{part[0]}–{part[-1]}" if len(part) > 1 else str(part[0]) for part in self.windows)
+        self.window_names = [ALL_LAYERS, *names]
         self.estimator: Resamples = self.cases.resamples(draws=draws, seed=seed)
 
     def examine(self) -> dict[str, Any]:
@@ -141,19 +140,14 @@ class Examination:
 
     def _counts(self) -> dict[str, Any]:
         cases, selection = self.cases, self.selection
-        found: dict[str, Any] = {"n": len(cases.samples), "failures": int(cases.failed.sum()),
-                                 "clusters": len(set(cases.clusters)), "subset": None,
-                                 "protocol": "score" if self.scored else "generate"}  # fmt: skip
-        if selection is not None:
-            found |= {
-                "subset": selection.subset,
-                "failures_in_subset": selection.failures_in_run,
-                "successes_in_subset": selection.successes_in_run,
-                "failures_looked_at": len(selection.failures),
-                "successes_looked_at": len(selection.successes),
-                "looked_at": len(selection.everyone),
-            }
-        return found
+        counts = {
+            "n": len(cases.samples),
+            "failures": int(cases.failed.sum()),
+            "clusters": len(set(cases.clusters)),
+            "subset": None,
+            "protocol": "score" if self.scored else "generate",
+        }
+        return counts if selection is None else counts | selection.counts()
 
     def _routes(self, margins: np.ndarray) -> dict[str, Any]:
         """Knockouts and patching on the selected cases."""
@@ -182,13 +176,9 @@ class Examination:
         failures = selection.failures.tolist()
         twins = selection.twin[: len(failures)].tolist()
         tokenizer = self.vlm.tokenizer
-        questions = other_questions(
-            self.samples,
-            self.verdicts,
-            [self.cases.samples[index] for index in failures],
-            tokens=lambda text: len(tokenizer(text).input_ids),
-            seed=self.seed,
-        )
+        selected = [self.cases.samples[index] for index in failures]
+        questions = other_questions(self.samples, self.verdicts, selected, seed=self.seed,
+                                    tokens=lambda text: len(tokenizer(text).input_ids))  # fmt: skip
         return {
             PICTURE: [[] if twin < 0 else [self.prompts[twin]] for twin in twins],
             SENTENCE: [
@@ -209,22 +199,15 @@ class Examination:
         priors = prior_margins_of(self.vlm, self.prompts, self.prior, seed=self.seed)
         share = prior_shares(margins, priors, self.cases.questions, self.estimator)
         arms = {PRIOR: margins - share["weight"] * priors}
-        for name, vector in self._ablated(states, directions, layer).items():
-            level = float((states.at(POSITION, layer) @ vector).mean())
-            arms[name] = ablated_margins(self.vlm, self.prompts, vector, level, layer=layer)
+        fitted = {(direction.name, direction.layer, direction.kind): direction.vector for direction in directions}
+        drawn = torch.randn(states.values.shape[-1], generator=torch.Generator().manual_seed(self.seed))
+        vectors = {f"“{name}”": fitted.get((name, layer, KINDS[0])) for name in (WILL_REFUSE, WORDS)}
+        for name, vector in (vectors | {"a random direction": drawn / drawn.norm()}).items():
+            if vector is not None:
+                level = float((states.at(POSITION, layer) @ vector).mean())
+                arms[f"{name} ablated"] = ablated_margins(self.vlm, self.prompts, vector, level, layer=layer)
         rows = reversal_rows(margins, arms, self.cases.safe, self.estimator)
         return {"prior": share | {"prior": self.prior}, "undo": rows, "ablated_at": layer}
-
-    def _ablated(self, states: Residuals, directions: Sequence[Direction], layer: int) -> dict[str, torch.Tensor]:
-        """Unit vectors by name, a random one among them."""
-        found = {
-            f"“{name}” ablated": one.vector
-            for name in ABLATED
-            for one in directions
-            if (one.name, one.layer, one.kind) == (name, layer, KINDS[0])
-        }
-        drawn = torch.randn(states.values.shape[-1], generator=torch.Generator().manual_seed(self.seed))
-        return found | {RANDOM + " ablated": drawn / drawn.norm()}
 
 
 def spaced_layers(last: int, count: int) -> list[int]:
@@ -232,17 +215,8 @@ def spaced_layers(last: int, count: int) -> list[int]:
     return sorted({round(float(x)) for x in np.linspace(0, last, min(count, last + 1))})
 
 
-def _window_name(layers: Sequence[int]) -> str:
-    return str(layers[0]) if len(layers) == 1 else f"{layers[0]}–{layers[-1]}"
-
-
 def cut_margins(
-    vlm: "VLM",
-    prompts: "Sequence[Prompt]",
-    *,
-    windows: Sequence[Sequence[int]],
-    edges: Sequence[Edge] = EDGES,
-    batch_size: int | None = None,
+    vlm: "VLM", prompts: "Sequence[Prompt]", *, windows: Sequence[Sequence[int]], edges: Sequence[Edge] = EDGES
 ) -> Float[np.ndarray, "edge one_and_window row"]:
     """Margins with each of ``edges`` cut in all layers, and in each of ``windows`` of them."""
     every = [Cut([edge], layers) for edge in edges for layers in (None, *windows)]
@@ -251,7 +225,7 @@ def cut_margins(
         some = [prompts[place] for place in places]
         return cut_scores(vlm, some, vlm.encode(some), every)[:, 1:]
 
-    found = vlm.batches.measured(prompts, margins, batch_size=batch_size)
+    found = vlm.batches.measured(prompts, margins)
     return found.T.double().numpy().reshape(len(edges), 1 + len(windows), len(prompts))
 
 
@@ -262,7 +236,6 @@ def patch_effects(
     *,
     positions: Sequence[Place],
     layers: Sequence[int],
-    batch_size: int | None = None,
 ) -> tuple[PatchEffects | None, list[int]]:
     """Patches each prompt with the first of its ``others`` that aligns with it; also which prompts have one.
 
@@ -276,29 +249,21 @@ def patch_effects(
     if not partner:
         return None, []
     own = [clean[row] for row in partner]
-    effects = patch(vlm, own, list(partner.values()), places=positions, layers=layers, batch_size=batch_size)
+    effects = patch(vlm, own, list(partner.values()), places=positions, layers=layers)
     return effects, list(partner)
 
 
-def prior_margins_of(
-    vlm: "VLM", prompts: "Sequence[Prompt]", prior: str, *, seed: int, batch_size: int | None = None
-) -> np.ndarray:
+def prior_margins_of(vlm: "VLM", prompts: "Sequence[Prompt]", prior: str, *, seed: int) -> np.ndarray:
     """The margin that each sentence has without its picture (``mitigation.prior_correction``)."""
 
     def margins(places: list[int]) -> Tensor:
         return prior_margins(vlm, [prompts[place] for place in places], prior, seed=seed)
 
-    return vlm.batches.measured(prompts, margins, batch_size=batch_size).double().numpy()
+    return vlm.batches.measured(prompts, margins).double().numpy()
 
 
 def ablated_margins(
-    vlm: "VLM",
-    prompts: "Sequence[Prompt]",
-    vector: Float[Tensor, " width"],
-    level: float,
-    *,
-    layer: int,
-    batch_size: int | None = None,
+    vlm: "VLM", prompts: "Sequence[Prompt]", vector: Float[Tensor, " width"], level: float, *, layer: int
 ) -> Float[np.ndarray, " row"]:
     """Margins with the verdict's state at ``layer`` set to ``level`` along a unit ``vector``, the same for all cases.
 
@@ -315,4 +280,4 @@ def ablated_margins(
         return edited
 
     with edit_residual(vlm, edit, layers=[layer]):
-        return vlm.batches.scores(prompts, batch_size=batch_size).double().numpy()
+        return vlm.batches.scores(prompts).double().numpy()

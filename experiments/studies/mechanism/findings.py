@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.metrics.bootstrap import FEWEST
-from experiments.metrics.findings import Answer, Finding
+from experiments.metrics.findings import Answer, Finding, side
 from experiments.studies.mechanism.controls import above_guess, holds, holds_from, of_claim
 from experiments.studies.mechanism.interventions import ALL_LAYERS, ARRIVED, AS_IT_IS, PRIOR, arrives_at, effect_at
 
@@ -91,7 +91,7 @@ def _overruled_at(result: Result) -> Finding:
     if picture is None:
         last = effect_at(rows["picture"], "verdict", layers[-1]) if rows["picture"] else None
         evidence["picture_then"] = last
-        return Finding("overruled_at", Answer.NEVER_ARRIVES if _below(last) else _unordered(last), evidence)
+        return Finding("overruled_at", Answer.NEVER_ARRIVES if _beyond_half(last) < 0 else _unordered(last), evidence)
     evidence["picture_then"], evidence["picture"] = (
         effect_at(rows["picture"], "verdict", layer) for layer in (sentence, picture)
     )
@@ -103,23 +103,19 @@ def _order(rows: Mapping[str, Any], layers: list[int], sentence: int, picture: i
     if sentence != picture:
         first, other = ("sentence", "picture") if sentence < picture else ("picture", "sentence")
         here, behind = (effect_at(rows[what], "verdict", min(sentence, picture)) for what in (first, other))
-        if _above(here) and _below(behind):
+        if _beyond_half(here) > 0 > _beyond_half(behind):
             return Answer.BEFORE if sentence < picture else Answer.AFTER
         return _unordered(here, behind)
     both = [effect_at(some, "verdict", sentence) for some in (rows["sentence"], rows["picture"])]
     at = layers.index(sentence)
     earlier = [effect_at(some, "verdict", layers[at - 1]) for some in rows.values()] if at else []
-    return Answer.AT_ONCE if all(map(_above, both)) and all(map(_below, earlier)) else _unordered(*both)
+    at_once = all(_beyond_half(entry) > 0 for entry in both) and all(_beyond_half(entry) < 0 for entry in earlier)
+    return Answer.AT_ONCE if at_once else _unordered(*both)
 
 
-def _above(entry: Mapping[str, Any] | None) -> bool:
-    """Whether the whole interval of a share of the way lies above a half."""
-    return entry is not None and entry["low"] is not None and entry["low"] > ARRIVED
-
-
-def _below(entry: Mapping[str, Any] | None) -> bool:
-    """Whether the whole interval of a share of the way lies below a half."""
-    return entry is not None and entry["high"] is not None and entry["high"] < ARRIVED
+def _beyond_half(entry: Mapping[str, Any] | None) -> int:
+    """Return 1 if the whole interval of a share of the way lies above a half, −1 if below, else 0."""
+    return 0 if entry is None else side(entry, ARRIVED)
 
 
 def _unordered(*entries: Mapping[str, Any] | None) -> Answer:

@@ -608,6 +608,6 @@ def test_a_direction_is_ablated_without_the_host_waiting(vlm: VLM) -> None:
     with Masked() as plain:
         vlm.score(prompts)
     with Masked() as ablating:
-        found = ablated_margins(vlm, prompts, unit, 0.0, layer=1, batch_size=2)
+        found = ablated_margins(vlm, prompts, unit, 0.0, layer=1)
     assert ablating.found == plain.found  # the model's own, where it puts the image features
     assert not np.allclose(found, vlm.score(prompts).numpy())
