@@ -1,4 +1,4 @@
-"""What a model sees: its captions of a study's cases, and questions about IconWorld's pictures."""
+"""What a model sees: how often it answers questions about IconWorld's pictures word for word."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -9,7 +9,6 @@ from experiments.benchmarks.iconworld.perception import KINDS, perception_questi
 if TYPE_CHECKING:
     from interp.vlm import VLM
 
-CAPTIONS_FILE = "captions.jsonl"
 LONGEST_ANSWER = 20  # tokens; a resolved sentence is the longest
 
 
