@@ -87,10 +87,10 @@ def control_rows(
                 key | UNREAD | {"shuffled": None, "untrained": [], "within": None, "reason": reason} for key in keys
             ]
             continue
-        pairs = cases.within_sentences if (quantity, held_out) == ("truth", SENTENCE) else []
+        pairs = cases.within_sentences
         for index, key in enumerate(keys):
             row = key | _compared(probes, index, label, usable, estimator) | {"within": None}
-            if len(pairs):
+            if (quantity, held_out) == ("truth", SENTENCE) and len(pairs):
                 score = spread(probes[0].score[index], usable)
                 order, beyond = estimator.paired_order(pairs, score, margins)
                 margin, _ = estimator.paired_order(pairs, np.where(np.isnan(score), np.nan, margins))
