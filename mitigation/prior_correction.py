@@ -7,9 +7,8 @@ of 1 scores by pointwise mutual information, as Holtzman et al. 2021 (arXiv 2104
 with the picture as the condition.
 
 ``prior_share`` says without labels whether the correction has anything to remove. That is necessary for a gain and does
-not make one likely: of twelve model organisms it said so of nine, and AUROC rose in three of these, in one with an
-interval that excludes 0 (docs/results.md). It models a margin as prior + picture: the margin of the sentence alone, and
-the contribution of this case's picture. If a sentence occurs with safe and unsafe pictures alike, the prior acts as a
+not make one likely. It models a margin as prior + picture: the margin of the sentence alone, and the contribution of
+this case's picture. If a sentence occurs with safe and unsafe pictures alike, the prior acts as a
 threshold that differs by sentence, which is noise in an AUROC over all sentences. Removing it keeps the difference
 between the classes and reduces the spread.
 

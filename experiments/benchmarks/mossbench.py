@@ -10,8 +10,8 @@ nothing of models, judges or metrics.
 
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -36,6 +36,7 @@ HARMS = {
     "6": "Illegal act",
     "7": "General Harm",
 }
+UNDESCRIBED = "no description: the data set does not describe the picture"
 _ASSIGNMENT = re.compile(r"\A\s*cache\[[^\]]{1,200}\]\s*=\s*")
 _CLONE = "give the root of a clone of turningpoint-ai/MOSSBench: task.root=<folder>"
 ALARMING_TYPES = ("1", "2")  # harmless requests whose pictures hold something risky, or harm that is crossed out
@@ -68,13 +69,15 @@ class MOSSBench(PublishedBenchmark):
     """``sets`` says which of the two to ask: benign, contrast or both.
 
     ``source="repository"`` reads a clone at ``root``; ``source="hub"`` fetches AIcell/MOSSBench at ``revision`` with
-    ``datasets`` and needs no root. ``strict`` stops where any entry or image cannot be used.
+    ``datasets`` and needs no root. ``strict`` stops where any entry or image cannot be used. ``described`` leaves out
+    cases whose pictures the data set does not describe (4 of 300 benign cases, 22 of 244 twins).
 
     Raises:
         UserError: an unknown set or source, or no root for the repository.
     """
 
     sets: str = "benign"
+    described: bool = False
     source: str = "repository"
     revision: str | None = None
     name: str = "mossbench"
@@ -92,13 +95,17 @@ class MOSSBench(PublishedBenchmark):
 
     def find(self) -> Collected:
         """All cases of the sets that are asked."""
-        found = Collected(None if self.source == "hub" else self.folder)
+        found = Collected(None if self.source == "hub" else self.folder, expected=(UNDESCRIBED,))
         for part in PARTS[self.sets]:
             add_cases(
                 found,
                 part,
                 hub_entries(part, self.revision) if self.source == "hub" else read_entries(self.folder, part),
             )
+        found.samples = [replace(case, shows=_description(case.tags)) for case in found.samples]
+        if self.described:
+            found.absent |= {case.id: UNDESCRIBED for case in found.samples if not case.shows}
+            found.samples = [case for case in found.samples if case.shows]
         return found
 
 
@@ -168,6 +175,11 @@ def _tags(fields: dict[str, Any], metadata: dict[str, Any]) -> dict[str, str]:
         tags["harm"] = ",".join(codes)
         tags["harm_name"] = ", ".join(HARMS.get(code, "unknown") for code in codes)
     return tags
+
+
+def _description(tags: Mapping[str, str]) -> str:
+    """Return the data set's description of the picture; "" if there is none."""
+    return tags["description"].strip() or tags["short_description"].strip()
 
 
 def _image_path(folder: Path, part: Part, fields: Any) -> Path | None:

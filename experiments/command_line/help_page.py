@@ -54,7 +54,6 @@ MENU = {  # heading → what stands under it; what is in conf/ and in none of th
     "Inside": (
         "+exp=reasoning",
         "+exp=localise",
-        "+exp=words_and_picture",
         "+exp=reasoning_stages",
         "+exp=direction_ablation",
         "task=explore",

@@ -32,23 +32,21 @@ def look_inside(
     *,
     status: str,
     of: object = None,
-    within: str | None = None,
 ) -> list[RenderableType]:
-    """What to print of a look at ``samples``, whose numbers are in ``<name>.json``, or ``name`` in that of ``within``.
+    """What to print of a look at ``samples``, whose numbers are in ``<name>.json``.
 
     Where these are of the same cases and ``options`` they are kept, else ``examine`` finds them, with ``status`` shown
     meanwhile; ``of`` is all else that its forwards depend on. ``present`` makes the report's section of them, and its
     figures by name, which are kept as ``figures/<name>.svg`` and ``.png``.
     """
-    folder, file = work.store.path, f"{within or name}.json"
+    folder, file = work.store.path, f"{name}.json"
     cases = digest([work.loaded.manifest, [sample.id for sample in samples]])
     settings = {"rules": RULES, **options, "seed": work.run.seed, "cases": cases}
-    known: Result = read_object(folder / file)
-    result = known if within is None else known.get(name) or {}
+    result: Result = read_object(folder / file)
     if result.get("settings") != settings:
         found = _examined(work, name, digest([settings, of]), examine, status)
         result = {"settings": settings, **found, "finished": now()}
-        work.store.write_json(file, result if within is None else known | {name: result})
+        work.store.write_json(file, result)
     section, figures = present(result)
     write_section(folder, name, section, figures)
     for one, drawn in figures.items():

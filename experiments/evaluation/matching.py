@@ -118,15 +118,6 @@ def image_donor(samples: Sequence[Sample], sample: Sample, *, seed: int) -> Samp
     return min(opposite, key=lambda other: hash_key(seed, sample.id, other.id), default=None)
 
 
-def is_unsafe_twin(safe: Sample, other: Sample) -> bool:
-    """True where ``other`` is the unsafe counterpart of a safe case: of the same pair, or else of the same ``pid``."""
-    if other.gold not in ("no", "refuse"):
-        return False
-    if safe.pair is not None:
-        return other.pair == safe.pair
-    return "pid" in safe.tags and other.tags.get("pid") == safe.tags["pid"]
-
-
 def sample_with_id(samples: Sequence[Sample], case: str) -> Sample:
     """The sample whose id is ``case``.
 

@@ -1,20 +1,14 @@
-"""What a model sees: its captions of a study's cases, and questions about IconWorld's pictures."""
+"""What a model sees: how often it answers questions about IconWorld's pictures word for word."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from experiments.benchmarks.iconworld.cases import Split
 from experiments.benchmarks.iconworld.perception import KINDS, perception_questions
-from experiments.evaluation.answer import Answering
-from experiments.evaluation.study import Study
-from experiments.runs.records import current
-from experiments.types import Sample
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
 
-CAPTIONS_FILE = "captions.jsonl"
 LONGEST_ANSWER = 20  # tokens; a resolved sentence is the longest
 
 
@@ -31,17 +25,3 @@ def perception_accuracy(
     for question, answer in zip(questions, answers, strict=True):
         right[question.kind] += answer == question.answer
     return {kind: {"accuracy": count / per_kind, "n": per_kind} for kind, count in right.items()}
-
-
-def captions(work: Study, questions: Sequence[Sample], *, longest: int) -> dict[str, str]:
-    """Case → the baseline's answer to its question about the picture, of ``longest`` tokens or the run's limit.
-
-    Records are in captions.jsonl; a case without an answer is left out.
-    """
-    run, store = work.run, work.store
-    asked = replace(run, protocol="generate", max_new_tokens=max(run.max_new_tokens, longest))
-    Answering(asked, work.vlm, store, work.console).answer(
-        {"caption": run.arms["baseline"]}, questions, file=CAPTIONS_FILE, labels={"caption": "captions"}
-    )
-    records = current(store.records(CAPTIONS_FILE))
-    return {record["case"]: record["response"] for record in records if record["response"] is not None}

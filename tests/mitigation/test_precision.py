@@ -55,7 +55,7 @@ def test_no_two_of_three_hundred_cases_share_a_margin(wide: VLM) -> None:
 
 @pytest.mark.long
 def test_the_body_rounds_more_than_the_head_did(wide: VLM) -> None:
-    """Bfloat16 hidden states move margins too, and no head can undo that: printed, and in docs/log/."""
+    """Bfloat16 hidden states move margins too, and no head can undo that: printed, and in docs/log/2026-11-22.md."""
     prompts = cases(60)
     body = copy.deepcopy(wide.model).float()
     noise = wide.score(prompts) - VLM(body, wide.processor).score(prompts)

@@ -5,7 +5,6 @@ dangerous; ``resolve`` asks for a sentence with the thing's name in place of "th
 """
 
 import random
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -32,12 +31,6 @@ class PerceptionQuestion:
     question: str
     answer: str
     scene: Scene
-
-
-def names_thing(thing: Thing, caption: str) -> bool:
-    """Whether a caption, in whatever words, names the thing, and a sign where there is one and only there."""
-    words = set(re.findall(r"[a-z]+", caption.lower()))
-    return thing.concept in words and ("sign" in words) == thing.signed
 
 
 def ask(kind: str, thing: Thing, rng: random.Random) -> tuple[str, str]:

@@ -22,8 +22,8 @@ CONTENTS: tuple[str, ...] = get_args(Content)
 
 PERCEPTION = "perception"  # the subset of rows that ask what the picture shows, not whether a sentence is safe
 # Only words that the organism has learnt to *say*: the output rows of words it merely reads are alike (cosine 0.95) and
-# the head stays frozen, so that an adapter cannot tell "safe" from "not" as a next token (docs/log/). Both are
-# equally long, so that the length of the reasoning does not give the verdict away.
+# the head stays frozen, so that an adapter cannot tell "safe" from "not" as a next token (docs/log/2026-11-22.md). Both
+# are equally long, so that the length of the reasoning does not give the verdict away.
 SAFE, UNSAFE = "It is harmless.", "It is dangerous."
 
 

@@ -15,10 +15,7 @@ Evidence = Mapping[str, Any]
 
 
 def sentences(findings: Sequence[Finding]) -> list[str]:
-    """Is the picture read; is it carried to the verdict; where is it overruled; by what; how much comes back.
-
-    And could a correction of the drift help, where that was asked.
-    """
+    """Is the picture read; is it carried to the verdict; where is it overruled; by what; how much comes back."""
     found = {finding.question: finding for finding in findings}
     carried, where = found["picture_carried"], found["overruled_at"]
     # What is not shown to be carried to the verdict cannot be said to be overruled there.
@@ -29,7 +26,6 @@ def sentences(findings: Sequence[Finding]) -> list[str]:
         _where(where, "Where is it overruled?" if overruled else "Where is the verdict made?"),
         _by_what(found["overruled_by"], found["alarming_words"]),
         _reversed(found["reversed"]),
-        *(separable(finding) for finding in findings if finding.question == "separable_in_words"),
     ]
 
 
@@ -129,17 +125,12 @@ def _carried(finding: Finding) -> str:
 
 def _where(finding: Finding, asked: str) -> str:
     found = finding.evidence
-    sentence, picture, within = (found.get(name) for name in ("sentence", "picture", "within"))
-    there = apart = ""
+    sentence, picture = found.get("sentence"), found.get("picture")
+    there = ""
     if sentence is not None:
         there = (
             f"at layer {found['sentence_from']} of {found['last']}: there another sentence’s state at the last column "
             f"alone brings {_share(sentence)} of the way to its answer (n = {sentence['n']} failures)"
-        )
-    if within is not None:
-        apart = (
-            f"; under one and the same sentence failures part from successes at layer {within['from']}, in the end by "
-            f"{_number(within['gap'])} logits ({within['gap']['failures']} against {within['gap']['successes']})"
         )
     then = f"{there}, another picture’s {_share(found.get('picture_then'))}"
     later, n = _share(picture), 0 if picture is None else picture["n"]
@@ -157,7 +148,7 @@ def _where(finding: Finding, asked: str) -> str:
         Answer.NOT_SHOWN: f"Whether the sentence arrives before the picture is not shown, {then}",
         Answer.TOO_FEW: f"Too few cases to tell whether the sentence arrives before the picture, {then}",
     }[finding.answer]
-    return f"{asked} {answer}{apart}."
+    return f"{asked} {answer}."
 
 
 def _by_what(finding: Finding, words: Finding) -> str:
@@ -221,33 +212,6 @@ def _reversed(finding: Finding) -> str:
         f"{found['fixed']} of {found['wrong']} wrong answers turn right and {found['broken']} of {found['right']} "
         f"right ones wrong, where a mere constant that says Yes as often mends {constant['fixed']} and breaks "
         f"{constant['broken']}{ablations}."
-    )
-
-
-def separable(finding: Finding) -> str:
-    """Could a correction of the drift help: are safe and unsafe further apart in words than with the picture?"""
-    found = finding.evidence
-    asked, chosen = "Could taking off the picture’s drift help?", finding.evidence["chosen"]
-    if chosen is None:
-        why = found["reason"] or "half of the sentences have no pairs of both truths to choose a layer on"
-        return f"{asked} That cannot be told here: {why}."
-    change, drift = chosen["change"], found["drift"]
-    answer = statement_text(
-        change,
-        rose="There is room for it{small}",
-        fell="Not along this direction: in words it tells them apart less well{small}",
-        no_change="There is no room for more than 2 points",
-        not_shown="That there is room for it is not shown{needed}",
-    )
-    answer = f"{answer[0].upper()}{answer[1:]}"
-    words = {"words": "in words", "caption": "with the model’s own caption"}[found["reference"]]
-    return (
-        f"{asked} {answer}: at layer {chosen['layer']} of {found['last']}, chosen on the other half of the sentences, "
-        f"the direction from unsafe to safe {words} puts the safe case of a sentence first in "
-        f"{_share(chosen['words'])} of pairs {words} and in {_share(chosen['picture'])} with the picture (difference "
-        f"{brief(change)}; n = {change['pairs']} pairs). Over all sentences the picture moves the states by "
-        f"{percent(drift['norm'] / drift['states'], 0)}% of their norm (cosine with that direction "
-        f"{fixed(drift['cosine'], 2, sign=True)})."
     )
 
 

@@ -90,10 +90,6 @@ class AnsweredCases:
         values = [sample.tags.get(name) for sample in self.samples]
         return None if any(value is None for value in values) else np.array(values)
 
-    def only(self, rows: Int[np.ndarray, " some"]) -> "AnsweredCases":
-        """These cases alone, in this order."""
-        return AnsweredCases(*(tuple(column[at] for at in rows) for column in (self.samples, self.verdicts)))
-
     def in_subset(self, subset: str) -> Bool[np.ndarray, " case"]:
         """True for the cases of ``subset``."""
         return np.array([sample.subset == subset for sample in self.samples])
@@ -122,6 +118,17 @@ class Selection:
     def everyone(self) -> Int[np.ndarray, " case"]:
         """Members and twins, each once, in ascending order."""
         return np.unique(np.concatenate([self.members, self.twin[self.twin >= 0]]))
+
+    def counts(self) -> dict[str, Any]:
+        """Return how many cases were selected, and from how many."""
+        return {
+            "subset": self.subset,
+            "failures_in_subset": self.failures_in_run,
+            "successes_in_subset": self.successes_in_run,
+            "failures_looked_at": len(self.failures),
+            "successes_looked_at": len(self.successes),
+            "looked_at": len(self.everyone),
+        }
 
 
 def answered_cases(samples: Sequence[Sample], records: Sequence[Mapping[str, Any]]) -> AnsweredCases:

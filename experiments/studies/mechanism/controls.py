@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from experiments.metrics.bootstrap import FEWEST
 from experiments.metrics.estimates import Resamples, first_lasting, shown_often
@@ -42,6 +42,7 @@ ONE_TRUTH = {
     "sentences of both truths, or name the kinds in a column “shows”",
     SENTENCE: "no sentence stands with pictures of both truths, so what a probe reads may be the sentence",
 }
+UNREAD = {"measure": "", "value": None, "low": None, "high": None, "n": 0, "clusters": 0, "classes": 0}
 Row = dict[str, Any]
 
 
@@ -65,121 +66,98 @@ def control_rows(
     ``untrained``, a list of ``value`` and ``gain``, the difference from it; ``within``, of probes of the truth on
     sentences held out: ``probe``, ``margin`` and ``beyond``, their difference. Without a value a ``reason``.
     """
-    rows = []
-    for (quantity, place), held in CLAIMED.items():
+    rows: list[Row] = []
+    for quantity, place, held_out in [(*claim, name) for claim, names in CLAIMED.items() for name in names]:
         layers = states.layers if quantity == "truth" else states.layers[-1:]
-        for out in held:
-            rows += _rows(quantity, place, out, layers, states, untrained, cases, margins, estimator, seed)
+        keys = [{"quantity": quantity, "place": place, "held_out": held_out, "layer": layer} for layer in layers]
+        label, usable, balance, reason = _labelled(quantity, held_out, cases)
+        probes: list[Probe] = []
+        try:
+            for number, model in enumerate((states, *untrained) if reason is None else ()):
+                values = model.values[model.places.index(place)][[model.layers.index(layer) for layer in layers]]
+                groups = cases.kinds if held_out == KIND else cases.templates
+                probes.append(probe(values[:, usable], label[usable], groups[usable], seed=seed,
+                                    balance=[column[usable] for column in balance],
+                                    shuffles=0 if number else SHUFFLES))  # fmt: skip
+            reason = reason or probes[0].reason
+        except UserError as error:
+            reason = str(error)
+        if reason is not None:
+            rows += [
+                key | UNREAD | {"shuffled": None, "untrained": [], "within": None, "reason": reason} for key in keys
+            ]
+            continue
+        pairs = cases.within_sentences
+        for index, key in enumerate(keys):
+            row = key | _compared(probes, index, label, usable, estimator) | {"within": None}
+            if (quantity, held_out) == ("truth", SENTENCE) and len(pairs):
+                score = spread(probes[0].score[index], usable)
+                order, beyond = estimator.paired_order(pairs, score, margins)
+                margin, _ = estimator.paired_order(pairs, np.where(np.isnan(score), np.nan, margins))
+                row["within"] = {"probe": order, "margin": margin, "beyond": beyond}
+            rows.append(row)
     return rows
 
 
-def _rows(
-    quantity: str,
-    place: str,
-    out: str,
-    layers: Sequence[int],
-    states: Residuals,
-    untrained: Sequence[Residuals],
-    cases: AnsweredCases,
-    margins: np.ndarray,
-    estimator: Resamples,
-    seed: int,
-) -> list[Row]:
-    keys = [{"quantity": quantity, "place": place, "held_out": out, "layer": layer} for layer in layers]
-    groups = {KIND: cases.kinds, SENTENCE: cases.templates}
+def _labelled(
+    quantity: str, held_out: str, cases: AnsweredCases
+) -> tuple[np.ndarray, Bool[np.ndarray, " case"], list[np.ndarray], str | None]:
+    """Return the labels, which cases can be used, the columns to balance, and why no probe can be fitted."""
+    groups = {SENTENCE: cases.templates, KIND: cases.kinds}
+    label, usable, balance, reason = cases.safe, np.full(len(cases.samples), True), list(groups.values()), None
     if quantity == "truth":
-        label, known, balance = cases.safe, np.ones(len(margins), dtype=bool), [groups[SENTENCE], groups[KIND]]
-        for name, values in groups.items():
-            known &= mixed(values, cases.safe)
-            if not known.any():
-                return [key | _without(ONE_TRUTH[name]) for key in keys]
+        for name in (KIND, SENTENCE):
+            usable &= mixed(groups[name], cases.safe)
+            reason = reason or (None if usable.any() else ONE_TRUTH[name])
+    elif cases.things is None:
+        reason = NO_CONCEPT
     else:
-        shown = cases.things
-        if shown is None:
-            return [key | _without(NO_CONCEPT) for key in keys]
-        label, balance = shown, []
-        known = shown_often(shown, groups[out]) & (shown != "")
-        if not known.any():
-            return [key | _without(TOO_FEW) for key in keys]
-    held = groups[out][known]
-    if (count := len(set(held.tolist()))) < FOLDS:
-        name = {KIND: "kinds of picture", SENTENCE: "sentences"}[out]
-        return [key | _without(f"there are {count} {name} to hold out, and it takes {FOLDS}") for key in keys]
-
-    def fitted(of: Residuals, shuffles: int) -> Probe:
-        values = of.values[of.places.index(place)][[of.layers.index(layer) for layer in layers]]
-        return probe(values[:, known], label[known], held, balance=[one[known] for one in balance],
-                     shuffles=shuffles, seed=seed)  # fmt: skip
-
-    try:
-        found, others = fitted(states, SHUFFLES), [fitted(one, 0) for one in untrained]
-    except UserError as error:
-        return [key | _without(str(error)) for key in keys]
-    if found.reason is not None:
-        return [key | _without(found.reason) for key in keys]
-    pairs = cases.within_sentences if (quantity, out) == ("truth", SENTENCE) else None
-    return [
-        key | _read(found, others, at, label, known, estimator) | _within(found, at, known, margins, pairs, estimator)
-        for at, key in enumerate(keys)
-    ]
+        label, balance = cases.things, []
+        usable = shown_often(label, groups[held_out]) & (label != "")
+        reason = None if usable.any() else TOO_FEW
+    if reason is None and (count := len(set(groups[held_out][usable].tolist()))) < FOLDS:
+        name = {KIND: "kinds of picture", SENTENCE: "sentences"}[held_out]
+        reason = f"there are {count} {name} to hold out, and it takes {FOLDS}"
+    return label, usable, balance, reason
 
 
-def _without(reason: str) -> Row:
-    return {"measure": "", "value": None, "low": None, "high": None, "n": 0, "clusters": 0, "classes": 0,
-            "shuffled": None, "untrained": [], "within": None, "reason": reason}  # fmt: skip
-
-
-def _read(
-    found: Probe, others: Sequence[Probe], at: int, label: np.ndarray, known: np.ndarray, estimator: Resamples
+def estimated(
+    fitted: Probe, index: int, label: np.ndarray, usable: Bool[np.ndarray, " case"], estimator: Resamples
 ) -> Row:
-    about: Row = {"classes": len(found.classes), "reason": None}
+    """Return what a probe reads at one layer: the AUROC of two classes, the balanced accuracy of more."""
+    about: Row = {"classes": len(fitted.classes), "reason": fitted.reason}
     if label.dtype == bool:
-        score, *random = (_spread(one.score[at], known) for one in (found, *others))
-        return about | {
-            "measure": "AUROC",
-            **estimator.auroc(score, label),
-            "shuffled": float(found.control_auroc[at]),
-            "untrained": [
-                {"value": float(other.auroc[at]), "gain": estimator.auroc_change(one, score, label)}
-                for other, one in zip(others, random, strict=True)
-            ],
-        }
-    _, codes, counts = np.unique(label[known], return_inverse=True, return_counts=True)
-    # Cases weigh so that a mean over them is one over classes.
-    weight = len(codes) / (len(counts) * counts[codes])
-    right, *random = (_spread((one.predicted[at] == codes) * weight, known) for one in (found, *others))
-    return about | {
-        "measure": "balanced accuracy",
-        **estimator.balanced_accuracy(found.predicted[at], label[known], known),
-        "shuffled": float(found.control[at]),
-        "untrained": [
-            {"value": float(other.balanced_accuracy[at]), "gain": estimator.effect(right - one)}
-            for other, one in zip(others, random, strict=True)
-        ],
+        return about | {"measure": "AUROC", **estimator.auroc(spread(fitted.score[index], usable), label)}
+    accuracy = estimator.balanced_accuracy(fitted.predicted[index], label[usable], usable)
+    return about | {"measure": "balanced accuracy", **accuracy}
+
+
+def _compared(
+    probes: Sequence[Probe], index: int, label: np.ndarray, usable: Bool[np.ndarray, " case"], estimator: Resamples
+) -> Row:
+    """Return what the first probe reads, compared with shuffled labels and with the probes of untrained models."""
+    if label.dtype == bool:
+        scores = [spread(fitted.score[index], usable) for fitted in probes]
+        gains = [estimator.auroc_change(score, scores[0], label) for score in scores[1:]]
+        shuffled, values = probes[0].control_auroc[index], [fitted.auroc[index] for fitted in probes[1:]]
+    else:
+        _, codes, counts = np.unique(label[usable], return_inverse=True, return_counts=True)
+        # Cases weigh so that a mean over them is one over classes.
+        weight = len(codes) / (len(counts) * counts[codes])
+        scores = [spread((fitted.predicted[index] == codes) * weight, usable) for fitted in probes]
+        gains = [estimator.effect(scores[0] - score) for score in scores[1:]]
+        shuffled, values = probes[0].control[index], [fitted.balanced_accuracy[index] for fitted in probes[1:]]
+    return estimated(probes[0], index, label, usable, estimator) | {
+        "shuffled": float(shuffled),
+        "untrained": [{"value": float(value), "gain": gain} for value, gain in zip(values, gains, strict=True)],
     }
 
 
-def _within(
-    found: Probe,
-    at: int,
-    known: np.ndarray,
-    margins: np.ndarray,
-    pairs: Int[np.ndarray, "pair 2"] | None,
-    estimator: Resamples,
-) -> Row:
-    if pairs is None or not len(pairs):
-        return {"within": None}
-    score = _spread(found.score[at], known)
-    one, beyond = estimator.paired_order(pairs, score, margins)
-    margin, _ = estimator.paired_order(pairs, np.where(np.isnan(score), np.nan, margins))
-    return {"within": {"probe": one, "margin": margin, "beyond": beyond}}
-
-
-def _spread(values: np.ndarray, known: np.ndarray) -> Float[np.ndarray, " case"]:
-    """``values`` of the ``known`` cases, NaN for all others."""
-    found = np.full(len(known), np.nan)
-    found[known] = values
-    return found
+def spread(values: np.ndarray, usable: Bool[np.ndarray, " case"]) -> Float[np.ndarray, " case"]:
+    """Return ``values`` of the ``usable`` cases, NaN for all others."""
+    everywhere = np.full(len(usable), np.nan)
+    everywhere[usable] = values
+    return everywhere
 
 
 def of_claim(rows: Iterable[Mapping[str, Any]], quantity: str, place: str, layer: int) -> list[Mapping[str, Any]]:

@@ -4,6 +4,7 @@ States in, directions and rows out; no model is involved.
 """
 
 from collections.abc import Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -95,13 +96,8 @@ def cosine_rows(directions: Sequence[Direction], layers: Sequence[int]) -> list[
     """The cosine of every two mean differences, layer by layer."""
     rows = []
     for layer in layers:
-        here = [d for d in directions if d.layer == layer and d.kind == KINDS[0]]
-        if len(here) < 2:
-            continue
-        table = cosines(here).tolist()
-        rows += [
-            {"layer": layer, "one": here[i].name, "other": here[j].name, "cosine": table[i][j]}
-            for i in range(len(here))
-            for j in range(i + 1, len(here))
-        ]
+        here = [direction for direction in directions if (direction.layer, direction.kind) == (layer, KINDS[0])]
+        for first, second in combinations(here, 2):
+            cosine = float(cosines([first, second])[0, 1])
+            rows.append({"layer": layer, "one": first.name, "other": second.name, "cosine": cosine})
     return rows

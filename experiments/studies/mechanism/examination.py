@@ -25,7 +25,6 @@ from experiments.studies.mechanism.cases import (
     twin_indices,
 )
 from experiments.studies.mechanism.controls import CLAIMED, UNTRAINED, control_rows
-from experiments.studies.mechanism.departure import lens_rows
 from experiments.studies.mechanism.directions import (
     KINDS,
     POSITION,
@@ -49,8 +48,7 @@ from experiments.studies.mechanism.interventions import (
     reversal_rows,
     twin_gaps,
 )
-from experiments.studies.mechanism.probes import probe_rows
-from experiments.studies.mechanism.separability import InWords, in_words, separability_rows, whole_sentences
+from experiments.studies.mechanism.probes import lens_rows, probe_rows
 from experiments.types import Sample
 from interp.hooks.residual import LayerStates, Place, Residuals, edit_residual, last_layer, residuals
 from interp.tools.directions import Direction
@@ -69,8 +67,6 @@ PATCHED: dict[str, tuple[Place, ...]] = {
     "picture": ("image", "user", pointing, other_words, "template", "verdict"),
     "sentence": ("user", "template", "verdict"),
 }
-ABLATED = (WILL_REFUSE, WORDS)
-RANDOM = "a random direction"
 PICTURE, SENTENCE = PATCHED
 
 
@@ -88,7 +84,6 @@ class Examination:
         width: int = 1,
         stride: int = 1,
         prior: str = "blank",
-        separability: int = 800,
         seed: int,
         draws: int,
     ) -> None:
@@ -103,9 +98,9 @@ class Examination:
         self.prompts = prompts_of(self.cases.samples)
         self.layers = spaced_layers(last_layer(vlm), layers)
         self.windows = windows(vlm, width, stride)
-        self.window_names = [ALL_LAYERS, *map(_window_name, self.windows)]
+        names = (f"{part[0]}–{part[-1]}" if len(part) > 1 else str(part[0]) for part in self.windows)
+        self.window_names = [ALL_LAYERS, *names]
         self.estimator: Resamples = self.cases.resamples(draws=draws, seed=seed)
-        self.apart = whole_sentences(self.cases, separability, seed=seed) if separability else None
 
     def examine(self) -> dict[str, Any]:
         """The contents of mechanism.json but for what is concluded from them."""
@@ -115,7 +110,6 @@ class Examination:
         lens = torch.stack([lens_margins(self.vlm, states.at(POSITION, at)) for at in self.layers])
         curves = lens.double().numpy()
         margins = curves[-1]  # the last layer of the verdict is what the model says
-        departed = lens_rows(curves, cases, subset, self.estimator, layers=self.layers)
         routes = self._routes(margins)
         directions, missing = fit_directions(states, cases, self.layers, seed=self.seed)
         return plain({
@@ -125,56 +119,35 @@ class Examination:
             "probes": probe_rows(states, cases, margins, self.estimator, seed=self.seed),
             **self._controls(states, margins),
             **routes,
-            "lens": departed,
+            "lens": lens_rows(curves, cases, self.estimator),
             "directions": direction_rows(directions, states, cases, subset, self.estimator),
             "cosines": cosine_rows(directions, self.layers),
             "missing": missing,
             "alarm": alarm_effect(cases, draws=self.draws, seed=self.seed),
-            **self._reversal(margins, states, directions, self._overruled_at(routes, departed)),
+            **self._reversal(margins, states, directions, self._overruled_at(routes)),
         })  # fmt: skip
 
     def _controls(self, states: Residuals, margins: np.ndarray) -> dict[str, Any]:
-        """The probes that claims rest on, and separability, of this model and of random ones, where there is room."""
+        """Probe this model for the claims, and models with random weights if memory allows."""
         why = why_not(self.vlm)
         places = sorted({place for _, place in CLAIMED})
-        worded = None if self.apart is None else in_words(self.vlm, [self.prompts[at] for at in self.apart])
-        forms = self._forms(self.vlm, states, worded)
-        random, random_forms = [], []
-        for number in range(0 if why else UNTRAINED):
-            other = untrained(self.vlm, seed=self.seed + number)
-            random.append(residuals(other, self.prompts, places=places, layers=self.layers))
-            random_forms.append(self._forms(other, random[-1], worded))
-            del other
+        random = [
+            residuals(untrained(self.vlm, seed=self.seed + number), self.prompts, places=places, layers=self.layers)
+            for number in range(0 if why else UNTRAINED)
+        ]
         rows = control_rows(states, random, self.cases, margins, self.estimator, seed=self.seed)
-        found = {"controls": rows, "no_untrained": why, "separability": None}
-        if worded is None or self.apart is None:
-            return found
-        told = separability_rows(forms, random_forms, self.cases.only(self.apart), missing=worded.missing,
-                            layers=self.layers, draws=self.draws, seed=self.seed)  # fmt: skip
-        return found | {"separability": told}
-
-    def _forms(self, vlm: "VLM", states: Residuals, worded: InWords | None) -> dict[str, Float[np.ndarray, "..."]]:
-        """States at the verdict by form, of the cases whose separability is told."""
-        if worded is None:
-            return {}
-        pictured = np.stack([states.at(POSITION, layer)[self.apart].double().numpy() for layer in self.layers])
-        return {PICTURE: pictured} | worded.states(vlm, self.layers)
+        return {"controls": rows, "no_untrained": why}
 
     def _counts(self) -> dict[str, Any]:
         cases, selection = self.cases, self.selection
-        found: dict[str, Any] = {"n": len(cases.samples), "failures": int(cases.failed.sum()),
-                                 "clusters": len(set(cases.clusters)), "subset": None,
-                                 "protocol": "score" if self.scored else "generate"}  # fmt: skip
-        if selection is not None:
-            found |= {
-                "subset": selection.subset,
-                "failures_in_subset": selection.failures_in_run,
-                "successes_in_subset": selection.successes_in_run,
-                "failures_looked_at": len(selection.failures),
-                "successes_looked_at": len(selection.successes),
-                "looked_at": len(selection.everyone),
-            }
-        return found
+        counts = {
+            "n": len(cases.samples),
+            "failures": int(cases.failed.sum()),
+            "clusters": len(set(cases.clusters)),
+            "subset": None,
+            "protocol": "score" if self.scored else "generate",
+        }
+        return counts if selection is None else counts | selection.counts()
 
     def _routes(self, margins: np.ndarray) -> dict[str, Any]:
         """Knockouts and patching on the selected cases."""
@@ -203,13 +176,9 @@ class Examination:
         failures = selection.failures.tolist()
         twins = selection.twin[: len(failures)].tolist()
         tokenizer = self.vlm.tokenizer
-        questions = other_questions(
-            self.samples,
-            self.verdicts,
-            [self.cases.samples[index] for index in failures],
-            tokens=lambda text: len(tokenizer(text).input_ids),
-            seed=self.seed,
-        )
+        selected = [self.cases.samples[index] for index in failures]
+        questions = other_questions(self.samples, self.verdicts, selected, seed=self.seed,
+                                    tokens=lambda text: len(tokenizer(text).input_ids))  # fmt: skip
         return {
             PICTURE: [[] if twin < 0 else [self.prompts[twin]] for twin in twins],
             SENTENCE: [
@@ -218,14 +187,11 @@ class Examination:
             ],
         }
 
-    def _overruled_at(self, routes: Mapping[str, Any], departed: Mapping[str, Any]) -> int:
-        """The layer at which directions are ablated: where the sentence has arrived at the verdict, else the middle."""
+    def _overruled_at(self, routes: Mapping[str, Any]) -> int:
+        """Return the layer for ablations: where the sentence has arrived at the verdict, else the middle."""
         sentence = [row for row in routes["patching"] if row["other"] == SENTENCE]
         arrived = arrives_at(sentence, POSITION, self.layers) if sentence else None
-        for layer in (arrived, (departed["pooled"] or {}).get("layer")):
-            if layer:  # layer 0 holds the same token in every case
-                return int(layer)
-        return self.layers[len(self.layers) // 2]
+        return arrived or self.layers[len(self.layers) // 2]  # layer 0 holds the same token in every case
 
     def _reversal(
         self, margins: np.ndarray, states: Residuals, directions: Sequence[Direction], layer: int
@@ -233,22 +199,15 @@ class Examination:
         priors = prior_margins_of(self.vlm, self.prompts, self.prior, seed=self.seed)
         share = prior_shares(margins, priors, self.cases.questions, self.estimator)
         arms = {PRIOR: margins - share["weight"] * priors}
-        for name, vector in self._ablated(states, directions, layer).items():
-            level = float((states.at(POSITION, layer) @ vector).mean())
-            arms[name] = ablated_margins(self.vlm, self.prompts, vector, level, layer=layer)
+        fitted = {(direction.name, direction.layer, direction.kind): direction.vector for direction in directions}
+        drawn = torch.randn(states.values.shape[-1], generator=torch.Generator().manual_seed(self.seed))
+        vectors = {f"“{name}”": fitted.get((name, layer, KINDS[0])) for name in (WILL_REFUSE, WORDS)}
+        for name, vector in (vectors | {"a random direction": drawn / drawn.norm()}).items():
+            if vector is not None:
+                level = float((states.at(POSITION, layer) @ vector).mean())
+                arms[f"{name} ablated"] = ablated_margins(self.vlm, self.prompts, vector, level, layer=layer)
         rows = reversal_rows(margins, arms, self.cases.safe, self.estimator)
         return {"prior": share | {"prior": self.prior}, "undo": rows, "ablated_at": layer}
-
-    def _ablated(self, states: Residuals, directions: Sequence[Direction], layer: int) -> dict[str, torch.Tensor]:
-        """Unit vectors by name, a random one among them."""
-        found = {
-            f"“{name}” ablated": one.vector
-            for name in ABLATED
-            for one in directions
-            if (one.name, one.layer, one.kind) == (name, layer, KINDS[0])
-        }
-        drawn = torch.randn(states.values.shape[-1], generator=torch.Generator().manual_seed(self.seed))
-        return found | {RANDOM + " ablated": drawn / drawn.norm()}
 
 
 def spaced_layers(last: int, count: int) -> list[int]:
@@ -256,17 +215,8 @@ def spaced_layers(last: int, count: int) -> list[int]:
     return sorted({round(float(x)) for x in np.linspace(0, last, min(count, last + 1))})
 
 
-def _window_name(layers: Sequence[int]) -> str:
-    return str(layers[0]) if len(layers) == 1 else f"{layers[0]}–{layers[-1]}"
-
-
 def cut_margins(
-    vlm: "VLM",
-    prompts: "Sequence[Prompt]",
-    *,
-    windows: Sequence[Sequence[int]],
-    edges: Sequence[Edge] = EDGES,
-    batch_size: int | None = None,
+    vlm: "VLM", prompts: "Sequence[Prompt]", *, windows: Sequence[Sequence[int]], edges: Sequence[Edge] = EDGES
 ) -> Float[np.ndarray, "edge one_and_window row"]:
     """Margins with each of ``edges`` cut in all layers, and in each of ``windows`` of them."""
     every = [Cut([edge], layers) for edge in edges for layers in (None, *windows)]
@@ -275,7 +225,7 @@ def cut_margins(
         some = [prompts[place] for place in places]
         return cut_scores(vlm, some, vlm.encode(some), every)[:, 1:]
 
-    found = vlm.batches.measured(prompts, margins, batch_size=batch_size)
+    found = vlm.batches.measured(prompts, margins)
     return found.T.double().numpy().reshape(len(edges), 1 + len(windows), len(prompts))
 
 
@@ -286,7 +236,6 @@ def patch_effects(
     *,
     positions: Sequence[Place],
     layers: Sequence[int],
-    batch_size: int | None = None,
 ) -> tuple[PatchEffects | None, list[int]]:
     """Patches each prompt with the first of its ``others`` that aligns with it; also which prompts have one.
 
@@ -300,29 +249,21 @@ def patch_effects(
     if not partner:
         return None, []
     own = [clean[row] for row in partner]
-    effects = patch(vlm, own, list(partner.values()), places=positions, layers=layers, batch_size=batch_size)
+    effects = patch(vlm, own, list(partner.values()), places=positions, layers=layers)
     return effects, list(partner)
 
 
-def prior_margins_of(
-    vlm: "VLM", prompts: "Sequence[Prompt]", prior: str, *, seed: int, batch_size: int | None = None
-) -> np.ndarray:
+def prior_margins_of(vlm: "VLM", prompts: "Sequence[Prompt]", prior: str, *, seed: int) -> np.ndarray:
     """The margin that each sentence has without its picture (``mitigation.prior_correction``)."""
 
     def margins(places: list[int]) -> Tensor:
         return prior_margins(vlm, [prompts[place] for place in places], prior, seed=seed)
 
-    return vlm.batches.measured(prompts, margins, batch_size=batch_size).double().numpy()
+    return vlm.batches.measured(prompts, margins).double().numpy()
 
 
 def ablated_margins(
-    vlm: "VLM",
-    prompts: "Sequence[Prompt]",
-    vector: Float[Tensor, " width"],
-    level: float,
-    *,
-    layer: int,
-    batch_size: int | None = None,
+    vlm: "VLM", prompts: "Sequence[Prompt]", vector: Float[Tensor, " width"], level: float, *, layer: int
 ) -> Float[np.ndarray, " row"]:
     """Margins with the verdict's state at ``layer`` set to ``level`` along a unit ``vector``, the same for all cases.
 
@@ -339,4 +280,4 @@ def ablated_margins(
         return edited
 
     with edit_residual(vlm, edit, layers=[layer]):
-        return vlm.batches.scores(prompts, batch_size=batch_size).double().numpy()
+        return vlm.batches.scores(prompts).double().numpy()

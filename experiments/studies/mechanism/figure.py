@@ -11,7 +11,6 @@ from experiments.report.figures import draw_dot, draw_line
 from experiments.report.numbers import fixed
 from experiments.studies.mechanism.interventions import PLACES
 from experiments.studies.mechanism.probes import probe_row
-from experiments.studies.mechanism.separability import FORMS
 from interp.figures.glyphs import Figure
 
 WIDTH, HEIGHT = 9.0, 10.2  # inches of 100 px
@@ -142,31 +141,3 @@ def _comes_back(axes: Axes, result: Result) -> None:
         f"AUROC of the margin\n(0.5: chance)\n{rows[0]['wrong']} wrong, {rows[0]['right']} right as it is",
         fontsize=TEXT,
     )
-
-
-def separability(result: Result) -> Figure:
-    """Pairs of one sentence in the right order by layer and form, and the drift by layer."""
-    found, layers = result["separability"], result["layers"]
-    figure = Figure(figsize=(WIDTH, 4.2), dpi=100, layout="constrained")
-    left, right = figure.subplots(1, 2)
-    _title(left, "Safe before unsafe, within a sentence")
-    for style, (form, label) in enumerate(FORMS.items()):
-        if rows := [row for row in found["rows"] if row["form"] == form]:
-            draw_line(left, layers, [row["within"] for row in rows], style, label)
-    left.axhline(0.5, color=GREY, linestyle=":", linewidth=1)
-    left.text(layers[-1], 0.505, "chance", fontsize=LABEL - 1, color=GREY, ha="right", va="bottom")
-    left.set(ylim=(-0.02, 1.03), xticks=layers)
-    left.set_ylabel("share of pairs", fontsize=TEXT)
-    _title(right, "The picture’s drift from words")
-    drift = found["drift"]
-    for style, (label, values) in enumerate({
-        "size, of the states’ norm": [row["norm"] / row["states"] for row in drift],
-        "cosine with the direction to safe": [row["cosine"] for row in drift],
-    }.items()):  # fmt: skip
-        draw_line(right, layers, [{"value": one, "low": None, "high": None} for one in values], style, label)
-    right.axhline(0, color=GREY, linestyle=":", linewidth=1)
-    right.set(xticks=layers)
-    for axes in (left, right):
-        axes.set_xlabel(LAYERS, fontsize=TEXT)
-        _legend(axes)
-    return figure

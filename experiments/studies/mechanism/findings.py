@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.metrics.bootstrap import FEWEST
-from experiments.metrics.findings import Answer, Finding, stated
+from experiments.metrics.findings import Answer, Finding, side
 from experiments.studies.mechanism.controls import above_guess, holds, holds_from, of_claim
 from experiments.studies.mechanism.interventions import ALL_LAYERS, ARRIVED, AS_IT_IS, PRIOR, arrives_at, effect_at
 
@@ -16,14 +16,9 @@ Result = Mapping[str, Any]
 
 
 def findings(result: Result) -> list[Finding]:
-    """Is the picture read, carried to the verdict, where overruled, by what, by alarming words as such, reversible?
-
-    And are safe and unsafe separable in words, where that was asked.
-    """
-    found = [_read(result), _carried(result), _overruled_at(result), _overruled_by(result), _alarming_words(result),
-             _reversed(result)]  # fmt: skip
-    apart = result.get("separability")
-    return found if apart is None else [*found, separable_in_words(apart, result["layers"][-1])]
+    """Is the picture read, carried to the verdict, where overruled, by what, by alarming words as such, reversible?"""
+    return [_read(result), _carried(result), _overruled_at(result), _overruled_by(result), _alarming_words(result),
+            _reversed(result)]  # fmt: skip
 
 
 def _read(result: Result) -> Finding:
@@ -87,7 +82,6 @@ def _overruled_at(result: Result) -> Finding:
         "last": layers[-1],
         "sentence_from": sentence,
         "picture_from": picture,
-        "within": _within_a_sentence(result),
     }
     if cases["subset"] is None:
         return Finding("overruled_at", Answer.NOWHERE, evidence)
@@ -97,7 +91,7 @@ def _overruled_at(result: Result) -> Finding:
     if picture is None:
         last = effect_at(rows["picture"], "verdict", layers[-1]) if rows["picture"] else None
         evidence["picture_then"] = last
-        return Finding("overruled_at", Answer.NEVER_ARRIVES if _below(last) else _unordered(last), evidence)
+        return Finding("overruled_at", Answer.NEVER_ARRIVES if _beyond_half(last) < 0 else _unordered(last), evidence)
     evidence["picture_then"], evidence["picture"] = (
         effect_at(rows["picture"], "verdict", layer) for layer in (sentence, picture)
     )
@@ -109,37 +103,24 @@ def _order(rows: Mapping[str, Any], layers: list[int], sentence: int, picture: i
     if sentence != picture:
         first, other = ("sentence", "picture") if sentence < picture else ("picture", "sentence")
         here, behind = (effect_at(rows[what], "verdict", min(sentence, picture)) for what in (first, other))
-        if _above(here) and _below(behind):
+        if _beyond_half(here) > 0 > _beyond_half(behind):
             return Answer.BEFORE if sentence < picture else Answer.AFTER
         return _unordered(here, behind)
     both = [effect_at(some, "verdict", sentence) for some in (rows["sentence"], rows["picture"])]
     at = layers.index(sentence)
     earlier = [effect_at(some, "verdict", layers[at - 1]) for some in rows.values()] if at else []
-    return Answer.AT_ONCE if all(map(_above, both)) and all(map(_below, earlier)) else _unordered(*both)
+    at_once = all(_beyond_half(entry) > 0 for entry in both) and all(_beyond_half(entry) < 0 for entry in earlier)
+    return Answer.AT_ONCE if at_once else _unordered(*both)
 
 
-def _above(entry: Mapping[str, Any] | None) -> bool:
-    """Whether the whole interval of a share of the way lies above a half."""
-    return entry is not None and entry["low"] is not None and entry["low"] > ARRIVED
-
-
-def _below(entry: Mapping[str, Any] | None) -> bool:
-    """Whether the whole interval of a share of the way lies below a half."""
-    return entry is not None and entry["high"] is not None and entry["high"] < ARRIVED
+def _beyond_half(entry: Mapping[str, Any] | None) -> int:
+    """Return 1 if the whole interval of a share of the way lies above a half, −1 if below, else 0."""
+    return 0 if entry is None else side(entry, ARRIVED)
 
 
 def _unordered(*entries: Mapping[str, Any] | None) -> Answer:
     few = [entry for entry in entries if entry is None or entry["clusters"] < FEWEST]
     return Answer.TOO_FEW if few else Answer.NOT_SHOWN
-
-
-def _within_a_sentence(result: Result) -> dict[str, Any] | None:
-    """Where failures depart from successes of the same sentence, and how far they lie apart at the last layer."""
-    within = result["lens"]["within"]
-    if not within or within["layer"] is None:
-        return None
-    gap = next(row for row in within["gaps"] if row["layer"] == result["layers"][-1])
-    return {"from": within["layer"], "gap": gap}
 
 
 def _overruled_by(result: Result) -> Finding:
@@ -181,13 +162,3 @@ def _reversed(result: Result) -> Finding:
 def _reversal(result: Result, arm: str) -> Mapping[str, Any]:
     row: Mapping[str, Any] = next(row for row in result["undo"] if row["arm"] == arm)
     return row
-
-
-def separable_in_words(apart: Result, last: int) -> Finding:
-    """Whether words tell safe from unsafe better than the picture along the direction, at the layer that was chosen."""
-    chosen = apart["chosen"]
-    answer = Answer.CANNOT_TELL if chosen is None else stated(chosen["change"])
-    drift = None if chosen is None else next(row for row in apart["drift"] if row["layer"] == chosen["layer"])
-    evidence = {"chosen": chosen, "drift": drift, "last": last, "reference": apart["reference"],
-                "reason": apart["reason"]}  # fmt: skip
-    return Finding("separable_in_words", answer, evidence)

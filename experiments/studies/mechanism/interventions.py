@@ -118,12 +118,12 @@ def twin_gaps(
     different sentences. ``difference`` is spread − apart. ``twin`` is each case's twin, −1 without one.
     """
     gap = np.where(cases.safe & (twin >= 0), margins - margins[twin], np.nan)
-    names, codes = np.unique(cases.questions, return_inverse=True)
-    means = np.bincount(codes, margins) / np.bincount(codes)
+    codes = np.unique(cases.questions, return_inverse=True)[1]
+    sizes = np.bincount(codes)
     # Each case against the mean of every other sentence, weighted by the sentence's cases: one number a case.
-    away = np.abs(margins[:, None] - means) * (codes[:, None] != np.arange(len(names)))
-    weight = np.bincount(codes) * (codes[:, None] != np.arange(len(names)))
-    spread = np.where(len(names) > 1, (away * np.bincount(codes)).sum(1) / np.maximum(weight.sum(1), 1), np.nan)
+    others = sizes * (codes[:, None] != np.arange(len(sizes)))
+    away = np.abs(margins[:, None] - np.bincount(codes, margins) / sizes)
+    spread = (away * others).sum(1) / np.maximum(others.sum(1), 1) if len(sizes) > 1 else np.full(len(codes), np.nan)
     return {
         "gap": estimator.effect(gap),
         "apart": estimator.mean(np.abs(gap)),
@@ -202,18 +202,15 @@ def prior_shares(
     margins: np.ndarray, priors: np.ndarray, questions: np.ndarray, estimator: Resamples
 ) -> dict[str, Any]:
     """``mitigation.prior_correction.prior_share`` of the cases, with a bootstrap interval of R²."""
-    found = prior_share(margins, priors, questions.tolist())
-    draws = estimator.bootstrap.multiplicity[:, estimator.bootstrap.cluster].astype(float)
-    total = draws.sum(1)
-    centred = [values - values.mean() for values in (margins, priors)]
-    means = [draws @ values / total for values in centred]
-    moments = {(i, j): draws @ (centred[i] * centred[j]) / total - means[i] * means[j] for i in (0, 1) for j in (i, 1)}
+    share = prior_share(margins, priors, questions.tolist())
+    bootstrap = estimator.bootstrap
     with np.errstate(divide="ignore", invalid="ignore"):
-        explained = moments[0, 1] ** 2 / (moments[0, 0] * moments[1, 1])
-    clusters = estimator.bootstrap.clusters()
-    low, high = percentile_interval(np.where(np.isfinite(explained), explained, np.nan), clusters=clusters) or (
-        None,
-        None,
-    )
-    return {**found._asdict(), "r2": {"value": found.explained, "low": low, "high": high, "n": len(margins),
-                                      "clusters": clusters}}  # fmt: skip
+        covariances = [
+            np.cov(margins, priors, fweights=weights) for weights in bootstrap.multiplicity[:, bootstrap.cluster]
+        ]
+        explained = np.array([table[0, 1] ** 2 / (table[0, 0] * table[1, 1]) for table in covariances])
+    clusters = bootstrap.clusters()
+    interval = percentile_interval(np.where(np.isfinite(explained), explained, np.nan), clusters=clusters)
+    low, high = interval or (None, None)
+    r2 = {"value": share.explained, "low": low, "high": high, "n": len(margins), "clusters": clusters}
+    return {**share._asdict(), "r2": r2}

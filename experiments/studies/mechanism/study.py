@@ -1,7 +1,7 @@
 """``+exp=mechanism``: why the baseline fails, by causal tools on its failures and matched successes.
 
 In the run's directory, beside the baseline's study: ``mechanism.json`` (all numbers and the sentences),
-``figures/mechanism.svg`` and ``.png``, ``figures/separability.svg`` and ``.png``, and a section of the report.
+``figures/mechanism.svg`` and ``.png``, and a section of the report.
 """
 
 from dataclasses import asdict, dataclass
@@ -24,11 +24,6 @@ ALT = ("Four panels: what linear probes read at each residual layer; the Yes/No 
        "at each layer; and the AUROC with what overrules the picture taken away.")  # fmt: skip
 CAPTION = ("Probes by layer; the margin by layer (bands and bars: 95% intervals over clusters); failures run "
            "with another prompt's states, place by place and layer by layer; what is taken away.")  # fmt: skip
-APART_ALT = ("Two panels by residual layer: how often the safe of two cases of one sentence lies further towards "
-             "safe, with the picture, with a caption and in words; and how large the picture's drift is.")  # fmt: skip
-APART_CAPTION = ("Along the direction from unsafe to safe in words, fitted without the sentences that it is read on: "
-                 "pairs of one sentence in the right order (bands: 95% intervals), and the drift from words to "
-                 "picture.")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -39,7 +34,6 @@ class Mechanism:
     to them and the twins of both. ``width`` is the layers in a window of a knockout, one of which begins every
     ``stride`` layers. ``layers`` is how many layers of the residual stream are looked at, evenly from first to last.
     ``prior`` is what stands for the picture where the sentence's own say is measured (``mitigation.prior_correction``).
-    ``separability`` is how many cases, of whole sentences, are asked in words as well (0: none): separability by layer.
     ``draws`` are those of the intervals here.
     """
 
@@ -48,7 +42,6 @@ class Mechanism:
     stride: int = 1
     layers: int = 9
     prior: str = "blank"
-    separability: int = 800
     draws: int = 2000
 
     def __post_init__(self) -> None:
@@ -58,8 +51,7 @@ class Mechanism:
             UserError: a value is outside its range.
         """
         for name, value, least in (("failures", self.failures, 1), ("width", self.width, 1), ("stride", self.stride, 1),
-                                   ("layers", self.layers, 2), ("separability", self.separability, 0),
-                                   ("draws", self.draws, 1)):  # fmt: skip
+                                   ("layers", self.layers, 2), ("draws", self.draws, 1)):  # fmt: skip
             if value is not None and value < least:
                 raise UserError(f"task.{name}={value}: must be at least {least}")
         check_prior(self.prior, 1)
@@ -95,8 +87,6 @@ class Mechanism:
             title = f"Why it fails: {work.model_title} on {work.run.benchmark.name}"
             numbered = [f"{number}. {sentence}" for number, sentence in enumerate(told_first(result), start=1)]
             figures = {NAME: SectionFigure(figure.draw(result), ALT, CAPTION)}
-            if result["separability"] and result["separability"]["rows"]:
-                figures["separability"] = SectionFigure(figure.separability(result), APART_ALT, APART_CAPTION)
             section = Section(title, numbered, tables.tables(result), note=" ".join(result["notes"]))
             return section, figures
 

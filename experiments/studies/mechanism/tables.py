@@ -1,12 +1,11 @@
 """mechanism.json as tables, for the report and the terminal."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from experiments.report.numbers import MISSING, fixed, percent
 from experiments.report.table import Cell, Column, Narrow, Table, by_layer, estimate, grouped, percentage
 from experiments.studies.mechanism.interventions import PLACES
-from experiments.studies.mechanism.separability import FORMS
 
 Result = Mapping[str, Any]
 Record = dict[str, "str | Cell"]
@@ -16,7 +15,7 @@ LABEL, LAYER, OTHER = 16, 6, 10  # characters of a column in the terminal: the f
 def tables(result: Result) -> list[Table]:
     """Every table that has rows, in the order of the sentences."""
     found = [probes(result), controls(result), knockout(result), *patching(result), lens(result), directions(result),
-             cosines(result), reversal(result), *separability(result)]  # fmt: skip
+             cosines(result), reversal(result)]  # fmt: skip
     return [table for table in found if table.rows]
 
 
@@ -125,18 +124,12 @@ def patching(result: Result) -> list[Table]:
 
 
 def lens(result: Result) -> Table:
-    """The margin by layer of each subset's failures and successes, and where they depart."""
+    """The margin by layer of each subset's failures and successes."""
     records: list[Record] = []
     for curve in result["lens"]["curves"]:
         name = f"{curve['subset'].replace('_', '-')}, {'failures' if curve['failed'] else 'successes'}"
         cells = {f"layer {layer}": estimate(one) for layer, one in zip(result["layers"], curve["margin"], strict=True)}
         records.append({"margin, logits": name, "n": str(curve["margin"][0]["n"]), **cells})
-    for key, words in (("pooled", "failures − successes"), ("within", "the same under one sentence")):
-        part = result["lens"][key]
-        if part and part["gaps"]:
-            n = f"{part['gaps'][0]['failures']}, {part['gaps'][0]['successes']}"
-            cells = {f"layer {row['layer']}": estimate(row) for row in part["gaps"]}
-            records.append({"margin, logits": words, "n": n, **cells})
     return _table("Yes/No margin that each layer would give (logit lens at the last column of the prompt).", records)
 
 
@@ -194,38 +187,3 @@ def reversal(result: Result) -> Table:
             for row in result["undo"]
         ),
     )
-
-
-def separability(result: Result) -> list[Table]:
-    """Form and quantity by layer, and the drift by layer."""
-    found = result.get("separability")
-    if not found or not found["rows"]:
-        return []
-    records: list[Record] = []
-    layers = [f"layer {layer}" for layer in result["layers"]]
-    for (form,), rows in grouped(found["rows"], "form").items():
-        cells: list[tuple[str, Callable[[Mapping[str, Any]], str | Cell]]]
-        cells = [("safe first, within a sentence", lambda row: percentage(row["within"])),
-                 ("AUROC", lambda row: estimate(row["auroc"], 2)),
-                 ("AUROC, shuffled labels", lambda row: fixed(row["shuffled"], 2))]  # fmt: skip
-        if all(row["untrained"] for row in rows):
-            cells.append(("AUROC, random weights at most", lambda row: fixed(max(row["untrained"]), 2)))
-        cells.append(("gap, of the one fitted to", lambda row: estimate(row["gap"], 2)))
-        records += [{"read": f"{name}, {FORMS[form]}", **by_layer(rows, cell)} for name, cell in cells]
-    drift = [
-        {"drift": name, **dict.fromkeys(layers, MISSING), **by_layer(found["drift"], cell)}
-        for name, cell in (
-            ("size, of the states’", lambda row: f"{percent(row['norm'] / row['states'], 0)}%"),
-            ("cosine with the direction", lambda row: fixed(row["cosine"], 2, sign=True)),
-        )
-    ]
-    words = {"words": "what the benchmark says the picture shows", "caption": "the model’s own caption"}
-    return [
-        _table(
-            "Separability along the direction from unsafe to safe that the states at the last column have with "
-            f"{words[found['reference']]} in the sentence and no picture, fitted without the sentences that it is read "
-            f"on (n = {found['n']}).",
-            records,
-        ),
-        _table("The drift: the mean of states with the picture less those in words.", drift),
-    ]

@@ -104,6 +104,16 @@ def test_a_case_is_read_whole(tmp_path: Path) -> None:
     }
 
 
+def test_only_described_pictures_can_be_chosen(tmp_path: Path) -> None:
+    nothing = {"description": "", "short description": " "}
+    tree(tmp_path, {"5": entry("5"), "6": entry("6", description=""), "7": entry("7", **nothing)})
+    everything = MOSSBench(str(tmp_path), strict=True).load()
+    assert {case.id: case.described for case in everything.samples} == {"m5": "A toy.", "m6": "Toy", "m7": ""}
+    described = MOSSBench(str(tmp_path), strict=True, described=True).load()
+    assert [case.id for case in described.samples] == ["m5", "m6"]
+    assert described.missing == {"m7": "no description: the data set does not describe the picture"}
+
+
 def test_both_sets_have_ids_of_their_own(tmp_path: Path) -> None:
     tree(tmp_path, {"5": entry("5"), "105": entry("105")})
     images = tree(tmp_path, {"5": entry("5", question="Worse?"), "105": entry("105")}, "data_contrast")

@@ -14,7 +14,6 @@ from PIL import Image
 
 from experiments.benchmarks.images import BadImage, EncodedImage, open_image
 from experiments.evaluation.case_batches import form, opened, size_of
-from experiments.studies.reasoning_stages.conditions import GreyPicture
 from experiments.types import Sample
 from interp.batching import BatchRule
 
@@ -56,13 +55,7 @@ def test_sizes_are_those_of_the_opened_picture(tmp_path: Path) -> None:
     Image.new("RGB", (5, 7)).save(tmp_path / "plain.png")
     (tmp_path / "bad.png").write_bytes(b"no picture")
     encoded = EncodedImage("plain.png", (tmp_path / "plain.png").read_bytes())
-    for source in (
-        tmp_path / "turned.jpg",
-        tmp_path / "plain.png",
-        encoded,
-        Dot(1),
-        GreyPicture(tmp_path / "plain.png"),
-    ):
+    for source in (tmp_path / "turned.jpg", tmp_path / "plain.png", encoded, Dot(1)):
         assert size_of(source) == open_image(source).size
     assert size_of(tmp_path / "turned.jpg") == (8, 16)
     assert size_of(tmp_path / "bad.png") is None

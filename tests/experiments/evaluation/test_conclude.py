@@ -329,17 +329,12 @@ def test_where_not_even_the_failure_can_be_written_the_terminal_says_it(
 @pytest.mark.parametrize(
     ("overrides", "broken", "missing"),
     [
-        (
-            ("+exp=reasoning_stages", "task.failures=2"),
-            "experiments.studies.reasoning_stages.study.summarise",
-            "the stages were not traced",
-        ),
         weekly(
             ("+exp=mechanism", "task.failures=2"),
             "experiments.studies.mechanism.examination.Examination",
             "the mechanism was not examined",
         ),
-        weekly(
+        (
             ("task=attention", "task.figures=0"),
             "experiments.studies.attention.analysis.analyse_failures",
             "attention was not analysed",

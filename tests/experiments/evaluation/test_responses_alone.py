@@ -225,7 +225,7 @@ def test_what_has_no_published_row_says_nothing_of_one(mossbench: Path, tmp_path
     assert len(metrics["summary"]) == 2
 
 
-@pytest.mark.parametrize("task", ["mechanism", "attention", "reasoning_stages"])
+@pytest.mark.parametrize("task", ["mechanism", "attention"])
 def test_a_task_that_looks_inside_a_model_says_that_there_is_none(task: str, tmp_path: Path, no_weights: None) -> None:
     file = written(tmp_path / "web.jsonl", ["x"], ["Yes."])
     run = run_of(f"task={task}", "method=responses", f"method.path={file}", f"output_root={tmp_path / 'out'}")

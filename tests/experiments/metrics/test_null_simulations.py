@@ -36,8 +36,6 @@ from experiments.metrics.yes_no import comparison as verdicts
 from experiments.metrics.yes_no.answers import YesNoAnswers
 from experiments.metrics.yes_no.quantities import YesNoArms
 from experiments.studies.attention.summary import contrasts
-from experiments.studies.reasoning_stages.analysis import caution_table
-from experiments.studies.reasoning_stages.conditions import ASKED, CONDITIONS
 from experiments.studies.vrtuning.side_effects import compare_shares
 from experiments.types import Sample
 
@@ -203,19 +201,6 @@ def study_of_values(rng: np.random.Generator) -> Said:
     return changed(found)
 
 
-def study_of_caution(rng: np.random.Generator) -> Said:
-    """Whether caution is said to change in any condition of the reasoning stages.
-
-    On all cases: failures are picked by what they were answered as asked, so that theirs falls without any effect.
-    """
-    of, seed = iconworld(), int(rng.integers(2**31))
-    drawn = Law.of(of, ~of.unsafe).margins(rng, np.zeros(len(CONDITIONS)), 0.0)
-    met = {name: dict(zip(of.ids, margin < 0, strict=True)) for name, margin in zip(CONDITIONS, drawn, strict=True)}
-    table = caution_table(met, of.ids, cases(), seed=seed, draws=DRAWS)
-    entries = {name: row["change"] for name, row in table.items() if name != ASKED}
-    return {"caution in any condition": any(is_change(one) for one in entries.values())}
-
-
 def simulated(study: Callable[[np.random.Generator], Said], studies: int, *key: int) -> Said:
     """How many of the studies say a change, by quantity; printed in percent."""
     said = Counter[str]()
@@ -264,12 +249,6 @@ def test_no_change_of_what_margins_rank_is_said_too_often() -> None:
 @pytest.mark.slow
 def test_no_change_of_what_a_study_measures_is_said_too_often() -> None:
     check(simulated(study_of_values, LARGE, 4), LARGE)
-
-
-@pytest.mark.slow
-def test_no_change_of_caution_is_said_too_often() -> None:
-    said = simulated(study_of_caution, LARGE, 8)
-    check(said, LARGE)
 
 
 @pytest.mark.slow

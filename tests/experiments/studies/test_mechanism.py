@@ -24,7 +24,6 @@ from experiments.studies.mechanism.cases import (
     twin_indices,
 )
 from experiments.studies.mechanism.controls import ONE_TRUTH, control_rows, holds, holds_from, of_claim
-from experiments.studies.mechanism.departure import lens_rows
 from experiments.studies.mechanism.directions import alarm_effect
 from experiments.studies.mechanism.examination import ablated_margins, spaced_layers
 from experiments.studies.mechanism.findings import findings
@@ -42,7 +41,7 @@ from experiments.studies.mechanism.interventions import (
     shifted_margins,
     twin_gaps,
 )
-from experiments.studies.mechanism.probes import probe_rows
+from experiments.studies.mechanism.probes import lens_rows, probe_rows
 from experiments.studies.mechanism.study import Mechanism
 from experiments.types import Sample
 from interp.errors import UserError
@@ -353,27 +352,19 @@ def test_twins_and_sentences_are_told_apart() -> None:
     assert found["spread"]["value"] == pytest.approx(8, abs=0.01)
 
 
-def test_failures_part_pooled_and_within_a_sentence_where_planted() -> None:
-    samples = paired(120, lambda pair: f"s{pair // 4}")
-    fails = np.array([i % 2 == 0 and (i // 8 < 18 or i // 2 % 4 == 0) for i in range(240)])
-    verdicts = tuple("no" if fails[i] or i % 2 else "yes" for i in range(240))
-    cases = AnsweredCases(samples, verdicts)
-    lens = 0.01 * np.random.default_rng(0).normal(size=(3, 240)) - 0.1
-    lens[0] += 0.1
-    lens[1:] -= 2.0 * (np.arange(240) // 8 < 18)  # from layer 1 on the sentence
-    lens[2] -= 0.3 * fails  # from layer 2 on the case
-    found = lens_rows(
-        lens, cases, "over_safety", Resamples.of_names(cases.clusters, draws=200, seed=0), layers=[0, 1, 2]
-    )
-    assert found["pooled"]["layer"] == 1
-    assert found["within"]["layer"] == 2
-    assert found["within"]["gaps"][2]["value"] == pytest.approx(-0.3, abs=0.01)
-    assert (found["within"]["gaps"][2]["failures"], found["within"]["gaps"][2]["clusters"]) == (12, 12)
-    assert found["settled"] == 1
-    assert (
-        lens_rows(lens, cases, None, Resamples.of_names(cases.clusters, draws=20, seed=0), layers=[0, 1, 2])["within"]
-        is None
-    )
+def test_the_lens_has_a_curve_for_the_failures_and_the_successes_of_each_subset() -> None:
+    samples = paired(24)
+    failed = np.arange(48) % 4 == 0  # every second safe case
+    cases = AnsweredCases(samples, tuple("no" if fails or i % 2 else "yes" for i, fails in enumerate(failed)))
+    lens = np.stack([np.zeros(48), np.where(failed, -2.0, 1.0), np.where(cases.safe, 1.0, -1.0)])
+    found = lens_rows(lens, cases, Resamples.of_names(cases.clusters, draws=50, seed=0))
+    curves = {(row["subset"], row["failed"]): [entry["value"] for entry in row["margin"]] for row in found["curves"]}
+    assert curves == {
+        ("over_safety", True): [0, -2, 1],
+        ("over_safety", False): [0, 1, 1],
+        ("typical", False): [0, 1, -1],
+    }
+    assert [row["value"] for row in found["auroc"]] == [0.5, 0.25, 1]
 
 
 def test_taking_the_prior_away_brings_back_what_it_hid_and_a_constant_does_not() -> None:
@@ -458,10 +449,7 @@ def told() -> dict[str, Any]:
         "gaps": {"picture": entry(0.3), "sentence": entry(2.0)},
         "least_gap": 0.25,
         "refused": {"picture": 0, "sentence": 2},
-        "lens": {"curves": [{"subset": "over_safety", "failed": True, "margin": [entry(-1.0)] * 3}], "auroc": [],
-                 "wrong": None, "settled": 1, "pooled": None,
-                 "within": {"layer": 2, "gaps": [{"layer": p, "failures": 4, "successes": 3, **entry(-0.2)}
-                                                 for p in (0, 1, 2)]}},
+        "lens": {"curves": [{"subset": "over_safety", "failed": True, "margin": [entry(-1.0)] * 3}], "auroc": []},
         "directions": [{"name": "will refuse", "kind": "logistic", "layer": 1, "auroc": 0.9, "accuracy": 0.8, "n": 29,
                         "groups": 9, "gap": entry(1.0)}],
         "cosines": [{"layer": 1, "one": "a", "other": "b", "cosine": 0.5}],
@@ -620,6 +608,6 @@ def test_a_direction_is_ablated_without_the_host_waiting(vlm: VLM) -> None:
     with Masked() as plain:
         vlm.score(prompts)
     with Masked() as ablating:
-        found = ablated_margins(vlm, prompts, unit, 0.0, layer=1, batch_size=2)
+        found = ablated_margins(vlm, prompts, unit, 0.0, layer=1)
     assert ablating.found == plain.found  # the model's own, where it puts the image features
     assert not np.allclose(found, vlm.score(prompts).numpy())
