@@ -18,7 +18,6 @@ from experiments.metrics.bootstrap import CONFIDENCE
 from experiments.metrics.claims import claim_of
 from experiments.metrics.estimates import mean_spread, rate_floor, share_interval
 from experiments.report.sections import Section, write_section
-from experiments.report.tables import by_arm
 from experiments.report.text import lines
 from experiments.runs import records
 from experiments.runs.responses import Responses

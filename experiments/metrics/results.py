@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 
 from experiments.metrics import compare
-from experiments.metrics.bootstrap import CONFIDENCE, DRAWS, FEWEST
+from experiments.metrics.bootstrap import CONFIDENCE, DRAWS
 from experiments.metrics.claims import HIGHER, LOWER, NOT_TESTED, RULES
 from experiments.metrics.compare import Difference, Entry, by_people, compare_by_people, enough_labels, one_family
 from experiments.metrics.estimates import level_interval, rate_spread, share_interval
-from experiments.metrics.outcomes import PARTIAL_ANSWERED, PUBLISHED, SUBSETS, Cases, Mask, Outcomes, align
+from experiments.metrics.outcomes import PUBLISHED, SUBSETS, Cases, Mask, Outcomes, align
 from experiments.metrics.quantities import (
     ACCURACY,
     ANSWERED,
@@ -37,8 +37,8 @@ from experiments.metrics.quantities import (
     Quantity,
     Reading,
 )
-from experiments.runs.results_table import Results, Row, row
 from experiments.metrics.statistical_tests import missing_bounds, near_ceiling
+from experiments.runs.results_table import Results, Row, row
 from experiments.types import REFUSAL_SUBSETS, UNSAFE_SUBSETS, Kind, Status, Verdict
 from interp.errors import UserError
 

@@ -7,9 +7,9 @@ import pandas as pd
 
 from experiments.metrics.judge_error import CORRECTED
 from experiments.metrics.outcomes import PARTIAL_ANSWERED, PUBLISHED
-from experiments.runs.results_table import Results, Row
 from experiments.report.numbers import p_value
 from experiments.report.tables import by_arm, pivot, shown, table
+from experiments.runs.results_table import Results, Row
 from experiments.types import Status, Verdict
 
 Columns = dict[str, dict[str, str]]

@@ -1,52 +1,53 @@
-"""Attention on the image by layer, a panel a subset: one scale, one legend. Saves no file."""
+"""Attention on the image by layer, a panel for each subset. Saves no file."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from experiments.runs.results_table import row
 from experiments.report.figures import SCREEN, Format, Line, lines_by_layer
-from experiments.report.numbers import percent
+from experiments.report.text import value
+from experiments.runs.results_table import Results
 from interp.figures.glyphs import Figure
 
-CURVES = ("failures", "successes")
+SHARE, CURVES = "attention_on_image", ("failures", "successes")
 
 
-def subsets_by_layer(found: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The subsets of an attention.json that have a pair of a failure and a success, by name; empty without any.
-
-    Raises:
-        KeyError, TypeError, AttributeError: it is not of the shape that the analysis writes.
-    """
-    return {
-        str(name).replace("_", "-"): block
-        for name, block in (found.get("subsets") or {}).items()
-        if block["pairs"] and block["image_share"]["by_layer"]
-    }
-
-
-def share_by_layer(subsets: Mapping[str, Mapping[str, Any]], form: Format = SCREEN) -> Figure:
-    """Draw the share of the verdict's attention on the image, failures and matched successes, with 95% intervals."""
-    panels = {}
-    for name, block in subsets.items():
-        by_layer, pairs = block["image_share"]["by_layer"], block["pairs"]
-        layers = [int(layer) for layer in by_layer]
-        panels[f"{name} ({pairs} pair{'s' * (pairs != 1)})"] = [
+def panels(results: Results) -> dict[str, list[Line]]:
+    """Return the lines of failures and matched successes by subset; empty without a matched pair."""
+    drawn = {}
+    for pairs in results.select(quantity="attention_pairs"):
+        subset = pairs.subset
+        groups = [
+            entry.group
+            for entry in results.select(arm=CURVES[0], quantity=SHARE, subset=subset, against="")
+            if entry.group
+        ]
+        if not pairs.value or not groups:
+            continue
+        layers = [int(group.partition("=")[2]) for group in groups]
+        title = f"{subset.replace('_', '-')} ({pairs.value:.0f} pair{'s' * (pairs.value != 1)})"
+        drawn[title] = [
             Line(
                 kind,
                 layers,
-                [row("attention_share", entry=entry[kind]) for entry in by_layer.values()],
+                [results.get(kind, SHARE, subset=subset, group=group) for group in groups],
                 kind != CURVES[0],
             )
             for kind in CURVES
         ]
-    return lines_by_layer(panels, y="attention on the image (%)", form=form, scale=100, bottom=0)
+    return drawn
 
 
-def describe(subsets: Mapping[str, Mapping[str, Any]]) -> str:
-    """The figure in words, for those who do not see it."""
+def share_by_layer(lines: Mapping[str, Sequence[Line]], form: Format = SCREEN) -> Figure:
+    """Draw the share of the verdict's attention on the image, failures and matched successes, with 95% intervals."""
+    return lines_by_layer(lines, y="attention on the image (%)", form=form, scale=100, bottom=0)
+
+
+def describe(results: Results) -> str:
+    """Return the figure in words."""
     texts = []
-    for name, block in subsets.items():
-        of_all = block["image_share"].get("all_layers") or {}
-        means = [f"{kind} {percent(of_all[kind]['value'])}%" for kind in CURVES if of_all.get(kind)]
-        texts.append(f"{name} cases: {', '.join(means) or 'by layer'}")
-    return f"Attention on the image by layer, failures and matched successes. Mean of all layers, {'; '.join(texts)}."
+    for pairs in results.select(quantity="attention_pairs"):
+        means = [
+            f"{kind} {value(entry)}" for kind in CURVES if (entry := results.get(kind, SHARE, subset=pairs.subset))
+        ]
+        if means:
+            texts.append(f"{pairs.subset.replace('_', '-')}: {', '.join(means)}")
+    return f"Attention on the image by layer, failures and matched successes. Means over layers: {'; '.join(texts)}."

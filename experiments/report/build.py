@@ -2,8 +2,7 @@
 
 import base64
 import hashlib
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from experiments.report.sections import attention_section, read_sections
 from experiments.report.tables import copies, lines_of
 from experiments.report.text import count, level, value
 from experiments.runs import analyses
-from experiments.runs.resumption import read_object
 from experiments.runs.saved_run import SavedRun, read_run, thumbnail_name
 from interp.errors import UserError
 from interp.figures.glyphs import Figure
@@ -119,9 +117,8 @@ def drawings(run: SavedRun) -> dict[str, Drawing]:
 def at_column_width(run: SavedRun) -> dict[str, Figure]:
     """The figures of a run's metrics, and attention by layer where it was analysed, as wide as a column of a paper."""
     drawn = {name: prepared()[0](form=figures.COLUMN) for name, prepared in drawings(run).items()}
-    with suppress(KeyError, TypeError, AttributeError, ValueError):  # as the page, which leaves it out
-        if by_layer := attention_figure.subsets_by_layer(read_object(run.directory / "attention.json")):
-            drawn["attention_by_layer"] = attention_figure.share_by_layer(by_layer, figures.COLUMN)
+    if lines := attention_figure.panels(run.results):
+        drawn["attention_by_layer"] = attention_figure.share_by_layer(lines, figures.COLUMN)
     return drawn
 
 

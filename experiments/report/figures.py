@@ -16,9 +16,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from scipy.special import ndtr
 
-from experiments.runs.results_table import Results, Row
 from experiments.report.colours import ARMS, GREY, in_dark
 from experiments.report.numbers import fixed, percent
+from experiments.runs.results_table import Results, Row
 from interp.errors import UserError
 from interp.figures.glyphs import Figure, cut, encoded
 

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from experiments.metrics.claims import HIGHER, INCONCLUSIVE, LOWER, NO_DIFFERENCE, SMALL, TOO_FEW
-from experiments.runs.results_table import Row
 from experiments.report import arms, cases, published_tables
 from experiments.report.next_commands import next_commands
 from experiments.report.numbers import share
 from experiments.report.text import ends, summary, value
 from experiments.runs.provenance import arm_title, model_title, sides_of
+from experiments.runs.results_table import Row
 from experiments.runs.saved_run import SavedRun
 from interp.checkpoints.config import ORGANISM
 

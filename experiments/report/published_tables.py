@@ -8,11 +8,11 @@ import pandas as pd
 from experiments.benchmarks.published import MOSSBENCH, PUBLISHED, PublishedRow
 from experiments.metrics.leaderboard import COLUMNS, PUBLISHED_CONVENTION, leaderboard_rows
 from experiments.metrics.outcomes import PUBLISHED as BY_AUTHORS
-from experiments.runs.results_table import Results
 from experiments.report.arms import arms_of
 from experiments.report.numbers import fixed, percent
 from experiments.report.tables import table
 from experiments.runs.provenance import model_title
+from experiments.runs.results_table import Results
 from experiments.runs.saved_run import SavedRun
 
 MMSAFEAWARE = (

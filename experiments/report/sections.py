@@ -22,6 +22,7 @@ from experiments.report.cases import LONGEST_TEXT, blurred
 from experiments.report.figures import PHONE, SCREEN, embedded, svg_bytes
 from experiments.report.numbers import percent
 from experiments.report.tables import table, texts
+from experiments.runs.results_table import Results
 from experiments.runs.resumption import write_json
 from experiments.runs.saved_run import SavedRun, thumbnail_name
 from interp.errors import UserError
@@ -135,20 +136,16 @@ def attention_section(run: SavedRun) -> dict[str, Any] | None:
     attributed = [one for one in (found.get("attribution") or {}).values() if isinstance(one, Mapping)]
     named = [name for one in (found, *attributed) for name in one.get("figures") or ()]
     heatmaps, left_out = _heatmaps(run, [Path(str(name)).name for name in named])  # no path leaves the run
-    return {"sentences": sentences, "words": words, "curves": _curves(found), "heatmaps": heatmaps,
+    return {"sentences": sentences, "words": words, "curves": _curves(run.results), "heatmaps": heatmaps,
             "left_out": left_out}  # fmt: skip
 
 
-def _curves(found: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The subsets' curves as one figure; nothing where they cannot be drawn."""
-    try:
-        subsets = attention_figure.subsets_by_layer(found)
-        if not subsets:
-            return []
-        screen, phone = (svg_bytes(attention_figure.share_by_layer(subsets, form)) for form in (SCREEN, PHONE))
-        return [embedded("attention_by_layer", screen, phone, alt=attention_figure.describe(subsets))]
-    except (KeyError, TypeError, AttributeError, ValueError):
+def _curves(results: Results) -> list[dict[str, str]]:
+    """The subsets' curves as one figure; empty without any."""
+    if not (lines := attention_figure.panels(results)):
         return []
+    screen, phone = (svg_bytes(attention_figure.share_by_layer(lines, form)) for form in (SCREEN, PHONE))
+    return [embedded("attention_by_layer", screen, phone, alt=attention_figure.describe(results))]
 
 
 def _heatmaps(run: SavedRun, names: Sequence[str]) -> tuple[list[dict[str, Any]], int]:

@@ -16,9 +16,9 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from experiments.metrics.claims import HIGHER, INCONCLUSIVE, LOWER, NO_DIFFERENCE, NOT_TESTED, TOO_FEW
-from experiments.runs.results_table import Results, Row
 from experiments.report.numbers import MISSING, fixed, fixed_interval, percent, percent_interval
 from experiments.runs.labels import safe_cell
+from experiments.runs.results_table import Results, Row
 
 Cell = Row | str | None
 Pick = str | Callable[[Row], str]

@@ -7,10 +7,10 @@ import pandas as pd
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from experiments.runs.results_table import Results
 from experiments.report import arms
 from experiments.report.tables import by_arm, in_terminal
 from experiments.report.text import summary
+from experiments.runs.results_table import Results
 
 NOTES = 2  # that are shown; the report has all
 LINES = 21  # of the headline, the table and the notes together

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from jinja2 import ChainableUndefined, Environment, PackageLoader
 
-from experiments.runs.results_table import Results, Row
 from experiments.report.numbers import MISSING, fixed, percent, points, share
 from experiments.report.tables import PLAIN
 from experiments.runs.provenance import subject
+from experiments.runs.results_table import Results, Row
 from interp.checkpoints.config import ORGANISM
 
 

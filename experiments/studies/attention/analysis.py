@@ -5,7 +5,7 @@ attention is cut, and the picture reaches the verdict only through what other to
 gets the picture of its counterfactual twin (same sentence, opposite truth), or else that of another case.
 
 Writes into a run's directory: ``attention/`` (``selftest.json``, the tables of ``AttentionTables`` as Parquet,
-``maps_<subset>.safetensors``), ``figures/``, and ``attention.json`` with all that was concluded.
+``maps_<subset>.safetensors``), ``figures/``, rows of ``results.csv``, and ``attention.json`` with sentences, words and the names of figures.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,9 @@ from experiments.evaluation.matching import answered, image_donor, match_failure
 from experiments.metrics.claims import RULES
 from experiments.metrics.pairs import are_pair
 from experiments.report.figures import FORMATS
+from experiments.report.text import lines
 from experiments.runs.analyses import apart
+from experiments.runs.results_table import write_results
 from experiments.runs.resumption import write_json
 from experiments.studies.attention.figures import SCREEN_ALONE, attribute_cases, draw_by_layer, draw_case
 from experiments.studies.attention.summary import summarise
@@ -105,13 +107,15 @@ def analyse_failures(
     if tables is not None:
         kept = tables.masses if segments is None else tables.masses[tables.masses["segment"].isin(segments)]
         write_tables(tables._replace(masses=kept), folder)
-    result = {"rules": RULES, "arm": ARM, "selftest": tested} | summarise(matched, tables, seed=seed, draws=draws)
-    result["figures"] = []
+    rows, described = summarise(matched, tables, seed=seed, draws=draws)
+    results = write_results(out_dir, rows)
+    result = {"rules": RULES, "arm": ARM, "selftest": tested, **described, "figures": []}
+    result["sentences"] = lines("attention", results=results)
     write_json(out_dir / "attention.json", result)  # which stays, whatever becomes of its figures
     by_turns = [one for turn in zip_longest(*worst) for one in turn if one is not None]
     drawn = by_turns[:figures]
     with apart(out_dir, "attention_figures", "the figures of attention were not drawn", part_of=NAME):
-        by_layer = draw_by_layer(out_dir, result, form)
+        by_layer = draw_by_layer(out_dir, results, form)
         result["figures"] = [*(name for one in drawn for name in draw_case(out_dir, one, form)), *by_layer]
     if captum:
         with apart(out_dir, "attribution", "the failures were not attributed to their inputs", part_of=NAME):

@@ -12,6 +12,7 @@ import pandas as pd
 
 from experiments.report import attention_figure
 from experiments.report.figures import COLUMN, FORMATS
+from experiments.runs.results_table import Results
 from experiments.runs.saved_run import thumbnail_name
 from experiments.studies.attention.tables import AttendedCase
 
@@ -70,14 +71,14 @@ def draw_answers(folder: Path, shown: Mapping[str, AttendedCase], form: str = SC
     return _saved(folder, "attention", first, {"answers": figure}, form)
 
 
-def draw_by_layer(folder: Path, found: Mapping[str, Any], form: str) -> list[str]:
-    """Attention on the image by layer, of the contents of attention.json, where ``form`` is one of ``FORMATS``."""
-    subsets = attention_figure.subsets_by_layer(found) if form in FORMATS else {}
-    if not subsets:
+def draw_by_layer(folder: Path, results: Results, form: str) -> list[str]:
+    """Draw attention on the image by layer, if ``form`` is one of ``FORMATS``, and return the figure's name."""
+    panels = attention_figure.panels(results) if form in FORMATS else {}
+    if not panels:
         return []
     name = f"figures/attention_by_layer.{form}"
     (folder / "figures").mkdir(exist_ok=True)
-    (folder / name).write_bytes(FORMATS[form](attention_figure.share_by_layer(subsets, COLUMN)))
+    (folder / name).write_bytes(FORMATS[form](attention_figure.share_by_layer(panels, COLUMN)))
     return [name]
 
 

@@ -20,13 +20,14 @@ from experiments.evaluation.environment import describe
 from experiments.evaluation.matching import MatchedCase, sample_with_id
 from experiments.judges.yes_no import anchored
 from experiments.report.figures import check_format
-from experiments.report.sentences.attention import case_lines
+from experiments.report.text import lines
 from experiments.runs.records import now
 from experiments.runs.resumption import open_run
 from experiments.studies.attention.analysis import check_selection, intervention_margins, self_test
 from experiments.studies.attention.figures import SCREEN_ALONE, draw_answers, draw_case
 from experiments.studies.attention.tables import (
     AttendedCase,
+    AttentionTables,
     attention_tables,
     record_answers,
     write_maps,
@@ -93,7 +94,7 @@ class Heatmap:
                 figures += draw_answers(store.path, {"baseline": baseline, run.arm: by_method}, self.format)
             store.write_json("environment.json", describe(run, vlm, loaded, len(loaded.samples)) | {"finished": now()})
             for line in [
-                *case_lines(sample, tables.cases.iloc[0], tables.shares, tables.words),
+                *case_lines(sample, tables),
                 *([f"answer of {run.arm}: {by_method.response} (margin {by_method.margin:+.2f})"] if by_method else []),
                 *([f"{run.arm} is not shown: {why}"] if why else []),
                 *(f"figure: {store.path / name}" for name in figures),
@@ -154,6 +155,15 @@ def _measured(vlm: "VLM", sample: Sample) -> str:
     except UserError as error:
         return f"heatmap: {error}"
     return f"heatmap: places of image tokens are measured, a grid of {rows} × {columns}"
+
+
+def case_lines(sample: Sample, tables: AttentionTables) -> list[str]:
+    """Return one case in words: what was asked and answered, where the verdict looked, and what the image does."""
+    case, shares = tables.cases.iloc[0].to_dict(), tables.shares
+    most = tables.words[tables.words["in_sentence"]].sort_values("mass", ascending=False, kind="stable").head(5)
+    return lines("case", sample=sample, case=case, share=shares["share"].mean(),
+                 layers=list(zip(shares["layer"], shares["share"], strict=True)),
+                 words=list(zip(most["word"], most["mass"], strict=True)))  # fmt: skip
 
 
 def first_failure(vlm: "VLM", samples: Sequence[Sample], run: Run) -> Sample:

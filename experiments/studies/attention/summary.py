@@ -1,16 +1,15 @@
-"""The tables of the analysis → what attention.json says of each subset and of all matched pairs together.
+"""The tables of the analysis → rows of the results table, and what attention.json says of words.
 
 Failures and successes are compared within a subset, by means and their difference with intervals from a bootstrap over
-clusters (Student's, as for every difference). The pooled comparison is over matched pairs, both members of which are of
-one subset, so that each subset weighs the same on both sides. The matching only makes the two groups alike; the
-bootstrap resamples clusters of both together and does not use it, and the intervals are a little wider for that.
+clusters. The pooled comparison (no subset) is over matched pairs, both members of which are in one subset, so that each
+subset has the same weight on both sides. The bootstrap resamples clusters of both groups together.
 
 The *support* of the picture is the margin as answered minus the margin after an intervention, counted towards the right
-answer: positive where the picture helps. A failure is a case whose support did not suffice, so that lower support in
-failures than in successes says little; its sign within the failures says something.
+answer: positive if the picture helps. A failure is a case whose support did not suffice. So lower support in failures
+says little; its sign within the failures says something.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,101 +19,113 @@ from jaxtyping import Float
 
 from experiments.evaluation.matching import MatchedSubset
 from experiments.metrics.bootstrap import ClusterBootstrap
+from experiments.metrics.claims import SMALL
+from experiments.metrics.compare import difference, simultaneous
 from experiments.metrics.estimates import CONCEPT, TEMPLATE, Resamples, factors
-from experiments.metrics.findings import SMALL, Answer, Finding, statement
-from experiments.metrics.paired import simultaneous
-from experiments.report.sentences.attention import sentences
+from experiments.report.tables import unit
+from experiments.runs.results_table import Row, row
 from experiments.studies.attention.tables import AttentionTables
 
 WORDS = 10
-EFFECTS = ("edge_cut", "edge_cut_support", "image_swapped", "image_swapped_support")
-Contrast = dict[str, Any]  # failures, successes, difference
+SHARE, WITH_SINK = "attention_on_image", "attention_on_image_with_sink"
+EFFECTS = ("edge_cut", "edge_cut_support", "image_swapped", "image_swapped_support")  # in logits
+FAILURES, SUCCESSES = "failures", "successes"
+COUNTS = ("failures_in_run", "successes_in_run", "failures_logged", "pairs", "answered_differently_now")
+for _name in EFFECTS:
+    unit(_name, 2)
+unit("attention_twins", 0)
+for _name in COUNTS:
+    unit(f"attention_{_name}", 0)
 
 
 def contrasts(
     cases: pd.DataFrame,
     values: Float[np.ndarray, "case column"],
+    groups: list[str],
+    quantity: str,
     *,
+    subset: str,
     seed: int,
     draws: int,
     small: float | None = SMALL,
-) -> list[Contrast]:
-    """For each column its mean in failures and in successes (as ``Resamples.effect``), and their difference.
+) -> Iterator[Row]:
+    """Yield for each column its mean in failures and in successes, and their difference.
 
-    ``difference`` is as ``paired.change`` gives it, over the clusters of the side that has fewer, and None where a side
-    has no case. Differences are ``simultaneous`` over all columns but the first, which is not one of many.
-    ``small`` is δ in the unit of the values; None where none is agreed on.
+    The intervals of all columns but the first hold together: the first is not one of many.
+
+    Args:
+        cases: with ``outcome``, ``cluster`` and the tags that are resampled.
+        values: a column for each group.
+        groups: names of the columns ("layer=3").
+        quantity: name of the rows.
+        subset: of the cases.
+        seed: of the bootstrap.
+        draws: of the bootstrap.
+        small: δ in the unit of the values; None without one.
     """
     failed = (cases["outcome"] == "failure").to_numpy(bool)
-    sides = (failed, ~failed)
+    sides = {FAILURES: failed, SUCCESSES: ~failed}
     cluster, sentence = (pd.factorize(cases[name])[0] for name in ("cluster", TEMPLATE))
-    shown = [{} if pd.isna(one) else {CONCEPT: one} for one in cases[CONCEPT]]
-    resamples = Resamples.of(factors(cluster, sentence, shown), draws=draws, seed=seed)
-    found, together = [], []
-    for column in values.T:
-        contrast: Contrast = {
-            name: resamples.effect(column, side) for name, side in zip(("failures", "successes"), sides, strict=True)
-        }
-        for level in contrast.values():
-            del level["statement"]  # which is of differences
-        after, before = (contrast[name]["value"] for name in ("failures", "successes"))
+    concepts = [{} if pd.isna(concept) else {CONCEPT: concept} for concept in cases[CONCEPT]]
+    resamples = Resamples.of(factors(cluster, sentence, concepts), draws=draws, seed=seed)
+    compared = []
+    for group, column in zip(groups, values.T, strict=True):
+        levels = {name: resamples.effect(column, side) for name, side in sides.items()}
+        for name, entry in levels.items():
+            claim = entry["claim"] if small is None else ""
+            yield row(quantity, arm=name, subset=subset, group=group, entry=entry, claim=claim)
+        after, before = (levels[name]["value"] for name in sides)
         gap = resamples.drawn(partial(ClusterBootstrap.gap, values=column, ones=failed, others=~failed))
-        together.append(resamples.difference(before, after, gap, sides, len(failed), small=small))
-        found.append(contrast | {"difference": together[-1].entry})
-    simultaneous(together[1:])
-    return found
+        compared.append(difference(resamples, before, after, gap, list(sides.values()), len(failed), small=small))
+    simultaneous(compared[1:])
+    for group, each in zip(groups, compared, strict=True):
+        if each.entry is not None:
+            entry = each.entry | {"needed": (each.entry["needed"] or {}).get("number")}
+            yield row(quantity, arm=FAILURES, against=SUCCESSES, subset=subset, group=group, entry=entry)
 
 
 def summarise(
     matched: Mapping[str, MatchedSubset], tables: AttentionTables | None, *, seed: int, draws: int
-) -> dict[str, Any]:
-    """``subsets``, ``pooled`` (None without a matched pair), ``words`` (of all failures), findings, sentences."""
-    result: dict[str, Any] = {"subsets": {}, "pooled": None, "words": [], "layers": []}
+) -> tuple[list[Row], dict[str, Any]]:
+    """Return the rows of the results table, and ``words`` (of all failures) and ``layers`` for attention.json."""
+    rows: list[Row] = []
+    result: dict[str, Any] = {"words": [], "layers": []}
+    settings = {"seed": seed, "draws": draws}
+    for subset, part in matched.items():
+        own = None if tables is None else tables.cases[tables.cases["subset"] == subset]
+        failures = own[own["outcome"] == "failure"] if own is not None else ()
+        differing = 0 if own is None else int((~own["same_outcome"]).sum())
+        counts = (part.failures, part.successes, len(failures), part.pairs, differing)
+        rows += [
+            row(f"attention_{name}", subset=subset, value=count) for name, count in zip(COUNTS, counts, strict=True)
+        ]
+        if tables is not None and own is not None and not own.empty:
+            # Without any success there is nothing to match: the failures are described by themselves.
+            rows += _block(own[own["match"].notna()] if part.pairs else own, tables, subset, **settings)
     if tables is not None:
-        for subset, some in matched.items():
-            result["subsets"][subset] = _of_subset(subset, some, tables, seed=seed, draws=draws)
-        if any(some.pairs for some in matched.values()):
-            paired = tables.cases["match"].notna()
-            result["pooled"] = _block(tables.cases[paired], tables, seed=seed, draws=draws)
+        if any(part.pairs for part in matched.values()):
+            rows += _block(tables.cases[tables.cases["match"].notna()], tables, "", **settings)
         result["words"] = top_words(tables.words, tables.cases[tables.cases["outcome"] == "failure"])
         result["layers"] = sorted(int(layer) for layer in tables.shares["layer"].unique())
-    found = findings(result)
-    return result | {"findings": [one.as_json() for one in found], "sentences": sentences(found)}
+    return rows, result
 
 
-def _of_subset(subset: str, some: MatchedSubset, tables: AttentionTables, *, seed: int, draws: int) -> dict[str, Any]:
-    own = tables.cases[tables.cases["subset"] == subset]
-    failures = own[own["outcome"] == "failure"]
-    counts = {
-        "failures_in_run": some.failures,
-        "successes_in_run": some.successes,
-        "failures_logged": len(failures),
-        "pairs": some.pairs,
-        "answered_differently_now": int((~own["same_outcome"]).sum()),
-    }
-    if own.empty:
-        return counts
-    # Without any success there is nothing to match: the failures are described by themselves.
-    compared = own[own["match"].notna()] if some.pairs else own
-    return counts | _block(compared, tables, seed=seed, draws=draws) | {"words": top_words(tables.words, failures)}
-
-
-def _block(cases: pd.DataFrame, tables: AttentionTables, *, seed: int, draws: int) -> dict[str, Any]:
-    """Contrasts of the image share (all layers' mean, and each layer) and of the effects."""
+def _block(cases: pd.DataFrame, tables: AttentionTables, subset: str, *, seed: int, draws: int) -> Iterator[Row]:
+    """Contrasts of the image share (the mean over layers, and each layer) and of the effects."""
     shares = tables.shares[tables.shares["case"].isin(set(cases["case"]))]
-    block: dict[str, Any] = {}
-    for value, name in (("share", "image_share"), ("share_with_sink", "image_share_with_sink")):
+    settings: dict[str, Any] = {"subset": subset, "seed": seed, "draws": draws}
+    for value, quantity in (("share", SHARE), ("share_with_sink", WITH_SINK)):
         wide = shares.pivot(index="case", columns="layer", values=value).loc[cases["case"]]
+        groups = ["", *(f"layer={layer}" for layer in wide.columns)]
         wide.insert(0, "all_layers", wide.mean(axis=1))
-        found = contrasts(cases, wide.to_numpy(float), seed=seed, draws=draws)
-        block[name] = {
-            "all_layers": found[0],
-            "by_layer": dict(zip(map(str, wide.columns[1:]), found[1:], strict=True)),
-        }
+        yield from contrasts(cases, wide.to_numpy(float), groups, quantity, **settings)
     measured = effect_sizes(cases)
-    block["twins"] = int(cases["twin"].sum())
-    block["effects"] = {name: _over_defined(cases, measured[name], seed=seed, draws=draws) for name in EFFECTS}
-    return block
+    yield row("attention_twins", subset=subset, value=int(cases["twin"].sum()), n=len(cases))
+    for name in EFFECTS:
+        defined = measured[name].notna()
+        if defined.any():
+            logits = measured[name][defined].to_numpy(float)[:, None]
+            yield from contrasts(cases[defined], logits, [""], name, small=None, **settings)
 
 
 def effect_sizes(cases: pd.DataFrame) -> pd.DataFrame:
@@ -127,14 +138,6 @@ def effect_sizes(cases: pd.DataFrame) -> pd.DataFrame:
     swap = cases["margin"] - cases["margin_swapped"]
     columns = (cut.abs(), cut * towards_right, swap.abs(), (swap * towards_right).where(cases["twin"]))
     return pd.DataFrame(dict(zip(EFFECTS, columns, strict=True)))
-
-
-def _over_defined(cases: pd.DataFrame, values: pd.Series, *, seed: int, draws: int) -> dict[str, Any] | None:
-    defined = values.notna()
-    if not defined.any():
-        return None
-    logits = values[defined].to_numpy(float)[:, None]
-    return contrasts(cases[defined], logits, seed=seed, draws=draws, small=None)[0]
 
 
 def top_words(words: pd.DataFrame, cases: pd.DataFrame) -> list[dict[str, Any]]:
@@ -154,59 +157,3 @@ def top_words(words: pd.DataFrame, cases: pd.DataFrame) -> list[dict[str, Any]]:
         found += [{"word": row.word, "in_sentence": in_sentence, "cases": int(row.cases), "mass": float(row.mass)}
                   for row in best.itertuples()]  # fmt: skip
     return found
-
-
-def findings(result: Mapping[str, Any]) -> list[Finding]:
-    """Do failures look less at the image, and what does the image do to their margin? As ``findings.statement`` says.
-
-    ROSE and FELL are those of the failures, against the successes or, for what the image does to them, against 0.
-    """
-    if result["pooled"] is None:
-        failures = sum(block["failures_in_run"] for block in result["subsets"].values())
-        answer = Answer.NO_SUCCESS if failures else Answer.NO_FAILURE
-        return [Finding(question, answer, {"failures": failures}) for question in ("image_share", "image_effect")]
-    return [_image_share(result), _image_effect(result)]
-
-
-def _image_share(result: Mapping[str, Any]) -> Finding:
-    """By the share of attention on the image, mean over layers, of failures minus that of their matched successes.
-
-    Layers are many comparisons: those that differ are named by their simultaneous intervals.
-    """
-    pooled = result["pooled"]["image_share"]
-    by_layer = {layer: one["difference"] for layer, one in pooled["by_layer"].items() if "decides" in one["difference"]}
-    evidence = pooled["all_layers"] | {
-        "subsets": {
-            subset: {"difference": block["image_share"]["all_layers"]["difference"], "pairs": block["pairs"]}
-            for subset, block in result["subsets"].items()
-            if block["pairs"]
-        },
-        "layers": {
-            answer.value: [layer for layer, one in by_layer.items() if one["statement"] == answer]
-            for answer in (Answer.FELL, Answer.ROSE)
-        },
-        "layers_compared": len(by_layer),
-    }
-    return Finding("image_share", Answer(evidence["difference"]["statement"]), evidence)
-
-
-def _image_effect(result: Mapping[str, Any]) -> Finding:
-    """By the picture's support in failures where its replacements are twins, else by how far it moves the margin."""
-    effects = result["pooled"]["effects"]
-    cut, swap, support = (effects[name] for name in ("edge_cut", "image_swapped", "image_swapped_support"))
-    evidence: dict[str, Any] = {
-        "edge_cut": cut,
-        "image_swapped": swap,
-        "twins_only": result["pooled"]["twins"] == cut["difference"]["n"],
-    }
-    if swap is None or swap["difference"] is None:
-        return Finding("image_effect", Answer.CANNOT_TELL, evidence)
-    if support is None or support["failures"]["value"] is None:
-        return Finding("image_effect", Answer(swap["difference"]["statement"]), evidence)
-    evidence["support"] = support["failures"]
-    evidence["subsets"] = {
-        subset: block["effects"]["image_swapped_support"]["failures"]
-        for subset, block in result["subsets"].items()
-        if block["pairs"] and block["effects"]["image_swapped_support"]
-    }
-    return Finding("image_pull", statement(support["failures"], small=None), evidence)

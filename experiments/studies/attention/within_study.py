@@ -45,7 +45,7 @@ def of_cases() -> Analysis:
 
 
 def _failures(study: "Study", *, options: Mapping[str, Any], in_full: bool) -> list[str]:
-    from experiments.report.sentences.attention import word_line
+    from experiments.report.text import lines
     from experiments.studies.attention.analysis import analyse_failures
 
     run = study.run
@@ -63,7 +63,9 @@ def _failures(study: "Study", *, options: Mapping[str, Any], in_full: bool) -> l
             captum=run.attribution == "captum",
             **options,
         )
-    more = [word_line(result["words"]), f"attention: {study.store.path / 'attention.json'}"] if in_full else []
+    more = (
+        [*lines("words", words=result["words"]), f"attention: {study.store.path / 'attention.json'}"] if in_full else []
+    )
     return [*result["sentences"], *more]
 
 
