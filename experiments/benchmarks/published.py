@@ -7,7 +7,7 @@ from the printed rates alone, uncorrected, because the counts behind them are no
 MOSSBench (README of turningpoint-ai/MOSSBench, arXiv 2406.17806): refusals, columns of the GPT judge. The average of
 Claude 3 Opus is printed as 55, a typo for 34.67, the mean of the row's three cells.
 
-Others, under the names of ``metrics.refusal.as_published``: MSSBench (arXiv 2410.06172, chat), LVLM-SafeR's project
+Others, under the names of ``metrics.as_published``: MSSBench (arXiv 2410.06172, chat), LVLM-SafeR's project
 page, HoliSafe (its judge GPT-4o, an older version of 4,163 records; the printed mean ASR is up to 3 points above the
 plain mean of the kinds, which the released code computes).
 """

@@ -3,8 +3,8 @@
 An *entry* is ``{"value", "low", "high", "n", "clusters"}``: over n cases in so many clusters (of the smaller side, if
 it compares two groups of cases), with a 95% interval, None where it cannot be given. Levels and differences have
 Student's interval, over clusters or over the families of sentences and what is shown, whichever is wider
-(``docs/metrics.md``, "Uncertainty"); differences and effects have ``statement`` as well, what may be said of them
-(``metrics.findings.statement``). All entries of one ``Resamples`` use the same draws, which makes their differences
+(``docs/metrics.md``, "Uncertainty"); differences and effects have a ``claim`` as well
+(``metrics.claims.claim_of``). All entries of one ``Resamples`` use the same draws, which makes their differences
 paired.
 """
 

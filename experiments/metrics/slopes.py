@@ -15,11 +15,11 @@ from jaxtyping import Bool, Float, Int
 from scipy.stats import nct
 
 from experiments.metrics.bootstrap import CONFIDENCE, FEWEST, ClusterBootstrap, ratio
-from experiments.metrics.findings import Answer, statement
+from experiments.metrics.claims import HIGHER, LOWER, claim_of
 
 DRAWS = 2000
 SPLITS, HOLDS = 10, 8  # splits into halves by chance, and in how many of them a part must hold to be claimed
-SIDES = {Answer.ROSE: 1, Answer.FELL: -1}
+SIDES = {HIGHER: 1, LOWER: -1}
 FAR = 30.0  # standard errors from 0, beyond which scipy cannot follow; nothing is missed there
 
 
@@ -38,7 +38,7 @@ class Ratios:
 
     @property
     def entries(self) -> list[dict[str, float | int | None]]:
-        """Each ratio as ``experiments.metrics.findings.statement`` reads it: value, low, high, clusters (the units)."""
+        """Each ratio as ``experiments.metrics.claims.claim_of`` reads it: value, low, high, clusters (the units)."""
         known = self.units >= FEWEST and np.isfinite(self.reach)
         return [
             {
@@ -122,7 +122,7 @@ def split_claims(
     for best, where in zip(chosen, confirm, strict=True):
         held = np.zeros(top.shape[1], dtype=int)
         entries = ratios(top[where][:, best], bottom[where], seed=seed, draws=draws).entries
-        held[best] = [SIDES.get(statement(entry, small=None), 0) for entry in entries]
+        held[best] = [SIDES.get(claim_of(entry, small=None), 0) for entry in entries]
         found.append(Split(best, held))
     return found
 

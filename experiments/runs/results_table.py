@@ -121,7 +121,8 @@ class Results:
     def write(self, folder: Path) -> Path:
         """Write ``results.csv`` into ``folder`` and return its path. Numbers keep all their digits."""
         path = folder / FILE
-        text = self.frame().to_csv(index=False, lineterminator="\n")
+        name = f"{folder.absolute().parent.name}/{folder.absolute().name}"
+        text = self.frame().assign(run=name).to_csv(index=False, lineterminator="\n")
         temporary = path.with_name(path.name + ".part")
         temporary.write_text(text, encoding="utf-8", errors="replace")
         temporary.replace(path)
