@@ -63,8 +63,6 @@ MENU = {  # heading → what stands under it; what is in conf/ and in none of th
     ),
     "Benchmarks": (
         "+exp=papers",
-        "+exp=oversensitivity_suite",
-        "+exp=languages",
         "+exp=mmsafeaware_table1",
         "+exp=mmsafeaware_table2",
         "+exp=mmsafeaware_table3",
