@@ -1,7 +1,7 @@
 """The one reader of published sets of requests: a table or a JSON list, and a map that says what its columns mean.
 
-Values of the map are templates: ``{name}`` stands for the field of an entry. ``{n}`` is the entry's number and
-``{line}`` its line in the file. Knows no benchmark.
+In a template ``{name}`` stands for a field of the entry. ``{n}`` is the entry's number from 0 on, ``{line}`` its number
+as a reader of the file counts. Knows no benchmark.
 """
 
 import re
@@ -11,14 +11,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Any, ClassVar
 
-from experiments.benchmarks.images import EncodedImage
-from experiments.benchmarks.published_benchmark import (
-    Collected,
-    PublishedBenchmark,
-    check_part,
-    first_there,
-    question,
-)
+from experiments.benchmarks.published_benchmark import SIDES, Collected, PublishedBenchmark, check_part, first_there
 from experiments.benchmarks.rows import Unfit, json_file, need, read_file, whole
 from interp.errors import UserError
 
@@ -31,18 +24,16 @@ class Columns:
     """How the entries of a file become cases.
 
     Args:
-        files: names or patterns; the file of the first that is there is read, in the folder of the benchmark.
+        files: names in the benchmark's folder; the first that is there is read.
+        id: template of the case's id.
         needs: the columns that a table must have.
         key: which list of a JSON object has the entries; "" if the file is a list itself.
-        first: the number of the first entry.
-        entry: the id of an entry that cannot be read at all.
         records: makes the records of an entry, one a case; by default the entry itself.
-        id, text, image, scenario, label: templates; a field in them must be there. ``image`` may name several files,
-            of which the first that is there is shown.
+        text, scenario, label: templates; each field in them must be there.
         sides: label → safe or unsafe, or "" for a label that is not asked.
+        image: templates, of which the first file that is there is shown; none for a benchmark of text only.
         before: what the published evaluation says before the text.
-        cluster, pair: templates; a field in them may be missing. "" if there is none.
-        cluster_text: the template of the text whose cases are one cluster.
+        cluster, pair: templates; "" if there is none.
         tags: name of the tag → template; a tag without a value is left out.
         patterns: field → what its value must match.
         unpublished: a field that is empty in the published file itself, and the reason to give.
@@ -50,23 +41,20 @@ class Columns:
 
     files: tuple[str, ...]
     id: str
-    text: str
-    scenario: str
-    label: str
-    image: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     key: str = ""
-    first: int = 0
-    entry: str = ""
     records: Callable[[Record], list[Record]] | None = None
-    sides: Mapping[str, str] = field(default_factory=lambda: {"safe": "safe", "unsafe": "unsafe"})
+    text: str = "{text}"
+    scenario: str = "{scenario}"
+    label: str = "{side}"
+    sides: Mapping[str, str] = field(default_factory=lambda: {side: side for side in SIDES})
+    image: tuple[str, ...] = ()
     before: str = ""
     cluster: str = ""
-    cluster_text: str = ""
     pair: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
     patterns: Mapping[str, str] = field(default_factory=dict)
-    unpublished: tuple[str, str] | None = None
+    unpublished: tuple[str, str] = ("", "")
 
 
 Parts = Mapping[str, tuple[Columns, ...]]  # value of an option → the maps that it reads
@@ -92,7 +80,7 @@ class PublishedSet(PublishedBenchmark):
         """All cases that the files name."""
         maps = self.PARTS[getattr(self, self.OPTION) if self.OPTION else ""]
         pictured = any(columns.image for columns in maps)
-        expected = tuple(columns.unpublished[1] for columns in maps if columns.unpublished)
+        expected = tuple(columns.unpublished[1] for columns in maps)
         cases = Collected(self.folder if pictured else None, pictured, self.CLUSTER_ON_IMAGE, expected)
         for columns in maps:
             _read(cases, self.folder, columns, self.GET)
@@ -100,10 +88,10 @@ class PublishedSet(PublishedBenchmark):
 
 
 def _read(cases: Collected, folder: Path, columns: Columns, get: str) -> None:
-    for number, (source, where, entry) in enumerate(_entries(cases, folder, columns, get), columns.first):
-        about = {"n": number, "line": where.rpartition(" ")[2]}
+    for number, (source, where, entry) in enumerate(_entries(cases, folder, columns, get)):
+        about = {"n": number, "line": where.split()[1]}
         records: list[Record] = []
-        with cases.entry(_filled(columns.entry or columns.id, about), source, where):
+        with cases.entry(_filled(columns.id, about).rstrip(".-"), source, where):
             if not isinstance(entry, Mapping):
                 raise Unfit("not an object with fields")
             whole_entry = {**entry, **about}
@@ -116,26 +104,19 @@ def _read(cases: Collected, folder: Path, columns: Columns, get: str) -> None:
 
 def _entries(cases: Collected, folder: Path, columns: Columns, get: str) -> Iterator[tuple[Path, str, Any]]:
     """The file, the place in it and the entry, of all entries; what is no entry is counted as absent."""
-    sources = next(
-        (paths for name in columns.files if (paths := sorted(folder.glob(name)))), [folder / columns.files[0]]
-    )
-    if len(sources) > 1 and sources[0].suffix != ".parquet":
-        shown = ", ".join(path.name for path in sources[:5])
-        raise UserError(f"{folder} holds more than one table of records (found: {shown}); keep one; {get}")
-    for source in sources:
-        if source.suffix == ".json":
-            published = json_file(source, dict if columns.key else list, get)
-            entries = published.get(columns.key) if columns.key else published
-            if not isinstance(entries, list):
-                raise UserError(f"{source} has no list {columns.key!r}, as the published file has; {get}")
-            where = f" of {columns.key!r}" if columns.key else ""
-            yield from ((source, f"entry {n}{where}", entry) for n, entry in enumerate(entries, columns.first))
-        else:
-            rows = read_file(source, columns.needs, get=get)
-            for problem in rows.problems:
-                reason = f"unfit entry: {source}, {problem.place}: {problem.reason}"
-                cases.absent[f"row ({problem.place})"] = reason
-            yield from ((source, place, row) for place, row in rows.rows)
+    source = first_there(folder, *columns.files)
+    if source.suffix == ".json":
+        published = json_file(source, dict if columns.key else list, get)
+        entries = published.get(columns.key) if columns.key else published
+        if not isinstance(entries, list):
+            raise UserError(f"{source} has no list {columns.key!r}, as the published file has; {get}")
+        where = f" of {columns.key!r}" if columns.key else ""
+        yield from ((source, f"entry {n}{where}", entry) for n, entry in enumerate(entries, 1))
+    else:
+        rows = read_file(source, columns.needs, get=get)
+        for place, _, reason in rows.problems:
+            cases.absent[f"row ({place})"] = f"unfit entry: {source}, {place}: {reason}"
+        yield from ((source, place, row) for place, row in rows.rows)
 
 
 def _add(cases: Collected, folder: Path, columns: Columns, case: str, record: Record) -> None:
@@ -144,7 +125,7 @@ def _add(cases: Collected, folder: Path, columns: Columns, case: str, record: Re
     Raises:
         Unfit: a field is missing, or has a value that no case can have.
     """
-    if columns.unpublished and not str(record.get(columns.unpublished[0]) or "").strip():
+    if columns.unpublished[0] and not str(record.get(columns.unpublished[0]) or "").strip():
         cases.absent[case] = columns.unpublished[1]
         return
     for name, pattern in columns.patterns.items():
@@ -155,24 +136,12 @@ def _add(cases: Collected, folder: Path, columns: Columns, case: str, record: Re
     if label not in columns.sides:
         raise Unfit(f"label {label[:20]!r} is not known; it is one of {', '.join(columns.sides)}")
     tags = {name: value for name, template in columns.tags.items() if (value := _filled(template, record))}
-    picture = record.get("image") if columns.image else None
-    if columns.image and not isinstance(picture, EncodedImage):
-        picture = first_there(folder, *(_filled(template, record, strict=True) for template in columns.image))
-    cluster = _filled(columns.cluster, record)
-    if columns.cluster_text:
-        cluster = question(_filled(columns.cluster_text, record, strict=True))
+    names = [_filled(template, record, strict=True) for template in columns.image]
+    picture = first_there(folder, *names) if names else None
+    cluster, pair = _filled(columns.cluster, record), _filled(columns.pair, record) or None
     if side := columns.sides[label]:
-        cases.add(
-            case,
-            side,
-            scenario=scenario.strip(),
-            text=text,
-            prompt=columns.before + text,
-            image=picture,
-            cluster=cluster,
-            pair=_filled(columns.pair, record) or None,
-            tags=tags,
-        )
+        cases.add(case, side, scenario=scenario.strip(), text=text, prompt=columns.before + text, image=picture,
+                  cluster=cluster, pair=pair, tags=tags)  # fmt: skip
 
 
 def _filled(template: str, record: Record, *, strict: bool = False) -> str:

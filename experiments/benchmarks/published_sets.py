@@ -17,16 +17,13 @@ Knows nothing of models, judges or metrics.
 - XSTest (arXiv 2308.01263, CC BY 4.0): safe prompts that look unsafe and unsafe ones, all text without pictures.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from experiments.benchmarks import msts, xstest
 from experiments.benchmarks.columns import Columns, Parts, PublishedSet, Record
-from experiments.benchmarks.images import EncodedImage
+from experiments.benchmarks.published_benchmark import SIDES, question
 from experiments.benchmarks.rows import Unfit, need
-
-SIDES = ("safe", "unsafe")
 
 # What MSSBench's evaluation says before the question (eric-ai-lab/MSSBench, utils/prompts.py, MIT licence).
 INSTRUCTION = {
@@ -41,48 +38,41 @@ INSTRUCTION = {
 
 
 def _texts(entry: Record, name: str) -> list[str]:
-    texts = need(entry, name, list)
-    if not texts:
+    if not need(entry, name, list):
         raise Unfit(f"field {name!r} is empty")
-    return [need({name: text}, name) for text in texts]
-
-
-def _situations(entry: Record, part: str, scenario: str, images: Mapping[str, str], pairs: list[Any]) -> list[Record]:
-    """A record a text and side of an MSSBench entry; ``pairs`` has the safe and the unsafe text, and whether one."""
-    pictures = {side: need(entry, name).removeprefix(f"{part}/") for side, name in images.items()}
-    kind = entry.get(scenario)
-    named = kind if isinstance(kind, str) and kind.strip() else "unnamed"
-    about = {**entry, "part": part, "scenario": named}
-    return [
-        about | {"at": at, "side": side, "text": text, "image": pictures[side],
-                 "pair": f"{part}{entry['n']}.{at}" if texts[0].strip() == texts[1].strip() else ""}
-        for at, texts in enumerate(pairs) for side, text in zip(SIDES, texts, strict=True)
-    ]  # fmt: skip
+    return [need({name: text}, name) for text in entry[name]]
 
 
 def _chat(entry: Record) -> list[Record]:
-    images = {side: f"{side}_image_path" for side in SIDES}
-    return _situations(entry, "chat", "Type", images, [(text, text) for text in _texts(entry, "queries")])
+    texts = [(text, text) for text in _texts(entry, "queries")]
+    return _situations(entry, "chat", "Type", [need(entry, f"{side}_image_path") for side in SIDES], texts)
 
 
 def _embodied(entry: Record) -> list[Record]:
     safe, unsafe = (_texts(entry, f"{side}_instructions") for side in SIDES)
     if len(safe) != len(unsafe):
         raise Unfit(f"{len(safe)} safe instructions beside {len(unsafe)} unsafe ones")
-    return _situations(
-        entry, "embodied", "category", {side: side for side in SIDES}, list(zip(safe, unsafe, strict=True))
-    )
+    texts = list(zip(safe, unsafe, strict=True))
+    return _situations(entry, "embodied", "category", [need(entry, side) for side in SIDES], texts)
+
+
+def _situations(
+    entry: Record, part: str, category: str, images: list[str], texts: list[tuple[str, str]]
+) -> list[Record]:
+    """A record for each text and side. Two texts that are equal are a pair."""
+    about = {**entry, "scenario": str(entry.get(category) or "").strip() or "unnamed"}
+    return [
+        about | {"at": at, "side": side, "text": text, "image": image.removeprefix(f"{part}/"),
+                 "pair": f"{part}{entry['n']}.{at}" if both[0].strip() == both[1].strip() else ""}
+        for at, both in enumerate(texts) for side, text, image in zip(SIDES, both, images, strict=True)
+    ]  # fmt: skip
 
 
 CHAT = Columns(
     files=("combined.json", "combine.json"),
     key="chat",
-    entry="chat{n}",
     records=_chat,
-    id="{part}{n}.{at}-{side}",
-    text="{text}",
-    label="{side}",
-    scenario="{scenario}",
+    id="chat{n}.{at}-{side}",
     image=("chat/{image}",),
     before=INSTRUCTION["chat"],
     pair="{pair}",
@@ -91,8 +81,8 @@ CHAT = Columns(
 EMBODIED = replace(
     CHAT,
     key="embodied",
-    entry="embodied{n}",
     records=_embodied,
+    id="embodied{n}.{at}-{side}",
     image=("embodied/{image}",),
     before=INSTRUCTION["embodied"],
     cluster="embodied:{n}",
@@ -116,28 +106,24 @@ class MSSBench(PublishedSet):
 
 def _group(entry: Record) -> list[Record]:
     sides = {side: need(entry, f"{side}_pair", dict) for side in SIDES}
-    if "img" in entry:
-        picture = need(entry, "img", dict)
-        shared = {"n": entry["n"], "image": need(picture, "id"), "topic": picture.get("type")}
-        return [shared | {"side": side, "text": need(pair, "question"), "region": pair.get("region")}
-                for side, pair in sides.items()]  # fmt: skip
-    shared = {"n": entry["n"], "text": need(entry, "prompt"), "topic": entry.get("type"), "word": entry.get("word")}
-    return [shared | {"side": side, "image": need(pair, "img_id"), "description": pair.get("description")}
-            for side, pair in sides.items()]  # fmt: skip
+    picture = need(entry, "img", dict) if "img" in entry else None
+    topic = (picture or entry).get("type")
+    return [
+        {**pair, "line": entry["line"], "side": side, "topic": topic, "word": entry.get("word"),
+         "text": need(pair, "question") if picture else need(entry, "prompt"),
+         "image": need(picture, "id") if picture else need(pair, "img_id")}
+        for side, pair in sides.items()
+    ]  # fmt: skip
 
 
 def _groups(file: str, kind: str) -> Columns:
     return Columns(
         files=(f"data/{file}",),
-        first=1,
-        entry=f"{file[0]}.{{n}}",
         records=_group,
-        id=f"{file[0]}.{{n}}-{{side}}",
-        text="{text}",
-        label="{side}",
+        id=f"{file[0]}.{{line}}-{{side}}",
         scenario=kind,
         image=("data/imgs/{image}",),
-        pair=f"{file[0]}.{{n}}",
+        pair=f"{file[0]}.{{line}}",
         tags={name: f"{{{name}}}" for name in ("topic", "word", "region", "description")},
     )
 
@@ -183,14 +169,16 @@ def _six_pictures(row: Record) -> list[Record]:
     meant = CATEGORIES.get(folder, folder)
     other = next((bad for bad, good in CATEGORIES.items() if folder == good), meant)
     return [
-        {**row, "at": at, "side": side, "scenario": meant, "Category": folder, "other": other, "picture": row[column]}
+        {**row, "at": at, "side": side, "scenario": meant, "Category": folder, "other": other, "picture": row[column],
+         "cluster": question(row["Prompt"] or "")}
         for side, columns in PICTURES.items() for at, column in enumerate(columns)
     ]  # fmt: skip
 
 
 def _four_pictures(row: Record) -> list[Record]:
     side = "unsafe" if "contrast" in (row["type"] or "") else "safe"
-    return [{**row, "kind": kind, "side": side, "picture": row[f"{kind}_img"],
+    about = {**row, "side": side, "cluster": question(need(row, "prompt_origin"))}
+    return [{**about, "kind": kind, "picture": row[f"{kind}_img"],
              "text": FIGSTEP if kind == "figstep" else row["prompt_mm"]} for kind in KINDS]  # fmt: skip
 
 
@@ -200,10 +188,8 @@ IMAGE_CENTRIC = Columns(
     records=_six_pictures,
     id="i{line}.{at}-{side}",
     text="{Prompt}",
-    label="{side}",
-    scenario="{scenario}",
     image=tuple(f"vscbench_image_centric_images/{{{folder}}}/{{picture}}" for folder in ("Category", "other")),
-    cluster_text="{Prompt}",
+    cluster="{cluster}",
     pair="i{line}.{at}",
     tags={"part": "image_centric"},
     unpublished=("Prompt", NO_PROMPT),
@@ -213,11 +199,9 @@ TEXT_CENTRIC = Columns(
     needs=("type", "focus", "prompt_origin", "prompt_mm", *(f"{kind}_img" for kind in KINDS)),
     records=_four_pictures,
     id="t{line}-{kind}",
-    text="{text}",
-    label="{side}",
     scenario="{type}",
     image=("vscbench_text_centric_images/{kind}/{picture}",),
-    cluster_text="{prompt_origin}",
+    cluster="{cluster}",
     tags={"part": "text_centric", "picture": "{kind}", "request": "{prompt_origin}"},
 )
 
@@ -240,21 +224,9 @@ class VSCBench(PublishedSet):
     )
 
 
-def _record(record: Record) -> list[Record]:
-    number = record["n"] if record.get("id") is None else record["id"]
-    picture = record.get("image")
-    if isinstance(picture, Mapping):  # a parquet file's own
-        data, path = picture.get("bytes"), picture.get("path")
-        picture = EncodedImage(str(path or f"h{number}"), data) if isinstance(data, bytes) else path
-    return [{**record, "id": number, "image": picture}]
-
-
 RECORDS = Columns(
-    files=("holisafe_bench.json", "holisafe-bench.json", "holisafe.json", "test.json", "metadata.csv", "*.parquet",
-           "data/*.parquet", "*.json", "*.csv"),
-    needs=("id", "type", "query", "image", "category", "subcategory", "image_safe", "image_safety_label"),
-    entry="h{n}",
-    records=_record,
+    files=("holisafe_bench.json", "holisafe-bench.json", "holisafe.json", "test.json"),
+    records=lambda entry: [{**entry, "id": entry["n"] if entry.get("id") is None else entry["id"]}],
     id="h{id}",
     text="{query}",
     label="{type}",
@@ -262,7 +234,7 @@ RECORDS = Columns(
     image=("images/{image}", "{image}"),
     sides={"SSS": "safe", "SSU": "unsafe", "USU": "unsafe", "UUU": "unsafe", "SUU": "unsafe"},
     tags={name: f"{{{name}}}" for name in ("category", "subcategory", "image_safe", "image_safety_label")},
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -273,9 +245,8 @@ class HoliSafe(PublishedSet):
     PARTS: ClassVar[Parts] = {"": (RECORDS,)}
     CLUSTER_ON_IMAGE = True
     GET = (
-        "ask for access at https://huggingface.co/datasets/etri-vilab/holisafe-bench, download it (hf download "
-        "etri-vilab/holisafe-bench --repo-type dataset --local-dir <folder>) and keep its table of records beside its "
-        "images folder"
+        "ask for access at https://huggingface.co/datasets/etri-vilab/holisafe-bench, run hf download "
+        "etri-vilab/holisafe-bench --repo-type dataset --local-dir <folder>, and keep its .json file beside images/"
     )
 
 
