@@ -68,7 +68,6 @@ MENU = {  # heading → what stands under it; what is in conf/ and in none of th
         "+exp=mmsafeaware_table3",
         "task=mmsafeaware_table",
         "task=mossbench_leaderboard",
-        "task=mossbench_safety",
     ),
     "Our organisms": (
         "+exp=train_smol_organism",
