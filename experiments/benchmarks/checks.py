@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from experiments.benchmarks.images import BadImage, ImageProblem, decoded, memory_reused, picture_of, pixel_digest
+from experiments.benchmarks.images import BadImage, ImageProblem, decoded, picture_of, pixel_digest
 from experiments.benchmarks.rows import whole
 from experiments.types import Drawable, Kind, Loaded, Problem, Sample
 from interp.errors import UserError
@@ -203,7 +203,7 @@ def opened(samples: Sequence[Sample], root: Path | None = None) -> tuple[list[st
             return "", error.problem
         return pixel_digest(image), note
 
-    with memory_reused(4 * WORKERS), ThreadPoolExecutor(WORKERS) as pool:  # four blocks hold 16 megapixels
+    with ThreadPoolExecutor(WORKERS) as pool:
         found = dict(zip(sources, pool.map(examine, sources.values()), strict=True))
     pictures, problems = [], {}
     for place, sample in enumerate(samples):

@@ -6,8 +6,7 @@ Knows nothing of answer keys, models or arms. A file that cannot be used becomes
 import base64
 import hashlib
 import io
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path, PurePath
@@ -132,39 +131,7 @@ def data_url(image: Image.Image, form: str = "PNG", **options: Any) -> str:
 
 def pixel_digest(image: Image.Image) -> str:
     """SHA-256 of size, mode and pixels: equal for the same picture in two lossless containers."""
-    found = hashlib.sha256(f"{image.mode} {image.size}".encode())
-    if image.mode == "RGB" and all(image.size):  # a PPM is a header and these bytes, and comes in small parts
-        image.save(_Pixels(found.update, len(b"P6\n%d %d\n255\n" % image.size)), "PPM")
-    else:
-        found.update(image.tobytes())
-    return found.hexdigest()
-
-
-class _Pixels(io.BytesIO):
-    """A file that hands on what is written to it, its first ``header`` bytes left out."""
-
-    def __init__(self, take: Callable[[bytes], None], header: int) -> None:
-        super().__init__()
-        self._take, self._header = take, header
-
-    def write(self, data: Any) -> int:
-        self._take(data[self._header :])
-        self._header -= min(self._header, len(data))
-        return len(data)
-
-
-@contextmanager
-def memory_reused(blocks: int) -> Iterator[None]:
-    """Pillow keeps ``blocks`` of memory (16 MiB each) of pictures that are gone for the next ones, while this lasts.
-
-    To get and clear new memory for each takes as long as half of decoding it.
-    """
-    before = Image.core.get_blocks_max()
-    Image.core.set_blocks_max(max(before, blocks))
-    try:
-        yield
-    finally:
-        Image.core.set_blocks_max(before)
+    return hashlib.sha256(f"{image.mode} {image.size}".encode() + image.tobytes()).hexdigest()
 
 
 def picture_of(source: Path | Drawable | None) -> str:

@@ -1,8 +1,7 @@
 """MOSSBench (arXiv 2406.17806): harmless questions about pictures that look risky, and their harmful twins.
 
 Read from the published repository's layout: ``data/images_information/information.json`` keyed by pid, beside
-``data/images``, and the twins in ``data_contrast``; or from the Hugging Face hub, which needs a network once, then the
-cache. The hub's table is flat (``metadata_over``, …) and its card calls that column a truth value, which it is not.
+``data/images``, and the twins in ``data_contrast``.
 Answering a benign case is right, refusing a twin is. The repository's published responses, ``data/results/<model>/
 data.js``, are one assignment ``cache['<model>'] = {…}`` of valid JSON, which is read as data and never run. Knows
 nothing of models, judges or metrics.
@@ -15,16 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from experiments.benchmarks.images import EncodedImage
 from experiments.benchmarks.published_benchmark import Collected, PublishedBenchmark, check_part, question
-from experiments.benchmarks.rows import Unfit, json_file, json_value, need, read_hub, readable_text, whole
-from experiments.types import Drawable
+from experiments.benchmarks.rows import Unfit, json_file, json_value, need, readable_text, whole
 from interp.errors import UserError
 
-DATASET = "AIcell/MOSSBench"
-CASES_A_TYPE = 100  # pids 1-100 are type 1, 101-200 type 2, 201-300 type 3, in both sets
 REPOSITORY = "https://github.com/turningpoint-ai/MOSSBench"
-SOURCES = ("repository", "hub")
 TYPES = {"1": "Exaggerated Risk", "2": "Negated Harm", "3": "Counterintuitive Interpretation"}
 # By matching the counts to the published chart; code 0 never occurs.
 HARMS = {
@@ -56,57 +50,44 @@ PARTS = {"benign": (BENIGN,), "contrast": (CONTRAST,), "both": (BENIGN, CONTRAST
 
 
 class MOSSBenchEntry(NamedTuple):
-    """One entry as published, with the image it names: a path, the bytes, or None where the twin's is its own."""
+    """One entry as published, with the path of its picture: None if it names none."""
 
     pid: str
     fields: Any
-    image: Path | Drawable | None
+    image: Path | None
     where: str  # the file that names it, for messages
 
 
 @dataclass(frozen=True)
 class MOSSBench(PublishedBenchmark):
-    """``sets`` says which of the two to ask: benign, contrast or both.
+    """The benchmark in a clone at ``root``; ``sets`` says which set to ask: benign, contrast or both.
 
-    ``source="repository"`` reads a clone at ``root``; ``source="hub"`` fetches AIcell/MOSSBench at ``revision`` with
-    ``datasets`` and needs no root. ``strict`` stops where any entry or image cannot be used. ``described`` leaves out
-    cases whose pictures the data set does not describe (4 of 300 benign cases, 22 of 244 twins).
+    ``strict`` stops where any entry or image cannot be used. ``described`` leaves out cases whose pictures the data set
+    does not describe (4 of 300 benign cases, 22 of 244 twins).
 
     Raises:
-        UserError: an unknown set or source, or no root for the repository.
+        UserError: the set is unknown.
     """
 
     sets: str = "benign"
     described: bool = False
-    source: str = "repository"
-    revision: str | None = None
     name: str = "mossbench"
     untrainable: ClassVar[str] = "MOSSBench may not be trained on, as its authors say"
-    GET = f"clone {REPOSITORY}, or download it with benchmark.source=hub"
+    GET = f"git clone {REPOSITORY}"
 
     def __post_init__(self) -> None:
         check_part("sets", self.sets, PARTS)
-        check_part("source", self.source, SOURCES)
-        if self.source == "repository" and not self.root:
-            raise UserError(
-                f"benchmark.root is not set; MOSSBench is read from a clone of {REPOSITORY}; give its folder, or "
-                "benchmark.source=hub to download it"
-            )
 
     def find(self) -> Collected:
         """All cases of the sets that are asked."""
-        found = Collected(None if self.source == "hub" else self.folder, expected=(UNDESCRIBED,))
+        cases = Collected(self.folder, expected=(UNDESCRIBED,))
         for part in PARTS[self.sets]:
-            add_cases(
-                found,
-                part,
-                hub_entries(part, self.revision) if self.source == "hub" else read_entries(self.folder, part),
-            )
-        found.samples = [replace(case, shows=_description(case.tags)) for case in found.samples]
+            add_cases(cases, part, read_entries(self.folder, part))
+        cases.samples = [replace(case, shows=_description(case.tags)) for case in cases.samples]
         if self.described:
-            found.absent |= {case.id: UNDESCRIBED for case in found.samples if not case.shows}
-            found.samples = [case for case in found.samples if case.shows]
-        return found
+            cases.absent |= {case.id: UNDESCRIBED for case in cases.samples if not case.shows}
+            cases.samples = [case for case in cases.samples if case.shows]
+        return cases
 
 
 def read_entries(folder: Path, part: Part) -> list[MOSSBenchEntry]:
@@ -193,35 +174,6 @@ def _image_path(folder: Path, part: Part, fields: Any) -> Path | None:
     if part is CONTRAST and over.removeprefix("type ") in SAME_PICTURE and not os.path.lexists(path):
         return folder / BENIGN.folder / name
     return path
-
-
-def hub_entries(part: Part, revision: str | None) -> list[MOSSBenchEntry]:
-    """The entries of one set on the hub.
-
-    Raises:
-        UserError: it cannot be fetched.
-    """
-    name = "oversensitivity" if part is BENIGN else "contrast"
-    get = (
-        "it needs a network or an earlier download; or clone the repository and set benchmark.source=repository "
-        "benchmark.root=<clone>"
-    )
-    return [
-        hub_entry(row, f"{DATASET} ({name})") for _, row in read_hub(DATASET, name, revision, "train", get=get).rows
-    ]
-
-
-def hub_entry(row: dict[str, Any], where: str) -> MOSSBenchEntry:
-    """A row in the form of the repository's JSON."""
-    pid = str(row.get("pid", ""))
-    metadata = {name.removeprefix("metadata_"): value for name, value in row.items() if name.startswith("metadata_")}
-    if not re.fullmatch(r"type [123]", str(metadata.get("over"))) and re.fullmatch(r"[0-9]{1,3}", pid):
-        metadata["over"] = f"type {(int(pid) - 1) // CASES_A_TYPE + 1}"
-    image = row.get("image") or {}
-    data, path = image.get("bytes"), image.get("path")
-    fields = {k: v for k, v in row.items() if k != "image" and not k.startswith("metadata_")}
-    picture = EncodedImage(f"{path or pid}", data) if data is not None else Path(path) if path else None
-    return MOSSBenchEntry(pid, fields | {"pid": pid, "metadata": metadata, "image": path}, picture, where)
 
 
 def published_questions(root: Path) -> dict[str, MOSSBenchEntry]:

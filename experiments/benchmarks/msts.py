@@ -1,13 +1,9 @@
-"""MSTS (arXiv 2501.10057, CC BY 4.0): unsafe requests about pictures, and models' answers to them, labelled by people.
+"""MSTS (arXiv 2501.10057, CC BY 4.0): models' answers to unsafe requests about pictures, labelled by people.
 
-The requests are ``data/prompts/<language>_multimodal.csv``, unsafe all of them: each of 200 cases twice in English
-("Should I …?", "I am going to …"), once in other languages. Their pictures are not in the repository; its script
-fetches them into ``data/unsafe_images``.
-
-Each row of ``data/response_annotations/<language>_multimodal.csv`` is one model's answer to one of these requests, with
+Each row of ``data/response_annotations/<language>_multimodal.csv`` is one model's answer to one of the requests, with
 the taxonomy's label: "1.1 - rejection or rebuttal", "1.2 - refusal only", "2.1 - explicit encouragement" and so on.
-English answers have two annotators and a settled label, the others one annotator. Knows nothing of models, judges or
-metrics.
+English answers have two annotators and a settled label, the others one annotator. The requests themselves are a
+benchmark of ``published_sets``. Knows nothing of models, judges or metrics.
 """
 
 import re
@@ -15,66 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.benchmarks.published_benchmark import Collected, PublishedBenchmark, check_part, first_there
-from experiments.benchmarks.rows import Unfit, need, read_file
+from experiments.benchmarks.rows import read_file
 from experiments.types import Verdict
 from interp.errors import UserError
 
 REPOSITORY = "https://github.com/paul-rottger/msts-multimodal-safety"
 FOLDER = Path("data") / "response_annotations"  # where the clone has them
-PROMPTS, PICTURES = Path("data") / "prompts", Path("data") / "unsafe_images"
 ENDING = "_multimodal.csv"
-ASKED = ("hazard_category", "case_id", "unsafe_image_id", "prompt_text", "prompt_type")
 COLUMNS = ("case_id", "prompt_text", "model", "response", "annot1_label")
 LANGUAGES = {
     "arabic": "ar", "chinese": "zh", "english": "en", "farsi": "fa", "french": "fr", "german": "de", "hindi": "hi",
     "italian": "it", "korean": "ko", "russian": "ru", "spanish": "es",
 }  # fmt: skip
 CLASSES = {"1.1": Verdict.REBUTTED, "1.2": Verdict.REFUSED}  # every other label of the taxonomy: complied
-_CASE, _PICTURE = re.compile(r"case_[0-9]{1,6}-[a-z]+"), re.compile(r"unsafe_image_[0-9]{1,6}")
 _LABEL = re.compile(r"[12]\.[0-9Z]")
 # What stands in place of an answer where the provider blocked the request or the call failed.
 NO_ANSWER = {"FinishReason.SAFETY", "API RetryError occurred."}
-
-
-@dataclass(frozen=True)
-class MSTS(PublishedBenchmark):
-    """The requests of a clone at ``root``, in a ``language`` of its files (english, french, …).
-
-    All are unsafe: how often harmless requests are refused, these cases cannot tell. ``strict`` stops where a picture
-    is missing; without, what is there is asked and the rest counted.
-
-    Raises:
-        UserError: an unknown language.
-    """
-
-    language: str = "english"
-    name: str = "msts"
-    GET = f"git clone {REPOSITORY} and run python src/0_download_images.py in it, which fetches the pictures"
-
-    def __post_init__(self) -> None:
-        check_part("language", self.language, LANGUAGES)
-
-    def find(self) -> Collected:
-        """All requests of the language's file."""
-        source = self.folder / PROMPTS / f"{self.language}{ENDING}"
-        rows = read_file(source, ASKED, get=self.GET)
-        found = Collected(self.folder, cluster_on_image=True)
-        found.absent = {
-            f"row ({one.place})": f"unfit entry: {source}, {one.place}: {one.reason}" for one in rows.problems
-        }
-        for place, row in rows.rows:
-            case = f"{(row['case_id'] or '')[:20]}-{(row['prompt_type'] or '')[:20]}"
-            with found.entry(case, source, place):
-                scenario, text = need(row, "hazard_category"), need(row, "prompt_text")
-                kind, picture = need(row, "prompt_type"), need(row, "unsafe_image_id")
-                if not _CASE.fullmatch(case) or not _PICTURE.fullmatch(picture):
-                    raise Unfit(f"{case}, {picture[:40]!r}: not as MSTS names cases and pictures")
-                tags = {"asks": kind, "language": LANGUAGES[self.language]}
-                tags |= {"hazard": value} if (value := row.get("hazard_subcategory")) else {}
-                image = first_there(self.folder / PICTURES, f"{picture}.jpg", f"{picture}.png")
-                found.add(case, "unsafe", scenario=scenario, text=text, image=image, tags=tags)
-        return found
 
 
 @dataclass(frozen=True)

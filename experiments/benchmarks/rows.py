@@ -11,7 +11,7 @@ import json
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -211,6 +211,13 @@ def _csv(path: Path, wanted: Collection[str]) -> tuple[list[Any], list[str], lis
         lines = list(_csv_lines(text, delimiter))
     except csv.Error as error:
         raise UserError(f"{path}: is not CSV ({error}); save it again, with quotes around cells of text") from None
+    return _from_cells(path, lines, wanted, delimiter)
+
+
+def _from_cells(
+    path: Path, lines: Sequence[tuple[int, list[str]]], wanted: Collection[str], delimiter: str
+) -> tuple[list[Any], list[str], list[Problem]]:
+    """The rows below the line of names; a cell that is empty or not there is None."""
     columns = [cell.strip() for cell in lines[0][1]] if lines else []
     _once(path, columns, wanted)
     rows, problems = [], []
@@ -219,18 +226,14 @@ def _csv(path: Path, wanted: Collection[str]) -> tuple[list[Any], list[str], lis
             rule = f"row: has {len(cells)} cells, and the first line names {len(columns)} columns"
             problems.append(Problem(f"line {number}", "", f"{rule}; put quotes around a cell with {delimiter!r}"))
         else:
-            rows.append((f"line {number}", _by_column(columns, cells)))
+            by_column = {name: cell or None for name, cell in zip(columns, cells, strict=False)}
+            rows.append((f"line {number}", dict.fromkeys(columns) | by_column))
     return rows, columns, problems
 
 
 def _once(path: Path, columns: list[str], wanted: Collection[str]) -> None:
     if twice := sorted({name for name in columns if name in wanted and columns.count(name) > 1}):
         raise UserError(f"{path}: has the column {twice[0]!r} more than once; rename one of them")
-
-
-def _by_column(columns: list[str], cells: list[str]) -> dict[str, Any]:
-    """The cells by column, None where one is empty or not there."""
-    return dict.fromkeys(columns) | {name: cell or None for name, cell in zip(columns, cells, strict=False)}
 
 
 def _csv_lines(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
@@ -260,9 +263,7 @@ def _workbook(path: Path, wanted: Collection[str]) -> tuple[list[Any], list[str]
         way_out = "save it again, or save its first sheet as CSV in UTF-8"
         raise UserError(f"{path} is not a readable .xlsx table ({error}); {way_out}") from error
     lines = [(number, cells) for number, cells in enumerate(table.to_numpy().tolist(), 1) if any(cells)]
-    columns = [cell.strip() for cell in lines[0][1]] if lines else []
-    _once(path, columns, wanted)
-    return [(f"line {number}", _by_column(columns, cells)) for number, cells in lines[1:]], columns, []
+    return _from_cells(path, lines, wanted, ",")
 
 
 def _check_parts(book: zipfile.ZipFile) -> None:

@@ -1,65 +1,20 @@
-"""XSTest (arXiv 2308.01263, CC BY 4.0): safe prompts that look unsafe beside unsafe ones, and labelled completions.
+"""XSTest (arXiv 2308.01263, CC BY 4.0): models' completions of its prompts, labelled by people.
 
-``xstest_prompts.csv`` holds the prompts (id, prompt, type, label, focus, note), all text without pictures. Each
-``xstest_v2_completions_<model>.csv`` holds one model's answers to the 450 prompts, each with two annotations and a
-final label: full compliance, full refusal or partial refusal. Knows nothing of models, judges or metrics.
+Each ``xstest_v2_completions_<model>.csv`` holds one model's answers to the 450 prompts, each with two annotations and a
+final label: full compliance, full refusal or partial refusal. The prompts themselves are a benchmark of
+``published_sets``. Knows nothing of models, judges or metrics.
 """
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.benchmarks.published_benchmark import Collected, PublishedBenchmark, check_part
-from experiments.benchmarks.rows import Unfit, need, read_file
+from experiments.benchmarks.rows import read_file
 from experiments.types import Verdict
 from interp.errors import UserError
 
 REPOSITORY = "https://github.com/paul-rottger/xstest"
 FILE = "xstest_prompts.csv"
-COLUMNS = ("id", "prompt", "type", "label")
-SETS = {"benign": ("safe",), "contrast": ("unsafe",), "both": ("safe", "unsafe")}  # → labels
-
-
-@dataclass(frozen=True)
-class XSTest(PublishedBenchmark):
-    """The prompts of ``xstest_prompts.csv`` in the folder ``root``; ``sets`` says which: benign, contrast or both.
-
-    Ids are those of the published completions (v2-1 …). ``strict`` stops where a row cannot be used.
-
-    Raises:
-        UserError: an unknown set.
-    """
-
-    sets: str = "both"
-    name: str = "xstest"
-    GET = f"download {FILE} from {REPOSITORY}"
-
-    def __post_init__(self) -> None:
-        check_part("sets", self.sets, SETS)
-
-    def find(self) -> Collected:
-        """All prompts of the file."""
-        source = self.folder / FILE
-        rows = read_file(source, COLUMNS, get=f"{self.GET} and set benchmark.root to its folder")
-        found = Collected(None, images=False)
-        found.absent = {
-            f"row ({one.place})": f"unfit entry: {source}, {one.place}: {one.reason}" for one in rows.problems
-        }
-        for place, row in rows.rows:
-            case = f"v2-{(row['id'] or '')[:20]}"
-            with found.entry(case, source, place):
-                if not re.fullmatch(r"[0-9]{1,6}", need(row, "id")):
-                    raise Unfit("an id is a number")
-                prompt, label, kind = need(row, "prompt"), need(row, "label"), need(row, "type")
-                if label not in SETS["both"]:
-                    raise Unfit(f"label {label[:20]!r} is neither safe nor unsafe")
-                tags = {name: value for name in ("focus", "note") if (value := row.get(name))}
-                if label in SETS[self.sets]:
-                    found.add(case, label, scenario=kind, text=prompt, image=None, cluster=f"id:{case}", tags=tags)
-        return found
-
-
 PREFIX = "xstest_v2_completions_"
 LABELS = {
     "1_full_compliance": Verdict.COMPLIED,

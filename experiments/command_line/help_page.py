@@ -62,14 +62,11 @@ MENU = {  # heading → what stands under it; what is in conf/ and in none of th
     ),
     "Benchmarks": (
         "+exp=papers",
-        "+exp=oversensitivity_suite",
-        "+exp=languages",
         "+exp=mmsafeaware_table1",
         "+exp=mmsafeaware_table2",
         "+exp=mmsafeaware_table3",
         "task=mmsafeaware_table",
         "task=mossbench_leaderboard",
-        "task=mossbench_safety",
     ),
     "Our organisms": (
         "+exp=train_smol_organism",

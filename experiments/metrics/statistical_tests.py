@@ -1,19 +1,19 @@
-"""Tests and estimates over plain counts and arrays: Wilson, signal detection, McNemar, Holm, Spearman, power.
+"""Tests and estimates over plain counts and arrays: Wilson, signal detection, McNemar, Holm, power.
 
 The definitions are in ``docs/metrics.md``; the bootstrap is in ``bootstrap``.
 """
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
 from scipy.special import ndtri, stdtrit
-from scipy.stats import binomtest, chi2, permutation_test, rankdata
+from scipy.stats import binomtest, chi2
 from statsmodels.stats.proportion import proportion_confint
 
-from experiments.metrics.bootstrap import CONFIDENCE, DRAWS, FEWEST, Interval
+from experiments.metrics.bootstrap import CONFIDENCE, FEWEST, Interval
 
 RANGE = 0.9  # of pilots, in which the range of ``units_needed`` holds the right number
 
@@ -153,60 +153,6 @@ def missing_bounds(right: int, n: int, n_of: int) -> Interval | None:
     _check_count("right", right, n)
     _check_count("n", n, n_of)
     return None if n_of == 0 else Interval(right / n_of, (right + n_of - n) / n_of)
-
-
-class Correlation(NamedTuple):
-    """Spearman's rank correlation over ``n`` pairs, with the two-sided p of a permutation test."""
-
-    rho: float
-    p: float
-    n: int
-
-    def entry(self, *, comparisons: int = 1, confidence: float = CONFIDENCE) -> dict[str, Any]:
-        """``value``, ``low``, ``high``, ``clusters`` and ``n``, for ``findings.statement``.
-
-        Fisher's z with the variance (1 + ρ²/2) / (n − 3) of Bonett and Wright (2000, "Sample size requirements for
-        estimating Pearson, Kendall and Spearman correlations"); no interval under ``FEWEST`` pairs. A ρ of ±1 counts
-        as half an exchange of neighbours short of it, since there z is infinite.
-
-        Args:
-            comparisons: how many correlations the interval is to hold for at once (Bonferroni).
-        """
-        ends: dict[str, float | None] = {"low": None, "high": None}
-        if self.n >= FEWEST:
-            most = 1 - 6 / (self.n * (self.n**2 - 1))
-            rho = min(max(self.rho, -most), most)
-            reach = float(ndtri(1 - (1 - confidence) / 2 / comparisons)) * math.sqrt((1 + rho**2 / 2) / (self.n - 3))
-            ends = {"low": math.tanh(math.atanh(rho) - reach), "high": math.tanh(math.atanh(rho) + reach)}
-        return {"value": self.rho, **ends, "clusters": self.n, "n": self.n}
-
-
-def spearman(x: Float[np.ndarray, " pair"], y: Float[np.ndarray, " pair"], *, seed: int = 0) -> Correlation | None:
-    """Rank correlation, ties sharing their mean rank; None for fewer than three pairs, or where one side is constant.
-
-    The permutation test takes all orders where there are at most 10,000 (up to 7 pairs), else as many random ones: a
-    comparison of models has a handful of pairs, too few for the usual t approximation.
-    """
-    rho = float(resampled_spearman(x[None], y[None])[0])
-    if len(x) < 3 or math.isnan(rho):
-        return None
-
-    def statistic(shuffled: np.ndarray, axis: int = -1) -> np.ndarray:
-        rows = shuffled.reshape(-1, len(x))
-        return resampled_spearman(rows, np.broadcast_to(y, rows.shape)).reshape(shuffled.shape[:-1])
-
-    found = permutation_test((x,), statistic, permutation_type="pairings", vectorized=True, n_resamples=DRAWS,
-                             rng=np.random.default_rng(seed))  # fmt: skip
-    return Correlation(rho, float(found.pvalue), len(x))
-
-
-def resampled_spearman(
-    x: Float[np.ndarray, "draw pair"], y: Float[np.ndarray, "draw pair"]
-) -> Float[np.ndarray, " draw"]:
-    """Spearman's ρ in every draw: Pearson's correlation of the ranks; NaN where one side is constant in a draw."""
-    ranks_x, ranks_y = (rankdata(values, axis=1) - (values.shape[1] + 1) / 2 for values in (x, y))
-    spread = np.sqrt((ranks_x**2).sum(axis=1) * (ranks_y**2).sum(axis=1))
-    return np.divide((ranks_x * ranks_y).sum(axis=1), spread, out=np.full(len(x), np.nan), where=spread > 0)
 
 
 def _check_count(name: str, count: int, n: int) -> None:

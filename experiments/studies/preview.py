@@ -15,7 +15,7 @@ from rich.console import Console
 from experiments.api.engine_model import write_engine_model
 from experiments.benchmarks.checks import ASKED, WORKERS, examine, message
 from experiments.benchmarks.disjoint import BENCHMARK, shared
-from experiments.benchmarks.export import export_mmsafeaware, export_vlmevalkit
+from experiments.benchmarks.export import export_vlmevalkit
 from experiments.benchmarks.images import BadImage, open_image
 from experiments.config import Run
 from experiments.evaluation.cases import limited, load_cases
@@ -220,19 +220,18 @@ def _cell(sample: Sample) -> Image.Image:
     return cell
 
 
-FORMATS = ("mmsafeaware", "vlmevalkit", "inspect", "engine_model")
+FORMATS = ("vlmevalkit", "inspect", "engine_model")
 
 
 @dataclass(frozen=True)
 class Export:
-    """The task: writes the benchmark's scored cases to ``to``, the finished ``run`` as logs of Inspect, or the model.
+    """The task: writes the benchmark's cases to ``to``, the finished ``run`` as logs of Inspect, or the model.
 
-    ``format``: ``mmsafeaware`` (a folder, laid out as MMSafeAware is published), ``vlmevalkit`` (a TSV file),
-    ``inspect`` (into the run's folder ``inspect``), or ``engine_model`` (a folder that vLLM loads: the model, with the
-    LoRA ``adapter`` merged or, without ``merge``, beside it).
+    ``format``: ``vlmevalkit`` (a TSV file), ``inspect`` (into the run's folder ``inspect``), or ``engine_model`` (a
+    folder that vLLM loads: the model, with the LoRA ``adapter`` merged or, without ``merge``, beside it).
     """
 
-    format: str = "mmsafeaware"
+    format: str = "vlmevalkit"
     to: str | None = None
     run: str | None = None
     adapter: str | None = None
@@ -259,14 +258,8 @@ class Export:
             serve = write_engine_model(run.weights, Path(self.to), adapter=adapter, merge=self.merge)
             Console().print(f"model: {self.to}\nserve it: {serve}", highlight=False, soft_wrap=True, markup=False)
             return
-        samples = load_cases(run, Console()).samples
-        if self.format == "vlmevalkit":
-            samples = limited(samples, run.limit)
-            where = str(export_vlmevalkit(samples, self.to))
-        else:
-            samples = limited([sample for sample in samples if sample.subset != "control"], run.limit)
-            folder = export_mmsafeaware(samples, Path(self.to))
-            where = f"{folder} (read it with benchmark=mmsafeaware benchmark.root={folder})"
+        samples = limited(load_cases(run, Console()).samples, run.limit)
+        where = export_vlmevalkit(samples, self.to)
         Console().print(f"{_so_many(samples)}: {where}", highlight=False, soft_wrap=True)
 
 

@@ -90,7 +90,6 @@ def test_no_option_is_lost(group: str) -> None:
 
 # What a file sets otherwise than its class, on purpose: chosen with the bundled models, or a variant of another file.
 OTHERWISE = {
-    "benchmark/mossbench_contrast": {"name", "sets"},
     "judge/published_prompt": {"max_new_tokens"},  # an answer in JSON with its reasons
     "model/base/api": {"logprobs"},
     "model/base/weights": {"revision"},

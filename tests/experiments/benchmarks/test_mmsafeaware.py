@@ -258,9 +258,8 @@ def test_the_manifest_changes_with_what_was_read(tmp_path: Path) -> None:
 
 def test_there_is_no_development_split_and_no_torch() -> None:
     assert MMSafeAware("anywhere").development() is None
-    code = (
-        "import sys, experiments.benchmarks.export; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
-    )
+    modules = "experiments.benchmarks.export, experiments.benchmarks.mmsafeaware, experiments.benchmarks.published_sets"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -1,4 +1,3 @@
-import io
 import json
 from collections import Counter
 from pathlib import Path
@@ -8,9 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.benchmarks.images import EncodedImage, open_image, pixel_digest
-from experiments.benchmarks.mossbench import BENIGN, MOSSBench, add_cases, hub_entry
-from experiments.benchmarks.published_benchmark import Collected, runnable
+from experiments.benchmarks.mossbench import MOSSBench
 from interp.errors import UserError
 from tests.experiments.benchmarks.test_images import noise, png_claiming
 from tests.experiments.compose import run_of
@@ -210,12 +207,11 @@ def test_a_file_that_is_no_such_object_is_one_sentence(tmp_path: Path, text: str
     [
         ({"root": None}, "benchmark.root"),
         ({"sets": "all"}, "benchmark.sets='all'"),
-        ({"source": "web"}, "benchmark.source='web'"),
     ],
 )
 def test_mistaken_options_are_named(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        MOSSBench(**({"root": "somewhere"} | options))
+        MOSSBench(**({"root": "somewhere"} | options)).load()
 
 
 def test_a_missing_folder_or_file_is_one_sentence(tmp_path: Path) -> None:
@@ -245,55 +241,10 @@ def test_no_entry_whatsoever_stops_the_others(tmp_path_factory: pytest.TempPathF
     assert len(loaded.samples) + len(loaded.missing) == 2
 
 
-def hub_row(pid: str, **changes: Any) -> dict[str, Any]:
-    buffer = io.BytesIO()
-    noise(int(pid)).save(buffer, "PNG")
-    row = {"pid": pid, "question": f"What is {pid}?", "description": None, "short description": "Toy"}
-    flags = {"metadata_over": True, "metadata_human": True, "metadata_harm": "[7]"}
-    return row | flags | {"image": {"bytes": buffer.getvalue(), "path": f"{pid}.png"}} | changes
-
-
-def test_a_row_of_the_hub_is_the_same_case(tmp_path: Path) -> None:
-    rows = [hub_row("5"), hub_row("105", metadata_over="type 2"), hub_row("7", image={"bytes": b"x", "path": "7.png"})]
-    rows += [hub_row("8", question=None), hub_row("9", image=None)]
-    found = Collected(None)
-    add_cases(found, BENIGN, [hub_entry(row, "hub") for row in rows])
-    cases = runnable(found)
-    tree(tmp_path, {"5": entry("5", description="")})
-    (local,) = MOSSBench(str(tmp_path)).load().samples
-    first, second = cases.samples
-    assert isinstance(first.image, EncodedImage)
-    assert (first.id, first.scenario, first.prompt, first.cluster) == (
-        local.id,
-        local.scenario,
-        local.prompt,
-        local.cluster,
-    )
-    assert local.image is not None
-    assert pixel_digest(first.image.render()) == pixel_digest(open_image(local.image))
-    assert first.tags["harm"] == local.tags["harm"]
-    assert second.scenario == "Negated Harm"
-    assert set(cases.missing) == {"m7", "m8", "m9"}
-
-
-def test_without_a_network_the_hub_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
-    def offline(*_: Any, **__: Any) -> None:
-        raise ConnectionError("no route to host\nmore")
-
-    monkeypatch.setattr(datasets, "load_dataset_builder", offline)
-    with pytest.raises(UserError, match=r"cannot be fetched .*no route to host\).*benchmark.root=<clone>") as caught:
-        MOSSBench(source="hub").load()
-    assert "\n" not in str(caught.value)
-
-
-def test_the_configurations_say_which_set() -> None:
-    for name, sets in (("mossbench", "benign"), ("mossbench_contrast", "contrast")):
-        run = run_of(f"benchmark={name}", "benchmark.root=somewhere", "strict=true")
-        assert isinstance(run.benchmark, MOSSBench)
-        assert (run.benchmark.name, run.benchmark.sets, run.benchmark.strict) == (name, sets, True)
-        assert run.benchmark.kind == "refusal"
+def test_the_configuration_composes() -> None:
+    run = run_of("benchmark=mossbench", "benchmark.root=somewhere", "benchmark.sets=contrast", "strict=true")
+    assert run.benchmark == MOSSBench("somewhere", strict=True, sets="contrast")
+    assert run.benchmark.kind == "refusal"
 
 
 def test_pictures_of_something_risky_are_marked_as_alarming(tmp_path: Path) -> None:

@@ -1,14 +1,13 @@
 """Laws and slow references of the bootstrap and of the tests."""
 
 import math
-from itertools import permutations, product
+from itertools import product
 from math import comb
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import spearmanr
 from statsmodels.stats.multitest import multipletests
 
 from experiments.metrics import bootstrap
@@ -257,28 +256,6 @@ def test_missing_bounds_are_reached_and_never_crossed(answered: list[bool], miss
     assert bounds is not None
     possible = [(sum(answered) + sum(outcome)) / n for outcome in product([False, True], repeat=missing)]
     assert bounds == pytest.approx((min(possible), max(possible)))
-
-
-@settings(deadline=None, max_examples=25)
-@given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=3, max_size=4))
-def test_spearman_is_scipys_and_its_p_counts_every_order(pairs: list[tuple[int, int]]) -> None:
-    x, y = (np.array(side, dtype=float) for side in zip(*pairs, strict=True))
-    found = tests.spearman(x, y)
-    if len(set(x)) < 2 or len(set(y)) < 2:
-        assert found is None
-        return
-    assert found is not None
-    assert found.rho == pytest.approx(spearmanr(x, y).statistic)
-    orders = [spearmanr(x[list(order)], y).statistic for order in permutations(range(len(x)))]
-    above = sum(rho >= found.rho - 1e-9 for rho in orders)
-    below = sum(rho <= found.rho + 1e-9 for rho in orders)
-    assert found.p == pytest.approx(min(1, 2 * min(above, below) / len(orders)))
-
-
-def test_spearman_of_too_few_pairs_is_none_and_of_a_constant_draw_nan() -> None:
-    assert tests.spearman(np.array([1.0, 2.0]), np.array([1.0, 2.0])) is None
-    draws = np.array([[1.0, 2.0, 3.0], [1.0, 1.0, 1.0], [3.0, 2.0, 1.0]])
-    np.testing.assert_allclose(tests.resampled_spearman(draws, np.tile([1.0, 2.0, 3.0], (3, 1))), [1, np.nan, -1])
 
 
 @pytest.mark.long

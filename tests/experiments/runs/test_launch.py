@@ -15,7 +15,7 @@ from experiments import run as door
 from experiments.runs.launch import Launch, check_task, whole_weights
 from experiments.runs.records import complete_lines, ordered
 from experiments.runs.saved_run import read_records
-from experiments.studies.languages import Languages
+from experiments.studies.papers import Papers
 from experiments.studies.vrtuning.study import VRTuningStudy
 from interp.errors import UserError
 from tests.experiments.compose import run_of
@@ -54,7 +54,7 @@ def test_half_an_environment_is_one_sentence(monkeypatch: pytest.MonkeyPatch, ra
 
 
 def test_tasks_share_their_cases_out_or_are_refused() -> None:
-    for task in (run_of().task, Languages(), VRTuningStudy):
+    for task in (run_of().task, Papers(), VRTuningStudy):
         check_task(task, Launch(0, 2))
     alone = run_of("task=preview").task
     check_task(alone, Launch())
