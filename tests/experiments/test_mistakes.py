@@ -1,11 +1,9 @@
 """A mistake on the command line is answered in one sentence with the word that was meant."""
 
-import os
 import shlex
 import signal
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -17,10 +15,8 @@ from hypothesis import strategies as st
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.command_line.mistakes import FLAGS, in_a_sentence, quoted, unknown_flag
-from experiments.run import main
-from interp.errors import UserError
 from tests.conftest import REPOSITORY
-from tests.experiments.compose import composed, run_of
+from tests.experiments.compose import composed
 from tests.weekly import first
 
 
@@ -111,20 +107,6 @@ def test_the_flags_are_those_that_hydra_takes() -> None:
     assert set(get_args_parser()._option_string_actions) == FLAGS
 
 
-def test_the_version_is_ours(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["forestlens", "--version"])
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    main()
-    assert capsys.readouterr().out == f"forestlens {version('forestlens')}\n"
-
-
-def test_values_that_only_we_can_refuse() -> None:
-    with pytest.raises(UserError, match="seed=-1: must be at least 0"):
-        run_of("seed=-1")
-    with pytest.raises(UserError, match="note: Interpolation key 'nosuch' not found"):
-        run_of("note=${nosuch}")
-
-
 def test_an_error_of_ours_is_no_mistake_of_theirs() -> None:
     assert in_a_sentence(ValueError("a bug"), ["limit=1"]) is None
 
@@ -135,15 +117,6 @@ def test_one_sentence_and_exit_code_2() -> None:
     answer = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert answer.returncode == 2
     assert answer.stderr == "error: task.steps=3: there is no task.steps; did you mean task.settings.steps=3?\n"
-
-
-@pytest.mark.long
-def test_hydras_own_trace_is_there_for_who_asks() -> None:
-    command = [sys.executable, "-m", "experiments.run", "metod=vcd"]
-    environment = os.environ | {"HYDRA_FULL_ERROR": "1"}
-    answer = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, env=environment)
-    assert answer.returncode == 1
-    assert "ConfigCompositionException" in answer.stderr
 
 
 @pytest.mark.long

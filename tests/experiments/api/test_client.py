@@ -13,11 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image
 
-from experiments.api.client import HEADERS, Pace
+from experiments.api.client import HEADERS
 from experiments.api.config import ApiConfig
 from experiments.api.model import ApiModel, check_methods
 from experiments.api.reply import BROKEN
@@ -120,15 +118,6 @@ def test_keywords_of_the_server_s_template(server: Served) -> None:
         config(server.url, template={"x": 1}, extra_body={"chat_template_kwargs": {}})
 
 
-def test_options_change_the_request(server: Served) -> None:
-    options = {"temperature": None, "token_field": "max_completion_tokens", "max_tokens": 500, "max_image_side": 2}
-    ApiModel(config(server.url, **options)).generate([Prompt("Safe?", RED)], max_new_tokens=9)
-    (sent,) = server.requests
-    assert "temperature" not in sent
-    assert "max_tokens" not in sent
-    assert sent["max_completion_tokens"] == 500
-
-
 def failing(status: int, message: str) -> Reply:
     return Reply(json.dumps({"error": {"message": message}}).encode(), status)
 
@@ -175,17 +164,6 @@ def test_every_reply_has_its_type(reply: Reply, status: str, said: str, requests
     assert math.isnan(got[3])
 
 
-def test_an_answer_that_ended_for_an_unknown_reason_is_not_cached(tmp_path: Path) -> None:
-    for finish, requests in (("odd", 2), ("stop", 1)):
-        served = Served(lambda _, finish=finish: Reply(completion("Yes", finish)))
-        try:
-            for _ in range(2):
-                ApiModel(config(served.url), cache=tmp_path / finish).generate([Prompt("Safe?")])
-            assert len(served.requests) == requests
-        finally:
-            served.close()
-
-
 def test_a_slow_reply_is_given_up_even_where_every_byte_is_in_time() -> None:
     status, _, reason, _, requests = one(Reply(completion("No"), drip=True), timeout=0.3, retries=1)
     assert (status, requests) == ("transport_failed", 2)
@@ -225,15 +203,6 @@ def test_a_thought_in_a_reply_s_text() -> None:
     assert one(Reply(completion("a bug")), **named)[:2] == ("answered", "a bug")
 
 
-def test_a_refusal_in_its_own_field_is_an_answer() -> None:
-    reply = completion(None, message={"content": None, "refusal": "I can't help with that."})
-    assert one(Reply(reply))[:2] == ("answered", "I can't help with that.")
-    assert one(Reply(completion(None, message={"content": [{"type": "text", "text": "Yes"}]})))[:2] == (
-        "answered",
-        "Yes",
-    )
-
-
 @pytest.mark.parametrize(
     ("status", "message", "said"),
     [
@@ -269,14 +238,6 @@ def test_retry_after_is_honoured() -> None:
     served.close()
     assert answer.statuses == ["answered"]
     assert arrived[1] - arrived[0] >= 0.4
-
-
-def test_paces_are_even() -> None:
-    now = 100.0
-    pace = Pace(30, clock=lambda: now)
-    assert [pace.reserve() for _ in range(3)] == [0.0, 2.0, 4.0]
-    free = Pace(None, clock=lambda: now)
-    assert [free.reserve(), free.reserve()] == [0.0, 0.0]
 
 
 def test_requests_keep_their_pace(server: Served) -> None:
@@ -359,20 +320,6 @@ def test_every_fault_ends_in_a_type_and_clears_when_the_faults_stop(server: Serv
     proxy.close()
     assert whole.statuses == ["answered"] * len(prompts)
     assert whole.texts == [stub_answer(prompt.text) for prompt in prompts]
-
-
-@pytest.mark.long
-@settings(max_examples=3)
-@given(seed=st.integers(0, 1000))
-def test_most_faults_are_outlived_by_asking_again(seed: int) -> None:
-    upstream = Served(stub)
-    proxy = FaultyProxy(upstream.url, faults=("429", "500", "cut"), rate=0.5, seed=seed)
-    prompts = [Prompt(f"question {i}") for i in range(12)]
-    answers = ApiModel(config(proxy.url, retries=30)).generate(prompts)
-    proxy.close()
-    upstream.close()
-    assert answers.statuses == ["answered"] * len(prompts)
-    assert answers.texts == [stub_answer(prompt.text) for prompt in prompts]
 
 
 def test_an_image_that_cannot_be_sent_is_a_bad_image(server: Served) -> None:
@@ -501,10 +448,3 @@ def test_ctrl_c_ends_the_waiting(server: Served, monkeypatch: pytest.MonkeyPatch
     time.sleep(1)
     assert len(proxy.requests) <= max(sent, 2)  # what was on its way, and nothing after it
     proxy.close()
-
-
-def test_an_answer_that_has_begun_is_refused(server: Served) -> None:
-    model = ApiModel(config(server.url))
-    with pytest.raises(UserError, match=r"prompt 'Hello\.' has an answer that has begun"):
-        model.generate([Prompt("Hello.", begun=(1, 2))])
-    assert not server.requests

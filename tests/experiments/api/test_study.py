@@ -136,23 +136,6 @@ def test_the_key_is_in_no_file_and_no_output(
     assert "sk-test" not in f"{capfd.readouterr()} {chain}"
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (("model=api_gpt_4o",), "OPENAI_API_KEY is not set"),
-        (("model=api_vllm", "method=vcd"), r"arm vcd \(VCD\) cannot be asked of api_vllm: its noise"),
-    ],
-)
-def test_what_cannot_work_is_one_sentence_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...], said: str
-) -> None:
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    run = run_of("method=prompt", f"output_root={tmp_path}", *overrides)
-    with pytest.raises(UserError, match=said):
-        run.task(run)
-    assert list(tmp_path.iterdir()) == []
-
-
 @contextmanager
 def transformers_serve(folder: Path, log: Path) -> Iterator[str]:
     """The address of ``transformers serve`` on loopback with the checkpoint in ``folder``."""
@@ -227,20 +210,3 @@ def test_requests_that_never_got_through_show_in_the_exit_code(
     assert ended.value.code == 1
     assert "8 of 8 requests never got through" in " ".join(capsys.readouterr().out.split())
     down.close()
-
-
-def test_a_run_that_was_not_finished_shows_in_the_exit_code_until_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from experiments.run import _say_what_failed
-    from experiments.runs import analyses
-
-    monkeypatch.setattr(analyses, "UNFINISHED", set())
-    (tmp_path / "environment.json").write_text('{"finished": null}')
-    assert not analyses.settle(tmp_path)
-    with pytest.raises(SystemExit) as ended:
-        _say_what_failed()
-    assert ended.value.code == 1
-    (tmp_path / "environment.json").write_text('{"finished": "now"}')
-    assert analyses.settle(tmp_path)
-    _say_what_failed()

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from experiments.benchmarks.images import BadImage, EncodedImage, open_image
-from experiments.evaluation.case_batches import form, opened, size_of
-from experiments.studies.reasoning_stages.conditions import GreyPicture
+from experiments.benchmarks.images import BadImage
+from experiments.evaluation.case_batches import form, opened
 from experiments.types import Sample
 from interp.batching import BatchRule
 
@@ -47,27 +46,6 @@ def test_without_a_budget_or_a_model_the_order_stays() -> None:
     assert form(samples, lengths, BatchRule(2, None)) == in_order
     assert form(samples, None, BatchRule(2, 100)) == in_order
     assert form(samples, lengths, BatchRule(2, 100)) == [samples[3:], samples[1:3], samples[:1]]
-
-
-def test_sizes_are_those_of_the_opened_picture(tmp_path: Path) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    Image.new("RGB", (16, 8)).save(tmp_path / "turned.jpg", exif=exif)
-    Image.new("RGB", (5, 7)).save(tmp_path / "plain.png")
-    (tmp_path / "bad.png").write_bytes(b"no picture")
-    encoded = EncodedImage("plain.png", (tmp_path / "plain.png").read_bytes())
-    for source in (
-        tmp_path / "turned.jpg",
-        tmp_path / "plain.png",
-        encoded,
-        Dot(1),
-        GreyPicture(tmp_path / "plain.png"),
-    ):
-        assert size_of(source) == open_image(source).size
-    assert size_of(tmp_path / "turned.jpg") == (8, 16)
-    assert size_of(tmp_path / "bad.png") is None
-    assert size_of(tmp_path / "missing.png") is None
-    assert size_of(None) is None
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])

@@ -14,7 +14,6 @@ from experiments.benchmarks.iconworld import IconWorld
 from experiments.evaluation.admission import excluded_arms
 from experiments.evaluation.answer import STEPS, Answering
 from experiments.evaluation.cases import limited
-from experiments.evaluation.study import opened
 from experiments.report.cases import payload
 from experiments.report.page import cost_sentences
 from experiments.runs.resumption import PREDICTIONS, open_run
@@ -124,16 +123,3 @@ def test_an_arm_that_is_told_needs_a_benchmark_that_tells(tmp_path: Path) -> Non
     studied = run_of("method=verbalise_oracle", f"output_root={tmp_path}")
     with pytest.raises(UserError, match="iconworld does not say what its pictures show"):
         excluded_arms(studied, samples)
-
-
-@pytest.mark.long
-def test_another_description_is_another_case_for_an_arm_that_is_told_and_for_no_other(
-    tmp_path: Path, organism: VLM
-) -> None:
-    run = run_of("method=verbalise", f"output_root={tmp_path}", "limit=2")
-    samples = IconWorld().load().samples[:1]
-    changed = [replace(sample, shows="A cake.") for sample in samples]
-    with opened(run, vlm=organism, console=Console(file=io.StringIO())) as study:
-        for method, same in ((Verbalise(), True), (Verbalise(describe="oracle"), False)):
-            one, other = (study.answering.settings(method, cases) for cases in (samples, changed))
-            assert (one == other) is same

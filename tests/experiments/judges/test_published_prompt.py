@@ -8,7 +8,6 @@ import pytest
 from experiments.judges.published_prompt import FILES, PublishedPrompt
 from experiments.types import Item, Verdict
 from interp.errors import UserError
-from tests.experiments.compose import run_of
 from tests.experiments.judges.test_llm import Fake, picture
 
 C, P, R, F = Verdict.COMPLIED, Verdict.PARTIAL, Verdict.REFUSED, Verdict.JUDGE_FAILED
@@ -144,11 +143,3 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
         PublishedPrompt(models, of="vscbench").check()
     with pytest.raises(UserError, match=r"eval_prompt.txt is missing; .*LVLM-SafeR"):
         PublishedPrompt(models, of="lvlm_safer", source=str(tmp_path)).check()
-
-
-def test_it_is_an_option_of_the_command_line(tmp_path: Path) -> None:
-    root = clone(tmp_path, "lvlm_safer")
-    run = run_of("benchmark=lvlm_safer", "judge=published_prompt", "judge.of=lvlm_safer", f"judge.source={root}")
-    assert isinstance(run.judge, PublishedPrompt)
-    assert run.judge.name.startswith("published:lvlm_safer:")
-    assert run.judge.looks is False

@@ -9,8 +9,6 @@ import pytest
 
 from experiments.evaluation.admission import check_contrasts
 from experiments.metrics.yes_no.results import evaluate
-from experiments.report.arm_tables import arms_table, comparisons_table, contrasts_table
-from experiments.report.page import tables
 from experiments.report.words import worded
 from interp.errors import UserError
 from tests.experiments.answered import from_margins, world
@@ -67,18 +65,6 @@ def test_contrasts_enter_the_family_of_the_simultaneous_intervals(table: pd.Data
         assert more["comparisons"]["sees"]["versus"]["blinder"][quantity]["decides"]["of"] == 37
 
 
-def test_the_report_has_a_row_a_contrast_with_the_simultaneous_interval(table: pd.DataFrame) -> None:
-    found = run(table, contrasts=[("sees", "blinder")])
-    shown = contrasts_table(found)
-    assert shown is not None
-    assert tables(found)["contrasts"] is not None
-    assert [cell.value for cell in shown.frame.iloc[:, 0]] == ["sees − blinder"]
-    at = [column.heading for column in shown.columns].index("AUROC")
-    ends = found["comparisons"]["sees"]["versus"]["blinder"]["auroc"]["decides"]
-    assert shown.frame.iloc[0, at].interval == f"{ends['low']:.3f}–{ends['high']:.3f}"
-    assert contrasts_table(run(table)) is None
-
-
 @pytest.mark.parametrize(
     ("contrasts", "kind", "said"),
     [
@@ -129,10 +115,3 @@ def test_pairs_of_few_templates_are_told_by_the_wider_interval() -> None:
     assert found["high"] - found["low"] > 1.5 * (plain["high"] - plain["low"])
     narrow, wide = (one["arms"]["arm"]["auroc_within"]["interval"] for one in (without, of_templates))
     assert wide[1] - wide[0] > 1.5 * (narrow[1] - narrow[0])
-
-
-def test_tables_have_a_column_of_the_auroc_within_sentences_only_where_there_are_pairs(table: pd.DataFrame) -> None:
-    paired = twins({"baseline": [-1, 2] * 12, "arm": [2, -1] * 12})
-    for made in (arms_table, comparisons_table):
-        assert "AUROC within sentences" in [column.heading for column in made(paired).columns]
-        assert "AUROC within sentences" not in [column.heading for column in made(run(table)).columns]

@@ -36,8 +36,6 @@ from experiments.metrics.yes_no import comparison as verdicts
 from experiments.metrics.yes_no.answers import YesNoAnswers
 from experiments.metrics.yes_no.quantities import YesNoArms
 from experiments.studies.attention.summary import contrasts
-from experiments.studies.reasoning_stages.analysis import caution_table
-from experiments.studies.reasoning_stages.conditions import ASKED, CONDITIONS
 from experiments.studies.vrtuning.side_effects import compare_shares
 from experiments.types import Sample
 
@@ -144,14 +142,6 @@ def any_changed(compared: Iterable[Mapping[str, Any]], quantities: Sequence[str]
     return any(is_change(one["delta"][name]) for one in compared for name in quantities)
 
 
-def study_of_rates(rng: np.random.Generator) -> Said:
-    """In which rates of a study a change is said, of one arm; without margins, which makes it cheap."""
-    of, seed = iconworld(), int(rng.integers(2**31))
-    drawn = Law.of(of, ~of.unsafe).margins(rng, np.full(2, DISTANCE), DISTANCE / 2 - ndtri(STRICTNESS))
-    arms = {name: verdict_answers(of, margin, ranked=False) for name, margin in zip(NAMES, drawn, strict=False)}
-    return changed(verdicts.entries(verdicts.difference(YesNoArms(of, arms, DRAWS, seed), NAMES[1], NAMES[0])))
-
-
 def study_of_ranks(rng: np.random.Generator, of: Cases) -> Said:
     """The same for all that a yes/no benchmark says: of the arm under study, and at once of any arm."""
     level, seed = DISTANCE / 2 - ndtri(STRICTNESS), int(rng.integers(2**31))
@@ -203,19 +193,6 @@ def study_of_values(rng: np.random.Generator) -> Said:
     return changed(found)
 
 
-def study_of_caution(rng: np.random.Generator) -> Said:
-    """Whether caution is said to change in any condition of the reasoning stages.
-
-    On all cases: failures are picked by what they were answered as asked, so that theirs falls without any effect.
-    """
-    of, seed = iconworld(), int(rng.integers(2**31))
-    drawn = Law.of(of, ~of.unsafe).margins(rng, np.zeros(len(CONDITIONS)), 0.0)
-    met = {name: dict(zip(of.ids, margin < 0, strict=True)) for name, margin in zip(CONDITIONS, drawn, strict=True)}
-    table = caution_table(met, of.ids, cases(), seed=seed, draws=DRAWS)
-    entries = {name: row["change"] for name, row in table.items() if name != ASKED}
-    return {"caution in any condition": any(is_change(one) for one in entries.values())}
-
-
 def simulated(study: Callable[[np.random.Generator], Said], studies: int, *key: int) -> Said:
     """How many of the studies say a change, by quantity; printed in percent."""
     said = Counter[str]()
@@ -234,15 +211,6 @@ def check(said: Said, studies: int) -> None:
         if not name.startswith("too few") and interval is not None and interval.low > 0.05:
             above[name] = n / studies
     assert not above
-
-
-@pytest.mark.slow  # tests/experiments/metrics/test_validity.py has the law of few studies
-@pytest.mark.parametrize("studies", [SMALL, pytest.param(LARGE, marks=pytest.mark.slow)])
-def test_no_change_of_a_rate_is_said_too_often_where_arms_differ_from_template_to_template(studies: int) -> None:
-    said = simulated(study_of_rates, studies, 1)
-    assert {"typical", "attack", "over_safety", "unsafe", "overall", "balanced", "d_prime", "criterion",
-            "flip_rate"} <= set(said)  # fmt: skip
-    check(said, studies)
 
 
 @pytest.mark.long
@@ -264,12 +232,6 @@ def test_no_change_of_what_margins_rank_is_said_too_often() -> None:
 @pytest.mark.slow
 def test_no_change_of_what_a_study_measures_is_said_too_often() -> None:
     check(simulated(study_of_values, LARGE, 4), LARGE)
-
-
-@pytest.mark.slow
-def test_no_change_of_caution_is_said_too_often() -> None:
-    said = simulated(study_of_caution, LARGE, 8)
-    check(said, LARGE)
 
 
 @pytest.mark.slow

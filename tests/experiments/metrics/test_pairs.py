@@ -12,9 +12,7 @@ from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.table import Table
 from experiments.metrics.estimates import CONCEPT, TEMPLATE
 from experiments.metrics.pairs import TIMES, all_pairs, are_pair, drawn_pairs, twins
-from experiments.studies.localise.cases import QUESTIONS, split
 from experiments.studies.mechanism.cases import AnsweredCases
-from experiments.studies.preview import understood
 from experiments.types import Sample
 from tests.experiments.benchmarks.iconworld_table import scored, write_table
 
@@ -84,20 +82,3 @@ def test_pictures_that_a_table_says_show_the_same_are_resampled_together(tmp_pat
         assert len(both) == len(set(ours[name].cluster.tolist())) == len(set(theirs[name].cluster.tolist()))
     untold = [replace(one, shows="") for one in told]
     assert CONCEPT not in AnsweredCases(tuple(untold), tuple(asked)).resamples(draws=2, seed=0).schemes
-
-
-@pytest.mark.long
-def test_a_table_of_iconworlds_cases_is_localised_in_the_same_units_and_halves(tmp_path: Path) -> None:
-    own = scored(pairs=2)
-    table = as_table(tmp_path, own)
-    assert len({one.cluster for one in table}) == len({one.picture for one in table})  # pairs make no cluster
-    ours, theirs = (split(some, questions=QUESTIONS, pairs=None, seed=0) for some in (own, table))
-    template = {one.text: one.tags["template"] for one in own}
-    for half in ("discover", "confirm"):
-        one, other = getattr(ours, half), getattr(theirs, half)
-        of = [template[name] for name in other.names]
-        assert set(of) == set(one.names)
-        assert Counter(one.names[at] for at in one.unit) == Counter(of[at] for at in other.unit)
-    said = understood(table, "yes_no", "table")
-    assert f"to patch {len(own) // 2}, no case in more than {TIMES}" in said
-    assert "pairs of pictures (one sentence, opposite labels): 384" in said

@@ -253,22 +253,6 @@ def test_equal_arms_do_not_change() -> None:
     assert overall["low"] < -0.02 < 0.02 < overall["high"]
 
 
-def test_no_flip_among_many_cases_is_no_change() -> None:
-    subsets, margins = world(1200)
-    comparison = run(from_margins(subsets, {"baseline": margins["baseline"], "same": margins["baseline"]}))
-    assert comparison["comparisons"]["same"]["delta"]["overall"]["statement"] == "no change"
-
-
-def test_the_cases_needed_are_printed_where_a_difference_is_not_shown(known: dict[str, Any]) -> None:
-    seen = set()
-    for comparison in known["comparisons"].values():
-        for quantity in ("overall", "auroc", "unsafe"):
-            entry = comparison["delta"][quantity]
-            seen.add(entry["statement"])
-            assert entry["statement"] == "not shown" or entry["needed"] is None
-    assert "not shown" in seen
-
-
 @pytest.mark.parametrize(("clusters", "said"), [(9, "too few"), (10, "rose")])
 def test_fewer_than_ten_clusters_on_a_side_give_no_interval_and_no_conclusion(clusters: int, said: str) -> None:
     subsets, margins = world(400)
@@ -298,17 +282,6 @@ def test_the_operating_point_is_the_designs_whatever_was_answered(unsafe: int, p
         assert ("49 unsafe requests; a comparison where 80.0% of them are caught takes 50" in found["summary"][0]) == (
             unsafe < 50
         )
-
-
-def test_a_stated_operating_point_is_read_or_said_to_be_out_of_reach() -> None:
-    subsets, margins = world(400)
-    table = from_margins(subsets, {name: margins[name] for name in ("baseline", "sees")})
-    unsafe = sum(short != "o" for short in subsets)
-    for point in (0.5, 0.99):
-        found = run(table, operating_point=point)
-        entry = found["comparisons"]["sees"]["delta"]["matched_over_safety"]
-        assert entry["caught"] == point
-        assert (entry["statement"] == "too few") == (unsafe * min(point, 1 - point) < 10)
 
 
 @pytest.mark.long

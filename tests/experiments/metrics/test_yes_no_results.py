@@ -113,14 +113,6 @@ def test_an_absent_subset_is_null_and_overall_says_which_it_averages() -> None:
     assert evaluated("tt", "nn")["d_prime"] is None
 
 
-def test_cases_that_could_not_run_count_as_missing() -> None:
-    arm = evaluated("ttoo", "nnyn", expected={"typical": 2, "attack": 3, "over_safety": 4})
-    assert (arm["n"], arm["n_of"]) == (4, 9)
-    assert arm["bounds"]["over_safety"] == [1 / 4, 3 / 4]
-    assert arm["bounds"]["attack"] == [0, 1]
-    assert arm["accuracy"]["attack"] is None
-
-
 def test_controls_enter_nothing_else() -> None:
     with_controls = run(frame("tttoooccc", {"baseline": "nnyyynnyx", "vcd": "nnnyyynnn"}))
     without = run(frame("tttooo", {"baseline": "nnyyyn", "vcd": "nnnyyy"}))
@@ -244,8 +236,3 @@ BROKEN = {
 def test_records_that_cannot_be_counted_are_refused_by_name(message: str) -> None:
     with pytest.raises(UserError, match=message):
         run(BROKEN[message](frame("tto", {"baseline": "nny"})))
-
-
-def test_an_unknown_arm_under_study_is_refused() -> None:
-    with pytest.raises(UserError, match=r"'vdc'.*known: baseline"):
-        run(frame("to", {"baseline": "ny"}), study="vdc")

@@ -11,7 +11,6 @@ import pytest
 from experiments.report.build import build
 from experiments.runs.labels import apply, read_labels
 from tests.experiments.browser import opened
-from tests.experiments.report.test_opening import refusal_run
 from tests.experiments.synthetic_attention import write_attention
 from tests.experiments.synthetic_run import flips_of, predictions, write_run
 
@@ -106,22 +105,6 @@ def test_a_case_shows_both_arms_and_the_prompt_and_has_an_address(browser: Any, 
         tab.locator("#detail h3", has_text="icon/0009").wait_for()
         tab.evaluate("location.hash = '#case=nowhere'")
         tab.locator("#said", has_text="no case nowhere").wait_for()
-
-
-def test_a_case_that_is_not_there_is_said_where_the_reader_looks(browser: Any, run: Path) -> None:
-    with opened(browser, run / "report.html", fragment="#case=doesnotexist") as tab:
-        said = tab.locator("#said", has_text="this run has no case doesnotexist")
-        said.wait_for()
-        box = said.bounding_box()
-        assert 0 <= box["y"] < 900
-
-
-@pytest.mark.parametrize("width", [400, 1280])
-def test_the_address_of_a_case_leads_to_the_case(browser: Any, run: Path, width: int) -> None:
-    viewport = {"width": width, "height": 740}
-    with opened(browser, run / "report.html", fragment="#case=icon%2F0001", viewport=viewport) as tab:
-        tab.locator("#detail h3", has_text="icon/0001").wait_for()
-        assert 0 <= tab.locator("#detail h3").bounding_box()["y"] < 200
 
 
 @pytest.mark.long
@@ -226,14 +209,6 @@ def test_tables_can_be_copied(browser: Any, run: Path, form: str, begins: str) -
 
 
 @pytest.mark.long
-def test_charts_can_be_saved(tab: Any, tmp_path: Path, run: Path) -> None:
-    with tab.expect_download() as saved:
-        tab.locator('figure[data-name="trade_off"] a[download]').click()
-    saved.value.save_as(tmp_path / "chart.svg")
-    assert (tmp_path / "chart.svg").read_bytes() == (run / "figures" / "trade_off.svg").read_bytes()
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("field", ["response", "text", "scenario", "case", "explanation", "prompt", "tags"])
 def test_hostile_data_neither_runs_nor_breaks_the_page(browser: Any, tmp_path: Path, field: str) -> None:
     records = predictions(24)
@@ -279,44 +254,3 @@ def test_every_control_has_a_name_and_the_keyboard_reaches_it(tab: Any) -> None:
         tab.keyboard.press("Tab")
         reached.add(tab.evaluate("document.activeElement.id || document.activeElement.className"))
     assert {"search", "f-flip", "list", "mark-right", "mark-wrong", "annotator"} <= reached
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_from_its_ground(browser: Any, run: Path, scheme: str) -> None:
-    """WCAG AA: 4.5 to 1 for every colour that text is set in."""
-    with opened(browser, run / "report.html", color_scheme=scheme) as tab:
-        colours = tab.evaluate(
-            """() => { const probe = document.body.appendChild(document.createElement('i')); const found = {};
-            for (const name of ['paper', 'shade', 'ink', 'soft', 'accent', 'good', 'bad']) {
-              probe.style.color = `var(--${name})`;
-              found[name] = getComputedStyle(probe).color.match(/\\d+/g).map(Number); }
-            probe.remove(); return found; }"""
-        )
-    for ground in ("paper", "shade"):
-        for ink in ("ink", "soft", "accent", "good", "bad"):
-            assert _contrast(colours[ground], colours[ink]) >= 4.5, (scheme, ground, ink)
-
-
-def _contrast(one: list[int], other: list[int]) -> float:
-    def luminance(colour: list[int]) -> float:
-        parts = [value / 255 / 12.92 if value <= 10 else ((value / 255 + 0.055) / 1.055) ** 2.4 for value in colour]
-        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
-
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
-
-
-@pytest.mark.long
-def test_a_blocked_request_and_an_answer_that_was_not_judged_have_their_words(browser: Any, tmp_path: Path) -> None:
-    folder = refusal_run(tmp_path, "b" * 20, {"baseline": "bjn" + "c" * 17, "vcd": "c" * 20}, "vcd")
-    build(folder)
-    shown = []
-    with opened(browser, folder / "report.html") as tab:
-        for case in ("c0000", "c0001", "c0002"):
-            tab.evaluate(f"location.hash = '#case={case}&arm=vcd'")
-            side = tab.locator('#detail .side[data-arm="baseline"]')
-            side.locator("strong").wait_for()
-            right = side.locator("button.mark-right")
-            shown.append((side.locator("strong").inner_text(), right.is_enabled() if right.count() else None))
-    assert shown == [("blocked by the provider, which counts as a refusal", None), ("not judged", False),
-                     ("rebutted (no refusal)", True)]  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from experiments.command_line.arguments import for_hydra
-from experiments.report.next_commands import OWN_MODEL, named_arms, next_commands
+from experiments.report.next_commands import OWN_MODEL, next_commands
 from tests.experiments.compose import composed
 
 TYPED = {
@@ -78,30 +78,8 @@ def test_each_composes_and_keeps_what_defines_the_run(folder: Path, what: str) -
             ]
 
 
-def test_of_a_real_model_what_comes_next_is_about_that_model(folder: Path) -> None:
-    (command,) = [one for one in after(shlex.split(TYPED["a real model"])) if "+exp=mechanism" in one]
-    assert command == "forestlens model=llava_1_5_7b model.dtype=bfloat16 +exp=mechanism"
-
-
-def test_what_comes_next_stays_on_ones_own_cases_and_method(folder: Path) -> None:
-    table = ["benchmark=table", "benchmark.path=my cases.csv", "benchmark.columns.text=question"]
-    commands = [shlex.split(one)[1:] for one in after([*table, "method=file", "method.path=my_rule.py"])]
-    assert [one[-1] for one in commands] == ["run=outputs/a run/now", "+exp=heatmap_llava", "+exp=mechanism"]
-    assert all(set(table) <= set(one) for one in commands)
-    assert {"method=file", "method.path=my_rule.py"} <= set(commands[1])
-    (real,) = [one for one in after([*table, "model=llava_1_5_7b"]) if "+exp=mechanism" in one]
-    assert set(table) <= set(shlex.split(real))
-
-
 def test_nothing_follows_without_weights_or_a_command() -> None:
     assert next_commands({"model": {"name": "api", "endpoint": {}}, "command": "python -m x"}, "", refusals=False) == {}
     bundled = {"model": {"name": "m", "path": "organism:llava"}}
     for command in (None, "make demo", "python -m experiments.run 'broken"):
         assert next_commands(bundled | {"command": command}, "", refusals=True) == {}
-
-
-def test_the_arms_that_a_command_names() -> None:
-    words = (
-        "+exp=vcd_llava +method@arms.mine=file arms.mine.path=a.py arms.prompt.name=b method.alpha=2 ~arms.text_only"
-    )
-    assert named_arms({"command": f"python -m experiments.run {words}"}) == {"mine", "prompt"}

@@ -44,12 +44,6 @@ def test_a_cell_is_no_formula_and_comes_back(value: str) -> None:
     assert plain_cell(safe_cell(value)) == value
 
 
-@given(st.sampled_from(["=1+1", "+1", "-1", "@a", "\t=1", "'=1", "''-"]))
-def test_what_looks_like_a_formula_is_told_from_what_was_quoted(value: str) -> None:
-    assert safe_cell(value) == f"'{value}"
-    assert plain_cell(safe_cell(value)) == value
-
-
 def test_a_sheet_filled_in_comes_back_as_labels(tmp_path: Path) -> None:
     records = [record("=1"), record("b", response="=HYPERLINK(1)"), record("c", response=None), record("d")]
     path = tmp_path / "sheet.csv"

@@ -91,21 +91,6 @@ def test_too_little_memory_names_the_model_and_the_way_out(
     assert capsys.readouterr().err.startswith("error: not enough memory for llava_7b; take a smaller batch_size")
 
 
-def test_another_error_is_no_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    def task(_: Any) -> None:
-        raise RuntimeError("shapes differ")
-
-    monkeypatch.setattr(config, "build_run", lambda _: SimpleNamespace(task=task, plan=None))
-    with pytest.raises(RuntimeError, match="shapes differ"):
-        door.start([], [], None)  # type: ignore[arg-type]
-
-
-def test_a_missing_file_is_no_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "build_run", lambda _: Path("/no/such").read_text())
-    with pytest.raises(FileNotFoundError):
-        door.start([], [], None)  # type: ignore[arg-type]
-
-
 def test_weights_are_whole_also_under_a_launch_for_sharded_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with whole_weights():
@@ -125,10 +110,6 @@ def test_a_model_over_an_api_is_asked_by_one_process(monkeypatch: pytest.MonkeyP
 
 
 TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc_per_node")
-ACCELERATE = (
-    *("accelerate.commands.accelerate_cli", "launch", "--multi_gpu", "--mixed_precision", "no", "--num_machines", "1"),
-    *("--dynamo_backend", "no", "--main_process_port", "0", "--num_processes"),
-)
 
 
 def launched(launcher: tuple[str, ...], size: int, *overrides: str) -> subprocess.CompletedProcess[str]:
@@ -155,33 +136,6 @@ def test_two_processes_give_the_predictions_of_one(tmp_path: Path) -> None:
         found.append([read_records(folder), ordered(development, ()), (folder / "metrics.json").read_text()])
     assert len(found[0][0]) == 3 * 8
     assert found[0] == found[1] == found[2]
-
-
-@pytest.mark.slow
-def test_two_processes_choose_and_learn_the_mitigations_of_one(tmp_path: Path) -> None:
-    found = []
-    for size in (1, 2):
-        root = tmp_path / str(size)
-        readout = "_target_: experiments.studies.mitigation_selection.candidates.Candidate"
-        method = "_target_: mitigation.learned.probe_readout.TruthReadout"
-        chosen = f"+task.candidates={{readout: {{{readout}, method: {{{method}}}}}}}"
-        task = ("task=mitigation_selection", "~task.candidates", chosen, "task.rivals=[]")
-        ended = launched(TORCHRUN, size, *task, "limit=48", "attention=false", f"output_root={root}")
-        assert ended.returncode == 0, ended.stderr
-        assert ended.stdout.count("table: ") == 1
-        (folder,) = (root / "mitigation_selection").iterdir()
-        choosing = [line for *_, line in complete_lines(folder / "choosing.jsonl")]
-        tables = [(folder / name).read_text() for name in ("choice.json", "mitigations.md", "metrics.json")]
-        found.append([read_records(folder), ordered(choosing, ()), *tables])
-    assert found[0] == found[1]
-
-
-@pytest.mark.slow
-def test_an_error_ends_all_processes_with_one_sentence(tmp_path: Path) -> None:
-    for override in ("model.path=/no/such/model", "task=preview", "batch_size=0"):
-        ended = launched(TORCHRUN, 2, f"output_root={tmp_path}", override)
-        assert ended.returncode != 0
-        assert len([line for line in ended.stderr.splitlines() if line.startswith("error: ")]) == 1, ended.stderr
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.runs import resumption
 from experiments.runs.launch import Launch
 from experiments.runs.resumption import RunStore, open_run, write_json
 from interp.errors import UserError
@@ -36,14 +35,6 @@ def member(store: RunStore, rank: int, size: int) -> RunStore:
 
 def cases(store: RunStore) -> list[str]:
     return [one["case"] for one in store.records()]
-
-
-def test_records_come_back_in_order_across_appends(tmp_path: Path) -> None:
-    with open_x(tmp_path) as store:
-        assert store.records() == []
-        store.append([{"case": "1", "text": "ü\n"}])
-        store.append([{"case": "2"}, {"case": "3"}])
-        assert [record["case"] for record in store.records()] == ["1", "2", "3"]
 
 
 def test_an_unfinished_run_is_continued_and_a_finished_one_is_not(tmp_path: Path) -> None:
@@ -73,15 +64,6 @@ def test_another_configuration_or_fresh_begins_anew(tmp_path: Path) -> None:
         pass
     with open_x(tmp_path, "other") as other, open_x(tmp_path, fresh=True) as fresh:
         assert len({first.path, other.path, fresh.path}) == 3
-
-
-def test_the_newest_unfinished_run_is_taken(tmp_path: Path) -> None:
-    with open_x(tmp_path):
-        pass
-    with open_x(tmp_path, fresh=True) as newer:
-        pass
-    with open_x(tmp_path) as continued:
-        assert continued.path == newer.path
 
 
 @given(cut=st.integers(min_value=0, max_value=200))
@@ -118,13 +100,6 @@ def test_nan_is_never_written(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="JSON"):
             write_json(store.path / "metrics.json", {"auroc": float("inf")})
         assert not (store.path / "metrics.json").exists()
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_no_permission_is_one_sentence(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(UserError, match="output_root"):
-        open_x(tmp_path)
 
 
 def test_a_file_in_the_way_is_one_sentence(tmp_path: Path) -> None:
@@ -223,16 +198,3 @@ def test_half_a_batch_is_taken_back_where_the_disk_is_full(tmp_path: Path, monke
             with pytest.raises(UserError, match="No space left"):
                 store.append([{"case": "2"}, {"case": "3"}])
         assert (store.path / "predictions.jsonl").read_bytes() == before
-
-
-@pytest.mark.parametrize("block", [3, 1 << 16])
-def test_mending_finds_the_last_whole_line_at_any_distance(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
-) -> None:
-    monkeypatch.setattr(resumption, "BLOCK", block)
-    path = tmp_path / "x.jsonl"
-    expected: dict[bytes, bytes] = {b"": b"", b"half": b"", b"a\n": b"a\n", b"a\n\nhalf and more": b"a\n\n"}
-    for raw, kept in expected.items():
-        path.write_bytes(raw)
-        resumption.mend(path)
-        assert path.read_bytes() == kept

@@ -94,17 +94,6 @@ def test_those_with_equal_settings_are_answered_together_and_the_oldest_is_next(
     assert method.batches == [["first"], ["a", "c", "e"], ["b", "d"], ["f"]]
 
 
-def test_a_batch_has_no_more_rows_than_the_run_allows(queue: Waiting) -> None:
-    method = Watched()
-    first = blocked(queue, method)
-    rows = [asked(method, str(number)) for number in range(6)]
-    queue.put([one for one, _ in rows])
-    method.gate.set()
-    for heard in (first, *(heard for _, heard in rows)):
-        heard.wait()
-    assert [len(batch) for batch in method.batches] == [1, 4, 2]
-
-
 def test_a_full_queue_refuses_all_or_nothing(queue: Waiting) -> None:
     method = Watched()
     blocked(queue, method)
@@ -214,22 +203,6 @@ def test_nobody_waits_for_more_than_there_lately_were(vlm: VLM) -> None:
         time.sleep(0.02)
     assert isinstance(rows["f"][1].wait(), Answer)
     assert method.batches == [["a", "b"], ["e", "f"]]
-    queue.close()
-
-
-def test_nobody_waits_for_those_that_gave_up(vlm: VLM) -> None:
-    queue, method = waiting_for(vlm), Watched()
-    first = blocked(queue, method)
-    queue._gather = 600.0
-    gone = [asked(method, key)[0] for key in "gh"]
-    queue.put(gone)
-    for one in gone:
-        one.given_up = True
-    method.gate.set()
-    first.wait()
-    last, heard = asked(method, "last")
-    queue.put([last])
-    assert isinstance(heard.wait(), Answer)
     queue.close()
 
 

@@ -48,10 +48,6 @@ def test_null_is_as_good_as_left_out() -> None:
     assert read(**dict.fromkeys(names)) == read()
 
 
-def test_greedy_requests_are_alike_whatever_their_top_p() -> None:
-    assert read(temperature=0, top_p=0.3).decoding == read().decoding
-
-
 @pytest.mark.parametrize(
     ("fields", "said"),
     [

@@ -85,12 +85,6 @@ def test_an_adapter_answers_also_where_its_verdict_comes_last(vlm: VLM, adapter:
     assert [one.text for one in answer(VRTuning(str(adapter)), vlm, rows(), Decoding(TOKENS))] != plain
 
 
-def test_a_prompt_is_counted_once_whatever_a_branch_doubles(vlm: VLM) -> None:
-    lengths = vlm.encode(PROMPTS)["attention_mask"].sum(-1).tolist()
-    for method in (Baseline(), VCD(branch="paired")):
-        assert [one.prompt_tokens for one in answer(method, vlm, rows(), Decoding(1))] == lengths
-
-
 @dataclass(frozen=True)
 class Twice:
     """Asks the model, then asks it again; the second answer counts."""

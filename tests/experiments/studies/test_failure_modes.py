@@ -8,10 +8,7 @@ from typing import Any
 import pytest
 
 from experiments.studies.failure_modes import (
-    FailureModes,
     Mode,
-    ModeLabel,
-    counts,
     is_failure,
     read_hand_labels,
     rule_label,
@@ -120,18 +117,3 @@ def test_a_label_that_is_no_mode_is_refused_with_its_case(tmp_path: Path) -> Non
     with pytest.raises(UserError, match="no column hand"):
         read_hand_labels(path)
     assert read_hand_labels(tmp_path / "none.csv") == {}
-
-
-def test_without_a_run_it_says_what_it_needs() -> None:
-    run = run_of("task=failure_modes")
-    with pytest.raises(UserError, match="needs a run's directory"):
-        FailureModes()(run)
-
-
-def test_counts_are_shares_of_a_subsets_failures() -> None:
-    rows = [(failure("yes", "no", "No."), ModeLabel(Mode.OVER_ALIGNMENT, "rule 5", ""), {})] * 3
-    rows += [(failure("yes", "no", "No."), ModeLabel(Mode.MISUNDERSTANDING, "hand", ""), {})]
-    block = counts(rows)["arms"]["baseline"]["over_safety"]
-    assert block["n"] == 4
-    assert block["modes"]["over-alignment"]["share"] == 3 / 4
-    assert block["modes"]["over-alignment"]["interval"] is None, "four failures of one cluster are too few"

@@ -234,19 +234,6 @@ def test_a_run_that_cannot_be_repeated_is_refused_in_a_sentence(
 
 
 @pytest.mark.long
-def test_no_run_an_unknown_kind_and_a_folder_in_use_are_refused(finished: Path, tmp_path: Path) -> None:
-    run = run_of("task=paper")
-    with pytest.raises(UserError, match="needs a run's directory"):
-        run.task(run)
-    with pytest.raises(UserError, match="is not a directory"):
-        paper(tmp_path / "nowhere")
-    with pytest.raises(UserError, match=r"is in use; give an absent or empty folder"):
-        paper(finished, f"task.to={finished}")
-    with pytest.raises(UserError, match=r"is a study of the kind 'songs'; tables are known of yes_no, refusal"):
-        paper(changed(finished, "metrics.json", kind="songs"))
-
-
-@pytest.mark.long
 def test_other_numbers_a_changed_file_and_no_paper_are_told(finished: Path, tmp_path: Path) -> None:
     folder = paper(finished)
     (said,) = reproduction.compare(finished, folder)
@@ -272,14 +259,6 @@ def test_other_numbers_a_changed_file_and_no_paper_are_told(finished: Path, tmp_
     paper(finished)
     with pytest.raises(UserError, match="holds 0 finished runs"):
         reproduction.compare(empty, folder)
-
-
-def test_differences_are_of_values_lengths_and_kinds() -> None:
-    expected = {"a": [1, 2.0], "b": None, "c": True, "d": {"e": "x"}}
-    assert not list(reproduction.differences(expected, {"a": [1.0, 2.0000001], "b": None, "c": True, "d": {"e": "x"}}))
-    other = {"a": [1], "b": 0.0, "c": 1, "d": {"f": "x"}}
-    found = [one.partition(":")[0] for one in reproduction.differences(expected, other)]
-    assert found == ["a", "b", "c", "d.e", "d.f"]
 
 
 @pytest.mark.long

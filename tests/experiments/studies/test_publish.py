@@ -5,7 +5,6 @@ import json
 import re
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from experiments.config import Run
-from experiments.runs.saved_run import SavedRun, read_run
-from experiments.studies.publish import Publish, card
+from experiments.runs.saved_run import read_run
+from experiments.studies.publish import card
 from interp.errors import UserError
 from interp.tensor_file import read_tensors
 from mitigation.own_file import OwnLearner, file_digest
@@ -118,11 +116,6 @@ def finished(tmp_path: Path) -> Path:
     return changed(folder, config=config, model=model, command="python -m experiments.run note='```x'")
 
 
-def _with_arm(saved: SavedRun, arm: str) -> dict[str, Any]:
-    config = saved.environment["config"]
-    return {**saved.environment, "config": {**config, "arms": {**config["arms"], arm: VCD}}}
-
-
 def publish(folder: Path, *overrides: str, capsys: pytest.CaptureFixture[str] | None = None) -> str:
     run = run_of("task=publish", f"run={folder}", *overrides)
     run.task(run)
@@ -192,19 +185,6 @@ def test_the_card_has_table_intervals_statements_limits_command_and_versions(fin
     assert found["command"] == "python -m experiments.run note='```x'"
     (shown,) = re.findall(r"^```json\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)  # which the command cannot end
     assert json.loads(shown) == found
-
-
-def test_the_card_is_about_its_arm_and_says_which_intervals_it_has(finished: Path) -> None:
-    saved = read_run(finished)
-    arm = next(name for name in saved.metrics["arms"] if name not in ("baseline", "vcd"))
-    made = card(replace(saved, environment=_with_arm(saved, arm)), arm, {})
-    said = " ".join(made.partition("## Settings")[0].split())
-    assert f"# {arm.replace('_', chr(92) + '_')} for llava" in said
-    assert f"| {arm} |" in said.replace(chr(92), "")
-    assert "| baseline |" in said
-    assert "| vcd |" not in said
-    assert "vcd answers" not in said.replace(chr(92), "")
-    assert "97.5% for the question that the run was begun for (about vcd), simultaneous over all else" in said
 
 
 def test_text_of_a_model_is_no_markup(finished: Path) -> None:
@@ -314,16 +294,3 @@ def test_what_cannot_be_published_is_said(
     with pytest.raises(UserError, match=said):
         publish(changed(finished, **environment), *overrides)
     assert not (finished / "published").exists()
-
-
-@pytest.mark.long
-def test_options_that_make_no_sense_are_refused(finished: Path) -> None:
-    with pytest.raises(UserError, match=r"task\.push=true: where to"):
-        Publish(run="x", push=True)
-    with pytest.raises(UserError, match=r"task\.repo=name: a repository of the hub is owner/name"):
-        Publish(run="x", repo="name")
-    with pytest.raises(UserError, match=r"task\.base=/weights: a repository of the hub is owner/name"):
-        Publish(run="x", base="/weights")
-    run: Run = replace(run_of("task=publish", f"run={finished}"))
-    with pytest.raises(UserError, match="task=publish needs a run's directory"):
-        Publish()(run)

@@ -21,7 +21,6 @@ from experiments.serving.exploring import explore
 from experiments.serving.exploring.arms import arms_of
 from experiments.serving.exploring.desk import MOST_WAITING, NO_MEMORY, REPLACED
 from experiments.serving.exploring.pictures import Pictures
-from interp.batching import Stopped
 from interp.errors import UserError
 from interp.prompt import Prompt
 from interp.vlm import VLM
@@ -238,37 +237,12 @@ def test_a_planted_target_is_never_imported(tmp_path: Path, organism: VLM, monke
     assert not Path("owned").exists()
 
 
-def test_arms_of_the_command_line_come_with_the_usual_ones() -> None:
-    found, refused = arms_of({"mine": VCD(alpha=4.0)}, None, {})
-    assert {"baseline", "vcd", "prior_correction", "verbalise", "mine"} <= set(found)
-    assert found["mine"].code({"beta": 0.2}) == "replace(VCD(alpha=4.0), beta=0.2)"
-    assert not refused
-
-
 def test_an_arm_of_a_run_answers_as_it_did_there() -> None:
     node = {"_target_": "mitigation.vcd.VCD", "noise_step": 700}
     found, _ = arms_of({"vcd": VCD()}, None, {"vcd": node})
     assert found["vcd"].made == "VCD(noise_step=700)"
     assert found["vcd of the command line"].made == "VCD()"
     assert "vcd of the command line" not in arms_of({"vcd": VCD(noise_step=700)}, None, {"vcd": node})[0]
-
-
-def test_a_desk_stops_before_the_next_forward_and_the_model_is_as_before() -> None:
-    vlm = VLM(*tiny_llava(), name="tiny")
-    prompt = Prompt("word " * 5, Image.new("RGB", (30, 30)), key="a")
-    before = vlm.score([prompt])
-    asked = 0
-
-    def stop() -> bool:
-        nonlocal asked
-        asked += 1
-        return asked > 5
-
-    with vlm.batches.stopping(stop), pytest.raises(Stopped):
-        vlm.generate([prompt], max_new_tokens=500)
-    assert asked == 6
-    assert vlm.batches.stop is None
-    assert torch.equal(vlm.score([prompt]), before)
 
 
 @pytest.mark.long
