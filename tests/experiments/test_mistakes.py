@@ -17,7 +17,6 @@ from omegaconf.errors import OmegaConfBaseException
 from experiments.command_line.mistakes import FLAGS, in_a_sentence, quoted, unknown_flag
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import composed
-from tests.weekly import first
 
 
 def said(*overrides: str) -> str:
@@ -50,15 +49,11 @@ def test_the_quoted_form_is_read_as_the_value_itself(value: str) -> None:
     [
         (["task=vrtuning", "task.steps=3"], "did you mean task.settings.steps=3?"),
         (["metod=vcd"], "did you mean method=vcd?"),
-        (["mehtod.alpha=2"], "did you mean method.alpha=2?"),
         (["method=prompt", "lmit=5"], "did you mean limit=5?"),
         (["method=vdc"], "method=vdc: there is no such option; did you mean method=vcd?"),
         (["+exp=vcd_lava"], "did you mean +exp=vcd_llava?"),
-        (["+method@arms.x=vdc"], "did you mean +method@arms.x=vcd?"),
         (["model=zzz"], "there are api, api_gpt_4o"),
         (["zzz=1"], "the run has name, note, seed"),
-        (["~foo"], "there is no foo"),
-        (["+method=prompt"], "leave out the +"),
         (["+seed=3"], "+seed=3: it is there already, and a + adds what is not; write seed=3"),
         (["seed=x"], "seed=x: Value 'x' of type 'str' could not be converted to Integer"),
         (["note=a,b"], "To sweep over it, add --multirun"),
@@ -66,8 +61,6 @@ def test_the_quoted_form_is_read_as_the_value_itself(value: str) -> None:
         (["vcd_llava"], "vcd_llava: is no KEY=VALUE and no flag; did you mean +exp=vcd_llava?"),
         (["doctor"], "did you mean task=doctor?"),
         (["limit=2", "note=How", "is", "it?"], "the shell must keep; write 'note=\"How is it?\"'"),
-        (["exp=vcd_llava"], "did you mean +exp=vcd_llava?"),
-        (["model=llava"], "did you mean model=llava_1_5_13b or model=llava_1_5_7b or"),
     ],
 )
 def test_the_nearest_word_is_named(overrides: list[str], meant: str) -> None:
@@ -84,11 +77,8 @@ def test_the_nearest_word_is_named(overrides: list[str], meant: str) -> None:
             ["--exp", "vcd_llava"],
             "--exp: there is no such flag; options are written KEY=VALUE, without dashes; did you ",
         ),
-        (["--exp=vcd_llava", "limit=2"], "did you mean +exp=vcd_llava?"),
         (["--limit", "40"], "did you mean limit=40?"),
-        (["--batch-size=4"], "did you mean batch_size=4?"),
         (["--model", "limit=2"], "did you mean model=VALUE?"),
-        (["-x"], "-x: there is no such flag"),
         (["+exp=vcd_llava", "--nosuch", "-m"], "--help lists everything"),
     ],
 )
@@ -120,16 +110,15 @@ def test_one_sentence_and_exit_code_2() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("imported", first(["experiments.config", "hydra", "torch"]))
-def test_ctrl_c_while_modules_are_imported(tmp_path: Path, imported: str) -> None:
+def test_ctrl_c_while_modules_are_imported(tmp_path: Path) -> None:
     code = (
         "import signal, sys, os\n"
         "class AtImport:\n"
         "    def find_spec(self, name, *_):\n"
-        f"        if name == {imported!r}:\n"
+        "        if name == 'torch':\n"
         "            os.kill(os.getpid(), signal.SIGINT)\n"
         "from experiments.run import main\n"
-        f"sys.meta_path.insert(0, AtImport())\n"
+        "sys.meta_path.insert(0, AtImport())\n"
         "main()"
     )
     command = [sys.executable, "-c", code, f"output_root={tmp_path}", "limit=2"]

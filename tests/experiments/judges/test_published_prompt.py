@@ -121,12 +121,9 @@ def test_holisafes_label_says_whether_the_response_is_as_it_should_be(
     ("of", "text"),
     [
         ("mssbench", "prompt_chat = 3"),
-        ("mssbench", "def ("),
         ("lvlm_safer", "Does it refuse?"),
-        ("vscbench", 'PROMPT = "no names"'),
         ("vscbench", 'PROMPT = f"{query}"'),
         ("holisafe", "PROMPT_TEMPLATE = open('x').read()"),
-        ("holisafe", 'PROMPT_TEMPLATE = "{other}"'),
     ],
 )
 def test_a_file_that_is_not_the_published_one_is_said_to_be_another(tmp_path: Path, of: str, text: str) -> None:

@@ -5,8 +5,8 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -168,39 +168,16 @@ def test_twins_are_of_one_fold() -> None:
 
 
 @pytest.mark.long
-def test_neither_model_nor_prompt_of_a_judged_answer_is_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every training set is written down; a verdict comes from, and its threshold is chosen among, others' answers."""
-    trained: list[np.ndarray] = []
-    original = classifier_training.fit
-
-    def seen(answers: Any, threshold: float, *, among: np.ndarray) -> Any:
-        trained.append(among)
-        return original(answers, threshold, among=among)
-
-    monkeypatch.setattr(classifier_training, "fit", seen)
-    best = classifier_training._Readings.best
-    choosing: list[tuple[int, int]] = []
-
-    def chosen(self: Any, models: frozenset[str], fold: int | None, thresholds: Any) -> float:
-        before = len(trained)
-        self.found.clear()
-        threshold = best(self, models, fold, thresholds)
-        choosing.append((before, len(trained)))
-        absent = set(TOY.models) - models
-        for used in trained[before:]:
-            assert not absent & set(TOY.model[used].tolist())
-            assert fold not in set(TOY.fold[used].tolist())
-        return threshold
-
-    monkeypatch.setattr(classifier_training._Readings, "best", chosen)
-    found = held_out(TOY, prompts=True)
-    assert set(found.thresholds) == {(model, fold) for model in TOY.models for fold in TOY.folds}
-    verdicts = [trained[end] for _, end in choosing]  # the training set after each choice
-    for (model, fold), used in zip(found.thresholds, verdicts, strict=True):
-        assert model not in TOY.model[used]
-        assert fold not in TOY.fold[used]
-        prompts = {prompt for prompt, held in zip(TOY.prompt, TOY.fold == fold, strict=True) if held}
-        assert not prompts & {prompt for prompt, kept in zip(TOY.prompt, used, strict=True) if kept}
+def test_neither_model_nor_prompt_of_a_judged_answer_teaches_or_chooses() -> None:
+    """With every label of its model, or of its fold of prompts, turned round, an answer's verdict stays."""
+    before = held_out(TOY, prompts=True)
+    assert set(before.thresholds) == {(model, fold) for model in TOY.models for fold in TOY.folds}
+    for hidden in (TOY.model == "one", TOY.fold == 0):
+        after = held_out(replace(TOY, refused=TOY.refused ^ hidden), prompts=True)
+        judged = (TOY.model == "one") & (TOY.fold == 0)
+        assert (after.refused[judged] == before.refused[judged]).all()
+        assert (after.refused != before.refused).any()
+        assert after.thresholds["one", 0] == before.thresholds["one", 0]
     with pytest.raises(ValueError, match="needs two"):
         held_out(labelled_answers(["a"], [True], models=["one"], prompts=["p"], groups=["g"]), prompts=False)
 

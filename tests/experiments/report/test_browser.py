@@ -26,6 +26,10 @@ HOSTILE = (
 )  # fmt: skip
 
 
+CASE = "#case=icon%2F0001&arm=vcd"
+FOCUS = "[document.activeElement.closest('[data-arm]')?.dataset.arm, document.activeElement.className].join(' ')"
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_run(tmp_path_factory.mktemp("run"), predictions(120))
@@ -231,9 +235,8 @@ def test_hostile_data_neither_runs_nor_breaks_the_page(browser: Any, tmp_path: P
         assert tab.locator("#detail img[src='x']").count() == 0
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_in_either_scheme_needs_no_sideways_scrolling(browser: Any, run: Path, scheme: str) -> None:
-    with opened(browser, run / "report.html", fragment="#case=icon%2F0001&arm=vcd", color_scheme=scheme) as tab:
+def test_a_phone_needs_no_sideways_scrolling(browser: Any, run: Path) -> None:
+    with opened(browser, run / "report.html", fragment=CASE) as tab:
         tab.set_viewport_size({"width": 360, "height": 740})
         assert tab.evaluate("document.documentElement.scrollWidth") <= 360
         assert tab.locator("#detail").is_visible()
@@ -254,3 +257,48 @@ def test_every_control_has_a_name_and_the_keyboard_reaches_it(tab: Any) -> None:
         tab.keyboard.press("Tab")
         reached.add(tab.evaluate("document.activeElement.id || document.activeElement.className"))
     assert {"search", "f-flip", "list", "mark-right", "mark-wrong", "annotator"} <= reached
+
+
+@pytest.mark.long
+def test_a_verdict_leads_to_where_it_looked(tab: Any) -> None:
+    tab.evaluate(f"location.hash = '{CASE}'")
+    view = tab.locator('.attention .side[data-arm="vcd"]')
+    view.locator("button.token").nth(1).click()
+    assert view.locator("button.token").nth(1).get_attribute("aria-pressed") == "true"
+    tab.locator('#detail > .sides .side[data-arm="vcd"] button.look').click()
+    assert view.locator("button.token").nth(0).get_attribute("aria-pressed") == "true"
+
+
+def test_the_keyboard_stays_on_what_it_pressed(tab: Any) -> None:
+    tab.evaluate(f"location.hash = '{CASE}'")
+    tab.locator('.attention .side[data-arm="vcd"] button.token').nth(1).focus()
+    tab.keyboard.press("Enter")
+    assert tab.evaluate(FOCUS) == "vcd token"
+    tab.locator('#detail .side[data-arm="baseline"] button.mark-right').focus()
+    tab.keyboard.press("Enter")
+    assert tab.evaluate(FOCUS) == "baseline mark-right"
+
+
+@pytest.mark.long
+def test_labels_do_not_reach_another_runs_answers(browser: Any, run: Path, tmp_path: Path) -> None:
+    other = write_run(tmp_path, predictions(24, seed=1))
+    build(other)
+    with opened(browser, run / "report.html", fragment=CASE) as tab:
+        tab.locator('#detail .side[data-arm="vcd"] button.mark-right').first.click()
+        with tab.expect_download() as saved:
+            tab.click("#export")
+        saved.value.save_as(tmp_path / "labels.csv")
+        (row,) = csv.DictReader((tmp_path / "labels.csv").open(encoding="utf-8-sig", newline=""))
+        lines = map(json.loads, (run / "predictions.jsonl").read_text().splitlines())
+        assert row["settings"] == next(x["settings"] for x in lines if (x["case"], x["arm"]) == (row["case"], "vcd"))
+        tab.goto((other / "report.html").as_uri())
+        assert tab.locator("#labelled").inner_text() == "nothing labelled yet"
+
+
+@pytest.mark.long
+def test_paper_holds_what_the_screen_folds_away(tab: Any) -> None:
+    folded = "[...document.querySelectorAll('#paired, #paired details:not(.how), #flips')].map((part) => part.open)"
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert set(tab.evaluate(folded)) == {True}
+    tab.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert set(tab.evaluate(folded)) == {False}

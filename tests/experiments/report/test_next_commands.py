@@ -13,15 +13,10 @@ from tests.experiments.compose import composed
 TYPED = {
     "the demo": "+exp=vcd_llava",
     "a setting of an own method": "method=file method.path=my_rule.py +method.settings.strength=2",
-    "settings as the guide writes them": "method=file method.path=my_rule.py 'method.settings={strength: 2}'",
     "an own arm beside others": "+exp=vcd_llava +method@arms.mine=file arms.mine.path=my_rule.py "
     "'arms.mine.settings={strength: 2}' ~method@arms.text_only",
-    "options of the user's own": "--config-dir mine method=second method.alpha=4",
     "a setting of an experiment's method": "+exp=vcd_sampled method.temperature=2",
-    "both papers": "+exp=papers mmsafeaware=clones/MMSafetyAwareness 'mossbench=a clone' limit=20",
-    "an own table": "benchmark=table 'benchmark.path=my cases.csv' seed=3 limit=20",
     "the other bundled model": "+exp=mechanism model=smol_organism model.dtype=bfloat16 task.width=2",
-    "a real model": "+exp=vcd_llava model=llava_1_5_7b model.dtype=bfloat16 method.alpha=2",
     "settings of the run": "task=study method=prompt batch_size=8 fresh=true 'note=two words'",
 }
 
@@ -29,8 +24,6 @@ TYPED = {
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the user's own files are."""
-    (tmp_path / "mine" / "method").mkdir(parents=True)
-    (tmp_path / "mine" / "method" / "second.yaml").write_text("_target_: mitigation.vcd.VCD\nalpha: 1.0\n")
     (tmp_path / "my_rule.py").write_text("def rule(scores, step, *, strength=1.0):\n    return scores\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path

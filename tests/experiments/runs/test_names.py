@@ -30,13 +30,10 @@ def read(folder: Path, name: str) -> dict[str, Any]:
     ("overrides", "name"),
     [
         (("model.path=/x/my-llava",), "my-llava"),
-        (("model=llava_1_5_7b", "model.path=/x/my-llava/"), "my-llava"),
         (("model=llava_1_5_7b", "++model.path=owner/my-llava"), "my-llava"),
         (("model=llava_1_5_7b", "model.path=organism:llava"), "organism:llava"),
-        (("model.path=/x/my-llava", "model.name=mine"), "mine"),
         (("model.path=/x/my-llava", "model.name=llava_organism"), "llava_organism"),  # given, so it is meant
         (("model=llava_1_5_7b",), "llava_1_5_7b"),
-        (("model=llava_1_5_7b", "model.revision=abc"), "llava_1_5_7b"),
         (("model=api_vllm", "model.model=Qwen/Qwen2.5-VL-7B-Instruct"), "Qwen2.5-VL-7B-Instruct"),
         (("model=api_vllm", "model.base_url=http://127.0.0.1:9000/v1"), "api_vllm"),
     ],

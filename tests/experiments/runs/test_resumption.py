@@ -4,7 +4,6 @@ import errno
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -119,40 +118,6 @@ def test_json_is_replaced_in_one_step(tmp_path: Path) -> None:
     write_json(path, {"a": 2})
     assert json.loads(path.read_text()) == {"a": 2}
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_launch_shares_its_lock_and_another_is_refused_while_any_of_its_processes_lives(tmp_path: Path) -> None:
-    class Second(Alone):
-        def everyones(self, value: Any) -> list[Any]:
-            return [{"path": str(first.path), "resumed": False, "process": 0}]
-
-    first = open_x(tmp_path, launch=Alone(0, 2))
-    second = open_x(tmp_path, launch=Second(1, 2))
-    assert second.path == first.path
-    for launch in (None, Alone(0, 2)):
-        with pytest.raises(UserError, match="another process is writing"):
-            open_x(tmp_path, launch=launch)
-    first.close()  # killed
-    with pytest.raises(UserError, match="another process is writing"):
-        open_x(tmp_path)
-    second.close()
-    with open_x(tmp_path) as later:
-        assert later.resumed
-
-
-def test_machines_without_a_shared_file_system_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Elsewhere(Alone):
-        def everyones(self, value: Any) -> list[Any]:
-            begun = {"path": str(tmp_path / "there"), "resumed": False, "process": 0}
-            return [begun if value is None else {"predictions.jsonl": 17}, value]
-
-    monkeypatch.setattr("experiments.runs.resumption.LAG", 0.05)
-    with pytest.raises(UserError, match=r"process 1 of 2 does not see .*there as the first .*output_root=<dir>"):
-        open_x(tmp_path, launch=Elsewhere(1, 2))
-    with open_x(tmp_path, launch=Alone(0, 2)) as first:
-        other = RunStore(first.path, (first.path / ".lock").open(), resumed=False, launch=Elsewhere(1, 2))
-        with pytest.raises(UserError, match=r"process 1 of 2 does not see"):
-            other.wait()
 
 
 def test_only_the_first_process_writes_tables_and_finishes(tmp_path: Path) -> None:

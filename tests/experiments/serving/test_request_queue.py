@@ -175,21 +175,6 @@ def test_a_picture_that_the_processor_cannot_take_is_the_clients_fault(vlm: VLM,
     queue.close()
 
 
-def test_requests_that_come_in_step_are_gathered(vlm: VLM) -> None:
-    queue, method = waiting_for(vlm, gather=0.2), Watched()
-    method.gate.set()
-    rows = [asked(method, str(number)) for number in range(4)]
-    began = time.monotonic()
-    for one, _ in rows:
-        queue.put([one])
-        time.sleep(0.02)
-    for _, heard in rows:
-        heard.wait()
-    assert [len(batch) for batch in method.batches] == [4]
-    assert time.monotonic() - began < 5  # and a full batch waits for nobody
-    queue.close()
-
-
 def test_nobody_waits_for_more_than_there_lately_were(vlm: VLM) -> None:
     queue, method = waiting_for(vlm, gather=600.0), Watched()
     method.gate.set()

@@ -19,7 +19,6 @@ from experiments.evaluation.attention_log import prompts_of
 from experiments.evaluation.cases import limited
 from experiments.evaluation.matching import answered, image_donor, match_failures
 from experiments.judges.yes_no import anchored
-from experiments.metrics.findings import statement
 from experiments.studies.attention.analysis import analyse_failures, self_test
 from experiments.studies.attention.summary import contrasts
 from experiments.types import Sample
@@ -147,23 +146,6 @@ def test_contrasts_equal_a_slow_bootstrap() -> None:
         assert difference["value"] - difference["low"] == pytest.approx(reach, rel=0.05)
     assert "decides" not in found[0]["difference"]
     assert found[1]["difference"]["decides"]["of"] == 1
-
-
-def test_of_clusters_and_templates_the_wider_decides() -> None:
-    rng = np.random.default_rng(2)
-    template, concept = np.arange(400) % 20, np.arange(400) // 20
-    failed = rng.random(400) < 0.5
-    own = rng.normal(size=20)[template]  # what a template's cases share
-    values = (0.3 * failed + own * (0.3 + failed) + 0.01 * rng.normal(size=400))[:, None]
-    cases = np.array([f"c{at}" for at in range(400)])
-    (alone,) = contrasts(compared_cases(failed, cases), values, seed=0, draws=2000, small=None)
-    made = compared_cases(failed, cases, template, concept)
-    (found,) = contrasts(made, values, seed=0, draws=2000, small=None)
-    difference = found["difference"]
-    assert difference["value"] == alone["difference"]["value"]
-    assert difference["clusters"] == 20
-    assert difference["low"] < alone["difference"]["low"]
-    assert difference["statement"] == statement(difference, small=None)
 
 
 # On a tiny random model

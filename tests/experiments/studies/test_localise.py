@@ -16,7 +16,6 @@ from experiments.evaluation.attention_log import prompts_of
 from experiments.report.sentences.localise import sentences
 from experiments.studies.localise.cases import JOIN, PICTURE, QUESTIONS, SENTENCE, WORDS, Cases, split
 from experiments.studies.localise.examination import examine
-from experiments.studies.localise.study import Localise
 from experiments.studies.localise.tables import curves_figure, figures, parts_figure
 from experiments.types import Sample
 from interp.errors import UserError
@@ -235,19 +234,6 @@ def test_each_run_differs_in_what_it_is_asked_of_alone() -> None:
     pictured = {one.key for one in sentence.clean}
     assert any(key.endswith("-safe") for key in pictured)
     assert any(key.endswith("-unsafe") for key in pictured)
-
-
-def test_what_cannot_be_asked_is_refused() -> None:
-    for options, said in (
-        ({"questions": ["noun"]}, "no question 'noun'"),
-        ({"questions": []}, "name at least one"),
-        ({"place": "all"}, "do not align there"),
-        ({"pairs": 1}, "task.pairs=1"),
-        ({"candidates": 0}, "task.candidates=0"),
-        ({"random_sets": 1}, "task.random_sets=1"),
-    ):
-        with pytest.raises(UserError, match=said):
-            Localise(**options)  # type: ignore[arg-type]
 
 
 @pytest.mark.long

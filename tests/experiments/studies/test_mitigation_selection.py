@@ -231,8 +231,6 @@ def test_a_choice_is_taken_over_on_another_split_without_asking_again(
     [
         ({"moved": Candidate(VCD(), {"alpha": [0.5]})}, 8, (), "mitigations"),
         (OWN_GRID, 8, ("seed=1",), "seed"),
-        (OWN_GRID, 8, ("benchmark.seed=1",), "benchmark"),
-        (OWN_GRID, None, (), "mitigations"),
     ],
 )
 def test_another_choice_is_not_taken_over(

@@ -218,10 +218,7 @@ def test_a_sections_table_and_figure_come_along_but_none_from_outside(finished: 
     ("changes", "said"),
     [
         ({"finished": None}, "is not finished; type its command again"),
-        ({"joined": {"a": "b"}}, "is joined from several runs"),
-        ({"judged_run": "there"}, "is another run judged again"),
         ({"command": "make paper"}, "has no record of its command"),
-        ({"config": {}}, "has no record of its command and its arms' settings"),
     ],
 )
 def test_a_run_that_cannot_be_repeated_is_refused_in_a_sentence(

@@ -282,10 +282,8 @@ def test_what_a_file_of_the_users_learned_is_published_with_the_file(saved: Path
 @pytest.mark.parametrize(
     ("overrides", "environment", "said"),
     [
-        (["task.arm=baseline"], {}, "the baseline is the model as it is"),
         (["task.arm=nowhere"], {}, "has no results of an arm nowhere; it has vcd, calibrated_shift, prompt"),
         ([], {"finished": None}, "is not finished"),
-        ([], {"config": None}, "has no results of an arm vcd"),
     ],
 )
 def test_what_cannot_be_published_is_said(

