@@ -248,18 +248,3 @@ def test_another_method_takes_the_place_of_the_experiments_own() -> None:
     heavy = run_of("+exp=vcd_llava", "method.alpha=2.5", "method.beta=0.2").config["arms"]["text_only"]
     assert (heavy["alpha"], heavy["beta"]) == (2.5, 0.2)
     assert run_of("+exp=vcd_llava").config_hash == run_of("+exp=vcd_llava", "method=tuned/vcd").config_hash
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("exp", "own"),
-    [("vcd_sampled", "sampled_vcd"), ("vrtuning_llava", "vrtuning"), ("direction_ablation", "ablate_direction")],
-)
-def test_where_it_cannot_the_command_that_works_is_said(exp: str, own: str) -> None:
-    with pytest.raises(UserError) as refused:
-        run_of(f"+exp={exp}", "method=icd")
-    said = str(refused.value)
-    assert said.startswith(f"+exp={exp} is about method={own}, ")
-    addition = said.rpartition(" ")[2]
-    assert addition == "+method@arms.icd=icd"
-    assert {own, "icd"} <= set(run_of(f"+exp={exp}", addition).arms)

@@ -315,12 +315,6 @@ def test_every_fault_ends_in_a_type_and_clears_when_the_faults_stop(server: Serv
     assert whole.texts == [stub_answer(prompt.text) for prompt in prompts]
 
 
-def test_an_image_that_cannot_be_sent_is_a_bad_image(server: Served) -> None:
-    answers = ApiModel(config(server.url)).generate([Prompt("a", Image.new("RGB", (0, 1))), Prompt("b")])
-    assert answers.statuses == ["bad_image", "answered"]
-    assert "cannot be sent" in (answers.reasons or [])[0]
-
-
 def test_the_key_is_sent_and_nowhere_else(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -192,26 +192,6 @@ def test_where_memory_runs_out_prefills_are_freed_before_batches_are_halved(
 
 
 @pytest.mark.long
-def test_a_token_budget_makes_other_batches_and_the_same_answers(vlm: VLM, tmp_path: Path) -> None:
-    rows: list[int] = []
-
-    @dataclass(frozen=True)
-    class Counted:
-        def generate(self, vlm: VLM, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Generation:
-            rows.append(len(prompts))
-            return vlm.generate(prompts, max_new_tokens=max_new_tokens)
-
-    in_order, _, _ = answered(run_in(tmp_path, "batch_tokens=null"), vlm, {"a": Counted()})
-    assert rows == [8, 2]
-    budget, _, _ = answered(run_in(tmp_path, "batch_tokens=70"), vlm, {"a": Counted()})
-    assert max(rows[2:]) < 5
-    assert budget.keys() == in_order.keys()
-    for key, record in budget.items():
-        assert record["response"] == in_order[key]["response"]
-        assert record["margin"] == pytest.approx(in_order[key]["margin"], abs=1e-5)
-
-
-@pytest.mark.long
 def test_scored_verdicts_are_the_signs_of_the_generated_margins(vlm: VLM, tmp_path: Path) -> None:
     arms = {"baseline": Baseline(), "vcd": VCD()}
     generated, _, _ = answered(run_in(tmp_path), vlm, arms)

@@ -1,9 +1,7 @@
 """Batches of cases, and pictures opened ahead; forming and splitting are tested with ``interp.batching``."""
 
-import threading
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,22 +62,3 @@ def test_pictures_come_in_order_and_a_bad_one_in_its_place(workers: int, tmp_pat
             else:
                 assert isinstance(picture, Image.Image)
                 assert picture.getpixel((0, 0)) == (int(sample.id),) * 3
-
-
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_whoever_leaves_early_waits_for_nothing_that_was_not_begun(error: type[BaseException]) -> None:
-    started: list[int] = []
-    samples = cases(60, started=started)
-    before = threading.active_count()
-
-    def leave() -> None:
-        with closing(opened([samples[:2], samples[2:30], samples[30:]], workers=1)) as ready:
-            next(ready)
-            raise error
-
-    with pytest.raises(error):
-        leave()
-    seen = len(started)
-    time.sleep(0.1)
-    assert len(started) <= seen + 1 < 30
-    assert threading.active_count() <= before

@@ -69,16 +69,6 @@ def test_a_blind_arm_is_warned_of_and_its_yes_are_told() -> None:
     assert further(found)[0].startswith("The share of Yes to these questions rose under vcd (+30")
 
 
-def test_a_question_without_an_answer_under_one_arm_leaves_all() -> None:
-    questions = cases()
-    found = measured([*answers("baseline", questions), *answers("vcd", questions, missing={0, 1})], questions)
-    assert (found["n"], found["n_of"]) == (118, 120)
-    nothing = measured([*answers("baseline", questions, missing=range(120))], questions)
-    assert sentences(nothing) == [
-        "Whether the arms see what is in a picture cannot be told: no question was answered by all of them."
-    ]
-
-
 def pope(folder: Path, *lines: dict[str, Any]) -> str:
     (folder / "images").mkdir(exist_ok=True)
     Scene(PictureQuestions(1).load().samples[0].image.thing, "one").render().save(folder / "images" / "a.png")  # type: ignore[union-attr]

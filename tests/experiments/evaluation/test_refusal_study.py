@@ -1,6 +1,5 @@
 """A refusal benchmark through the whole study: responses from elsewhere, a model, judged again."""
 
-import csv
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -128,15 +127,6 @@ def test_an_unusable_file_is_one_sentence(tmp_path: Path, name: str, content: st
         Responses(str(path)).check(Requests().load().samples)
 
 
-def test_a_csv_is_read_by_pid_and_keeps_line_breaks(tmp_path: Path) -> None:
-    path = tmp_path / "web.csv"
-    with path.open("w", newline="", encoding="utf-8-sig") as handle:
-        csv.writer(handle).writerows([["id", "response", "note"], ["benign-3", "One,\n“two”", "x"]])
-    known, generation = Responses(str(path)).answers(Requests().load().samples)
-    assert [sample.id for sample in known] == ["b3"]
-    assert generation.texts == ["One,\n“two”"]
-
-
 @pytest.mark.long
 def test_judging_again_changes_verdicts_and_leaves_the_run_alone(judged: Path, tmp_path: Path) -> None:
     before = (judged / "predictions.jsonl").read_bytes()
@@ -170,28 +160,6 @@ def test_rates_are_corrected_for_the_judges_error_beside_the_raw_ones(tmp_path: 
     assert rates["contrast"]["rate"] == 1
     assert rates["contrast"]["impossible"]
     assert any("Corrected for the error of refusal_rule" in sentence for sentence in metrics["caveats"])
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("words", "said"), [
-    (4, "11 are shorter and 0 longer (median 4 words)"), (5, ""),
-])  # fmt: skip
-def test_answers_unlike_those_that_the_judge_was_measured_on_are_said_to_be(
-    tmp_path: Path, words: int, said: str
-) -> None:
-    """Eleven of twelve answers have as many words; one has 20, and a thought of a hundred counts nowhere."""
-    answers = careful()
-    for case in list(answers)[1:]:
-        answers[case] = "<think>" + "hm " * 100 + "</think>" + "word " * words
-    answers[next(iter(answers))] = "word " * 20
-    arms = {"baseline": written(tmp_path / "answers.jsonl", answers)}
-    measured = card(tmp_path / "card.json", words={"0.01": 5, "0.5": 40, "0.99": 90})
-    run = study(tmp_path, arms, "baseline", f"judge_card={measured}")
-    run.task(run)
-    metrics = metrics_of(newest(tmp_path, "requests"))
-    found = [one for one in metrics["caveats"] if "98% have 5 to 90 words" in one]
-    assert len(found) == bool(said)
-    assert said in "".join(found)
 
 
 @pytest.mark.long

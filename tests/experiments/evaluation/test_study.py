@@ -1,6 +1,5 @@
 """The whole study on a tiny random model: recorded, continued, scored, reported, and the same every time."""
 
-import errno
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +11,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from PIL import Image
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.config import Run
@@ -87,27 +85,6 @@ def test_too_little_memory_for_the_attention_halves_its_batches_and_keeps_the_st
     both = whole.merge(halves, on=keys, suffixes=("", "_halves"), validate="one_to_one")
     assert len(both) == len(whole) == len(halves)
     assert np.allclose(both["mass"], both["mass_halves"], atol=1e-5)
-
-
-@pytest.mark.long
-def test_a_disk_that_is_full_leaves_no_half_of_a_small_picture(
-    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = study(saved, tmp_path, "limit=4", "attention=false")
-
-    def half(self: Image.Image, path: Path, **_: object) -> None:
-        path.write_bytes(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Image.Image, "save", half)
-        with pytest.raises(OSError, match="No space"):
-            run.task(run)
-    pictures = list((evaluate(run) / "thumbnails").iterdir())
-    assert len(pictures) == 4
-    for path in pictures:
-        with Image.open(path) as picture:
-            picture.load()
 
 
 def test_the_record_says_what_it_ran_on(finished: Path) -> None:
@@ -200,21 +177,6 @@ def shifted(folder: Path) -> list[dict[str, Any]]:
 
 def baseline(folder: Path) -> dict[str, dict[str, Any]]:
     return {record["case"]: record for record in lines(folder) if record["arm"] == "baseline"}
-
-
-@pytest.mark.long
-def test_an_unreadable_image_is_a_typed_outcome_and_the_others_go_on(saved: Path, tmp_path: Path) -> None:
-    root = tmp_path / "set"
-    run = study(saved, tmp_path, "task=export", f"task.to={root}", "limit=12")
-    run.task(run)
-    broken = sorted((root / "data").rglob("*.png"))[0]
-    broken.write_bytes(b"")
-    of_the_set = ("benchmark=mmsafeaware", f"benchmark.root={root}", "name=broken", "limit=null", "attention=false")
-    folder = evaluate(study(saved, tmp_path, *of_the_set))
-    environment = json.loads((folder / "environment.json").read_text())
-    statuses = [record["status"] for record in lines(folder) if record["arm"] == "baseline"]
-    assert len(statuses) + len(environment["benchmark"]["missing"]) >= 12
-    assert broken.stem in environment["benchmark"]["missing"] or "bad_image" in statuses
 
 
 def test_limits_take_the_subsets_by_turns_in_the_benchmarks_order() -> None:

@@ -2,19 +2,12 @@
 
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
-import pytest
 
-from experiments.benchmarks.checks import checked
 from experiments.benchmarks.iconworld import IconWorld
-from experiments.benchmarks.table import Table
-from experiments.metrics.estimates import CONCEPT, TEMPLATE
 from experiments.metrics.pairs import TIMES, all_pairs, are_pair, drawn_pairs, twins
-from experiments.studies.mechanism.cases import AnsweredCases
 from experiments.types import Sample
-from tests.experiments.benchmarks.iconworld_table import scored, write_table
 
 
 def cases(safe: int, unsafe: int, *, text: str = "Is it hot?") -> list[Sample]:
@@ -65,20 +58,3 @@ def test_named_pairs_override_and_twins_are_their_members() -> None:
     assert are_pair(named[0], named[3])
     assert not are_pair(named[0], named[2])
     assert all(at is not None for at in twins(some, seed=0))
-
-
-def as_table(folder: Path, own: list[Sample]) -> list[Sample]:
-    loaded = Table(path=str(write_table(folder, own))).load()
-    return list(checked(loaded, kind="yes_no", name="table", skip_bad=False, folder=folder).samples)
-
-
-@pytest.mark.long
-def test_pictures_that_a_table_says_show_the_same_are_resampled_together(tmp_path: Path) -> None:
-    own = [one for one in scored(pairs=2) if "prohibition" not in one.described]
-    told, asked = as_table(tmp_path, own), ["yes"] * len(own)
-    ours, theirs = (AnsweredCases(tuple(some), tuple(asked)).resamples(draws=2, seed=0).schemes for some in (own, told))
-    for name in (TEMPLATE, CONCEPT):
-        both = set(zip(ours[name].cluster.tolist(), theirs[name].cluster.tolist(), strict=True))
-        assert len(both) == len(set(ours[name].cluster.tolist())) == len(set(theirs[name].cluster.tolist()))
-    untold = [replace(one, shows="") for one in told]
-    assert CONCEPT not in AnsweredCases(tuple(untold), tuple(asked)).resamples(draws=2, seed=0).schemes

@@ -139,20 +139,3 @@ def test_three_hundred_and_twenty_pixels_are_enough_with_everything_open(
     tab.evaluate("for (const part of document.querySelectorAll('details')) part.open = true")
     assert tab.evaluate("document.documentElement.scrollWidth") <= 320
     tab.close()
-
-
-@pytest.mark.long
-@pytest.mark.browser
-def test_the_list_opens_with_the_most_changed_case_and_leaves_the_page_where_it_is(
-    browser: Any, runs: dict[str, Path]
-) -> None:
-    tab = browser.new_page()
-    tab.goto((runs["yes_no"] / "report.html").as_uri())
-    first = tab.locator(".row").first
-    assert first.get_attribute("aria-selected") == "true"
-    assert first.locator(".tag.fixed, .tag.broken").count() == 1
-    assert tab.locator("#detail h3").inner_text().startswith(first.get_attribute("data-case"))
-    assert tab.evaluate("[scrollY, location.hash, document.activeElement === document.body]") == [0, "", True]
-    changes = [row.locator(".tag.fixed, .tag.broken").count() for row in tab.locator(".row").all()]
-    assert changes == sorted(changes, reverse=True)  # turned verdicts first
-    tab.close()

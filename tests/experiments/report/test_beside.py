@@ -8,7 +8,7 @@ from experiments.metrics.refusal.leaderboard import COLUMNS
 from experiments.report.build import build
 from experiments.report.numbers import MISSING
 from experiments.report.published_tables import leaderboard_table, own_rows
-from tests.experiments.synthetic_run import ARMS, metrics_of, predictions, write_run
+from tests.experiments.synthetic_run import metrics_of, predictions, write_run
 
 
 @pytest.fixture(scope="module")
@@ -16,20 +16,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_run(tmp_path_factory.mktemp("run"), predictions(40), benchmark="mmsafeaware")
     build(folder)
     return folder
-
-
-def section(folder: Path) -> list[str]:
-    """The rows of the section of published rows."""
-    page = (folder / "report.html").read_text()
-    return page.partition('<section id="published">')[2].partition("</section>")[0].split("<tr")
-
-
-@pytest.mark.long
-def test_the_arms_stand_first_and_the_published_rows_keep_the_numbers_of_the_figure(finished: Path) -> None:
-    here = [">here<" in row for row in section(finished)[2:]]
-    assert here[: len(ARMS)] == [True] * len(ARMS)
-    assert not any(here[len(ARMS) :])
-    assert "1. GPT-4V<" in section(finished)[2 + len(ARMS)]
 
 
 def test_own_rows_are_counted_by_the_published_scorer(finished: Path) -> None:

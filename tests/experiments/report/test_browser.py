@@ -235,13 +235,6 @@ def test_hostile_data_neither_runs_nor_breaks_the_page(browser: Any, tmp_path: P
         assert tab.locator("#detail img[src='x']").count() == 0
 
 
-def test_a_phone_needs_no_sideways_scrolling(browser: Any, run: Path) -> None:
-    with opened(browser, run / "report.html", fragment=CASE) as tab:
-        tab.set_viewport_size({"width": 360, "height": 740})
-        assert tab.evaluate("document.documentElement.scrollWidth") <= 360
-        assert tab.locator("#detail").is_visible()
-
-
 @pytest.mark.long
 def test_every_control_has_a_name_and_the_keyboard_reaches_it(tab: Any) -> None:
     tab.keyboard.press("j")

@@ -1,14 +1,11 @@
 """The tables of the terminal, and the numbers and published rows that they and the page print."""
 
 import re
-from io import StringIO
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from experiments.report.arm_tables import arms_table, comparisons_table
-from experiments.report.terminal import shown
 from tests.experiments.synthetic_run import by_heading, metrics_of, predictions, printed, write_run
 
 
@@ -67,20 +64,3 @@ def test_the_end_of_a_study_is_25_lines_with_many_arms_and_caveats(metrics: dict
     assert "note: First of all this must be known.\n" in text
     assert "note: This too. (2 more such notes in the report)" in text
     assert f"{metrics['study']} " in text
-
-
-@pytest.mark.parametrize("named", [{"further_8"}, {f"further_{number}" for number in range(9)}])
-def test_arms_of_the_command_line_are_shown_then_those_that_the_answer_is_about(metrics: dict, named: set) -> None:
-    for number in range(9):
-        metrics["arms"][f"further_{number}"] = metrics["arms"]["prompt"]
-        metrics["comparisons"][f"further_{number}"] = metrics["comparisons"]["prompt"]
-    metrics["arms"] = {name: metrics["arms"][name] for name in reversed(metrics["arms"])}  # no help from their order
-    metrics["summary"] = ["The answer.", "And the verdicts."]
-    console = Console(width=80, record=True, file=StringIO())
-    console.print(shown(metrics, verbose=False, width=80, named=named))
-    text = console.export_text()
-    rows = {line.split()[0] for line in text.splitlines() if re.match(r"\w+ +[\d.]+ ", line)}
-    assert {*named, "vcd", "baseline"} <= rows
-    assert re.search(r"\(\d+ more arms in the report\)", text)
-    if len(named) == 1:
-        assert "calibrated_shift" in rows

@@ -160,37 +160,6 @@ def test_memory_that_runs_out_halves_the_batch(queue: Waiting) -> None:
     assert [len(batch) for batch in method.batches] == [1, 4, 2, 2]
 
 
-def test_a_picture_that_the_processor_cannot_take_is_the_clients_fault(vlm: VLM, monkeypatch: Any) -> None:
-    def refuse(prompts: Sequence[Prompt]) -> Any:
-        raise ValueError("absolute aspect ratio must be smaller than 200")
-
-    queue = waiting_for(vlm)
-    one, heard = asked(Watched(), "x")
-    monkeypatch.setattr(vlm, "inputs", refuse)
-    one.method.gate.set()
-    queue.put([one])
-    found = heard.wait()
-    assert isinstance(found, UserError)
-    assert "aspect ratio" in str(found)
-    queue.close()
-
-
-def test_nobody_waits_for_more_than_there_lately_were(vlm: VLM) -> None:
-    queue, method = waiting_for(vlm, gather=600.0), Watched()
-    method.gate.set()
-    rows = {key: asked(method, key) for key in "abcdef"}
-    for key in "cd":
-        rows[key][0].given_up = True
-    queue.put([rows[key][0] for key in "abcd"])  # a full batch, of which two are answered
-    rows["b"][1].wait()
-    for key in "ef":
-        queue.put([rows[key][0]])
-        time.sleep(0.02)
-    assert isinstance(rows["f"][1].wait(), Answer)
-    assert method.batches == [["a", "b"], ["e", "f"]]
-    queue.close()
-
-
 def test_closing_gives_up_what_runs_and_what_waits(vlm: VLM) -> None:
     queue, method = waiting_for(vlm), Watched()
     blocked(queue, method)

@@ -205,18 +205,10 @@ def test_an_error_is_one_sentence_in_openais_form(
         assert "\n" not in reply["error"]["message"]
 
 
-@pytest.mark.long
-def test_the_endpoint_refuses_what_is_not_json_or_not_there(server: Served, cases: list[Sample]) -> None:
-    body = question(cases[0])
-    assert server.send(body, headers={"Content-Type": "text/plain"})[0] == 415
-    assert server.send(body, path="/v1/completions")[0] == 404
-    assert server.send(None, method="GET")[0] == 405
-    assert server.send(body, headers={"Host": "evil.example"})[0] == 400
-    assert server.send(body, headers={"Host": f"localhost:{server.port}"})[0] == 200
-    assert server.send(body, headers={"Host": f"[::1]:{server.port}"})[0] == 200
-    large = server.server.body + 1
-    status, reply = server.send(None, headers={"Content-Length": str(large)})
-    assert (status, "more than" in reply["error"]["message"]) == (413, True)
+def test_a_foreign_host_and_another_content_are_refused(server: Served, cases: list[Sample]) -> None:
+    assert server.send(question(cases[0]), headers={"Host": "evil.example"})[0] == 400
+    assert server.send(question(cases[0]), headers={"Host": f"[::1]:{server.port}"})[0] == 200
+    assert server.send(question(cases[0]), headers={"Content-Type": "text/plain"})[0] == 415
 
 
 def test_a_refusal_reaches_a_client_that_sends_all_it_has_first(organism: VLM) -> None:

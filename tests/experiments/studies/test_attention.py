@@ -75,16 +75,6 @@ def test_the_choice_depends_on_the_seed_and_not_on_the_order() -> None:
     assert len(ids(SAMPLES, 0)) == 3 * 2 * 5
 
 
-def test_without_successes_failures_stay_alone_and_without_failures_nothing_is_chosen() -> None:
-    everything = {sample.id for sample in SAMPLES}
-    alone = match_failures(SAMPLES, answers(SAMPLES, everything), arm="baseline", limit=4, seed=0)["typical"]
-    assert [(case.failed, case.match) for case in alone.cases] == [(True, None)] * 4
-    assert all(
-        not some.cases
-        for some in match_failures(SAMPLES, answers(SAMPLES, set()), arm="baseline", limit=4, seed=0).values()
-    )
-
-
 def test_what_was_never_answered_is_no_failure() -> None:
     records = answers(SAMPLES, half(SAMPLES))
     for record in records[:100]:
@@ -266,12 +256,6 @@ def test_unknown_layers_and_segments_are_named_before_any_work(
     with pytest.raises(UserError, match=f"{value[0]}.*known.*{known}"):
         analyse(tiny, tmp_path, **{option: value})
     assert not (tmp_path / "attention").exists()
-
-
-def test_a_run_without_failures_says_so(tiny: VLM, tmp_path: Path) -> None:
-    found = analyse_failures(tiny, FEW, answers(FEW, set()), tmp_path, seed=0, draws=20)
-    assert "no failure" in found["sentences"][0]
-    assert len(found["sentences"]) == 2
 
 
 def test_the_self_test_leaves_its_numbers_and_its_failure_stops_the_analysis(

@@ -239,23 +239,3 @@ def test_another_choice_is_not_taken_over(
     other = Mitigations(grid, rivals=["vcd"], development=development, chosen_in=str(first))
     with pytest.raises(UserError, match=rf"chosen_in=.*another one \({rule}\)"):
         other(on_split(tmp_path, "new_sentences", *overrides))
-
-
-def test_a_setting_of_a_users_file_is_chosen_as_a_field_is(tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text("def rule(scores, step, *, strength=1.0, power=1):\n    return scores * strength\n")
-    method = run_of("method=file", f"method.path={file}", "method.settings={power: 2}").arms["mine"]
-    assert configured(method, {"strength": 0.5}).settings == {"power": 2, "strength": 0.5}
-    shifted = configured(method, {"strength": 3}, shift=0.25)
-    assert (shifted.shift, shifted.method.settings) == (0.25, {"power": 2, "strength": 3})
-    with pytest.raises(UserError, match=r"mine.py: rule.*unexpected keyword argument 'strenght'"):
-        configured(method, {"strenght": 1})
-
-
-def test_a_grid_is_checked_before_weights_load(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("def rule(scores, step, *, strength=1.0):\n    return scores\n")
-    run = run_of("task=setting_selection", "method=file", f"method.path={tmp_path}/mine.py", "model.path=/nowhere",
-                 "task.candidates.chosen.grid={other: [1]}", f"output_root={tmp_path}/o")  # fmt: skip
-    with pytest.raises(UserError, match="unexpected keyword argument 'other'"):
-        run.task(run)
-    assert not (tmp_path / "o").exists()
