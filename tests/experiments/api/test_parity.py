@@ -1,4 +1,4 @@
-"""Parity of a model here and at an endpoint: one that serves it faithfully, and ones that do not in one respect."""
+"""Parity of a model here and at an endpoint: one that serves it faithfully, and ones that do not."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -19,7 +19,7 @@ from experiments.benchmarks.mossbench import MOSSBench
 from experiments.config import Run
 from experiments.evaluation.admission import check_learning
 from experiments.evaluation.cases import limited
-from experiments.evaluation.training import FOLDS, examples, learned, learned_in, learning_folds
+from experiments.evaluation.training import FOLDS, learned, learned_in, learning_folds
 from experiments.runs.launch import Launch
 from experiments.runs.resumption import open_run
 from experiments.types import Benchmark, Kind, Loaded, Sample
@@ -143,14 +143,6 @@ def test_a_learning_that_was_killed_leaves_nothing_half(tmp_path: Path, monkeypa
     assert not out.exists()
     learned("arm", Teachable(), STAND_IN, samples, out, Launch())  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == [out]
-
-
-def test_a_picture_that_does_not_open_is_left_out(tmp_path: Path) -> None:
-    samples = [sample for sample in IconWorld().development().samples if sample.subset != "control"][:2]
-    (tmp_path / "broken.png").write_bytes(b"")
-    prompts, safe = examples([replace(samples[0], image=tmp_path / "broken.png"), samples[1]])
-    assert [prompt.key for prompt in prompts] == [samples[1].id]
-    assert safe == [samples[1].gold == "yes"]
 
 
 @dataclass(frozen=True)

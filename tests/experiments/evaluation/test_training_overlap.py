@@ -97,23 +97,6 @@ def test_what_was_trained_on_24_rows_is_not_evaluated_on_the_whole_table(
     assert sentence in " ".join(html.unescape((only_run(run) / "report.html").read_text()).split())
 
 
-@pytest.mark.long
-def test_an_adapter_without_a_record_says_so(
-    table: Path, saved: Path, adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    kept = (adapter / FILE).read_bytes()
-    (adapter / FILE).unlink()
-    try:
-        run = evaluated(table, saved, tmp_path, *on(adapter), "limit=4")
-        run.task(run)
-    finally:
-        (adapter / FILE).write_bytes(kept)
-    said = " ".join(capsys.readouterr().out.split())
-    assert said.count("The training rows of vrtuning") == 2  # before the answers, and among the caveats
-    assert "are not known, so whether these cases are among them is not known either" in said
-    assert "The training rows of vrtuning" in (only_run(run) / "report.html").read_text()
-
-
 def samples(edit: Callable[[Image.Image, Path], None]) -> Callable[[Path], list[Sample]]:
     def made(folder: Path) -> list[Sample]:
         found = []

@@ -73,14 +73,6 @@ def test_discrimination_is_log_linear_and_signed_as_specified() -> None:
     assert np.isnan(tests.signal_detection(0, 0, 1, 3)).all()
 
 
-@pytest.mark.parametrize(
-    ("hits", "false_alarms", "near"),
-    [(50, 50, False), (98, 50, True), (97, 50, False), (2, 50, True), (50, 2, True), (50, 3, False), (50, 100, True)],
-)
-def test_near_ceiling_is_within_two_cases_of_either_end(hits: int, false_alarms: int, near: bool) -> None:
-    assert tests.near_ceiling(hits, 100, false_alarms, 100) is near
-
-
 def slow_auroc(score: np.ndarray, positive: np.ndarray) -> float:
     pairs = [(a > b) + 0.5 * (a == b) for a in score[positive] for b in score[~positive]]
     return float(np.mean(pairs)) if pairs else float("nan")

@@ -6,8 +6,8 @@ the case, some shared by all arms and some its own, so that arms differ from tem
 Student's t with three degrees of freedom, whose tails are heavy. No arm is better than another. The product's own
 comparisons run on each study.
 
-The large versions are slow, about an hour on one core; docs/metrics.md has what they gave. The small ones run by
-default: the flip rate would fail theirs if its interval were over pairs alone.
+The large versions are slow, about an hour on one core; docs/metrics.md has what they gave. The small one, of refusals,
+runs in CI; ``test_validity`` has the small one of verdicts.
 """
 
 from collections import Counter

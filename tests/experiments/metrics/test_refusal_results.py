@@ -52,12 +52,6 @@ def test_rates_by_subset_and_type_are_counts() -> None:
     assert block["accuracy"] == pytest.approx({"benign": 1 / 2, "contrast": 2 / 3, "balanced": (1 / 2 + 2 / 3) / 2})
 
 
-def test_the_mean_of_types_is_not_the_pooled_rate_where_types_differ_in_size() -> None:
-    block = arm("bbbb", "rccc")
-    assert block["refusal_rate"]["type_mean"] == pytest.approx((1 / 2 + 0 + 0) / 3)
-    assert block["refusal_rate"]["benign"] == 1 / 4
-
-
 def test_partial_counts_as_refusal_with_the_other_convention_beside() -> None:
     block = arm("bbbccc", "prc" + "ppr")
     assert block["refusal_rate"]["benign"] == 2 / 3
@@ -129,13 +123,6 @@ def test_clusters_widen_the_interval() -> None:
     by_answer = alone.sort_values("verdict", kind="stable")
     codes = {case: f"k{at // 10}" for at, case in enumerate(dict.fromkeys(by_answer["case"]))}
     assert width(alone.assign(cluster=alone["case"].map(codes))) > 1.5 * width(alone)
-
-
-def test_the_twin_of_an_xstest_type_is_its_contrast_type() -> None:
-    table = frame("bc", {"baseline": "rr"}).assign(scenario=["homonyms", "contrast_homonyms"])
-    found = run(table)["arms"]["baseline"]["by_type"]
-    assert list(found) == ["homonyms"]
-    assert found["homonyms"]["difference"]["value"] == 0
 
 
 def test_better_takes_both_and_names_what_decided() -> None:

@@ -172,19 +172,6 @@ def test_flip_rate_is_the_share_of_pairs_with_both_members_right() -> None:
     assert evaluated("to", "ny")["flip_rate"] is None
 
 
-def test_accuracy_by_scenario_and_tag_keeps_the_subsets_apart() -> None:
-    rows = records("tttooo", {"baseline": "nnyyny"})
-    for row, words in zip(rows, ["alarming", "plain", "alarming", "alarming", "alarming", None], strict=True):
-        row["tags"] = {"words": words} if words else {}
-    arm = run(pd.DataFrame(rows))["arms"]["baseline"]
-    alarming = arm["by_tag"]["words"]["alarming"]
-    assert (alarming["over_safety"]["accuracy"], alarming["over_safety"]["n"]) == (1 / 2, 2)
-    assert (alarming["typical"]["accuracy"], alarming["typical"]["n_of"]) == (1 / 2, 2)
-    assert set(arm["by_tag"]["words"]) == {"alarming", "plain"}
-    assert arm["by_scenario"]["scenario 2"]["typical"]["accuracy"] == 0
-    assert arm["by_scenario"]["scenario 2"]["over_safety"]["accuracy"] == 1
-
-
 def test_neither_the_order_of_the_lines_nor_a_second_run_changes_a_number() -> None:
     subsets, margins = world(60)
     table = from_margins(subsets, {name: margins[name] for name in ("baseline", "sees")})
@@ -194,7 +181,6 @@ def test_neither_the_order_of_the_lines_nor_a_second_run_changes_a_number() -> N
     assert run(table, seed=1) != run(table)
 
 
-ANSWER = st.text(alphabet="ynn?ebxi", min_size=1, max_size=9)
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Published rows and the run's own beside each other, on the page and in the figure."""
+"""Published rows and the rows of a run, counted by one scorer."""
 
 from pathlib import Path
 

@@ -1,7 +1,6 @@
-"""The cases that are shown first: which, with what maps, and on one scale."""
+"""The cases that are shown first: which, and with what maps."""
 
 import base64
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 
 from experiments.report import heat
-from experiments.report.build import build
 from experiments.report.cases import attention_of_cases, payload
 from experiments.report.examples import examples
 from experiments.runs.saved_run import read_run
@@ -70,17 +68,6 @@ def test_pictures_of_alarming_harmless_cases_are_hidden_too(tmp_path: Path) -> N
     assert found["glance"] is None
     browsed = payload(read_run(folder), studied="vcd", reference="baseline", attention=None)["cases"]
     assert all(one["hidden"] for one in browsed)
-
-
-@pytest.mark.long
-def test_all_maps_share_the_scale_that_the_legend_names(run: Path) -> None:
-    blocks = json.loads((run / "attention" / "cases.json").read_text())["cases"]
-    found = shown(run)
-    shown_cases = [one["case"]["id"] for one in listed(found)]
-    maps = [heat.image_map(block) for case in shown_cases if case in blocks for block in blocks[case].values()]
-    most = max(float(one.max()) for one in maps if one is not None)
-    assert found["most"] == f"{100 * most:.1f}%"
-    assert f"<span>{found['most']}</span> <span>(one scale for all)</span>" in build(run).read_text(encoding="utf-8")
 
 
 def test_a_map_is_the_mean_over_layers_at_the_verdict() -> None:

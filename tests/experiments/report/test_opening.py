@@ -1,4 +1,4 @@
-"""The first screen: what it says is what metrics.json holds, in a word, an icon and numbers, for every kind of run."""
+"""The first screen: what it says is what metrics.json holds, in a word, an icon and numbers."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from experiments.report.numbers import brief, share
 from experiments.report.opening import opening
 from experiments.report.words import worded
 from tests.experiments.refused import records as refusal_records
-from tests.experiments.synthetic_run import ARMS, environment, metrics_of, predictions, write_run
+from tests.experiments.synthetic_run import environment, metrics_of, predictions, write_run
 
 
 def lenient(cases: int = 240, **arms: tuple[float, float]) -> list[dict[str, Any]]:
@@ -54,19 +54,6 @@ def test_the_opening_is_the_headline_of_the_metrics(tmp_path: Path, arm: tuple[f
         assert sentence in plain(screen).replace("&#39;", "'")
 
 
-@pytest.mark.long
-def test_one_arm_shows_its_rates_and_compares_nothing(tmp_path: Path) -> None:
-    folder = write_run(tmp_path, predictions(80, {"baseline": ARMS["baseline"]}), arm="baseline")
-    found = opening(metrics_of(folder), environment(arm="baseline"), "baseline")
-    assert [measure.badge for measure in found["measures"]] == [None, None]
-    screen = first_screen(folder)
-    assert "nothing to compare" in screen
-    assert 'class="badge' not in screen
-    html = (folder / "report.html").read_text()
-    assert "Three cases that went wrong" in html
-    assert "Two cases that went right" in html
-
-
 def refusal_run(folder: Path, subsets: str, arms: dict[str, str], study: str) -> Path:
     folder.mkdir(exist_ok=True)
     records = refusal_records(subsets, arms)
@@ -75,15 +62,6 @@ def refusal_run(folder: Path, subsets: str, arms: dict[str, str], study: str) ->
     (folder / "environment.json").write_text(json.dumps(environment("mossbench", study, len(subsets))))
     (folder / "predictions.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     return folder
-
-
-@pytest.mark.long
-def test_the_toy_is_called_one_and_a_real_model_is_not(tmp_path: Path) -> None:
-    folder = write_run(tmp_path, predictions(24))
-    assert "a toy built to over-refuse" in build(folder).read_text(encoding="utf-8")
-    real = environment() | {"model": {"name": "llava_1_5_7b", "path": "llava-hf/llava-1.5-7b-hf", "revision": "f" * 40}}
-    (folder / "environment.json").write_text(json.dumps(real))
-    assert "toy" not in plain(first_screen(folder))
 
 
 @pytest.mark.long

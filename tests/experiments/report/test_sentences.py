@@ -1,4 +1,4 @@
-"""The two sentences, for arms whose effect is known by construction."""
+"""The headline says what its numbers say, for arms whose effect is known by construction."""
 
 from typing import Any
 

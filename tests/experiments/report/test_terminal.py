@@ -1,4 +1,4 @@
-"""The tables of the terminal, and the numbers and published rows that they and the page print."""
+"""The tables of the terminal fit 80 columns and 25 lines, with every number whole."""
 
 import re
 from pathlib import Path

@@ -12,7 +12,7 @@ import pytest
 
 from experiments import config
 from experiments import run as door
-from experiments.runs.launch import Launch, check_task, whole_weights
+from experiments.runs.launch import Launch, check_task
 from experiments.runs.records import complete_lines, ordered
 from experiments.runs.saved_run import read_records
 from experiments.studies.vrtuning.study import VRTuningStudy
@@ -88,16 +88,6 @@ def test_too_little_memory_names_the_model_and_the_way_out(
         door.start([], [], SimpleNamespace(model=SimpleNamespace(name="chosen")))  # type: ignore[arg-type]
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith("error: not enough memory for llava_7b; take a smaller batch_size")
-
-
-def test_weights_are_whole_also_under_a_launch_for_sharded_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with whole_weights():
-        assert os.environ["ACCELERATE_USE_FSDP"] == "false"
-    assert os.environ["ACCELERATE_USE_FSDP"] == "true"
-    monkeypatch.delenv("ACCELERATE_USE_FSDP")
-    with whole_weights():
-        assert "ACCELERATE_USE_FSDP" not in os.environ
 
 
 def test_a_model_over_an_api_is_asked_by_one_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Sweeps through Hydra's launchers: the presets compose, and jobs run as processes of this machine."""
+"""The presets of Hydra's launchers compose."""
 
 from pathlib import Path
 

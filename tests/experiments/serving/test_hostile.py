@@ -1,4 +1,4 @@
-"""Hostile requests: a refusal or a right answer, never an error of ours, a hang, a leak or a connection elsewhere."""
+"""Hostile requests: a refusal or a right answer, never an error of ours, a hang or a connection elsewhere."""
 
 import json
 import socket

@@ -118,21 +118,6 @@ def test_large_pictures_fill_the_queue_too(vlm: VLM) -> None:
     queue.close()
 
 
-def test_who_has_left_is_not_asked_and_takes_no_room(queue: Waiting) -> None:
-    method = Watched()
-    first = blocked(queue, method)
-    gone = [asked(method, str(number))[0] for number in range(8)]
-    queue.put(gone)
-    for one in gone:
-        one.given_up = True
-    stays, heard = asked(method, "stays")
-    queue.put([stays])
-    method.gate.set()
-    first.wait()
-    assert isinstance(heard.wait(), Answer)
-    assert method.batches == [["first"], ["stays"]]
-
-
 def test_one_request_that_fails_takes_no_other_with_it(queue: Waiting) -> None:
     faults = {"user": UserError("not this one"), "crash": RuntimeError("a bug")}
     method = Watched(fault=lambda prompt: faults.get(prompt.key))

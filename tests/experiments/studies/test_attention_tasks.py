@@ -117,19 +117,3 @@ def test_a_picture_of_ones_own_that_cannot_be_asked_about_is_a_sentence(tmp_path
     ):
         with pytest.raises(UserError, match=match):
             execute(tmp_path / "no_model", tmp_path, "+exp=heatmap_llava", *overrides)
-
-
-@pytest.mark.long
-def test_an_unknown_case_or_option_is_named_before_any_weights(tmp_path: Path) -> None:
-    first = IconWorld().load().samples[0].id
-    with pytest.raises(UserError, match=f"no case 'nonsense'.*{first}"):
-        execute(tmp_path / "no_model", tmp_path, "+exp=heatmap_llava", "case=nonsense")
-    with pytest.raises(UserError, match=r"task.failures=0"):
-        run_of("task=attention", "task.failures=0")
-    for task in ("attention", "heatmap"):
-        with pytest.raises(UserError, match=r"task.format=eps: must be one of png, svg, pdf"):
-            run_of(f"task={task}", "task.format=eps")
-    with pytest.raises(UserError, match=r"attribution=lime.*captum"):
-        run_of("task=attention", "attribution=lime")
-    with pytest.raises(UserError, match=r"task.layers"):
-        run_of("task=attention", "task.layers=first")

@@ -10,10 +10,8 @@ import pytest
 from experiments.studies.failure_modes import (
     Mode,
     is_failure,
-    read_hand_labels,
     rule_label,
 )
-from interp.errors import UserError
 from tests.experiments.compose import run_of
 from tests.experiments.synthetic_run import predictions, write_run
 
@@ -106,14 +104,3 @@ def test_hand_edits_win_and_stay(tmp_path: Path) -> None:
         again = lines(folder)[0]
         assert (again["label"], again["source"], again["note"]) == ("goal-hijacked", "hand", "a person looked")
     assert len(lines(folder)) == len(rows)
-
-
-def test_a_label_that_is_no_mode_is_refused_with_its_case(tmp_path: Path) -> None:
-    path = tmp_path / "failure_modes.csv"
-    path.write_text("case,arm,hand\nc,a,whatever\n")
-    with pytest.raises(UserError, match=r"case c of arm a: 'whatever' is no failure mode; known: correct"):
-        read_hand_labels(path)
-    path.write_text("case,arm\nc,a\n")
-    with pytest.raises(UserError, match="no column hand"):
-        read_hand_labels(path)
-    assert read_hand_labels(tmp_path / "none.csv") == {}

@@ -71,13 +71,6 @@ def test_a_constant_on_the_margin_changes_nothing_but_the_shift(constant: float,
     assert (one.overall, one.unsafe_bound, one.auroc) == (two.overall, two.unsafe_bound, pytest.approx(two.auroc))
 
 
-def test_failed_cases_are_left_out_and_one_class_is_no_choice() -> None:
-    cases = development("tao", [-1, np.nan, -1])
-    assert choose_shift(cases, np.array([-1.0, 3.0, 1.0]), **RULE).n == 2
-    with pytest.raises(UserError, match="1 unsafe and 0 safe"):
-        choose_shift(cases, np.array([-1.0, 1.0, np.nan]), **RULE)
-
-
 def test_a_setting_that_loses_the_unsafe_is_taken_only_where_there_is_no_other() -> None:
     def chosen(overall: float, bound: float, auroc: float = 0.5) -> ChosenShift:
         return ChosenShift(0.0, overall, overall, 0.9, 0.5, bound, auroc, 10)

@@ -110,12 +110,6 @@ def test_a_thought_of_another_case_does_as_much_where_only_what_it_says_matters(
     assert found[mediation.SAME_LABEL] == pytest.approx(found[mediation.TOTAL], rel=0.3)
 
 
-def test_no_share_without_an_effect() -> None:
-    found = effects(planted(Plan(carriers=((1, 0, 0.0),))))
-    assert found["finding"].answer is Answer.NOT_SHOWN
-    assert all(row["share"] is None and row["reason"] for row in found["rows"])
-
-
 def curve_of(vlm: VLM, *, seen: bool) -> list[dict[str, Any]]:
     samples, thoughts = asked(vlm, seen=seen)
     prompts = prompts_of(samples)

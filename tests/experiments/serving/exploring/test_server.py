@@ -18,13 +18,9 @@ from safetensors.torch import save_file
 
 from experiments.evaluation.training import FOLDER
 from experiments.serving.exploring import explore
-from experiments.serving.exploring.arms import arms_of
 from experiments.serving.exploring.desk import MOST_WAITING, NO_MEMORY, REPLACED
-from experiments.serving.exploring.pictures import Pictures
-from interp.errors import UserError
 from interp.prompt import Prompt
 from interp.vlm import VLM
-from mitigation import VCD
 from tests.experiments.serving.exploring.explored import (
     ACTIONS,
     CASE,
@@ -163,18 +159,6 @@ def test_bodies_and_words_have_bounds(page: Explored) -> None:
         assert "went wrong" not in error, (wrong, error)
 
 
-def test_own_pictures_make_room_and_are_asked_for_again() -> None:
-    def no_case(case: str) -> Any:
-        raise UserError(case)
-
-    pictures = Pictures(no_case, most_bytes=3 * 10 * 10 * 3)
-    names = [pictures.keep(Image.new("RGB", (10, 10), (shade, 0, 0))) for shade in range(4)]
-    with pytest.raises(UserError, match="drop it again"):
-        pictures.open(names[0])
-    assert pictures.open(names[1]) is not None
-    assert pictures.open("") is None
-
-
 @pytest.mark.long
 def test_a_planted_target_is_never_imported(tmp_path: Path, organism: VLM, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "planted.py").write_text("import pathlib\npathlib.Path('owned').touch()\nclass Rule: pass\n")
@@ -216,14 +200,6 @@ def test_a_planted_target_is_never_imported(tmp_path: Path, organism: VLM, monke
         assert read_only["read_only"] or "no case" in read_only["error"]
     assert "planted" not in sys.modules
     assert not Path("owned").exists()
-
-
-def test_an_arm_of_a_run_answers_as_it_did_there() -> None:
-    node = {"_target_": "mitigation.vcd.VCD", "noise_step": 700}
-    found, _ = arms_of({"vcd": VCD()}, None, {"vcd": node})
-    assert found["vcd"].made == "VCD(noise_step=700)"
-    assert found["vcd of the command line"].made == "VCD()"
-    assert "vcd of the command line" not in arms_of({"vcd": VCD(noise_step=700)}, None, {"vcd": node})[0]
 
 
 @pytest.mark.long
@@ -393,12 +369,3 @@ def test_a_notebook_shows_the_page_about_its_own_model(organism: VLM) -> None:
         assert "…  # the model of your notebook" in found.send("/api/code", {"text": "word"})[1]["python"]
     finally:
         shown.stop()
-
-
-def test_a_family_without_image_tokens_says_why_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    from experiments.serving.exploring.answers import refusals
-
-    vlm = VLM(*tiny_llava(), name="tiny")
-    assert refusals(vlm) == {}
-    vlm.refused = {"lens": "lens: off by 3"}
-    assert "off by 3" in refusals(vlm)["lens"]
