@@ -181,8 +181,6 @@ def test_neither_the_order_of_the_lines_nor_a_second_run_changes_a_number() -> N
     assert run(table, seed=1) != run(table)
 
 
-
-
 @pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(st.text(alphabet="taoc", min_size=1, max_size=9), st.data())

@@ -65,8 +65,6 @@ def page_of(run_dir: Path) -> _Page:
     return _Page(build(run_dir).read_text(encoding="utf-8"))
 
 
-
-
 @pytest.mark.long
 def test_page_answers_in_the_words_and_numbers_of_the_metrics(finished: Path, page: _Page) -> None:
     metrics = metrics_of(finished)
