@@ -44,6 +44,12 @@ def tab(browser: Any, run: Path) -> Iterator[Any]:
         yield page
 
 
+@pytest.fixture
+def on_a_case(browser: Any, run: Path) -> Iterator[Any]:
+    with opened(browser, run / "report.html", fragment=CASE) as page:
+        yield page
+
+
 def shown(tab: Any) -> int:
     return int(tab.locator("#count").inner_text().split(" of ")[0])
 
@@ -253,23 +259,21 @@ def test_every_control_has_a_name_and_the_keyboard_reaches_it(tab: Any) -> None:
 
 
 @pytest.mark.long
-def test_a_verdict_leads_to_where_it_looked(tab: Any) -> None:
-    tab.evaluate(f"location.hash = '{CASE}'")
-    view = tab.locator('.attention .side[data-arm="vcd"]')
+def test_a_verdict_leads_to_where_it_looked(on_a_case: Any) -> None:
+    view = on_a_case.locator('.attention .side[data-arm="vcd"]')
     view.locator("button.token").nth(1).click()
     assert view.locator("button.token").nth(1).get_attribute("aria-pressed") == "true"
-    tab.locator('#detail > .sides .side[data-arm="vcd"] button.look').click()
+    on_a_case.locator('#detail > .sides .side[data-arm="vcd"] button.look').click()
     assert view.locator("button.token").nth(0).get_attribute("aria-pressed") == "true"
 
 
-def test_the_keyboard_stays_on_what_it_pressed(tab: Any) -> None:
-    tab.evaluate(f"location.hash = '{CASE}'")
-    tab.locator('.attention .side[data-arm="vcd"] button.token').nth(1).focus()
-    tab.keyboard.press("Enter")
-    assert tab.evaluate(FOCUS) == "vcd token"
-    tab.locator('#detail .side[data-arm="baseline"] button.mark-right').focus()
-    tab.keyboard.press("Enter")
-    assert tab.evaluate(FOCUS) == "baseline mark-right"
+def test_the_keyboard_stays_on_what_it_pressed(on_a_case: Any) -> None:
+    on_a_case.locator('.attention .side[data-arm="vcd"] button.token').nth(1).focus()
+    on_a_case.keyboard.press("Enter")
+    assert on_a_case.evaluate(FOCUS) == "vcd token"
+    on_a_case.locator('#detail .side[data-arm="baseline"] button.mark-right').focus()
+    on_a_case.keyboard.press("Enter")
+    assert on_a_case.evaluate(FOCUS) == "baseline mark-right"
 
 
 @pytest.mark.long
