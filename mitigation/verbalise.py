@@ -130,6 +130,10 @@ class Verbalise:
         steps = {REQUEST: request, RESOLVED: how} | ({QUESTION: text} if before or reworded != whole.before else {})
         return Judged(replace(prompt, text=text, image=prompt.image if self.picture else None, request=request), steps)
 
+    def in_words(self, prompts: "Sequence[Prompt]", descriptions: Sequence[str]) -> "list[Prompt]":
+        """Return the last question of each prompt with its description."""
+        return [self.last_question(*pair).prompt for pair in zip(prompts, descriptions, strict=True)]
+
     def descriptions(self, steps: Steps, prompts: "Sequence[Prompt]") -> dict[int, str]:
         """What each picture shows, by the row of its prompt; without rows that are lost (``Steps``)."""
         if self.describe == "model":

@@ -40,8 +40,8 @@ from interp.preprocessing import is_other
 from interp.training_rows import TrainingRows
 from interp.vlm import VLM
 from mitigation.vrtuning import checkpoint
-from mitigation.vrtuning.collator import IGNORED, Collator, DistillationCollator
-from mitigation.vrtuning.data import MARGIN, check_dataset, data_digest, rows_of
+from mitigation.vrtuning.collator import IGNORED, Collator
+from mitigation.vrtuning.data import check_dataset, data_digest, rows_of
 from mitigation.vrtuning.model import load_four_bit, lora_config
 from mitigation.vrtuning.settings import Settings, total_steps
 
@@ -80,11 +80,8 @@ def train(
     *,
     data: str = "",
     report: Report | None = None,
-    hold: float = 1.0,
 ) -> Trained:
     """Trains an adapter for ``model`` on ``dataset`` (see ``data.py``) into ``out``; of a ``VLM``, on a copy of it.
-
-    A dataset with a column ``margin`` is distilled (``collator.py``), with weight ``hold`` on what is held.
 
     If ``out`` is unfinished, training resumes from the last resume point; if finished, its result is returned. ``data``
     describes the examples in the model card; ``report`` is called with every logged loss.
@@ -110,7 +107,7 @@ def train(
     _without_dropout(vlm.model)
     with _generators_kept(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*gradient_checkpointing.* is deprecated", FutureWarning)  # by TRL
-        return _run(model, vlm, dataset, settings, out, origin, report, hold)
+        return _run(model, vlm, dataset, settings, out, origin, report)
 
 
 @contextmanager
@@ -149,10 +146,9 @@ def _run(
     out: Path,
     origin: checkpoint.Origin,
     report: Report | None,
-    hold: float,
 ) -> Trained:
     started = time.monotonic()
-    trainer = _trainer(vlm, dataset, settings, out, origin.steps, hold)
+    trainer = _trainer(vlm, dataset, settings, out, origin.steps)
     trainer.add_callback(Marker(report))
     _refuse_nan(trainer, settings.learning_rate)
     point = _last_complete(out / "trainer", clean=trainer.is_world_process_zero())
@@ -321,7 +317,7 @@ def _arguments(vlm: VLM, settings: Settings, out: Path, steps: int) -> dict[str,
     }
 
 
-def _trainer(vlm: VLM, dataset: "Dataset", settings: Settings, out: Path, steps: int, hold: float) -> Any:
+def _trainer(vlm: VLM, dataset: "Dataset", settings: Settings, out: Path, steps: int) -> Any:
     from transformers.integrations import TensorBoardCallback
     from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
@@ -332,15 +328,12 @@ def _trainer(vlm: VLM, dataset: "Dataset", settings: Settings, out: Path, steps:
             f"model, this family's is {vlm.layout.lm_head}; choose trainer=sft"
         )
     arguments = _arguments(vlm, settings, out, steps)
-    distilled = MARGIN in dataset.column_names
-    arguments["remove_unused_columns"] = not distilled
-    collator = DistillationCollator(vlm, settings.max_pixels, hold) if distilled else Collator(vlm, settings.max_pixels)
     given: dict[str, Any] = {
         "model": vlm.model,
         "train_dataset": dataset,
         "processing_class": vlm.processor,
         "peft_config": lora_config(vlm.model, vlm.layout, settings),
-        "data_collator": collator,
+        "data_collator": Collator(vlm, settings.max_pixels),
     }
     trainer: Any
     if settings.trainer == "dpo":  # the reference is the same model with the adapter off: no second copy
@@ -349,9 +342,7 @@ def _trainer(vlm: VLM, dataset: "Dataset", settings: Settings, out: Path, steps:
         trainer = SFTTrainer(args=SFTConfig(**arguments, completion_only_loss=True), **given)
     if vlm.device.type == "cpu":
         _score_answers_alone(vlm.model)
-    if isinstance(collator, DistillationCollator):
-        trainer.compute_loss = collator.loss
-    elif nested:
+    if nested:
         trainer.compute_loss = MethodType(Trainer.compute_loss, trainer)
     trainer.remove_callback(PrinterCallback)
     for callback in trainer.callback_handler.callbacks:

@@ -73,8 +73,8 @@ TYPED = {
     "llava_onevision_7b llava_organism minicpm_v_4_6 mistral_small_3_1_24b molmo2_8b ovis2_2b paligemma2_3b "
     "qwen2_5_vl_3b qwen2_5_vl_7b qwen2_vl_7b qwen3_5_27b qwen3_vl_30b_a3b qwen3_vl_8b smol_organism smolvlm2_256m "
     "smolvlm2_2_2b smolvlm2_500m thinking_organism vipllava_7b",
-    "method": "ablate_direction agla attention_steering baseline calibrated_shift cutoff_only distilled drift "
-    "ecso file icd m3id new_adapter new_adapter_prompt new_adapter_vcd only opera pai part_scaling "
+    "method": "ablate_direction agla attention_steering baseline calibrated_shift cutoff_only drift "
+    "ecso file icd m3id new_adapter new_adapter_prompt new_adapter_vcd pai "
     "prior_correction prompt readout responses safety_prompt sampled_baseline sampled_cutoff_only "
     "sampled_self_contrast sampled_vcd self_contrast steering text_only "
     "thinking_begun thinking_budget thinking_off vcd vcd_cli vcd_fallback vcd_on_thought vcd_on_verdict vcd_pope "

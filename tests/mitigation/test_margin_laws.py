@@ -14,7 +14,6 @@ from mitigation.controls import CutoffOnly, SelfContrast, TextOnly, YesBias
 from mitigation.method import Baseline
 from mitigation.peers.agla import AGLA
 from mitigation.peers.icd_m3id_pai import PAI
-from mitigation.peers.only import ONLY
 from mitigation.peers.vista import VISTA
 from mitigation.prior_correction import PriorCorrection
 from mitigation.threshold import CalibratedShift, ConstantShift
@@ -37,7 +36,6 @@ METHODS = [
     TextOnly(),
     PriorCorrection(0.7),
     PAI(first_layer=0),
-    ONLY(),
     VISTA(window=1),
     AGLA(),
 ]

@@ -28,8 +28,8 @@ from tests.experiments.serving.served import question, running
 
 # Every option of conf/method that has a margin and needs no file of its own.
 METHODS = [
-    "ablate_direction", "agla", "attention_steering", "calibrated_shift", "cutoff_only", "icd", "m3id", "only", "opera",
-    "pai", "prior_correction", "prompt", "readout", "self_contrast", "steering", "text_only",
+    "ablate_direction", "agla", "attention_steering", "calibrated_shift", "cutoff_only", "icd", "m3id", "pai",
+    "prior_correction", "prompt", "readout", "self_contrast", "steering", "text_only",
     "vcd_pope", "verbalise",
     "verbalise_before", "vista", "yes_bias",
 ]  # fmt: skip
@@ -175,9 +175,8 @@ def test_every_method_answers_as_in_its_study_sixteen_clients_at_once(tmp_path: 
         for place, (arm, case) in enumerate(pairs):
             model = "llava_organism" if arm == "baseline" else f"llava_organism+{arm}"
             other = [{}, {"logprobs": True}, {"stop": "never said"}, {"n": 2}][place % 4]
-            own_loop = arm == "opera"  # neither drawn, stopped nor scored
-            asked.append(((arm, case), question(samples[case], model=model, **({} if own_loop else other))))
-            if place % 5 == 0 and not own_loop:
+            asked.append(((arm, case), question(samples[case], model=model, **other)))
+            if place % 5 == 0:
                 noise = {"temperature": 1.0, "max_tokens": 3}
                 asked.append((None, question(samples[case], model=model, **noise)))
         with ThreadPoolExecutor(16) as pool:
