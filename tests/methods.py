@@ -55,12 +55,11 @@ METHODS: dict[str, Any] = {
     "ablate_random": AblateRandom(),
     "icd": InstructionContrast(),
     "m3id": M3ID(),
-    "m3id_from_picture": M3ID(from_picture=True),
     "pai": PAI(first_layer=0),
     "vista": VISTA(window=1),
     "vista_without_vector": VISTA(0.0, window=1),
     "agla": AGLA(keep=0.5),
-    "verbalise": Verbalise(resolve="both", description_tokens=3),
+    "verbalise": Verbalise(description_tokens=3),
     "verbalise_with_picture": Verbalise(picture=True, description_tokens=3),
     "ecso": ECSO(description_tokens=3),
 }

@@ -1,8 +1,7 @@
 """Trains one adapter with TRL and peft, from a dataset to a checkpoint, and resumes interrupted runs.
 
 ``out/`` holds ``trainer/`` while training (resume points: the only pickles, read only from this run's own folder and
-deleted at the end), and afterwards ``adapter/``, ``training.json`` (losses) and, optionally, ``merged/`` and
-``tensorboard/``.
+deleted at the end), and afterwards ``adapter/``, ``training.json`` (losses) and, optionally, ``tensorboard/``.
 ``adapter/`` is renamed into place last: if it exists, the run is finished. The same call under ``accelerate launch``
 trains on several processes; only rank 0 writes. ``trainer=sft`` is supervised fine-tuning; ``trainer=dpo`` is TRL's DPO
 for vision, which prefers the grounded verdict over the one that the text suggests.
@@ -65,7 +64,6 @@ class Trained:
     """
 
     adapter: Path
-    merged: Path | None
     steps: int
     resumed_at: int
     losses: list[tuple[int, float]]
@@ -99,7 +97,7 @@ def train(
     vlm = model if isinstance(model, VLM) else _load(model, settings)
     steps = total_steps(settings, len(dataset), processes())
     origin = _origin(model, vlm, dataset, settings, steps, data)
-    if (done := _finished(out, origin, settings)) is not None:
+    if (done := _finished(out, origin)) is not None:
         return done
     _claim(out, origin)
     if isinstance(model, VLM):  # a copy, since trainers wrap forwards, freeze weights and insert adapters
@@ -107,7 +105,7 @@ def train(
     _without_dropout(vlm.model)
     with _generators_kept(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*gradient_checkpointing.* is deprecated", FutureWarning)  # by TRL
-        return _run(model, vlm, dataset, settings, out, origin, report)
+        return _run(vlm, dataset, settings, out, origin, report)
 
 
 @contextmanager
@@ -139,7 +137,6 @@ class Marker(TrainerCallback):
 
 
 def _run(
-    model: VLM | ModelConfig,
     vlm: VLM,
     dataset: "Dataset",
     settings: Settings,
@@ -159,11 +156,10 @@ def _run(
     if trainer.is_world_process_zero():
         adapted = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
         done = dataclasses.replace(origin, final_loss=losses[-1][1])
-        _publish(model, adapted, settings, out, done, rows_of(dataset), losses, seconds)
+        _publish(adapted, out, done, rows_of(dataset), losses, seconds)
     trainer.accelerator.wait_for_everyone()
     resumed_at = int(point.name.rpartition("-")[2]) if point else 0
-    merged = out / "merged" if settings.merge else None
-    return Trained(out / "adapter", merged, trainer.state.global_step, resumed_at, losses, seconds)
+    return Trained(out / "adapter", trainer.state.global_step, resumed_at, losses, seconds)
 
 
 def _last_complete(folder: Path, *, clean: bool) -> Path | None:
@@ -235,8 +231,7 @@ def _origin(
 def _identity(origin: checkpoint.Origin) -> dict[str, Any]:
     """The fields that must be equal to resume a run."""
     found = dataclasses.asdict(dataclasses.replace(origin, data="", base_path="", final_loss=0.0, versions={}))
-    for name in ("report_to", "merge"):
-        found["settings"].pop(name, None)
+    found["settings"].pop("report_to", None)
     return found
 
 
@@ -246,7 +241,7 @@ def _is_another(there: dict[str, Any], here: dict[str, Any]) -> bool:
     return there | {name: here[name]} != here or is_other(there.get(name), here[name])
 
 
-def _finished(out: Path, origin: checkpoint.Origin, settings: Settings) -> Trained | None:
+def _finished(out: Path, origin: checkpoint.Origin) -> Trained | None:
     folder = out / "adapter"
     if not folder.exists():
         return None
@@ -255,14 +250,8 @@ def _finished(out: Path, origin: checkpoint.Origin, settings: Settings) -> Train
         raise UserError(f"{out} holds the adapter of another training; name a new folder, or remove this one")
     shutil.rmtree(out / "trainer", ignore_errors=True)  # left over if the run was killed just after finishing
     found = json.loads((out / "training.json").read_text(encoding="utf-8"))
-    merged = out / "merged"
     losses = [(int(step), float(loss)) for step, loss in found["losses"]]
-    done = Trained(
-        folder, merged if merged.is_dir() else None, there.steps, there.steps, losses, float(found["seconds"])
-    )
-    if settings.merge and done.merged is None:
-        raise UserError(f"{out} is finished and was not merged; merge it with checkpoint.merge, or name a new folder")
-    return done
+    return Trained(folder, there.steps, there.steps, losses, float(found["seconds"]))
 
 
 def _claim(out: Path, origin: checkpoint.Origin) -> None:
@@ -386,9 +375,7 @@ def _score_answers_alone(model: Any) -> None:
 
 
 def _publish(
-    model: VLM | ModelConfig,
     adapted: Any,
-    settings: Settings,
     out: Path,
     origin: checkpoint.Origin,
     rows: TrainingRows,
@@ -399,11 +386,5 @@ def _publish(
     shutil.rmtree(draft, ignore_errors=True)
     checkpoint.save(adapted, draft, origin, rows)
     (out / "training.json").write_text(json.dumps({"losses": losses, "seconds": seconds}) + "\n", encoding="utf-8")
-    if settings.merge:
-        part = out / "merged.part"
-        shutil.rmtree(part, ignore_errors=True)
-        checkpoint.merge(model, draft, part)
-        shutil.rmtree(out / "merged", ignore_errors=True)  # left over from a run that was killed here
-        part.rename(out / "merged")
     draft.rename(out / "adapter")
     shutil.rmtree(out / "trainer")

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from interp.errors import UserError
-from interp.segments import segment
 from interp.vlm import VLM, Prompt
 from mitigation.attention_edit import steer_attention
 from mitigation.branches import BranchLogits
@@ -46,23 +45,18 @@ def test_instruction_contrast(vlm: VLM, prompts: list[Prompt]) -> None:
     assert (got.margins - vlm.score(prompts)).abs().max() > 0.01
 
 
-@pytest.mark.parametrize("from_picture", [False, True])
-def test_m3id(vlm: VLM, prompts: list[Prompt], from_picture: bool) -> None:
-    method = M3ID(forgetting=0.3, threshold=0.5, from_picture=from_picture)
+def test_m3id(vlm: VLM, prompts: list[Prompt]) -> None:
+    method = M3ID(forgetting=0.3, threshold=0.5)
 
     def slow(prompt: Prompt) -> tuple[list[int], float]:
-        encoded = vlm.encode([prompt])
-        labels = segment(vlm, [prompt], encoded).rows[0].labels
-        offset = len(labels) - 1 - max(c for c, label in enumerate(labels) if label == "image_0")
-
         def rule(clean: Tensor, others: list[Tensor], step: int) -> Tensor:
             if clean.softmax(0).max() >= 0.5:
                 return clean.log_softmax(0)
-            gamma = torch.tensor(-0.3 * (step + 1 + offset * from_picture), dtype=torch.float64).exp()
+            gamma = torch.tensor(-0.3 * (step + 1), dtype=torch.float64).exp()
             seen, unseen = clean.log_softmax(0), others[0].log_softmax(0)
             return seen + (1 - gamma) / gamma * (seen - unseen)
 
-        return slow_rule(vlm, encoded, [blind(vlm, prompt)], rule, beta=None, tokens=TOKENS)
+        return slow_rule(vlm, vlm.encode([prompt]), [blind(vlm, prompt)], rule, beta=None, tokens=TOKENS)
 
     held(method.generate(vlm, prompts, max_new_tokens=TOKENS), vlm, prompts, slow)
 
@@ -78,7 +72,7 @@ def test_m3id_as_published_does_nothing_to_a_confident_verdict(vlm: VLM, prompts
 
 def test_the_gate_is_a_rows_own() -> None:
     clean = torch.tensor([[5.0, 0.0, 0.0], [0.1, 0.0, 0.0]])
-    logits = BranchLogits(clean, clean.flip(1)[None], ([], []), torch.zeros(2, 1, dtype=torch.long))
+    logits = BranchLogits(clean, clean.flip(1)[None], ([], []))
     scores = M3ID(forgetting=1.0, threshold=0.5).scores(logits, 0)
     assert torch.equal(scores[0], clean[0].log_softmax(-1))
     assert (scores[1] - clean[1].log_softmax(-1)).abs().max() > 0.1

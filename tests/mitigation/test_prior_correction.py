@@ -114,7 +114,7 @@ def test_spellings_of_an_answer_share_its_prior() -> None:
     clean, prior = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
     prior[:, 1] = -30.0  # a spelling that the sentence alone never has
     answers = AnswerIds([0, 1], [2, 5])
-    logits = BranchLogits(clean, prior[None], answers, torch.zeros(3, 1, dtype=torch.long))
+    logits = BranchLogits(clean, prior[None], answers)
     scores = PriorCorrection(weight=2.0).scores(logits, 0)
 
     def margin(logits: Tensor) -> Tensor:
