@@ -14,7 +14,6 @@ from mitigation.attention_edit import steer_attention
 from mitigation.branches import BranchLogits
 from mitigation.method import Baseline
 from mitigation.peers.icd_m3id_pai import M3ID, PAI, InstructionContrast
-from mitigation.wrappers import Shifted
 from tests.families import FAMILIES
 from tests.mitigation.slow_rule import decided, slow_rule
 
@@ -94,42 +93,6 @@ def test_pai(vlm: VLM, prompts: list[Prompt]) -> None:
     held(unsteered.generate(vlm, prompts, max_new_tokens=TOKENS), vlm, prompts, slow)
     alone = method.generate(vlm, prompts[1:2], max_new_tokens=TOKENS)
     assert alone.token_ids == [got.token_ids[1]]
-
-
-@pytest.mark.parametrize(
-    "method", [InstructionContrast(alpha=0.0), M3ID(forgetting=0.0), M3ID(threshold=0.0), PAI(0.0, 1.0, 1)], ids=repr
-)
-def test_no_weight_is_the_baseline(vlm: VLM, prompts: list[Prompt], method: Any) -> None:
-    plain, none = (m.generate(vlm, prompts, max_new_tokens=5) for m in (Baseline(), method))
-    assert none.token_ids == plain.token_ids
-    torch.testing.assert_close(none.margins, plain.margins)
-
-
-@pytest.mark.parametrize("method", [InstructionContrast(), M3ID(), PAI(first_layer=0)])
-def test_verdicts_follow_their_shifted_margins(vlm: VLM, prompts: list[Prompt], method: Any) -> None:
-    vlm = decided(vlm)
-    shifted = Shifted(method, 0.4)
-    got, plain = (m.generate(vlm, prompts, max_new_tokens=1) for m in (shifted, method))
-    assert plain.texts == ["Yes" if margin > 0 else "No" for margin in plain.margins]
-    torch.testing.assert_close(got.margins, plain.margins + 0.4)
-    assert got.texts == ["Yes" if margin > 0 else "No" for margin in got.margins]
-    assert shifted.yes_no_only
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: InstructionContrast(alpha=-1.0), r"alpha=-1\.0"),
-        (lambda: InstructionContrast(disturbance=" "), "disturbance=''"),
-        (lambda: M3ID(threshold=1.5), r"threshold=1\.5; .*from 0 to 1"),
-        (lambda: M3ID(forgetting=-0.1), r"forgetting=-0\.1; "),
-        (lambda: PAI(gamma=0.5), r"gamma=0\.5; .*1 or more"),
-        (lambda: PAI(first_layer=-1), "first_layer=-1; "),
-    ],
-)
-def test_settings_are_checked_when_made(build: Callable[[], Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        build()
 
 
 def test_what_cannot_be_asked_is_refused(vlm: VLM, prompts: list[Prompt]) -> None:

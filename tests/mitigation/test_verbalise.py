@@ -230,19 +230,5 @@ def test_what_it_cannot_work_on_is_refused_in_a_sentence(vlm: VLM, asked: list[P
         Verbalise(describe="oracle").generate(vlm, [replace(asked[0], shows=" ")], max_new_tokens=1)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"describe": "me"}, "describe='me'; describe is one of model, oracle"),
-        ({"resolve": "x"}, "resolve='x'; resolve is one of rule, before, pointing, alone"),
-        ({"description_tokens": 0}, "description_tokens=0; .*1 or more"),
-        ({"question": " "}, "give a question"),
-    ],
-)
-def test_unknown_settings_are_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        Verbalise(**options)
-
-
 def test_the_baseline_has_no_steps(vlm: VLM, asked: list[Prompt]) -> None:
     assert Baseline().generate(vlm, asked[:1], max_new_tokens=1).steps is None
