@@ -137,9 +137,11 @@ def learn_drift(
 
         def score(batch: list[int]) -> Tensor:
             with corrected(vlm, correction, layer, strength, targets.at("verdict", layer)[rows[batch]]):
-                return vlm.score([prompts[row] for row in rows[batch]])
+                return vlm.score([prompts[row] for row in rows[batch].tolist()])
 
-        margins = vlm.batches.measured([prompts[row] for row in rows], score, of=f"drift {half} {layer} {strength}")
+        margins = vlm.batches.measured(
+            [prompts[row] for row in rows.tolist()], score, of=f"drift {half} {layer} {strength}"
+        )
         return float(roc_auc_score(labels[rows], margins.numpy()))
 
     def mean_area(layer: int, strength: float) -> float:
