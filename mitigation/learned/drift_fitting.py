@@ -134,14 +134,13 @@ def learn_drift(
     def area(half: int, layer: int, strength: float) -> float:
         """Return the AUROC of a half of the questions with what was fitted to the other."""
         rows, correction = np.flatnonzero(halves == half), fitted(halves != half, layer)
+        cases = [prompts[row] for row in rows.tolist()]
 
         def score(batch: list[int]) -> Tensor:
             with corrected(vlm, correction, layer, strength, targets.at("verdict", layer)[rows[batch]]):
-                return vlm.score([prompts[row] for row in rows[batch].tolist()])
+                return vlm.score([cases[place] for place in batch])
 
-        margins = vlm.batches.measured(
-            [prompts[row] for row in rows.tolist()], score, of=f"drift {half} {layer} {strength}"
-        )
+        margins = vlm.batches.measured(cases, score, of=f"drift {half} {layer} {strength}")
         return float(roc_auc_score(labels[rows], margins.numpy()))
 
     def mean_area(layer: int, strength: float) -> float:
