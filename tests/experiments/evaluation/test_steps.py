@@ -22,9 +22,7 @@ from mitigation.method import Baseline
 from mitigation.verbalise import Verbalise
 from tests.experiments.compose import run_of
 
-BESIDE = 'Say the sentence with the name of the thing in the image.\n"{request}"'
-METHOD = Verbalise(resolve="both", rewrite=BESIDE)
-ARMS: dict[str, Any] = {"baseline": Baseline(), "verbalise": METHOD, "before": Verbalise(resolve="before")}
+ARMS: dict[str, Any] = {"baseline": Baseline(), "verbalise": Verbalise(), "before": Verbalise(resolve="before")}
 CASES, ROWS = 3, 2
 
 
@@ -72,7 +70,7 @@ def test_killed_in_any_step_it_goes_on_and_asks_nothing_twice(
     descriptions = [key for key, text, _ in whole if text == "What is in the image?"]
     assert len(descriptions) == CASES  # once a case, for both arms
     batches = -(-CASES // ROWS)
-    calls = batches * (1 + 3 + 1)  # the baseline; describe, rewrite, judge; judge by what was described
+    calls = batches * (1 + 2 + 1)  # the baseline; describe, judge; judge by what was described
     for dies_at in range(1, calls):
         folder = tmp_path / str(dies_at)
         first = life(folder, organism, monkeypatch, dies_at=dies_at)
