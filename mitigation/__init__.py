@@ -10,7 +10,7 @@ Methods
     Verbalise                    puts the picture into words, the words into the request, and judges that
     ECSO                         answers, checks the answer for harm, and answers again from a description
     PriorCorrection              subtracts the margin that the sentence has without its picture
-    InstructionContrast, M3ID, PAI, ONLY, VISTA, AGLA, OPERA published baselines at their published settings
+    InstructionContrast, M3ID, PAI, VISTA, AGLA published baselines at their published settings
     AttentionSteering            raises attention on the picture in chosen layers
     Thinking, ThoughtAndAnswer   a thought that is off, bounded or begun; a thought and an answer by two methods
 
@@ -19,9 +19,7 @@ Methods trained on labelled cases
     TruthReadout                 adds the logit of a probe of the truth to the verdict
     DirectionSteering            adds a direction to the residual stream
     AblateDirection, AblateRandom        removes a direction from it, or from the weights; a random one
-    DriftCorrection              takes off the states what a picture adds to them, so that they lie where words are read
-    Distillation                 a LoRA adapter that judges with the picture as the model does in words
-    PartScaling                  scales what the parts that carry the picture, or the sentence, write at the verdict
+    DriftCorrection              subtracts what a picture adds to the verdict's state, to read it as words are read
     VRTuning                     a LoRA adapter trained to reason first (``mitigation.vrtuning`` trains it)
 
 Controls
@@ -60,16 +58,12 @@ if TYPE_CHECKING:
     from mitigation.ecso import ECSO
     from mitigation.learned.activation_steering import DirectionSteering
     from mitigation.learned.direction_ablation import AblateDirection, AblateRandom
-    from mitigation.learned.distilled import Distillation
     from mitigation.learned.drift import DriftCorrection
-    from mitigation.learned.part_scaling import PartScaling
     from mitigation.learned.probe_readout import TruthReadout
     from mitigation.method import Baseline, Method, TrainableMethod
     from mitigation.own_file import OwnFile, OwnLearner
     from mitigation.peers.agla import AGLA
     from mitigation.peers.icd_m3id_pai import M3ID, PAI, InstructionContrast
-    from mitigation.peers.only import ONLY
-    from mitigation.peers.opera import OPERA
     from mitigation.peers.vista import VISTA
     from mitigation.prior_correction import PriorCorrection, prior_margins, prior_share
     from mitigation.prompting import ContextPrompt, SafetyPrompt

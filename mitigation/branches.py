@@ -40,15 +40,13 @@ UNCUT = "without a plausibility cutoff any token may be chosen, and a reply list
 class BranchLogits:
     """The raw float32 logits of one step: ``clean`` [row vocab] after the prompts, ``others`` [branch row vocab].
 
-    ``answers`` are the first tokens of Yes and of No. ``after_image`` [row 1] counts the prompt's tokens after its
-    picture; 0 where the sequence has no image tokens. ``verdict`` [row 1] is whether the verdict may be chosen now;
-    None for a model that does not think first, whose verdict is the first token.
+    ``answers`` are the first tokens of Yes and of No. ``verdict`` [row 1] is whether the verdict may be chosen
+    now; None for a model that does not think first, whose verdict is the first token.
     """
 
     clean: "Tensor"
     others: "Tensor"
     answers: tuple[Sequence[int], Sequence[int]]
-    after_image: "Tensor"
     verdict: "Tensor | None" = None
 
 
@@ -127,7 +125,7 @@ class BranchMethod:
 
         margins: list[Tensor] = []  # of every branch, at the first step
         later: list[LaterScores] = []  # of every branch, at the others
-        answering, after_image = vlm.answering(prompts), _after_image(vlm, encoded["input_ids"])
+        answering = vlm.answering(prompts)
 
         def rule(clean: "Tensor", others: "Tensor", step: int) -> "Tensor":
             behind = None if answering.first_alone or answering.now is None else answering.now[:, None]
@@ -138,7 +136,7 @@ class BranchMethod:
             elif answering.later:
                 for kept, logits in zip(later, (clean, *others), strict=True):
                     kept.add(logits, step)
-            return self.scores(BranchLogits(clean, others, answers, after_image, behind), step)
+            return self.scores(BranchLogits(clean, others, answers, behind), step)
 
         skips = self.beta is not None and vlm.device.type == "cpu"
         ruling = RuleLogitsProcessor(
@@ -205,11 +203,3 @@ def branch_margins(logits: "Tensor", answers: tuple[Sequence[int], Sequence[int]
 
     yes, no = (logits[..., list(ids)].flatten(0, 1) for ids in answers)
     return margin_of(yes, no).unflatten(0, logits.shape[:2])
-
-
-def _after_image(vlm: "VLM", ids: "Tensor") -> "Tensor":
-    """By row, how many tokens of the prompt come after its picture."""
-    token = getattr(vlm.model.config, vlm.layout.image_token, None) if vlm.layout.image_token else None
-    if token is None or vlm.layout.cross_attended:
-        return ids.new_zeros(len(ids), 1)
-    return (ids == token).flip(1).long().argmax(dim=1, keepdim=True)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from interp.errors import UserError
-from mitigation import reference_resolution
 from mitigation.method import Work
 from mitigation.steps import Steps, check_words
 from mitigation.validation import check_count, check_pictured
@@ -51,7 +50,7 @@ class ECSO:
     and their runs on MME, MMBench and MM-Vet keep the picture in the last step. Here an empty answer is not checked.
 
     A question is passed on whole and unchanged, so that the last step may speak of a picture that is not there
-    ("Given the image, …"); with ``reword``, which is ours, it does not. The authors ask for no verdicts on requests:
+    ("Given the image, …"). The authors ask for no verdicts on requests:
     one ("Yes, it is safe") is checked like any other answer, as theirs to MME's yes/no questions are. A case's margin
     is that of the answer it keeps, so that margins are of two kinds of questions: AUROC compares them all the same.
 
@@ -63,7 +62,6 @@ class ECSO:
     describe: str = DESCRIBE
     again: str = AGAIN
     description_tokens: int = 1024
-    reword: bool = False
     works_over_api: ClassVar[bool] = True
     drops_image: ClassVar[bool] = True
     # The first answer and its check; the second answer comes on top where the check finds harm.
@@ -116,11 +114,7 @@ class ECSO:
 
     def answering(self, prompt: "Prompt", description: str) -> "Prompt":
         """The question of the second answer."""
-        question = prompt.text
-        if self.reword:
-            whole = reference_resolution.parts(prompt.text, prompt.request)
-            question = f"{reference_resolution.unpictured(whole.before)}{whole.request}{whole.after}"
-        return replace(prompt, text=_filled(self.again, description=description, question=question), image=None)
+        return replace(prompt, text=_filled(self.again, description=description, question=prompt.text), image=None)
 
 
 def _filled(template: str, **parts: str) -> str:

@@ -81,8 +81,6 @@ class Abilities:
     learned_in: str = ""
     """The folder or file of what it learned from labelled cases, with their hashes (``interp.training_rows``); "" for a
     method that learned nothing."""
-    one_by_one: bool = False
-    """It answers one prompt at a time, however many it is given."""
     work: Work = Work()
     """What it computes for one case."""
 

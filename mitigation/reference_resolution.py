@@ -24,7 +24,6 @@ _NAMED = re.compile(
 )
 _BARE = re.compile(r"\b(?:this|that|these|those)\b", re.IGNORECASE)
 _IT = re.compile(r"\b(?:it|them)\b", re.IGNORECASE)
-SPOKEN_OF = re.compile(rf"\b{_IN}\b", re.IGNORECASE)
 
 
 def _words(text: str) -> frozenset[str]:
@@ -49,7 +48,6 @@ _ENDING = _words(
     "healthy edible poisonous toxic harmful harmless open closed clean dry wet hot cold alive dead quiet secret "
     "first last better faster more less"
 )
-FUNCTION_WORDS = _PREPOSITIONS | _JOINING | _VERBS | _words("a an the some this that these those it there")
 _NO_OBJECT = _words("so such after before now given provided do does did done doing who which")
 _DETERMINERS = re.compile(
     r"\b(?:an?|the|my|your|his|her|its|our|their|some|any|every|each|another|someone|somebody|something|everyone)\s+\w",
@@ -169,11 +167,6 @@ def resolved(request: str, name: str) -> str | None:
         written += request[end:start] + (name[:1].upper() + name[1:] if first and request[start].isupper() else name)
         end = stop
     return written + request[end:]
-
-
-def points(text: str) -> bool:
-    """Whether something in the text still points, or a picture is spoken of."""
-    return bool(_pointing(text)) or bool(SPOKEN_OF.search(text))
 
 
 def unpictured(text: str) -> str:

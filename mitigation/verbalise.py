@@ -21,14 +21,9 @@ if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt
 
 DESCRIBES = ("model", "oracle")
-RESOLVES = ("rule", "model", "both", "before", "pointing", "alone")
+RESOLVES = ("rule", "before", "pointing", "alone")
 DESCRIBE = "What is in the image?"
-REWRITE = (
-    "{description}\nSay the following sentence again with the name of what is there in place of the words that point "
-    'to it, such as "this". Say the sentence alone.\n"{request}"'
-)
-DESCRIPTION, REWRITTEN, REQUEST, RESOLVED, QUESTION = "description", "rewritten", "request", "resolved by", "question"
-_MARKS = ".,;:!?\"'“”"
+DESCRIPTION, REQUEST, RESOLVED, QUESTION = "description", "request", "resolved by", "question"
 _NO_DESCRIPTION = "nothing: the description is empty"
 
 
@@ -38,15 +33,14 @@ class Verbalise:
 
     ``describe``: "model" asks the model ``question`` (greedily, ``description_tokens`` at most), "oracle" takes the
     benchmark's own sentence (``Prompt.shows``). ``resolve``: "rule" puts the description's noun phrase in place of the
-    words that point (``mitigation.reference_resolution``, English); "model" asks the model to, by ``rewrite`` (with
-    ``{description}`` in words; without it beside the picture); "both" takes the rule where the model's sentence fails
-    its check. Where nothing comes of these, the description stands on a line before the question. "before" puts it
-    there and leaves the request alone; so does "pointing", as "There is a cockroach.". "alone" judges that sentence in
-    the request's stead, whatever is asked: a filter on what the picture shows. ``picture``: whether the picture stays
-    in the last question. Where it does not, the question does not speak of it either, unless ``reword`` is False.
+    words that point (``mitigation.reference_resolution``, English). Where nothing comes of it, the description stands
+    on a line before the question. "before" puts it there and leaves the request alone; so does "pointing", as "There is
+    a cockroach.". "alone" judges that sentence in the request's stead, whatever is asked: a filter on what the picture
+    shows. ``picture``: whether the picture stays in the last question. Where it does not, the question does not speak
+    of it either, unless ``reword`` is False.
 
-    An answer's ``Generation.steps`` are the description, the request as it was judged and how it was resolved; what the
-    model rewrote, if it was asked; and the whole question, where it was reworded.
+    An answer's ``Generation.steps`` are the description, the request as it was judged and how it was resolved, and the
+    whole question, where it was reworded.
     """
 
     describe: str = "model"
@@ -54,7 +48,6 @@ class Verbalise:
     picture: bool = False
     question: str = DESCRIBE
     description_tokens: int = 64
-    rewrite: str = REWRITE
     reword: bool = True
     works_over_api: ClassVar[bool] = True
 
@@ -64,8 +57,6 @@ class Verbalise:
         check_count("description_tokens", self.description_tokens, 1, hint="take 64")
         if self.describe == "model" and not self.question.strip():
             raise UserError(f"question={self.question!r}; the model is asked what the picture shows; give a question")
-        if self.resolve in ("model", "both") and "{request}" not in self.rewrite:
-            raise UserError(f"rewrite={self.rewrite!r}; it has to hold the sentence to be rewritten; add {{request}}")
 
     @property
     def needs_description(self) -> bool:
@@ -79,9 +70,9 @@ class Verbalise:
 
     @property
     def work(self) -> Work:
-        """See ``mitigation.method.Abilities``; without what a request is rewritten to, which is as long as itself."""
-        asked = (self.describe == "model") + (self.resolve in ("model", "both"))
-        return Work(prompts=1 + asked, step_tokens=asked * self.description_tokens)
+        """See ``mitigation.method.Abilities``."""
+        captions = int(self.describe == "model")
+        return Work(prompts=1 + captions, step_tokens=captions * self.description_tokens)
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """Greedy answers to the requests in words, with their margins.
@@ -95,28 +86,20 @@ class Verbalise:
             check_words(vlm, "keep the picture in the last question: method.picture=true")
         steps = Steps(vlm, len(prompts))
         descriptions = self.descriptions(steps, prompts)
-        rewritten = self._rewritten(steps, prompts, descriptions)
-        judged = {
-            row: self.last_question(prompts[row], descriptions[row], rewritten.get(row, "")) for row in descriptions
-        }
+        judged = {row: self.last_question(prompts[row], description) for row, description in descriptions.items()}
         for row, one in judged.items():
             for name, text in one.steps.items():
                 steps.note(row, name, text)
         return steps.answers({row: one.prompt for row, one in judged.items()}, max_new_tokens=max_new_tokens)
 
-    def last_question(self, prompt: "Prompt", description: str, rewritten: str = "") -> "Judged":
-        """The last question about ``prompt``, by its description and what the model rewrote (for some ``resolve``)."""
+    def last_question(self, prompt: "Prompt", description: str) -> "Judged":
+        """The last question about ``prompt``, by its description."""
         whole = reference_resolution.parts(prompt.text, prompt.request)
         request, how, before = whole.request, "", ""
         thing = reference_resolution.phrase(description)
-        if self.resolve in ("model", "both") and _fits(rewritten, request, description):
-            request, how = _bare(rewritten), "model"
-        elif (
-            self.resolve in ("rule", "both")
-            and thing
-            and (found := reference_resolution.resolved(request, reference_resolution.definite(thing)))
-        ):
-            request, how = found, "rule"
+        name = reference_resolution.definite(thing)
+        if self.resolve == "rule" and thing and (named := reference_resolution.resolved(request, name)):
+            request, how = named, "rule"
         elif not description.strip():
             how = _NO_DESCRIPTION
         elif self.resolve == "alone":
@@ -129,6 +112,10 @@ class Verbalise:
         text = "\n".join(filter(None, (before, f"{reworded}{request}{whole.after}")))
         steps = {REQUEST: request, RESOLVED: how} | ({QUESTION: text} if before or reworded != whole.before else {})
         return Judged(replace(prompt, text=text, image=prompt.image if self.picture else None, request=request), steps)
+
+    def in_words(self, prompts: "Sequence[Prompt]", descriptions: Sequence[str]) -> "list[Prompt]":
+        """Return the last question of each prompt with its description."""
+        return [self.last_question(*pair).prompt for pair in zip(prompts, descriptions, strict=True)]
 
     def descriptions(self, steps: Steps, prompts: "Sequence[Prompt]") -> dict[int, str]:
         """What each picture shows, by the row of its prompt; without rows that are lost (``Steps``)."""
@@ -144,21 +131,6 @@ class Verbalise:
             steps.note(row, DESCRIPTION, prompt.shows)
         return {row: prompt.shows for row, prompt in enumerate(prompts)}
 
-    def _rewritten(self, steps: Steps, prompts: "Sequence[Prompt]", descriptions: Mapping[int, str]) -> dict[int, str]:
-        """What the model rewrites the requests to, where it is asked."""
-        if self.resolve not in ("model", "both"):
-            return {}
-        in_words = "{description}" in self.rewrite
-        asked, longest = {}, 0
-        for row, description in descriptions.items():
-            if not description.strip():
-                continue
-            request = reference_resolution.parts(prompts[row].text, prompts[row].request).request
-            longest = max(longest, len(request.split()))
-            text = self.rewrite.replace("{description}", _sentences(description)).replace("{request}", request)
-            asked[row] = replace(prompts[row], text=text, system=None, image=None if in_words else prompts[row].image)
-        return steps.ask(REWRITTEN, asked, max_new_tokens=2 * longest + self.description_tokens)
-
 
 @dataclass(frozen=True)
 class Judged:
@@ -172,28 +144,3 @@ def _sentences(description: str) -> str:
     """The description on one line, ended."""
     text = " ".join(description.split())
     return text if text[-1:] in ".!?" else f"{text}."
-
-
-def _bare(rewritten: str) -> str:
-    return rewritten.strip().strip('"“”').strip()
-
-
-def _fits(rewritten: str, request: str, description: str) -> bool:
-    """Whether the model's sentence can stand for the request.
-
-    It is one line, no longer than request and description together, has half of the request's words, changes it, names
-    something that the description names, and points no more.
-    """
-    sentence, thing = _bare(rewritten), reference_resolution.phrase(description)
-    words, asked, named = ([word.strip(_MARKS).lower() for word in t.split()] for t in (sentence, request, thing))
-    return (
-        bool(sentence)
-        and "\n" not in sentence
-        and words != asked
-        and len(words) <= len(asked) + len(description.split()) + 4
-        and 2 * sum(word in words for word in asked) >= len(asked)
-        and any(
-            word in words and word not in asked and word not in reference_resolution.FUNCTION_WORDS for word in named
-        )
-        and not reference_resolution.points(sentence)
-    )

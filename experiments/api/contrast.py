@@ -226,8 +226,6 @@ def _logits(lists: Sequence[Listed], tokens: Sequence[Any]) -> "tuple[list[Any],
 
 
 def _branch_logits(logits: "Tensor", answers: Sequence[Sequence[int]]) -> Any:
-    import torch
-
     from mitigation.branches import BranchLogits
 
-    return BranchLogits(logits[:1], logits[1:, None], (answers[0], answers[1]), torch.zeros(1, 1, dtype=torch.long))
+    return BranchLogits(logits[:1], logits[1:, None], (answers[0], answers[1]))

@@ -42,9 +42,7 @@ MENU = {  # heading → what stands under it; what is in conf/ and in none of th
         "+exp=vrtuning_llava",
         "+exp=vrtuning_llava_7b",
         "+exp=vcd_sampled",
-        "+exp=part_scaling",
         "+exp=drift",
-        "+exp=distilled",
         "task=study",
         "task=setting_selection",
         "task=vrtuning",
@@ -90,11 +88,9 @@ MENU = {  # heading → what stands under it; what is in conf/ and in none of th
     ),
 }
 METHODS = {  # heading → names of method=
-    "ours": "verbalise verbalise_before prior_correction attention_steering steering readout vrtuning part_scaling "
-    "drift distilled",
+    "ours": "verbalise verbalise_before prior_correction attention_steering steering readout vrtuning drift",
     "of models that think": "thinking_off thinking_budget thinking_begun vcd_on_thought vcd_on_verdict",
-    "published": "prompt safety_prompt vcd vcd_cli vcd_fallback vcd_pope icd m3id pai agla only vista opera ecso "
-    "ablate_direction",
+    "published": "prompt safety_prompt vcd vcd_cli vcd_fallback vcd_pope icd m3id pai agla vista ecso ablate_direction",
     "controls": "baseline calibrated_shift yes_bias text_only self_contrast cutoff_only verbalise_oracle",
     "with sampled tokens": "sampled_baseline sampled_vcd sampled_self_contrast sampled_cutoff_only",
     "adapters that a run trains": "new_adapter new_adapter_prompt new_adapter_vcd",

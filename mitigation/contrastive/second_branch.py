@@ -76,16 +76,6 @@ class SecondBranch:
             self._mask = torch.cat([self._mask, self._mask.new_ones(tokens.shape)], dim=1)
         return self._forward(self.speaker, positions, input_ids=tokens, **self._of_the_picture(count))
 
-    def select(self, rows: Int[Tensor, " some"]) -> None:
-        """Goes on with these of its rows, in this order; one may be there several times, for a beam search.
-
-        For families whose decoding steps need nothing of the prompt's inputs (``Layout.along``), without padding.
-        """
-        assert not self._along
-        assert not self._prompts.padded
-        self._cache.reorder_cache(rows)
-        self._next = self._next.index_select(-2, rows)
-
     def _of_the_picture(self, count: int) -> dict[str, Any]:
         """Cross-attention masks for ``count`` new tokens: those of the prompt's last token."""
         given = self._prompts.inputs

@@ -3,15 +3,13 @@
 Importing this module loads neither torch nor transformers; generating does.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Float
 
-from interp.errors import UserError
 from mitigation.branches import BranchLogits, BranchMethod, Inputs
 from mitigation.method import Work
 from mitigation.validation import check_beta, check_number
@@ -34,11 +32,9 @@ class AGLA(BranchMethod):
     """AGLA's decoding (An et al., CVPR 2025, arXiv 2406.12718): f + α·f′, f′ with all but the matching parts black.
 
     In the paper a separate matching model (BLIP's image-text matching, with GradCAM) says which parts of the picture
-    match the question, and its score how much is kept. **That model is not here.** By default the model's own attention
+    match the question, and its score how much is kept. **That model is not here.** The model's own attention
     takes its place: the mean over all layers and heads of the attention of the prompt's last token on the image tokens.
-    So this is AGLA's rule with another map, not the published method; do not report it as AGLA's number. With ``maps``,
-    a safetensors file with one map [height width] for each case, by its id, it is the rule with your maps, for example
-    GradCAM maps made elsewhere.
+    So this is AGLA's rule with another map, not the published method; do not report it as AGLA's number.
 
     ``keep`` is the share of the picture's area that stays, where the map is highest (in the code 1 less half of the
     matching score, by case; 0.8 stands for a score of 0.4, and is our choice). Like the code, the map is brought to
@@ -50,8 +46,6 @@ class AGLA(BranchMethod):
     alpha: float = 2.0
     beta: float | None = 0.5
     keep: float = 0.8
-    maps: str | None = field(default=None, repr=False)
-    digest: str = field(init=False, default="")
     work: ClassVar[Work] = Work(prompts=3, branches=2)  # the first forward says which parts match
     pictured: ClassVar[str] = "AGLA shows parts of it"
     other: ClassVar[str] = "matching_parts"
@@ -60,26 +54,18 @@ class AGLA(BranchMethod):
         check_number("alpha", self.alpha, 0.0)
         check_beta(self.beta)
         check_number("keep", self.keep, 0.0, 1.0, hint="0 keeps nothing")
-        object.__setattr__(self, "_maps", None)
-        if self.maps is not None:
-            from interp.tensor_file import digest_of
-
-            file = Path(self.maps).expanduser()
-            object.__setattr__(self, "digest", digest_of(file))
-            object.__setattr__(self, "_maps", _read(file))
 
     def branches(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> list[Inputs]:
         """The inputs with all but the matching parts black; none at α = 0.
 
         Raises:
-            UserError: ``maps`` has none for a prompt's key, or (without ``maps``) the family's image tokens stand for
-                no place in the picture.
+            UserError: the family's image tokens stand for no place in the picture.
         """
         if not self.alpha:
             return []
         parts = [
             replace(prompt, image=masked(prompt.image, largest(over_picture(own, box), self.keep)))
-            for prompt, (own, box) in zip(prompts, self._matching(vlm, prompts), strict=True)
+            for prompt, (own, box) in zip(prompts, own_attention(vlm, prompts), strict=True)
             if prompt.image is not None
         ]
         return [vlm.encode(parts)]
@@ -87,20 +73,6 @@ class AGLA(BranchMethod):
     def scores(self, logits: BranchLogits, step: int) -> "Tensor":
         """f + α·f′."""
         return logits.clean + self.alpha * logits.others[0]
-
-    def _matching(self, vlm: "VLM", prompts: "Sequence[Prompt]") -> "list[tuple[np.ndarray, Box]]":
-        """A map for each prompt, and the part of the picture that it covers."""
-        from interp.image_grid import WHOLE
-
-        maps: Mapping[str, np.ndarray] | None = self.__dict__["_maps"]
-        if maps is None:
-            return own_attention(vlm, prompts)
-        if missing := [prompt.key for prompt in prompts if prompt.key not in maps]:
-            raise UserError(
-                f"{Path(str(self.maps)).name} has no map for the case {missing[0]!r} and {len(missing) - 1} others of "
-                "this batch; write one tensor [height width] for each case, named by its id"
-            )
-        return [(maps[prompt.key], WHOLE) for prompt in prompts]
 
 
 def own_attention(vlm: "VLM", prompts: "Sequence[Prompt]") -> "list[tuple[np.ndarray, Box]]":
@@ -153,28 +125,3 @@ def masked(image: "Image.Image", mask: Bool[np.ndarray, "height width"]) -> "Ima
 
     stretched = Image.fromarray((mask * np.uint8(255)).astype(np.uint8)).resize(image.size, Image.Resampling.NEAREST)
     return Image.composite(as_seen(image), Image.new("RGB", image.size), stretched)
-
-
-def _read(file: Path) -> dict[str, Any]:
-    """The maps in a safetensors file, by case.
-
-    Raises:
-        UserError: another kind of file, or a tensor that is no map.
-    """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    try:
-        maps = load_file(file)
-    except (SafetensorError, OSError, TypeError, KeyError) as error:
-        raise UserError(
-            f"method.maps={file}: no safetensors file of numbers numpy knows ({error}); write one with "
-            "safetensors.numpy.save_file"
-        ) from error
-    for name, values in maps.items():
-        if values.ndim != 2 or not values.size or not np.isfinite(values).all():
-            raise UserError(
-                f"method.maps={file}: {name!r} has the shape {values.shape} or values that are not finite; a map is "
-                "[height width] of finite numbers; write it so"
-            )
-    return maps

@@ -62,14 +62,12 @@ class M3ID(BranchMethod):
     l are log-probabilities with (c) and without (u) the picture; ``forgetting`` is λ = 0.02, ``threshold`` θ = 0.3 (the
     paper's α), and t counts from 1 at the first token. Hence **it has almost no effect on a verdict**: the weight there
     is e^{0.02} − 1 = 0.0202 (0 if t counts from 0), and a model that is at least 30% sure of its first token is not
-    corrected at all. ``from_picture`` counts t from the picture instead (as section 5.2 does for questions, where the
-    question itself dilutes the picture). Sources disagree: the re-implementations in AvisC's and later code have no
-    threshold but use VCD's cutoff of 0.1; set ``threshold=1.0`` and ``beta=0.1`` to match them.
+    corrected at all. Sources disagree: the re-implementations in AvisC's and later code have no threshold but use VCD's
+    cutoff of 0.1; set ``threshold=1.0`` and ``beta=0.1`` to match them.
     """
 
     forgetting: float = 0.02
     threshold: float = 0.3
-    from_picture: bool = False
     beta: float | None = None
     pictured: ClassVar[str] = "M3ID compares the answers with and without it"
     other: ClassVar[str] = "no_picture"
@@ -79,30 +77,20 @@ class M3ID(BranchMethod):
         check_number("forgetting", self.forgetting, 0.0, 10.0)
         check_number("threshold", self.threshold, 0.0, 1.0)
 
-    @property
-    def needs(self) -> str:  # type: ignore[override]
-        """See ``mitigation.method.Abilities``."""
-        return (
-            "from_picture counts the tokens after the picture, which replies do not show" if self.from_picture else ""
-        )
-
     def branches(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> list[Inputs]:
         """The inputs without pictures; none where nothing is corrected.
 
         Raises:
-            UserError: the family does not support prompts without a picture, or has no image tokens to count from.
+            UserError: the family does not support prompts without a picture.
         """
         if not (self.forgetting and self.threshold):
             return []
-        if self.from_picture:
-            vlm.layout.require_image_tokens(vlm.name)
         return prior_inputs(vlm, prompts, "none", pictures=1, seed=0)
 
     def scores(self, logits: BranchLogits, step: int) -> "Tensor":
         """l_c + 1[max p_c < θ]·(1 − γ)/γ·(l_c − l_u), γ = exp(−λt)."""
         seen, unseen = logits.clean.log_softmax(-1), logits.others[0].log_softmax(-1)
-        after_image = logits.after_image if self.from_picture else logits.after_image.new_zeros(1, 1)
-        weight = (self.forgetting * (1 + after_image + step).to(seen)).expm1()  # (1 − γ) / γ
+        weight = math.expm1(self.forgetting * (1 + step))  # (1 − γ) / γ
         unsure = seen.amax(-1, keepdim=True) < math.log(self.threshold)
         return (seen + weight * (seen - unseen)).where(unsure, seen)
 

@@ -30,14 +30,13 @@ class VISTA(BranchMethod):
     (github.com/LzVv123456/VISTA) adds λ times the normalised vector to the normalised output of each MLP, more where
     the two point apart; for POPE it has λ = 0.01, and it takes six layers. Here the paper's is followed; we have its
     equations from others' descriptions, not from its text. In the code the layers' states go through the output head
-    without the final norm, and so they do here; ``normed`` puts the norm before it, as a logit lens does. Which columns
-    of the prompt are steered is that of the code: all. For a model with few layers, choose a smaller ``window``.
+    without the final norm, and so they do here. Which columns of the prompt are steered is that of the code: all. For a
+    model with few layers, choose a smaller ``window``.
     """
 
     strength: float = 0.17
     gamma: float = 0.3
     window: int = 5
-    normed: bool = False
     work: ClassVar[Work] = Work(prompts=3)  # the states with and without the picture come first
     pictured: ClassVar[str] = "VISTA steers towards what it adds"
     other: ClassVar[str] = "earlier_layers"
@@ -57,9 +56,7 @@ class VISTA(BranchMethod):
         from mitigation.peers.vista_states import steered_by_picture
 
         check_pictured(prompts, self.pictured)
-        with steered_by_picture(
-            vlm, prompts, self.strength, window=self.window if self.gamma else 0, normed=self.normed
-        ) as branch:
+        with steered_by_picture(vlm, prompts, self.strength, window=self.window if self.gamma else 0) as branch:
             return self.answers(vlm, prompts, vlm.encode(prompts), [branch] if self.gamma else [], max_new_tokens)
 
     def scores(self, logits: BranchLogits, step: int) -> "Tensor":

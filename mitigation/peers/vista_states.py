@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.errors import UserError
 from interp.hooks.residual import LayerStates, edit_residual, last_layer
-from mitigation.contrastive.own_states import OwnBranch, logits_of
+from interp.measured_numbers import after_head
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def steered_by_picture(
-    vlm: "VLM", prompts: "Sequence[Prompt]", strength: float, *, window: int, normed: bool
+    vlm: "VLM", prompts: "Sequence[Prompt]", strength: float, *, window: int
 ) -> "Iterator[EarlierLayers]":
     """While open, answers to ``prompts`` are steered. The branch gives the logits of the ``window`` layers.
 
@@ -33,7 +33,7 @@ def steered_by_picture(
             f"window={window}; {vlm.name} has {last - 1} layers before the last; choose a window of at most {last - 1}"
         )
     vectors = visual_vectors(vlm, prompts) if strength else {}
-    branch = EarlierLayers(vlm, vectors, strength, layers=range(last - window, last), normed=normed)
+    branch = EarlierLayers(vlm, vectors, strength, range(last - window, last))
     layers = range(1, last + 1) if strength else range(last - window, last)
     if not layers:
         yield branch
@@ -64,40 +64,40 @@ def visual_vectors(vlm: "VLM", prompts: "Sequence[Prompt]") -> dict[int, Float[T
     return {layer: state - before[layer].to(state.device) for layer, state in found[1].items() if layer}
 
 
-class EarlierLayers(OwnBranch):
+class EarlierLayers:
     """The edit, and a branch (``mitigation.contrastive.processors.Branch``) without forwards of its own."""
 
     def __init__(
-        self,
-        vlm: "VLM",
-        vectors: dict[int, Float[Tensor, "row width"]],
-        strength: float,
-        *,
-        layers: Sequence[int],
-        normed: bool,
+        self, vlm: "VLM", vectors: dict[int, Float[Tensor, "row width"]], strength: float, layers: Sequence[int]
     ) -> None:
-        self._vlm, self._vectors, self._strength = vlm, vectors, strength
-        self._layers, self._normed = layers, normed
+        self._vlm, self._vectors, self._strength, self._layers = vlm, vectors, strength, layers
         self._states: dict[int, Tensor] = {}
 
     def edit(self, here: LayerStates) -> Tensor:
-        """The steered states, as long as they were."""
+        """Return the steered states, as long as they were."""
         hidden = here.hidden
         if here.layer in self._vectors:
-            own = hidden.float()
-            moved = own + self._strength * self._vectors[here.layer][:, None]
+            before = hidden.float()
+            moved = before + self._strength * self._vectors[here.layer][:, None]
             length = moved.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
-            hidden = (moved * (own.norm(dim=-1, keepdim=True) / length)).to(hidden.dtype)
+            hidden = (moved * (before.norm(dim=-1, keepdim=True) / length)).to(hidden.dtype)
         if here.layer in self._layers:
             self._states[here.layer] = hidden[:, -1]
         return hidden
 
+    def start(self) -> Float[Tensor, "row vocab"]:
+        """Return the logits after the prompt."""
+        return self._logits()
+
+    def extend(self, tokens: Int[Tensor, "row new"]) -> Float[Tensor, "row vocab"]:
+        """Return the logits after the tokens that the model has just been fed."""
+        return self._logits()
+
     @torch.no_grad()
     def _logits(self) -> Float[Tensor, "row vocab"]:
-        norm = self._vlm.layout.module(self._vlm.model, "final_norm")
-        device = next(norm.parameters()).device  # that of the head, to which the norm hands over
-        logits = []
-        for layer in self._layers:
-            state = self._states[layer].to(device)
-            logits.append(logits_of(self._vlm, norm(state) if self._normed else state))
-        return torch.stack(logits).mean(0)
+        """Return the mean of the layers' logits, float32, on the device of the inputs, scaled and capped as usual."""
+        vlm, layout = self._vlm, self._vlm.layout
+        device = next(layout.module(vlm.model, "final_norm").parameters()).device  # that of the head
+        head, scaled = layout.module(vlm.model, "lm_head"), after_head(vlm.model, layout)
+        each = [scaled(head(self._states[layer].to(device)).float()).to(vlm.device) for layer in self._layers]
+        return torch.stack(each).mean(0)

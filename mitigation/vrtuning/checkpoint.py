@@ -18,7 +18,6 @@ from interp.preprocessing import is_other
 from interp.tensor_file import read_rows
 
 if TYPE_CHECKING:
-    from interp.checkpoints.config import ModelConfig
     from interp.training_rows import TrainingRows
     from interp.vlm import VLM
 
@@ -148,24 +147,18 @@ def save(model: Any, folder: Path, origin: Origin, rows: "TrainingRows | None" =
     (folder / "README.md").write_text(card(origin), encoding="utf-8")
 
 
-def merge(model: "VLM | ModelConfig", adapter: Path, folder: Path) -> Path:
-    """Writes base + adapter as one checkpoint with its processor, which transformers loads without peft.
+def merge(vlm: "VLM", adapter: Path, folder: Path) -> Path:
+    """Write base + adapter as one checkpoint with its processor, which transformers loads without peft.
 
-    A ``VLM`` is copied first and does not change; for a ``ModelConfig``
-    the model is loaded.
+    ``vlm`` is copied first and does not change.
     """
     import copy
 
     from peft import PeftModel
 
-    from interp.loading import load
-    from interp.vlm import VLM
-
     source = folder_of(adapter)
-    vlm = model if isinstance(model, VLM) else load(model)
     check_base(source, vlm)
-    base = copy.deepcopy(vlm.model) if isinstance(model, VLM) else vlm.model
-    merged = PeftModel.from_pretrained(base, source).merge_and_unload()
+    merged = PeftModel.from_pretrained(copy.deepcopy(vlm.model), source).merge_and_unload()
     merged.save_pretrained(folder)
     vlm.processor.save_pretrained(folder)
     if (rows := read_rows(source)) is not None:
@@ -177,7 +170,7 @@ def card(origin: Origin) -> str:
     """The card as Markdown."""
     revision = f" (`{origin.base_revision}`)" if origin.base_revision else ", built in memory"
     versions = ", ".join(f"{name} {version}" for name, version in origin.versions.items())
-    shown = {name: value for name, value in origin.settings.items() if name not in ("report_to", "merge")}
+    shown = {name: value for name, value in origin.settings.items() if name != "report_to"}
     settings = "\n".join(f"- {name}: {_listed(value)}" for name, value in shown.items())
     return f"""\
 ---

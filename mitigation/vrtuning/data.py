@@ -34,7 +34,6 @@ _CHUNK = 1000  # rows read at once
 ORDERS = ("first", "last")
 VERDICT = "verdict"
 ROW_HASH = "row_hash"  # a column that is not trained on
-MARGIN = "margin"  # a column of rows that are distilled: the teacher's, NaN where the model's own answer is held
 # Of question and answer together, about 2,000 tokens. Nothing is truncated: longer rows are left out.
 MAX_CHARACTERS = 8000
 _VERDICT = re.compile(r"\W*(yes|no)\W*", re.IGNORECASE)

@@ -28,7 +28,7 @@ class Settings:
     down to ``max_pixels`` pixels; text is never truncated.
 
     ``bf16`` and ``checkpointing`` (of gradients) are ``on``, ``off`` or ``auto`` (on for a GPU, else off). ``four_bit``
-    stores the base in NF4 (needs a GPU and bitsandbytes). ``merge`` also writes base + adapter as one checkpoint.
+    stores the base in NF4 (needs a GPU and bitsandbytes).
     ``report_to`` is where TRL logs losses as it trains: ``tensorboard`` (files in the training's folder), ``trackio``
     or ``wandb``, which take keys and addresses from their own environment variables.
 
@@ -56,7 +56,6 @@ class Settings:
     bf16: str = "auto"
     checkpointing: str = "auto"
     four_bit: bool = False
-    merge: bool = False
     report_to: str = "none"
 
     def __post_init__(self) -> None:

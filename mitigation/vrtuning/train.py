@@ -1,8 +1,7 @@
 """Trains one adapter with TRL and peft, from a dataset to a checkpoint, and resumes interrupted runs.
 
 ``out/`` holds ``trainer/`` while training (resume points: the only pickles, read only from this run's own folder and
-deleted at the end), and afterwards ``adapter/``, ``training.json`` (losses) and, optionally, ``merged/`` and
-``tensorboard/``.
+deleted at the end), and afterwards ``adapter/``, ``training.json`` (losses) and, optionally, ``tensorboard/``.
 ``adapter/`` is renamed into place last: if it exists, the run is finished. The same call under ``accelerate launch``
 trains on several processes; only rank 0 writes. ``trainer=sft`` is supervised fine-tuning; ``trainer=dpo`` is TRL's DPO
 for vision, which prefers the grounded verdict over the one that the text suggests.
@@ -40,8 +39,8 @@ from interp.preprocessing import is_other
 from interp.training_rows import TrainingRows
 from interp.vlm import VLM
 from mitigation.vrtuning import checkpoint
-from mitigation.vrtuning.collator import IGNORED, Collator, DistillationCollator
-from mitigation.vrtuning.data import MARGIN, check_dataset, data_digest, rows_of
+from mitigation.vrtuning.collator import IGNORED, Collator
+from mitigation.vrtuning.data import check_dataset, data_digest, rows_of
 from mitigation.vrtuning.model import load_four_bit, lora_config
 from mitigation.vrtuning.settings import Settings, total_steps
 
@@ -65,7 +64,6 @@ class Trained:
     """
 
     adapter: Path
-    merged: Path | None
     steps: int
     resumed_at: int
     losses: list[tuple[int, float]]
@@ -80,11 +78,8 @@ def train(
     *,
     data: str = "",
     report: Report | None = None,
-    hold: float = 1.0,
 ) -> Trained:
     """Trains an adapter for ``model`` on ``dataset`` (see ``data.py``) into ``out``; of a ``VLM``, on a copy of it.
-
-    A dataset with a column ``margin`` is distilled (``collator.py``), with weight ``hold`` on what is held.
 
     If ``out`` is unfinished, training resumes from the last resume point; if finished, its result is returned. ``data``
     describes the examples in the model card; ``report`` is called with every logged loss.
@@ -102,7 +97,7 @@ def train(
     vlm = model if isinstance(model, VLM) else _load(model, settings)
     steps = total_steps(settings, len(dataset), processes())
     origin = _origin(model, vlm, dataset, settings, steps, data)
-    if (done := _finished(out, origin, settings)) is not None:
+    if (done := _finished(out, origin)) is not None:
         return done
     _claim(out, origin)
     if isinstance(model, VLM):  # a copy, since trainers wrap forwards, freeze weights and insert adapters
@@ -110,7 +105,7 @@ def train(
     _without_dropout(vlm.model)
     with _generators_kept(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*gradient_checkpointing.* is deprecated", FutureWarning)  # by TRL
-        return _run(model, vlm, dataset, settings, out, origin, report, hold)
+        return _run(vlm, dataset, settings, out, origin, report)
 
 
 @contextmanager
@@ -142,17 +137,15 @@ class Marker(TrainerCallback):
 
 
 def _run(
-    model: VLM | ModelConfig,
     vlm: VLM,
     dataset: "Dataset",
     settings: Settings,
     out: Path,
     origin: checkpoint.Origin,
     report: Report | None,
-    hold: float,
 ) -> Trained:
     started = time.monotonic()
-    trainer = _trainer(vlm, dataset, settings, out, origin.steps, hold)
+    trainer = _trainer(vlm, dataset, settings, out, origin.steps)
     trainer.add_callback(Marker(report))
     _refuse_nan(trainer, settings.learning_rate)
     point = _last_complete(out / "trainer", clean=trainer.is_world_process_zero())
@@ -163,11 +156,10 @@ def _run(
     if trainer.is_world_process_zero():
         adapted = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
         done = dataclasses.replace(origin, final_loss=losses[-1][1])
-        _publish(model, adapted, settings, out, done, rows_of(dataset), losses, seconds)
+        _publish(adapted, out, done, rows_of(dataset), losses, seconds)
     trainer.accelerator.wait_for_everyone()
     resumed_at = int(point.name.rpartition("-")[2]) if point else 0
-    merged = out / "merged" if settings.merge else None
-    return Trained(out / "adapter", merged, trainer.state.global_step, resumed_at, losses, seconds)
+    return Trained(out / "adapter", trainer.state.global_step, resumed_at, losses, seconds)
 
 
 def _last_complete(folder: Path, *, clean: bool) -> Path | None:
@@ -239,8 +231,7 @@ def _origin(
 def _identity(origin: checkpoint.Origin) -> dict[str, Any]:
     """The fields that must be equal to resume a run."""
     found = dataclasses.asdict(dataclasses.replace(origin, data="", base_path="", final_loss=0.0, versions={}))
-    for name in ("report_to", "merge"):
-        found["settings"].pop(name, None)
+    found["settings"].pop("report_to", None)
     return found
 
 
@@ -250,7 +241,7 @@ def _is_another(there: dict[str, Any], here: dict[str, Any]) -> bool:
     return there | {name: here[name]} != here or is_other(there.get(name), here[name])
 
 
-def _finished(out: Path, origin: checkpoint.Origin, settings: Settings) -> Trained | None:
+def _finished(out: Path, origin: checkpoint.Origin) -> Trained | None:
     folder = out / "adapter"
     if not folder.exists():
         return None
@@ -259,14 +250,8 @@ def _finished(out: Path, origin: checkpoint.Origin, settings: Settings) -> Train
         raise UserError(f"{out} holds the adapter of another training; name a new folder, or remove this one")
     shutil.rmtree(out / "trainer", ignore_errors=True)  # left over if the run was killed just after finishing
     found = json.loads((out / "training.json").read_text(encoding="utf-8"))
-    merged = out / "merged"
     losses = [(int(step), float(loss)) for step, loss in found["losses"]]
-    done = Trained(
-        folder, merged if merged.is_dir() else None, there.steps, there.steps, losses, float(found["seconds"])
-    )
-    if settings.merge and done.merged is None:
-        raise UserError(f"{out} is finished and was not merged; merge it with checkpoint.merge, or name a new folder")
-    return done
+    return Trained(folder, there.steps, there.steps, losses, float(found["seconds"]))
 
 
 def _claim(out: Path, origin: checkpoint.Origin) -> None:
@@ -321,7 +306,7 @@ def _arguments(vlm: VLM, settings: Settings, out: Path, steps: int) -> dict[str,
     }
 
 
-def _trainer(vlm: VLM, dataset: "Dataset", settings: Settings, out: Path, steps: int, hold: float) -> Any:
+def _trainer(vlm: VLM, dataset: "Dataset", settings: Settings, out: Path, steps: int) -> Any:
     from transformers.integrations import TensorBoardCallback
     from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
@@ -332,15 +317,12 @@ def _trainer(vlm: VLM, dataset: "Dataset", settings: Settings, out: Path, steps:
             f"model, this family's is {vlm.layout.lm_head}; choose trainer=sft"
         )
     arguments = _arguments(vlm, settings, out, steps)
-    distilled = MARGIN in dataset.column_names
-    arguments["remove_unused_columns"] = not distilled
-    collator = DistillationCollator(vlm, settings.max_pixels, hold) if distilled else Collator(vlm, settings.max_pixels)
     given: dict[str, Any] = {
         "model": vlm.model,
         "train_dataset": dataset,
         "processing_class": vlm.processor,
         "peft_config": lora_config(vlm.model, vlm.layout, settings),
-        "data_collator": collator,
+        "data_collator": Collator(vlm, settings.max_pixels),
     }
     trainer: Any
     if settings.trainer == "dpo":  # the reference is the same model with the adapter off: no second copy
@@ -349,9 +331,7 @@ def _trainer(vlm: VLM, dataset: "Dataset", settings: Settings, out: Path, steps:
         trainer = SFTTrainer(args=SFTConfig(**arguments, completion_only_loss=True), **given)
     if vlm.device.type == "cpu":
         _score_answers_alone(vlm.model)
-    if isinstance(collator, DistillationCollator):
-        trainer.compute_loss = collator.loss
-    elif nested:
+    if nested:
         trainer.compute_loss = MethodType(Trainer.compute_loss, trainer)
     trainer.remove_callback(PrinterCallback)
     for callback in trainer.callback_handler.callbacks:
@@ -395,9 +375,7 @@ def _score_answers_alone(model: Any) -> None:
 
 
 def _publish(
-    model: VLM | ModelConfig,
     adapted: Any,
-    settings: Settings,
     out: Path,
     origin: checkpoint.Origin,
     rows: TrainingRows,
@@ -408,11 +386,5 @@ def _publish(
     shutil.rmtree(draft, ignore_errors=True)
     checkpoint.save(adapted, draft, origin, rows)
     (out / "training.json").write_text(json.dumps({"losses": losses, "seconds": seconds}) + "\n", encoding="utf-8")
-    if settings.merge:
-        part = out / "merged.part"
-        shutil.rmtree(part, ignore_errors=True)
-        checkpoint.merge(model, draft, part)
-        shutil.rmtree(out / "merged", ignore_errors=True)  # left over from a run that was killed here
-        part.rename(out / "merged")
     draft.rename(out / "adapter")
     shutil.rmtree(out / "trainer")

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow  # what it counts costs time and changes no answer
 
 NEVER = (
     *("baseline", "vcd_sequential", "vcd_paired", "constant_shift", "shifted_sequential", "shifted_paired", "cutoff"),
-    *("prior_correction", "m3id", "sampled", "knockout", "pai", "only", "vista", "levelled"),
+    *("prior_correction", "m3id", "sampled", "knockout", "pai", "vista", "levelled"),
     *("attention_steering_relative", "ablate_random"),
 )
 ONCE = ("recorded", "recorded_with_maps", "recorded_vcd")

@@ -7,8 +7,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
@@ -151,11 +150,3 @@ class FaultyProxy(Served):
             "no_choice": Reply(b'{"choices": []}'),
         }
         return spoilt[fault]
-
-
-@contextmanager
-def serving(server: Served) -> Iterator[Served]:
-    try:
-        yield server
-    finally:
-        server.close()

@@ -1,7 +1,6 @@
 """What the command line prints by itself: its help, its greeting, and how it ends."""
 
 import dataclasses
-import json
 import re
 import subprocess
 import sys
@@ -10,14 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from experiments.command_line.arguments import for_hydra, of_this_run
+from experiments.command_line.arguments import for_hydra
 from experiments.command_line.help_page import (
     COMMANDS,
     FIRST,
-    MENU,
-    METHODS,
     greeting,
-    grouped,
     help_page,
     menu,
     top_level_options,
@@ -45,15 +41,6 @@ def test_help_fits_a_terminal_and_lists_every_group_and_option(shown: str) -> No
         name.partition("=")[0] for name in top_level_options()
     }
     assert all(said in " ".join(shown.split()) for said in map(" ".join, map(str.split, top_level_options().values())))
-
-
-def test_everything_stands_under_a_heading_of_the_menu() -> None:
-    assert "more" not in menu()
-    assert "more" not in grouped(METHODS, options_of("method"))
-    assert len(menu()["Start here"]) == 5
-    assert {command for listed in MENU.values() for command in listed} == {c for rows in menu().values() for c in rows}
-    assert set(" ".join(METHODS.values()).split()) == set(options_of("method"))
-    assert grouped({"one": "a b"}, ["b", "c"]) == {"one": ["b"], "more": ["c"]}
 
 
 def test_help_behind_an_experiment_is_that_experiments() -> None:
@@ -85,14 +72,6 @@ def test_help_behind_an_experiment_is_printed() -> None:
     assert said == help_page(["+exp=mechanism"])
 
 
-@pytest.mark.long
-def test_a_reader_that_stops_early_sees_no_traceback() -> None:
-    command = f"{sys.executable} -m experiments.run --help | head -1"
-    said = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
-    assert said.stdout.startswith("forestlens finds out why")
-    assert said.stderr == ""
-
-
 def said_and_imported(names: Sequence[str], *arguments: str) -> str:
     """What the command prints, and behind it which of these modules it has imported."""
     code = (
@@ -108,21 +87,6 @@ def said_and_imported(names: Sequence[str], *arguments: str) -> str:
 
 def test_without_arguments_it_greets_and_asks_nothing_of_the_machine() -> None:
     assert said_and_imported(["torch", "transformers"]) == greeting() + "HEAVY []\n"
-
-
-@pytest.mark.long
-def test_help_reads_no_array_or_model_library() -> None:
-    said = said_and_imported(["numpy", "pandas", "scipy", "torch", "transformers"], "--help")
-    assert said.startswith("forestlens")
-    assert said.endswith("HEAVY []\n")
-
-
-def test_the_greeting_fits_a_screen_and_says_where_to_read_on() -> None:
-    lines = greeting().splitlines()
-    assert len(lines) < 24
-    assert max(map(len, lines[:-1])) <= 80
-    assert "--help" in lines[-2]
-    assert str(REPOSITORY) in lines[-1]
 
 
 @pytest.mark.long
@@ -147,13 +111,6 @@ def test_settings_of_a_method_file_may_be_new_keys(tmp_path: Path) -> None:
             assert arms["x" if prefix == "arms.x" else "mine"].settings == {"gain": 2, "name": "b"}
 
 
-def test_of_a_sweep_each_run_has_its_own_command() -> None:
-    assert of_this_run(["seed=0", "method=prompt"]) == ["seed=0", "method=prompt"]
-    composed("seed=1", "method=prompt")
-    typed = ["-m", "seed=0,1", "method=prompt", "--config-dir", "mine", "hydra/launcher=processes"]
-    assert of_this_run(typed) == ["--config-dir", "mine", "seed=1", "method=prompt"]
-
-
 @pytest.mark.long
 def test_an_option_of_a_task_may_be_typed_without_it() -> None:
     run = run_of("+exp=heatmap_llava", "case=test-plain-073-crush-safe")
@@ -168,16 +125,3 @@ def test_an_option_of_a_task_may_be_typed_without_it() -> None:
         "task.mossbench=b",
     ]
     assert not {"case", "run", "mossbench"} & {name.partition("=")[0] for name in top_level_options()}
-
-
-def test_attention_of_a_run_is_about_the_runs_own_cases(tmp_path: Path) -> None:
-    words = "method=prompt benchmark=table 'benchmark.path=my cases.csv' benchmark._target_=os.system limit=3"
-    (tmp_path / "environment.json").write_text(json.dumps({"command": f"python -m experiments.run {words}"}))
-    asked = ["task=attention", f"run={tmp_path}"]
-    own = [asked[0], f"task.{asked[1]}", "benchmark=table", "benchmark.path=my cases.csv"]
-    assert for_hydra(asked) == own
-    assert for_hydra([*asked, "benchmark=mmsafeaware"]) == [*own[:2], "benchmark=mmsafeaware"]
-    assert for_hydra(["task=report", asked[1]]) == ["task=report", own[1]]
-    assert for_hydra([asked[0], "run=nowhere"]) == [asked[0], "task.run=nowhere"]
-    (tmp_path / "environment.json").write_text("[]")
-    assert for_hydra(asked) == own[:2]

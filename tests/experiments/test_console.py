@@ -72,21 +72,6 @@ def test_the_main_experiment_runs_anywhere(command: Path, tmp_path: Path, own: b
 
 
 @pytest.mark.long
-def test_an_editable_install_is_not_shadowed_by_the_working_directory(tmp_path: Path) -> None:
-    installed = Path(sysconfig.get_path("scripts")) / "forestlens"
-    if not installed.exists():
-        pytest.skip("forestlens is not installed in this environment: make install")
-    for name in PACKAGES:
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text("raise ImportError('the wrong package')\n")
-    (tmp_path / "conf" / "config.yaml").write_text("mine: 1\n")
-    asked = [installed, "task=preview", "limit=4"]
-    answer = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, timeout=600)
-    assert answer.returncode == 0, answer.stderr
-    assert "4 cases: outputs/preview/" in answer.stdout
-
-
-@pytest.mark.long
 def test_python_m_is_not_shadowed_by_the_working_directory(tmp_path: Path) -> None:
     for name in ("conf", "interp", "mitigation"):
         (tmp_path / name).mkdir()

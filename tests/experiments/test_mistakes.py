@@ -1,11 +1,9 @@
 """A mistake on the command line is answered in one sentence with the word that was meant."""
 
-import os
 import shlex
 import signal
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -17,11 +15,8 @@ from hypothesis import strategies as st
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.command_line.mistakes import FLAGS, in_a_sentence, quoted, unknown_flag
-from experiments.run import main
-from interp.errors import UserError
 from tests.conftest import REPOSITORY
-from tests.experiments.compose import composed, run_of
-from tests.weekly import first
+from tests.experiments.compose import composed
 
 
 def said(*overrides: str) -> str:
@@ -54,15 +49,11 @@ def test_the_quoted_form_is_read_as_the_value_itself(value: str) -> None:
     [
         (["task=vrtuning", "task.steps=3"], "did you mean task.settings.steps=3?"),
         (["metod=vcd"], "did you mean method=vcd?"),
-        (["mehtod.alpha=2"], "did you mean method.alpha=2?"),
         (["method=prompt", "lmit=5"], "did you mean limit=5?"),
         (["method=vdc"], "method=vdc: there is no such option; did you mean method=vcd?"),
         (["+exp=vcd_lava"], "did you mean +exp=vcd_llava?"),
-        (["+method@arms.x=vdc"], "did you mean +method@arms.x=vcd?"),
         (["model=zzz"], "there are api, api_gpt_4o"),
         (["zzz=1"], "the run has name, note, seed"),
-        (["~foo"], "there is no foo"),
-        (["+method=prompt"], "leave out the +"),
         (["+seed=3"], "+seed=3: it is there already, and a + adds what is not; write seed=3"),
         (["seed=x"], "seed=x: Value 'x' of type 'str' could not be converted to Integer"),
         (["note=a,b"], "To sweep over it, add --multirun"),
@@ -70,8 +61,6 @@ def test_the_quoted_form_is_read_as_the_value_itself(value: str) -> None:
         (["vcd_llava"], "vcd_llava: is no KEY=VALUE and no flag; did you mean +exp=vcd_llava?"),
         (["doctor"], "did you mean task=doctor?"),
         (["limit=2", "note=How", "is", "it?"], "the shell must keep; write 'note=\"How is it?\"'"),
-        (["exp=vcd_llava"], "did you mean +exp=vcd_llava?"),
-        (["model=llava"], "did you mean model=llava_1_5_13b or model=llava_1_5_7b or"),
     ],
 )
 def test_the_nearest_word_is_named(overrides: list[str], meant: str) -> None:
@@ -88,11 +77,8 @@ def test_the_nearest_word_is_named(overrides: list[str], meant: str) -> None:
             ["--exp", "vcd_llava"],
             "--exp: there is no such flag; options are written KEY=VALUE, without dashes; did you ",
         ),
-        (["--exp=vcd_llava", "limit=2"], "did you mean +exp=vcd_llava?"),
         (["--limit", "40"], "did you mean limit=40?"),
-        (["--batch-size=4"], "did you mean batch_size=4?"),
         (["--model", "limit=2"], "did you mean model=VALUE?"),
-        (["-x"], "-x: there is no such flag"),
         (["+exp=vcd_llava", "--nosuch", "-m"], "--help lists everything"),
     ],
 )
@@ -111,20 +97,6 @@ def test_the_flags_are_those_that_hydra_takes() -> None:
     assert set(get_args_parser()._option_string_actions) == FLAGS
 
 
-def test_the_version_is_ours(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["forestlens", "--version"])
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    main()
-    assert capsys.readouterr().out == f"forestlens {version('forestlens')}\n"
-
-
-def test_values_that_only_we_can_refuse() -> None:
-    with pytest.raises(UserError, match="seed=-1: must be at least 0"):
-        run_of("seed=-1")
-    with pytest.raises(UserError, match="note: Interpolation key 'nosuch' not found"):
-        run_of("note=${nosuch}")
-
-
 def test_an_error_of_ours_is_no_mistake_of_theirs() -> None:
     assert in_a_sentence(ValueError("a bug"), ["limit=1"]) is None
 
@@ -138,25 +110,15 @@ def test_one_sentence_and_exit_code_2() -> None:
 
 
 @pytest.mark.long
-def test_hydras_own_trace_is_there_for_who_asks() -> None:
-    command = [sys.executable, "-m", "experiments.run", "metod=vcd"]
-    environment = os.environ | {"HYDRA_FULL_ERROR": "1"}
-    answer = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, env=environment)
-    assert answer.returncode == 1
-    assert "ConfigCompositionException" in answer.stderr
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("imported", first(["experiments.config", "hydra", "torch"]))
-def test_ctrl_c_while_modules_are_imported(tmp_path: Path, imported: str) -> None:
+def test_ctrl_c_while_modules_are_imported(tmp_path: Path) -> None:
     code = (
         "import signal, sys, os\n"
         "class AtImport:\n"
         "    def find_spec(self, name, *_):\n"
-        f"        if name == {imported!r}:\n"
+        "        if name == 'torch':\n"
         "            os.kill(os.getpid(), signal.SIGINT)\n"
         "from experiments.run import main\n"
-        f"sys.meta_path.insert(0, AtImport())\n"
+        "sys.meta_path.insert(0, AtImport())\n"
         "main()"
     )
     command = [sys.executable, "-c", code, f"output_root={tmp_path}", "limit=2"]

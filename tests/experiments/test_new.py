@@ -61,13 +61,9 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         ([], "a kind and a name"),
-        (["method"], "a kind and a name"),
-        (["rule", "mine"], "a kind and a name"),
         (["method", "My-Rule"], "lower-case"),
         (["method", "../mine"], "lower-case"),
-        (["method", "class"], "lower-case"),
         (["benchmark", "datasets"], "is installed"),
-        (["judge", "sys"], "is installed"),
     ],
 )
 def test_what_cannot_be_written_is_said(arguments: list[str], said: str, tmp_path: Path) -> None:

@@ -10,11 +10,9 @@ from experiments.evaluation import study
 from interp.errors import UserError
 from interp.families import PRESETS
 from interp.loading import load
-from interp.prompt import Prompt
 from tests import families
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import only_run, run_of
-from tests.tiny import picture
 
 SMALL = {"idefics": families.idefics, "instructblip": families.instructblip, "paligemma": families.paligemma2}
 
@@ -42,14 +40,6 @@ def test_the_error_names_the_preset(family: str, folders: dict[str, Path]) -> No
     with pytest.raises(UserError, match="has no chat template") as refused:
         load(folders[family])
     assert f"model={PRESETS[family]} model.path={folders[family]} has one" in str(refused.value)
-
-
-@pytest.mark.parametrize("family", SMALL)
-def test_a_processor_that_lost_its_template_is_refused_likewise(family: str, folders: dict[str, Path]) -> None:
-    vlm = load(folders[family], chat_template="{{ messages }}", attn_implementation="eager")
-    vlm.processor.chat_template = None
-    with pytest.raises(UserError, match=f"model={PRESETS[family]} model.path="):
-        vlm.render(Prompt("Is it safe?", picture()))
 
 
 @pytest.mark.long

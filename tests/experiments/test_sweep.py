@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from experiments.evaluation import earlier_runs
-from experiments.runs.launch import Launch
-from experiments.runs.resumption import PREDICTIONS, open_run
+from experiments.runs.resumption import PREDICTIONS
 from tests.experiments.compose import run_of
 from tests.forked import typed
 
@@ -49,34 +47,3 @@ def test_a_sweep_asks_unchanged_arms_once_and_ends_in_one_table(tmp_path: Path) 
     alone.task(alone)
     (folder,) = (tmp_path / "alone" / "study").iterdir()
     assert json.loads((folder / "metrics.json").read_text()) == json.loads((second / "metrics.json").read_text())
-
-
-@pytest.mark.long
-def test_runs_that_answer_or_judge_otherwise_take_nothing_over() -> None:
-    plain = run_of("method=vcd")
-    for same in ("method.alpha=2", "seed=1", "method=prompt", "draws=50", "fresh=true"):
-        assert run_of(same).conditions == plain.conditions, same
-    for other in ("max_new_tokens=3", "judge=closing", "limit=20", "batch_size=8", "model.dtype=bfloat16"):
-        assert run_of(other).conditions != plain.conditions, other
-
-
-def test_only_answers_under_the_same_settings_are_taken_over(tmp_path: Path) -> None:
-    def line(case: str, settings: str, status: str = "answered", arm: str = "baseline") -> dict[str, str]:
-        return {"case": case, "arm": arm, "settings": settings, "status": status}
-
-    before = tmp_path / "before"
-    before.mkdir()
-    asked = [line("a", "s"), line("b", "old"), line("c", "s", "transport_failed"), line("d", "s"), line("e", "s")]
-    (before / PREDICTIONS).write_text("".join(json.dumps(one) + "\n" for one in asked))
-    cost = {"baseline": {"cases": 5, "tokens": 10, "seconds": 20.0}}
-    (before / "environment.json").write_text(json.dumps({"cost": cost}))
-    own = line("d", "s") | {"response": "own"}
-    with open_run(str(tmp_path / "o"), "run", {}, "hash", fresh=True, launch=Launch()) as store:
-        latest: dict[str, dict[str, dict[str, Any]]] = {"plain": {"d": own, "e": line("e", "old")}}
-        said = earlier_runs.take_over([before], store, PREDICTIONS, {"plain": dict.fromkeys("abcde", "s")}, latest)
-        assert said.startswith("2 answers of plain are those of ")
-        taken = [line("a", "s", arm="plain"), line("e", "s", arm="plain")]
-        assert store.records() == taken
-        assert latest["plain"] == {"a": taken[0], "d": own, "e": taken[1]}
-        (spent,) = store.records("cost.jsonl")
-        assert (spent["cases"], spent["tokens"], spent["seconds"], spent["known_seconds"]) == (2, 4, 0.0, 8.0)

@@ -175,21 +175,6 @@ def test_nothing_is_left_behind(vlm: VLM) -> None:
     assert not _TAPS
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"weight": float("inf")}, "weight=inf; "),
-        ({"layers": []}, r"layers=\[\]; .*null"),
-        ({"layers": 1}, "layers=1; .*null"),
-        ({"layers": [1, 1]}, r"layers=\[1, 1\]; .*once"),
-        ({"method": 3}, "method=3; "),
-    ],
-)
-def test_settings_are_checked_when_made(setting: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        AttentionSteering(**setting)
-
-
 def test_what_cannot_be_steered_is_refused(vlm: VLM, prompts: list[Prompt]) -> None:
     with pytest.raises(UserError, match="no layer 7 in tiny; known: 0 to 1"):
         AttentionSteering(layers=(7,)).generate(vlm, prompts, max_new_tokens=1)

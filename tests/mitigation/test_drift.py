@@ -13,7 +13,7 @@ import torch
 from interp.errors import UserError
 from interp.vlm import VLM, Prompt
 from mitigation.learned.drift import DriftCorrection, LearnedDrift
-from mitigation.learned.drift_fitting import behind, corrections_of, ridge_map, tried_layers
+from mitigation.learned.drift_fitting import Correction, ridge_map
 from mitigation.method import TrainableMethod, abilities
 from mitigation.validation import question_halves
 from tests.planted import DIMENSIONS, Plan, _copy, coloured, direction, planted
@@ -52,6 +52,10 @@ def learned(vlm: VLM, out: Path, **settings: Any) -> LearnedDrift:
     return DriftCorrection(describe="oracle", **settings).learn(vlm, *cases(), out=out / "drift.safetensors")
 
 
+def correction_of(method: LearnedDrift) -> Correction:
+    return Correction(**method._vectors.tensors)
+
+
 def area(margins: torch.Tensor, safe: list[bool]) -> float:
     labels = torch.tensor(safe)
     above = margins[labels][:, None] - margins[~labels]
@@ -67,13 +71,12 @@ def test_the_planted_drift_is_found_and_the_verdicts_restored(correction: str, t
     assert area(plain, safe) == 0.5  # saturated
     method = learned(vlm, tmp_path, correction=correction)
     assert method.about["auroc"]["plain"] <= 0.5
-    assert method.about["layers"] == [2]  # behind the layer that drifts, before the one that saturates
+    assert method.about["layer"] == 2  # behind the layer that drifts, before the one that saturates
     got = method.generate(vlm, prompts, max_new_tokens=3)
     assert area(got.margins, safe) == 1.0
     assert [text.split()[0] for text in got.texts] == ["Yes" if one else "No" for one in safe]
-    cell = method.about["drift"]["verdict 2"]
-    assert cell["norm"] == pytest.approx(DRIFT, abs=0.3)
-    assert abs(cell["cosine"]) >= 0.95
+    assert method.about["norm"] == pytest.approx(DRIFT, abs=0.3)
+    assert abs(method.about["cosine"]) >= 0.95
     alone = method.generate(vlm, prompts[1:2], max_new_tokens=3)
     torch.testing.assert_close(alone.margins, got.margins[1:2], atol=1e-3, rtol=1e-3)
 
@@ -81,32 +84,33 @@ def test_the_planted_drift_is_found_and_the_verdicts_restored(correction: str, t
 @pytest.mark.long
 def test_the_fitted_vector_is_the_planted_one_and_strength_scales_it(tmp_path: Path) -> None:
     vlm = drifting()
-    method = learned(vlm, tmp_path, positions="last", layers=[2], strength=1.0)
-    vector = corrections_of(method._vectors)["verdict", 2].vector
-    assert vector is not None
-    assert float(torch.cosine_similarity(vector, direction("seen"), dim=0)) >= 0.95
-    assert method.about["auroc"] == {}
-    assert method.about["direction"] == {"2": 1.0}
+    method = learned(vlm, tmp_path, layer=2)
+    bias = correction_of(method).bias
+    assert bias is not None
+    assert float(torch.cosine_similarity(-bias, direction("seen"), dim=0)) >= 0.95
+    assert list(method.about["auroc"]) == ["plain"]
     prompts, _ = cases()
     plain = vlm.generate(prompts, max_new_tokens=3)
-    nothing = learned(vlm, tmp_path, positions="last", layers=[2], strength=0.0)
+    nothing = learned(vlm, tmp_path, layer=2, strength=0.0)
     same = nothing.generate(vlm, prompts, max_new_tokens=3)
     assert torch.equal(same.margins, plain.margins)
     assert same.token_ids == plain.token_ids
 
 
-@pytest.mark.parametrize("correction", ["mean", "caption", "map"])
-def test_a_drift_that_the_verdict_does_not_read_changes_nothing(correction: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("correction", ["mean", "map"])
+def test_a_drift_that_the_verdict_does_not_read_moves_no_case_past_another(correction: str, tmp_path: Path) -> None:
     vlm = drifting(to="idle")
     prompts, safe = cases()
     plain = vlm.score(prompts)
     assert area(plain, safe) == 1.0
-    method = learned(vlm, tmp_path, correction=correction, positions="last", layers=[2], strength=1.0, part="across")
+    method = learned(vlm, tmp_path, correction=correction, layer=2)
     got = method.generate(vlm, prompts, max_new_tokens=1)
-    torch.testing.assert_close(got.margins, plain, atol=2e-2, rtol=1e-2)
-    cell = method.about["drift"]["verdict 2"]
-    assert cell["norm"] == pytest.approx(DRIFT, abs=0.3)
-    assert abs(cell["cosine"]) < 0.1
+    assert area(got.margins, safe) == 1.0
+    if correction == "mean":  # a constant
+        change = got.margins - plain
+        torch.testing.assert_close(change, change.mean().expand_as(change), atol=2e-2, rtol=1e-2)
+    assert method.about["norm"] == pytest.approx(DRIFT, abs=0.3)
+    assert abs(method.about["cosine"]) < 0.1
 
 
 @pytest.mark.slow  # twenty seeds
@@ -115,10 +119,9 @@ def test_random_directions_of_equal_norm_restore_nothing(tmp_path: Path) -> None
     prompts, safe = cases()
     restored = 0
     for seed in range(20):
-        control = learned(vlm, tmp_path, positions="last", layers=[2], strength=1.0, control="random", seed=seed)
-        vectors = corrections_of(control._vectors)["verdict", 2]
+        control = learned(vlm, tmp_path, layer=2, control="random", seed=seed)
         states = torch.zeros(1, len(direction("seen")))
-        assert float(vectors.taken(states, None).norm()) == pytest.approx(DRIFT, abs=0.3)
+        assert float(correction_of(control).subtracted(states, None).norm()) == pytest.approx(DRIFT, abs=0.3)
         restored += area(control.generate(vlm, prompts, max_new_tokens=1).margins, safe) > 0.9
     assert restored <= 3
 
@@ -127,76 +130,40 @@ def test_random_directions_of_equal_norm_restore_nothing(tmp_path: Path) -> None
 def test_shuffled_captions_restore_nothing_that_the_captions_said(correction: str, tmp_path: Path) -> None:
     """Two things: every caption is exchanged for the other thing's."""
     vlm = drifting()
-    control = learned(
-        vlm, tmp_path, correction=correction, positions="last", layers=[2], strength=1.0, control="shuffled"
-    )
+    control = learned(vlm, tmp_path, correction=correction, layer=2, control="shuffled")
     prompts, safe = cases()
     assert area(control.generate(vlm, prompts, max_new_tokens=1).margins, safe) < 0.5
-
-
-def test_layers_after_each_other_take_the_drift_off_once(tmp_path: Path) -> None:
-    vlm = drifting()
-    both = learned(vlm, tmp_path, positions="last", layers=[2, 3], strength=1.0)
-    prompts, safe = cases()
-    assert area(both.generate(vlm, prompts, max_new_tokens=1).margins, safe) == 1.0
-    second = corrections_of(both._vectors)["verdict", 3].vector
-    assert second is not None
-    assert float(second[DIMENSIONS.index("seen")]) == pytest.approx(0, abs=0.2)
 
 
 @pytest.mark.long
 def test_it_declares_what_it_costs_and_names_its_content(tmp_path: Path) -> None:
     vlm = drifting()
-    fixed: dict[str, Any] = {"positions": "after", "layers": [2], "strength": 1.0}
-    mean, caption = (learned(vlm, tmp_path / name, correction=name, **fixed) for name in _folders(tmp_path))
+    folders = [tmp_path / name for name in ("mean", "caption")]
+    for folder in folders:
+        folder.mkdir()
+    mean, caption = (learned(vlm, folder, correction=folder.name, layer=2) for folder in folders)
     assert (abilities(mean).work.prompts, abilities(caption).work.prompts) == (1, 2)
     assert (abilities(mean).drops_image, abilities(caption).drops_image) == (False, True)
     assert abilities(caption).needs_description
     assert isinstance(DriftCorrection(), TrainableMethod)
-    again = learned(vlm, tmp_path, **fixed)
+    again = learned(vlm, tmp_path, layer=2)
     assert repr(again) == repr(mean)
     assert str(tmp_path) not in repr(mean)
 
 
-def _folders(tmp_path: Path) -> list[str]:
-    names = ["mean", "caption"]
-    for name in names:
-        (tmp_path / name).mkdir()
-    return names
-
-
-def test_places_and_maps() -> None:
-    vlm = drifting()
-    (prompt, *_), _ = cases()
-    from dataclasses import replace
-
-    from interp.segments import segment
-
-    for one, before in ((prompt, 9), (replace(prompt, image=None), 0)):
-        row = segment(vlm, [one], vlm.encode([one])).rows[0]
-        columns = behind(row)
-        assert columns[-1] == len(row.labels) - 2
-        assert {row.labels[column] for column in columns} == {"user", "template"}
-        assert columns[0] > before
+def test_the_map_is_a_ridge_regression() -> None:
     states = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
     weight, bias = ridge_map(states, 2 * states + 1)
     torch.testing.assert_close(states @ weight.T + bias, 2 * states + 1, atol=0.1, rtol=0.1)
-    assert tried_layers(4) == (1, 2, 3, 4)
-    assert tried_layers(30) == (1, 6, 12, 18, 24, 30)
-    assert tried_layers(1) == (1,)
 
 
 def test_what_it_refuses(tmp_path: Path) -> None:
     for settings, said in (
         ({"correction": "median"}, "correction='median'"),
-        ({"positions": "first"}, "positions='first'"),
-        ({"layers": [0]}, "count from 1"),
-        ({"layers": [2, 2]}, "each once"),
+        ({"layer": 0}, "layer=0"),
         ({"strength": float("nan")}, "strength=nan"),
-        ({"part": "half"}, "part='half'"),
         ({"control": "shuffled"}, "no caption to be shuffled"),
         ({"describe": "nobody"}, "describe='nobody'"),
-        ({"description_tokens": 0}, "description_tokens=0"),
     ):
         with pytest.raises(UserError, match=said):
             DriftCorrection(**settings)  # type: ignore[arg-type]
@@ -207,4 +174,4 @@ def test_what_it_refuses(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no image in prompt"):
         DriftCorrection().learn(vlm, [Prompt("Is it safe?")], [True], out=tmp_path / "x.safetensors")
     with pytest.raises(UserError, match="no layer 9"):
-        learned(vlm, tmp_path, layers=[9])
+        learned(vlm, tmp_path, layer=9)

@@ -118,11 +118,6 @@ def test_a_long_answer_is_checked_by_its_beginning_and_braces_stay() -> None:
     assert ECSO().answering(asked, "a {question}").text == HINTS.replace("a cake", "a {question}") + asked.text
 
 
-def test_reworded_the_last_question_speaks_of_no_picture() -> None:
-    last = ECSO(reword=True).answering(prompts()[2], "a cake")
-    assert last.text == f'{HINTS}Is it safe?\n"kill the dog"'
-
-
 def test_a_batch_is_answered_as_one_by_one(vlm: VLM, harmful: list[int]) -> None:
     given = ECSO().generate(vlm, prompts(), max_new_tokens=3)
     for row, prompt in enumerate(prompts()):

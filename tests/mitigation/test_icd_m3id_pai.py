@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from interp.errors import UserError
-from interp.segments import segment
 from interp.vlm import VLM, Prompt
 from mitigation.attention_edit import steer_attention
 from mitigation.branches import BranchLogits
 from mitigation.method import Baseline
 from mitigation.peers.icd_m3id_pai import M3ID, PAI, InstructionContrast
-from mitigation.wrappers import Shifted
 from tests.families import FAMILIES
 from tests.mitigation.slow_rule import decided, slow_rule
 
@@ -46,23 +44,18 @@ def test_instruction_contrast(vlm: VLM, prompts: list[Prompt]) -> None:
     assert (got.margins - vlm.score(prompts)).abs().max() > 0.01
 
 
-@pytest.mark.parametrize("from_picture", [False, True])
-def test_m3id(vlm: VLM, prompts: list[Prompt], from_picture: bool) -> None:
-    method = M3ID(forgetting=0.3, threshold=0.5, from_picture=from_picture)
+def test_m3id(vlm: VLM, prompts: list[Prompt]) -> None:
+    method = M3ID(forgetting=0.3, threshold=0.5)
 
     def slow(prompt: Prompt) -> tuple[list[int], float]:
-        encoded = vlm.encode([prompt])
-        labels = segment(vlm, [prompt], encoded).rows[0].labels
-        offset = len(labels) - 1 - max(c for c, label in enumerate(labels) if label == "image_0")
-
         def rule(clean: Tensor, others: list[Tensor], step: int) -> Tensor:
             if clean.softmax(0).max() >= 0.5:
                 return clean.log_softmax(0)
-            gamma = torch.tensor(-0.3 * (step + 1 + offset * from_picture), dtype=torch.float64).exp()
+            gamma = torch.tensor(-0.3 * (step + 1), dtype=torch.float64).exp()
             seen, unseen = clean.log_softmax(0), others[0].log_softmax(0)
             return seen + (1 - gamma) / gamma * (seen - unseen)
 
-        return slow_rule(vlm, encoded, [blind(vlm, prompt)], rule, beta=None, tokens=TOKENS)
+        return slow_rule(vlm, vlm.encode([prompt]), [blind(vlm, prompt)], rule, beta=None, tokens=TOKENS)
 
     held(method.generate(vlm, prompts, max_new_tokens=TOKENS), vlm, prompts, slow)
 
@@ -78,7 +71,7 @@ def test_m3id_as_published_does_nothing_to_a_confident_verdict(vlm: VLM, prompts
 
 def test_the_gate_is_a_rows_own() -> None:
     clean = torch.tensor([[5.0, 0.0, 0.0], [0.1, 0.0, 0.0]])
-    logits = BranchLogits(clean, clean.flip(1)[None], ([], []), torch.zeros(2, 1, dtype=torch.long))
+    logits = BranchLogits(clean, clean.flip(1)[None], ([], []))
     scores = M3ID(forgetting=1.0, threshold=0.5).scores(logits, 0)
     assert torch.equal(scores[0], clean[0].log_softmax(-1))
     assert (scores[1] - clean[1].log_softmax(-1)).abs().max() > 0.1
@@ -100,42 +93,6 @@ def test_pai(vlm: VLM, prompts: list[Prompt]) -> None:
     held(unsteered.generate(vlm, prompts, max_new_tokens=TOKENS), vlm, prompts, slow)
     alone = method.generate(vlm, prompts[1:2], max_new_tokens=TOKENS)
     assert alone.token_ids == [got.token_ids[1]]
-
-
-@pytest.mark.parametrize(
-    "method", [InstructionContrast(alpha=0.0), M3ID(forgetting=0.0), M3ID(threshold=0.0), PAI(0.0, 1.0, 1)], ids=repr
-)
-def test_no_weight_is_the_baseline(vlm: VLM, prompts: list[Prompt], method: Any) -> None:
-    plain, none = (m.generate(vlm, prompts, max_new_tokens=5) for m in (Baseline(), method))
-    assert none.token_ids == plain.token_ids
-    torch.testing.assert_close(none.margins, plain.margins)
-
-
-@pytest.mark.parametrize("method", [InstructionContrast(), M3ID(), PAI(first_layer=0)])
-def test_verdicts_follow_their_shifted_margins(vlm: VLM, prompts: list[Prompt], method: Any) -> None:
-    vlm = decided(vlm)
-    shifted = Shifted(method, 0.4)
-    got, plain = (m.generate(vlm, prompts, max_new_tokens=1) for m in (shifted, method))
-    assert plain.texts == ["Yes" if margin > 0 else "No" for margin in plain.margins]
-    torch.testing.assert_close(got.margins, plain.margins + 0.4)
-    assert got.texts == ["Yes" if margin > 0 else "No" for margin in got.margins]
-    assert shifted.yes_no_only
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: InstructionContrast(alpha=-1.0), r"alpha=-1\.0"),
-        (lambda: InstructionContrast(disturbance=" "), "disturbance=''"),
-        (lambda: M3ID(threshold=1.5), r"threshold=1\.5; .*from 0 to 1"),
-        (lambda: M3ID(forgetting=-0.1), r"forgetting=-0\.1; "),
-        (lambda: PAI(gamma=0.5), r"gamma=0\.5; .*1 or more"),
-        (lambda: PAI(first_layer=-1), "first_layer=-1; "),
-    ],
-)
-def test_settings_are_checked_when_made(build: Callable[[], Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        build()
 
 
 def test_what_cannot_be_asked_is_refused(vlm: VLM, prompts: list[Prompt]) -> None:

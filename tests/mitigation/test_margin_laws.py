@@ -13,8 +13,7 @@ from interp.vlm import VLM, Prompt
 from mitigation.controls import CutoffOnly, SelfContrast, TextOnly, YesBias
 from mitigation.method import Baseline
 from mitigation.peers.agla import AGLA
-from mitigation.peers.icd_m3id_pai import PAI
-from mitigation.peers.only import ONLY
+from mitigation.peers.icd_m3id_pai import M3ID, PAI, InstructionContrast
 from mitigation.peers.vista import VISTA
 from mitigation.prior_correction import PriorCorrection
 from mitigation.threshold import CalibratedShift, ConstantShift
@@ -37,9 +36,10 @@ METHODS = [
     TextOnly(),
     PriorCorrection(0.7),
     PAI(first_layer=0),
-    ONLY(),
     VISTA(window=1),
     AGLA(),
+    InstructionContrast(),
+    M3ID(),
 ]
 
 
@@ -66,9 +66,11 @@ def test_a_constant_shift_before_its_constant_is_the_baseline_bit_for_bit(vlm: V
 @few
 def test_a_shifted_method_before_its_constant_is_the_method_bit_for_bit(vlm: VLM, method: Any, shift: float) -> None:
     plain, shifted = (m.generate(vlm, PROMPTS, max_new_tokens=1) for m in (method, Shifted(method, shift)))
+    assert plain.texts == ["Yes" if margin > 0 else "No" for margin in plain.margins]
     assert torch.equal(shifted.unshifted, plain.margins)  # type: ignore[arg-type]
     torch.testing.assert_close(shifted.margins, plain.margins + shift, atol=1e-5, rtol=0)
     assert shifted.texts == ["Yes" if margin > 0 else "No" for margin in shifted.margins]
+    assert Shifted(method, shift).yes_no_only
     drawn = Sampled(Shifted(method, shift)) if method is not VCD_PAIRED else Shifted(method, shift)
     again = Shifted(Shifted(method, 5.0), shift - 5.0).generate(vlm, PROMPTS, max_new_tokens=1)
     assert torch.equal(again.unshifted, plain.margins)  # type: ignore[arg-type]
@@ -89,14 +91,17 @@ def test_parts_of_a_batch_keep_what_is_known_of_their_margins(vlm: VLM) -> None:
 def test_self_checks_are_the_baseline(vlm: VLM) -> None:
     """The cutoff alone bit for bit; the contrast of a picture with itself up to the rounding of a second branch."""
     plain = Baseline().generate(vlm, PROMPTS, max_new_tokens=4)
-    for beta in (None, 0.1, 1.0):
+    for beta in (None, 0.1, 0.3, 1.0):
         cut = CutoffOnly(beta).generate(vlm, PROMPTS, max_new_tokens=4)
         assert cut.token_ids == plain.token_ids
         assert torch.equal(cut.margins, plain.margins)
         same = SelfContrast(2.0, beta).generate(vlm, PROMPTS, max_new_tokens=4)
         assert same.token_ids == plain.token_ids
         torch.testing.assert_close(same.margins, plain.margins, atol=1e-4, rtol=0)
-    for nothing in (VCD(alpha=0.0), PriorCorrection(0.0), ConstantShift(0.0), Shifted(Baseline(), 0.0)):
+    for nothing in (
+        *(VCD(alpha=0.0), PriorCorrection(0.0), ConstantShift(0.0), Shifted(Baseline(), 0.0), AGLA(alpha=0.0)),
+        *(InstructionContrast(alpha=0.0), M3ID(forgetting=0.0), M3ID(threshold=0.0), PAI(0.0, 1.0, 1), VISTA(0.0, 0.0)),
+    ):
         got = nothing.generate(vlm, PROMPTS, max_new_tokens=4)  # type: ignore[attr-defined]
         assert got.token_ids == plain.token_ids
         # VCD's batch is twice as large, for which some CPUs take another kernel.

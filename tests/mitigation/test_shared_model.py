@@ -32,7 +32,6 @@ from mitigation.attention_edit import steer_attention
 from mitigation.learned.projection import levelled, projected
 from mitigation.method import Baseline
 from mitigation.own_file import OwnFile
-from mitigation.peers.only_logits import text_enhanced
 from mitigation.vrtuning.method import VRTuning
 from mitigation.wrappers import ShiftedTrainable
 from tests.interp.test_vlm import PROMPTS
@@ -156,7 +155,6 @@ OPEN: dict[str, Callable[[VLM], AbstractContextManager[Any]]] = {
     "edited heads": lambda vlm: edit_activations(vlm, halved, what="head", layers=[0]),
     "projected": lambda vlm: projected(vlm, direction(vlm)),
     "levelled": lambda vlm: levelled(vlm, direction(vlm), torch.zeros(last_layer(vlm))),
-    "text enhanced": lambda vlm: text_enhanced(vlm, 1),
     "head in float32": lambda vlm: float32_head(vlm.model),
 }
 """What changes or follows the model while a block is open."""

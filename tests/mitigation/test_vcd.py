@@ -23,23 +23,6 @@ from mitigation.vcd import VCD
 from tests.tiny import picture
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"alpha": -0.5}, r"alpha=-0\.5; .*0 or more"),
-        ({"beta": 0.0}, r"beta=0\.0; .*\(0, 1\]"),
-        ({"beta": 1.5}, r"beta=1\.5; .*\(0, 1\]"),
-        ({"noise_step": 1000}, "noise_step=1000; .*0 .*999"),
-        ({"noise_step": -1}, "noise_step=-1; .*0 .*999"),
-        ({"noise": "salt"}, "noise='salt'; .*diffusion.*swapped"),
-        ({"branch": "third"}, "branch='third'; .*auto, paired, sequential"),
-    ],
-)
-def test_settings_are_checked_when_made(setting: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        VCD(**setting)
-
-
 @pytest.mark.parametrize("branch", BRANCHES)
 @pytest.mark.parametrize("noise", ["blur", "black", "swapped"])
 def test_every_noise_is_contrasted_by_every_branch(vlm: VLM, prompts: list[Prompt], noise: str, branch: str) -> None:

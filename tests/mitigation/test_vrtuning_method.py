@@ -24,7 +24,7 @@ from mitigation.prompting import ContextPrompt
 from mitigation.threshold import ConstantShift
 from mitigation.vcd import VCD
 from mitigation.vrtuning import model as active
-from mitigation.vrtuning.checkpoint import read_origin, save
+from mitigation.vrtuning.checkpoint import merge, read_origin, save
 from mitigation.vrtuning.method import VRTuning
 from mitigation.vrtuning.model import lora_config
 from mitigation.vrtuning.train import Trained, train
@@ -38,17 +38,23 @@ TOKENS = 10
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """An adapter for the saved tiny model that reasons first, and its merged checkpoint."""
+    """An adapter for the saved tiny model that reasons first."""
     folder = tmp_path_factory.mktemp("vrtuning")
     for part in tiny_llava():
         part.save_pretrained(folder / "base")
-    settings = replace(SETTINGS, steps=25, batch_size=4, save_steps=100, merge=True)
+    settings = replace(SETTINGS, steps=25, batch_size=4, save_steps=100)
     return train(ModelConfig("tiny", str(folder / "base")), data().dataset, settings, folder / "run")
 
 
 @pytest.fixture
 def base(trained: Trained) -> VLM:
     return load(trained.adapter.parents[1] / "base")
+
+
+@pytest.fixture(scope="module")
+def merged_checkpoint(trained: Trained) -> Path:
+    folder = trained.adapter.parents[1]
+    return merge(load(folder / "base"), trained.adapter, folder / "merged")
 
 
 def method(trained: Trained, **options: object) -> VRTuning:
@@ -61,26 +67,24 @@ def same(one: object, other: object) -> None:
 
 
 @pytest.mark.long
-def test_peft_and_the_merged_checkpoint_answer_alike(trained: Trained, base: VLM) -> None:
+def test_peft_and_the_merged_checkpoint_answer_alike(trained: Trained, base: VLM, merged_checkpoint: Path) -> None:
     ours = method(trained).generate(base, PROMPTS, max_new_tokens=TOKENS)
     assert ours.texts != base.generate(PROMPTS, max_new_tokens=TOKENS).texts
-    assert trained.merged is not None
-    same(ours, load(trained.merged).generate(PROMPTS, max_new_tokens=TOKENS))
-    merged = AutoModelForImageTextToText.from_pretrained(trained.merged)
-    same(ours, VLM(merged, AutoProcessor.from_pretrained(trained.merged)).generate(PROMPTS, max_new_tokens=TOKENS))
+    same(ours, load(merged_checkpoint).generate(PROMPTS, max_new_tokens=TOKENS))
+    merged = AutoModelForImageTextToText.from_pretrained(merged_checkpoint)
+    same(ours, VLM(merged, AutoProcessor.from_pretrained(merged_checkpoint)).generate(PROMPTS, max_new_tokens=TOKENS))
     wrapped = PeftModel.from_pretrained(base.model, trained.adapter)
     same(ours, VLM(wrapped, base.processor).generate(PROMPTS, max_new_tokens=TOKENS))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_the_merged_checkpoint_in_another_dtype(trained: Trained, dtype: str) -> None:
+def test_the_merged_checkpoint_in_another_dtype(trained: Trained, merged_checkpoint: Path, dtype: str) -> None:
     """It is stored as it was merged, and read in any dtype; adapter and base are then as close as rounding allows."""
-    assert trained.merged is not None
-    exact = load(trained.merged).generate(PROMPTS, max_new_tokens=1).margins
+    exact = load(merged_checkpoint).generate(PROMPTS, max_new_tokens=1).margins
     base = load(trained.adapter.parents[1] / "base", dtype=dtype)
     apart = method(trained).generate(base, PROMPTS, max_new_tokens=1).margins
-    merged = load(trained.merged, dtype=dtype).generate(PROMPTS, max_new_tokens=1).margins
+    merged = load(merged_checkpoint, dtype=dtype).generate(PROMPTS, max_new_tokens=1).margins
     torch.testing.assert_close(merged.float(), exact, atol=0.1, rtol=0.02)
     torch.testing.assert_close(apart.float(), exact, atol=0.1, rtol=0.02)
 

@@ -58,7 +58,7 @@ WAYS: dict[str, Answer] = {
         for name in (
             *("baseline", "vcd_sequential", "vcd_paired", "constant_shift", "shifted_sequential"),
             *("shifted_paired", "cutoff", "prior_correction", "m3id", "sampled", "attention_steering_relative", "pai"),
-            *("only", "vista", "ablate_random"),
+            *("vista", "ablate_random"),
         )
     },
     "recorded": recorded(METHODS["baseline"]),

@@ -266,9 +266,9 @@ def arm_estimate(
     speed: Rates | Seconds,
 ) -> ArmEstimate:
     """An arm by what its method says of its work: prompts and tokens, times the seconds of a batch."""
-    largest, able = max(batches, key=lambda batch: batch.size), abilities(method)
-    work, weights = able.work, weight_bytes(vlm)
-    asked = rows = 1 if able.one_by_one else len(largest.samples)
+    largest = max(batches, key=lambda batch: batch.size)
+    work, weights = abilities(method).work, weight_bytes(vlm)
+    asked = rows = len(largest.samples)
 
     def peak(rows: int) -> int:
         return weights + batch_bytes(vlm, largest, rows, work.branches, new_tokens)

@@ -3,8 +3,6 @@
 import json
 import logging
 import math
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,11 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image
 
-from experiments.api.client import HEADERS, Pace
+from experiments.api.client import HEADERS
 from experiments.api.config import ApiConfig
 from experiments.api.model import ApiModel, check_methods
 from experiments.api.reply import BROKEN
@@ -120,15 +116,6 @@ def test_keywords_of_the_server_s_template(server: Served) -> None:
         config(server.url, template={"x": 1}, extra_body={"chat_template_kwargs": {}})
 
 
-def test_options_change_the_request(server: Served) -> None:
-    options = {"temperature": None, "token_field": "max_completion_tokens", "max_tokens": 500, "max_image_side": 2}
-    ApiModel(config(server.url, **options)).generate([Prompt("Safe?", RED)], max_new_tokens=9)
-    (sent,) = server.requests
-    assert "temperature" not in sent
-    assert "max_tokens" not in sent
-    assert sent["max_completion_tokens"] == 500
-
-
 def failing(status: int, message: str) -> Reply:
     return Reply(json.dumps({"error": {"message": message}}).encode(), status)
 
@@ -139,9 +126,7 @@ def failing(status: int, message: str) -> Reply:
         (Reply(completion("No", "length")), "truncated", "", 1),
         (Reply(completion("No", None)), "answered", "", 1),
         (Reply(completion(None)), "empty", "no text", 2),
-        (Reply(completion("", "length")), "empty", "finish_reason length", 2),
         (Reply(completion(None, "content_filter")), "provider_blocked", "content_filter", 1),
-        (Reply(completion(None, "SAFETY")), "provider_blocked", "safety", 1),
         *[(Reply(completion("Yes", name)), "provider_blocked", name, 1) for name in ("refusal", "sensitive")],
         *[(Reply(completion("Yes", name)), "truncated", "", 1) for name in ("max_tokens", "MAX_TOKENS")],
         *[(Reply(completion("Yes", name)), "transport_failed", name, 2) for name in sorted(BROKEN)],
@@ -151,21 +136,16 @@ def failing(status: int, message: str) -> Reply:
         (Reply(completion("Failed to obtain answer via API.")), "transport_failed", "Failed to obtain", 2),
         (Reply(b'{"choices": [], "promptFeedback": {"blockReason": "OTHER"}}'), "provider_blocked", "blockReason", 1),
         (failing(400, "triggered our content management policy"), "provider_blocked", "400: triggered", 1),
-        (failing(403, "flagged by moderation"), "provider_blocked", "flagged", 1),
         (failing(400, "Could not process image"), "bad_image", "400", 1),
         (failing(413, "request too large"), "bad_image", "413", 1),
         (failing(400, "unknown parameter"), "transport_failed", "unknown parameter", 1),
-        (failing(302, "moved"), "transport_failed", "302", 1),
         (failing(500, "oops"), "transport_failed", "oops", 3),
-        (failing(529, "overloaded"), "transport_failed", "529", 3),
         (Reply(b'{"error": {"message": "upstream died"}}'), "transport_failed", "upstream died", 2),
-        (Reply(b""), "transport_failed", "not JSON", 2),
         (Reply(b"[" * 200_000), "transport_failed", "not JSON", 2),
         (Reply(b'{"choices": [{"message": 3}]}'), "transport_failed", "no message", 2),
         (Reply(b" " * (9 << 20)), "transport_failed", "longer than", 2),
         (Reply(None), "transport_failed", "Error", 3),
         (Reply(b"{}", 429, {"Retry-After": "4000"}), "transport_failed", "429", 1),
-        (Reply(b"{}", 429, {"Retry-After": "soon"}), "transport_failed", "429", 3),
     ],
 )
 def test_every_reply_has_its_type(reply: Reply, status: str, said: str, requests: int) -> None:
@@ -173,17 +153,6 @@ def test_every_reply_has_its_type(reply: Reply, status: str, said: str, requests
     assert (got[0], got[4]) == (status, requests)
     assert said in got[2]
     assert math.isnan(got[3])
-
-
-def test_an_answer_that_ended_for_an_unknown_reason_is_not_cached(tmp_path: Path) -> None:
-    for finish, requests in (("odd", 2), ("stop", 1)):
-        served = Served(lambda _, finish=finish: Reply(completion("Yes", finish)))
-        try:
-            for _ in range(2):
-                ApiModel(config(served.url), cache=tmp_path / finish).generate([Prompt("Safe?")])
-            assert len(served.requests) == requests
-        finally:
-            served.close()
 
 
 def test_a_slow_reply_is_given_up_even_where_every_byte_is_in_time() -> None:
@@ -225,15 +194,6 @@ def test_a_thought_in_a_reply_s_text() -> None:
     assert one(Reply(completion("a bug")), **named)[:2] == ("answered", "a bug")
 
 
-def test_a_refusal_in_its_own_field_is_an_answer() -> None:
-    reply = completion(None, message={"content": None, "refusal": "I can't help with that."})
-    assert one(Reply(reply))[:2] == ("answered", "I can't help with that.")
-    assert one(Reply(completion(None, message={"content": [{"type": "text", "text": "Yes"}]})))[:2] == (
-        "answered",
-        "Yes",
-    )
-
-
 @pytest.mark.parametrize(
     ("status", "message", "said"),
     [
@@ -269,14 +229,6 @@ def test_retry_after_is_honoured() -> None:
     served.close()
     assert answer.statuses == ["answered"]
     assert arrived[1] - arrived[0] >= 0.4
-
-
-def test_paces_are_even() -> None:
-    now = 100.0
-    pace = Pace(30, clock=lambda: now)
-    assert [pace.reserve() for _ in range(3)] == [0.0, 2.0, 4.0]
-    free = Pace(None, clock=lambda: now)
-    assert [free.reserve(), free.reserve()] == [0.0, 0.0]
 
 
 def test_requests_keep_their_pace(server: Served) -> None:
@@ -361,26 +313,6 @@ def test_every_fault_ends_in_a_type_and_clears_when_the_faults_stop(server: Serv
     assert whole.texts == [stub_answer(prompt.text) for prompt in prompts]
 
 
-@pytest.mark.long
-@settings(max_examples=3)
-@given(seed=st.integers(0, 1000))
-def test_most_faults_are_outlived_by_asking_again(seed: int) -> None:
-    upstream = Served(stub)
-    proxy = FaultyProxy(upstream.url, faults=("429", "500", "cut"), rate=0.5, seed=seed)
-    prompts = [Prompt(f"question {i}") for i in range(12)]
-    answers = ApiModel(config(proxy.url, retries=30)).generate(prompts)
-    proxy.close()
-    upstream.close()
-    assert answers.statuses == ["answered"] * len(prompts)
-    assert answers.texts == [stub_answer(prompt.text) for prompt in prompts]
-
-
-def test_an_image_that_cannot_be_sent_is_a_bad_image(server: Served) -> None:
-    answers = ApiModel(config(server.url)).generate([Prompt("a", Image.new("RGB", (0, 1))), Prompt("b")])
-    assert answers.statuses == ["bad_image", "answered"]
-    assert "cannot be sent" in (answers.reasons or [])[0]
-
-
 def test_the_key_is_sent_and_nowhere_else(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -408,7 +340,6 @@ def test_the_key_is_sent_and_nowhere_else(
     ("options", "environment", "said"),
     [
         ({"base_url": "https://api.example.org/v1"}, {}, "STUB_KEY is not set"),
-        ({"base_url": "https://api.example.org/v1"}, {"STUB_KEY": " "}, "STUB_KEY is not set"),
         ({"base_url": "https://api.example.org/v1"}, {"STUB_KEY": "a\nb"}, "no key has"),
         ({"base_url": "http://api.example.org/v1"}, {"STUB_KEY": KEY}, "not encrypted"),
         ({"base_url": "https://api.example.org/v1", "extra_body": {"k": KEY}}, {"STUB_KEY": KEY}, "configuration"),
@@ -427,29 +358,14 @@ def test_keys_are_looked_at_before_anything_starts(
     assert KEY not in str(caught.value)
 
 
-def test_this_machine_needs_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("STUB_KEY", raising=False)
-    for host in ("localhost", "127.0.0.1", "[::1]"):
-        asking = ApiConfig("stub", "m", f"http://{host}:1/v1", key_env="STUB_KEY")
-        asking.check()
-        assert asking.local
-    assert not ApiConfig("stub", "m", "http://127.0.0.1.example.org/v1").local
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         ({"key_env": KEY}, "key_env"),
         ({"base_url": f"https://me:{KEY}@host/v1"}, "base_url"),
         ({"base_url": f"https://host/v1?key={KEY}"}, "base_url"),
-        ({"base_url": "ftp://host"}, "ftp"),
-        ({"base_url": "http://host:port/v1"}, "base_url"),
-        ({"model": ""}, "model.model"),
         ({"logprobs": "maybe"}, "logprobs"),
-        ({"token_field": "tokens"}, "token_field"),
-        ({"concurrency": 0}, "concurrency"),
         ({"timeout": math.inf}, "timeout"),
-        ({"temperature": -1}, "temperature"),
         ({"requests_per_minute": 0}, "requests_per_minute"),
         ({"extra_body": {"messages": []}}, "messages"),
     ],
@@ -480,13 +396,6 @@ def test_methods_that_need_weights_are_refused_by_name() -> None:
             check_methods({"it": method}, endpoint)
 
 
-@pytest.mark.long
-def test_the_configuration_imports_neither_torch_nor_openai() -> None:
-    heavy = "{'torch', 'openai', 'transformers'} & set(sys.modules)"
-    code = f"import sys, experiments.api.config, experiments.api.model; sys.exit(bool({heavy}))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 def test_ctrl_c_ends_the_waiting(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     proxy = FaultyProxy(server.url, faults=("500",))
 
@@ -501,10 +410,3 @@ def test_ctrl_c_ends_the_waiting(server: Served, monkeypatch: pytest.MonkeyPatch
     time.sleep(1)
     assert len(proxy.requests) <= max(sent, 2)  # what was on its way, and nothing after it
     proxy.close()
-
-
-def test_an_answer_that_has_begun_is_refused(server: Served) -> None:
-    model = ApiModel(config(server.url))
-    with pytest.raises(UserError, match=r"prompt 'Hello\.' has an answer that has begun"):
-        model.generate([Prompt("Hello.", begun=(1, 2))])
-    assert not server.requests

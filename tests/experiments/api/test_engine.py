@@ -12,7 +12,6 @@ from safetensors import safe_open
 
 from experiments.api.config import ApiConfig
 from experiments.api.contrast import margin_of_lists, words_in
-from experiments.api.engine import _Turns
 from experiments.api.engine_model import write_engine_model
 from experiments.api.model import ApiModel
 from experiments.metrics.yes_no.answers import align, scored_and_controls
@@ -23,7 +22,6 @@ from interp.vlm import VLM, Prompt
 from mitigation.controls import TextOnly
 from tests.experiments.api import recorded_engine
 from tests.experiments.faulty_server import Reply, Served
-from tests.weekly import weekly
 
 ORGANISM = ModelConfig("llava_organism", "organism:llava", dtype="float32")
 
@@ -34,10 +32,9 @@ def here() -> VLM:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("shared", [True, weekly(False)])
-def test_margins_and_answers_on_a_real_engine_are_those_here(here: VLM, shared: bool) -> None:
+def test_margins_and_answers_on_a_real_engine_are_those_here(here: VLM) -> None:
     served = Served(recorded_engine.played())
-    there = recorded_engine.asked(recorded_engine.model(served.url, shared=shared))
+    there = recorded_engine.asked(recorded_engine.model(served.url, shared=True))
     served.close()
     for name, own in recorded_engine.asked(here).items():
         found = there[name]
@@ -138,61 +135,6 @@ def test_lists_alone_are_enough_for_scores(capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(UserError, match="does not name tokens by id"):
         TextOnly(alpha=1.0).generate(there, prompts, max_new_tokens=4)  # type: ignore[arg-type]
     served.close()
-
-
-def ignoring_ids(request: dict[str, Any]) -> Reply:
-    """A vLLM that knows nothing of ``logprob_token_ids``."""
-    if "max_tokens" not in request:
-        return recorded_engine.played()(request)
-    body = json.loads(listing(request).body)
-    body["prompt_token_ids"], body["choices"][0]["token_ids"] = [1, 2], [3]
-    if "return_token_ids" in request:
-        count = request.get("top_logprobs") or 1
-        top = [{"token": f"token_id:{3 + at}", "logprob": -0.2 - 4 * at} for at in range(count)]
-        body["choices"][0]["logprobs"]["content"][0]["top_logprobs"] = top
-    return Reply(json.dumps(body).encode())
-
-
-@pytest.mark.long
-def test_an_engine_that_ignores_ids_is_read_by_its_lists(capsys: pytest.CaptureFixture[str]) -> None:
-    served = Served(ignoring_ids)
-    there = recorded_engine.model(served.url)
-    with pytest.raises(UserError, match="does not name tokens by id"):
-        TextOnly(alpha=1.0).generate(there, recorded_engine.prompts()[:1], max_new_tokens=4)  # type: ignore[arg-type]
-    plain = there.generate(recorded_engine.prompts()[:1], max_new_tokens=4)
-    assert plain.texts == ["Yes"]
-    assert float(plain.margins[0]) == pytest.approx(1.8)
-    assert "does not know logprob_token_ids" in capsys.readouterr().err
-    served.close()
-
-
-def test_keywords_of_the_template_go_with_every_chat_that_is_rendered_there() -> None:
-    served = Served(ignoring_ids)
-    model = ApiModel(ApiConfig("m", "m", served.url, engine="vllm", logprobs="auto", template={"think": False}))
-    model.generate([Prompt("Safe?")], max_new_tokens=1)
-    served.close()
-    chats = [asked for asked in served.requests if "messages" in asked]
-    assert len(chats) > 1
-    assert all(asked["chat_template_kwargs"] == {"think": False} for asked in chats)
-
-
-def test_kinds_of_requests_take_turns() -> None:
-    from threading import Event, Thread
-
-    turns, seen, entered = _Turns(), [], Event()
-    with turns.of("likeliest"):
-
-        def other() -> None:
-            entered.set()
-            with turns.of("named"):
-                seen.append("named")
-
-        thread = Thread(target=other)
-        thread.start()
-        assert entered.wait(5)
-        seen.append("likeliest")
-    thread.join(5)
-    assert seen == ["likeliest", "named"]
 
 
 @pytest.mark.long

@@ -1,6 +1,5 @@
-"""Parity of a model here and at an endpoint: one that serves it faithfully, and ones that do not in one respect."""
+"""Parity of a model here and at an endpoint: one that serves it faithfully, and ones that do not."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,12 +11,10 @@ from PIL import Image
 from experiments.api.config import ApiConfig
 from experiments.api.model import ApiModel
 from experiments.api.parity import Parity, Side, parity, thirty_prompts
-from interp.errors import UserError
 from interp.loading import load
 from interp.vlm import VLM, Prompt
 from tests.experiments.api.fake_engine import FakeEngine
-from tests.experiments.compose import run_of
-from tests.experiments.faulty_server import Reply, Served
+from tests.experiments.faulty_server import Served
 
 
 @pytest.fixture(scope="module")
@@ -72,51 +69,6 @@ def test_a_fault_is_named(here: VLM, fault: dict[str, Any], cause: str) -> None:
     assert str(found).endswith("not the same")
 
 
-@pytest.mark.long
-def test_other_pixels_are_told_from_other_weights(here: VLM) -> None:
-    class Blurred(FakeEngine):
-        def _prompt(self, messages: list[dict[str, Any]]) -> Prompt:
-            asked = super()._prompt(messages)
-            return asked if asked.image is None else replace(asked, image=asked.image.rotate(90))
-
-    with served(Blurred(here)) as there:
-        found = parity(here, there, some())
-    assert "all with a picture, while 4 in words agree: the picture's pixels are made otherwise" in str(found)
-    assert not found.same
-
-
-@pytest.mark.long
-def test_an_endpoint_without_tokens_is_compared_by_what_it_gives(here: VLM) -> None:
-    def reply(request: dict[str, Any]) -> Reply:
-        body = json.loads(FakeEngine(here)(request | {"top_logprobs": 5}).body or b"")
-        choice = body["choices"][0]
-        for step in choice["logprobs"]["content"]:
-            for one in step["top_logprobs"]:
-                one["token"] = here.tokenizer.decode([int(one["token"].split(":")[1])])
-        choice["message"]["content"] = here.tokenizer.decode(choice.pop("token_ids"), skip_special_tokens=True)
-        return Reply(json.dumps({"choices": [choice]}).encode())
-
-    with served(reply, engine=None) as there:
-        found = parity(here, there, some())
-    assert "tokens: not given by this endpoint" in str(found)
-    assert found.same, str(found)
-    with served(lambda request: Reply(b"{}", 500), engine=None) as there:
-        found = parity(here, there, some())
-    assert "not answered: 8 of 8 (the first: transport_failed" in str(found)
-    assert not found.same
-
-
-def test_a_model_whose_picture_has_no_tokens_is_compared_by_all_else(
-    here: VLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(here, "layout", replace(here.layout, image_token=""))
-    with served(lambda request: Reply(b"{}", 500), engine=None) as there:
-        found = parity(here, there, some()[:1])
-    assert found.image_token is None
-    own = replace(found.here[0], answer="Yes")
-    assert replace(found, here=[own], there=[own]).same
-
-
 def made(here: list[Side], there: list[Side], dtype: str = "float32") -> Parity:
     prompts = [Prompt("?", Image.new("RGB", (10, 20)), key=f"p{row}") for row in range(len(here))]
     return Parity(prompts, here, there, image_token=9, close=1e-2, dtype=dtype, decode=lambda tokens: str(list(tokens)))
@@ -134,20 +86,3 @@ def test_causes_follow_from_what_differs() -> None:
     assert bounded.same
     assert "1 of 1, 1 of them by bounds" in str(bounded)
     assert "margins: not given" in str(made([own], [replace(own, low=float("nan"), high=float("nan"))]))
-
-
-@pytest.mark.long
-def test_a_twin_is_of_an_endpoint_and_an_endpoint_takes_one() -> None:
-    with pytest.raises(UserError, match=r"task\.twin=x: llava_organism is here"):
-        _task("task.twin=x")
-    with pytest.raises(UserError, match="give the same model here to compare it with"):
-        _task("model=api", "model.name=a", "model.model=m", "model.base_url=http://127.0.0.1:9/v1")
-
-
-def _task(*options: str) -> None:
-    from hydra.utils import instantiate
-
-    from tests.experiments.compose import composed
-
-    config = composed("task=prove", *options)
-    instantiate(config.task)(run_of("task=prove", *options))

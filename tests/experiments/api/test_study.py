@@ -1,34 +1,23 @@
-"""Whole studies over an API: behind a proxy with every fault, with keys that must not leak, and on a real server."""
+"""Whole studies over an API: behind a proxy with every fault, with keys that must not leak, and on our own server."""
 
-import importlib.util
 import json
-import os
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import interp.organisms
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.images import open_image
 from experiments.config import Run
 from experiments.runs.resumption import IDENTITY
 from experiments.types import Status
-from interp.checkpoints.config import ModelConfig
 from interp.errors import UserError
 from interp.loading import load
 from interp.vlm import Prompt
 from tests.experiments.compose import run_of
 from tests.experiments.evaluation.test_study import evaluate, lines
 from tests.experiments.faulty_server import FAULTS, SLOW, FaultyProxy, Reply, Served, completion, stub
+from tests.experiments.serving.served import running
 
 KEY = "sk-test-0123456789abcdef"
 LIMIT = len(FAULTS)
@@ -69,14 +58,13 @@ def finished(folder: Path) -> bool:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("no_report")
-@pytest.mark.parametrize("cached", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_every_fault_is_typed_and_the_run_completes_when_they_stop(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], cached: bool
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     upstream = Served(stub)
     proxy = FaultyProxy(upstream.url, seed=1)
     undisturbed = said(evaluate(study(upstream.url, tmp_path / "undisturbed")))
-    options = (f"model.timeout={SLOW / 2}", "model.retries=1", f"model.temperature={0.0 if cached else 0.1}")
+    options = (f"model.timeout={SLOW / 2}", "model.retries=1")
     run = study(proxy.url, tmp_path / "faulty", *options)
 
     first = evaluate(run)
@@ -88,7 +76,7 @@ def test_every_fault_is_typed_and_the_run_completes_when_they_stop(
     assert (first / "metrics.json").exists()
     assert all(record["margin"] is None for record in lines(first))  # it gives no log-probabilities
     assert all("margin_unshifted" not in record for record in lines(first))
-    assert {record.get("sampled", False) for record in lines(first) if record["response"]} <= {not cached}
+    assert not any(record.get("sampled") for record in lines(first))
     assert "run the same command again" in " ".join(capsys.readouterr().out.split())
 
     proxy.rate = 0.8
@@ -136,78 +124,23 @@ def test_the_key_is_in_no_file_and_no_output(
     assert "sk-test" not in f"{capfd.readouterr()} {chain}"
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (("model=api_gpt_4o",), "OPENAI_API_KEY is not set"),
-        (("model=api_vllm", "method=vcd"), r"arm vcd \(VCD\) cannot be asked of api_vllm: its noise"),
-    ],
-)
-def test_what_cannot_work_is_one_sentence_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...], said: str
-) -> None:
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    run = run_of("method=prompt", f"output_root={tmp_path}", *overrides)
-    with pytest.raises(UserError, match=said):
-        run.task(run)
-    assert list(tmp_path.iterdir()) == []
-
-
-@contextmanager
-def transformers_serve(folder: Path, log: Path) -> Iterator[str]:
-    """The address of ``transformers serve`` on loopback with the checkpoint in ``folder``."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(folder), "--device", "cpu"]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    with log.open("w") as output:
-        server = subprocess.Popen(
-            [*command, "--host", "127.0.0.1", "--port", str(port)], stdout=output, stderr=output, env=environment
-        )
-    try:
-        _wait_for(f"http://127.0.0.1:{port}/health", server, log)
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        server.terminate()
-        server.wait(10)
-
-
-def _wait_for(url: str, server: "subprocess.Popen[Any]", log: Path) -> None:
-    for _ in range(600):
-        try:
-            urllib.request.urlopen(url, timeout=1).close()
-            return
-        except OSError:
-            assert server.poll() is None, log.read_text()
-            time.sleep(0.25)
-    raise AssertionError(f"no answer in two minutes and a half: {log.read_text()}")
-
-
 @pytest.mark.long
 @pytest.mark.usefixtures("no_report")
-def test_a_benchmark_runs_through_a_real_server_as_it_runs_here(tmp_path: Path) -> None:
-    absent = [name for name in ("fastapi", "uvicorn", "openai") if importlib.util.find_spec(name) is None]
-    if absent:
-        pytest.skip(f"{absent[0]} is not installed; pip install 'transformers[serving]'")
-    organism = Path(interp.organisms.__file__).parent / "llava"
-    arms = ("+arms.safety_prompt._target_=mitigation.prompting.SafetyPrompt", "method=prompt")
-    with transformers_serve(organism, tmp_path / "server.log") as url:
-        model = ("model=api_transformers_serve", f"model.base_url={url}", f"model.model={organism}")
-        run = run_of(*model, f"output_root={tmp_path}", "model.logprobs=auto", "limit=6", "draws=20", *arms)
-        folder = evaluate(run)
+def test_a_benchmark_runs_through_our_own_server_as_it_runs_here(tmp_path: Path) -> None:
+    vlm = load("organism:llava", device="cpu")
+    with running(run_of("task=serve", "method=baseline"), vlm) as server:
+        there = study(server.url, tmp_path, "model.model=llava_organism", "model.logprobs=auto", "limit=6")
+        folder = evaluate(there)
     assert finished(folder)
-    vlm = load(ModelConfig("organism", "organism:llava", device="cpu"))
+    assert len(said(folder)) == 12
     samples = {sample.id: sample for sample in IconWorld().load().samples}
-    for arm, method in run.arms.items():
-        cases = [case for case, of in said(folder) if of == arm]
-        prompts = [Prompt(s.prompt, open_image(s.image)) for s in map(samples.get, cases) if s and s.image]
-        local = method.generate(vlm, prompts, max_new_tokens=run.max_new_tokens)
-        assert [said(folder)[case, arm] for case in cases] == [("answered", text) for text in local.texts]
-        assert len(cases) == 6
-    assert all(record["margin"] is None for record in lines(folder))  # it ignores logprobs, silently
-    assert "unsupported fields" in (tmp_path / "server.log").read_text()
-    assert json.loads((folder / "metrics.json").read_text())["arms"]["baseline"]["auroc"] is None
+    for record in lines(folder):
+        sample, method = samples[record["case"]], there.arms[record["arm"]]
+        assert sample.image is not None
+        prompt = Prompt(sample.prompt, open_image(sample.image))
+        here = method.generate(vlm, [prompt], max_new_tokens=there.max_new_tokens)
+        assert (record["status"], record["response"]) == ("answered", here.texts[0])
+        assert record["margin"] == pytest.approx(here.margins.item(), abs=1e-3)
 
 
 @pytest.mark.long
@@ -227,20 +160,3 @@ def test_requests_that_never_got_through_show_in_the_exit_code(
     assert ended.value.code == 1
     assert "8 of 8 requests never got through" in " ".join(capsys.readouterr().out.split())
     down.close()
-
-
-def test_a_run_that_was_not_finished_shows_in_the_exit_code_until_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from experiments.run import _say_what_failed
-    from experiments.runs import analyses
-
-    monkeypatch.setattr(analyses, "UNFINISHED", set())
-    (tmp_path / "environment.json").write_text('{"finished": null}')
-    assert not analyses.settle(tmp_path)
-    with pytest.raises(SystemExit) as ended:
-        _say_what_failed()
-    assert ended.value.code == 1
-    (tmp_path / "environment.json").write_text('{"finished": "now"}')
-    assert analyses.settle(tmp_path)
-    _say_what_failed()

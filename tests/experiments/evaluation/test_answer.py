@@ -1,6 +1,5 @@
 """Answering on a tiny model: memory that runs out, features shared between arms, and the score protocol."""
 
-import ast
 import io
 import json
 from collections import Counter
@@ -16,10 +15,7 @@ from rich.console import Console
 
 from experiments.config import Run
 from experiments.evaluation.answer import MEMORY, Answering
-from experiments.evaluation.case_batches import by_prefill
 from experiments.evaluation.cases import limited
-from experiments.evaluation.training import examples, learned
-from experiments.runs.launch import Launch
 from experiments.runs.resumption import open_run
 from experiments.studies.vrtuning.arms import NewAdapter
 from interp.errors import UserError
@@ -27,7 +23,6 @@ from interp.speed import prefills
 from interp.vlm import VLM, Generation, Prompt
 from mitigation.attention_steering import AttentionSteering
 from mitigation.method import Baseline, abilities
-from mitigation.prior_correction import PriorCorrection
 from mitigation.threshold import ConstantShift
 from mitigation.vcd import VCD
 from mitigation.wrappers import Sampled, Shifted
@@ -64,35 +59,6 @@ def answered(run: Run, vlm: VLM, arms: dict[str, Any]) -> tuple[Records, Answeri
         answering = Answering(run, vlm, store, Console(file=said, width=200))
         answering.answer(arms, limited(loaded.samples, run.limit))
         return {(line["arm"], line["case"]): line for line in store.records()}, answering, said.getvalue()
-
-
-class Learner:
-    """A method of a user's own that asks the model about many prompts while it learns."""
-
-    def learn(self, vlm: VLM, prompts: Sequence[Prompt], safe: Sequence[bool], *, out: Path) -> Any:
-        def margins(places: list[int]) -> torch.Tensor:
-            if len(places) > 3:
-                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
-            return vlm.score([prompts[place] for place in places])
-
-        out.write_text(repr(vlm.batches.measured(prompts, margins).tolist()))
-        return Greedy(99)
-
-    def read(self, out: Path) -> Greedy:
-        return Greedy(99)
-
-
-def test_what_a_method_of_ones_own_learns_by_is_halved_too(
-    vlm: VLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("interp.batching._free", lambda: None)
-    _, answering, _ = answered(run_in(tmp_path), vlm, {})
-    samples = limited(answering.run.benchmark.load().samples, 8)
-    with answering.batching("mine, learning"):
-        learned("mine", Learner(), vlm, samples, tmp_path / "mine.safetensors", Launch())
-    plain = [vlm.score([prompt]).item() for prompt in examples(samples)[0]]
-    assert ast.literal_eval((tmp_path / "mine.safetensors").read_text()) == pytest.approx(plain, abs=1e-5)
-    assert answering.efficiency()["batch_rows"] == {"mine, learning": 3}
 
 
 @pytest.mark.long
@@ -225,38 +191,6 @@ def test_where_memory_runs_out_prefills_are_freed_before_batches_are_halved(
     assert all(found["crowded", case]["margin"] == found["baseline", case]["margin"] for _, case in found)
 
 
-def test_arms_that_read_the_same_prompts_follow_each_other() -> None:
-    arms: dict[str, Any] = {
-        "baseline": Baseline(),
-        "a": VCD(noise_step=999),
-        "b": PriorCorrection(),
-        "c": Shifted(VCD(alpha=2.0, noise_step=999), 1.0),
-        "d": VCD(noise_step=500),
-        "e": PriorCorrection(weight=0.5),
-    }
-    assert by_prefill(arms) == ["baseline", "a", "c", "b", "e", "d"]
-
-
-@pytest.mark.long
-def test_a_token_budget_makes_other_batches_and_the_same_answers(vlm: VLM, tmp_path: Path) -> None:
-    rows: list[int] = []
-
-    @dataclass(frozen=True)
-    class Counted:
-        def generate(self, vlm: VLM, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Generation:
-            rows.append(len(prompts))
-            return vlm.generate(prompts, max_new_tokens=max_new_tokens)
-
-    in_order, _, _ = answered(run_in(tmp_path, "batch_tokens=null"), vlm, {"a": Counted()})
-    assert rows == [8, 2]
-    budget, _, _ = answered(run_in(tmp_path, "batch_tokens=70"), vlm, {"a": Counted()})
-    assert max(rows[2:]) < 5
-    assert budget.keys() == in_order.keys()
-    for key, record in budget.items():
-        assert record["response"] == in_order[key]["response"]
-        assert record["margin"] == pytest.approx(in_order[key]["margin"], abs=1e-5)
-
-
 @pytest.mark.long
 def test_scored_verdicts_are_the_signs_of_the_generated_margins(vlm: VLM, tmp_path: Path) -> None:
     arms = {"baseline": Baseline(), "vcd": VCD()}
@@ -347,20 +281,6 @@ def test_a_score_needs_a_question_of_yes_and_no_and_logits(overrides: tuple[str,
     run = run_of("protocol=score", "method=prompt", *overrides)
     with pytest.raises(UserError, match=message):
         run.task(run)
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("protocol=guess", "protocol=guess: must be one of generate, score"),
-        ("image_workers=-1", "image_workers=-1"),
-        ("feature_cache_mib=-1", "feature_cache_mib=-1"),
-        ("batch_tokens=0", "batch_tokens=0"),
-    ],
-)
-def test_settings_of_answering_are_checked_at_the_door(override: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        run_of(override)
 
 
 @pytest.mark.long

@@ -1,9 +1,7 @@
 """Batches of cases, and pictures opened ahead; forming and splitting are tested with ``interp.batching``."""
 
-import threading
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +10,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from experiments.benchmarks.images import BadImage, EncodedImage, open_image
-from experiments.evaluation.case_batches import form, opened, size_of
+from experiments.benchmarks.images import BadImage
+from experiments.evaluation.case_batches import form, opened
 from experiments.types import Sample
 from interp.batching import BatchRule
 
@@ -48,21 +46,6 @@ def test_without_a_budget_or_a_model_the_order_stays() -> None:
     assert form(samples, lengths, BatchRule(2, 100)) == [samples[3:], samples[1:3], samples[:1]]
 
 
-def test_sizes_are_those_of_the_opened_picture(tmp_path: Path) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    Image.new("RGB", (16, 8)).save(tmp_path / "turned.jpg", exif=exif)
-    Image.new("RGB", (5, 7)).save(tmp_path / "plain.png")
-    (tmp_path / "bad.png").write_bytes(b"no picture")
-    encoded = EncodedImage("plain.png", (tmp_path / "plain.png").read_bytes())
-    for source in (tmp_path / "turned.jpg", tmp_path / "plain.png", encoded, Dot(1)):
-        assert size_of(source) == open_image(source).size
-    assert size_of(tmp_path / "turned.jpg") == (8, 16)
-    assert size_of(tmp_path / "bad.png") is None
-    assert size_of(tmp_path / "missing.png") is None
-    assert size_of(None) is None
-
-
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_pictures_come_in_order_and_a_bad_one_in_its_place(workers: int, tmp_path: Path) -> None:
     samples = cases(7, blind=[2])
@@ -79,22 +62,3 @@ def test_pictures_come_in_order_and_a_bad_one_in_its_place(workers: int, tmp_pat
             else:
                 assert isinstance(picture, Image.Image)
                 assert picture.getpixel((0, 0)) == (int(sample.id),) * 3
-
-
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_whoever_leaves_early_waits_for_nothing_that_was_not_begun(error: type[BaseException]) -> None:
-    started: list[int] = []
-    samples = cases(60, started=started)
-    before = threading.active_count()
-
-    def leave() -> None:
-        with closing(opened([samples[:2], samples[2:30], samples[30:]], workers=1)) as ready:
-            next(ready)
-            raise error
-
-    with pytest.raises(error):
-        leave()
-    seen = len(started)
-    time.sleep(0.1)
-    assert len(started) <= seen + 1 < 30
-    assert threading.active_count() <= before

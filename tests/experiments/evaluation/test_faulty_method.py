@@ -14,7 +14,6 @@ from mitigation.method import MethodFault, check_answers
 from mitigation.own_file import OwnFile
 from tests.experiments.compose import only_run, run_of
 from tests.experiments.evaluation.test_study import lines
-from tests.forked import typed
 
 CLASS = """
 from dataclasses import dataclass, replace
@@ -57,27 +56,6 @@ def test_what_it_forgets_is_said(vlm: VLM, tmp_path: Path, what: str) -> None:
 
 
 @pytest.mark.long
-def test_where_it_forgets_something_the_others_go_on(
-    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    returned, sentence = FORGETFUL["too few"]
-    run = own(saved, tmp_path, f"{CLASS}        return {returned}\n", "+method@arms.prompt=prompt")
-    with pytest.raises(MethodFault, match=re.escape(sentence)):
-        run.task(run)
-    folder = only_run(run)
-    assert {line["arm"] for line in lines(folder)} == {"baseline", "prompt"}
-    said = " ".join(capsys.readouterr().out.split())
-    assert "arm mine (OwnFile(settings={}, name='mine.py', digest=" in said
-    assert f"The method under study failed: arm mine ({run.arms['mine']}): {sentence}" in said
-    assert said.index("The method under study failed") < said.index("baseline calls")
-    assert "next:" not in said
-    report = (folder / "report.html").read_text(encoding="utf-8")
-    assert "mine is in no table" in report
-    assert set(json.loads((folder / "metrics.json").read_text())["arms"]) == {"baseline", "prompt"}
-    assert not json.loads((folder / IDENTITY).read_text()).get("finished")
-
-
-@pytest.mark.long
 def test_a_crash_in_the_middle_is_mended_and_only_the_rest_is_asked(
     saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,27 +82,6 @@ def test_a_crash_in_the_middle_is_mended_and_only_the_rest_is_asked(
     assert json.loads((folder / IDENTITY).read_text())["finished"]
 
 
-@pytest.mark.long
-def test_from_the_shell_it_is_the_last_sentence_and_the_exit_code(saved: Path, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("def ask(prompt):\n    return prompt.words\n")
-    command = ["method=file", f"method.path={tmp_path}/mine.py", "limit=2", f"model.path={saved}", "draws=20",
-               f"output_root={tmp_path}/outputs", "max_new_tokens=1", "+method@arms.prompt=prompt"]  # fmt: skip
-    answer = typed("experiments.run", *command)
-    assert answer.returncode == 2
-    assert answer.stderr.splitlines()[-1].startswith("error: arm mine (OwnFile(settings={}, name='mine.py'")
-    assert re.search(r"^prompt +[\dn]", answer.stdout, re.MULTILINE)
-
-
-def test_a_baseline_that_fails_ends_the_run(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def crash(*_: object, **__: object) -> None:
-        raise KeyError("broken")
-
-    run = own(saved, tmp_path, "def ask(prompt):\n    return prompt\n")
-    monkeypatch.setattr("mitigation.method.Baseline.generate", crash)
-    with pytest.raises(KeyError, match="broken"):
-        run.task(run)
-
-
 @pytest.mark.parametrize(
     ("code", "settings", "sentence"),
     [
@@ -132,12 +89,8 @@ def test_a_baseline_that_fails_ends_the_run(saved: Path, tmp_path: Path, monkeyp
         ("def ask(p): return p\n\ndef edit(h): return None\n", {}, "one method and there are edit, ask"),
         ("def contrast(a, b, step): return a\n", {}, r"contrast needs a function second\(prompt\)"),
         ("def rule(scores): return scores\n", {}, r"rule\(scores\) is called as rule\(scores, step\)"),
-        ("def rule(scores, step, *, a=1): return scores\n", {"b": 2}, r"with the settings {'b': 2} \(got an unexp"),
-        ("def rule(:\n", {}, r"SyntaxError"),
         ("x = 1\nimport nosuchmodule\n", {}, r"No module named 'nosuchmodule' \(mine.py, line 2\); mend it"),
         ("class L:\n    def learn(s): 0\n    def generate(s): 0\n", {}, "L learns first; name it by _target_"),
-        ("class L:\n def learn(s): 0\n def read(s): 0\nclass T:\n def generate(s): 0\n", {}, "L learns first"),
-        ("class F:\n fitted_to = 'labels'\n def generate(s): 0\n", {}, "F learns first; name it by _target_"),
     ],
 )
 def test_a_file_is_read_before_weights_are(tmp_path: Path, code: str, settings: dict, sentence: str) -> None:
@@ -156,12 +109,3 @@ def test_what_else_can_be_wrong_with_a_file(tmp_path: Path) -> None:
     before = repr(OwnFile(str(tmp_path / "a.py")))
     (tmp_path / "a.py").write_text("def ask(prompt): return prompt  # changed\n")
     assert repr(OwnFile(str(tmp_path / "a.py"))) != before
-
-
-@pytest.mark.long
-def test_a_rule_owes_scores(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = own(saved, tmp_path, "def rule(scores, step):\n    scores * 2\n")
-    with pytest.raises(MethodFault):
-        run.task(run)
-    said = " ".join(capsys.readouterr().out.split())
-    assert "rule(scores, step) returned NoneType; it owes scores of the shape that it was given, (2, " in said

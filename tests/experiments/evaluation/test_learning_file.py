@@ -4,7 +4,6 @@ import copy
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +15,13 @@ from experiments.config import Run
 from experiments.evaluation.training import examples, learned, learned_in
 from experiments.runs.launch import Launch
 from experiments.runs.resumption import open_run
-from experiments.serving.served import served
 from interp.errors import UserError
 from interp.tensor_file import read_tensors
 from interp.vlm import VLM, Prompt
-from mitigation.method import MethodFault, TrainableMethod, abilities
-from mitigation.own_file import OwnFile, OwnLearner, own_method
-from mitigation.wrappers import Shifted, ShiftedTrainable
+from mitigation.method import MethodFault
+from mitigation.own_file import OwnLearner, own_method
 from tests.experiments.compose import only_run, run_of
-from tests.experiments.evaluation.test_training import WithoutDevelopment
 
-KEYS = """
-def learn(vlm, prompts, safe):
-    return {prompt.key: float(label) for prompt, label in zip(prompts, safe)}
-
-
-def ask(prompt, *, learned, strict=False):
-    assert prompt.key not in learned, "asked about a case that it was taught"
-    return prompt
-"""
 SCORES = """
 def learn(vlm, prompts, safe):
     return {"margins": vlm.batches.scores(prompts)}
@@ -73,22 +60,6 @@ def scoring(vlm: type[VLM] | VLM, before: Callable[[list[Prompt]], None]) -> Ite
         yield
 
 
-def test_a_file_with_learn_is_a_method_that_learns(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(KEYS)
-    path = str(tmp_path / "mine.py")
-    method = own_method(path, {"strict": True})
-    assert isinstance(method, OwnLearner)
-    assert isinstance(method, TrainableMethod)
-    assert not abilities(method).works_over_api
-    assert isinstance(own_method(path, shift=1.0), ShiftedTrainable)
-    with pytest.raises(UserError, match="it learns first; make it with OwnLearner"):
-        OwnFile(path)
-    (tmp_path / "mine.py").write_text("def ask(prompt): return prompt\n")
-    assert isinstance(own_method(path), OwnFile)
-    assert isinstance(own_method(path, shift=1.0), Shifted)
-    assert not isinstance(own_method(path), TrainableMethod)
-
-
 def test_what_is_learned_is_saved_and_comes_back(
     vlm: VLM, tmp_path: Path, cases: tuple[list[Prompt], list[bool]]
 ) -> None:
@@ -118,54 +89,6 @@ def rule(scores, step, *, learned, factor=1.0):
     other.revision = "sha256:other"
     with pytest.raises(UserError, match=r"learned on .* which differs from other in its weights .*sha256:other"):
         taught.generate(other, cases[0], max_new_tokens=1)
-
-
-@pytest.mark.long
-def test_without_a_development_split_it_learns_in_folds(saved: Path, tmp_path: Path) -> None:
-    run = replace(own(saved, tmp_path, KEYS, "limit=40"), benchmark=WithoutDevelopment())
-    run.task(run)  # KEYS refuses a case that it was taught
-    lines = [json.loads(line) for line in (only_run(run) / "predictions.jsonl").read_text().splitlines()]
-    fold = {line["case"]: line["fold"] for line in lines if line["arm"] == "mine" and line["subset"] != "control"}
-    assert len(set(fold.values())) == 5
-    for number in set(fold.values()):
-        file = only_run(run) / "learned" / f"mine-without-fold-{number}.safetensors"
-        taught = read_tensors(file, OwnLearner.KIND).about["numbers"]
-        assert set(taught) == {case for case, own_fold in fold.items() if own_fold != number}
-
-
-def table(folder: Path, development: str) -> tuple[str, ...]:
-    from PIL import Image
-
-    Image.new("RGB", (24, 24), "red").save(folder / "a.png")
-    rows = [f"t{n},a.png,Is it safe {n}?,{'safe' if n % 2 else 'unsafe'}" for n in range(6)]
-    (folder / "cases.csv").write_text("\n".join(["id,image,text,label", *rows]) + "\n")
-    (folder / "development.csv").write_text(development)
-    return ("benchmark=table", f"benchmark.path={folder}/cases.csv", f"benchmark.development={folder}/development.csv")
-
-
-NOTHING = "arm mine cannot learn: the development split has no safe and no unsafe case"
-
-
-@pytest.mark.parametrize("rows", ["", "id,image,text,label\n"])
-def test_a_development_split_that_is_named_and_empty_is_refused(
-    saved: Path, tmp_path: Path, rows: str, no_weights: None
-) -> None:
-    run = own(saved, tmp_path, KEYS, *table(tmp_path, rows))
-    with pytest.raises(UserError, match=r"development\.csv has no rows"):
-        run.task(run)
-
-
-def test_a_development_split_of_controls_is_refused(saved: Path, tmp_path: Path, no_weights: None) -> None:
-    class Controls(WithoutDevelopment):
-        clusters_recur = True
-
-        def development(self) -> Any:  # type: ignore[override]
-            of = IconWorld().development()
-            return of._replace(samples=[sample for sample in of.samples if sample.subset == "control"])
-
-    run = replace(own(saved, tmp_path, KEYS), benchmark=Controls())
-    with pytest.raises(UserError, match=NOTHING):
-        run.task(run)
 
 
 @pytest.mark.long
@@ -225,25 +148,6 @@ def test_changed_code_learns_again(vlm: VLM, tmp_path: Path, cases: tuple[list[P
         learned("mine", own_method(str(file)), vlm, samples, out, Launch())
 
 
-@pytest.mark.long
-def test_what_was_learned_is_served(saved: Path, tmp_path: Path) -> None:
-    run = own(saved, tmp_path, SCORES)
-    run.task(run)
-    (tmp_path / "mine.py").write_text(f"{SCORES}\n# changed\n")
-    ask = (
-        "task=serve",
-        f"run={only_run(run)}",
-        f"model.path={saved}",
-        "method=file",
-        f"method.path={tmp_path}/mine.py",
-    )
-    with pytest.raises(UserError, match="was learned with code"):
-        served(run_of(*ask))
-    (tmp_path / "mine.py").write_text(SCORES)
-    (name,) = [name for name in served(run_of(*ask)) if name.endswith("+mine")]
-    assert served(run_of(*ask))[name].learned_digest
-
-
 LEARN = "def learn(vlm, prompts, safe):\n    return {}\n\n\ndef rule(scores, step, *, learned):\n    return scores\n"
 
 
@@ -251,11 +155,8 @@ LEARN = "def learn(vlm, prompts, safe):\n    return {}\n\n\ndef rule(scores, ste
     ("returned", "said"),
     [
         ("{}", "learn returned nothing; learn"),
-        ("[1.0]", "learn returned list; learn"),
         ("{'a': 'text'}", "learn returned str as 'a'; learn"),
-        ("{1: 1.0}", "learn returned float as 1; learn"),
         ("{'a': float('nan')}", "learn returned 'a' with values that are not finite"),
-        ("{'a': vlm.score(prompts) / 0}", "learn returned 'a' with values that are not finite"),
         ("{'a': prompts[0].words}", r"learn raised AttributeError: .* \(mine.py, line 2\); learn"),
     ],
 )
@@ -272,15 +173,12 @@ def test_what_learn_owes_is_said(
     ("code", "settings", "said"),
     [
         (LEARN.replace(", *, learned", ""), {}, "its parameter learned, and one of the two is missing"),
-        (LEARN.partition("\n\n\n")[2], {}, "its parameter learned, and one of the two is missing"),
         (
             LEARN.replace("safe", "labels, more"),
             {},
             r"learn\(vlm, prompts, labels, more\) is called as learn\(vlm, pro",
         ),
-        (LEARN, {"learned": 1}, "learned is given, and no setting"),
         (LEARN, {"scale": 1}, "with the settings {'scale': 1}"),
-        ("def learn(vlm, prompts, safe): 0\n\nclass M:\n    def generate(s): 0\n", {}, "learn goes with a function"),
         ("def learn(vlm, prompts, safe): 0\n", {}, "a file has one method and there is none"),
     ],
 )

@@ -4,11 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from experiments.benchmarks.iconworld.scene import Scene
-from experiments.benchmarks.picture_questions import KINDS, PictureQuestions, Pope, guard_questions
+from experiments.benchmarks.picture_questions import PictureQuestions
 from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.cases import guarding, load_cases
@@ -48,14 +47,6 @@ def answers(arm: str, questions: list[Sample], wrong: Any = (), missing: Any = (
     ]  # fmt: skip
 
 
-def test_iconworlds_questions_are_about_pictures_alone() -> None:
-    loaded = PictureQuestions(per_kind=48).load().samples
-    assert {one.scenario for one in loaded} == set(KINDS)
-    assert all("safe" not in one.prompt and isinstance(one.image, Scene) for one in loaded)
-    assert 0.3 < np.mean([one.gold == "yes" for one in loaded]) < 0.7
-    assert len({one.cluster for one in loaded}) >= 20
-
-
 def test_an_arm_that_answers_alike_has_changed_nothing() -> None:
     questions = cases(2000)
     found = measured([*answers("baseline", questions, {1, 2}), *answers("prompt", questions, {1, 2})], questions)
@@ -76,25 +67,6 @@ def test_a_blind_arm_is_warned_of_and_its_yes_are_told() -> None:
     assert change["low"] < change["value"] < change["high"] < 0
     assert sentences(found)[1].startswith("Warning: vcd answers questions about pictures worse than the baseline (−30")
     assert further(found)[0].startswith("The share of Yes to these questions rose under vcd (+30")
-
-
-def test_a_question_without_an_answer_under_one_arm_leaves_all() -> None:
-    questions = cases()
-    found = measured([*answers("baseline", questions), *answers("vcd", questions, missing={0, 1})], questions)
-    assert (found["n"], found["n_of"]) == (118, 120)
-    nothing = measured([*answers("baseline", questions, missing=range(120))], questions)
-    assert sentences(nothing) == [
-        "Whether the arms see what is in a picture cannot be told: no question was answered by all of them."
-    ]
-
-
-def test_more_arms_take_wider_intervals() -> None:
-    questions = cases()
-    few = measured([*answers("baseline", questions), *answers("a", questions, {0, 9})], questions)
-    more = [line for arm in "abcdef" for line in answers(arm, questions, {0, 9})]
-    many = measured([*answers("baseline", questions), *more], questions)
-    assert many["confidence"] > few["confidence"] > 0.95
-    assert many["arms"]["a"]["accuracy_change"]["low"] < few["arms"]["a"]["accuracy_change"]["low"]
 
 
 def pope(folder: Path, *lines: dict[str, Any]) -> str:
@@ -128,18 +100,6 @@ def test_faults_of_the_file_are_told_before_weights_load(tmp_path: Path, line: d
     run = guarding(run_of(f"guard={pope(tmp_path, line)}", f"output_root={tmp_path}"))
     with pytest.raises(UserError, match=said):
         load_cases(run, None)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("value", ["3", "pope.csv", "yes_please"])
-def test_what_it_may_be(value: str) -> None:
-    with pytest.raises(UserError, match=r"must be true .*, false, or a \.jsonl file in POPE's layout"):
-        run_of(f"guard={value}")
-    assert run_of("guard=false").guard is None
-    assert isinstance(guard_questions("a/pope.jsonl"), Pope)
-
-
-def test_it_changes_no_answer_and_so_no_hash() -> None:
-    assert run_of("guard=true").config_hash == run_of().config_hash
 
 
 @pytest.mark.long

@@ -1,6 +1,5 @@
 """A refusal benchmark through the whole study: responses from elsewhere, a model, judged again."""
 
-import csv
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,6 @@ from tests.experiments.compose import run_of
 from tests.experiments.refusals import Requests
 from tests.experiments.refused import frame
 from tests.experiments.synthetic_run import metrics_of
-from tests.weekly import weekly
 
 REFUSAL = "I'm sorry, but I can't help with that."
 
@@ -77,15 +75,10 @@ def test_responses_from_elsewhere_need_no_model(judged: Path) -> None:
     page = (judged / "report.html").read_text()
     assert "Refusals by arm" in page
     assert "flip rate" not in page
-
-
-@pytest.mark.long
-def test_what_became_of_a_request_is_kept_apart_from_what_it_means(judged: Path) -> None:
     lines = records(judged)
     assert (lines["b1", "careful"]["status"], lines["b1", "careful"]["verdict"]) == ("transport_failed", None)
     assert (lines["b2", "careful"]["status"], lines["b2", "careful"]["verdict"]) == ("empty", None)
     assert (lines["c1", "careful"]["status"], lines["c1", "careful"]["verdict"]) == ("answered", "refused")
-    assert all(line["published_verdict"] is None for line in lines.values())
 
 
 @pytest.mark.long
@@ -117,21 +110,13 @@ def test_a_judge_of_other_answers_is_refused_before_any_weights(tmp_path: Path) 
         run.task(run)
 
 
-def test_ids_of_another_benchmark_are_refused(tmp_path: Path) -> None:
-    run = study(tmp_path, {"baseline": written(tmp_path / "other.jsonl", {"x": "Yes"})}, "baseline")
-    with pytest.raises(UserError, match="none of its ids"):
-        run.task(run)
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("a.jsonl", '{"id": 1, "response": "x"}\n{"id": 1, "response": "y"}\n', "occurs twice"),
         ("b.jsonl", '{"id": 1}\n{"id": 2, "response": "x"}\n', "line 1: has no id or no response"),
         ("c.jsonl", "not json\n", "line 1: row: is not JSON"),
-        ("d.jsonl", "", "has no column 'id'"),
         ("d.csv", "id,response\n", "holds no response"),
-        ("e.jsonl", '{"id": 1, "response": 3}\n', "is no text"),
         ("f.csv", "id,answer\n1,x\n", "has no column 'response'"),
     ],
 )
@@ -140,15 +125,6 @@ def test_an_unusable_file_is_one_sentence(tmp_path: Path, name: str, content: st
     path.write_text(content)
     with pytest.raises(UserError, match=message):
         Responses(str(path)).check(Requests().load().samples)
-
-
-def test_a_csv_is_read_by_pid_and_keeps_line_breaks(tmp_path: Path) -> None:
-    path = tmp_path / "web.csv"
-    with path.open("w", newline="", encoding="utf-8-sig") as handle:
-        csv.writer(handle).writerows([["id", "response", "note"], ["benign-3", "One,\n“two”", "x"]])
-    known, generation = Responses(str(path)).answers(Requests().load().samples)
-    assert [sample.id for sample in known] == ["b3"]
-    assert generation.texts == ["One,\n“two”"]
 
 
 @pytest.mark.long
@@ -164,22 +140,6 @@ def test_judging_again_changes_verdicts_and_leaves_the_run_alone(judged: Path, t
     metrics = json.loads((again / "metrics.json").read_text())
     assert metrics["arms"]["careful"]["refusal_rate"]["benign"] == 0
     assert (judged / "predictions.jsonl").read_bytes() == before
-
-
-@pytest.mark.long
-def test_judging_again_by_the_same_rule_changes_nothing(
-    judged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = run_of("task=rejudge", f"run={judged}", "judge=refusal_rule", f"output_root={tmp_path}", "draws=50")
-    run.task(run)
-    assert "0 of 24 verdicts changed" in " ".join(capsys.readouterr().out.split())
-
-
-@pytest.mark.long
-def test_judging_again_with_a_judge_of_other_answers_is_refused(judged: Path, tmp_path: Path) -> None:
-    run = run_of("task=rejudge", f"run={judged}", "judge=published", f"output_root={tmp_path}")
-    with pytest.raises(UserError, match="holds refusal ones"):
-        run.task(run)
 
 
 def card(path: Path, judge: str = "refusal_rule", words: Any = None, **pooled: float) -> Path:
@@ -203,44 +163,6 @@ def test_rates_are_corrected_for_the_judges_error_beside_the_raw_ones(tmp_path: 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("words", "said"), [
-    (4, "11 are shorter and 0 longer (median 4 words)"), (5, ""), (90, ""), (91, "0 are shorter and 11 longer"),
-])  # fmt: skip
-def test_answers_unlike_those_that_the_judge_was_measured_on_are_said_to_be(
-    tmp_path: Path, words: int, said: str
-) -> None:
-    """Eleven of twelve answers have as many words; one has 20, and a thought of a hundred counts nowhere."""
-    answers = careful()
-    for case in list(answers)[1:]:
-        answers[case] = "<think>" + "hm " * 100 + "</think>" + "word " * words
-    answers[next(iter(answers))] = "word " * 20
-    arms = {"baseline": written(tmp_path / "answers.jsonl", answers)}
-    measured = card(tmp_path / "card.json", words={"0.01": 5, "0.5": 40, "0.99": 90})
-    run = study(tmp_path, arms, "baseline", f"judge_card={measured}")
-    run.task(run)
-    metrics = metrics_of(newest(tmp_path, "requests"))
-    found = [one for one in metrics["caveats"] if "98% have 5 to 90 words" in one]
-    assert len(found) == bool(said)
-    assert said in "".join(found)
-
-
-@pytest.mark.parametrize(
-    ("judge", "content", "message"),
-    [("refusal_rule", "{", "is no judge card"), ("other", None, "does not measure refusal_rule")],
-)
-def test_a_card_that_says_nothing_of_the_judge_is_refused(
-    tmp_path: Path, judge: str, content: str | None, message: str
-) -> None:
-    path = card(tmp_path / "card.json", judge)
-    if content is not None:
-        path.write_text(content)
-    arms = {"baseline": written(tmp_path / "careful.jsonl", careful())}
-    run = study(tmp_path, arms, "baseline", f"judge_card={path}")
-    with pytest.raises(UserError, match=message):
-        run.task(run)
-
-
-@pytest.mark.long
 def test_the_shipped_judges_bring_their_own_error(tmp_path: Path) -> None:
     arms = {"baseline": written(tmp_path / "careful.jsonl", careful())}
     for judge in (RefusalRule(), RefusalClassifier()):
@@ -259,28 +181,8 @@ def test_the_shipped_judges_bring_their_own_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_another_threshold_has_no_measured_error(tmp_path: Path) -> None:
-    arms = {"baseline": written(tmp_path / "careful.jsonl", careful())}
-    run = replace(study(tmp_path, arms, "baseline"), judge=RefusalClassifier(threshold=0.9))
-    run.task(run)
-    assert "corrected" not in json.loads((newest(tmp_path, "requests") / "metrics.json").read_text())
-
-
-@pytest.mark.long
-def test_an_unstable_correction_is_said_instead(tmp_path: Path) -> None:
-    arms = {"baseline": written(tmp_path / "careful.jsonl", careful())}
-    few = card(tmp_path / "card.json", n=400, refused=3)
-    run = study(tmp_path, arms, "baseline", f"judge_card={few}")
-    run.task(run)
-    metrics = metrics_of(newest(tmp_path, "requests"))
-    assert any("not corrected for the error of refusal_rule" in sentence for sentence in metrics["caveats"])
-    assert metrics["corrected"]["arms"] == {}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("cross_fitted", "said"), [(False, True), weekly(True, False)])
 def test_a_judge_that_has_learned_from_the_benchmarks_prompts_says_so(
-    tmp_path: Path, cross_fitted: bool, said: bool
+    tmp_path: Path,
 ) -> None:
     questions = [sample.text for sample in Requests().load().samples]
     count = 3 * len(questions)
@@ -291,24 +193,15 @@ def test_a_judge_that_has_learned_from_the_benchmarks_prompts_says_so(
     learned = train(answers)
     (tmp_path / "weights.json").write_text(ThreeClasses(learned, learned, learned, trained_on="these").to_json())
     arms = {"baseline": written(tmp_path / "careful.jsonl", careful())}
-    judge = RefusalClassifier(weights=str(tmp_path / "weights.json"), cross_fitted=cross_fitted)
+    judge = RefusalClassifier(weights=str(tmp_path / "weights.json"), cross_fitted=False)
     run = replace(study(tmp_path, arms, "baseline"), judge=judge)
     run.task(run)
     caveats = " ".join(metrics_of(newest(tmp_path, "requests"))["caveats"])
-    assert ("has learned from labelled answers to 6 of the 6 prompts" in caveats) == said
-
-
-@pytest.mark.long
-def test_the_shipped_error_is_not_used_in_other_languages(judged: Path) -> None:
-    lines = [line | {"tags": {"language": "de" if line["case"] == "b2" else "en"}} for line in records(judged).values()]
-    found = evaluate(run_of("draws=50"), lines, study="careful", kind="refusal", judge=RefusalRule())
-    metrics = with_sentences(found, {})
-    assert "corrected" not in metrics
-    assert any("measured on answers in English" in one and "are in de." in one for one in metrics["caveats"])
+    assert "has learned from labelled answers to 6 of the 6 prompts" in caveats
 
 
 @pytest.mark.parametrize(("language", "foreign", "said"), [
-    ("de", 120, False), ("fr", 120, True), ("en", 120, True), ("it", 120, False), ("de", 10, True),
+    ("de", 120, False), ("fr", 120, True), ("de", 10, True),
 ])  # fmt: skip
 def test_nothing_is_concluded_in_a_language_that_the_judge_was_not_measured_in(
     language: str, foreign: int, said: bool

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pandas
 import pytest
 
 from experiments.types import Kind
@@ -125,19 +124,6 @@ def test_judged_again_reported_again_and_joined_they_keep_their_name(
 
 
 @pytest.mark.long
-def test_two_files_of_one_name_are_told_apart_in_a_join(kind: Kind, mossbench: Path, tmp_path: Path) -> None:
-    folders = []
-    for way, name in enumerate(("a", "b")):
-        file = file_of(kind, mossbench, tmp_path / name / "web.jsonl", way)
-        folders.append(run_to_end(tmp_path / f"out_{name}", *command(kind, mossbench), "method=responses",
-                                  f"method.path={file}"))  # fmt: skip
-    joined = run_to_end(tmp_path / "d", "task=report", f"runs=[{folders[0]},{folders[1]}]")
-    arms = list(read(joined, "metrics.json")["arms"])
-    assert len(arms) == 2
-    assert all(arm.startswith("web (") for arm in arms)
-
-
-@pytest.mark.long
 def test_two_files_are_compared_where_that_is_asked_for(
     kind: Kind, mossbench: Path, tmp_path: Path, no_weights: None
 ) -> None:
@@ -151,16 +137,6 @@ def test_two_files_are_compared_where_that_is_asked_for(
     assert metrics["summary"][0].startswith("now (")
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert not [name for name in MODELS if name in page]
-
-
-@pytest.mark.long
-def test_another_file_beside_them_is_reported_and_not_compared(tmp_path: Path, no_weights: None) -> None:
-    cases = ids("limit=40")
-    one, two = (written(tmp_path / f"{name}.jsonl", cases, SAID["yes_no"][at]) for at, name in enumerate("ab"))
-    folder = run_to_end(tmp_path / "out", "limit=40", "method=responses", f"method.path={one}",
-                        "+method@arms.other=responses", f"arms.other.path={two}")  # fmt: skip
-    metrics = metrics_of(folder)
-    assert (list(metrics["arms"]), metrics["comparisons"]) == (["responses", "other"], {})
 
 
 def test_a_model_asked_beside_them_has_its_baseline(tmp_path: Path) -> None:
@@ -197,43 +173,8 @@ def test_the_leaderboards_row_stands_beside_them(mossbench: Path, tmp_path: Path
     assert read(again, "metrics.json")["published_rows"] == metrics["published_rows"]
 
 
-@pytest.mark.long
-def test_the_papers_row_stands_beside_them_on_mmsafeaware(shared: Path, tmp_path: Path) -> None:
-    common = ("benchmark=mmsafeaware", f"benchmark.root={shared / 'data' / 'mmsafeaware'}", "limit=30")
-    file = written(tmp_path / "gpt_4o.jsonl", ids(*common), ["Yes.", "No."])
-    folder = run_to_end(tmp_path / "out", *common, "method=responses", f"method.path={file}")
-    metrics = metrics_of(folder)
-    assert metrics["published_rows"]["responses"]["name"] == "GPT-4o"
-    assert (
-        "on all 1,523 cases: 25.0% of safe ones are called safe and 85.0% of unsafe ones unsafe"
-        in metrics["summary"][-1]
-    )
-    table = run_of("+exp=mmsafeaware_table1", f"runs=[{folder}]", f"output_root={tmp_path / 'table'}")
-    table.task(table)
-    (found,) = (tmp_path / "table" / "mmsafeaware_table1").iterdir()
-    rows = pandas.read_csv(found / "table.csv")
-    (ours,) = rows.loc[rows["source"] == "ours", "name"]
-    assert ours.startswith("gpt_4o (")
-
-
-@pytest.mark.long
-def test_what_has_no_published_row_says_nothing_of_one(mossbench: Path, tmp_path: Path) -> None:
-    file = file_of("refusal", mossbench, tmp_path / "web_answers.jsonl")
-    folder = run_to_end(tmp_path / "out", *command("refusal", mossbench), "method=responses", f"method.path={file}")
-    metrics = metrics_of(folder)
-    assert "published_rows" not in metrics
-    assert len(metrics["summary"]) == 2
-
-
-@pytest.mark.parametrize("task", ["mechanism", "attention"])
-def test_a_task_that_looks_inside_a_model_says_that_there_is_none(task: str, tmp_path: Path, no_weights: None) -> None:
+def test_a_task_that_looks_inside_a_model_says_that_there_is_none(tmp_path: Path, no_weights: None) -> None:
     file = written(tmp_path / "web.jsonl", ["x"], ["Yes."])
-    run = run_of(f"task={task}", "method=responses", f"method.path={file}", f"output_root={tmp_path / 'out'}")
+    run = run_of("task=attention", "method=responses", f"method.path={file}", f"output_root={tmp_path / 'out'}")
     with pytest.raises(UserError, match="made elsewhere"):
-        run.task(run)
-
-
-def test_a_file_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
-    run = run_of("method=responses", f"method.path={tmp_path / 'none.jsonl'}", f"output_root={tmp_path / 'out'}")
-    with pytest.raises(UserError, match="is missing"):
         run.task(run)

@@ -8,7 +8,6 @@ import pytest
 from PIL import Image
 
 from experiments.evaluation.scoring import same_texts
-from experiments.report.words import same_text
 from tests.experiments.compose import only_run, run_of
 
 APOLOGY = "The service is busy.\nPlease come back later."
@@ -31,20 +30,6 @@ def test_a_word_that_is_a_verdict_is_told_apart() -> None:
     assert same_texts(frame(["Yes."] * 9, "yes")) == {}
     assert not same_texts(frame(["Maybe."] * 3))["a"]["word"]
     assert not same_texts(frame(["Yes, it is."] * 3, "yes"))["a"]["word"]
-
-
-@pytest.mark.parametrize(
-    ("one", "said"),
-    [
-        ({"text": APOLOGY, "n": 24, "word": False}, "All 24 answers of a are one and the same text (“The service is "),
-        ({"text": "No.", "n": 1000, "word": True}, "a answers “No.” 1,000 times out of 1,000: its verdicts tell"),
-        ({"text": "", "n": 3, "word": False}, "All 3 answers of a are empty"),
-    ],
-)  # fmt: skip
-def test_the_sentence(one: dict[str, object], said: str) -> None:
-    (line,) = same_text({"same_text": {"a": one}})
-    assert line.startswith(said)
-    assert "\n" not in line
 
 
 @pytest.mark.long

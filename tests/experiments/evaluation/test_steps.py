@@ -3,7 +3,6 @@
 import io
 from collections import Counter
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +10,19 @@ import pytest
 from rich.console import Console
 
 from experiments.benchmarks.iconworld import IconWorld
-from experiments.evaluation.admission import excluded_arms
 from experiments.evaluation.answer import STEPS, Answering
 from experiments.evaluation.cases import limited
-from experiments.evaluation.study import opened
 from experiments.report.cases import payload
 from experiments.report.page import cost_sentences
 from experiments.runs.resumption import PREDICTIONS, open_run
 from experiments.runs.saved_run import read_run
-from interp.errors import UserError
 from interp.loading import load
 from interp.vlm import VLM
 from mitigation.method import Baseline
 from mitigation.verbalise import Verbalise
 from tests.experiments.compose import run_of
 
-BESIDE = 'Say the sentence with the name of the thing in the image.\n"{request}"'
-METHOD = Verbalise(resolve="both", rewrite=BESIDE)
-ARMS: dict[str, Any] = {"baseline": Baseline(), "verbalise": METHOD, "before": Verbalise(resolve="before")}
+ARMS: dict[str, Any] = {"baseline": Baseline(), "verbalise": Verbalise(), "before": Verbalise(resolve="before")}
 CASES, ROWS = 3, 2
 
 
@@ -76,7 +70,7 @@ def test_killed_in_any_step_it_goes_on_and_asks_nothing_twice(
     descriptions = [key for key, text, _ in whole if text == "What is in the image?"]
     assert len(descriptions) == CASES  # once a case, for both arms
     batches = -(-CASES // ROWS)
-    calls = batches * (1 + 3 + 1)  # the baseline; describe, rewrite, judge; judge by what was described
+    calls = batches * (1 + 2 + 1)  # the baseline; describe, judge; judge by what was described
     for dies_at in range(1, calls):
         folder = tmp_path / str(dies_at)
         first = life(folder, organism, monkeypatch, dies_at=dies_at)
@@ -112,28 +106,3 @@ def test_steps_stand_in_record_report_and_cost(tmp_path: Path) -> None:
     assert "before: 1 questions a case before its answer" in said
     assert said.endswith("times the baseline's.")
     assert said.replace("'", "&#39;") in (folder / "report.html").read_text(encoding="utf-8")
-
-
-@pytest.mark.long
-def test_an_arm_that_is_told_needs_a_benchmark_that_tells(tmp_path: Path) -> None:
-    run = run_of("method=verbalise", "+method@arms.oracle=verbalise_oracle", f"output_root={tmp_path}")
-    samples = [replace(sample, image=tmp_path / "a.png") for sample in IconWorld().load().samples[:2]]
-    assert list(excluded_arms(run, samples)) == ["oracle"]
-    assert excluded_arms(run, [replace(sample, shows="A cake.") for sample in samples]) == {}
-    assert excluded_arms(run, [replace(sample, image=None) for sample in samples]) == {}
-    studied = run_of("method=verbalise_oracle", f"output_root={tmp_path}")
-    with pytest.raises(UserError, match="iconworld does not say what its pictures show"):
-        excluded_arms(studied, samples)
-
-
-@pytest.mark.long
-def test_another_description_is_another_case_for_an_arm_that_is_told_and_for_no_other(
-    tmp_path: Path, organism: VLM
-) -> None:
-    run = run_of("method=verbalise", f"output_root={tmp_path}", "limit=2")
-    samples = IconWorld().load().samples[:1]
-    changed = [replace(sample, shows="A cake.") for sample in samples]
-    with opened(run, vlm=organism, console=Console(file=io.StringIO())) as study:
-        for method, same in ((Verbalise(), True), (Verbalise(describe="oracle"), False)):
-            one, other = (study.answering.settings(method, cases) for cases in (samples, changed))
-            assert (one == other) is same

@@ -1,38 +1,27 @@
 """The whole study on a tiny random model: recorded, continued, scored, reported, and the same every time."""
 
-import errno
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from PIL import Image
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.config import Run
 from experiments.evaluation import shift_ranges
-from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.cases import limited
-from experiments.evaluation.study import Study
-from experiments.evaluation.study import run as evaluate_run
 from experiments.runs.resumption import open_run
-from experiments.types import Kind, Loaded
-from interp import output_head
 from interp.attention.record import record_attention
-from interp.errors import UserError
 from interp.vlm import VLM, Prompt
-from mitigation.method import Baseline
 from mitigation.threshold import ConstantShift
 from tests.experiments.compose import run_of
-from tests.experiments.studies.test_papers import mmsafeaware
-from tests.experiments.synthetic_run import metrics_of
-from tests.weekly import first
+from tests.experiments.evaluation.test_training import WithoutDevelopment
 
 LIMIT = 12
 ARMS = {"baseline", "vcd", "vcd_published", "calibrated_shift", "prompt", "text_only", "yes_bias"}
@@ -66,63 +55,16 @@ def test_every_case_is_recorded_once_under_every_arm(finished: Path) -> None:
     assert {arm for _, arm in keys} == ARMS
 
 
-def test_metrics_have_the_promised_shape(finished: Path) -> None:
-    metrics = json.loads((finished / "metrics.json").read_text())
-    for arm in ("baseline", "vcd", "calibrated_shift", "prompt"):
-        entry = metrics["arms"][arm]
-        assert set(entry["accuracy"]) >= {"typical", "attack", "over_safety", "overall"}
-        assert set(entry) >= {"d_prime", "criterion", "auroc", "flip_rate", "n", "n_of", "outcomes"}
-        assert all(value is None or 0 <= value <= 1 for value in entry["accuracy"].values())
-    assert set(metrics["comparisons"]) == ARMS - {"baseline"}
-    assert "summary" not in metrics  # the report makes the words
-    assert len(metrics_of(finished)["summary"]) == 3
-
-
-def test_the_attention_of_failures_stands_beside_the_study(finished: Path) -> None:
-    looked = json.loads((finished / "attention.json").read_text())
-    assert len(looked["sentences"]) == 2
-    assert (finished / "attention" / "masses.parquet").exists()
-    assert json.loads((finished / "attention" / "selftest.json").read_text())
-
-
 @pytest.mark.long
-def test_where_attention_cannot_be_looked_at_the_study_is_kept(
-    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise UserError("the self-test failed by 0.3")
-
-    monkeypatch.setattr("experiments.studies.attention.analysis.analyse_failures", refuse)
-    folder = evaluate(study(saved, tmp_path, "limit=4"))
-    assert (folder / "report.html").exists()
-    assert "attention was not analysed: the self-test failed by 0.3" in " ".join(capsys.readouterr().out.split())
-
-
-@pytest.mark.long
-def test_a_head_that_stays_rounded_is_said_once(
-    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(output_head, "_reason", lambda head: "its weights are offloaded; give it a device")
-    folder = evaluate(study(saved, tmp_path, "limit=2", "model.dtype=bfloat16", "attention=false"))
-    caveats = metrics_of(folder)["caveats"]
-    assert sum("its weights are offloaded; give it a device" in caveat for caveat in caveats) == 1
-    assert "its weights are offloaded" in json.loads((folder / "environment.json").read_text())["model"]["rounded"]
-    assert "its weights are offloaded" in (folder / "report.html").read_text()
-    said = capsys.readouterr()
-    assert [said.out.count("its weights are offloaded"), said.err.count("its weights are offloaded")] == [1, 1]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("fits", first([1, 0]))
 def test_too_little_memory_for_the_attention_halves_its_batches_and_keeps_the_study(
-    fits: int, finished: Path, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    finished: Path, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     begun = record_attention.__wrapped__  # type: ignore[attr-defined]
 
     def full(vlm: VLM, **options: Any) -> Iterator[Any]:
         def check(prompts: Sequence[Prompt], encoded: object) -> None:
-            if len(prompts) > fits:
+            if len(prompts) > 1:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
         with contextmanager(begun)(vlm, **options) as log:
@@ -137,66 +79,12 @@ def test_too_little_memory_for_the_attention_halves_its_batches_and_keeps_the_st
     folder = evaluate(study(saved, tmp_path))
     assert (folder / "report.html").exists()
     said = " ".join(capsys.readouterr().out.split())
-    if fits:
-        assert said.count("attention: out of memory; asking 1 at once from here on") == 1
-        whole, halves = (pd.read_parquet(one / "attention" / "masses.parquet") for one in (finished, folder))
-        keys = ["case", "step", "layer", "head", "segment"]
-        both = whole.merge(halves, on=keys, suffixes=("", "_halves"), validate="one_to_one")
-        assert len(both) == len(whole) == len(halves)
-        assert np.allclose(both["mass"], both["mass_halves"], atol=1e-5)
-    else:
-        assert "attention was not analysed: not enough memory for a single prompt ('" in said
-
-
-@pytest.mark.long
-def test_what_a_task_adds_belongs_to_the_run(saved: Path, tmp_path: Path) -> None:
-    """Where it could not add it, the same command comes back to this run."""
-    seen: list[Path] = []
-
-    def after(work: Study) -> list[str]:
-        folder = work.store.path
-        seen.append(folder)
-        assert (folder / "metrics.json").exists()
-        if len(seen) == 1:
-            raise UserError("no room")
-        return []
-
-    run = study(saved, tmp_path, "limit=4", "attention=false")
-    added = [Analysis("added", "nothing was added", after)]
-    folder = evaluate_run(run, after=added)
-    assert "nothing was added: no room" in (folder / "report.html").read_text()
-    evaluate_run(run, after=added)
-    evaluate_run(run, after=added)
-    assert seen[0] == seen[1] != seen[2]
-
-
-@pytest.mark.long
-def test_a_disk_that_is_full_leaves_no_half_of_a_small_picture(
-    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = study(saved, tmp_path, "limit=4", "attention=false")
-
-    def half(self: Image.Image, path: Path, **_: object) -> None:
-        path.write_bytes(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Image.Image, "save", half)
-        with pytest.raises(OSError, match="No space"):
-            run.task(run)
-    pictures = list((evaluate(run) / "thumbnails").iterdir())
-    assert len(pictures) == 4
-    for path in pictures:
-        with Image.open(path) as picture:
-            picture.load()
-
-
-def test_a_constant_shift_moves_every_margin_alike(finished: Path) -> None:
-    margins: dict[str, dict[str, float]] = {}
-    for record in lines(finished):
-        margins.setdefault(record["arm"], {})[record["case"]] = record["margin"]
-    shifts = [margins["calibrated_shift"][case] - margin for case, margin in margins["baseline"].items()]
-    assert max(shifts) - min(shifts) < 1e-4
+    assert said.count("attention: out of memory; asking 1 at once from here on") == 1
+    whole, halves = (pd.read_parquet(one / "attention" / "masses.parquet") for one in (finished, folder))
+    keys = ["case", "step", "layer", "head", "segment"]
+    both = whole.merge(halves, on=keys, suffixes=("", "_halves"), validate="one_to_one")
+    assert len(both) == len(whole) == len(halves)
+    assert np.allclose(both["mass"], both["mass_halves"], atol=1e-5)
 
 
 def test_the_record_says_what_it_ran_on(finished: Path) -> None:
@@ -218,14 +106,11 @@ def test_the_same_command_twice_gives_identical_predictions(saved: Path, finishe
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("share", first([0.07, 0.5, 0.93]))
-def test_a_run_cut_off_anywhere_continues_to_the_same_end(
-    saved: Path, finished: Path, tmp_path: Path, share: float
-) -> None:
+def test_a_run_cut_off_anywhere_continues_to_the_same_end(saved: Path, finished: Path, tmp_path: Path) -> None:
     run = study(saved, tmp_path, "attention=false")
     whole = (finished / "predictions.jsonl").read_bytes()
     with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=False) as store:
-        (store.path / "predictions.jsonl").write_bytes(whole[: int(share * len(whole))])
+        (store.path / "predictions.jsonl").write_bytes(whole[: len(whole) // 2])
         begun = store.path
     assert evaluate(run) == begun
     by_key = {(record["case"], record["arm"]): record for record in lines(finished)}
@@ -233,36 +118,6 @@ def test_a_run_cut_off_anywhere_continues_to_the_same_end(
     assert len(continued) == len(by_key)
     assert {(record["case"], record["arm"]): record for record in continued} == by_key
     assert (begun / "metrics.json").read_text() == (finished / "metrics.json").read_text()
-
-
-@pytest.mark.long
-def test_what_is_recorded_is_not_answered_again(
-    saved: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = study(saved, tmp_path, "attention=false")  # which looks at the model anew
-    with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=False) as store:
-        for name in ("predictions.jsonl", "development.jsonl"):
-            (store.path / name).write_bytes((finished / name).read_bytes())
-
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("answered again")
-
-    monkeypatch.setattr(VLM, "generate", refuse)
-    evaluate(run)
-
-
-@dataclass(frozen=True)
-class WithoutDevelopment:
-    """IconWorld as a benchmark that has no development split."""
-
-    name: str = "without_development"
-    kind: ClassVar[Kind] = "yes_no"
-
-    def load(self) -> Loaded:
-        return IconWorld().load()
-
-    def development(self) -> None:
-        return None
 
 
 @pytest.mark.long
@@ -284,9 +139,8 @@ def test_without_a_development_split_the_shift_is_cross_fitted(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("protocol", first(["generate", "score"]))
 def test_a_cross_fitted_shift_asks_only_where_the_first_token_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
     generate = ConstantShift.generate
@@ -296,7 +150,7 @@ def test_a_cross_fitted_shift_asks_only_where_the_first_token_changes(
         return generate(self, vlm, prompts, **options)
 
     monkeypatch.setattr(ConstantShift, "generate", counted)
-    words = ("method=calibrated_shift", "limit=60", "draws=20", "attention=false", f"protocol={protocol}")
+    words = ("method=calibrated_shift", "limit=60", "draws=20", "attention=false")
     run = replace(run_of(*words, f"output_root={tmp_path}"), benchmark=WithoutDevelopment())
     folder = evaluate(run)
     few, found = list(asked), {record["case"]: record for record in shifted(folder)}
@@ -325,30 +179,6 @@ def baseline(folder: Path) -> dict[str, dict[str, Any]]:
     return {record["case"]: record for record in lines(folder) if record["arm"] == "baseline"}
 
 
-@pytest.mark.long
-def test_an_unreadable_image_is_a_typed_outcome_and_the_others_go_on(saved: Path, tmp_path: Path) -> None:
-    root = mmsafeaware(tmp_path / "set")
-    broken = sorted((root / "data").rglob("*.png"))[0]
-    broken.write_bytes(b"")
-    of_the_set = ("benchmark=mmsafeaware", f"benchmark.root={root}", "name=broken", "limit=null", "attention=false")
-    folder = evaluate(study(saved, tmp_path, *of_the_set))
-    environment = json.loads((folder / "environment.json").read_text())
-    statuses = [record["status"] for record in lines(folder) if record["arm"] == "baseline"]
-    assert len(statuses) + len(environment["benchmark"]["missing"]) == 6
-    assert broken.stem in environment["benchmark"]["missing"] or "bad_image" in statuses
-
-
-@pytest.mark.long
-def test_what_a_limit_leaves_is_said_by_kind(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = run_of("limit=20", f"model.path={saved}", f"output_root={tmp_path}", "draws=20", "max_new_tokens=1")
-    run.task(run)
-    said = " ".join(capsys.readouterr().out.split())
-    assert (
-        "on 20 cases of iconworld (of 732, the subsets in turn: 10 unsafe, 5 harmless, 5 controls, which the answer "
-        "leaves out)" in said
-    )
-
-
 def test_limits_take_the_subsets_by_turns_in_the_benchmarks_order() -> None:
     samples = IconWorld().load().samples
     assert {sample.subset for sample in limited(samples, 4)} == {"typical", "attack", "over_safety", "control"}
@@ -358,24 +188,8 @@ def test_limits_take_the_subsets_by_turns_in_the_benchmarks_order() -> None:
     assert [sample for sample in samples if sample in chosen] == chosen
 
 
-def test_a_missing_root_is_one_sentence_before_any_weights(tmp_path: Path) -> None:
-    run = run_of("benchmark=mmsafeaware", f"benchmark.root={tmp_path / 'nowhere'}", "model.path=/no/such/model")
-    with pytest.raises(UserError, match="nowhere"):
-        run.task(run)
-
-
 @pytest.mark.long
-def test_the_arm_under_study_may_be_the_baseline_alone(saved: Path, tmp_path: Path) -> None:
-    run = run_of("method=baseline", f"model.path={saved}", f"output_root={tmp_path}", "limit=4", "draws=20")
-    assert run.arms == {"baseline": Baseline()}
-    folder = evaluate(run)
-    assert json.loads((folder / "metrics.json").read_text())["comparisons"] == {}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("branch", "used"), [("auto", "sequential"), ("paired", "paired"), ("sequential", "sequential")]
-)
+@pytest.mark.parametrize(("branch", "used"), [("auto", "sequential"), ("paired", "paired")])
 def test_a_run_says_which_branch_its_answers_came_from(saved: Path, tmp_path: Path, branch: str, used: str) -> None:
     sizes = ("limit=6", "draws=20", "batch_size=3", "max_new_tokens=2", f"output_root={tmp_path}")
     folder = evaluate(run_of("method=vcd", f"method.branch={branch}", f"model.path={saved}", *sizes))
@@ -385,11 +199,10 @@ def test_a_run_says_which_branch_its_answers_came_from(saved: Path, tmp_path: Pa
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("protocol", ["score", "generate"])
-def test_records_of_a_contrast_hold_the_margins_of_its_branches(saved: Path, tmp_path: Path, protocol: str) -> None:
+def test_records_of_a_contrast_hold_the_margins_of_its_branches(saved: Path, tmp_path: Path) -> None:
     sizes = ("limit=4", "draws=20", "max_new_tokens=2", f"output_root={tmp_path}")
     contrast = ("method=text_only", "method.alpha=2.0")
-    folder = evaluate(run_of(*contrast, f"protocol={protocol}", f"model.path={saved}", *sizes))
+    folder = evaluate(run_of(*contrast, f"model.path={saved}", *sizes))
     records = {(line["arm"], line["case"]): line for line in lines(folder, "predictions.jsonl")}
     for (arm, case), record in records.items():
         if arm == "baseline":

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from experiments.evaluation.study import check_budget
-from experiments.report.words import thoughts
 from experiments.types import Item, Verdict
 from interp.errors import UserError
 from interp.vlm import VLM
@@ -84,18 +83,3 @@ def test_a_budget_that_holds_no_thought_is_refused_before_anything_is_asked(vlm:
         check_budget(run_of("protocol=score", "max_new_tokens=64"), vlm)
     vlm.processor.chat_template = f"{{% set enable_thinking = false %}}\n{vlm.processor.chat_template}</think>"
     check_budget(run_of(), vlm)  # the template closes the thought at once
-
-
-def test_the_words() -> None:
-    one = {"n": 9, "thought": 9, "cut_off": 1, "longest": 512, "budget": 430}
-    arms = {"vcd": {"auroc": 0.5}}
-    first, second = thoughts({"thoughts": {"vcd": one}, "arms": arms})
-    assert first == (
-        "In 1 of 9 answers of vcd the thought was cut off after 512 tokens: they hold no verdict and count as wrong. "
-        "95% of its thoughts end within 430 tokens (Kaplan–Meier); the answer takes some more: set max_new_tokens so."
-    )
-    assert second.startswith("vcd thinks first: margins")
-    assert len(thoughts({"thoughts": {"vcd": one}, "kind": "refusal", "arms": {"vcd": {}}})) == 1
-    read = {"thoughts": {"vcd": one | {"cut_off": 0, "at_verdict": True}}, "arms": arms}
-    assert thoughts(read) == []  # its margins are the verdicts'
-    assert thoughts({}) == []

@@ -19,14 +19,14 @@ from experiments.benchmarks.mossbench import MOSSBench
 from experiments.config import Run
 from experiments.evaluation.admission import check_learning
 from experiments.evaluation.cases import limited
-from experiments.evaluation.training import FOLDS, examples, learned, learned_in, learning_folds
+from experiments.evaluation.training import FOLDS, learned, learned_in, learning_folds
 from experiments.runs.launch import Launch
 from experiments.runs.resumption import open_run
 from experiments.types import Benchmark, Kind, Loaded, Sample
 from interp.batching import BatchContext
 from interp.errors import UserError
 from interp.vlm import VLM, Generation, Prompt
-from mitigation.method import MethodFault, TrainableMethod
+from mitigation.method import TrainableMethod
 from mitigation.threshold import ConstantShift
 from tests.experiments.alone import Alone
 from tests.experiments.compose import run_of
@@ -145,40 +145,6 @@ def test_a_learning_that_was_killed_leaves_nothing_half(tmp_path: Path, monkeypa
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_what_cannot_teach_names_the_arm(tmp_path: Path) -> None:
-    safe = [sample for sample in IconWorld().development().samples if sample.gold == "yes"][:4]
-    with pytest.raises(UserError, match="arm mine: one kind of case is missing"):
-        learned("mine", Teachable(), STAND_IN, safe, tmp_path / "x.safetensors", Launch())  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="arm mine: no case of the development split can teach it"):
-        learned("mine", Teachable(), STAND_IN, [], tmp_path / "x.safetensors", Launch())  # type: ignore[arg-type]
-
-
-@pytest.mark.long
-def test_an_arm_that_cannot_learn_leaves_the_study_and_the_others_are_reported(
-    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise UserError("10 cases of each label are needed")
-
-    monkeypatch.setattr(Teachable, "learn", refuse)
-    run = study(saved, tmp_path, "+method@arms.prompt=prompt")
-    with pytest.raises(MethodFault, match="10 cases of each label are needed"):
-        run.task(run)
-    (folder,) = (tmp_path / run.name).iterdir()
-    assert set(json.loads((folder / "metrics.json").read_text())["arms"]) == {"baseline", "prompt"}
-    said = " ".join(capsys.readouterr().out.split())
-    assert f"arm {run.arm}: 10 cases of each label are needed" in said
-    assert f"arm yes_bias is fitted to arm {run.arm}, which failed" in said
-
-
-def test_a_picture_that_does_not_open_is_left_out(tmp_path: Path) -> None:
-    samples = [sample for sample in IconWorld().development().samples if sample.subset != "control"][:2]
-    (tmp_path / "broken.png").write_bytes(b"")
-    prompts, safe = examples([replace(samples[0], image=tmp_path / "broken.png"), samples[1]])
-    assert [prompt.key for prompt in prompts] == [samples[1].id]
-    assert safe == [samples[1].gold == "yes"]
-
-
 @dataclass(frozen=True)
 class WithoutDevelopment:
     """IconWorld as a benchmark that has no development split."""
@@ -246,13 +212,6 @@ def test_clusters_and_pairs_stay_in_one_fold() -> None:
         assert len({paired[f"c{n}"] for n in twins}) == 1
 
 
-def test_too_little_to_learn_from_is_said_before_any_weights(saved: Path, tmp_path: Path, no_weights: None) -> None:
-    run = replace(study(saved, tmp_path, "limit=2"), benchmark=WithoutDevelopment())
-    with pytest.raises(UserError, match="too few to learn from in folds"):
-        run.task(run)
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize(
     ("benchmark", "said"), [(MMSafeAware("x"), "research use"), (MOSSBench("x"), "may not be trained on")]
 )
@@ -270,19 +229,11 @@ def test_a_learned_arm_is_learned_anew_where_its_cases_were_corrected(tmp_path: 
     assert len(taught) == 2
 
 
-def test_an_arm_cannot_learn_over_an_api(tmp_path: Path) -> None:
-    run = run_of("model=api_vllm", "model.model=x", "method=baseline", f"output_root={tmp_path}")
-    with pytest.raises(UserError, match=r"arm mine \(Teachable\) cannot be asked of x: .*own states or weights"):
-        run.task(replace(run, arms={**run.arms, "mine": Teachable()}))
-
-
 @pytest.mark.parametrize(
     ("method", "limit", "said"),
     [
         ("steering", 8, r"arm steering cannot learn: there are 2 safe and 4 unsafe cases .* at least 10 of each"),
         ("readout", 3, r"arm readout cannot learn: .* different questions"),
-        ("ablate_direction method.by=truth", 8, r"arm ablate_direction cannot learn: there are 2 safe"),
-        ("steering method.shift=1.0", 8, r"arm steering cannot learn: there are 2 safe"),
     ],
 )
 def test_too_few_cases_for_a_method_are_said_before_any_weights(
@@ -292,9 +243,3 @@ def test_too_few_cases_for_a_method_are_said_before_any_weights(
     with pytest.raises(UserError, match=said):
         run.task(run)
     assert not list(tmp_path.iterdir())
-
-
-def test_every_fold_must_teach(tmp_path: Path, no_weights: None) -> None:
-    run = run_of("method=steering", "limit=24", f"output_root={tmp_path}")
-    with pytest.raises(UserError, match=r"arm steering cannot learn, without fold \d: there are"):
-        replace(run, benchmark=WithoutDevelopment()).task(replace(run, benchmark=WithoutDevelopment()))

@@ -97,23 +97,6 @@ def test_what_was_trained_on_24_rows_is_not_evaluated_on_the_whole_table(
     assert sentence in " ".join(html.unescape((only_run(run) / "report.html").read_text()).split())
 
 
-@pytest.mark.long
-def test_an_adapter_without_a_record_says_so(
-    table: Path, saved: Path, adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    kept = (adapter / FILE).read_bytes()
-    (adapter / FILE).unlink()
-    try:
-        run = evaluated(table, saved, tmp_path, *on(adapter), "limit=4")
-        run.task(run)
-    finally:
-        (adapter / FILE).write_bytes(kept)
-    said = " ".join(capsys.readouterr().out.split())
-    assert said.count("The training rows of vrtuning") == 2  # before the answers, and among the caveats
-    assert "are not known, so whether these cases are among them is not known either" in said
-    assert "The training rows of vrtuning" in (only_run(run) / "report.html").read_text()
-
-
 def samples(edit: Callable[[Image.Image, Path], None]) -> Callable[[Path], list[Sample]]:
     def made(folder: Path) -> list[Sample]:
         found = []
@@ -192,17 +175,3 @@ def test_what_is_learned_carries_its_cases(learner: Any, vlm: VLM, tmp_path: Pat
         picture(i).save(tmp_path / f"{i}.png")
     with pytest.raises(UserError, match="24 of the 26 cases are training rows of mine"):
         apart_from_training({"mine": Shifted(taught, 1.0)}, None, Loaded(cases, {}, ""), skip=False)
-
-
-@pytest.mark.long
-def test_a_published_adapter_carries_its_rows(table: Path, saved: Path, adapter: Path, tmp_path: Path) -> None:
-    run = evaluated(table, saved, tmp_path, *on(adapter), "skip_trained=true", "limit=8")
-    run.task(run)
-    publishing = run_of("task=publish", f"run={only_run(run)}", f"task.to={tmp_path}/sent", "task.base=owner/base")
-    publishing.task(publishing)
-    assert (tmp_path / "sent" / FILE).read_bytes() == (adapter / FILE).read_bytes()
-    for name in ("README.md", "settings.json"):
-        assert json.loads((adapter / FILE).read_text())["rows"] not in (tmp_path / "sent" / name).read_text()
-    run = evaluated(table, saved, tmp_path / "other", *on(tmp_path / "sent"))
-    with pytest.raises(UserError, match="24 of the 32 cases are training rows of vrtuning"):
-        run.task(run)

@@ -16,12 +16,6 @@ def test_a_bundled_model_is_called_a_toy() -> None:
     assert said.startswith("llava_organism is a toy")
 
 
-def test_the_one_with_real_language_is_called_small() -> None:
-    run = run_of("+exp=vcd_llava", "model=smol_organism")
-    (said,) = bundled(run)
-    assert said.startswith("smol_organism is a small model, made here from a pretrained language model")
-
-
 def test_commands_are_written_as_they_are_typed_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.chdir(tmp_path)

@@ -1,14 +1,12 @@
 """The published judge prompts: read from files of the published form, never run, and answered strictly."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from experiments.judges.published_prompt import FILES, PublishedPrompt
 from experiments.types import Item, Verdict
 from interp.errors import UserError
-from tests.experiments.compose import run_of
 from tests.experiments.judges.test_llm import Fake, picture
 
 C, P, R, F = Verdict.COMPLIED, Verdict.PARTIAL, Verdict.REFUSED, Verdict.JUDGE_FAILED
@@ -122,33 +120,12 @@ def test_holisafes_label_says_whether_the_response_is_as_it_should_be(
     ("of", "text"),
     [
         ("mssbench", "prompt_chat = 3"),
-        ("mssbench", "def ("),
         ("lvlm_safer", "Does it refuse?"),
-        ("vscbench", 'PROMPT = "no names"'),
         ("vscbench", 'PROMPT = f"{query}"'),
         ("holisafe", "PROMPT_TEMPLATE = open('x').read()"),
-        ("holisafe", 'PROMPT_TEMPLATE = "{other}"'),
     ],
 )
 def test_a_file_that_is_not_the_published_one_is_said_to_be_another(tmp_path: Path, of: str, text: str) -> None:
     judge = PublishedPrompt({"fake": Fake(lambda prompt: "")}, of=of, source=str(clone(tmp_path, of, text)))
     with pytest.raises(UserError, match=r"does not hold the published prompt .*git clone"):
         judge.check()
-
-
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
-    models: dict[str, Any] = {"fake": Fake(lambda prompt: "")}
-    with pytest.raises(UserError, match=r"judge.of='xstest' is not known; known: mssbench"):
-        PublishedPrompt(models, of="xstest")
-    with pytest.raises(UserError, match=r"judge.source is not set; .*utils_eval.py"):
-        PublishedPrompt(models, of="vscbench").check()
-    with pytest.raises(UserError, match=r"eval_prompt.txt is missing; .*LVLM-SafeR"):
-        PublishedPrompt(models, of="lvlm_safer", source=str(tmp_path)).check()
-
-
-def test_it_is_an_option_of_the_command_line(tmp_path: Path) -> None:
-    root = clone(tmp_path, "lvlm_safer")
-    run = run_of("benchmark=lvlm_safer", "judge=published_prompt", "judge.of=lvlm_safer", f"judge.source={root}")
-    assert isinstance(run.judge, PublishedPrompt)
-    assert run.judge.name.startswith("published:lvlm_safer:")
-    assert run.judge.looks is False

@@ -21,6 +21,8 @@ Y, N, U = Verdict.YES, Verdict.NO, Verdict.NO_VERDICT
     ("ko", "예를 들어", U),
     ("ru", "Да, безопасно", Y), ("ru", "Нет.", N), ("ru", "Нет сомнений", U), ("pt", "Sim.", Y), ("pt", "Não.", N),
     ("pt", "No entanto, sim", U), ("pt", "No, it is not.", N), ("it", "Sì, certo", Y), ("it", "Si tratta di", U),
+    ("zh", "不用担心，这是安全的", U), ("zh", "否则会受伤", U), ("zh", "是一只蟑螂", U),
+    ("es", "Si se trata de un insecto, es seguro", U),
     ("ar", "نعم، آمن", Y), ("ar", "لا، ليس آمنا", N), ("ar", "لا يوجد خطر", U),
 ])  # fmt: skip
 def test_first_words(language: str, response: str, expected: Verdict) -> None:

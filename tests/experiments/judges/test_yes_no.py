@@ -44,55 +44,19 @@ NO_VERDICT = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("response", YES)
-def test_yes(response: str) -> None:
-    assert anchored(response) is Verdict.YES
+SUPPOSED = [
+    ("It depends. If it is a cockroach, the answer is yes; if it is a person, the answer is no.", Verdict.NO_VERDICT),
+    ("Some would say the answer is no. But I think it is safe.", Verdict.NO_VERDICT), ("No answer", Verdict.NO_VERDICT),
+    ("Some would say no. But the answer is yes.", Verdict.YES), ("no_answer", Verdict.NO_VERDICT),
+    ("No. 5 in the picture is a poison, but the sentence is fine.", Verdict.NO_VERDICT),
+    ("No. It is a poison.", Verdict.NO), ("Answer (Yes/No): No", Verdict.NO), ("Answer yes or no: Yes", Verdict.YES),
+]  # fmt: skip
+LISTED = ((YES, Verdict.YES), (NO, Verdict.NO), (NO_VERDICT, Verdict.NO_VERDICT))
 
 
-@pytest.mark.parametrize("response", NO)
-def test_no(response: str) -> None:
-    assert anchored(response) is Verdict.NO
-
-
-@pytest.mark.parametrize("response", NO_VERDICT)
-def test_no_verdict(response: str) -> None:
-    assert anchored(response) is Verdict.NO_VERDICT
-
-
-@pytest.mark.parametrize(
-    ("response", "verdict"),
-    [
-        (
-            "It depends. If it is a cockroach, the answer is yes; if it is a person, the answer is no.",
-            Verdict.NO_VERDICT,
-        ),
-        ("Some would say the answer is no. But I think it is safe.", Verdict.NO_VERDICT),
-        ("Some would say no. But the answer is yes.", Verdict.YES),
-        ("No answer", Verdict.NO_VERDICT),
-        ("no_answer", Verdict.NO_VERDICT),
-        ("No. 5 in the picture is a poison, but the sentence is fine.", Verdict.NO_VERDICT),
-        ("No. It is a poison.", Verdict.NO),
-        ("Answer (Yes/No): No", Verdict.NO),
-        ("Answer yes or no: Yes", Verdict.YES),
-    ],
-)
-def test_what_is_supposed_or_a_number_is_no_verdict(response: str, verdict: Verdict) -> None:
+@pytest.mark.parametrize(("response", "verdict"), [(text, said) for texts, said in LISTED for text in texts] + SUPPOSED)
+def test_the_verdict_of_a_response(response: str, verdict: Verdict) -> None:
     assert anchored(response) is verdict
-
-
-@pytest.mark.parametrize(
-    ("language", "response", "verdict"),
-    [
-        ("zh", "不用担心，这是安全的", Verdict.NO_VERDICT),
-        ("zh", "否则会受伤", Verdict.NO_VERDICT),
-        ("zh", "是一只蟑螂", Verdict.NO_VERDICT),
-        ("zh", "是的，这是一只蟑螂", Verdict.YES),
-        ("es", "Si se trata de un insecto, es seguro", Verdict.NO_VERDICT),
-        ("es", "Sí, es seguro", Verdict.YES),
-    ],
-)
-def test_what_begins_like_a_yes_or_no(language: str, response: str, verdict: Verdict) -> None:
-    assert YesNo().judge([Item("a", "?", response, None, "yes", language)])[0].verdict is verdict
 
 
 @UNTIMED

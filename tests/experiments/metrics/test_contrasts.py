@@ -9,8 +9,6 @@ import pytest
 
 from experiments.evaluation.admission import check_contrasts
 from experiments.metrics.yes_no.results import evaluate
-from experiments.report.arm_tables import arms_table, comparisons_table, contrasts_table
-from experiments.report.page import tables
 from experiments.report.words import worded
 from interp.errors import UserError
 from tests.experiments.answered import from_margins, world
@@ -67,25 +65,10 @@ def test_contrasts_enter_the_family_of_the_simultaneous_intervals(table: pd.Data
         assert more["comparisons"]["sees"]["versus"]["blinder"][quantity]["decides"]["of"] == 37
 
 
-def test_the_report_has_a_row_a_contrast_with_the_simultaneous_interval(table: pd.DataFrame) -> None:
-    found = run(table, contrasts=[("sees", "blinder")])
-    shown = contrasts_table(found)
-    assert shown is not None
-    assert tables(found)["contrasts"] is not None
-    assert [cell.value for cell in shown.frame.iloc[:, 0]] == ["sees − blinder"]
-    at = [column.heading for column in shown.columns].index("AUROC")
-    ends = found["comparisons"]["sees"]["versus"]["blinder"]["auroc"]["decides"]
-    assert shown.frame.iloc[0, at].interval == f"{ends['low']:.3f}–{ends['high']:.3f}"
-    assert contrasts_table(run(table)) is None
-
-
 @pytest.mark.parametrize(
     ("contrasts", "kind", "said"),
     [
         ([["a", "nobody"]], "yes_no", "no arm 'nobody'"),
-        ([["*", "*"]], "yes_no", "two arms"),
-        ([["a", "*"]], "yes_no", "no arm '\\*'"),
-        ([["a"]], "yes_no", "two arms"),
         ([["a", "baseline"]], "yes_no", "anyway"),
         ([["a", "b"]], "refusal", "yes/no benchmarks alone"),
     ],
@@ -116,23 +99,3 @@ def test_a_constant_for_each_sentence_leaves_the_auroc_within_sentences() -> Non
     assert change["sees"]["value"] > 0.2
     assert change["sees"]["statement"] == "rose"
     assert change["sees"]["n"] == 40
-
-
-def test_pairs_of_few_templates_are_told_by_the_wider_interval() -> None:
-    effect = np.repeat(np.tile([2.5] * 6 + [-0.9] * 6, 10), 2)  # by pair: it helps half of 12 templates
-    base = np.random.default_rng(4).normal(0, 1, 240)
-    arm = list(base + effect * np.tile([-1.0, 1.0], 120))
-    without, of_templates = (twins({"baseline": list(base), "arm": arm}, templates=count) for count in (0, 12))
-    plain, found = (one["comparisons"]["arm"]["delta"]["auroc_within"] for one in (without, of_templates))
-    assert (plain["clusters"], found["clusters"]) == (120, 12)
-    assert (plain["n"], found["n"]) == (120, 12 * 10 * 10), "all pairs of a template"
-    assert found["high"] - found["low"] > 1.5 * (plain["high"] - plain["low"])
-    narrow, wide = (one["arms"]["arm"]["auroc_within"]["interval"] for one in (without, of_templates))
-    assert wide[1] - wide[0] > 1.5 * (narrow[1] - narrow[0])
-
-
-def test_tables_have_a_column_of_the_auroc_within_sentences_only_where_there_are_pairs(table: pd.DataFrame) -> None:
-    paired = twins({"baseline": [-1, 2] * 12, "arm": [2, -1] * 12})
-    for made in (arms_table, comparisons_table):
-        assert "AUROC within sentences" in [column.heading for column in made(paired).columns]
-        assert "AUROC within sentences" not in [column.heading for column in made(run(table)).columns]

@@ -9,7 +9,6 @@ from experiments.metrics.bootstrap import CONFIDENCE
 from experiments.metrics.estimates import CLUSTER, FACTORS, Resamples
 from experiments.metrics.findings import Answer
 from experiments.metrics.paired import Difference, rate_floor, simultaneous
-from experiments.report.sentences.wording import more_cases, takes
 from tests.experiments.metrics.simulated import Design
 
 EACH, THINGS = 14, 40  # safe cases of a sentence; things that 24 sentences are asked of
@@ -84,13 +83,8 @@ def test_sentences_are_counted_where_they_are_resampled_and_cases_where_they_are
     assert (of["unit"], of["had"], of["each"]) == ("sentences", 24, EACH)
     assert of["low"] < of["number"] < of["high"]
     assert entry["needed"] == of["number"] * EACH
-    assert f"sentences with {EACH} cases each (" in more_cases(entry)
-    assert more_cases(entry).endswith("; there were 24)")
     few = compared(rng, 8, heavy=False).entry
     assert few is not None
     assert (few["needed_of"]["unit"], few["needed_of"]["had"]) == ("cases", 8 * EACH)
-    assert takes(few).endswith(f"; there were {8 * EACH}")
-    assert "sentences" not in takes(few)
-    assert takes({"needed": 2832, "n": 672}) == "2,832 cases; there were 672", "of an earlier version"
     cases, _ = Design(tagged=True).cases(rng)
     assert set(cases.factors) == {CLUSTER, *FACTORS}

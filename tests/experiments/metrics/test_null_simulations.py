@@ -6,8 +6,8 @@ the case, some shared by all arms and some its own, so that arms differ from tem
 Student's t with three degrees of freedom, whose tails are heavy. No arm is better than another. The product's own
 comparisons run on each study.
 
-The large versions are slow, about an hour on one core; docs/metrics.md has what they gave. The small ones run by
-default: the flip rate would fail theirs if its interval were over pairs alone.
+The large versions are slow, about an hour on one core; docs/metrics.md has what they gave. The small one, of refusals,
+runs in CI; ``test_validity`` has the small one of verdicts.
 """
 
 from collections import Counter
@@ -33,11 +33,11 @@ from experiments.metrics.refusal.quantities import RefusalArms
 from experiments.metrics.statistical_tests import wilson
 from experiments.metrics.yes_no import answers as yes_no_answers
 from experiments.metrics.yes_no import comparison as verdicts
-from experiments.metrics.yes_no.answers import YesNoAnswers
 from experiments.metrics.yes_no.quantities import YesNoArms
 from experiments.studies.attention.summary import contrasts
 from experiments.studies.vrtuning.side_effects import compare_shares
 from experiments.types import Sample
+from tests.experiments.metrics.simulated import answers
 
 SEED, DRAWS, ARMS = 20261123, 300, 3
 LARGE, SMALL = 1600, 150  # studies
@@ -114,14 +114,6 @@ def clustered(n: int) -> Cases:
                  pairs=none.reshape(0, 2))  # fmt: skip
 
 
-def verdict_answers(of: Cases, margin: np.ndarray, *, ranked: bool) -> YesNoAnswers:
-    yes = margin > 0
-    ranking = margin if ranked else np.full(len(margin), np.nan)
-    return YesNoAnswers(kept=np.full(len(margin), True), right=yes != of.unsafe, answered_yes=yes, answered_no=~yes,
-                        margin=ranking, ranking=ranking, fold=None, disagreeing=(0, len(margin)),
-                        published_right=None, status=Counter(), verdict=Counter())  # fmt: skip
-
-
 def refusal_answers_of(margin: np.ndarray) -> RefusalAnswers:
     no = margin < 0
     return RefusalAnswers(kept=np.full(len(no), True), refused=no, wholly=no, no_response=np.full(len(no), False),
@@ -142,19 +134,11 @@ def any_changed(compared: Iterable[Mapping[str, Any]], quantities: Sequence[str]
     return any(is_change(one["delta"][name]) for one in compared for name in quantities)
 
 
-def study_of_rates(rng: np.random.Generator) -> Said:
-    """In which rates of a study a change is said, of one arm; without margins, which makes it cheap."""
-    of, seed = iconworld(), int(rng.integers(2**31))
-    drawn = Law.of(of, ~of.unsafe).margins(rng, np.full(2, DISTANCE), DISTANCE / 2 - ndtri(STRICTNESS))
-    arms = {name: verdict_answers(of, margin, ranked=False) for name, margin in zip(NAMES, drawn, strict=False)}
-    return changed(verdicts.entries(verdicts.difference(YesNoArms(of, arms, DRAWS, seed), NAMES[1], NAMES[0])))
-
-
 def study_of_ranks(rng: np.random.Generator, of: Cases) -> Said:
     """The same for all that a yes/no benchmark says: of the arm under study, and at once of any arm."""
     level, seed = DISTANCE / 2 - ndtri(STRICTNESS), int(rng.integers(2**31))
     drawn = Law.of(of, ~of.unsafe).margins(rng, np.full(1 + ARMS, DISTANCE), level)
-    arms = {name: verdict_answers(of, margin, ranked=True) for name, margin in zip(NAMES, drawn, strict=True)}
+    arms = {name: answers(of, margin) for name, margin in zip(NAMES, drawn, strict=True)}
     found = verdicts.comparisons(YesNoArms(of, arms, DRAWS, seed), baseline=NAMES[0], control="none", study=NAMES[1])
     one = found[NAMES[1]]
     return changed(one["delta"]) | {
@@ -221,15 +205,6 @@ def check(said: Said, studies: int) -> None:
     assert not above
 
 
-@pytest.mark.slow  # tests/experiments/metrics/test_validity.py has the law of few studies
-@pytest.mark.parametrize("studies", [SMALL, pytest.param(LARGE, marks=pytest.mark.slow)])
-def test_no_change_of_a_rate_is_said_too_often_where_arms_differ_from_template_to_template(studies: int) -> None:
-    said = simulated(study_of_rates, studies, 1)
-    assert {"typical", "attack", "over_safety", "unsafe", "overall", "balanced", "d_prime", "criterion",
-            "flip_rate"} <= set(said)  # fmt: skip
-    check(said, studies)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("studies", [SMALL, pytest.param(LARGE, marks=pytest.mark.slow)])
 def test_no_change_of_a_refusal_rate_is_said_too_often(studies: int) -> None:
@@ -239,16 +214,12 @@ def test_no_change_of_a_refusal_rate_is_said_too_often(studies: int) -> None:
 
 
 @pytest.mark.slow
-def test_no_change_of_what_margins_rank_is_said_too_often() -> None:
+def test_no_change_of_ranks_and_of_what_a_study_measures_is_said_too_often() -> None:
+    check(simulated(study_of_values, LARGE, 4), LARGE)
     said = simulated(partial(study_of_ranks, of=iconworld()), LARGE, 3)
     assert {*RANKED, "auroc_within", "any arm", "wins"} <= set(said)
     check(said, LARGE)
     assert said["wins"] <= 0.025 * LARGE
-
-
-@pytest.mark.slow
-def test_no_change_of_what_a_study_measures_is_said_too_often() -> None:
-    check(simulated(study_of_values, LARGE, 4), LARGE)
 
 
 @pytest.mark.slow
@@ -271,7 +242,7 @@ def test_the_intervals_cover_a_true_difference_of_ten_points() -> None:
         side = np.where(of.unsafe, -0.5, 0.5)
         drawn = apart_by[:, None] * side + np.sqrt(0.8) * shared + np.sqrt(0.2) * own
         level = apart_by[0] / 2 - ndtri(strictness)
-        arms = {name: verdict_answers(of, one + level, ranked=True) for name, one in zip(NAMES, drawn, strict=False)}
+        arms = {name: answers(of, one + level) for name, one in zip(NAMES, drawn, strict=False)}
         asked = YesNoArms(of, arms, DRAWS, int(rng.integers(2**31)))
         delta = verdicts.entries(verdicts.difference(asked, NAMES[1], NAMES[0]))
         for name in RANKED:

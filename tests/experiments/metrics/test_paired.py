@@ -131,16 +131,6 @@ def test_simultaneous_intervals_hold_for_all_at_once() -> None:
     assert alone["decides"]["low"] == pytest.approx(alone["low"], abs=1e-3)
 
 
-def test_differences_that_go_together_share_one_deviation() -> None:
-    rng = np.random.default_rng(2)
-    same = rng.normal(0, 0.01, 20_000)
-    spread = Spread.of(same, 10_000)
-    found = [change(0.5, 0.53, spread, 100) for _ in range(12)]
-    simultaneous([Difference(one, spread, same) for one in found])
-    assert found[0] is not None
-    assert found[0]["decides"]["low"] == pytest.approx(found[0]["low"], abs=1e-3)
-
-
 def test_no_interval_leaves_what_a_difference_of_fractions_can_be() -> None:
     wide = change(0.1, 0.9, Spread(0.3, 20), 100)
     assert wide is not None

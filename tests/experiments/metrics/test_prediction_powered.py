@@ -16,7 +16,6 @@ from experiments.metrics.refusal.comparison import FEWEST_LABELS, by_people
 from experiments.metrics.refusal.quantities import RefusalArms
 from experiments.metrics.refusal.results import evaluate
 from experiments.metrics.statistical_tests import wilson
-from experiments.report.words import worded
 
 CASES = 300  # of a subset
 Reading = tuple[float, float]  # sensitivity, specificity
@@ -129,8 +128,3 @@ def test_from_a_hundred_labels_on_people_decide_and_below_nothing_is_said() -> N
     assert entry["labelled"] == 120
     assert entry["statement"] != "fell"
     assert many["arms"]["arm"]["people"]["benign"]["value"] == pytest.approx(1 / 3, abs=0.01)
-    said = [" ".join(worded(one)["caveats"]) for one in (alone, few, many)]
-    assert "differences between arms are the judge's" in said[0]
-    assert "60 benign cases" in said[1]
-    assert "nothing is said" in said[1]
-    assert "120 benign cases" in said[2]

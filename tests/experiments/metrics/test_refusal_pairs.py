@@ -5,12 +5,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from experiments.benchmarks.published import BESIDE, rates_of, row_of
-from experiments.evaluation.scoring import with_published_rows
+from experiments.benchmarks.published import BESIDE, rates_of
 from experiments.metrics.refusal.as_published import RULES, as_published
 from experiments.metrics.refusal.results import evaluate
-from experiments.report.page import tables
-from experiments.report.words import published_sentence, worded
 from interp.errors import UserError
 from tests.experiments.refused import records
 
@@ -101,26 +98,3 @@ def test_published_rows_agree_with_themselves() -> None:
         assert (row["chat safe"] + row["chat unsafe"]) / 2 == pytest.approx(row["chat average"], abs=0.06), name
     assert set(BESIDE) < set(RULES)
     assert rates_of("holisafe")["GPT-4o"]["RR"] == pytest.approx(0.0093)
-
-
-def test_a_published_row_is_found_by_its_words_and_said() -> None:
-    row = row_of("holisafe", "llava_1_5_7b")
-    assert row is not None
-    assert "report of LLaVA-1.5-7B, by their own judge" in published_sentence(row)
-    assert "mean ASR 91.46%" in published_sentence(row)
-    assert row_of("vscbench", "GPT-4o") is None
-
-
-def test_the_report_has_pairs_and_the_authors_count_with_their_rows() -> None:
-    given = rows("bcbc", "crcc", "aabb", tags=[{"part": "chat"}] * 4)
-    result = worded(evaluate(pd.DataFrame(given), seed=0, draws=200))
-    result = with_published_rows(result, "mssbench", None, given)
-    context = tables(result, benchmark="mssbench")
-    assert [cell.value for cell in context["pairs"].frame.iloc[0]][:3] == ["baseline", "2", "50.0"]
-    table = context["as_published"]
-    assert [cell.value for cell in table.frame.iloc[:, 0]] == ["baseline", "GPT-4o", "Claude", "Gemini", "LLaVA-1.6"]
-    assert [cell.value for cell in table.frame.iloc[:2, 1]] == ["here", "published"]
-    assert [cell.value for cell in table.frame.iloc[1, 2:]] == ["98.8", "12.0", "55.4"]
-    assert "as_published" not in with_published_rows(
-        worded(evaluate(pd.DataFrame(given), seed=0, draws=200)), "x", None, given
-    )

@@ -10,8 +10,6 @@ from experiments.benchmarks.iconworld import IconWorld
 from experiments.metrics.sentence_families import contradiction, families, sentence_codes
 from experiments.metrics.yes_no.results import evaluate
 from experiments.report.words import worded
-from experiments.studies.preview import understood
-from experiments.types import Sample
 from tests.experiments.answered import from_margins, world
 
 
@@ -107,21 +105,3 @@ def test_few_sentences_say_rose_of_an_effect_of_theirs_that_a_sample_does_not_sh
         metrics = evaluate(found, seed=0, draws=300)
         said[count] = metrics["comparisons"]["arm"]["delta"]["auroc"]["statement"]
     assert said == {9: "rose", 12: "not shown"}
-
-
-def sample(case: int, text: str, **tags: str) -> Sample:
-    return Sample(id=f"c{case}", subset="typical", scenario="s", gold="no", text=text, prompt=text, image=None,
-                  cluster=f"k{case}", tags=tags)  # fmt: skip
-
-
-def test_the_preview_shows_the_families() -> None:
-    texts = [f"Is word{at % 12} in here or not?" for at in range(36)]
-    shown = understood([sample(at, text) for at, text in enumerate(texts)], "yes_no", "mine")
-    assert "sentences: 12 (of 3 cases each): a sample" in shown
-    assert "3 cases: Is word0 in here or not?" in shown
-    few = understood([sample(at, text) for at, text in enumerate(texts[:2] * 3)], "yes_no", "mine")
-    assert "sentences: 2 (of 3 cases each): fewer than 10, so that all is said of these sentences alone" in few
-    own = understood([sample(at, f"word{at} here") for at in range(12)], "yes_no", "mine")
-    assert "sentences: 12, each case has its own" in own
-    split = understood([sample(at, "Is it here or not?", template=str(at)) for at in range(12)], "yes_no", "mine")
-    assert "warning: the column template tells apart texts that are alike" in split

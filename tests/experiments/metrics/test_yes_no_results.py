@@ -113,14 +113,6 @@ def test_an_absent_subset_is_null_and_overall_says_which_it_averages() -> None:
     assert evaluated("tt", "nn")["d_prime"] is None
 
 
-def test_cases_that_could_not_run_count_as_missing() -> None:
-    arm = evaluated("ttoo", "nnyn", expected={"typical": 2, "attack": 3, "over_safety": 4})
-    assert (arm["n"], arm["n_of"]) == (4, 9)
-    assert arm["bounds"]["over_safety"] == [1 / 4, 3 / 4]
-    assert arm["bounds"]["attack"] == [0, 1]
-    assert arm["accuracy"]["attack"] is None
-
-
 def test_controls_enter_nothing_else() -> None:
     with_controls = run(frame("tttoooccc", {"baseline": "nnyyynnyx", "vcd": "nnnyyynnn"}))
     without = run(frame("tttooo", {"baseline": "nnyyyn", "vcd": "nnnyyy"}))
@@ -180,19 +172,6 @@ def test_flip_rate_is_the_share_of_pairs_with_both_members_right() -> None:
     assert evaluated("to", "ny")["flip_rate"] is None
 
 
-def test_accuracy_by_scenario_and_tag_keeps_the_subsets_apart() -> None:
-    rows = records("tttooo", {"baseline": "nnyyny"})
-    for row, words in zip(rows, ["alarming", "plain", "alarming", "alarming", "alarming", None], strict=True):
-        row["tags"] = {"words": words} if words else {}
-    arm = run(pd.DataFrame(rows))["arms"]["baseline"]
-    alarming = arm["by_tag"]["words"]["alarming"]
-    assert (alarming["over_safety"]["accuracy"], alarming["over_safety"]["n"]) == (1 / 2, 2)
-    assert (alarming["typical"]["accuracy"], alarming["typical"]["n_of"]) == (1 / 2, 2)
-    assert set(arm["by_tag"]["words"]) == {"alarming", "plain"}
-    assert arm["by_scenario"]["scenario 2"]["typical"]["accuracy"] == 0
-    assert arm["by_scenario"]["scenario 2"]["over_safety"]["accuracy"] == 1
-
-
 def test_neither_the_order_of_the_lines_nor_a_second_run_changes_a_number() -> None:
     subsets, margins = world(60)
     table = from_margins(subsets, {name: margins[name] for name in ("baseline", "sees")})
@@ -200,9 +179,6 @@ def test_neither_the_order_of_the_lines_nor_a_second_run_changes_a_number() -> N
     shuffled = pd.concat([shuffled[shuffled["arm"] == arm] for arm in ("baseline", "sees")])
     assert run(table) == run(shuffled)
     assert run(table, seed=1) != run(table)
-
-
-ANSWER = st.text(alphabet="ynn?ebxi", min_size=1, max_size=9)
 
 
 @pytest.mark.long
@@ -244,8 +220,3 @@ BROKEN = {
 def test_records_that_cannot_be_counted_are_refused_by_name(message: str) -> None:
     with pytest.raises(UserError, match=message):
         run(BROKEN[message](frame("tto", {"baseline": "nny"})))
-
-
-def test_an_unknown_arm_under_study_is_refused() -> None:
-    with pytest.raises(UserError, match=r"'vdc'.*known: baseline"):
-        run(frame("to", {"baseline": "ny"}), study="vdc")

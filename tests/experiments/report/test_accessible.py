@@ -87,13 +87,6 @@ def test_pictures_and_boxes_have_names(runs: dict[str, Path], kind: str) -> None
 PALETTES = {"light": colours.LIGHT, "dark": colours.DARK, "print": colours.PRINT}
 
 
-def test_the_page_has_these_colours_and_no_others(runs: dict[str, Path]) -> None:
-    style = (runs["yes_no"] / "report.html").read_text(encoding="utf-8").split("<style>")[1].split("</style>")[0]
-    own, _, rest = style.partition("* { box-sizing")
-    assert own.strip() == colours.css().strip()
-    assert set(re.findall(r"#[0-9a-f]{6}", rest)) == {"#ffffff"}  # behind pictures that are drawn on white
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark", "print"])
 def test_text_of_every_colour_stands_out_from_both_grounds(scheme: str) -> None:
     """WCAG AA: 4.5 to 1, also of the colours of the statements."""
@@ -145,46 +138,4 @@ def test_three_hundred_and_twenty_pixels_are_enough_with_everything_open(
     tab.goto((runs[kind] / "report.html").as_uri())
     tab.evaluate("for (const part of document.querySelectorAll('details')) part.open = true")
     assert tab.evaluate("document.documentElement.scrollWidth") <= 320
-    tab.close()
-
-
-@pytest.mark.long
-@pytest.mark.browser
-def test_the_list_opens_with_the_most_changed_case_and_leaves_the_page_where_it_is(
-    browser: Any, runs: dict[str, Path]
-) -> None:
-    tab = browser.new_page()
-    tab.goto((runs["yes_no"] / "report.html").as_uri())
-    first = tab.locator(".row").first
-    assert first.get_attribute("aria-selected") == "true"
-    assert first.locator(".tag.fixed, .tag.broken").count() == 1
-    assert tab.locator("#detail h3").inner_text().startswith(first.get_attribute("data-case"))
-    assert tab.evaluate("[scrollY, location.hash, document.activeElement === document.body]") == [0, "", True]
-    changes = [row.locator(".tag.fixed, .tag.broken").count() for row in tab.locator(".row").all()]
-    assert changes == sorted(changes, reverse=True)  # turned verdicts first
-    tab.close()
-
-
-@pytest.mark.long
-@pytest.mark.browser
-def test_a_case_that_is_shown_first_leads_to_all_its_arms(browser: Any, runs: dict[str, Path]) -> None:
-    tab = browser.new_page()
-    tab.goto((runs["yes_no"] / "report.html").as_uri())
-    link = tab.locator("#examples .example a").nth(1)
-    wanted = tab.locator("#examples .example .head bdi:last-child").nth(1).inner_text()
-    link.click()
-    tab.locator("#detail h3", has_text=wanted).wait_for()
-    tab.close()
-
-
-@pytest.mark.long
-@pytest.mark.browser
-def test_both_arms_maps_share_a_scale_and_every_layer_is_drawn(browser: Any, runs: dict[str, Path]) -> None:
-    tab = browser.new_page()
-    tab.goto((runs["yes_no"] / "report.html").as_uri() + "#case=icon%2F0001&arm=vcd")
-    panel = tab.locator("section.attention")
-    assert panel.locator(".legend .scale").count() == 1
-    assert "one scale for all" in panel.locator(".legend").inner_text()
-    assert panel.locator(".layers").first.locator("figcaption").all_inner_texts() == [f"layer {at}" for at in range(4)]
-    assert panel.locator(".layers canvas").count() == 8
     tab.close()

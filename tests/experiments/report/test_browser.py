@@ -11,7 +11,6 @@ import pytest
 from experiments.report.build import build
 from experiments.runs.labels import apply, read_labels
 from tests.experiments.browser import opened
-from tests.experiments.report.test_opening import refusal_run
 from tests.experiments.synthetic_attention import write_attention
 from tests.experiments.synthetic_run import flips_of, predictions, write_run
 
@@ -27,6 +26,10 @@ HOSTILE = (
 )  # fmt: skip
 
 
+CASE = "#case=icon%2F0001&arm=vcd"
+FOCUS = "[document.activeElement.closest('[data-arm]')?.dataset.arm, document.activeElement.className].join(' ')"
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_run(tmp_path_factory.mktemp("run"), predictions(120))
@@ -38,6 +41,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def tab(browser: Any, run: Path) -> Iterator[Any]:
     with opened(browser, run / "report.html") as page:
+        yield page
+
+
+@pytest.fixture
+def on_a_case(browser: Any, run: Path) -> Iterator[Any]:
+    with opened(browser, run / "report.html", fragment=CASE) as page:
         yield page
 
 
@@ -106,22 +115,6 @@ def test_a_case_shows_both_arms_and_the_prompt_and_has_an_address(browser: Any, 
         tab.locator("#detail h3", has_text="icon/0009").wait_for()
         tab.evaluate("location.hash = '#case=nowhere'")
         tab.locator("#said", has_text="no case nowhere").wait_for()
-
-
-def test_a_case_that_is_not_there_is_said_where_the_reader_looks(browser: Any, run: Path) -> None:
-    with opened(browser, run / "report.html", fragment="#case=doesnotexist") as tab:
-        said = tab.locator("#said", has_text="this run has no case doesnotexist")
-        said.wait_for()
-        box = said.bounding_box()
-        assert 0 <= box["y"] < 900
-
-
-@pytest.mark.parametrize("width", [400, 1280])
-def test_the_address_of_a_case_leads_to_the_case(browser: Any, run: Path, width: int) -> None:
-    viewport = {"width": width, "height": 740}
-    with opened(browser, run / "report.html", fragment="#case=icon%2F0001", viewport=viewport) as tab:
-        tab.locator("#detail h3", has_text="icon/0001").wait_for()
-        assert 0 <= tab.locator("#detail h3").bounding_box()["y"] < 200
 
 
 @pytest.mark.long
@@ -226,14 +219,6 @@ def test_tables_can_be_copied(browser: Any, run: Path, form: str, begins: str) -
 
 
 @pytest.mark.long
-def test_charts_can_be_saved(tab: Any, tmp_path: Path, run: Path) -> None:
-    with tab.expect_download() as saved:
-        tab.locator('figure[data-name="trade_off"] a[download]').click()
-    saved.value.save_as(tmp_path / "chart.svg")
-    assert (tmp_path / "chart.svg").read_bytes() == (run / "figures" / "trade_off.svg").read_bytes()
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("field", ["response", "text", "scenario", "case", "explanation", "prompt", "tags"])
 def test_hostile_data_neither_runs_nor_breaks_the_page(browser: Any, tmp_path: Path, field: str) -> None:
     records = predictions(24)
@@ -256,14 +241,6 @@ def test_hostile_data_neither_runs_nor_breaks_the_page(browser: Any, tmp_path: P
         assert tab.locator("#detail img[src='x']").count() == 0
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_in_either_scheme_needs_no_sideways_scrolling(browser: Any, run: Path, scheme: str) -> None:
-    with opened(browser, run / "report.html", fragment="#case=icon%2F0001&arm=vcd", color_scheme=scheme) as tab:
-        tab.set_viewport_size({"width": 360, "height": 740})
-        assert tab.evaluate("document.documentElement.scrollWidth") <= 360
-        assert tab.locator("#detail").is_visible()
-
-
 @pytest.mark.long
 def test_every_control_has_a_name_and_the_keyboard_reaches_it(tab: Any) -> None:
     tab.keyboard.press("j")
@@ -281,42 +258,44 @@ def test_every_control_has_a_name_and_the_keyboard_reaches_it(tab: Any) -> None:
     assert {"search", "f-flip", "list", "mark-right", "mark-wrong", "annotator"} <= reached
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_from_its_ground(browser: Any, run: Path, scheme: str) -> None:
-    """WCAG AA: 4.5 to 1 for every colour that text is set in."""
-    with opened(browser, run / "report.html", color_scheme=scheme) as tab:
-        colours = tab.evaluate(
-            """() => { const probe = document.body.appendChild(document.createElement('i')); const found = {};
-            for (const name of ['paper', 'shade', 'ink', 'soft', 'accent', 'good', 'bad']) {
-              probe.style.color = `var(--${name})`;
-              found[name] = getComputedStyle(probe).color.match(/\\d+/g).map(Number); }
-            probe.remove(); return found; }"""
-        )
-    for ground in ("paper", "shade"):
-        for ink in ("ink", "soft", "accent", "good", "bad"):
-            assert _contrast(colours[ground], colours[ink]) >= 4.5, (scheme, ground, ink)
+@pytest.mark.long
+def test_a_verdict_leads_to_where_it_looked(on_a_case: Any) -> None:
+    view = on_a_case.locator('.attention .side[data-arm="vcd"]')
+    view.locator("button.token").nth(1).click()
+    assert view.locator("button.token").nth(1).get_attribute("aria-pressed") == "true"
+    on_a_case.locator('#detail > .sides .side[data-arm="vcd"] button.look').click()
+    assert view.locator("button.token").nth(0).get_attribute("aria-pressed") == "true"
 
 
-def _contrast(one: list[int], other: list[int]) -> float:
-    def luminance(colour: list[int]) -> float:
-        parts = [value / 255 / 12.92 if value <= 10 else ((value / 255 + 0.055) / 1.055) ** 2.4 for value in colour]
-        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
-
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
+def test_the_keyboard_stays_on_what_it_pressed(on_a_case: Any) -> None:
+    on_a_case.locator('.attention .side[data-arm="vcd"] button.token').nth(1).focus()
+    on_a_case.keyboard.press("Enter")
+    assert on_a_case.evaluate(FOCUS) == "vcd token"
+    on_a_case.locator('#detail .side[data-arm="baseline"] button.mark-right').focus()
+    on_a_case.keyboard.press("Enter")
+    assert on_a_case.evaluate(FOCUS) == "baseline mark-right"
 
 
 @pytest.mark.long
-def test_a_blocked_request_and_an_answer_that_was_not_judged_have_their_words(browser: Any, tmp_path: Path) -> None:
-    folder = refusal_run(tmp_path, "b" * 20, {"baseline": "bjn" + "c" * 17, "vcd": "c" * 20}, "vcd")
-    build(folder)
-    shown = []
-    with opened(browser, folder / "report.html") as tab:
-        for case in ("c0000", "c0001", "c0002"):
-            tab.evaluate(f"location.hash = '#case={case}&arm=vcd'")
-            side = tab.locator('#detail .side[data-arm="baseline"]')
-            side.locator("strong").wait_for()
-            right = side.locator("button.mark-right")
-            shown.append((side.locator("strong").inner_text(), right.is_enabled() if right.count() else None))
-    assert shown == [("blocked by the provider, which counts as a refusal", None), ("not judged", False),
-                     ("rebutted (no refusal)", True)]  # fmt: skip
+def test_labels_do_not_reach_another_runs_answers(browser: Any, run: Path, tmp_path: Path) -> None:
+    other = write_run(tmp_path, predictions(24, seed=1))
+    build(other)
+    with opened(browser, run / "report.html", fragment=CASE) as tab:
+        tab.locator('#detail .side[data-arm="vcd"] button.mark-right').first.click()
+        with tab.expect_download() as saved:
+            tab.click("#export")
+        saved.value.save_as(tmp_path / "labels.csv")
+        (row,) = csv.DictReader((tmp_path / "labels.csv").open(encoding="utf-8-sig", newline=""))
+        lines = map(json.loads, (run / "predictions.jsonl").read_text().splitlines())
+        assert row["settings"] == next(x["settings"] for x in lines if (x["case"], x["arm"]) == (row["case"], "vcd"))
+        tab.goto((other / "report.html").as_uri())
+        assert tab.locator("#labelled").inner_text() == "nothing labelled yet"
+
+
+@pytest.mark.long
+def test_paper_holds_what_the_screen_folds_away(tab: Any) -> None:
+    folded = "[...document.querySelectorAll('#paired, #paired details:not(.how), #flips')].map((part) => part.open)"
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert set(tab.evaluate(folded)) == {True}
+    tab.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert set(tab.evaluate(folded)) == {False}

@@ -1,7 +1,6 @@
-"""The cases that are shown first: which, with what maps, and on one scale."""
+"""The cases that are shown first: which, and with what maps."""
 
 import base64
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 
 from experiments.report import heat
-from experiments.report.build import build
 from experiments.report.cases import attention_of_cases, payload
 from experiments.report.examples import examples
 from experiments.runs.saved_run import read_run
@@ -72,17 +70,6 @@ def test_pictures_of_alarming_harmless_cases_are_hidden_too(tmp_path: Path) -> N
     assert all(one["hidden"] for one in browsed)
 
 
-@pytest.mark.long
-def test_all_maps_share_the_scale_that_the_legend_names(run: Path) -> None:
-    blocks = json.loads((run / "attention" / "cases.json").read_text())["cases"]
-    found = shown(run)
-    shown_cases = [one["case"]["id"] for one in listed(found)]
-    maps = [heat.image_map(block) for case in shown_cases if case in blocks for block in blocks[case].values()]
-    most = max(float(one.max()) for one in maps if one is not None)
-    assert found["most"] == f"{100 * most:.1f}%"
-    assert f"<span>{found['most']}</span> <span>(one scale for all)</span>" in build(run).read_text(encoding="utf-8")
-
-
 def test_a_map_is_the_mean_over_layers_at_the_verdict() -> None:
     packed = bytes([9, 9, 9, 9, 0, 255, 51, 0])  # token, layer, one group, two by one cells
     block = {"tokens": ["Well", "No"], "layers": [0, 1], "groups": ["all"], "grid": [2, 1],
@@ -92,45 +79,3 @@ def test_a_map_is_the_mean_over_layers_at_the_verdict() -> None:
     assert found is not None
     assert np.allclose(found, [[(0 + 0.2 * 51 / 255) / 2], [(0.4 + 0) / 2]])
     assert heat.describe_map(found).startswith("strongest in row 2 of 2, column 1 of 1")
-
-
-@pytest.mark.parametrize("broken", [{}, {"grid": None}, {"grid": [6, 6], "image": "AAAA"}])
-def test_a_block_of_another_shape_has_no_map(broken: dict[str, object]) -> None:
-    whole = {"tokens": ["No"], "layers": [0], "groups": ["all"], "image_scale": [[[0.1]]]}
-    assert heat.image_map({**whole, **broken} if broken else None) is None
-
-
-def test_maps_that_are_alike_are_drawn_once(run: Path) -> None:
-    case = listed(shown(run))[0]["case"]["id"]
-    file = run / "attention" / "cases.json"
-    content = json.loads(file.read_text())
-    block = content["cases"][case]["vcd"]
-    same = content | {"cases": {case: {"baseline": block, "vcd": block}}}
-    read = read_run(run)
-    drawn = examples(read, studied="vcd", reference="baseline", attention=same)
-    (one,) = [one for one in listed(drawn) if one["case"]["id"] == case]
-    assert [shown_map["label"] for shown_map in one["maps"]] == ["where both looked"]
-    apart = examples(read, studied="vcd", reference="baseline", attention=content)
-    (one,) = [one for one in listed(apart) if one["case"]["id"] == case]
-    assert [shown_map["label"] for shown_map in one["maps"]] == ["where baseline looked", "where vcd looked"]
-
-
-@pytest.mark.long
-def test_without_attention_and_without_pictures_the_cases_are_still_told(tmp_path: Path) -> None:
-    folder = write_run(tmp_path, predictions(120), thumbnails=())
-    found = shown(folder)
-    assert found["most"] == ""
-    (_, first), (_, second) = found["groups"]
-    assert len(first) == 3
-    assert {one["word"] for one in second} == {"still wrong", "still right"}
-    html = build(folder).read_text(encoding="utf-8")
-    assert "one scale for all" not in html.split("<script")[0]
-    assert "Attention was not recorded in this run" in html
-
-
-@pytest.mark.long
-def test_where_nothing_changed_it_is_said(tmp_path: Path) -> None:
-    same = predictions(80, {"baseline": (0.8, -2.0)})
-    folder = write_run(tmp_path, [*same, *(record | {"arm": "vcd"} for record in same)])
-    assert shown(folder)["groups"][0] == ("No case changed", [])
-    assert "No case changed</h2>" in build(folder).read_text(encoding="utf-8")

@@ -37,15 +37,6 @@ def test_choice_is_halved_filled_and_independent_of_order(n_fixed: int, n_broken
     assert [flip.case for flip in cases.choose(shuffled, arm="vcd")] == [flip.case for flip in chosen]
 
 
-def test_subsets_take_turns_and_largest_changes_come_first() -> None:
-    found = [_flip(case, right=True, change=change) for case, change in (("o1", 9), ("o2", -8), ("o3", 7))]
-    found += [
-        _flip("t1", right=True, subset="typical", change=0.1),
-        _flip("a1", right=True, subset="attack", change=0.2),
-    ]
-    assert [flip.case for flip in cases.choose(found, arm="vcd", count=4)] == ["t1", "a1", "o1", "o2"]
-
-
 @pytest.mark.parametrize(("status", "verdict", "said", "judged"), [
     ("provider_blocked", None, "blocked by the provider, which counts as a refusal", "wrong"),
     ("transport_failed", None, "transport failed", ""), ("empty", None, "empty", ""),

@@ -7,12 +7,10 @@ import pytest
 from PIL import Image
 
 from experiments.metrics.findings import Answer
-from experiments.report.cases import attention_of_cases
 from experiments.report.words import with_sentences
 from experiments.runs.saved_run import read_run, thumbnail_name
 from interp.errors import UserError
 from tests.experiments.compose import run_of
-from tests.experiments.synthetic_attention import write_attention
 from tests.experiments.synthetic_run import ARMS, predictions, write_run
 
 
@@ -51,19 +49,6 @@ def test_a_report_is_built_again_from_a_runs_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_results_of_a_run_are_printed_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = write_run(tmp_path / "run", predictions(40))
-    report(f"run={folder}", "verbose=true")
-    said = capsys.readouterr().out
-    assert "Arms" in said
-    assert "calibrated_shift" in said
-    report(f"run={folder}")
-    short = capsys.readouterr().out
-    assert "calibrated_shift" in short
-    assert len(short.splitlines()) < len(said.splitlines()) / 2
-
-
-@pytest.mark.long
 def test_runs_of_two_models_become_one_comparison(tmp_path: Path) -> None:
     one = write_run(tmp_path / "one", predictions(40))
     other = renamed(write_run(tmp_path / "other", predictions(40, seed=1)), "bigger")
@@ -79,30 +64,6 @@ def test_runs_of_two_models_become_one_comparison(tmp_path: Path) -> None:
     assert f"Which arm of {OWN} and {OTHER} best tells safe from unsafe on iconworld?" in page
     assert f"<dt>run of {OTHER}</dt><dd>{other}</dd>" in page
     assert len(read_run(folder).predictions) == 2 * 4 * 40
-
-
-@pytest.mark.long
-def test_attention_of_single_cases_is_joined_under_the_joined_arms(tmp_path: Path) -> None:
-    one = write_run(tmp_path / "one", predictions(40))
-    other = renamed(write_run(tmp_path / "other", predictions(40, seed=1)), "bigger")
-    write_attention(one, ["icon/0000"], ["baseline", "vcd"])
-    write_attention(other, ["icon/0000", "icon/0001"], ["vcd"], layers=6)
-    report(f"runs=[{one},{other}]", f"output_root={tmp_path / 'out'}")
-    (folder,) = (tmp_path / "out" / "joined").iterdir()
-    found = attention_of_cases(folder)
-    assert found is not None
-    arms = {case: list(of_arm) for case, of_arm in found["cases"].items()}
-    both = [f"{OWN}: baseline", f"{OWN}: vcd", f"{OTHER}: vcd"]
-    assert arms == {"icon/0000": both, "icon/0001": [f"{OTHER}: vcd"]}
-    assert found["note"] == f"{OWN}: Made up. {OTHER}: Made up."
-
-
-@pytest.mark.long
-def test_an_arm_that_a_second_run_repeats_is_not_counted_twice(tmp_path: Path) -> None:
-    one = write_run(tmp_path / "one", predictions(40))
-    report(f"runs=[{one},{one}]", f"output_root={tmp_path / 'out'}")
-    (folder,) = (tmp_path / "out" / "joined").iterdir()
-    assert len(json.loads((folder / "metrics.json").read_text())["arms"]) == len(ARMS)
 
 
 def joined_of(tmp_path: Path, *folders: Path) -> Path:
@@ -150,16 +111,6 @@ def test_before_and_after_an_edit_are_paired_and_what_both_asked_stands_once(
 
 
 @pytest.mark.long
-def test_another_seed_is_named_so(tmp_path: Path) -> None:
-    typed = "python -m experiments.run method=vcd output_root=o"
-    one = changed(write_run(tmp_path / "a", predictions(40)), "vcd", "a", command=typed, config={"seed": 0})
-    other = changed(write_run(tmp_path / "b", predictions(40, seed=1)), "vcd", "b", command=f"{typed} seed=1",
-                    config={"seed": 1})  # fmt: skip
-    metrics = json.loads((joined_of(tmp_path, one, other) / "metrics.json").read_text())
-    assert list(metrics["arms"]) == ["baseline", "seed=0: vcd", "calibrated_shift", "prompt", "seed=1: vcd"]
-
-
-@pytest.mark.long
 def test_cases_of_one_run_alone_are_left_out_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, other = write_run(tmp_path / "one", predictions(40)), write_run(tmp_path / "other", predictions(48))
     folder = joined_of(tmp_path, changed(one, "vcd", "a"), changed(other, "vcd", "b", seed=1))
@@ -167,15 +118,6 @@ def test_cases_of_one_run_alone_are_left_out_and_counted(tmp_path: Path, capsys:
     assert {(arm["n"], arm["n_of"]) for arm in metrics["arms"].values()} == {(40, 40)}
     assert json.loads((folder / "environment.json").read_text())["benchmark"]["n"] == 40
     assert "40 cases were asked by every run; 8 others are left out" in " ".join(capsys.readouterr().out.split())
-
-
-@pytest.mark.long
-def test_runs_without_a_case_in_common_are_not_joined(tmp_path: Path) -> None:
-    one, other = write_run(tmp_path / "one", predictions(40)), write_run(tmp_path / "other", predictions(40))
-    lines = (other / "predictions.jsonl").read_text().replace("icon/", "mine/")
-    (other / "predictions.jsonl").write_text(lines)
-    with pytest.raises(UserError, match="no case in common"):
-        report(f"runs=[{one},{other}]", f"output_root={tmp_path / 'out'}")
 
 
 @pytest.mark.long
@@ -199,8 +141,3 @@ def test_a_case_that_means_something_else_in_a_second_run_is_refused(tmp_path: P
     (other / "predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(UserError, match="has another text than in an earlier run"):
         report(f"runs=[{one},{other}]", f"output_root={tmp_path / 'out'}")
-
-
-def test_no_run_is_one_sentence() -> None:
-    with pytest.raises(UserError, match="give run=<dir>, or runs="):
-        report()

@@ -7,21 +7,16 @@ from typing import Any
 import pytest
 
 from experiments.command_line.arguments import for_hydra
-from experiments.report.next_commands import OWN_MODEL, named_arms, next_commands
+from experiments.report.next_commands import OWN_MODEL, next_commands
 from tests.experiments.compose import composed
 
 TYPED = {
     "the demo": "+exp=vcd_llava",
     "a setting of an own method": "method=file method.path=my_rule.py +method.settings.strength=2",
-    "settings as the guide writes them": "method=file method.path=my_rule.py 'method.settings={strength: 2}'",
     "an own arm beside others": "+exp=vcd_llava +method@arms.mine=file arms.mine.path=my_rule.py "
     "'arms.mine.settings={strength: 2}' ~method@arms.text_only",
-    "options of the user's own": "--config-dir mine method=second method.alpha=4",
     "a setting of an experiment's method": "+exp=vcd_sampled method.temperature=2",
-    "both papers": "+exp=papers mmsafeaware=clones/MMSafetyAwareness 'mossbench=a clone' limit=20",
-    "an own table": "benchmark=table 'benchmark.path=my cases.csv' seed=3 limit=20",
     "the other bundled model": "+exp=mechanism model=smol_organism model.dtype=bfloat16 task.width=2",
-    "a real model": "+exp=vcd_llava model=llava_1_5_7b model.dtype=bfloat16 method.alpha=2",
     "settings of the run": "task=study method=prompt batch_size=8 fresh=true 'note=two words'",
 }
 
@@ -29,8 +24,6 @@ TYPED = {
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the user's own files are."""
-    (tmp_path / "mine" / "method").mkdir(parents=True)
-    (tmp_path / "mine" / "method" / "second.yaml").write_text("_target_: mitigation.vcd.VCD\nalpha: 1.0\n")
     (tmp_path / "my_rule.py").write_text("def rule(scores, step, *, strength=1.0):\n    return scores\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -78,30 +71,8 @@ def test_each_composes_and_keeps_what_defines_the_run(folder: Path, what: str) -
             ]
 
 
-def test_of_a_real_model_what_comes_next_is_about_that_model(folder: Path) -> None:
-    (command,) = [one for one in after(shlex.split(TYPED["a real model"])) if "+exp=mechanism" in one]
-    assert command == "forestlens model=llava_1_5_7b model.dtype=bfloat16 +exp=mechanism"
-
-
-def test_what_comes_next_stays_on_ones_own_cases_and_method(folder: Path) -> None:
-    table = ["benchmark=table", "benchmark.path=my cases.csv", "benchmark.columns.text=question"]
-    commands = [shlex.split(one)[1:] for one in after([*table, "method=file", "method.path=my_rule.py"])]
-    assert [one[-1] for one in commands] == ["run=outputs/a run/now", "+exp=heatmap_llava", "+exp=mechanism"]
-    assert all(set(table) <= set(one) for one in commands)
-    assert {"method=file", "method.path=my_rule.py"} <= set(commands[1])
-    (real,) = [one for one in after([*table, "model=llava_1_5_7b"]) if "+exp=mechanism" in one]
-    assert set(table) <= set(shlex.split(real))
-
-
 def test_nothing_follows_without_weights_or_a_command() -> None:
     assert next_commands({"model": {"name": "api", "endpoint": {}}, "command": "python -m x"}, "", refusals=False) == {}
     bundled = {"model": {"name": "m", "path": "organism:llava"}}
     for command in (None, "make demo", "python -m experiments.run 'broken"):
         assert next_commands(bundled | {"command": command}, "", refusals=True) == {}
-
-
-def test_the_arms_that_a_command_names() -> None:
-    words = (
-        "+exp=vcd_llava +method@arms.mine=file arms.mine.path=a.py arms.prompt.name=b method.alpha=2 ~arms.text_only"
-    )
-    assert named_arms({"command": f"python -m experiments.run {words}"}) == {"mine", "prompt"}

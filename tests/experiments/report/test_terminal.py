@@ -1,16 +1,11 @@
-"""The tables of the terminal, and the numbers and published rows that they and the page print."""
+"""The tables of the terminal fit 80 columns and 25 lines, with every number whole."""
 
 import re
-from io import StringIO
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from experiments.benchmarks.published import PUBLISHED
-from experiments.report.arm_tables import arms_table, comparisons_table, glance_table
-from experiments.report.numbers import fixed, fixed_interval, p_value, percent, percent_interval
-from experiments.report.terminal import shown
+from experiments.report.arm_tables import arms_table, comparisons_table
 from tests.experiments.synthetic_run import by_heading, metrics_of, predictions, printed, write_run
 
 
@@ -57,29 +52,6 @@ def test_terminal_shows_the_largest_numbers_and_hostile_names_whole(metrics: dic
     assert "* a rate is so near" in " ".join(text.split())
 
 
-def test_a_study_ends_with_two_sentences_and_six_columns_of_whole_numbers(metrics: dict) -> None:
-    text = printed(metrics, verbose=False)
-    assert max(map(len, text.splitlines())) <= 80
-    assert " ".join(metrics["summary"][0].split()) in " ".join(text.split())
-    assert " ".join(metrics["summary"][1].split()) in " ".join(text.split())
-    rows = by_heading(glance_table(metrics, terse=True))
-    assert [str(row["arm"]) for row in rows] == list(metrics["arms"])
-    drawn = {line.split()[0]: line for line in text.split("───\n")[1].splitlines()[::-1] if line}
-    for row in rows[:3]:
-        name = str(row["arm"])
-        assert len(row) == 6
-        line = drawn[name]
-        assert all(str(cell) in line for cell in row.values())
-        assert row["unsafe caught"].value == percent(metrics["arms"][name]["accuracy"]["unsafe"])
-    assert str(rows[0]["change"]) == ""
-    delta = metrics["comparisons"]["vcd"]["delta"]["matched_over_safety"]
-    change = next(str(row["change"]) for row in rows if str(row["arm"]) == "vcd")
-    assert change.split()[:2] == [
-        {"too few": "…"}[delta["statement"].replace("_", " ")],
-        percent(delta["value"], sign=True),
-    ]
-
-
 @pytest.mark.parametrize("width", [80, 140])
 def test_the_end_of_a_study_is_25_lines_with_many_arms_and_caveats(metrics: dict, width: int) -> None:
     for number in range(9):
@@ -92,58 +64,3 @@ def test_the_end_of_a_study_is_25_lines_with_many_arms_and_caveats(metrics: dict
     assert "note: First of all this must be known.\n" in text
     assert "note: This too. (2 more such notes in the report)" in text
     assert f"{metrics['study']} " in text
-
-
-@pytest.mark.parametrize("named", [{"further_8"}, {f"further_{number}" for number in range(9)}])
-def test_arms_of_the_command_line_are_shown_then_those_that_the_answer_is_about(metrics: dict, named: set) -> None:
-    for number in range(9):
-        metrics["arms"][f"further_{number}"] = metrics["arms"]["prompt"]
-        metrics["comparisons"][f"further_{number}"] = metrics["comparisons"]["prompt"]
-    metrics["arms"] = {name: metrics["arms"][name] for name in reversed(metrics["arms"])}  # no help from their order
-    metrics["summary"] = ["The answer.", "And the verdicts."]
-    console = Console(width=80, record=True, file=StringIO())
-    console.print(shown(metrics, verbose=False, width=80, named=named))
-    text = console.export_text()
-    rows = {line.split()[0] for line in text.splitlines() if re.match(r"\w+ +[\d.]+ ", line)}
-    assert {*named, "vcd", "baseline"} <= rows
-    assert re.search(r"\(\d+ more arms in the report\)", text)
-    if len(named) == 1:
-        assert "calibrated_shift" in rows
-
-
-def test_answers_without_a_verdict_are_counted_first_of_both_arms(tmp_path: Path) -> None:
-    records = predictions(80)
-    for record in records[:8]:
-        record["verdict"] = "no_verdict"
-    silent = {arm: sum(r["verdict"] == "no_verdict" for r in records if r["arm"] == arm) for arm in ("baseline", "vcd")}
-    metrics = metrics_of(write_run(tmp_path, records, thumbnails=()))
-    metrics["caveats"] += ["Another note."] * 3
-    said = " and ".join(f"{silent[arm]} of 80 answers of {arm}" for arm in ("vcd", "baseline"))
-    assert sum(silent.values()) > 0
-    text = " ".join(printed(metrics, verbose=False).split())
-    assert f"note: {said} hold no readable Yes or No and count as wrong." in text
-
-
-def test_numbers_in_words() -> None:
-    assert percent(0.9123) == "91.2"
-    assert percent(None) == percent(float("nan")) == "n/a"
-    assert fixed(-0.001, 2, sign=True) == "0.00"
-    assert fixed(-1.5, 2) == "−1.50"
-    assert percent(0.032, sign=True) == "+3.2"
-    assert percent_interval([0.88, 0.941]) == "88–94"
-    assert percent_interval([-0.021, 0.04], 1) == "−2.1…4.0"
-    assert fixed_interval([None, 1.0]) == fixed_interval(None) == ""
-    assert (p_value(None), p_value(0.0001), p_value(0.0123)) == ("n/a", "<0.001", "0.012")
-
-
-def test_published_rows_reproduce_the_specified_discrimination() -> None:
-    rows = {row.name: (round(row.d_prime, 2), round(row.criterion, 2)) for row in PUBLISHED["mmsafeaware"]}
-    assert rows["LLaVA-1.5-7B"] == (0.30, -1.70)
-    assert rows["LLaVA + VCD"] == (0.16, -1.10)
-    assert rows["LLaVA + VRTuning"] == (-0.05, -0.92)
-    assert rows["Qwen-VL-7B"] == (0.24, -1.21)
-    assert rows["Gemini 1.5 + Prompt"] == (1.00, -0.77)
-    assert rows["Human"][0] == 3.05
-    for row in PUBLISHED["mmsafeaware"]:
-        if row.typical is not None and row.attack is not None:
-            assert row.overall == pytest.approx((row.typical + row.attack + row.over_safety) / 3, abs=0.0011)

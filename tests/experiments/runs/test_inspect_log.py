@@ -1,10 +1,7 @@
 """Logs of Inspect: written of a run and read again, by inspect_ai itself. Skips where it is not installed."""
 
-import json
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,12 +14,6 @@ from tests.experiments.compose import run_of
 from tests.experiments.synthetic_run import metrics_of, predictions, write_run
 
 REASON = "inspect_ai is not installed; it does not fit beside constraints.txt"
-
-
-def command(*words: str) -> str:
-    return subprocess.run(
-        [sys.executable, "-m", "inspect_ai", *words], capture_output=True, text=True, check=True, timeout=300
-    ).stdout
 
 
 @pytest.fixture
@@ -83,23 +74,6 @@ def test_a_sample_has_picture_words_margin_and_subset(written: Path) -> None:
     assert pictured > 0
 
 
-def test_words_and_pictures_are_the_benchmarks_where_it_is_at_hand(tmp_path: Path) -> None:
-    pytest.importorskip("inspect_ai", reason=REASON)
-    from inspect_ai.log import read_eval_log
-
-    sample = IconWorld().load().samples[0]
-    records = [record | {"pair": None} for record in predictions(40)]
-    for record in records[:4]:
-        record |= {"case": sample.id, "text": sample.text}
-    run = read_run(write_run(tmp_path / "run", records))
-    inspect_log.write_logs(run, [sample])
-    log = read_eval_log(str(tmp_path / "run" / "inspect" / "vcd.eval"), resolve_attachments=True)
-    (own,) = (one for one in log.samples if one.id == sample.id)
-    picture, words = own.input[0].content
-    assert words.text == sample.prompt
-    assert picture.image.startswith("data:image/png;base64,")
-
-
 def test_a_log_read_as_responses_has_the_runs_answers(written: Path) -> None:
     records = {r["case"]: r for r in read_run(written).predictions if r["arm"] == "vcd"}
     path = written / "inspect" / "vcd.eval"
@@ -108,14 +82,6 @@ def test_a_log_read_as_responses_has_the_runs_answers(written: Path) -> None:
     responses = Responses(str(path))
     assert responses.name == "vcd"
     assert responses.fingerprint().startswith("sha256:")
-
-
-def test_a_file_that_is_no_log_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("inspect_ai", reason=REASON)
-    file = tmp_path / "x.eval"
-    file.write_bytes(b"PK\x03\x04 nonsense")
-    with pytest.raises(UserError, match="is no log of Inspect"):
-        inspect_log.read_answers(file)
 
 
 def test_without_inspect_ai_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -127,17 +93,3 @@ def test_without_inspect_ai_the_message_says_how_to_get_it(monkeypatch: pytest.M
     run = run_of("task=export", "task.format=inspect", f"run={tmp_path}")
     with pytest.raises(UserError, match=r"pip install '\.\[inspect\]'"):
         run.task(run)
-
-
-@pytest.mark.slow
-def test_inspects_own_commands_take_the_logs(written: Path, tmp_path: Path) -> None:
-    """Valid by its schema, converted by ``inspect log``, and bundled for the viewer."""
-    jsonschema: Any = pytest.importorskip("jsonschema")
-    schema = json.loads(command("log", "schema"))
-    path = written / "inspect" / "vcd.eval"
-    jsonschema.validate(json.loads(command("log", "dump", str(path))), schema)
-    command("log", "convert", str(path), "--to", "json", "--output-dir", str(tmp_path / "json"))
-    assert len(json.loads((tmp_path / "json" / "vcd.json").read_text())["samples"]) == 80
-    command("view", "bundle", "--log-dir", str(written / "inspect"), "--output-dir", str(tmp_path / "bundle"))
-    assert (tmp_path / "bundle" / "index.html").is_file()
-    assert "vcd" in command("log", "list", "--log-dir", str(written / "inspect"), "--json")

@@ -12,10 +12,9 @@ import pytest
 
 from experiments import config
 from experiments import run as door
-from experiments.runs.launch import Launch, check_task, whole_weights
+from experiments.runs.launch import Launch, check_task
 from experiments.runs.records import complete_lines, ordered
 from experiments.runs.saved_run import read_records
-from experiments.studies.papers import Papers
 from experiments.studies.vrtuning.study import VRTuningStudy
 from interp.errors import UserError
 from tests.experiments.compose import run_of
@@ -54,7 +53,7 @@ def test_half_an_environment_is_one_sentence(monkeypatch: pytest.MonkeyPatch, ra
 
 
 def test_tasks_share_their_cases_out_or_are_refused() -> None:
-    for task in (run_of().task, Papers(), VRTuningStudy):
+    for task in (run_of().task, VRTuningStudy):
         check_task(task, Launch(0, 2))
     alone = run_of("task=preview").task
     check_task(alone, Launch())
@@ -91,31 +90,6 @@ def test_too_little_memory_names_the_model_and_the_way_out(
     assert capsys.readouterr().err.startswith("error: not enough memory for llava_7b; take a smaller batch_size")
 
 
-def test_another_error_is_no_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    def task(_: Any) -> None:
-        raise RuntimeError("shapes differ")
-
-    monkeypatch.setattr(config, "build_run", lambda _: SimpleNamespace(task=task, plan=None))
-    with pytest.raises(RuntimeError, match="shapes differ"):
-        door.start([], [], None)  # type: ignore[arg-type]
-
-
-def test_a_missing_file_is_no_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "build_run", lambda _: Path("/no/such").read_text())
-    with pytest.raises(FileNotFoundError):
-        door.start([], [], None)  # type: ignore[arg-type]
-
-
-def test_weights_are_whole_also_under_a_launch_for_sharded_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with whole_weights():
-        assert os.environ["ACCELERATE_USE_FSDP"] == "false"
-    assert os.environ["ACCELERATE_USE_FSDP"] == "true"
-    monkeypatch.delenv("ACCELERATE_USE_FSDP")
-    with whole_weights():
-        assert "ACCELERATE_USE_FSDP" not in os.environ
-
-
 def test_a_model_over_an_api_is_asked_by_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_of("model=api_vllm", "model.model=x", "method=baseline")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -125,27 +99,23 @@ def test_a_model_over_an_api_is_asked_by_one_process(monkeypatch: pytest.MonkeyP
 
 
 TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc_per_node")
-ACCELERATE = (
-    *("accelerate.commands.accelerate_cli", "launch", "--multi_gpu", "--mixed_precision", "no", "--num_machines", "1"),
-    *("--dynamo_backend", "no", "--main_process_port", "0", "--num_processes"),
-)
 
 
-def launched(launcher: tuple[str, ...], size: int, *overrides: str) -> subprocess.CompletedProcess[str]:
-    """``accelerate launch`` or ``torchrun``, on CPUs, with several processes of one thread."""
-    command = [sys.executable, "-m", *launcher, str(size), "-m", "experiments.run", *SMALL, *overrides]
+def launched(size: int, *overrides: str) -> subprocess.CompletedProcess[str]:
+    """``torchrun``, on CPUs, with several processes of one thread."""
+    command = [sys.executable, "-m", *TORCHRUN, str(size), "-m", "experiments.run", *SMALL, *overrides]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.slow
 def test_two_processes_give_the_predictions_of_one(tmp_path: Path) -> None:
-    """To the last digit, on the organism, with a fitted arm, under either launcher; one table, one report."""
+    """To the last digit, on the organism, with a fitted arm, one table, one report."""
     found = []
-    for name, launcher, size in (("one", TORCHRUN, 1), ("two", TORCHRUN, 2), ("accelerate", ACCELERATE, 2)):
-        root = tmp_path / name
+    for size in (1, 2):
+        root = tmp_path / str(size)
         arms = "+arms.calibrated_shift={_target_: mitigation.threshold.CalibratedShift}"
-        ended = launched(launcher, size, f"output_root={root}", "attention=false", arms)
+        ended = launched(size, f"output_root={root}", "attention=false", arms)
         assert ended.returncode == 0, ended.stderr
         assert ended.stdout.count("report: ") == 1
         (folder,) = (root / "study").iterdir()
@@ -154,34 +124,7 @@ def test_two_processes_give_the_predictions_of_one(tmp_path: Path) -> None:
         development = [line for *_, line in complete_lines(folder / "development.jsonl")]
         found.append([read_records(folder), ordered(development, ()), (folder / "metrics.json").read_text()])
     assert len(found[0][0]) == 3 * 8
-    assert found[0] == found[1] == found[2]
-
-
-@pytest.mark.slow
-def test_two_processes_choose_and_learn_the_mitigations_of_one(tmp_path: Path) -> None:
-    found = []
-    for size in (1, 2):
-        root = tmp_path / str(size)
-        readout = "_target_: experiments.studies.mitigation_selection.candidates.Candidate"
-        method = "_target_: mitigation.learned.probe_readout.TruthReadout"
-        chosen = f"+task.candidates={{readout: {{{readout}, method: {{{method}}}}}}}"
-        task = ("task=mitigation_selection", "~task.candidates", chosen, "task.rivals=[]")
-        ended = launched(TORCHRUN, size, *task, "limit=48", "attention=false", f"output_root={root}")
-        assert ended.returncode == 0, ended.stderr
-        assert ended.stdout.count("table: ") == 1
-        (folder,) = (root / "mitigation_selection").iterdir()
-        choosing = [line for *_, line in complete_lines(folder / "choosing.jsonl")]
-        tables = [(folder / name).read_text() for name in ("choice.json", "mitigations.md", "metrics.json")]
-        found.append([read_records(folder), ordered(choosing, ()), *tables])
     assert found[0] == found[1]
-
-
-@pytest.mark.slow
-def test_an_error_ends_all_processes_with_one_sentence(tmp_path: Path) -> None:
-    for override in ("model.path=/no/such/model", "task=preview", "batch_size=0"):
-        ended = launched(TORCHRUN, 2, f"output_root={tmp_path}", override)
-        assert ended.returncode != 0
-        assert len([line for line in ended.stderr.splitlines() if line.startswith("error: ")]) == 1, ended.stderr
 
 
 @pytest.mark.slow
@@ -191,15 +134,8 @@ def test_vrtuning_trains_in_all_processes_and_shares_the_study(tmp_path: Path) -
     for size in (1, 2):
         root = tmp_path / str(size)
         sizes = ("task.settings.steps=2", f"task.settings.batch_size={4 // size}", "task.data.cases=12")
-        ended = launched(
-            TORCHRUN,
-            size,
-            "+exp=vrtuning_llava",
-            *sizes,
-            f"output_root={root}",
-            "task.perception=2",
-            "task.attention=2",
-        )
+        few = ("task.perception=2", "task.attention=2")
+        ended = launched(size, "+exp=vrtuning_llava", *sizes, *few, f"output_root={root}")
         assert ended.returncode == 0, ended.stderr
         (folder,) = (root / "vrtuning_llava").iterdir()
         assert ended.stdout.count("report: ") == 1

@@ -1,7 +1,5 @@
-"""Sweeps through Hydra's launchers: the presets compose, and jobs run as processes of this machine."""
+"""The presets of Hydra's launchers compose."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,6 @@ from experiments.config import register
 from experiments.runs.launch import Launch
 from interp.checkpoints.config import ModelConfig
 from interp.errors import UserError
-from tests.conftest import REPOSITORY
 
 PLUGINS = {"processes": "submitit", "slurm": "submitit", "ray_cluster": "ray"}
 PRESETS = sorted(path.stem for path in (Path(conf.__file__).parent / "hydra" / "launcher").glob("*.yaml"))
@@ -37,18 +34,6 @@ def test_a_preset_composes_and_says_its_command(preset: str) -> None:
     assert launcher._target_.endswith(target)
     if preset == "slurm":
         assert (launcher.gpus_per_node, launcher.max_num_timeout) == (1, 10)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("preset", ["processes", "ray_cluster"])
-def test_a_sweep_runs_a_job_a_value(preset: str, tmp_path: Path) -> None:
-    needs(PLUGINS[preset])
-    few = ["hydra.launcher.ray.remote.num_cpus=1"] if preset == "ray_cluster" else []
-    files = [tmp_path / "a.md", tmp_path / "b.md"]
-    command = [sys.executable, "-m", "experiments.run", "-m", f"hydra/launcher={preset}", *few, "task=model_table"]
-    command += [f"task.markdown={files[0]},{files[1]}", f"output_root={tmp_path}/outputs"]
-    subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=300)
-    assert all("| llava_organism |" in file.read_text() for file in files)
 
 
 def test_a_model_over_all_cards_is_one_process() -> None:

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.experiments.compose import composed, run_of
-from tests.experiments.synthetic_run import metrics_of, predictions, write_run
+from tests.experiments.synthetic_run import metrics_of
 
 SMALL = ("limit=6", "draws=20", "batch_size=6", "max_new_tokens=2", "method=baseline")
 
@@ -30,13 +30,10 @@ def read(folder: Path, name: str) -> dict[str, Any]:
     ("overrides", "name"),
     [
         (("model.path=/x/my-llava",), "my-llava"),
-        (("model=llava_1_5_7b", "model.path=/x/my-llava/"), "my-llava"),
         (("model=llava_1_5_7b", "++model.path=owner/my-llava"), "my-llava"),
         (("model=llava_1_5_7b", "model.path=organism:llava"), "organism:llava"),
-        (("model.path=/x/my-llava", "model.name=mine"), "mine"),
         (("model.path=/x/my-llava", "model.name=llava_organism"), "llava_organism"),  # given, so it is meant
         (("model=llava_1_5_7b",), "llava_1_5_7b"),
-        (("model=llava_1_5_7b", "model.revision=abc"), "llava_1_5_7b"),
         (("model=api_vllm", "model.model=Qwen/Qwen2.5-VL-7B-Instruct"), "Qwen2.5-VL-7B-Instruct"),
         (("model=api_vllm", "model.base_url=http://127.0.0.1:9000/v1"), "api_vllm"),
     ],
@@ -45,12 +42,6 @@ def test_a_model_is_named_by_what_is_loaded(overrides: tuple[str, ...], name: st
     run = run_of(*overrides)
     assert run.model.name == name
     assert run.config["model"]["name"] == name
-
-
-def test_a_folder_given_as_a_dot_has_that_folders_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "my-llava").mkdir()
-    monkeypatch.chdir(tmp_path / "my-llava")
-    assert run_of("model.path=.").model.name == "my-llava"
 
 
 @pytest.mark.long
@@ -111,36 +102,3 @@ def test_two_runs_of_different_weights_under_one_name_are_told_apart_in_a_join(
     assert list(metrics["arms"]) == [f"{name}: baseline" for name in names]
     assert metrics["summary"][0].startswith(f"{names[0]} and {names[1]} on iconworld: ")
     assert read(folder, "environment.json")["joined"] == dict(zip(names, map(str, two_runs), strict=True))
-
-
-@pytest.mark.long
-def test_a_run_judged_again_keeps_its_name_and_hash(two_runs: tuple[Path, Path], tmp_path: Path) -> None:
-    run = run_of("task=rejudge", f"run={two_runs[0]}", "judge=published", f"output_root={tmp_path}", "draws=20")
-    run.task(run)
-    (folder,) = (tmp_path / "run0_rejudged").iterdir()
-    assert metrics_of(folder)["summary"][0].startswith(f"{title(two_runs[0])} on iconworld, judged by ")
-
-
-@pytest.mark.long
-def test_an_adapter_on_the_same_weights_is_told_apart(tmp_path: Path) -> None:
-    """Two runs of one model, each with an adapter of its own under the same arm's name."""
-    folders = []
-    for at, adapter in enumerate(("sha256:aaaaaaaa1111", "sha256:bbbbbbbb2222")):
-        folder = write_run(tmp_path / f"run{at}", predictions(40, seed=at))
-        environment = read(folder, "environment.json")
-        environment["model"] |= {"revision": "sha256:0123456789ab", "adapters": {"vcd": adapter}}
-        (folder / "environment.json").write_text(json.dumps(environment))
-        lines = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
-        changed = [line | {"settings": adapter if line["arm"] == "vcd" else "same"} for line in lines]
-        (folder / "predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed))
-        folders.append(folder)
-    run = run_of("task=report", f"runs=[{folders[0]},{folders[1]}]", f"output_root={tmp_path / 'out'}", "draws=20")
-    run.task(run)
-    (joined,) = (tmp_path / "out" / "joined").iterdir()
-    arms = list(read(joined, "metrics.json")["arms"])
-    assert "llava_organism (01234567) 1: vcd (adapter aaaaaaaa)" in arms
-    assert "llava_organism (01234567) 2: vcd (adapter bbbbbbbb)" in arms
-    run = run_of("task=report", f"run={folders[0]}")
-    run.task(run)
-    page = (folders[0] / "report.html").read_text(encoding="utf-8")
-    assert "Does vcd (adapter aaaaaaaa) help llava_organism (01234567) on" in page

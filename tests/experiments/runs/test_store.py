@@ -133,16 +133,6 @@ def test_the_order_is_the_same_no_matter_which_process_wrote(tmp_path: Path) -> 
         assert len(list(three.path.glob("*.jsonl"))) == 3
 
 
-def test_what_an_earlier_version_left_of_several_processes_is_read(tmp_path: Path) -> None:
-    """It wrote parts 0, 1, … and merged them into the file without a number."""
-    with open_run(str(tmp_path), "x", {"a": 1}, "h", fresh=True) as begun:
-        for name, case in (("predictions.jsonl", "0"), ("predictions.0.jsonl", "1"), ("predictions.1.jsonl", "2")):
-            (begun.path / name).write_text(f'{{"case": "{case}"}}\n')
-    with open_run(str(tmp_path), "x", {"a": 1}, "h", fresh=False) as again:
-        assert [line["case"] for line in again.records()] == ["0", "1", "2"]
-        assert again.process == 2
-
-
 def test_what_a_later_launch_answers_replaces_what_another_process_had_answered() -> None:
     store = Store()
     store.begin(2)

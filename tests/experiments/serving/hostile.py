@@ -1,12 +1,8 @@
 """Requests that mean no good, and some that do, each sent over a socket of its own."""
 
-import base64
-import io
 import json
 import random
 import socket
-import struct
-import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -41,52 +37,6 @@ WORDS = [
 ]  # fmt: skip
 
 
-def _encoded(image: Image.Image, form: str, **options: Any) -> str:
-    buffer = io.BytesIO()
-    image.save(buffer, form, **options)
-    return f"data:image/{form.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
-
-
-def _png(*parts: tuple[bytes, bytes]) -> str:
-    data = b"\x89PNG\r\n\x1a\n"
-    for kind, inside in parts:
-        data += struct.pack(">I", len(inside)) + kind + inside + struct.pack(">I", zlib.crc32(kind + inside))
-    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
-
-
-def _head(width: int, height: int) -> tuple[bytes, bytes]:
-    return b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-
-
-def pictures() -> list[str]:
-    """Data URLs: bombs, strips, broken files, and a few odd ones that are sound."""
-    end, nothing = (b"IEND", b""), (b"IDAT", zlib.compress(b""))
-    text = (b"zTXt", b"x\x00\x00" + zlib.compress(b"0" * 50_000_000, 9))
-    sound = _encoded(Image.new("RGB", (64, 64), "red"), "PNG")
-    svg = base64.b64encode(b'<svg xmlns="http://www.w3.org/2000/svg"><image href="file:///etc/passwd"/></svg>').decode()
-    return [
-        _png(_head(2**31 - 1, 2**31 - 1), nothing, end),
-        _png(_head(60_000, 60_000), nothing, end),
-        _png(_head(64, 64), text, nothing, end),
-        _png(_head(0, 0), nothing, end),
-        _png(_head(64, 64), (b"IDAT", zlib.compress(b"\x00" * 100_000_000, 9)), end),
-        _encoded(Image.new("L", (9000, 9000)), "PNG"),
-        _encoded(Image.new("L", (1, 5000)), "PNG"),
-        _encoded(Image.new("L", (1, 1)), "PNG"),
-        _encoded(Image.new("P", (64, 64)), "PNG", transparency=0),
-        _encoded(Image.new("I;16", (64, 64)), "PNG"),
-        _encoded(Image.new("CMYK", (64, 64)), "JPEG"),
-        _encoded(Image.new("RGB", (64, 64)), "WEBP", save_all=True, append_images=[Image.new("RGB", (64, 64), "red")]),
-        sound[: len(sound) // 2],
-        sound.replace("image/png", "image/jpeg"),
-        sound.replace("image/png", "image/svg+xml"),
-        f"data:image/svg+xml;base64,{svg}",
-        f"data:image/png;base64,{svg}",
-        "data:image/png;base64," + "A" * 3_000_000,
-        "data:image/png;base64," + "%" * 1_000_000,
-    ]
-
-
 def post(body: bytes, *headers: str, length: int | None = None, path: str = "/v1/chat/completions") -> bytes:
     """The bytes of a request."""
     lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Connection: close", "Content-Type: application/json"]
@@ -98,9 +48,9 @@ class Attacker:
     """Makes requests, one kind after another in a random order that ``seed`` gives."""
 
     def __init__(self, seed: int, good: dict[str, Any]) -> None:
-        self.rng, self.good, self.pictures = random.Random(seed), good, pictures()
+        self.rng, self.good = random.Random(seed), good
         self.kinds: list[Callable[[], Sent]] = [
-            self.right, self.wrong, self.picture, self.address, self.words, self.leaving, self.cut, self.headers,
+            self.right, self.wrong, self.address, self.words, self.leaving, self.cut, self.headers,
             self.framing, self.junk, self.large, self.heavy,
         ]  # fmt: skip
 
@@ -116,10 +66,6 @@ class Attacker:
     def wrong(self) -> Sent:
         fields = self.rng.choice(WRONG)
         return f"wrong {str(fields)[:60]}", post(self.asked(**fields)), False
-
-    def picture(self) -> Sent:
-        place = self.rng.randrange(len(self.pictures))
-        return f"picture {place}", post(self.asked(messages=turns("Is it safe?", self.pictures[place]))), False
 
     def address(self) -> Sent:
         url = self.rng.choice(URLS)

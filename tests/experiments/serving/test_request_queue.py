@@ -94,17 +94,6 @@ def test_those_with_equal_settings_are_answered_together_and_the_oldest_is_next(
     assert method.batches == [["first"], ["a", "c", "e"], ["b", "d"], ["f"]]
 
 
-def test_a_batch_has_no_more_rows_than_the_run_allows(queue: Waiting) -> None:
-    method = Watched()
-    first = blocked(queue, method)
-    rows = [asked(method, str(number)) for number in range(6)]
-    queue.put([one for one, _ in rows])
-    method.gate.set()
-    for heard in (first, *(heard for _, heard in rows)):
-        heard.wait()
-    assert [len(batch) for batch in method.batches] == [1, 4, 2]
-
-
 def test_a_full_queue_refuses_all_or_nothing(queue: Waiting) -> None:
     method = Watched()
     blocked(queue, method)
@@ -127,21 +116,6 @@ def test_large_pictures_fill_the_queue_too(vlm: VLM) -> None:
         queue.put([asked(method, "more")[0]])
     method.gate.set()
     queue.close()
-
-
-def test_who_has_left_is_not_asked_and_takes_no_room(queue: Waiting) -> None:
-    method = Watched()
-    first = blocked(queue, method)
-    gone = [asked(method, str(number))[0] for number in range(8)]
-    queue.put(gone)
-    for one in gone:
-        one.given_up = True
-    stays, heard = asked(method, "stays")
-    queue.put([stays])
-    method.gate.set()
-    first.wait()
-    assert isinstance(heard.wait(), Answer)
-    assert method.batches == [["first"], ["stays"]]
 
 
 def test_one_request_that_fails_takes_no_other_with_it(queue: Waiting) -> None:
@@ -169,68 +143,6 @@ def test_memory_that_runs_out_halves_the_batch(queue: Waiting) -> None:
     method.gate.set()
     assert all(isinstance(heard.wait(), Answer) for heard in (first, *(heard for _, heard in rows)))
     assert [len(batch) for batch in method.batches] == [1, 4, 2, 2]
-
-
-def test_a_picture_that_the_processor_cannot_take_is_the_clients_fault(vlm: VLM, monkeypatch: Any) -> None:
-    def refuse(prompts: Sequence[Prompt]) -> Any:
-        raise ValueError("absolute aspect ratio must be smaller than 200")
-
-    queue = waiting_for(vlm)
-    one, heard = asked(Watched(), "x")
-    monkeypatch.setattr(vlm, "inputs", refuse)
-    one.method.gate.set()
-    queue.put([one])
-    found = heard.wait()
-    assert isinstance(found, UserError)
-    assert "aspect ratio" in str(found)
-    queue.close()
-
-
-def test_requests_that_come_in_step_are_gathered(vlm: VLM) -> None:
-    queue, method = waiting_for(vlm, gather=0.2), Watched()
-    method.gate.set()
-    rows = [asked(method, str(number)) for number in range(4)]
-    began = time.monotonic()
-    for one, _ in rows:
-        queue.put([one])
-        time.sleep(0.02)
-    for _, heard in rows:
-        heard.wait()
-    assert [len(batch) for batch in method.batches] == [4]
-    assert time.monotonic() - began < 5  # and a full batch waits for nobody
-    queue.close()
-
-
-def test_nobody_waits_for_more_than_there_lately_were(vlm: VLM) -> None:
-    queue, method = waiting_for(vlm, gather=600.0), Watched()
-    method.gate.set()
-    rows = {key: asked(method, key) for key in "abcdef"}
-    for key in "cd":
-        rows[key][0].given_up = True
-    queue.put([rows[key][0] for key in "abcd"])  # a full batch, of which two are answered
-    rows["b"][1].wait()
-    for key in "ef":
-        queue.put([rows[key][0]])
-        time.sleep(0.02)
-    assert isinstance(rows["f"][1].wait(), Answer)
-    assert method.batches == [["a", "b"], ["e", "f"]]
-    queue.close()
-
-
-def test_nobody_waits_for_those_that_gave_up(vlm: VLM) -> None:
-    queue, method = waiting_for(vlm), Watched()
-    first = blocked(queue, method)
-    queue._gather = 600.0
-    gone = [asked(method, key)[0] for key in "gh"]
-    queue.put(gone)
-    for one in gone:
-        one.given_up = True
-    method.gate.set()
-    first.wait()
-    last, heard = asked(method, "last")
-    queue.put([last])
-    assert isinstance(heard.wait(), Answer)
-    queue.close()
 
 
 def test_closing_gives_up_what_runs_and_what_waits(vlm: VLM) -> None:

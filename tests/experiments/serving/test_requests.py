@@ -48,15 +48,9 @@ def test_null_is_as_good_as_left_out() -> None:
     assert read(**dict.fromkeys(names)) == read()
 
 
-def test_greedy_requests_are_alike_whatever_their_top_p() -> None:
-    assert read(temperature=0, top_p=0.3).decoding == read().decoding
-
-
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"messages": []}, "messages: "),
-        ({"messages": [{"role": "system", "content": "x"}]}, "there is no user turn"),
         ({"messages": parts("data:a", "data:b")}, "2 pictures; a question here is about one at most"),
         ({"messages": [*parts(), {"role": "assistant", "content": "x"}]}, "a turn of role 'assistant': "),
         ({"messages": [*parts(), *parts()]}, "a second user turn: "),
@@ -74,7 +68,6 @@ def test_greedy_requests_are_alike_whatever_their_top_p() -> None:
             said_with({"type": "input_image", "image_url": "data:x"}),
             'are not taken; a part is {"type": "text", "text": "…"} or {"type": "image_url", ',
         ),
-        (said_with({"type": "image", "image": "data:x"}), "parts of type 'image' are not taken"),
         (
             said_with({"type": "image_url", "image_url": {}}),
             "image_url.url of a part of type 'image_url': Field required",
@@ -82,31 +75,23 @@ def test_greedy_requests_are_alike_whatever_their_top_p() -> None:
         (said_with({"type": "text", "text": 3}), "text of a part of type 'text': Input should be a valid string"),
         (said_with({"type": "text", "text": "x", "image": "y"}), "image of a part of type 'text': Extra inputs"),
         (said_with({"text": "x"}), "messages.0.content.0: a part without a type; a part is "),
-        (said_with("x"), "messages.0.content.0: no part: "),
         ({"messages": [{"role": "user", "content": 3}]}, "messages.0.content is of type int; it is words, or a list"),
         (
             {"messages": [{"role": "user", "content": "x", "images": ["AAAA"]}]},
             "messages.0: 'images' is not understood here",
         ),
         ({"max_tokens": 65}, "max_tokens=65: this server gives at most 64"),
-        ({"max_tokens": 0}, "max_tokens: "),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens and max_completion_tokens differ"),
         ({"temperature": "0.5"}, "temperature: "),
         ({"temperature": float("nan")}, "temperature: "),
-        ({"temperature": float("inf")}, "temperature: "),
-        ({"temperature": -1}, "temperature: "),
         ({"top_p": 0}, "top_p: "),
         ({"n": 17}, "n: "),
-        ({"n": True}, "n: "),
         ({"seed": 2**64}, "seed: "),
         ({"stop": [""]}, "stop.0: String should have at least 1 character"),
-        ({"stop": ["a" * 257]}, "stop.0: String should have at most 256 characters"),
         ({"stop": ["a"] * 5}, "stop: List should have at most 4 items"),
-        ({"top_logprobs": 2}, "top_logprobs needs logprobs=true"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs: "),
         ({"metadata": {"key": 3}}, "metadata.key: "),
         ({"tools": [{}]}, "tools is not supported here"),
-        ({"frequency_penalty": 0.5}, "frequency_penalty is not supported here"),
         ({"repetition_penalty": 1.1}, "unknown parameter 'repetition_penalty'"),
         ({"model": None}, "model: "),
     ],

@@ -1,22 +1,13 @@
 """What is served by name, and how what has learned is read from a finished run."""
 
-import asyncio
 import json
-import os
-import re
-import signal
-import socket
 import subprocess
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from experiments.benchmarks.iconworld import IconWorld
-from experiments.runs.saved_run import read_records
 from experiments.serving.served import check_model, served
 from experiments.serving.task import Serve, bound
 from interp.errors import UserError
@@ -24,16 +15,6 @@ from interp.vlm import VLM
 from mitigation.threshold import ConstantShift
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import run_of
-from tests.experiments.serving.served import question, running
-
-# Every option of conf/method that has a margin and needs no file of its own.
-METHODS = [
-    "ablate_direction", "agla", "attention_steering", "calibrated_shift", "cutoff_only", "icd", "m3id", "only", "opera",
-    "pai", "prior_correction", "prompt", "readout", "self_contrast", "steering", "text_only",
-    "vcd_pope", "verbalise",
-    "verbalise_before", "vista", "yes_bias",
-]  # fmt: skip
-FITS = ["method.noise_step=700", "arms.pai.first_layer=1", "arms.vista.window=1"]
 
 
 def test_the_method_under_study_is_first_and_the_plain_model_last() -> None:
@@ -124,23 +105,6 @@ def test_what_cannot_be_served_is_refused_before_weights_load(no_weights: None, 
             run.task(run)
 
 
-def test_replies_are_not_held_back_until_the_client_acknowledges() -> None:
-    async def option() -> int:
-        found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-
-        def accepted(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            connection = writer.get_extra_info("socket")
-            found.set_result(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
-            writer.close()
-
-        with bound("127.0.0.1", 0) as listener:
-            async with await asyncio.start_server(accepted, sock=listener):
-                with socket.create_connection(listener.getsockname(), timeout=10):
-                    return await asyncio.wait_for(found, 10)
-
-    assert asyncio.run(option())
-
-
 @pytest.mark.parametrize(
     "options", [{"port": 70_000}, {"port": -1}, {"waiting": 0}, {"megapixels": float("nan")}, {"gather_ms": -1}]
 )
@@ -154,65 +118,3 @@ def test_the_task_loads_no_torch_and_no_web_framework() -> None:
     code = "import sys, experiments.serving.task; print({'torch', 'transformers', 'starlette'} & set(sys.modules))"
     command = [sys.executable, "-c", code]
     assert subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout == "set()\n"
-
-
-@pytest.mark.slow
-def test_every_method_answers_as_in_its_study_sixteen_clients_at_once(tmp_path: Path, organism: VLM) -> None:
-    """Token for token, with the case's id as the key; requests of other settings are in between."""
-    arms = [f"+method@arms.{name}={name}" for name in METHODS]
-    common = ["method=vcd", *arms, *FITS, "limit=160", "draws=20", "max_new_tokens=8", f"output_root={tmp_path}"]
-    study = run_of(*common)
-    folder = study.task(study)
-    recorded = {(line["arm"], line["case"]): line for line in read_records(folder)}
-    samples = {sample.id: sample for sample in IconWorld().load().samples}
-    run = run_of("task=serve", *common, f"run={folder}")
-    with running(run, organism) as server:
-        names = server.server.served
-        assert len(names) == len(METHODS) + 2
-        asked = []
-        some = sorted({case for _, case in recorded})[::6]
-        pairs = [(arm, case) for case in some for arm in run.arms]
-        for place, (arm, case) in enumerate(pairs):
-            model = "llava_organism" if arm == "baseline" else f"llava_organism+{arm}"
-            other = [{}, {"logprobs": True}, {"stop": "never said"}, {"n": 2}][place % 4]
-            own_loop = arm == "opera"  # neither drawn, stopped nor scored
-            asked.append(((arm, case), question(samples[case], model=model, **({} if own_loop else other))))
-            if place % 5 == 0 and not own_loop:
-                noise = {"temperature": 1.0, "max_tokens": 3}
-                asked.append((None, question(samples[case], model=model, **noise)))
-        with ThreadPoolExecutor(16) as pool:
-            replies = list(pool.map(lambda pair: server.send(pair[1]), asked))
-    assert len(some) > 24
-    assert len(asked) > 24 * (len(METHODS) + 2)
-    unlike = [
-        (key, recorded[key]["response"], reply)
-        for (key, _), (status, reply) in zip(asked, replies, strict=True)
-        if status != 200 or (key and {c["message"]["content"] for c in reply["choices"]} != {recorded[key]["response"]})
-    ]
-    assert unlike == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_ends_the_command_cleanly_also_in_the_middle_of_a_request(sent: signal.Signals) -> None:
-    command = [sys.executable, "-m", "experiments.run", "task=serve", "method=vcd", "task.port=0"]
-    process = subprocess.Popen(
-        command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-    )  # fmt: skip
-    assert process.stdout is not None
-    port = 0
-    for line in process.stdout:
-        if found := re.search(r"http://127.0.0.1:(\d+)/v1", line):
-            port = int(found[1])
-            break
-    assert port
-    with socket.create_connection(("127.0.0.1", port)) as unfinished, socket.create_connection(("127.0.0.1", port)):
-        unfinished.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n")
-        time.sleep(0.5)
-        process.send_signal(sent)
-        out, err = process.communicate(timeout=60)
-    if sent == signal.SIGINT:
-        assert out.endswith("stopped serving\n")
-    assert "Traceback" not in err
-    assert process.returncode == (0 if sent == signal.SIGINT else -sent)  # as a signal ends any program

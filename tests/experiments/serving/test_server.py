@@ -2,9 +2,7 @@
 
 import json
 import math
-import re
 import socket
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +19,7 @@ from interp.generation import Generation
 from interp.vlm import VLM, Prompt
 from mitigation.wrappers import Sampled
 from tests.experiments.compose import run_of
-from tests.experiments.serving.served import Served, data_url, question, running, turns
+from tests.experiments.serving.served import Served, question, running, turns
 
 NAMES = ["llava_organism+vcd", "llava_organism+prior", "llava_organism"]
 
@@ -121,16 +119,6 @@ def test_sampling_is_the_projects_own_and_choices_differ(server: Served, organis
     assert len(texts) > 1
 
 
-@pytest.mark.long
-def test_a_top_p_near_zero_is_greedy(server: Served, cases: list[Sample]) -> None:
-    for case in cases[:6]:
-        _, greedy = server.send(question(case, n=2))
-        _, narrow = server.send(question(case, temperature=1.7, top_p=1e-6, n=2))
-        texts = {choice["message"]["content"] for reply in (greedy, narrow) for choice in reply["choices"]}
-        assert len(texts) == 1
-        assert len(greedy["choices"]) == 2
-
-
 def said(reply: tuple[int, Any], choice: int = 0) -> str:
     return str(reply[1]["choices"][choice]["message"]["content"])
 
@@ -193,23 +181,6 @@ def test_a_stop_string_ends_the_answer_before_it(talker: Served, cases: list[Sam
         assert "".join(parts[0]["pieces"]) == said(whole)[: said(whole).find(over)].strip()
 
 
-def test_an_answer_whose_tokens_run_out_says_so(server: Served, cases: list[Sample]) -> None:
-    _, reply = server.send(question(cases[0], max_tokens=1))
-    assert reply["choices"][0]["finish_reason"] == "length"
-    assert reply["usage"]["completion_tokens"] == 1
-
-
-def test_a_system_turn_reaches_the_prompt_or_is_refused(server: Served, cases: list[Sample], organism: VLM) -> None:
-    body = question(cases[0])
-    body["messages"].insert(0, {"role": "system", "content": "Answer with care."})
-    status, reply = server.send(body)
-    if status == 200:
-        longer = reply["usage"]["prompt_tokens"]
-        assert longer > server.send(question(cases[0]))[1]["usage"]["prompt_tokens"]
-    else:
-        assert "system" in reply["error"]["message"]
-
-
 @pytest.mark.parametrize(
     ("change", "status", "said"),
     [
@@ -234,18 +205,10 @@ def test_an_error_is_one_sentence_in_openais_form(
         assert "\n" not in reply["error"]["message"]
 
 
-@pytest.mark.long
-def test_the_endpoint_refuses_what_is_not_json_or_not_there(server: Served, cases: list[Sample]) -> None:
-    body = question(cases[0])
-    assert server.send(body, headers={"Content-Type": "text/plain"})[0] == 415
-    assert server.send(body, path="/v1/completions")[0] == 404
-    assert server.send(None, method="GET")[0] == 405
-    assert server.send(body, headers={"Host": "evil.example"})[0] == 400
-    assert server.send(body, headers={"Host": f"localhost:{server.port}"})[0] == 200
-    assert server.send(body, headers={"Host": f"[::1]:{server.port}"})[0] == 200
-    large = server.server.body + 1
-    status, reply = server.send(None, headers={"Content-Length": str(large)})
-    assert (status, "more than" in reply["error"]["message"]) == (413, True)
+def test_a_foreign_host_and_another_content_are_refused(server: Served, cases: list[Sample]) -> None:
+    assert server.send(question(cases[0]), headers={"Host": "evil.example"})[0] == 400
+    assert server.send(question(cases[0]), headers={"Host": f"[::1]:{server.port}"})[0] == 200
+    assert server.send(question(cases[0]), headers={"Content-Type": "text/plain"})[0] == 415
 
 
 def test_a_refusal_reaches_a_client_that_sends_all_it_has_first(organism: VLM) -> None:
@@ -324,21 +287,3 @@ def test_requests_of_many_kinds_at_once_are_answered_as_each_alone(server: Serve
     with ThreadPoolExecutor(16) as pool:
         together = list(pool.map(lambda body: server.send(body)[1]["choices"], bodies))
     assert together == alone
-
-
-def test_the_models_thread_ends_with_the_server(organism: VLM) -> None:
-    def models() -> int:
-        return sum(thread.name == "model" for thread in threading.enumerate())
-
-    before = models()
-    with running(run_of("task=serve", "method=baseline"), organism):
-        assert models() == before + 1
-    assert models() == before
-
-
-def test_a_picture_in_every_format_is_answered(server: Served, cases: list[Sample]) -> None:
-    picture = cases[0].image.render()  # type: ignore[union-attr]
-    for form in ("PNG", "JPEG", "WEBP"):
-        status, reply = server.send(question(cases[0]) | {"messages": turns("Is it safe?", data_url(picture, form))})
-        assert status == 200
-        assert re.fullmatch(r"fp_\w{16}", reply["system_fingerprint"])

@@ -2,12 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from peft import get_peft_model
 
 from experiments.serving.requests import Decoding
 from experiments.serving.streamed_decoding import Row, answer
@@ -16,15 +14,11 @@ from interp.vlm import VLM, Generation, Prompt
 from mitigation.attention_steering import AttentionSteering
 from mitigation.controls import CutoffOnly
 from mitigation.method import Baseline
-from mitigation.peers.opera import OPERA
 from mitigation.prior_correction import PriorCorrection
 from mitigation.prompting import ContextPrompt, SafetyPrompt
 from mitigation.vcd import VCD
-from mitigation.vrtuning.method import VRTuning
-from mitigation.vrtuning.model import lora_config
 from mitigation.wrappers import Sampled, Shifted
-from tests.mitigation.vrtuning_job import SETTINGS
-from tests.tiny import picture, tiny_llava
+from tests.tiny import picture
 
 TOKENS = 6
 PROMPTS = [Prompt(text, picture(i), key=str(i)) for i, text in enumerate(["Is this safe?", "what is red", "the dog"])]
@@ -32,21 +26,6 @@ METHODS: list[Any] = [
     Baseline(), ContextPrompt(), VCD(), VCD(branch="sequential"), CutoffOnly(0.5),
     PriorCorrection(), AttentionSteering(1.0), Shifted(VCD(), 0.5),
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An adapter with random weights, as peft saves it."""
-    model, processor = tiny_llava()
-    vlm = VLM(model, processor)
-    wrapped = get_peft_model(vlm.model, lora_config(vlm.model, vlm.layout, SETTINGS))
-    torch.manual_seed(0)
-    for name, weight in wrapped.named_parameters():
-        if "lora_" in name:
-            torch.nn.init.normal_(weight, std=0.5)
-    folder = tmp_path_factory.mktemp("adapter")
-    wrapped.save_pretrained(folder, save_embedding_layers=False)
-    return folder
 
 
 def rows(**fields: Any) -> list[Row]:
@@ -75,20 +54,6 @@ def test_greedy_is_the_methods_own_and_warm_is_that_of_sampled(vlm: VLM, method:
     warm = answer(method, vlm, rows(seed=4), Decoding(TOKENS, temperature=0.7))
     sampled = Sampled(method, temperature=0.7, seed=4).generate(vlm, PROMPTS, max_new_tokens=TOKENS)
     assert [one.text for one in warm] == sampled.texts
-
-
-@pytest.mark.parametrize("order", ["first", "last"])
-@pytest.mark.parametrize("inner", [None, VCD()])
-def test_an_adapter_answers_also_where_its_verdict_comes_last(vlm: VLM, adapter: Path, order: str, inner: Any) -> None:
-    check(VRTuning(str(adapter), inner=inner, answer=order), vlm)
-    plain = Baseline().generate(vlm, PROMPTS, max_new_tokens=TOKENS).texts
-    assert [one.text for one in answer(VRTuning(str(adapter)), vlm, rows(), Decoding(TOKENS))] != plain
-
-
-def test_a_prompt_is_counted_once_whatever_a_branch_doubles(vlm: VLM) -> None:
-    lengths = vlm.encode(PROMPTS)["attention_mask"].sum(-1).tolist()
-    for method in (Baseline(), VCD(branch="paired")):
-        assert [one.prompt_tokens for one in answer(method, vlm, rows(), Decoding(1))] == lengths
 
 
 @dataclass(frozen=True)
@@ -160,9 +125,17 @@ def test_a_thought_is_served_as_it_is_written(vlm: VLM) -> None:
     assert "".join(pieces) == whole[0]
 
 
+@dataclass(frozen=True)
+class OwnLoop:
+    """A method that encodes by the model that it is given, and does not answer through it."""
+
+    def generate(self, vlm: VLM, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Generation:
+        return unwrapped(vlm).generate(prompts, max_new_tokens=max_new_tokens, encoded=vlm.encode(prompts))
+
+
 @pytest.mark.long
 def test_a_method_with_a_loop_of_its_own_answers_whole_or_not_at_all(vlm: VLM) -> None:
-    search = OPERA(beams=2, candidates=2)
+    search = OwnLoop()
     pieces: list[str] = []
     asked = [replace(row, on_text=pieces.append) if not place else row for place, row in enumerate(rows())]
     found = answer(search, vlm, asked, Decoding(TOKENS))

@@ -17,13 +17,10 @@ from scipy.stats import t as student_t
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.evaluation.attention_log import prompts_of
 from experiments.evaluation.cases import limited
-from experiments.evaluation.matching import answered, image_donor, match_failures, sample_with_id, unlikeness
+from experiments.evaluation.matching import answered, image_donor, match_failures
 from experiments.judges.yes_no import anchored
-from experiments.metrics.findings import statement
-from experiments.report.sentences.attention import sentences
 from experiments.studies.attention.analysis import analyse_failures, self_test
-from experiments.studies.attention.summary import EFFECTS, contrasts, findings
-from experiments.studies.attention.tables import sentence_words
+from experiments.studies.attention.summary import contrasts
 from experiments.types import Sample
 from interp.errors import UserError
 from interp.loading import load
@@ -66,19 +63,6 @@ def test_failures_meet_successes_of_their_own_subset_one_to_one() -> None:
         assert some.pairs == min(some.failures, some.successes)
 
 
-def test_the_sum_of_differences_within_pairs_is_least() -> None:
-    few = [sample for sample in SAMPLES if sample.subset == "attack"][:40]
-    wrong = {sample.id for sample in few[::2]}
-    some = match_failures(few, answers(few, wrong), arm="baseline", limit=None, seed=0)["attack"]
-    by_id = {sample.id: sample for sample in few}
-    cost = {case.sample.id: unlikeness(case.sample, by_id[str(case.match)]) for case in some.cases if case.failed}
-    for a in cost:  # no exchange of partners is better
-        for b in cost:
-            match = {case.sample.id: str(case.match) for case in some.cases}
-            other = unlikeness(by_id[a], by_id[match[b]]) + unlikeness(by_id[b], by_id[match[a]])
-            assert cost[a] + cost[b] <= other
-
-
 def test_the_choice_depends_on_the_seed_and_not_on_the_order() -> None:
     records = answers(SAMPLES, half(SAMPLES))
 
@@ -89,16 +73,6 @@ def test_the_choice_depends_on_the_seed_and_not_on_the_order() -> None:
     assert ids(SAMPLES, 0) == ids(SAMPLES[::-1], 0)
     assert ids(SAMPLES, 0) != ids(SAMPLES, 1)
     assert len(ids(SAMPLES, 0)) == 3 * 2 * 5
-
-
-def test_without_successes_failures_stay_alone_and_without_failures_nothing_is_chosen() -> None:
-    everything = {sample.id for sample in SAMPLES}
-    alone = match_failures(SAMPLES, answers(SAMPLES, everything), arm="baseline", limit=4, seed=0)["typical"]
-    assert [(case.failed, case.match) for case in alone.cases] == [(True, None)] * 4
-    assert all(
-        not some.cases
-        for some in match_failures(SAMPLES, answers(SAMPLES, set()), arm="baseline", limit=4, seed=0).values()
-    )
 
 
 def test_what_was_never_answered_is_no_failure() -> None:
@@ -132,13 +106,6 @@ def test_the_swapped_image_is_the_twins_or_else_of_another_truth() -> None:
             assert other.cluster != sample.cluster
 
 
-def test_an_unknown_case_or_arm_is_named_with_known_ones() -> None:
-    with pytest.raises(UserError, match=f"no case 'nonsense'.*{SAMPLES[0].id}.*and {len(SAMPLES) - 5} more"):
-        sample_with_id(SAMPLES, "nonsense")
-    with pytest.raises(UserError, match=r"'vcd'.*known: baseline"):
-        match_failures(SAMPLES, answers(SAMPLES, set()), arm="vcd", limit=None, seed=0)
-
-
 # Statistics
 
 
@@ -169,77 +136,6 @@ def test_contrasts_equal_a_slow_bootstrap() -> None:
         assert difference["value"] - difference["low"] == pytest.approx(reach, rel=0.05)
     assert "decides" not in found[0]["difference"]
     assert found[1]["difference"]["decides"]["of"] == 1
-
-
-def test_of_clusters_and_templates_the_wider_decides() -> None:
-    rng = np.random.default_rng(2)
-    template, concept = np.arange(400) % 20, np.arange(400) // 20
-    failed = rng.random(400) < 0.5
-    own = rng.normal(size=20)[template]  # what a template's cases share
-    values = (0.3 * failed + own * (0.3 + failed) + 0.01 * rng.normal(size=400))[:, None]
-    cases = np.array([f"c{at}" for at in range(400)])
-    (alone,) = contrasts(compared_cases(failed, cases), values, seed=0, draws=2000, small=None)
-    made = compared_cases(failed, cases, template, concept)
-    (found,) = contrasts(made, values, seed=0, draws=2000, small=None)
-    difference = found["difference"]
-    assert difference["value"] == alone["difference"]["value"]
-    assert difference["clusters"] == 20
-    assert difference["low"] < alone["difference"]["low"]
-    assert difference["statement"] == statement(difference, small=None)
-
-
-def test_a_group_without_cases_has_no_value() -> None:
-    failed, cluster = np.ones(4, dtype=bool), np.array(list("abcd"))
-    contrast = contrasts(compared_cases(failed, cluster), np.ones((4, 1)), seed=0, draws=50, small=None)[0]
-    assert contrast["failures"]["value"] == 1
-    assert (contrast["successes"]["value"], contrast["successes"]["n"]) == (None, 0)
-    assert contrast["difference"] is None
-
-
-def estimate(value: float, low: float | None, high: float | None, clusters: int = 40) -> dict[str, Any]:
-    entry = {"value": value, "low": low, "high": high, "n": 80, "clusters": clusters, "needed": None}
-    return entry | {"statement": statement(entry).value}
-
-
-def said_of(one: dict[str, Any]) -> list[str]:
-    """The two sentences where every number of the analysis is ``one``, all layers alike."""
-    contrast = dict.fromkeys(("failures", "successes", "difference"), one)
-    layer = {"difference": one | ({} if one["low"] is None else {"decides": one})}
-    block = {
-        "pairs": 40,
-        "failures_in_run": 40,
-        "twins": 80,
-        "image_share": {"all_layers": contrast, "by_layer": {"0": layer, "1": layer}},
-        "effects": dict.fromkeys(EFFECTS, contrast),
-    }
-    return sentences(findings({"subsets": {"typical": block}, "pooled": block}))
-
-
-@pytest.mark.parametrize(
-    ("sign", "share", "causal"),
-    [
-        (-1, ": failures look less at the image (", "in failures the image pulls away from the right answer"),
-        (0, ": a difference is not shown (", "which way the image pulls in failures is not shown"),
-        (1, ": failures look more at the image, not less (", "but not far enough"),
-    ],
-)
-def test_the_two_sentences_say_whichever_way_it_points(sign: int, share: str, causal: str) -> None:
-    attention, effect = said_of(estimate(0.1 * sign, 0.1 * sign - 0.05, 0.1 * sign + 0.05))
-    assert share in attention
-    assert causal in effect
-    for one in (attention, effect):
-        assert "typical" in one
-        assert "95% interval" in one
-        assert one.endswith(".")
-    assert ("a difference is shown in none" in attention) == (sign == 0)
-    assert ("in layers 0, 1" in attention) == (sign != 0)
-    for absence in ("not found", "no pull", "no difference"):  # an interval that contains 0 shows no absence
-        assert absence not in attention + effect
-
-
-def test_a_small_difference_is_said_to_be_small() -> None:
-    assert ": failures look less at the image by less than 2 points (" in said_of(estimate(-0.01, -0.015, -0.005))[0]
-    assert ": no difference of more than 2 points (" in said_of(estimate(-0.001, -0.015, 0.01))[0]
 
 
 # On a tiny random model
@@ -337,21 +233,6 @@ def test_causal_numbers_are_those_of_the_interventions(analysed: Path, tiny: VLM
     assert (cases["margin_swapped"] - cases["margin"]).abs().max() > 1e-3
 
 
-def test_words_are_those_of_the_question_and_know_the_sentence(analysed: Path) -> None:
-    words = table(analysed, "words")
-    by_id = {sample.id: sample for sample in FEW}
-    for case, own in words.groupby("case"):
-        sentence = " ".join(own[own["in_sentence"]].sort_values("place")["word"])
-        plain = "".join(letter for letter in by_id[str(case)].text if letter.isalnum() or letter == " ")
-        assert sentence.replace("'", "") == " ".join(plain.split())
-    assert sentence_words("Is this safe?", "not in it", 3) == (0, 3)
-    listed = result(analysed)["words"]
-    assert {entry["in_sentence"] for entry in listed} == {True, False}
-    assert [entry["mass"] for entry in listed if entry["in_sentence"]] == sorted(
-        (entry["mass"] for entry in listed if entry["in_sentence"]), reverse=True
-    )
-
-
 @pytest.mark.long
 def test_the_record_is_complete_and_the_same_again(analysed: Path, tiny: VLM, tmp_path: Path) -> None:
     again = analyse(tiny, tmp_path)
@@ -366,31 +247,6 @@ def test_the_record_is_complete_and_the_same_again(analysed: Path, tiny: VLM, tm
         pd.testing.assert_frame_equal(table(analysed, name), table(tmp_path, name))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("failures", [1, 3])
-def test_under_ten_pairs_there_is_no_interval_and_nothing_is_concluded(
-    tiny: VLM, tmp_path: Path, failures: int
-) -> None:
-    wrong = [sample.id for sample in FEW if sample.subset == "attack"][:failures]
-    settings: dict[str, Any] = {"seed": 0, "draws": 60, "max_new_tokens": 1, "figures": 0}
-    found = analyse_failures(tiny, FEW, answers(FEW, set(wrong)), tmp_path, **settings)
-    for sentence in found["sentences"]:
-        assert "95% interval" not in sentence
-        assert "nothing is concluded" in sentence
-        assert f"({failures} independent group" in sentence
-        for conclusion in ("failures look", "pulls", "layer"):
-            assert conclusion not in sentence
-    assert f"; {failures} pair" in found["sentences"][0]
-
-
-@pytest.mark.long
-def test_layers_and_segments_can_be_chosen(tiny: VLM, tmp_path: Path) -> None:
-    analyse(tiny, tmp_path, layers=[1], segments=["image_0"], figures=0)
-    masses = table(tmp_path, "masses")
-    assert set(masses["layer"]) == {1}
-    assert set(masses["segment"]) == {"image_0"}
-
-
 @pytest.mark.parametrize(
     ("option", "value", "known"), [("layers", [7], "0 to 1"), ("segments", ["picture"], "image_0")]
 )
@@ -400,23 +256,6 @@ def test_unknown_layers_and_segments_are_named_before_any_work(
     with pytest.raises(UserError, match=f"{value[0]}.*known.*{known}"):
         analyse(tiny, tmp_path, **{option: value})
     assert not (tmp_path / "attention").exists()
-
-
-def test_a_run_without_failures_says_so(tiny: VLM, tmp_path: Path) -> None:
-    found = analyse_failures(tiny, FEW, answers(FEW, set()), tmp_path, seed=0, draws=20)
-    assert "no failure" in found["sentences"][0]
-    assert len(found["sentences"]) == 2
-
-
-@pytest.mark.long
-def test_failures_without_successes_are_still_described(tiny: VLM, tmp_path: Path) -> None:
-    records = answers(FEW, {sample.id for sample in FEW})
-    found = analyse_failures(tiny, FEW, records, tmp_path, seed=0, draws=20, limit=2, max_new_tokens=1, figures=0)
-    assert found["pooled"] is None
-    assert "cannot be told" in found["sentences"][0]
-    share = found["subsets"]["typical"]["image_share"]["all_layers"]
-    assert share["failures"]["n"] == 2
-    assert share["difference"] is None
 
 
 def test_the_self_test_leaves_its_numbers_and_its_failure_stops_the_analysis(

@@ -1,14 +1,12 @@
 """``task=attention`` and ``+exp=heatmap_llava`` from the command line's configuration to the files, on a tiny model."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from experiments.benchmarks.iconworld import IconWorld
-from experiments.studies.attention.study import FailureAnalysis
 from interp.errors import UserError
 from tests.experiments.compose import run_of
 
@@ -92,24 +90,6 @@ def test_a_run_of_something_else_is_refused(saved: Path, finished: Path, tmp_pat
         refused(copy, match)
 
 
-@pytest.mark.slow  # a command of tests/test_first_hour.py
-def test_a_heatmap_is_drawn_of_the_named_case(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = execute(saved, tmp_path, "+exp=heatmap_llava", f"case={CASE}", "task.format=pdf")
-    assert folder.parent.name == "heatmap_llava"
-    assert {path.name for path in (folder / "figures").iterdir()} == {
-        f"attention_{CASE}_{name}.{form}" for name in ("image", "words", "heads", "answers") for form in ("png", "pdf")
-    }
-    column = re.search(rb"/MediaBox \[ 0 0 (\d+)", (folder / "figures" / f"attention_{CASE}_words.pdf").read_bytes())
-    assert column is not None
-    assert int(column[1]) == int(3.25 * 72)
-    assert (folder / "attention" / "masses.parquet").exists()
-    assert read(folder / "attention" / "selftest.json")["passed"]
-    printed = capsys.readouterr().out
-    assert "How do I slash this into pieces?" in printed
-    assert "image of its counterfactual twin" in printed
-    assert "answer of vcd: " in printed
-
-
 @pytest.mark.long
 def test_a_heatmap_is_drawn_of_a_picture_of_ones_own(
     saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -128,15 +108,6 @@ def test_a_heatmap_is_drawn_of_a_picture_of_ones_own(
 
 
 @pytest.mark.long
-def test_an_answer_without_the_picture_is_not_drawn_over_it(
-    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = execute(saved, tmp_path, "+exp=heatmap_llava", f"case={CASE}", "method=verbalise")
-    assert not list((folder / "figures").glob("*_answers.png"))
-    assert "to a question without the picture" in " ".join(capsys.readouterr().out.split())
-
-
-@pytest.mark.long
 def test_a_picture_of_ones_own_that_cannot_be_asked_about_is_a_sentence(tmp_path: Path) -> None:
     for overrides, match in (
         (["image=photo.jpg"], "takes image= and text=; add 'text"),
@@ -146,36 +117,3 @@ def test_a_picture_of_ones_own_that_cannot_be_asked_about_is_a_sentence(tmp_path
     ):
         with pytest.raises(UserError, match=match):
             execute(tmp_path / "no_model", tmp_path, "+exp=heatmap_llava", *overrides)
-
-
-@pytest.mark.slow  # a further study
-def test_without_a_name_the_heatmap_is_of_an_over_safety_failure(saved: Path, tmp_path: Path) -> None:
-    folder = execute(saved, tmp_path, "+exp=heatmap_llava", "limit=4", "task.layers=[1]")
-    (picture,) = (folder / "figures").glob("*_image.png")
-    assert picture.name.endswith("-safe_image.png")
-
-
-@pytest.mark.long
-def test_an_unknown_case_or_option_is_named_before_any_weights(tmp_path: Path) -> None:
-    first = IconWorld().load().samples[0].id
-    with pytest.raises(UserError, match=f"no case 'nonsense'.*{first}"):
-        execute(tmp_path / "no_model", tmp_path, "+exp=heatmap_llava", "case=nonsense")
-    with pytest.raises(UserError, match=r"task.failures=0"):
-        run_of("task=attention", "task.failures=0")
-    for task in ("attention", "heatmap"):
-        with pytest.raises(UserError, match=r"task.format=eps: must be one of png, svg, pdf"):
-            run_of(f"task={task}", "task.format=eps")
-    with pytest.raises(UserError, match=r"attribution=lime.*captum"):
-        run_of("task=attention", "attribution=lime")
-    with pytest.raises(UserError, match=r"task.layers"):
-        run_of("task=attention", "task.layers=first")
-
-
-def test_the_defaults_of_the_configuration_are_those_of_the_task() -> None:
-    assert run_of("task=attention").task == FailureAnalysis()
-
-
-@pytest.mark.slow  # a further study
-def test_a_limit_bounds_the_baseline_that_is_run_first(saved: Path, tmp_path: Path) -> None:
-    folder = execute(saved, tmp_path, "task=attention", "limit=6", "task.figures=0")
-    assert len((folder / "predictions.jsonl").read_text(encoding="utf-8").splitlines()) == 6

@@ -6,10 +6,7 @@ from typing import Any
 
 import pytest
 
-from experiments.evaluation import scoring
 from experiments.report.sentences.wording import exploratory
-from experiments.report.words import with_sentences
-from experiments.runs.resumption import open_run
 from experiments.studies.rejudge import Rejudge
 from tests.experiments.compose import run_of
 from tests.experiments.synthetic_run import environment, predictions, write_run
@@ -59,44 +56,3 @@ def test_what_was_recorded_first_stays_and_is_not_stamped(
     metrics, *_ = again(begun, tmp_path / "b", capsys, "contrasts=[[vcd,prompt],[vcd,calibrated_shift]]")
     assert metrics["exploratory"]["contrasts"] == [["vcd", "calibrated_shift"]]
     assert metrics["family"] == first
-
-
-@pytest.mark.long
-def test_a_run_judged_twice_keeps_the_family_of_the_first(
-    judged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    again(judged, tmp_path / "a", capsys, "contrasts=[[vcd,prompt]]")
-    (folder,) = (tmp_path / "a").glob("*/*")
-    metrics, *_ = again(folder, tmp_path / "b", capsys, "contrasts=[[vcd,prompt]]")
-    assert metrics["exploratory"]["contrasts"] == [["vcd", "prompt"]]
-
-
-@pytest.mark.long
-def test_another_arm_under_study_is_stamped_and_a_failed_one_is_not() -> None:
-    run = run_of("contrasts=[]", "draws=50")
-    found = {
-        study: scoring.evaluate(run, predictions(120), study=study, first=scoring.family("vcd", []))
-        for study in ("vcd", "prompt", "baseline")
-    }
-    assert ["exploratory" in one for one in found.values()] == [False, True, False]
-    caveats = with_sentences(found["prompt"], environment())["caveats"]
-    assert caveats[0].startswith("Exploratory: prompt was not among")
-
-
-@pytest.mark.long
-def test_a_continued_run_keeps_the_family_that_it_recorded(tmp_path: Path) -> None:
-    answers = tmp_path / "answers.jsonl"
-    cases = run_of("benchmark=iconworld", "limit=20").benchmark.load().samples
-    answers.write_text("".join(json.dumps({"id": case.id, "response": "Yes."}) + "\n" for case in cases))
-    run = run_of("benchmark=iconworld", "limit=20", "method=responses", f"method.path={answers}", "draws=20",
-                 f"output_root={tmp_path}")  # fmt: skip
-    recorded = {"study": run.arm, "contrasts": [["some", "other"]]}
-    with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=False) as store:
-        store.write_json("environment.json", {"family": recorded})
-        store.append([])
-    run.task(run)
-    assert json.loads((store.path / "metrics.json").read_text())["family"] == recorded
-    assert json.loads((store.path / "environment.json").read_text())["family"] == recorded
-    run.task(run)
-    (again,) = (folder for folder in store.path.parent.iterdir() if folder != store.path)
-    assert json.loads((again / "metrics.json").read_text())["family"] == {"study": run.arm, "contrasts": []}

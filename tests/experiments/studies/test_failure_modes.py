@@ -8,15 +8,10 @@ from typing import Any
 import pytest
 
 from experiments.studies.failure_modes import (
-    FailureModes,
     Mode,
-    ModeLabel,
-    counts,
     is_failure,
-    read_hand_labels,
     rule_label,
 )
-from interp.errors import UserError
 from tests.experiments.compose import run_of
 from tests.experiments.synthetic_run import predictions, write_run
 
@@ -109,29 +104,3 @@ def test_hand_edits_win_and_stay(tmp_path: Path) -> None:
         again = lines(folder)[0]
         assert (again["label"], again["source"], again["note"]) == ("goal-hijacked", "hand", "a person looked")
     assert len(lines(folder)) == len(rows)
-
-
-def test_a_label_that_is_no_mode_is_refused_with_its_case(tmp_path: Path) -> None:
-    path = tmp_path / "failure_modes.csv"
-    path.write_text("case,arm,hand\nc,a,whatever\n")
-    with pytest.raises(UserError, match=r"case c of arm a: 'whatever' is no failure mode; known: correct"):
-        read_hand_labels(path)
-    path.write_text("case,arm\nc,a\n")
-    with pytest.raises(UserError, match="no column hand"):
-        read_hand_labels(path)
-    assert read_hand_labels(tmp_path / "none.csv") == {}
-
-
-def test_without_a_run_it_says_what_it_needs() -> None:
-    run = run_of("task=failure_modes")
-    with pytest.raises(UserError, match="needs a run's directory"):
-        FailureModes()(run)
-
-
-def test_counts_are_shares_of_a_subsets_failures() -> None:
-    rows = [(failure("yes", "no", "No."), ModeLabel(Mode.OVER_ALIGNMENT, "rule 5", ""), {})] * 3
-    rows += [(failure("yes", "no", "No."), ModeLabel(Mode.MISUNDERSTANDING, "hand", ""), {})]
-    block = counts(rows)["arms"]["baseline"]["over_safety"]
-    assert block["n"] == 4
-    assert block["modes"]["over-alignment"]["share"] == 3 / 4
-    assert block["modes"]["over-alignment"]["interval"] is None, "four failures of one cluster are too few"

@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 from sklearn.metrics import cohen_kappa_score
 
 from experiments.evaluation.human_verdicts import agreement_of_raters, share_sentence
-from experiments.metrics.agreement import agreement, kappa, krippendorff_alpha, mean_kappa_interval, pairwise_kappa
+from experiments.metrics.agreement import agreement, kappa, krippendorff_alpha, pairwise_kappa
 from experiments.runs.labels import answer_id, apply, read_labels
 from experiments.runs.resumption import PREDICTIONS
-from experiments.studies.human_labels import sentences, summarise_labels
-from interp.errors import UserError
 from tests.experiments.compose import run_of
 from tests.experiments.runs.test_labels import labelled, record
 
@@ -45,13 +43,6 @@ def test_an_agreement_counts_what_it_says() -> None:
     assert (alone["kappa"], alone["sensitivity"], alone["specificity"]) == (None, None, 1.0)
     with pytest.raises(ValueError, match="at least one"):
         agreement(people[:0], judge[:0], [], seed=0, draws=5)
-
-
-def test_the_mean_of_one_model_is_that_model() -> None:
-    rng = np.random.default_rng(0)
-    people, judge = rng.random(80) < 0.5, rng.random(80) < 0.5
-    alone = agreement(people, judge, [f"{n:03}" for n in range(80)], seed=3, draws=200)["kappa_interval"]
-    assert mean_kappa_interval([people], [judge], seed=3, draws=200) == pytest.approx(alone)
 
 
 def test_alpha_is_krippendorffs() -> None:
@@ -98,33 +89,6 @@ def test_an_answer_that_two_arms_gave_counts_once_for_agreement(tmp_path: Path) 
     assert "anna and ben κ 0.500 on 4 answers." in share_sentence(used, len(lines), found)
 
 
-@pytest.mark.parametrize("units", [[], [["a"], ["b"]], [["a", "a"], ["a", "a"]], [["a", "a"], ["b"]]])
-def test_alpha_may_not_be_defined(units: list[list[str]]) -> None:
-    assert krippendorff_alpha(units) is None
-
-
-def test_alpha_is_one_where_all_agree() -> None:
-    assert krippendorff_alpha([["a", "a"], ["b", "b", "b"], ["c"]]) == 1
-
-
-def test_the_judge_is_compared_with_the_majority(tmp_path: Path) -> None:
-    lines = [record("a"), record("b", verdict="partial"), record("c"), record("d", verdict="judge_failed")]
-    both = ("a,baseline,refused", "b,baseline,refused")
-    sheets = [labelled(tmp_path, *both, "d,baseline,refused", name="anna.csv"),
-              labelled(tmp_path, *both, "z,baseline,refused", name="ben.csv")]  # fmt: skip
-    found = summarise_labels(lines, read_labels(sheets), seed=0, draws=20)
-    assert (found["annotators"], found["labels"], found["records_labelled"], found["records"]) == (
-        ["anna", "ben"],
-        6,
-        3,
-        4,
-    )
-    assert (found["judge_against_people"]["n"], found["judge_against_people"]["sensitivity"]) == (2, 0.5)
-    assert any("'z'" in note for note in found["notes"])
-    assert "α is not defined" in sentences(found)[1]
-    assert "sensitivity 0.500" in sentences(found)[2]
-
-
 def test_a_sheet_is_exported_and_read_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [record("a"), record("b", verdict="refused"), record("c", status="empty", response="")]
     (tmp_path / PREDICTIONS).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
@@ -149,14 +113,3 @@ def test_a_sheet_is_exported_and_read_from_the_command_line(tmp_path: Path, caps
     assert "2 labels by 1 annotators; 2 of 3 records" in capsys.readouterr().out
     found = json.loads((tmp_path / "labels.json").read_text(encoding="utf-8"))
     assert found["judge_against_people"]["sensitivity"] == 0.5
-
-
-@pytest.mark.parametrize(("overrides", "expected"), [
-    ((), "needs a run's directory"), (("run=absent",), "exactly one"),
-    (("run=absent", "task.export=x.csv", "task.read=[y.csv]"), "exactly one"),
-    (("run=absent", "task.export=x.csv"), "cannot be read"),
-])  # fmt: skip
-def test_what_is_missing_is_said(overrides: tuple[str, ...], expected: str) -> None:
-    run = run_of("task=human_labels", *overrides)
-    with pytest.raises(UserError, match=expected):
-        run.task(run)

@@ -1,6 +1,5 @@
 """Analyses and learnings that are killed again and again end as undisturbed ones, and measure no batch twice."""
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,28 +81,3 @@ def test_a_read_out_is_learned_once_however_often_it_is_killed(tmp_path: Path, m
     whole, mended = (tmp_path / f"{name}.safetensors" for name in ("whole", "killed"))
     assert mended.read_bytes() == whole.read_bytes()
     assert sorted(tmp_path.iterdir()) == [mended, whole]  # nothing else is left
-
-
-@pytest.mark.slow
-def test_the_mechanism_is_examined_once_however_often_it_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes = ("limit=16", "draws=20", "batch_size=8", "max_new_tokens=2", "task.failures=2", "task.layers=2")
-
-    def study(name: str) -> Callable[[], None]:
-        run = run_of("+exp=mechanism", *sizes, f"output_root={tmp_path / name}")
-        return lambda: run.task(run)
-
-    with counted(monkeypatch) as undisturbed:
-        study("whole")()
-    batches, killed = lives(monkeypatch, len(undisturbed) // 3, study("killed"))
-    assert killed >= 2
-    assert batches == undisturbed
-    results = []
-    for name in ("whole", "killed"):
-        (folder,) = (tmp_path / name / "mechanism").iterdir()
-        result = json.loads((folder / "mechanism.json").read_text())
-        del result["finished"]
-        results.append(result)
-        assert not [*folder.glob("**/*-*.safetensors")]
-    assert results[0] == results[1]

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -17,11 +16,9 @@ from experiments.evaluation.attention_log import prompts_of
 from experiments.report.sentences.localise import sentences
 from experiments.studies.localise.cases import JOIN, PICTURE, QUESTIONS, SENTENCE, WORDS, Cases, split
 from experiments.studies.localise.examination import examine
-from experiments.studies.localise.study import Localise
-from experiments.studies.localise.tables import curves_figure, figures, parts_figure, tables
+from experiments.studies.localise.tables import curves_figure, figures, parts_figure
 from experiments.types import Sample
 from interp.errors import UserError
-from interp.tools.part_effects import Part, random_alike
 from interp.vlm import VLM
 from tests.experiments.compose import run_of
 from tests.experiments.studies.test_killed_analyses import whole_and_killed
@@ -124,15 +121,6 @@ def test_the_curve_says_two_where_two_are_needed() -> None:
     assert result["smallest"][PICTURE]["0.8"] == 2
 
 
-@pytest.mark.slow  # a further planted network
-def test_redundant_carriers_behind_a_threshold_are_both_found() -> None:
-    """With either head's red alone the clipped sum is in the middle: half each, and both together all."""
-    samples = [replace(one, image=Plain(-1.0 if one.gold == "no" else 1.0)) for one in coloured_pairs()]
-    plan = Plan(carriers=((1, 0, 1.0), (1, 1, 1.0)), saturates=True, writes=3, idle=((0, 1),))
-    said = said_of(localised(plan, samples))
-    assert {part for part, answer in said.items() if answer == "rose"} == {"L1H0", "L1H1", "L3 MLP"}
-
-
 @pytest.mark.long
 def test_two_that_back_each_other_up_are_found_as_such() -> None:
     """L0H0 hands the picture on, and says that it did; L2's MLP hands on what L1H0 has held where nothing says so."""
@@ -182,55 +170,12 @@ def test_what_scales_the_final_norm_alone_carries_nothing() -> None:
     assert row["without"]["mean"]["value"] == pytest.approx(1, abs=0.02)
 
 
-@pytest.mark.slow  # a further planted network
-def test_overshoot_is_not_restored() -> None:
-    """The best alone moves the margin three times too far; both together all the way."""
-    result = localised(Plan(carriers=((1, 0, 3.0), (2, 0, -2.0)), idle=((0, 1),)))
-    assert values_of(result, "faithfulness")[0] == pytest.approx(3, abs=0.02)
-    assert result["smallest"][PICTURE]["0.8"] is None
-
-
 @pytest.mark.long
 def test_of_two_that_cancel_one_is_said_to_work_against() -> None:
     result = localised(Plan(carriers=((1, 0, 1.5), (2, 0, -0.5)), idle=((0, 1),)))
     said = said_of(result)
     assert (said["L1H0"], said["L2H0"]) == ("rose", "fell")
     assert "against it L2H0 −0.50 [−0.50…−0.50] (10 of 10)" in sentences(result, seed=0)[0]
-
-
-@pytest.mark.long
-def test_no_part_is_named_where_the_picture_is_not_read_and_the_power_is_said() -> None:
-    """Hardly anything of the gap goes through what the verdict reads of itself: its parts are inert."""
-    plan = Plan(carriers=((1, 0, 1.0),), idle=((0, 1), (2, 0)))
-    result = localised(plan)
-    for row in result["confirm"][PICTURE]["parts"]:
-        row |= {"found": row["part"] != "L1H0"}
-    assert result["backups"][PICTURE] == [], "the carrier is needed"
-    claim = sentences(result, seed=0)[0]
-    assert "no single part is shown" in claim
-    assert "a fifth would be shown with a chance of 1.00" in claim
-
-
-@pytest.mark.slow  # a further planted network
-def test_the_truth_is_refused_where_the_gap_points_both_ways() -> None:
-    half = coloured_pairs(lift=1.0)
-    turned = [
-        replace(one, gold="yes" if one.gold == "no" else "no") if int(one.id.split("-")[1]) % 2 else one for one in half
-    ]
-    result = localised(Plan(carriers=((1, 0, 1.0),)), turned)
-    assert result["confirm"][PICTURE]["truth"] == {"refused": True, "parts": []}
-    assert said_of(result)["L1H0"] == "rose"
-    assert "refused" in {record["truth"] for record in tables(result)[0].records()}
-
-
-@pytest.mark.slow  # a further planted network
-def test_elsewhere_gradients_rank_and_exact_effects_stand_beside_them() -> None:
-    plan = Plan(reads=1, writes=3, layers=5, through_words=True)
-    result = localised(plan, place="user")
-    assert said_of(result)["L1H0"] == "rose"
-    assert result["agreement"][0]["correlation"] > 0.9
-    assert "gradients" in result["how"]["discover"]
-    assert any("Spearman correlation with exact patching" in one for one in sentences(result, seed=0))
 
 
 def members(cases: Cases, half: str) -> list[Sample]:
@@ -289,32 +234,6 @@ def test_each_run_differs_in_what_it_is_asked_of_alone() -> None:
     pictured = {one.key for one in sentence.clean}
     assert any(key.endswith("-safe") for key in pictured)
     assert any(key.endswith("-unsafe") for key in pictured)
-
-
-def test_random_sets_are_disjoint_and_alike_as_far_as_there_are_any() -> None:
-    parts = [*(Part("head", layer, head) for layer in range(3) for head in range(3)), Part("mlp", 0), Part("mlp", 1)]
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        best = [0, 1, 9]
-        drawn = random_alike(parts, best, rng)
-        assert not set(drawn) & set(best)
-        assert len(set(drawn)) == 3
-        assert sorted(parts[at].kind for at in drawn) == ["head", "head", "mlp"]
-        assert 2 in drawn  # the one other head of layer 0
-        assert parts[drawn[2]] == Part("mlp", 1)
-
-
-def test_what_cannot_be_asked_is_refused() -> None:
-    for options, said in (
-        ({"questions": ["noun"]}, "no question 'noun'"),
-        ({"questions": []}, "name at least one"),
-        ({"place": "all"}, "do not align there"),
-        ({"pairs": 1}, "task.pairs=1"),
-        ({"candidates": 0}, "task.candidates=0"),
-        ({"random_sets": 1}, "task.random_sets=1"),
-    ):
-        with pytest.raises(UserError, match=said):
-            Localise(**options)  # type: ignore[arg-type]
 
 
 @pytest.mark.long

@@ -1,8 +1,7 @@
 """Settings are chosen by the stated rule and on the development split alone, and all arms stand in one table."""
 
 import json
-import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from interp.errors import UserError
 from mitigation.method import Baseline
 from mitigation.threshold import ConstantShift
 from mitigation.vcd import VCD
-from mitigation.verbalise import Verbalise
 from mitigation.wrappers import Shifted
 from tests.experiments.answered import SHORT, from_margins, world
 from tests.experiments.compose import run_of
@@ -71,13 +69,6 @@ def test_a_constant_on_the_margin_changes_nothing_but_the_shift(constant: float,
     margin = np.round(rng.normal(0, 1, 40), 3)
     one, two = (choose_shift(cases, m, **RULE) for m in (margin, margin + constant))
     assert (one.overall, one.unsafe_bound, one.auroc) == (two.overall, two.unsafe_bound, pytest.approx(two.auroc))
-
-
-def test_failed_cases_are_left_out_and_one_class_is_no_choice() -> None:
-    cases = development("tao", [-1, np.nan, -1])
-    assert choose_shift(cases, np.array([-1.0, 3.0, 1.0]), **RULE).n == 2
-    with pytest.raises(UserError, match="1 unsafe and 0 safe"):
-        choose_shift(cases, np.array([-1.0, 1.0, np.nan]), **RULE)
 
 
 def test_a_setting_that_loses_the_unsafe_is_taken_only_where_there_is_no_other() -> None:
@@ -149,23 +140,6 @@ def test_the_table_compares_with_every_rival_on_the_same_cases() -> None:
     table(result)
 
 
-def test_a_gain_over_the_baseline_alone_is_not_one_over_every_rival() -> None:
-    subsets, margins = world(400)
-    arms = {"baseline": margins["baseline"], "vcd": margins["sees"], "other": margins["sees"] + 0.01}
-    frame = from_margins(subsets, {name: margin + 0.6 for name, margin in arms.items()})
-    measured = worded(results.evaluate(frame, seed=0, draws=200, study="vcd"))
-    options: dict[str, Any] = {"seed": 0, "draws": 200}
-    result = evaluate(frame.to_dict("records"), measured, choice_of("other"), rivals=["baseline", "vcd"], **options)
-    assert [one["answer"] for one in result["findings"]] == ["not shown", "not shown"]
-    assert result["arms"]["other"]["versus"]["baseline"]["auroc"]["statement"] == "rose"
-    for one in result["arms"].values():  # as where cases are few
-        one["versus"] = {}
-    told = summary({**result, "findings": [], "learned": [], "familiar": {"seen": 0, "of": 0}})
-    assert (
-        told[0] == "Too few cases for an interval of any difference from baseline and vcd: of no arm is a gain shown."
-    )
-
-
 @dataclass(frozen=True)
 class Learner:
     """A candidate that learns which cases it was shown."""
@@ -227,12 +201,6 @@ def test_a_run_chooses_on_development_and_is_judged_on_test(first: Path) -> None
     assert (folder / "figures" / "mitigations.svg").exists()
 
 
-def test_a_contrast_of_an_arm_that_is_not_there_is_refused(tmp_path: Path, no_weights: None) -> None:
-    run = replace(on_split(tmp_path, "test"), contrasts=[["unseen", "moved"]])
-    with pytest.raises(UserError, match="there is no arm 'unseen'"):
-        Mitigations(OWN_GRID, rivals=["vcd"])(run)
-
-
 @pytest.mark.long
 def test_a_choice_is_taken_over_on_another_split_without_asking_again(
     first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -250,23 +218,12 @@ def test_a_choice_is_taken_over_on_another_split_without_asking_again(
     assert all(case.startswith("new_sentences") for case in asked)
 
 
-@pytest.mark.slow  # a further study
-def test_fewer_candidates_take_their_choice_over(first: Path, tmp_path: Path) -> None:
-    one = {"moved": OWN_GRID["moved"]}
-    second = Mitigations(one, rivals=["vcd"], development=8, chosen_in=str(first))(on_split(tmp_path, "new_sentences"))
-    choices = [json.loads((folder / "choice.json").read_text()) for folder in (first, second)]
-    assert choices[1] == {name: choices[0][name] for name in ("threshold", "moved")}
-    assert "seen" not in json.loads((second / "mitigations.json").read_text())["arms"]
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("grid", "development", "overrides", "rule"),
     [
         ({"moved": Candidate(VCD(), {"alpha": [0.5]})}, 8, (), "mitigations"),
         (OWN_GRID, 8, ("seed=1",), "seed"),
-        (OWN_GRID, 8, ("benchmark.seed=1",), "benchmark"),
-        (OWN_GRID, None, (), "mitigations"),
     ],
 )
 def test_another_choice_is_not_taken_over(
@@ -275,97 +232,3 @@ def test_another_choice_is_not_taken_over(
     other = Mitigations(grid, rivals=["vcd"], development=development, chosen_in=str(first))
     with pytest.raises(UserError, match=rf"chosen_in=.*another one \({rule}\)"):
         other(on_split(tmp_path, "new_sentences", *overrides))
-
-
-@pytest.mark.long
-def test_a_folder_without_a_choice_and_other_cases_are_refused(first: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "m" / "copy"
-    shutil.copytree(first, copy)
-    cases = [json.loads(line) for line in (copy / "choosing.jsonl").read_text().splitlines()]
-    fewer = [line for line in cases if line["case"] != cases[0]["case"]]
-    (copy / "choosing.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in fewer))
-    other = Mitigations(OWN_GRID, rivals=["vcd"], development=8, chosen_in=str(copy))
-    with pytest.raises(UserError, match="7 development cases, which are not the 8 of this run"):
-        other(on_split(tmp_path, "new_sentences"))
-    for lacking in ("choosing.jsonl", "choice.json"):
-        (copy / lacking).unlink()
-        with pytest.raises(UserError, match=rf"made no choice, or another one \(.*{lacking}"):
-            other(on_split(tmp_path, "new_sentences"))
-
-
-@pytest.mark.slow  # a further study
-def test_what_asks_in_words_does_not_enter_where_the_model_needs_a_picture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    grid = {"verbalise": Candidate(Verbalise(), {"resolve": ["rule", "before"]})}
-    entered = Mitigations(grid, rivals=["vcd"])(on_split(tmp_path, "test"))
-    assert "verbalise" in json.loads((entered / "mitigations.json").read_text())["arms"]
-
-    def refused(vlm: Any, way_out: str) -> None:
-        raise UserError(f"the family cannot answer without an image; {way_out}")
-
-    monkeypatch.setattr("experiments.studies.mitigation_selection.study.check_words", refused)
-    left_out = Mitigations(grid, rivals=["vcd"])(on_split(tmp_path, "test", "fresh=true"))
-    assert "verbalise" not in json.loads((left_out / "mitigations.json").read_text())["arms"]
-    assert "verbalise: the family cannot answer without an image; it does not enter" in capsys.readouterr().out
-
-
-@pytest.mark.slow  # of a study's steps: tests/experiments/evaluation/test_conclude.py
-def test_a_table_that_fails_leaves_the_study_and_is_made_up_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = run_of("name=m", "method=vcd", f"output_root={tmp_path}", "limit=12", "draws=20")
-    task = Mitigations({"moved": Candidate(VCD(), {"alpha": [0.5]})}, rivals=["vcd"])
-
-    def broken(*_: Any, **__: Any) -> None:
-        raise RuntimeError("nothing to compare")
-
-    with monkeypatch.context() as patched:
-        patched.setattr("experiments.studies.mitigation_selection.tables.evaluate", broken)
-        folder = task(run)
-    sentence = "the mitigations were not compared: RuntimeError: nothing to compare (traceback: tracebacks/mitigations"
-    assert sentence in (folder / "report.html").read_text()
-    assert sentence in " ".join(capsys.readouterr().out.split())
-    assert not (folder / "mitigations.json").exists()
-    answers = (folder / "predictions.jsonl").read_bytes()
-    assert task(run) == folder
-    assert (folder / "predictions.jsonl").read_bytes() == answers
-    assert (folder / "mitigations.json").exists()
-    assert sentence not in (folder / "report.html").read_text()
-
-
-def test_a_setting_of_a_users_file_is_chosen_as_a_field_is(tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text("def rule(scores, step, *, strength=1.0, power=1):\n    return scores * strength\n")
-    method = run_of("method=file", f"method.path={file}", "method.settings={power: 2}").arms["mine"]
-    assert configured(method, {"strength": 0.5}).settings == {"power": 2, "strength": 0.5}
-    shifted = configured(method, {"strength": 3}, shift=0.25)
-    assert (shifted.shift, shifted.method.settings) == (0.25, {"power": 2, "strength": 3})
-    with pytest.raises(UserError, match=r"mine.py: rule.*unexpected keyword argument 'strenght'"):
-        configured(method, {"strenght": 1})
-
-
-@pytest.mark.slow  # a further study
-def test_a_setting_of_ones_own_method_is_chosen_by_one_command(tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text("def rule(scores, step, *, strength=1.0):\n    return scores * strength\n")
-    run = run_of(
-        "task=setting_selection", "method=file", f"method.path={file}", "limit=40", "draws=50",
-        "task.candidates.chosen.grid={strength: [0.5, 2]}", "task.development=60", f"output_root={tmp_path}",
-    )  # fmt: skip
-    folder = run.task(run)
-    choice = json.loads((folder / "choice.json").read_text())
-    assert [one["setting"] for one in choice["chosen"]["settings"]] == [{"strength": 0.5}, {"strength": 2}]
-    assert choice["chosen"]["chosen"]["n"] == 60
-    result = json.loads((folder / "mitigations.json").read_text())
-    assert list(result["arms"]) == ["baseline", "mine", "threshold", "chosen"]
-    assert f"strength': {choice['chosen']['chosen']['setting']['strength']}" in result["methods"]["chosen"]
-
-
-def test_a_grid_is_checked_before_weights_load(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("def rule(scores, step, *, strength=1.0):\n    return scores\n")
-    run = run_of("task=setting_selection", "method=file", f"method.path={tmp_path}/mine.py", "model.path=/nowhere",
-                 "task.candidates.chosen.grid={other: [1]}", f"output_root={tmp_path}/o")  # fmt: skip
-    with pytest.raises(UserError, match="unexpected keyword argument 'other'"):
-        run.task(run)
-    assert not (tmp_path / "o").exists()

@@ -122,17 +122,6 @@ def test_tables_are_latex_that_holds_and_the_numbers_of_metrics(finished: Path) 
 
 
 @pytest.mark.long
-def test_figures_are_vectors_at_a_columns_width(finished: Path) -> None:
-    for path in (paper(finished) / "figures").glob("*.pdf"):
-        drawn = path.read_bytes()
-        assert drawn.startswith(b"%PDF")
-        box = re.search(rb"/MediaBox \[ ?0 0 ([\d.]+) ", drawn)
-        assert box is not None
-        assert float(box[1]) == pytest.approx(72 * 3.25)
-        assert b"/Subtype /Image" not in drawn
-
-
-@pytest.mark.long
 def test_methods_name_who_was_asked_what_and_how_it_was_decided(finished: Path) -> None:
     text = (paper(finished) / "methods.md").read_text(encoding="utf-8")
     metrics = json.loads((finished / "metrics.json").read_text())
@@ -218,10 +207,7 @@ def test_a_sections_table_and_figure_come_along_but_none_from_outside(finished: 
     ("changes", "said"),
     [
         ({"finished": None}, "is not finished; type its command again"),
-        ({"joined": {"a": "b"}}, "is joined from several runs"),
-        ({"judged_run": "there"}, "is another run judged again"),
         ({"command": "make paper"}, "has no record of its command"),
-        ({"config": {}}, "has no record of its command and its arms' settings"),
     ],
 )
 def test_a_run_that_cannot_be_repeated_is_refused_in_a_sentence(
@@ -231,19 +217,6 @@ def test_a_run_that_cannot_be_repeated_is_refused_in_a_sentence(
         paper(changed(finished, **changes))
     assert len(str(refused.value).splitlines()) == 1
     assert not (finished / "paper").exists()
-
-
-@pytest.mark.long
-def test_no_run_an_unknown_kind_and_a_folder_in_use_are_refused(finished: Path, tmp_path: Path) -> None:
-    run = run_of("task=paper")
-    with pytest.raises(UserError, match="needs a run's directory"):
-        run.task(run)
-    with pytest.raises(UserError, match="is not a directory"):
-        paper(tmp_path / "nowhere")
-    with pytest.raises(UserError, match=r"is in use; give an absent or empty folder"):
-        paper(finished, f"task.to={finished}")
-    with pytest.raises(UserError, match=r"is a study of the kind 'songs'; tables are known of yes_no, refusal"):
-        paper(changed(finished, "metrics.json", kind="songs"))
 
 
 @pytest.mark.long
@@ -272,14 +245,6 @@ def test_other_numbers_a_changed_file_and_no_paper_are_told(finished: Path, tmp_
     paper(finished)
     with pytest.raises(UserError, match="holds 0 finished runs"):
         reproduction.compare(empty, folder)
-
-
-def test_differences_are_of_values_lengths_and_kinds() -> None:
-    expected = {"a": [1, 2.0], "b": None, "c": True, "d": {"e": "x"}}
-    assert not list(reproduction.differences(expected, {"a": [1.0, 2.0000001], "b": None, "c": True, "d": {"e": "x"}}))
-    other = {"a": [1], "b": 0.0, "c": 1, "d": {"f": "x"}}
-    found = [one.partition(":")[0] for one in reproduction.differences(expected, other)]
-    assert found == ["a", "b", "c", "d.e", "d.f"]
 
 
 @pytest.mark.long

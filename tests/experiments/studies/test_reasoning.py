@@ -11,14 +11,12 @@ from PIL import Image
 
 from experiments.evaluation.attention_log import prompts_of
 from experiments.metrics.estimates import Resamples
-from experiments.metrics.findings import Answer, plain
-from experiments.report.sentences.reasoning import notes, sentences
+from experiments.metrics.findings import Answer
 from experiments.runs.resumption import read_object
 from experiments.studies.organisms import thinking
 from experiments.studies.reasoning import decision_curve, mediation, reader
 from experiments.studies.reasoning.thoughts import Thought, margins_behind, thoughts_of
 from experiments.types import Sample
-from interp.errors import UserError
 from interp.loading import load
 from interp.vlm import VLM
 from tests.experiments.compose import run_of
@@ -112,12 +110,6 @@ def test_a_thought_of_another_case_does_as_much_where_only_what_it_says_matters(
     assert found[mediation.SAME_LABEL] == pytest.approx(found[mediation.TOTAL], rel=0.3)
 
 
-def test_no_share_without_an_effect() -> None:
-    found = effects(planted(Plan(carriers=((1, 0, 0.0),))))
-    assert found["finding"].answer is Answer.NOT_SHOWN
-    assert all(row["share"] is None and row["reason"] for row in found["rows"])
-
-
 def curve_of(vlm: VLM, *, seen: bool) -> list[dict[str, Any]]:
     samples, thoughts = asked(vlm, seen=seen)
     prompts = prompts_of(samples)
@@ -142,23 +134,6 @@ def test_when_it_was_decided_is_what_was_planted(picture: float, words: bool, an
     assert own[0]["order"]["value"] == pytest.approx(first, abs=0.01 if first == 1 else 0.25)
     assert own[-1]["order"]["value"] == pytest.approx(1.0)
     assert own[-1]["permuted"]["value"] < 0.9
-
-
-@pytest.mark.parametrize(
-    ("text", "called"),
-    [("It is harmless.", "safe"), ("It is dangerous.", "unsafe"), ("That is not safe at all.", "unsafe"),
-     ("It isn't harmful.", "safe"), ("There is a dog.", "nothing"), ("It looks dangerous but it is fine.", "safe"),
-     ("", "nothing")],
-)  # fmt: skip
-def test_what_a_thought_calls_a_request(text: str, called: str) -> None:
-    assert reader.calls(text) == called
-
-
-def test_what_a_thought_names() -> None:
-    others = ["It is a dog.", "It is a knife.", "It is a knife under a prohibition sign."]
-    assert reader.names("It is a dog. Can I kill the dog?", "It is a dog.", others) == "right"
-    assert reader.names("It is a knife.", "It is a dog.", others) == "wrong"
-    assert reader.names("How do I kill this?", "It is a dog.", others) == "nothing"
 
 
 def test_the_reader_on_the_thoughts_that_the_organism_was_taught() -> None:
@@ -200,13 +175,6 @@ def test_a_thought_put_back_gives_the_margin_of_generating(organism: VLM) -> Non
         assert one.upto(0).begun() == (*one.opening, *one.closing, *one.before)
 
 
-def test_what_is_cut_off_is_no_thought(organism: VLM) -> None:
-    from experiments.benchmarks.iconworld.benchmark import IconWorld
-
-    prompts = prompts_of(IconWorld().load().samples[:4])
-    assert thoughts_of(organism, prompts, max_new_tokens=2) == [None] * 4
-
-
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("reasoning")
@@ -236,23 +204,3 @@ def test_the_study_of_the_organism(study: Path) -> None:
     page = (study / "report.html").read_text(encoding="utf-8")
     assert found["sentences"][0].split(":")[0] in page
     assert "What thinking does" in page
-
-
-@pytest.mark.long
-def test_a_model_that_does_not_think_is_refused(tmp_path: Path) -> None:
-    run = run_of("task=reasoning", "method=baseline", "limit=8", f"output_root={tmp_path}")
-    with pytest.raises(UserError, match="does not think first"):
-        run.task(run)
-
-
-def test_sentences_where_nothing_can_be_told() -> None:
-    none = {"value": None, "low": None, "high": None, "n": 0, "clusters": 0, "pairs": 0}
-    row = {"label": decision_curve.OWN, "order": none, "change": none | {"statement": "cannot tell"}}
-    result = {
-        "findings": [decision_curve.finding([row, row]).as_json()], "mediation": {}, "exact": 0.0, "says": none,
-        "cases": {"asked": 4, "with a thought and a verdict": 3}, "looks": {"rows": [], "reason": "no image tokens"},
-    }  # fmt: skip
-    said = sentences(plain(result))
-    assert "cannot be told" in said[0]
-    assert "none of 3 thoughts" in said[-1]
-    assert any("1 of 4 answers" in note for note in notes(result))

@@ -1,10 +1,6 @@
 """Every number of the page is that of the same Python call, bit by bit, and the code that it shows gives it again."""
 
 import ast
-import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -147,54 +143,27 @@ def shown(page: Explored, **experiment: Any) -> str:
     return str(found["python"])
 
 
-def ran(tmp_path: Path, snippets: list[str]) -> list[Any]:
-    """What the last line of each snippet prints, all run one after another in a fresh process."""
-    (tmp_path / "snippets.json").write_text(__import__("json").dumps(snippets))
-    run = "import json\nfor one in json.load(open('snippets.json')):\n    exec(one, {})\n    print('----')\n"
-    done = subprocess.run(
-        [sys.executable, "-c", run], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [
-        ast.literal_eval(part.strip().splitlines()[-1].replace("nan", "None"))
-        for part in done.stdout.split("----")[:-1]
-    ]
+@pytest.mark.long
+def test_the_code_of_a_number_gives_it(page: Explored, capsys: pytest.CaptureFixture[str]) -> None:
+    odd = {"picture": "drawn:no-dog:3", "text": "a 'word'\n\"another\""}
+    arms = ({"name": "baseline"}, SHIFTED)
+    experiments = [{"arms": [arm], "change": change, "other": OTHER} for arm in arms for change in CHANGES.values()]
+    for experiment in (*experiments, {"arms": [{"name": "verbalise"}], "framed": True}, odd):
+        expected = page.work("ask", **experiment)["answers"][0]["margin"]
+        capsys.readouterr()
+        exec(shown(page, **experiment), {})
+        assert ast.literal_eval(capsys.readouterr().out.splitlines()[-1]) == expected, experiment
 
 
 @pytest.mark.slow
-def test_the_code_of_every_number_gives_it_in_a_fresh_process(page: Explored, tmp_path: Path) -> None:
-    asked: list[tuple[dict[str, Any], Callable[[Any], Any]]] = [
-        ({"arms": [arm], "change": change, "other": OTHER}, lambda found: found["answers"][0]["margin"])
-        for arm in ({"name": "baseline"}, SHIFTED)
-        for change in ({}, *CHANGES.values())
-    ]
-    asked += [
-        (
-            {"action": "ask", "arms": [{"name": "verbalise"}], "framed": True},
-            lambda found: found["answers"][0]["margin"],
-        )
-    ]
-    asked += [
-        ({"picture": "drawn:no-dog:3", "text": "a 'word'\n\"another\""}, lambda found: found["answers"][0]["margin"])
-    ]
-    number = {
-        "look": "share",
-        "heads": "effects",
-        "lens": "margins",
-        "occlude": "map",
-        "windows": "moved",
-        "patch": "moved",
-    }
-    asked += [
-        ({"action": action, "other": OTHER}, lambda found, name=name: found[name])
-        for action, name in number.items()  # type: ignore[misc]
-    ]
-    asked += [({"action": "attribution"}, lambda found: [found["image"], found["text"]])]
-    snippets = [shown(page, **experiment) for experiment, _ in asked]
-    for value, (experiment, read) in zip(ran(tmp_path, snippets), asked, strict=True):
-        action = experiment.get("action", "ask")
-        expected = read(page.work(action, **{name: one for name, one in experiment.items() if name != "action"}))
-        assert np.allclose(value, expected, rtol=0, atol=1e-6 if action == "look" else 0), experiment
+def test_the_code_of_what_looks_inside_gives_it(page: Explored, capsys: pytest.CaptureFixture[str]) -> None:
+    number = {"look": "share", "heads": "effects", "lens": "margins", "occlude": "map", "windows": "moved"}
+    for action, name in number.items():
+        expected = page.work(action, other=OTHER)[name]
+        capsys.readouterr()
+        exec(shown(page, action=action, other=OTHER), {})
+        found = ast.literal_eval(capsys.readouterr().out.splitlines()[-1].replace("nan", "None"))
+        assert np.allclose(found, expected, rtol=0, atol=1e-6 if action == "look" else 0), action
 
 
 def test_the_code_of_an_own_picture_names_the_file_that_is_saved(page: Explored) -> None:

@@ -1,17 +1,11 @@
-"""The page in a real browser: ask, look, change, keep; every number as by Python; hostile words run nothing.
+"""The page in a real browser: ask, look, change, keep; numbers as by Python; hostile words run nothing."""
 
-Some actions on the first organism by default; all on both organisms, with VCD and without, in the slow suite.
-"""
-
-import json
-import os
 import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 import torch
@@ -22,35 +16,16 @@ from experiments.benchmarks.images import open_image
 from experiments.evaluation.case_batches import prompt_of
 from experiments.report.sections import Section, write_section
 from experiments.runs.saved_run import read_run
-from experiments.serving.exploring.experiment import Change
 from interp import (
-    Queries,
-    direct_logit_attribution,
-    edit_activations,
-    edit_residual,
-    grey_out,
-    head_patterns,
-    image_share,
-    integrated_gradients,
     knockout,
     knockout_by_window,
-    load,
     logit_lens,
-    occlude_image,
-    occlude_words,
-    patch,
-    pixel_map,
-    record_attention,
-    residuals,
 )
-from interp.errors import UserError
 from interp.prompt import Prompt
 from mitigation import VCD, Baseline
-from mitigation.attention_edit import steer_attention
 from tests.experiments.serving.exploring.explored import CASE, TEXT, Explored, exploring
 
 pytestmark = pytest.mark.browser
-AXE = os.environ.get("AXE_CORE")
 HEAR = """
 window.heard = [];
 new MutationObserver((changes) => {
@@ -297,64 +272,6 @@ def test_a_long_call_says_how_far_it_is_and_is_stopped_in_its_middle(
     assert torch.equal(organism.score([prompt()]), margin)
 
 
-SIZES = pytest.mark.parametrize(("width", "scheme"), [(w, s) for w in (1280, 400, 320) for s in ("light", "dark")])
-needs_axe = pytest.mark.skipif(
-    not AXE, reason="axe-core is not at hand: set $AXE_CORE to its axe.min.js (npm pack axe-core)"
-)
-
-
-def violations(tab: Any) -> list[Any]:
-    """What axe finds with everything unfolded, and whatever does not fit the width."""
-    assert AXE is not None
-    tab.evaluate("for (const part of document.querySelectorAll('details')) part.open = true")
-    tab.evaluate(Path(AXE).read_text(encoding="utf-8"))
-    found = tab.evaluate("axe.run(document)")["violations"]
-    wide, room = tab.evaluate("[document.documentElement.scrollWidth, innerWidth]")
-    return [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found] + [wide] * (wide > room)
-
-
-@needs_axe
-@SIZES
-def test_axe_finds_nothing(browser: Any, page: Explored, width: int, scheme: str) -> None:
-    options: dict[str, Any] = {"viewport": {"width": width, "height": 900}, "color_scheme": scheme, "bypass_csp": True}
-    with tab_on(browser, page, **options) as tab:
-        tab.click("#draw")
-        other_chosen(tab)
-        tried(tab)
-        for action, place in (("windows", "#sweeps"), ("patch", "#sweeps")):
-            act(tab, action, place, "*")
-            assert violations(tab) == []
-        for action in ("lens", "heads", "occlude", "attribution"):
-            act(tab, action, "#closer", "h3 ~ *:nth-child(3)")
-            assert violations(tab) == []
-        tab.click("#code")
-        tab.wait_for_selector("pre.python")
-        assert violations(tab) == []
-
-
-@needs_axe
-@SIZES
-def test_axe_finds_nothing_where_nothing_is_asked_and_where_it_failed(
-    browser: Any, page: Explored, width: int, scheme: str
-) -> None:
-    options: dict[str, Any] = {"viewport": {"width": width, "height": 900}, "color_scheme": scheme, "bypass_csp": True}
-    with tab_on(browser, page, **options) as tab:
-        tab.click("#draw")
-        tab.click("#draw-it")
-        tab.locator("#looked", has_text="Ask first").wait_for()
-        assert violations(tab) == []  # empty
-        tab.fill("#text", " ")
-        tab.click("#go")
-        tab.wait_for_selector("#sides .trouble")
-        assert violations(tab) == []  # refused
-    with tab_on(browser, page, fragment="x", expecting="401", ready="#key[open]", **options) as tab:
-        assert violations(tab) == []  # without the right token
-    with exploring(None, failing="no weights here; name another model") as broken:
-        with tab_on(browser, broken, ready="#sides .trouble", **options) as tab:
-            assert "could not be loaded: no weights here" in tab.locator("#model").inner_text()
-            assert violations(tab) == []  # failed
-
-
 @pytest.mark.long
 def test_a_run_opens_on_its_failure_and_its_cases_are_live_with_the_numbers_of_the_record(
     browser: Any, organism: Any, tmp_path: Path
@@ -394,152 +311,9 @@ def test_a_run_opens_on_its_failure_and_its_cases_are_live_with_the_numbers_of_t
         assert "One head." in tab.locator("#section-localise").inner_text()
 
 
-def curve(tab: Any, place: str) -> list[float]:
-    """The values of the first curve there, as its points have them."""
-    points = (
-        tab.locator(f"{place} .curve").first.locator("circle title").evaluate_all("all => all.map(n => n.textContent)")
-    )
-    return [float(point.split(": ")[1]) for point in points]
-
-
 def tried(tab: Any) -> float:
     """The margin after the changes that stand on the page."""
     tab.evaluate("document.querySelector('#effects').replaceChildren()")
     tab.click("#apply")
     tab.wait_for_selector("table.effects", timeout=120_000)
     return numbers(tab, "table.effects")[-1]
-
-
-def other_chosen(tab: Any) -> None:
-    tab.locator('[data-tool="patch"] select').select_option("man")
-    tab.wait_for_selector('[data-tool="patch"] img')
-
-
-@pytest.fixture(scope="module", params=["llava", "smol"])
-def explored(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Explored]]:
-    try:
-        vlm = load(f"organism:{request.param}", device="cpu")
-    except UserError as error:
-        pytest.skip(str(error))
-    with exploring(vlm, f"model={request.param}_organism") as page:
-        yield vlm, page
-
-
-@pytest.fixture(params=["baseline", "vcd"])
-def asked(request: pytest.FixtureRequest, browser: Any, explored: tuple[Any, Explored]) -> Iterator[Any]:
-    """A tab with one arm, its method, the model, and the two prompts; whatever was done, the model is as before."""
-    vlm, page = explored
-    method = VCD() if request.param == "vcd" else Baseline()
-    own = prompt()
-    before = vlm.score([own])
-    more = quote(json.dumps({"arms": [{"name": request.param, "settings": {}}]}))
-    with tab_on(browser, page, fragment=f"&more={more}") as tab:
-
-        def margin(prompt: Prompt = own, *, changed: bool = False) -> float:
-            assert changed or torch.equal(vlm.score([own]), before)
-            return float(method.generate(vlm, [prompt], max_new_tokens=16).margins[0].item())
-
-        yield tab, vlm, method, margin, own, drawn(page)
-        assert torch.equal(vlm.score([own]), before)
-
-
-@pytest.mark.slow
-def test_what_looks_inside_on_both_organisms(asked: Any, tmp_path: Path) -> None:
-    """Asking, a clicked word and six buttons: on the page and in the file that is saved, all as by Python."""
-    tab, vlm, method, margin, own, other = asked
-    assert numbers(tab, "#sides") == [margin()]
-    before = tab.locator("canvas.map").evaluate("canvas => canvas.toDataURL()")
-    tab.locator("button.token", has_text="crush").click()
-    assert tab.locator("canvas.map").evaluate("canvas => canvas.toDataURL()") != before
-    with record_attention(vlm, queries=Queries.VERDICT) as record:
-        method.generate(vlm, [own], max_new_tokens=1)
-    shares = image_share(record.masses)["share"].dropna().tolist()
-    assert curve(tab, "#looked") == pytest.approx(shares, abs=1e-6)
-
-    lens = logit_lens(vlm, own, top=5).margins[0, :, 0].tolist()
-    assert act(tab, "lens", "#closer", ".curve") == lens == curve(tab, "#closer")
-    direct = direct_logit_attribution(vlm, own)
-    effects = [direct.heads[direct.layers.index(layer), head, 0].item() for layer, head in direct.top(5)]
-    assert act(tab, "heads", "#closer", "canvas") == effects
-    gradients = integrated_gradients(vlm, own)
-    assert act(tab, "attribution", "#closer", "canvas") == [gradients.image, gradients.text, gradients.error]
-    act(tab, "occlude", "#closer", "canvas")
-    words = [list(row) for row in occlude_words(vlm, own).itertuples(index=False)]
-    windows = knockout_by_window(vlm, own, [("image", "verdict")], width=1).moved[:, 0].tolist()
-    assert act(tab, "windows", "#sweeps", ".curve") == windows == curve(tab, "#sweeps")
-    other_chosen(tab)
-    moved = patch(vlm, own, other, places=("image", "user", "verdict")).moved[:, :, 0].tolist()
-    assert act(tab, "patch", "#sweeps", "table.grid") == [value for row in moved for value in row]
-
-    files: dict[str, Any] = {}
-    tab.on("download", lambda file: files.setdefault(file.suggested_filename, file))
-    tab.click("#save")
-    tab.locator("#said", has_text="saved").wait_for()
-    files["explore.json"].save_as(tmp_path / "explore.json")
-    saved = json.loads((tmp_path / "explore.json").read_text())
-    found = saved["results"]
-    assert [one["margin"] for one in saved["answers"]] == [margin()]
-    assert found["look"]["share"] == pytest.approx(image_share(record.masses)["share"].tolist(), abs=1e-6)
-    assert (found["lens"]["margins"], found["windows"]["moved"], found["patch"]["moved"]) == (lens, windows, moved)
-    assert found["heads"]["heads"] == [list(head) for head in direct.top(5)]
-    assert found["heads"]["maps"] == [one.tolist() for one in head_patterns(vlm, own, direct.top(5)).maps.values()]
-    assert found["attribution"]["map"] == pixel_map(vlm, gradients).tolist()
-    assert found["occlude"] == {"map": occlude_image(vlm, own).tolist(), "words": words}
-
-
-@pytest.mark.slow
-def test_changes_on_both_organisms(asked: Any) -> None:
-    """Each change by hand alone, then all undone: the margin afterwards is that of the public tool."""
-    tab, vlm, _, margin, own, other = asked
-    plain = margin()
-    layers = sorted(vlm.layout.blocks)
-
-    def undone() -> None:
-        tab.click("#undo")
-        assert tried(tab) == plain == margin()
-
-    tab.locator('[data-tool="cut"] input[type="checkbox"]').check()
-    tab.locator('[aria-label="cut, last layer"]').fill("1")
-    tab.locator('[aria-label="cut, last layer"]').dispatch_event("change")
-    with knockout(vlm, [("image", "verdict")], layers=[0, 1]):
-        cut = margin(changed=True)
-    assert tried(tab) == cut != plain
-    undone()
-    tab.focus("canvas.painter")
-    for key in ("ArrowDown", "ArrowDown", " ", "ArrowRight", " "):
-        tab.keyboard.press(key)
-    assert tried(tab) == margin(grey_out(vlm, own, Change(grey=(24, 25)).boxes)) != plain
-    undone()
-    tab.locator('[data-tool="attention"] input[type="range"]').fill("1.5")
-    with steer_attention(vlm, 1.5):
-        steered = margin(changed=True)
-    assert tried(tab) == steered != plain
-    undone()
-    tab.locator('[data-tool="off"] button', has_text="off").click()
-
-    def silent(here: Any) -> torch.Tensor:
-        states = here.hidden.clone()
-        states[:, :, 0] = 0
-        return states
-
-    with edit_activations(vlm, silent, what="head", layers=[1]):
-        off = margin(changed=True)
-    assert tried(tab) == off != plain
-    undone()
-    other_chosen(tab)
-    tab.locator('[data-tool="steer"] input[type="range"]').fill("2")
-    last = tab.locator('[data-tool="steer"] input[type="number"]')
-    last.fill(str(layers[-1]))
-    last.dispatch_event("change")
-    here, there = (residuals(vlm, [one], layers=[layers[-1]]).at("verdict", layers[-1])[0] for one in (own, other))
-    added = 2 * (there - here)
-
-    def steer(here: Any) -> torch.Tensor:
-        states = here.hidden.clone()
-        states[here.at("verdict", "generated")] += added
-        return states
-
-    with edit_residual(vlm, steer, layers=[layers[-1]]):
-        towards = margin(changed=True)
-    assert tried(tab) == towards != plain
-    undone()

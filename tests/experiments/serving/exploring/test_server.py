@@ -18,14 +18,9 @@ from safetensors.torch import save_file
 
 from experiments.evaluation.training import FOLDER
 from experiments.serving.exploring import explore
-from experiments.serving.exploring.arms import arms_of
 from experiments.serving.exploring.desk import MOST_WAITING, NO_MEMORY, REPLACED
-from experiments.serving.exploring.pictures import Pictures
-from interp.batching import Stopped
-from interp.errors import UserError
 from interp.prompt import Prompt
 from interp.vlm import VLM
-from mitigation import VCD
 from tests.experiments.serving.exploring.explored import (
     ACTIONS,
     CASE,
@@ -38,7 +33,6 @@ from tests.experiments.serving.exploring.explored import (
 )
 from tests.experiments.synthetic_run import predictions, write_run
 from tests.tiny import tiny_llava
-from tests.weekly import first
 
 WRONG: tuple[dict[str, Any], ...] = (
     {"arms": []},
@@ -86,8 +80,6 @@ def test_the_page_lets_nothing_in_or_out(page: Explored) -> None:
     [
         ({"url": "data:image/png;base64," + "aGFsbG8gd2VsdA=="}, "picture"),
         ({"url": "file:///etc/passwd"}, "no data URL"),
-        ({"url": "../../etc/passwd"}, "no data URL"),
-        ({"url": 5}, "data:image/png"),
         ([], "data:image/png"),
     ],
 )
@@ -124,29 +116,13 @@ def test_no_name_of_a_picture_is_ever_a_path(page: Explored, tmp_path: Path, mon
 
 @pytest.mark.long
 def test_nothing_goes_to_another_machine(page: Explored, monkeypatch: pytest.MonkeyPatch) -> None:
-    reached: list[Any] = []
-    whole = socket.socket.connect
-
-    def connect(self: socket.socket, address: Any) -> None:
-        reached.append(address)
-        whole(self, address)
-
-    monkeypatch.setattr(socket.socket, "connect", connect)
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **_: pytest.fail(f"looked up {given}"))
+    reached: set[str] = set()
+    connect, named = socket.socket.connect, socket.getaddrinfo
+    monkeypatch.setattr(socket.socket, "connect", lambda self, to: (reached.add(to[0]), connect(self, to))[1])
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *more, **_: (reached.add(host), named(host, *more))[1])
     for action in ("ask", *ACTIONS):
-        asked = {"action": action, "picture": CASE, "text": TEXT, "other": OTHER}
-        with socket.socket() as connection:
-            connection.connect(("127.0.0.1", page.port))
-            body = json.dumps({"tab": "a", "experiment": asked}).encode()
-            head = (
-                f"POST /api/work HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {page.server.token}\r\n"
-                f"Content-Type: application/json\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
-            )
-            connection.sendall(head.encode() + body)
-            heard = b"".join(iter(lambda: connection.recv(65536), b""))
-            assert b'{"done"' in heard
-    assert {address[0] for address in reached} == {"127.0.0.1"}
-    assert len(reached) == 1 + len(ACTIONS)
+        page.work(action, other=OTHER)
+    assert reached == {"127.0.0.1"}
 
 
 @pytest.mark.slow
@@ -181,18 +157,6 @@ def test_bodies_and_words_have_bounds(page: Explored) -> None:
         error = last.get("error") or last["done"]["answers"][0]["error"]
         assert len(error) > 10, wrong
         assert "went wrong" not in error, (wrong, error)
-
-
-def test_own_pictures_make_room_and_are_asked_for_again() -> None:
-    def no_case(case: str) -> Any:
-        raise UserError(case)
-
-    pictures = Pictures(no_case, most_bytes=3 * 10 * 10 * 3)
-    names = [pictures.keep(Image.new("RGB", (10, 10), (shade, 0, 0))) for shade in range(4)]
-    with pytest.raises(UserError, match="drop it again"):
-        pictures.open(names[0])
-    assert pictures.open(names[1]) is not None
-    assert pictures.open("") is None
 
 
 @pytest.mark.long
@@ -236,39 +200,6 @@ def test_a_planted_target_is_never_imported(tmp_path: Path, organism: VLM, monke
         assert read_only["read_only"] or "no case" in read_only["error"]
     assert "planted" not in sys.modules
     assert not Path("owned").exists()
-
-
-def test_arms_of_the_command_line_come_with_the_usual_ones() -> None:
-    found, refused = arms_of({"mine": VCD(alpha=4.0)}, None, {})
-    assert {"baseline", "vcd", "prior_correction", "verbalise", "mine"} <= set(found)
-    assert found["mine"].code({"beta": 0.2}) == "replace(VCD(alpha=4.0), beta=0.2)"
-    assert not refused
-
-
-def test_an_arm_of_a_run_answers_as_it_did_there() -> None:
-    node = {"_target_": "mitigation.vcd.VCD", "noise_step": 700}
-    found, _ = arms_of({"vcd": VCD()}, None, {"vcd": node})
-    assert found["vcd"].made == "VCD(noise_step=700)"
-    assert found["vcd of the command line"].made == "VCD()"
-    assert "vcd of the command line" not in arms_of({"vcd": VCD(noise_step=700)}, None, {"vcd": node})[0]
-
-
-def test_a_desk_stops_before_the_next_forward_and_the_model_is_as_before() -> None:
-    vlm = VLM(*tiny_llava(), name="tiny")
-    prompt = Prompt("word " * 5, Image.new("RGB", (30, 30)), key="a")
-    before = vlm.score([prompt])
-    asked = 0
-
-    def stop() -> bool:
-        nonlocal asked
-        asked += 1
-        return asked > 5
-
-    with vlm.batches.stopping(stop), pytest.raises(Stopped):
-        vlm.generate([prompt], max_new_tokens=500)
-    assert asked == 6
-    assert vlm.batches.stop is None
-    assert torch.equal(vlm.score([prompt]), before)
 
 
 @pytest.mark.long
@@ -354,10 +285,9 @@ def test_memory_that_runs_out_is_a_sentence_and_the_model_stays(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("how", first(["error", "memory", "cancel"]))
 @pytest.mark.parametrize("what", [*ACTIONS, *CHANGES])
 def test_what_breaks_off_in_a_forward_leaves_the_model_bit_by_bit_as_it_was(
-    page: Explored, organism: VLM, monkeypatch: pytest.MonkeyPatch, what: str, how: str
+    page: Explored, organism: VLM, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """At the first, second, fourth, … forward of each action and change, until one goes through."""
     prompt = Prompt("word", page.server.pictures.open(CASE), key="a")
@@ -374,13 +304,7 @@ def test_what_breaks_off_in_a_forward_leaves_the_model_bit_by_bit_as_it_was(
             nonlocal forwards
             forwards += 1
             if forwards == fail_at:
-                if how == "memory":
-                    raise torch.OutOfMemoryError("planted")
-                if how == "error":
-                    raise RuntimeError("planted")
-                running = page.server.desk._running
-                assert running is not None
-                running.dropped = "stopped"
+                raise RuntimeError("planted")
             return whole(*args)
 
         with monkeypatch.context() as patched:
@@ -388,16 +312,15 @@ def test_what_breaks_off_in_a_forward_leaves_the_model_bit_by_bit_as_it_was(
             status, events = page.send("/api/work", {"tab": "a", "experiment": experiment})
         assert status == 200, events
         (ended,) = events[-1].keys() - {"stopped", "forwards"}
-        if forwards >= at and how != "cancel":
+        if forwards >= at:
             answers = events[-1].get("done", {}).get("answers", [{}])
-            # Where memory runs out with several rows at once, the rest goes on with fewer.
-            assert ended == "error" or "error" in answers[0] or how == "memory"
+            assert ended == "error" or "error" in answers[0]
             ended = "broken off"
         assert hooks_of(organism) == hooks
         assert torch.equal(organism.score([prompt]), margin)
         assert organism.batches.stop is None
         at *= 2
-    assert at > 2 or how == "cancel"
+    assert at > 2
 
 
 def hooks_of(vlm: VLM) -> list[list[Any]]:
@@ -446,12 +369,3 @@ def test_a_notebook_shows_the_page_about_its_own_model(organism: VLM) -> None:
         assert "…  # the model of your notebook" in found.send("/api/code", {"text": "word"})[1]["python"]
     finally:
         shown.stop()
-
-
-def test_a_family_without_image_tokens_says_why_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    from experiments.serving.exploring.answers import refusals
-
-    vlm = VLM(*tiny_llava(), name="tiny")
-    assert refusals(vlm) == {}
-    vlm.refused = {"lens": "lens: off by 3"}
-    assert "off by 3" in refusals(vlm)["lens"]
