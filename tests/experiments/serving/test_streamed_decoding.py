@@ -17,7 +17,7 @@ from mitigation.method import Baseline
 from mitigation.prior_correction import PriorCorrection
 from mitigation.prompting import ContextPrompt, SafetyPrompt
 from mitigation.vcd import VCD
-from mitigation.wrappers import Sampled, Shifted
+from mitigation.wrappers import Sampled, Shifted, unwrapped
 from tests.tiny import picture
 
 TOKENS = 6
