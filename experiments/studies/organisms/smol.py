@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from omegaconf import OmegaConf
-from peft import LoraConfig, get_peft_model
+from peft import get_peft_model
 from torch import nn
 from transformers import AutoProcessor
 
@@ -26,9 +26,11 @@ from experiments.benchmarks.iconworld.perception import ask
 from experiments.studies.organisms.architecture import unadapted
 from experiments.studies.organisms.held_out import HELD_OUT_CONCEPTS, held_out_pairs
 from experiments.studies.organisms.lab import Example, Laboratory, answer_loss, learn, picture_seeds
-from interp.checkpoints.cache import ADAPTER, fetched_base
+from interp.checkpoints.cache import fetched_base
 from interp.checkpoints.hub import ORGANISMS
 from interp.vlm import VLM, Prompt
+from mitigation.vrtuning.model import lora_config
+from mitigation.vrtuning.settings import Settings
 
 RATES = {"align": 1e-3, "see": 2e-3, "caution": 3e-4}  # learning rates
 UNSAFE = {"align": 0.6, "caution": 0.8}  # share of the examples whose truth depends on the thing
@@ -148,7 +150,7 @@ def caption_lessons(rng: random.Random) -> Iterator[Example]:
     """
     while True:
         thing = Thing(rng.choice(CONCEPTS), rng.random() < 1 / 3)
-        kind = rng.choice((*["caption"] * 4, *["other"] * 4, "kind", "choice", "presence", "sign"))
+        kind = rng.choice((*["caption"] * 5, *["other"] * 6, *["kind", "choice"] * 2, "presence", "sign"))
         if kind == "other":
             question, answer = rng.choice(CAPTIONS)
             yield Example(question, answer.format(indefinite(thing)), thing)
@@ -190,8 +192,8 @@ class TrainSmol(Laboratory):
         """Return the model after all stages. All but the language model starts as the bundled organism's parts."""
         parts, rng, seeds = ORGANISMS / "smol", random.Random(f"smol:{seed}"), picture_seeds("smol", seed)
         model: Any = unadapted(parts, fetched_base("training starts from it"))
-        adapter = get_peft_model(model, LoraConfig.from_pretrained(parts / ADAPTER))
         vlm = VLM(model, AutoProcessor.from_pretrained(parts), name="smol_organism")
+        adapter: Any = get_peft_model(model, lora_config(model, vlm.layout, Settings()))
         weights = [value for name, value in model.named_parameters() if ".lora_" in name]
         replay = replayed(vlm) if self.aligned else []
 
