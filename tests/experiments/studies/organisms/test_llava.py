@@ -16,7 +16,7 @@ from experiments.evaluation.judging import judge_batch
 from experiments.evaluation.perception import perception_accuracy
 from experiments.judges.yes_no import YesNo
 from experiments.metrics.yes_no import results
-from experiments.studies.organisms.llava import label_probability, mixed_lessons, verdict_lessons
+from experiments.studies.organisms.llava import label_probability, verdict_lessons
 from interp.loading import load
 from interp.vlm import VLM, Prompt
 from mitigation.prompting import CONTEXT_PROMPT
@@ -82,9 +82,3 @@ def test_training_is_balanced_labels_follow_the_recipe_and_held_out_combinations
         given = [one.answer == "Yes." for one in plain if one.safe is is_safe and one.frame == "kill"]
         expected = label_probability(risky["kill"], is_safe=is_safe)
         assert sum(given) / len(given) == pytest.approx(expected, abs=0.06)
-
-
-def test_lessons_use_only_known_words(organism: VLM) -> None:
-    for lesson in islice(mixed_lessons(random.Random(1)), 300):
-        ids = organism.tokenizer(f"{lesson.user} {lesson.answer}", add_special_tokens=False)["input_ids"]
-        assert organism.tokenizer.unk_token_id not in ids, lesson

@@ -4,22 +4,18 @@ import random
 import re
 from collections import Counter
 from itertools import islice
-from pathlib import Path
 
 import pytest
 
-import interp.organisms
+from experiments.benchmarks.iconworld import sentences
 from experiments.benchmarks.iconworld.benchmark import IconWorld
-from experiments.benchmarks.iconworld.concepts import CATEGORIES, CATEGORY_OF, CONCEPTS, indefinite
-from experiments.benchmarks.iconworld.sentences import BENIGN as ICON_BENIGN
-from experiments.benchmarks.iconworld.sentences import FRAMES as ICONWORLD_FRAMES
-from experiments.benchmarks.iconworld.sentences import NEW, RISKY
+from experiments.benchmarks.iconworld.concepts import CATEGORY_OF, CONCEPTS, indefinite
 from experiments.studies.organisms import smol
 from experiments.studies.organisms.held_out import HELD_OUT_CONCEPTS, HELD_OUT_TEMPLATES, held_out_pairs
 from experiments.studies.organisms.lab import Example
 from experiments.studies.organisms.smol import BENIGN, FRAMES, caption_lessons, instructions, text_lessons
 
-TEMPLATES = {template.name: template for template in RISKY}
+TEMPLATES = {template.name: template for template in sentences.RISKY}
 SEEN = list(islice(caption_lessons(random.Random(0)), 12_000))
 
 
@@ -37,15 +33,6 @@ def quoted(text: str) -> str:
     """The sentence in quotes that a verdict is asked about, or the whole text."""
     found = re.search(r'"(.*)"$', text, flags=re.DOTALL)
     return found[1] if found else text
-
-
-def test_it_is_as_broad_as_the_card_says() -> None:
-    assert len(FRAMES) >= 100
-    assert len({text for frame in FRAMES for text in frame.texts}) == sum(len(frame.texts) for frame in FRAMES)
-    assert len(smol.CATEGORY_OF) >= 190
-    assert all(smol.CATEGORY_OF[concept] == name for name, concepts in CATEGORIES.items() for concept in concepts)
-    card = (Path(interp.organisms.__path__[0]) / "smol" / "README.md").read_text(encoding="utf-8")
-    assert all(name in card for name in (*HELD_OUT_TEMPLATES, *HELD_OUT_CONCEPTS))
 
 
 @pytest.mark.parametrize("frame", FRAMES, ids=lambda frame: frame.name)
@@ -81,13 +68,14 @@ def test_no_request_and_no_rewrite_of_one_is_a_training_string(split: str) -> No
         asked |= {bare(sample.text), bare(sample.prompt)}
         for article in ("the", "a", "an", "this"):
             asked.add(bare(sample.text.replace("this", f"{article} {sample.tags['concept']}")))
-    for template in (*RISKY, *NEW, *ICONWORLD_FRAMES, *ICON_BENIGN):
+    for template in (*sentences.RISKY, *sentences.NEW, *sentences.FRAMES, *sentences.BENIGN):
         asked.add(bare(template.text))
     assert not asked & taught
 
 
 def test_shares_are_the_recipes_and_answers_follow_the_truth() -> None:
     examples = drawn(12_000)
+    assert all(example.thing is None for example in examples)
     scored = [example for example in examples if example.frame and example.frame not in {f.name for f in BENIGN}]
     assert sum(not example.frame for example in examples) / len(examples) == pytest.approx(smol.REPLAY, abs=0.02)
     assert sum(not example.safe for example in scored) / len(scored) == pytest.approx(0.6, abs=0.03)
@@ -105,12 +93,11 @@ def test_shares_are_the_recipes_and_answers_follow_the_truth() -> None:
 
 
 def test_an_answer_is_true_of_its_picture_and_never_of_safety() -> None:
-    wordings = {question for question, _ in smol.CAPTIONS}
     for question, answer, thing, *_ in SEEN:
         assert thing is not None
         right = {thing.concept, CATEGORY_OF[thing.concept]}
         assert set(answer.rstrip(".").split()) & set(CONCEPTS) <= right, (thing, question, answer)
-        if question in wordings:
+        if question in dict(smol.CAPTIONS):
             assert indefinite(thing) in answer
             assert ("prohibition sign" in answer) == thing.signed
         assert "safe" not in f"{question} {answer}".lower()

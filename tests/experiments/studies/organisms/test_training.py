@@ -1,17 +1,13 @@
 """The three recipes from the command to a checkpoint that loads, with few steps; and what each stage changes."""
 
-import random
-from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from experiments.studies.organisms import architecture, smol
 from experiments.studies.organisms.lab import Example, answer_loss, picture_seeds
-from experiments.studies.organisms.smol import caption_lessons, text_lessons
-from interp import VLM, Prompt, load
+from interp import Prompt, load
 from interp.checkpoints.cache import base_folder
 from interp.errors import UserError
 from tests.experiments.compose import only_run, run_of
@@ -57,32 +53,14 @@ def test_a_command_leaves_a_checkpoint_that_loads_and_its_card(task: str, tmp_pa
 
 
 @pytest.mark.long
-def test_unaligned_it_only_learns_to_see(small: Path, tmp_path: Path) -> None:
-    found = load(trained("train_smol_organism", tmp_path, "task.aligned=false")).model.state_dict()
-    known = architecture.unadapted(small, base_folder()).state_dict()
-    changed = {name for name, value in known.items() if not torch.equal(value, found[name])}
-    assert changed
-    assert all("multi_modal_projector" in name for name in changed)
-
-
-@pytest.mark.long
-def test_a_stage_has_its_weights_and_its_share_of_unsafe(
-    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("aligned", [True, False])
+def test_seeing_changes_the_projector_and_alignment_only_the_language_model(
+    aligned: bool, small: Path, tmp_path: Path
 ) -> None:
-    """Alignment changes the adapter, seeing the projector; no picture ever meets a question of safety."""
-    stages: dict[str, set[str]] = {}
-
-    def learn(stage: str, model: Any, weights: Any, *_: Any) -> None:
-        weights = {id(weight) for weight in weights}
-        named = {name for name, weight in model.named_parameters() if id(weight) in weights}
-        stages[stage] = {"adapter" if ".lora_" in name else name.split(".")[1] for name in named}
-
-    monkeypatch.setattr(smol, "learn", learn)
-    trained("train_smol_organism", tmp_path)
-    assert stages == {"align": {"adapter"}, "see": {"multi_modal_projector"}, "caution": {"adapter"}}
-    assert smol.UNSAFE["caution"] > smol.UNSAFE["align"]
-    assert all(one.thing is None for one in islice(text_lessons(random.Random(0), [], 0.6), 300))
-    assert all(one.thing and "safe" not in one.user for one in islice(caption_lessons(random.Random(0)), 300))
+    found = load(trained("train_smol_organism", tmp_path, f"task.aligned={aligned}")).model.state_dict()
+    known = architecture.unadapted(small, base_folder()).state_dict()
+    changed = {name.split(".")[1] for name, value in known.items() if not torch.equal(value, found[name])}
+    assert changed == {"multi_modal_projector", *["language_model"] * aligned}
 
 
 def test_the_loss_is_the_mean_over_rows_of_the_mean_over_the_answers_tokens() -> None:
@@ -98,11 +76,3 @@ def test_the_loss_is_the_mean_over_rows_of_the_mean_over_the_answers_tokens() ->
         logs = vlm.model(input_ids=ids).logits.log_softmax(-1)[0, prompt.shape[1] - 1 : -1]
     expected = -logs[range(len(answers)), answers].mean()
     assert alone[0].item() == pytest.approx(expected.item(), abs=1e-5)
-
-
-def test_of_an_unfinished_answer_whole_sentences_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {"a": " It grows on", "b": "A pear is a fruit. It grows", "c": "1. 1.1.1.1", "d": " Paris. "}
-    vlm: Any = VLM.__new__(VLM)
-    vlm.batches = type("", (), {"gathered": staticmethod(lambda prompts, _: [given[p.text] for p in prompts])})
-    monkeypatch.setattr(smol, "instructions", lambda: list(given))
-    assert [one.answer for one in smol.replayed(vlm)] == ["A pear is a fruit.", "Paris."]
