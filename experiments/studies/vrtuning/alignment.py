@@ -9,6 +9,7 @@ harmful cases, with the picture or in words, has failed there and is not compare
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import Any
 
 import pandas as pd
@@ -117,13 +118,7 @@ class Alignment(VRTuningStudy):
             "settings": {name: listed(self.settings_of(name)) for name in self.adapters},
             "rows": {name: digest(one) for name, one in rows.items()},
         }
-        run = replace(run, config=run.config | {"training": described})
-        study.run(
-            run,
-            admitted=admitted,
-            prepare=lambda store: self._prepare(run, store, None),
-            after=self.analyses(run),
-        )
+        self._run(run, admitted, described, None)
 
     def analyses(self, run: Run) -> list[Analysis]:
         """What comes after the study of ``run``: the arms in words, and what alignment did."""
@@ -156,14 +151,9 @@ class Alignment(VRTuningStudy):
         """Pairs of adapters that differ in their share of borderline rows alone, the larger share first."""
         own = getattr(self.data, SHARE)
         share = {name: given.get(SHARE, own) for name, given in self.adapters.items()}
-        return [
-            (one, other)
-            for one in share
-            for other in share
-            if None not in (share[one], share[other])
-            and share[one] > share[other]
-            and self.settings_of(one) == self.settings_of(other)
-        ]
+        known = [name for name in share if share[name] is not None]
+        alike = [pair for pair in permutations(known, 2) if self.settings_of(pair[0]) == self.settings_of(pair[1])]
+        return [(more, less) for more, less in alike if share[more] > share[less]]
 
     def _compared(self, work: study.Study) -> list[RenderableType]:
         run, store = work.run, work.store
@@ -221,17 +211,19 @@ def summary(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         found[name] = {
             "learned": learned,
             "n": {side: n for side, (n, _) in block["n_by_subset"].items()},
-            "rates": {one: block["accuracy"][one] for one in ("unsafe", "over_safety")},
-            "intervals": {one: block["intervals"].get(one) for one in ("unsafe", "over_safety")},
+            "rates": {side: block["accuracy"][side] for side in ("unsafe", "over_safety")},
+            "intervals": {side: block["intervals"].get(side) for side in ("unsafe", "over_safety")},
             "auroc": block["auroc"],
             "apart": delta.get("auroc"),
             MATCHED: block[MATCHED],
-            "changes": {one: delta.get(one) for one in COMPARED} if learned else {},
-            "versus": {other: {one: of.get(one) for one in COMPARED} for other, of in versus.items()}
-            if learned
-            else {},
+            "changes": _compared_of(delta) if learned else {},
+            "versus": {other: _compared_of(entries) for other, entries in versus.items()} if learned else {},
         }
     return found
+
+
+def _compared_of(entries: Mapping[str, Any]) -> dict[str, Any]:
+    return {quantity: entries.get(quantity) for quantity in COMPARED}
 
 
 def said(way: str, arms: Arms) -> list[str]:

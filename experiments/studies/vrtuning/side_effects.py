@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
-from experiments.benchmarks.iconworld.perception import KINDS
 from experiments.config import Run
 from experiments.evaluation.attention_log import prompts_of
 from experiments.evaluation.cases import limited
@@ -27,14 +26,14 @@ if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
 
 
-def utility(vlm: "VLM", *, per_kind: int, kinds: Sequence[str] = KINDS) -> dict[str, Any] | None:
+def utility(vlm: "VLM", *, per_kind: int) -> dict[str, Any] | None:
     """Perception questions of IconWorld's test split answered word for word: accuracy, Wilson interval, n, by kind.
 
     ``all`` pools the kinds. None where ``per_kind`` is 0.
     """
     if per_kind == 0:
         return None
-    found = perception_accuracy(vlm, "test", per_kind=per_kind, kinds=kinds)
+    found = perception_accuracy(vlm, "test", per_kind=per_kind)
     right = {kind: round(entry["accuracy"] * entry["n"]) for kind, entry in found.items()}
     total = {kind: int(entry["n"]) for kind, entry in found.items()}
     right["all"], total["all"] = sum(right.values()), sum(total.values())
@@ -105,7 +104,6 @@ def measure_side_effects(
     *,
     perception: int,
     attention: int,
-    kinds: Sequence[str] = KINDS,
 ) -> dict[str, dict[str, Any]]:
     """Name → ``utility`` and ``image_share`` of ``vlm`` with the adapter in each folder, or without where it is None.
 
@@ -122,7 +120,7 @@ def measure_side_effects(
     before: Float[np.ndarray, " case"] | None = None
     for name, folder in folders.items():
         with nullcontext() if folder is None else adapted(vlm, folder, adapter_hash(folder)):
-            found[name] = {"utility": utility(vlm, per_kind=per_kind, kinds=kinds)}
+            found[name] = {"utility": utility(vlm, per_kind=per_kind)}
             if not samples:
                 continue
             try:

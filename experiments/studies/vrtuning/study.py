@@ -10,17 +10,17 @@ measures.
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from experiments.benchmarks.iconworld.perception import KINDS
 from experiments.benchmarks.iconworld.traces import Traces
 from experiments.config import Run
 from experiments.evaluation import study
-from experiments.evaluation.admission import admit
+from experiments.evaluation.admission import Admitted, admit
 from experiments.evaluation.analyses import Analysis
 from experiments.runs.launch import sharded
 from experiments.runs.resumption import RunStore, read_object
@@ -47,8 +47,8 @@ class VRTuningStudy:
 
     ``data`` is a source of :mod:`experiments.studies.vrtuning.sources`; ``adapters`` maps the name of each adapter to
     the content of its rows' reasoning, and all are trained with the same ``settings``; ``order`` puts the verdict
-    ``first`` or ``last``. ``perception`` questions of each of the ``kinds``, and the attention of ``attention`` cases,
-    are asked before and after (0: not at all).
+    ``first`` or ``last``. ``perception`` questions of each kind, and the attention of ``attention`` cases, are asked
+    before and after (0: not at all).
     """
 
     data: Any
@@ -57,7 +57,6 @@ class VRTuningStudy:
     order: str = "first"
     perception: int = 200
     attention: int = 150
-    kinds: tuple[str, ...] = KINDS
 
     def __post_init__(self) -> None:
         if self.order not in ORDERS:
@@ -67,8 +66,6 @@ class VRTuningStudy:
         for name in ("perception", "attention"):
             if getattr(self, name) < 0:
                 raise UserError(f"task.{name}={getattr(self, name)}: must be at least 0")
-        if not set(self.kinds) <= set(KINDS):
-            raise UserError(f"task.kinds={list(self.kinds)}: of {', '.join(KINDS)}")
         if bad := [name for name in self.adapters if not name.replace("_", "").isalnum()]:
             raise UserError(f"task.adapters: {bad[0]!r} is no name for a folder; letters, digits and _ alone")
 
@@ -79,14 +76,13 @@ class VRTuningStudy:
         given = None if isinstance(self.data, Traces) else self.data.cases(folder)
         admitted = admit(run)
         own = None if given is None else apart(self.data, given, admitted.complete.samples, folder)
-        # The task is not part of a run's identity, but here it decides what answers.
-        run = replace(run, config=run.config | {"training": _described(self, given)})
-        study.run(
-            run,
-            admitted=admitted,
-            prepare=lambda store: self._prepare(run, store, own),
-            after=self.analyses(run),
-        )
+        self._run(run, admitted, _described(self, given), own)
+
+    def _run(self, run: Run, admitted: Admitted, described: Mapping[str, Any], cases: Loaded | None) -> None:
+        """Run the study. ``described`` says what the adapters learn from, and is part of the run's identity."""
+        run = replace(run, config=run.config | {"training": described})
+        prepare = partial(self._prepare, run, cases)
+        study.run(run, admitted=admitted, prepare=prepare, after=self.analyses(run))
 
     def analyses(self, run: Run) -> list[Analysis]:
         """Return what comes after the study of ``run`` as configured: side effects, and the tables."""
@@ -100,7 +96,7 @@ class VRTuningStudy:
             ),
         ]
 
-    def _prepare(self, run: Run, store: RunStore, cases: Loaded | None) -> dict[str, Any]:
+    def _prepare(self, run: Run, cases: Loaded | None, store: RunStore) -> dict[str, Any]:
         """Return the run's arms with the adapters trained, on ``cases`` if the source is a table of one's own."""
         self._train_all(run, store, store.launch.console(), cases)
         described = {"order": self.order, "adapters": self.adapters}
@@ -163,7 +159,7 @@ class VRTuningStudy:
             title = "what the model sees and where it looks, before and after"
             with work.console.status(title), work.answering.batching("side effects"):
                 known |= measure_side_effects(
-                    work.run, work.vlm, folders, perception=self.perception, attention=self.attention, kinds=self.kinds
+                    work.run, work.vlm, folders, perception=self.perception, attention=self.attention
                 )
         work.store.write_json(RESULT, result)
         return []
@@ -206,7 +202,6 @@ def _described(task: VRTuningStudy, own: Loaded | None) -> dict[str, Any]:
         "data": repr(task.data),
         "settings": listed(task.settings),
         "adapters": dict(task.adapters),
-        "kinds": list(task.kinds),
         **{name: getattr(task, name) for name in ("order", "perception", "attention")},
     }
 

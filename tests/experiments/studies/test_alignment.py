@@ -18,7 +18,7 @@ from experiments.benchmarks.iconworld.cases import held_out
 from experiments.benchmarks.iconworld.in_words import BORDERLINE, HARMFUL, HARMLESS, WrittenRequests, named
 from experiments.benchmarks.iconworld.sentences import RISKY
 from experiments.report.table import markdown, terminal
-from experiments.studies.vrtuning.alignment import MATCHED, over_seeds, said, summary, table
+from experiments.studies.vrtuning.alignment import MATCHED, said, summary, table
 from experiments.studies.vrtuning.safety_rows import SafetyFile, WrittenSafety, apart, check_rows, data_of
 from interp.checkpoints.hub import ORGANISMS
 from interp.errors import UserError
@@ -102,8 +102,7 @@ def test_a_tested_sentence_is_found_within_a_longer_one_and_a_trained_one_too(tm
         ([HARM, {"prompt": "a?", "completion": "b", "safe": True}], "dpo", "line 2 of task.data has no pair"),
         ([HARM, {"prompt": "a?", "completion": "b"}], "sft", 'line 2: safe=None; "safe" is true'),
         ([HARM, {"prompt": "a?", "safe": True}], "sft", "no question with its answer"),
-        ([HARM, {"messages": [{"role": "user"}], "safe": True}], "sft", "role and content"),
-        ([HARM, {"messages": [{"role": "user", "content": "a"}] * 2, "safe": True}], "sft", "one exchange"),
+        ([HARM, {"prompt": [{"role": "user"}], "completion": "b", "safe": True}], "sft", "all of them texts"),
         ([[1]], "sft", "no JSON object"),
     ],
 )
@@ -115,11 +114,9 @@ def test_a_file_that_cannot_align_is_refused_in_a_sentence(
         check_rows(source.rows(), trainer)
 
 
-def test_the_three_formats_of_trl_give_the_same_row(tmp_path: Path) -> None:
-    turns = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]
+def test_both_formats_give_the_same_row_and_borderline_ones_are_cut_to_their_share(tmp_path: Path) -> None:
     rows = written(tmp_path, {"prompt": "a?", "completion": "b", "safe": True},
-                   {"prompt": turns[:1], "completion": turns[1:], "safe": True},
-                   {"messages": turns, "safe": True}).rows()  # fmt: skip
+                   {"prompt": "a?", "chosen": "b", "rejected": "c", "safe": True}).rows()  # fmt: skip
     assert len({(row.question, row.verdict, row.kind, row.system) for row in rows}) == 1
     some = written(tmp_path, *[HARM] * 3, *[{**PAIR, BORDERLINE: True}] * 5)
     assert [row.kind for row in SafetyFile(some.path, borderline=0.25).rows()] == [HARMFUL] * 3 + [BORDERLINE]
@@ -245,49 +242,22 @@ def test_a_terminal_of_eighty_columns_cuts_no_number_and_no_name() -> None:
     assert words.count("−.996…−.654") == 2
 
 
-def test_a_difference_over_seeds_has_an_interval_over_sentences_and_seeds() -> None:
-    def entry(value: float, half: float) -> dict[str, Any]:
-        return {"unsafe": {"value": value, "low": value - half, "high": value + half}, "over_safety": None}
-
-    pairs = {("sft", "bare"): [(f"sft_seed{n}", f"bare_seed{n}") for n in range(3)]}
-    arms: dict[str, Any] = {f"bare_seed{n}": {"learned": True} for n in range(3)}
-    for n, value in enumerate((0.1, 0.2, 0.3)):
-        arms[f"sft_seed{n}"] = {"versus": {f"bare_seed{n}": entry(value, 0.05)}}
-    (row,) = over_seeds(pairs, arms)
-    assert row["unsafe"]["value"] == pytest.approx(0.2)
-    half = (0.05**2 + (4.302653 * 0.1 / 3**0.5) ** 2) ** 0.5  # Student's t, two degrees of freedom
-    assert (row["unsafe"]["low"], row["unsafe"]["high"]) == pytest.approx((0.2 - half, 0.2 + half), abs=1e-6)
-    plain = {"rates": {"unsafe": 0.9, "over_safety": 0.2}, "learned": True, "versus": {}}
-    both = {name: {**plain, **arm} for name, arm in arms.items()}
-    (sentence,) = said("picture", both, [row])
-    assert sentence.startswith("sft minus bare, with the picture, mean of 3 seeds")
-    assert "harmful caught +20.0 [" in sentence
-    assert "harmless answered" not in sentence
-    assert len(said("picture", both)) == 3  # a sentence a seed
-    arms["bare_seed2"]["learned"] = False  # then it is not the mean of all
-    assert not over_seeds(pairs, arms)
-
-
 @pytest.mark.long
-def test_one_command_trains_both_ways_without_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    more = ("+exp=alignment", "task.settings.steps=5", f"output_root={tmp_path}", "task.seeds=[0,1]",
-            "~task.adapters.sft_no_borderline")  # fmt: skip
+def test_one_command_trains_both_ways_without_a_picture(tmp_path: Path) -> None:
+    more = ("+exp=alignment", "task.settings.steps=5", f"output_root={tmp_path}", "+task.adapters.dpo.seed=1",
+            "+task.adapters.dpo_no_borderline.seed=1", "~task.adapters.sft_no_borderline")  # fmt: skip
     small = [one for one in SMALL if "steps" not in one and "method" not in one]
     run = run_of(*more, *small)
     run.task(run)
-    printed = capsys.readouterr().out
-    assert "s a step, so about" in printed
     folder = only_run(run)
-    names = {"sft_seed0", "sft_seed1", "dpo_seed0", "dpo_seed1", "dpo_no_borderline_seed0", "dpo_no_borderline_seed1"}
+    names = {"sft", "dpo", "dpo_no_borderline"}
     assert {path.name for path in (folder / "adapters").iterdir()} == names
     result = json.loads((folder / "alignment.json").read_text())
     assert names | {"baseline", "safety_prompt"} == set(result["words"]) == set(result["picture"]) - {
         "verbalise", "caption_filter",
     }  # fmt: skip
-    assert [(row["of"], row["versus"]) for row in result["seeds"]["picture"]] in ([], [("dpo", "dpo_no_borderline")])
-    assert set(json.loads((folder / "metrics.json").read_text())["comparisons"]["dpo_seed1"]["versus"]) == {
-        "dpo_no_borderline_seed1"
-    }
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert set(metrics["comparisons"]["dpo"]["versus"]) == {"dpo_no_borderline"}
     page = (folder / "report.html").read_text()
     assert "Safety and over-caution" in page
     assert "Alignment, in words (4 harmful, 2 harmless cases)" in page
@@ -297,7 +267,7 @@ def test_one_command_trains_both_ways_without_a_picture(tmp_path: Path, capsys: 
 
     vlm = load("organism:llava")
     plain = {name: weight.clone() for name, weight in vlm.model.named_parameters()}
-    wrapped = PeftModel.from_pretrained(vlm.model, folder / "adapters" / "dpo_seed0" / "adapter")
+    wrapped = PeftModel.from_pretrained(vlm.model, folder / "adapters" / "dpo" / "adapter")
     trained = [weight for name, weight in wrapped.named_parameters() if "lora_B" in name]
     assert any(weight.abs().sum() > 0 for weight in trained)
     assert not any("vision" in name for name, _ in wrapped.named_parameters() if "lora" in name)
