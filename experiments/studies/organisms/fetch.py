@@ -114,8 +114,8 @@ def make(target: Path, base: Record) -> Record:
 
     parts, there = ORGANISMS / "smol", read_record(target)
     wanted = Record("organism:smol", "", base.source, base.exact, parts_hash(parts))
-    made_before = base.exact and there is not None and replace(there, sha256="") == wanted
-    if made_before and (target / "model.safetensors").is_file() and weights_hash(target) == there.sha256:
+    weights = weights_hash(target) if (target / "model.safetensors").is_file() else ""
+    if there is not None and base.exact and there == replace(wanted, sha256=weights):
         print(f"organism:smol is at {target} already ({there.sha256})")
         return there
     started = time.monotonic()
@@ -233,7 +233,7 @@ def _converted(place: str | Path, draft: Path, source: str, **arguments: Any) ->
     try:
         with no_progress_bar():
             tokenizer = AutoTokenizer.from_pretrained(place, **arguments)
-            read = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, **arguments)
+            read: Any = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, **arguments)
             read.config.__dict__.pop("quantization_config", None)  # of a quantised file, and not to be saved
             plain = LlamaForCausalLM(read.config)
             plain.load_state_dict(read.state_dict())

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
 
 
+Shares = Float[np.ndarray, " case"]
+
+
 def utility(vlm: "VLM", *, per_kind: int) -> dict[str, Any] | None:
     """Perception questions of IconWorld's test split answered word for word: accuracy, Wilson interval, n, by kind.
 
@@ -42,7 +45,7 @@ def utility(vlm: "VLM", *, per_kind: int) -> dict[str, Any] | None:
     }
 
 
-def image_shares(vlm: "VLM", samples: Sequence[Sample], *, max_new_tokens: int) -> Float[np.ndarray, " case"]:
+def image_shares(vlm: "VLM", samples: Sequence[Sample], *, max_new_tokens: int) -> Shares:
     """Return each case's share of attention on the image, of what the sink leaves: the mean over heads and layers.
 
     It is read at the query of the answer's Yes or No, after the answer's own reasoning if there is any. An answer
@@ -64,12 +67,7 @@ def image_shares(vlm: "VLM", samples: Sequence[Sample], *, max_new_tokens: int) 
 
 
 def compare_shares(
-    samples: Sequence[Sample],
-    before: Float[np.ndarray, " case"],
-    after: Float[np.ndarray, " case"],
-    *,
-    seed: int,
-    draws: int,
+    samples: Sequence[Sample], before: Shares, after: Shares, *, seed: int, draws: int
 ) -> dict[str, Any]:
     """Mean share before and after over the cases that have both, and the paired difference with its interval.
 
@@ -98,12 +96,7 @@ def compare_shares(
 
 
 def measure_side_effects(
-    run: Run,
-    vlm: "VLM",
-    folders: Mapping[str, Path | None],
-    *,
-    perception: int,
-    attention: int,
+    run: Run, vlm: "VLM", folders: Mapping[str, Path | None], perception: int, attention: int
 ) -> dict[str, dict[str, Any]]:
     """Name → ``utility`` and ``image_share`` of ``vlm`` with the adapter in each folder, or without where it is None.
 
@@ -117,7 +110,7 @@ def measure_side_effects(
     samples = [sample for sample in samples if sample.image is not None]
     per_kind = perception if run.limit is None else min(perception, run.limit)
     found: dict[str, dict[str, Any]] = {}
-    before: Float[np.ndarray, " case"] | None = None
+    before: Shares | None = None
     for name, folder in folders.items():
         with nullcontext() if folder is None else adapted(vlm, folder, adapter_hash(folder)):
             found[name] = {"utility": utility(vlm, per_kind=per_kind)}

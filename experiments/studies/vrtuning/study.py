@@ -88,12 +88,7 @@ class VRTuningStudy:
         """Return what comes after the study of ``run`` as configured: side effects, and the tables."""
         return [
             Analysis("side_effects", "the adapters' side effects were not measured", self._measure_all, detail=True),
-            Analysis(
-                "vrtuning",
-                "the tables were not written",
-                lambda work: write_tables(work.store.path, run.arms),
-                detail=True,
-            ),
+            Analysis("vrtuning", "the tables were not written", partial(write_tables, run.arms), detail=True),
         ]
 
     def _prepare(self, run: Run, cases: Loaded | None, store: RunStore) -> dict[str, Any]:
@@ -101,12 +96,9 @@ class VRTuningStudy:
         self._train_all(run, store, store.launch.console(), cases)
         described = {"order": self.order, "adapters": self.adapters}
         store.write_json(RESULT, read_object(store.path / RESULT) | described)
-        return {
-            arm: method.trained(store.path / "adapters" / method.adapter / "adapter")
-            if isinstance(method, NewAdapter)
-            else method
-            for arm, method in run.arms.items()
-        }
+        new = {arm: method for arm, method in run.arms.items() if isinstance(method, NewAdapter)}
+        folder = store.path / "adapters"
+        return {**run.arms, **{arm: method.trained(folder / method.adapter / "adapter") for arm, method in new.items()}}
 
     def _train_all(self, run: Run, store: RunStore, console: Console, cases: Loaded | None) -> None:
         written = {record["adapter"] for record in store.records(TRAINING)}
@@ -158,9 +150,7 @@ class VRTuningStudy:
         if missing and (self.perception or self.attention):
             title = "what the model sees and where it looks, before and after"
             with work.console.status(title), work.answering.batching("side effects"):
-                known |= measure_side_effects(
-                    work.run, work.vlm, folders, perception=self.perception, attention=self.attention
-                )
+                known |= measure_side_effects(work.run, work.vlm, folders, self.perception, self.attention)
         work.store.write_json(RESULT, result)
         return []
 
