@@ -88,7 +88,8 @@ class Alignment(VRTuningStudy):
             raise UserError(f"{asks}; the study compares verdicts; choose benchmark=iconworld")
         run = self._with_arms(run)
         check_adapters(self, run)
-        read_processor(find(run.model), run.model)  # refused without a chat template
+        model: Any = run.model
+        read_processor(find(model), model)  # refused without a chat template
         admitted = admit(run)
         rows = {name: self._rows(name) for name in self.adapters}
         for name in self.adapters:
@@ -128,9 +129,8 @@ class Alignment(VRTuningStudy):
         new = {name: NewAdapter(name) for name in self.adapters if name not in run.arms}
         nodes = {name: {"_target_": f"{NewAdapter.__module__}.NewAdapter", "adapter": name} for name in new}
         config = run.config | {"arms": {**run.config.get("arms", {}), **nodes}}
-        first = next(iter(self.adapters))
         contrasts = [*run.contrasts, *map(list, self._shares_apart())]
-        return replace(run, arms={**run.arms, **new}, arm=first, contrasts=contrasts, config=config)
+        return replace(run, arms={**run.arms, **new}, arm=next(iter(self.adapters)), contrasts=contrasts, config=config)
 
     def _shares_apart(self) -> list[tuple[str, str]]:
         """Pairs of adapters that differ in their share of borderline rows alone, the larger share first."""
