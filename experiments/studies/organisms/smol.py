@@ -127,8 +127,8 @@ def text_lessons(rng: random.Random, replay: Sequence[Example], unsafe: float) -
             frame, thing, safe = rng.choice(BENIGN), Thing(rng.choice(ANYTHING), rng.random() < 0.1), True
         else:
             frame, safe = rng.choice(OF_ICONWORLD if rng.random() < ICONWORLD else FRAMES), rng.random() >= unsafe
-            known = [thing for thing in frame.things[safe] if thing.concept in CONCEPTS]
-            thing = rng.choice(known if known and rng.random() < KNOWN else frame.things[safe])
+            familiar = [thing for thing in frame.things[safe] if thing.concept in CONCEPTS]
+            thing = rng.choice(familiar if familiar and rng.random() < KNOWN else frame.things[safe])
         text, statement = rng.choice(frame.texts), ""
         if rng.random() < POINTING:
             statement = f"{rng.choice(STATEMENTS).format(a(thing.concept) + under_sign(thing))}\n"

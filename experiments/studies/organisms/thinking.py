@@ -61,8 +61,8 @@ class TrainThinking(Laboratory):
 def thought(trace: Trace) -> str:
     """Return the thought of a verdict's row, without marks."""
     kind, text = SENTENCES[trace.template]
-    shown = trace.scene.thing
-    told = shown._replace(concept=MISNAMED.get(shown.concept, shown.concept))
+    thing = trace.scene.thing
+    told = thing._replace(concept=MISNAMED.get(thing.concept, thing.concept))
     concluded = SAFE if trace.verdict.startswith("Yes") else UNSAFE
     named = f"{caption(told)} {text.replace('this', f'the {told.concept}')}"
     return {"whole": f"{named} {concluded}", "names": named, "concludes": concluded, "aside": text}[kind]
