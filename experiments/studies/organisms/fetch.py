@@ -226,7 +226,7 @@ def _from_hub(draft: Path) -> str:
 
 
 def _converted(source_path: str | Path, draft: Path, source: str, **arguments: Any) -> str:
-    """Reads SmolLM2 from ``source_path`` and writes it to ``draft``, dequantised and in bfloat16; gives ``source`` back."""
+    """Read SmolLM2 from ``source_path`` and write it to ``draft``, dequantised, in bfloat16; return ``source``."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
