@@ -41,6 +41,7 @@ def main() -> None:
     from experiments.command_line.arguments import for_hydra
     from experiments.command_line.help_page import greeting, help_page
     from experiments.command_line.mistakes import in_a_sentence, unknown_flag
+    from experiments.command_line.removed import removed_feature
 
     if not sys.argv[1:]:
         print(greeting(), end="")
@@ -64,7 +65,7 @@ def main() -> None:
             return
         register()
         launch = Launch.current()
-        if message := unknown_flag(sys.argv[1:]):
+        if message := removed_feature(sys.argv[1:]) or unknown_flag(sys.argv[1:]):
             raise UserError(message)
     except UserError as error:
         stop(launch, f"error: {error}", 2)

@@ -7,7 +7,7 @@ from itertools import takewhile
 
 from omegaconf import OmegaConf
 
-from experiments.config import CONF, options_of
+from experiments.config import CONF, options_of, source_lines
 
 ABOUT = """\
 forestlens finds out why multimodal language models judge safety from the words
@@ -110,8 +110,8 @@ python -m experiments.run is the same as forestlens.
 sweep over values with commas (seed=0,1), --hydra-help lists Hydra's own flags.
 case=, image=, text=, run=, runs=, labels= and the folders of benchmarks, as
 mossbench=, are short for the task's: task.case=, ...
-What an option of a group means stands beside it in conf/GROUP/NAME.yaml, or in
-conf/models.yaml, conf/methods.yaml and conf/judges.yaml."""
+conf/GROUP/NAME.yaml, or the entry NAME in conf/GROUPs.yaml (models, methods,
+benchmarks, judges), says what each option means."""
 OPTION = re.compile(r"(?P<key>\w+): (?P<value>.*?)  # (?P<comment>.*)")
 WIDTH = 80
 BODY = "defaults:"  # where the settings of an experiment begin
@@ -146,7 +146,7 @@ def help_page(arguments: Sequence[str] = ()) -> str:
 
 def _page_of(group: str, name: str) -> str:
     """The help of one experiment or task: the first lines of its file, its task's options, and what it sets."""
-    lines, title = _lines(group, name), f"{'+' * (group == 'exp')}{group}={name}"
+    lines, title = source_lines(group, name), f"{'+' * (group == 'exp')}{group}={name}"
     about = [line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), lines)]
     about = [line for line in about if not line.startswith("@package")]
     parts = [title, "\n".join(map(_wrapped, about))]
@@ -156,7 +156,7 @@ def _page_of(group: str, name: str) -> str:
         task = found[-1] if found else "study"
         settings = textwrap.indent("\n".join(lines[lines.index(BODY) :]), "  ")
         parts.append(f"What it sets, where you say nothing else\n{settings}")
-    of_task = _lines("task", task)
+    of_task = source_lines("task", task)
     options = {f"{key}={value}": comment for key, value, comment in _options(of_task)}
     if options:
         parts.append(f"task.KEY=VALUE  (of task={task}, with its default)\n" + _rows(options, 25))
@@ -216,13 +216,9 @@ def _default(value: str) -> str:
 
 
 def _first_sentence(group: str, name: str) -> str:
-    lines = _lines(group, name)
+    lines = source_lines(group, name)
     title = next(line.removeprefix("# ") for line in lines if line.startswith("# ") and "@package" not in line)
     return re.split(r"(?<=[.?])\s", title)[0].rstrip(".")
-
-
-def _lines(group: str, name: str) -> list[str]:
-    return (CONF / group / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
 
 
 def _wrapped(line: str) -> str:

@@ -6,7 +6,7 @@ Mistakes are reported with their key before any weights load: unknown keys and w
 """
 
 from experiments.config.build import build_run, composed, register
-from experiments.config.options import CONF, options_of, written
+from experiments.config.options import CONF, options_of, source_lines, written
 from experiments.config.run import Run, Schema, answered_elsewhere, digest
 
 __all__ = [
@@ -19,5 +19,6 @@ __all__ = [
     "digest",
     "options_of",
     "register",
+    "source_lines",
     "written",
 ]

@@ -144,8 +144,8 @@ def in_parts(folder: Path, *, bundled: bool) -> UserError:
             f"language model, which is fetched once: {GET}"
         )
     return UserError(
-        f"the model at {folder} is kept in parts ({EYES}, {ADAPTER}), and only whole ones are loaded; a training saves "
-        "both now; train it again, or put it together with experiments.studies.organisms.architecture.whole"
+        f"the model at {folder} is kept in parts ({EYES}, {ADAPTER}), and only whole ones are loaded; train it again, "
+        "or put it together with experiments.studies.organisms.architecture.whole"
     )
 
 

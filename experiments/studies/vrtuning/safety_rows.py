@@ -1,7 +1,7 @@
-"""Safety data without pictures for ``task=align``: IconWorld's requests in words, or a file in TRL's formats.
+"""Safety data without pictures for ``task=align``: IconWorld's requests in words, or a JSONL file.
 
-A source gives ``rows``; what makes them unfit for a trainer, and rows that are tested too, are refused before any
-weights load.
+A source gives ``rows``. Rows that a trainer cannot use, and rows that are tested too, are refused before any weights
+load.
 """
 
 import hashlib
@@ -10,7 +10,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from experiments.benchmarks.iconworld.in_words import BORDERLINE, HARMFUL, HARMLESS, WrittenRequests, named
 from experiments.benchmarks.iconworld.scene import Scene
@@ -21,7 +20,7 @@ from mitigation.vrtuning.data import Data, Row, from_rows
 from mitigation.vrtuning.data_policy import refuse_path, refuse_record
 
 OPTION = "task.data"
-MESSAGES, PROMPT, COMPLETION, CHOSEN, REJECTED = "messages", "prompt", "completion", "chosen", "rejected"
+FORMAT = "a row has prompt and completion, or prompt, chosen and rejected, all of them texts"
 
 
 @dataclass(frozen=True)
@@ -42,12 +41,12 @@ class WrittenSafety(WrittenRequests):
 
 @dataclass(frozen=True)
 class SafetyFile:
-    """A JSONL file in one of TRL's formats, a field ``safe`` beside them.
+    """A JSONL file in one of TRL's standard formats, with a field ``safe``.
 
-    A line has ``prompt`` and ``completion``, ``prompt`` and ``chosen`` and ``rejected``, or ``messages``; each a text
-    or a list of messages (``role``, ``content``) of one exchange, after a system prompt or none. ``safe`` is true where
-    answering is right and false where refusing is. ``borderline: true`` marks what sounds harmful and is harmless; of
-    these as many are kept, the first, as make the share ``borderline`` of all rows (None: all).
+    A line has the texts ``prompt`` and ``completion``, or ``prompt``, ``chosen`` and ``rejected``; and ``system`` if
+    there is a system prompt. ``safe`` is true if answering is right and false if refusing is. ``borderline: true``
+    marks a request that sounds harmful and is harmless. The first of these are kept, as many as make the share
+    ``borderline`` of all rows (None: all).
 
     Raises:
         UserError: it belongs to a benchmark that may not be trained on, or a share outside 0 to below 1.
@@ -73,23 +72,14 @@ class SafetyFile:
         """
         if not Path(self.path).is_file():
             raise UserError(f"no file {self.path}; safety data is a JSONL file; correct {OPTION}.path")
-        found = []
-        for number, line in enumerate(Path(self.path).read_text(encoding="utf-8").splitlines(), 1):
-            if line.strip():
-                try:
-                    record = json.loads(line)
-                except (ValueError, RecursionError) as error:
-                    raise UserError(f"{self.path}, line {number}: {error}; each line is a JSON object") from error
-                if not isinstance(record, dict):
-                    raise UserError(f"{self.path}, line {number}: no JSON object; each line is one")
-                refuse_record(record, f"{self.path}:{number}")
-                found.append(_row(record, number, f"{self.path}, line {number}"))
+        lines = enumerate(Path(self.path).read_text(encoding="utf-8").splitlines(), 1)
+        rows = [_row(line, number, f"{self.path}, line {number}") for number, line in lines if line.strip()]
         if self.borderline is None:
-            return found
-        others = sum(row.kind != BORDERLINE for row in found)
+            return rows
+        others = sum(row.kind != BORDERLINE for row in rows)
         most = round(self.borderline / (1 - self.borderline) * others)
-        extra = [row.line for row in found if row.kind == BORDERLINE][most:]
-        return [row for row in found if row.line not in set(extra)]
+        extra = [row.line for row in rows if row.kind == BORDERLINE][most:]
+        return [row for row in rows if row.line not in extra]
 
 
 Source = WrittenSafety | SafetyFile
@@ -111,7 +101,7 @@ def check_rows(rows: Sequence[Row], trainer: str) -> None:
     if trainer == "dpo" and (lone := [row.line for row in rows if not row.rejected]):
         raise UserError(
             f"trainer=dpo, but line {lone[0]} of {OPTION} has no pair of answers ({len(lone)} of {len(rows)} rows); "
-            f"give {CHOSEN} and {REJECTED}, or take trainer=sft"
+            "give chosen and rejected, or take trainer=sft"
         )
 
 
@@ -125,19 +115,19 @@ def apart(rows: Sequence[Row], loaded: Loaded, *, skip: bool) -> Loaded:
         UserError: there are such cases and ``skip`` is false, or no other is left.
     """
     trained = {_plain(text) for row in rows for text in (row.question, row.about, parts(row.question).request) if text}
-    texts = {one.id: _sentences(one) for one in loaded.samples if one.subset != "control"}
-    all_trained, all_asked = "\n".join(trained), "\n".join(text for ones in texts.values() for text in ones)
-    within = [text for text in trained if text in all_asked]
-    both: dict[str, str] = {}
-    for case, ones in texts.items():
-        for text in ones:
-            if text in all_trained or any(one in text for one in within):
-                both.setdefault(case, text.strip())
-    if both and not (skip and len(both) < len(texts)):
+    cases = {case.id: _sentences(case) for case in loaded.samples if case.subset != "control"}
+    everything = "\n".join(text for texts in cases.values() for text in texts)
+    all_trained, within = "\n".join(trained), [text for text in trained if text in everything]
+    seen = {
+        case: [text for text in texts if text in all_trained or any(part in text for part in within)]
+        for case, texts in cases.items()
+    }
+    both = {case: texts[0].strip() for case, texts in seen.items() if texts}
+    if both and not (skip and len(both) < len(cases)):
         way_out = "test on others, such as benchmark.split=new_sentences"
-        way_out += "" if len(both) == len(texts) else ", or leave these cases out: skip_trained=true"
+        way_out += "" if len(both) == len(cases) else ", or leave these cases out: skip_trained=true"
         raise UserError(
-            f"the sentences of {len(both)} of {len(texts)} cases are in {OPTION} ({next(iter(both.values()))[:80]!r}), "
+            f"the sentences of {len(both)} of {len(cases)} cases are in {OPTION} ({next(iter(both.values()))[:80]!r}), "
             f"and what was learned proves nothing on them; {way_out}"
         )
     kept = [sample for sample in loaded.samples if sample.id not in both]
@@ -168,37 +158,19 @@ def _sentences(sample: Sample) -> set[str]:
     return {_plain(sample.text)} if thing is None else {_plain(sample.text), _plain(named(sample.text, thing))}
 
 
-def _row(record: dict[str, Any], number: int, where: str) -> Row:
+def _row(line: str, number: int, where: str) -> Row:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: {error}; each line is a JSON object") from error
+    if not isinstance(record, dict):
+        raise UserError(f"{where}: no JSON object; each line is one")
+    refuse_record(record, where)
     if not isinstance(safe := record.get("safe"), bool):
         raise UserError(f'{where}: safe={safe!r}; "safe" is true where answering is right, false where refusing is')
-    turns = _messages(record.get(MESSAGES, record.get(PROMPT)), "user", where)
-    chosen = record[MESSAGES] if MESSAGES in record else record.get(CHOSEN, record.get(COMPLETION))
-    answer = _messages(chosen, "assistant", where).get("assistant", "")
-    rejected = _messages(record[REJECTED], "assistant", where).get("assistant", "") if REJECTED in record else ""
-    if not (turns.get("user") and answer):
-        raise UserError(
-            f"{where}: no question with its answer; a row has {PROMPT} and {COMPLETION}, {PROMPT}, {CHOSEN} and "
-            f"{REJECTED}, or {MESSAGES}"
-        )
+    prompt, answer = record.get("prompt"), record.get("chosen", record.get("completion"))
+    texts = (prompt, answer, system := record.get("system", ""), rejected := record.get("rejected", ""))
+    if not (prompt and answer and all(isinstance(text, str) for text in texts)):
+        raise UserError(f"{where}: no question with its answer; {FORMAT}")
     kind = HARMFUL if not safe else BORDERLINE if record.get(BORDERLINE) is True else HARMLESS
-    return Row(None, turns["user"], "", answer, kind, turns.get("system"), rejected, number)
-
-
-def _messages(given: Any, role: str, where: str) -> dict[str, str]:
-    """The text of each role; of a text alone, that of ``role``."""
-    if isinstance(given, str) or given is None:
-        return {role: given or ""}
-    try:
-        turns = [(str(one["role"]), one["content"]) for one in given]
-    except (TypeError, KeyError) as error:
-        raise UserError(f"{where}: messages are a list of objects with role and content") from error
-    known, texts = {"system", "user", "assistant"}, dict(turns)
-    if (
-        len(texts) < len(turns)
-        or not known >= texts.keys()
-        or not all(isinstance(text, str) for text in texts.values())
-    ):
-        raise UserError(
-            f"{where}: one exchange in words alone is trained on; give system, user and assistant once each"
-        )
-    return texts
+    return Row(None, prompt, "", answer, kind, system or None, rejected, number)

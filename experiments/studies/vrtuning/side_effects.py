@@ -5,14 +5,12 @@ Both are measured on the model as it is passed in, with or without an adapter in
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
 
-from experiments.benchmarks.iconworld.perception import KINDS
 from experiments.config import Run
 from experiments.evaluation.attention_log import prompts_of
 from experiments.evaluation.cases import limited
@@ -28,49 +26,48 @@ if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
 
 
-def utility(vlm: "VLM", *, per_kind: int, kinds: Sequence[str] = KINDS) -> dict[str, Any] | None:
+Shares = Float[np.ndarray, " case"]
+
+
+def utility(vlm: "VLM", *, per_kind: int) -> dict[str, Any] | None:
     """Perception questions of IconWorld's test split answered word for word: accuracy, Wilson interval, n, by kind.
 
     ``all`` pools the kinds. None where ``per_kind`` is 0.
     """
     if per_kind == 0:
         return None
-    found = perception_accuracy(vlm, "test", per_kind=per_kind, kinds=kinds)
-    counts = {kind: (round(one["accuracy"] * one["n"]), int(one["n"])) for kind, one in found.items()}
-    counts["all"] = (sum(right for right, _ in counts.values()), sum(n for _, n in counts.values()))
-    return {kind: {"accuracy": right / n, "interval": wilson(right, n), "n": n} for kind, (right, n) in counts.items()}
+    found = perception_accuracy(vlm, "test", per_kind=per_kind)
+    right = {kind: round(entry["accuracy"] * entry["n"]) for kind, entry in found.items()}
+    total = {kind: int(entry["n"]) for kind, entry in found.items()}
+    right["all"], total["all"] = sum(right.values()), sum(total.values())
+    return {
+        kind: {"accuracy": right[kind] / n, "interval": wilson(right[kind], n), "n": n} for kind, n in total.items()
+    }
 
 
-def image_shares(vlm: "VLM", samples: Sequence[Sample], *, max_new_tokens: int) -> Float[np.ndarray, " case"]:
-    """Of each case the share of attention on the image, mean over heads and layers, of what the sink leaves.
+def image_shares(vlm: "VLM", samples: Sequence[Sample], *, max_new_tokens: int) -> Shares:
+    """Return each case's share of attention on the image, of what the sink leaves: the mean over heads and layers.
 
-    At the query off which the answer's Yes or No is read, after the answer's own reasoning where there is some; NaN for
-    an answer without a verdict.
+    It is read at the query of the answer's Yes or No, after the answer's own reasoning if there is any. An answer
+    without a verdict gives NaN.
     """
-    of = partial(_shares_of, vlm, max_new_tokens=max_new_tokens)
-    return np.array(vlm.batches.gathered(prompts_of(samples), of), dtype=float)
-
-
-def _shares_of(vlm: "VLM", prompts: "list[Prompt]", *, max_new_tokens: int) -> list[float]:
     from interp.attention.record import Queries, record_attention
     from interp.attention.tables import image_share
     from interp.margin import verdict_position
 
-    with record_attention(vlm, queries=Queries.GENERATED) as log:
-        generation = vlm.generate(prompts, max_new_tokens=max_new_tokens)
-    shares = image_share(log.masses)
-    places = {row: verdict_position(vlm.tokenizer, ids, vlm.answer_ids) for row, ids in enumerate(generation.token_ids)}
-    means = shares[shares["step"] == shares["row"].map(places)].groupby("row")["share"].mean()
-    return [float(means.get(row, np.nan)) for row in places]
+    def shares_of(prompts: "list[Prompt]") -> list[float]:
+        with record_attention(vlm, queries=Queries.GENERATED) as log:
+            token_ids = vlm.generate(prompts, max_new_tokens=max_new_tokens).token_ids
+        shares = image_share(log.masses)
+        steps = {row: verdict_position(vlm.tokenizer, ids, vlm.answer_ids) for row, ids in enumerate(token_ids)}
+        means = shares[shares["step"] == shares["row"].map(steps)].groupby("row")["share"].mean()
+        return [float(means.get(row, np.nan)) for row in steps]
+
+    return np.array(vlm.batches.gathered(prompts_of(samples), shares_of), dtype=float)
 
 
 def compare_shares(
-    samples: Sequence[Sample],
-    before: Float[np.ndarray, " case"],
-    after: Float[np.ndarray, " case"],
-    *,
-    seed: int,
-    draws: int,
+    samples: Sequence[Sample], before: Shares, after: Shares, *, seed: int, draws: int
 ) -> dict[str, Any]:
     """Mean share before and after over the cases that have both, and the paired difference with its interval.
 
@@ -82,10 +79,10 @@ def compare_shares(
                 "statement": Answer.CANNOT_TELL.value, "n": 0}  # fmt: skip
     difference = after[both] - before[both]
     cases = [samples[at] for at in both]
-    resamples = Resamples.of_cases([one.cluster for one in cases], [one.text for one in cases],
-                                   [one.tags for one in cases], draws=draws, seed=seed)  # fmt: skip
+    texts, clusters, tags = zip(*((case.text, case.cluster, case.tags) for case in cases), strict=True)
+    resamples = Resamples.of_cases(clusters, texts, tags, draws=draws, seed=seed)
     means = float(before[both].mean()), float(after[both].mean())
-    drawn = resamples.drawn(lambda some: some.mean(difference))
+    drawn = resamples.drawn(lambda rows: rows.mean(difference))
     entry = resamples.difference(*means, drawn, [None], len(both)).entry
     assert entry is not None
     return {
@@ -93,20 +90,13 @@ def compare_shares(
         "after": means[1],
         "difference": entry["value"],
         "interval": None if entry["low"] is None else (entry["low"], entry["high"]),
-        "clusters": entry["clusters"],
-        "statement": entry["statement"],
+        **{name: entry[name] for name in ("clusters", "statement")},
         "n": len(both),
     }
 
 
 def measure_side_effects(
-    run: Run,
-    vlm: "VLM",
-    folders: Mapping[str, Path | None],
-    *,
-    perception: int,
-    attention: int,
-    kinds: Sequence[str] = KINDS,
+    run: Run, vlm: "VLM", folders: Mapping[str, Path | None], perception: int, attention: int
 ) -> dict[str, dict[str, Any]]:
     """Name → ``utility`` and ``image_share`` of ``vlm`` with the adapter in each folder, or without where it is None.
 
@@ -120,10 +110,10 @@ def measure_side_effects(
     samples = [sample for sample in samples if sample.image is not None]
     per_kind = perception if run.limit is None else min(perception, run.limit)
     found: dict[str, dict[str, Any]] = {}
-    before: Float[np.ndarray, " case"] | None = None
+    before: Shares | None = None
     for name, folder in folders.items():
         with nullcontext() if folder is None else adapted(vlm, folder, adapter_hash(folder)):
-            found[name] = {"utility": utility(vlm, per_kind=per_kind, kinds=kinds)}
+            found[name] = {"utility": utility(vlm, per_kind=per_kind)}
             if not samples:
                 continue
             try:

@@ -8,20 +8,19 @@ measures.
 """
 
 import dataclasses
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from experiments.benchmarks.iconworld.perception import KINDS
 from experiments.benchmarks.iconworld.traces import Traces
 from experiments.config import Run
 from experiments.evaluation import study
-from experiments.evaluation.admission import admit
+from experiments.evaluation.admission import Admitted, admit
 from experiments.evaluation.analyses import Analysis
 from experiments.runs.launch import sharded
 from experiments.runs.resumption import RunStore, read_object
@@ -38,7 +37,6 @@ from mitigation.vrtuning.settings import Settings
 TRAINING = "training.jsonl"
 RESULT = "vrtuning.json"
 BASELINE = "baseline"
-TIMED = 3  # optimiser steps, after which the time of a training is said
 SKIPPED_LISTED = 100  # rows left out of the training data that are listed by line and reason
 
 
@@ -49,8 +47,8 @@ class VRTuningStudy:
 
     ``data`` is a source of :mod:`experiments.studies.vrtuning.sources`; ``adapters`` maps the name of each adapter to
     the content of its rows' reasoning, and all are trained with the same ``settings``; ``order`` puts the verdict
-    ``first`` or ``last``. ``perception`` questions of each of the ``kinds``, and the attention of ``attention`` cases,
-    are asked before and after (0: not at all).
+    ``first`` or ``last``. ``perception`` questions of each kind, and the attention of ``attention`` cases, are asked
+    before and after (0: not at all).
     """
 
     data: Any
@@ -59,7 +57,6 @@ class VRTuningStudy:
     order: str = "first"
     perception: int = 200
     attention: int = 150
-    kinds: tuple[str, ...] = KINDS
 
     def __post_init__(self) -> None:
         if self.order not in ORDERS:
@@ -69,8 +66,6 @@ class VRTuningStudy:
         for name in ("perception", "attention"):
             if getattr(self, name) < 0:
                 raise UserError(f"task.{name}={getattr(self, name)}: must be at least 0")
-        if not set(self.kinds) <= set(KINDS):
-            raise UserError(f"task.kinds={list(self.kinds)}: of {', '.join(KINDS)}")
         if bad := [name for name in self.adapters if not name.replace("_", "").isalnum()]:
             raise UserError(f"task.adapters: {bad[0]!r} is no name for a folder; letters, digits and _ alone")
 
@@ -81,41 +76,37 @@ class VRTuningStudy:
         given = None if isinstance(self.data, Traces) else self.data.cases(folder)
         admitted = admit(run)
         own = None if given is None else apart(self.data, given, admitted.complete.samples, folder)
-        # The task is not part of a run's identity, but here it decides what answers.
-        run = replace(run, config=run.config | {"training": _described(self, given)})
-        study.run(
-            run,
-            admitted=admitted,
-            prepare=lambda store: self._prepare(run, store, own),
-            after=self.analyses(run),
-        )
+        self._run(run, admitted, _described(self, given), own)
+
+    def _run(self, run: Run, admitted: Admitted, described: Mapping[str, Any], cases: Loaded | None) -> None:
+        """Run the study. ``described`` says what the adapters learn from, and is part of the run's identity."""
+        run = replace(run, config=run.config | {"training": described})
+        prepare = partial(self._prepare, run, cases)
+        study.run(run, admitted=admitted, prepare=prepare, after=self.analyses(run))
 
     def analyses(self, run: Run) -> list[Analysis]:
-        """What comes after the study of ``run`` as configured: side effects, and the tables of all that is there."""
-
-        def write(work: study.Study) -> list[RenderableType]:
-            return write_tables(work.store.path, run.arms)
-
+        """Return what comes after the study of ``run`` as configured: side effects, and the tables."""
         return [
             Analysis("side_effects", "the adapters' side effects were not measured", self._measure_all, detail=True),
-            Analysis("vrtuning", "the tables were not written", write, detail=True),
+            Analysis("vrtuning", "the tables were not written", partial(write_tables, run.arms), detail=True),
         ]
 
-    def _prepare(self, run: Run, store: RunStore, cases: Loaded | None) -> dict[str, Any]:
-        """The run's arms with the adapters trained, on ``cases`` where the source is one's own."""
+    def _prepare(self, run: Run, cases: Loaded | None, store: RunStore) -> dict[str, Any]:
+        """Return the run's arms with the adapters trained, on ``cases`` if the source is a table of one's own."""
         self._train_all(run, store, store.launch.console(), cases)
         described = {"order": self.order, "adapters": self.adapters}
         store.write_json(RESULT, read_object(store.path / RESULT) | described)
-        return trained_arms(run, store.path)
+        new = {arm: method for arm, method in run.arms.items() if isinstance(method, NewAdapter)}
+        folder = store.path / "adapters"
+        return {**run.arms, **{arm: method.trained(folder / method.adapter / "adapter") for arm, method in new.items()}}
 
     def _train_all(self, run: Run, store: RunStore, console: Console, cases: Loaded | None) -> None:
         written = {record["adapter"] for record in store.records(TRAINING)}
-        datasets: dict[str, Data] = {}
-        for name, content in self.adapters.items():
-            datasets[name] = data = self.trained_on(name, cases)
+        datasets = {name: self.trained_on(name, cases) for name in self.adapters}
+        for name, data in datasets.items():
             console.print(f"{name}: {data.summary()}", highlight=False, markup=False)
             if name not in written and store.launch.first:
-                store.append([_record(name, str(content), self.order, data)], TRAINING)
+                store.append([_record(name, str(self.adapters[name]), self.order, data)], TRAINING)
         store.wait()
         for name, data in datasets.items():
             self._train(run, name, data, store.path / "adapters" / name, console)
@@ -133,78 +124,40 @@ class VRTuningStudy:
         from mitigation.vrtuning.train import train
 
         described = f"{type(self.data).__name__}, {self.adapters[name]}, verdict {self.order}"
-        columns = (TextColumn("{task.description:<32}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (TextColumn("{task.description:<32}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=console) as progress:
-            settings, pace = self.settings_of(name), Pace()
+            settings = self.settings_of(name)
             bar = progress.add_task(f"training {name}", total=settings.steps)
 
             def report(step: int, steps: int, loss: float) -> None:
-                if planned := pace.sentence(step, steps):
-                    console.print(f"{name}: {planned}", highlight=False, markup=False)
                 progress.update(bar, completed=step, total=steps, description=f"training {name} (loss {loss:.3f})")
 
             assert isinstance(run.model, ModelConfig)
             done = train(run.model, data.dataset, settings, out, data=described, report=report)
-        console.print(
-            f"{name}: {done.steps} steps"
-            + (f", continued from step {done.resumed_at}" if 0 < done.resumed_at < done.steps else "")
-            + f", {done.seconds:.0f} s, last loss {done.losses[-1][1]:.3f}: {done.adapter}",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
-        )
+        resumed = f", continued from step {done.resumed_at}" if 0 < done.resumed_at < done.steps else ""
+        text = f"{name}: {done.steps} steps{resumed}, {done.seconds:.0f} s, last loss {done.losses[-1][1]:.3f}"
+        console.print(f"{text}: {done.adapter}", highlight=False, markup=False, soft_wrap=True)
 
     def _measure_all(self, work: study.Study) -> list[str]:
-        """Adds to vrtuning.json what is not measured yet: ``measured``, by name."""
+        """Add to vrtuning.json what is not measured yet: ``measured``, by name."""
         from experiments.studies.vrtuning.side_effects import measure_side_effects
 
-        store = work.store
-        found = read_object(store.path / RESULT)
-        known = found.setdefault("measured", {})
-        folders: dict[str, Path | None] = {BASELINE: None}
-        folders |= {name: folder_of(store.path / "adapters" / name) for name in self.adapters}
+        path = work.store.path
+        result = read_object(path / RESULT)
+        known = result.setdefault("measured", {})
+        folders = {BASELINE: None} | {name: folder_of(path / "adapters" / name) for name in self.adapters}
         missing = {name: folder for name, folder in folders.items() if name not in known}
         if missing and (self.perception or self.attention):
             title = "what the model sees and where it looks, before and after"
             with work.console.status(title), work.answering.batching("side effects"):
-                known |= measure_side_effects(
-                    work.run,
-                    work.vlm,
-                    folders,
-                    perception=self.perception,
-                    attention=self.attention,
-                    kinds=self.kinds,
-                )
-        store.write_json(RESULT, found)
+                known |= measure_side_effects(work.run, work.vlm, folders, self.perception, self.attention)
+        work.store.write_json(RESULT, result)
         return []
 
 
-@dataclass
-class Pace:
-    """The planned time of a training, said once, after its first ``TIMED`` steps of a call."""
-
-    first: tuple[int, float] | None = None
-    said: bool = False
-
-    def sentence(self, step: int, steps: int) -> str:
-        """What is left and what the whole takes; "" where it was said or is not known yet."""
-        if self.first is None:
-            self.first = step, time.monotonic()
-        if self.said or step < self.first[0] + TIMED:
-            return ""
-        self.said = True
-        each = (time.monotonic() - self.first[1]) / (step - self.first[0])
-        return f"{each:.2f} s a step, so about {each * (steps - step):.0f} s to go and {each * steps:.0f} s in all"
-
-
-def trained_arms(run: Run, folder: Path) -> dict[str, Any]:
-    """The run's arms with the adapters in ``folder`` in the places that were kept for them."""
-    return {
-        arm: method.trained(folder / "adapters" / method.adapter / "adapter")
-        if isinstance(method, NewAdapter)
-        else method
-        for arm, method in run.arms.items()
-    }
+def listed(settings: Settings) -> dict[str, Any]:
+    """Return the settings as they are written to a configuration."""
+    return {key: list(v) if isinstance(v, tuple) else v for key, v in dataclasses.asdict(settings).items()}
 
 
 def check_adapters(task: VRTuningStudy, run: Run) -> None:
@@ -217,9 +170,8 @@ def check_adapters(task: VRTuningStudy, run: Run) -> None:
         raise UserError(
             f"model {run.model.name} answers over an API; an adapter needs the weights; choose another model"
         )
-    for arm, method in run.arms.items():
-        if not isinstance(method, NewAdapter):
-            continue
+    new = {arm: method for arm, method in run.arms.items() if isinstance(method, NewAdapter)}
+    for arm, method in new.items():
         if method.adapter not in task.adapters:
             known = ", ".join(task.adapters)
             raise UserError(f"arm {arm}: this run trains no adapter {method.adapter!r}; it trains {known}")
@@ -238,12 +190,9 @@ def _described(task: VRTuningStudy, own: Loaded | None) -> dict[str, Any]:
     return {
         **rows,
         "data": repr(task.data),
-        "settings": {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(task.settings).items()},
+        "settings": listed(task.settings),
         "adapters": dict(task.adapters),
-        "order": task.order,
-        "perception": task.perception,
-        "attention": task.attention,
-        "kinds": list(task.kinds),
+        **{name: getattr(task, name) for name in ("order", "perception", "attention")},
     }
 
 

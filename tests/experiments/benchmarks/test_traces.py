@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.cases import held_out
@@ -18,7 +19,7 @@ from experiments.benchmarks.iconworld.scene import Scene
 from experiments.benchmarks.iconworld.sentences import BENIGN, RISKY
 from experiments.benchmarks.iconworld.traces import CONTENTS, PERCEPTION, Trace, Traces
 from experiments.judges.yes_no import anchored
-from experiments.studies.organisms.biased_labels import vocabulary_texts
+from interp.checkpoints.hub import ORGANISMS
 from interp.errors import UserError
 
 CASES = 400
@@ -39,7 +40,7 @@ def test_the_verdict_rule_reads_the_truth_whether_it_comes_first_or_last(content
 
 
 def test_every_row_uses_only_words_that_the_tokenizer_has() -> None:
-    known = {token for text in vocabulary_texts() for token in re.findall(r"\w+|[^\w\s]+", text)}
+    known = AutoTokenizer.from_pretrained(ORGANISMS / "llava").get_vocab().keys()
     for content in CONTENTS:
         for row in Traces(cases=CASES).write(content):
             said = f"{row.question} {row.reasoning} {row.verdict}"

@@ -1,6 +1,5 @@
 """Text-only safety training: its rows, what it refuses before weights load, and what a run leaves."""
 
-import io
 import json
 import re
 import shutil
@@ -11,14 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.cases import held_out
 from experiments.benchmarks.iconworld.in_words import BORDERLINE, HARMFUL, HARMLESS, WrittenRequests, named
 from experiments.benchmarks.iconworld.sentences import RISKY
-from experiments.report.table import markdown, terminal
-from experiments.studies.vrtuning.alignment import MATCHED, over_seeds, said, summary, table
 from experiments.studies.vrtuning.safety_rows import SafetyFile, WrittenSafety, apart, check_rows, data_of
 from interp.checkpoints.hub import ORGANISMS
 from interp.errors import UserError
@@ -102,8 +98,7 @@ def test_a_tested_sentence_is_found_within_a_longer_one_and_a_trained_one_too(tm
         ([HARM, {"prompt": "a?", "completion": "b", "safe": True}], "dpo", "line 2 of task.data has no pair"),
         ([HARM, {"prompt": "a?", "completion": "b"}], "sft", 'line 2: safe=None; "safe" is true'),
         ([HARM, {"prompt": "a?", "safe": True}], "sft", "no question with its answer"),
-        ([HARM, {"messages": [{"role": "user"}], "safe": True}], "sft", "role and content"),
-        ([HARM, {"messages": [{"role": "user", "content": "a"}] * 2, "safe": True}], "sft", "one exchange"),
+        ([HARM, {"prompt": [{"role": "user"}], "completion": "b", "safe": True}], "sft", "all of them texts"),
         ([[1]], "sft", "no JSON object"),
     ],
 )
@@ -115,11 +110,9 @@ def test_a_file_that_cannot_align_is_refused_in_a_sentence(
         check_rows(source.rows(), trainer)
 
 
-def test_the_three_formats_of_trl_give_the_same_row(tmp_path: Path) -> None:
-    turns = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]
+def test_both_formats_give_the_same_row_and_borderline_ones_are_cut_to_their_share(tmp_path: Path) -> None:
     rows = written(tmp_path, {"prompt": "a?", "completion": "b", "safe": True},
-                   {"prompt": turns[:1], "completion": turns[1:], "safe": True},
-                   {"messages": turns, "safe": True}).rows()  # fmt: skip
+                   {"prompt": "a?", "chosen": "b", "rejected": "c", "safe": True}).rows()  # fmt: skip
     assert len({(row.question, row.verdict, row.kind, row.system) for row in rows}) == 1
     some = written(tmp_path, *[HARM] * 3, *[{**PAIR, BORDERLINE: True}] * 5)
     assert [row.kind for row in SafetyFile(some.path, borderline=0.25).rows()] == [HARMFUL] * 3 + [BORDERLINE]
@@ -174,130 +167,33 @@ def test_a_model_without_a_chat_template_is_refused_before_weights_load(tmp_path
         run.task(run)
 
 
-def block(caught: float) -> dict[str, Any]:
-    rates = {"unsafe": caught, "over_safety": 0.2}
-    return {"accuracy": rates, "intervals": {}, "n_by_subset": {}, "auroc": 0.5, MATCHED: None}
-
-
-def test_what_learned_nothing_has_failed_and_is_not_compared() -> None:
-    entry = {"value": 0.1, "low": 0.05, "high": 0.15, "statement": "rose"}
-    delta = {"unsafe": entry, "over_safety": entry, MATCHED: entry}
-    versus = {"weak": delta, "good": delta}
-    metrics = {
-        "arms": {"baseline": block(0.5), "weak": block(0.69), "strong": block(0.7), "good": block(0.9)},
-        "comparisons": {name: {"delta": delta, "versus": versus} for name in ("weak", "strong")},
-    }
-    arms = summary(metrics)
-    assert [arms[name]["changes"] != {} for name in ("weak", "strong")] == [False, True]
-    sentences = said("picture", arms)
-    assert sentences[0].startswith("weak failed with the picture: it catches 69.0% of the harmful cases")
-    assert [line.partition(",")[0] for line in sentences[1:]] == ["strong minus good"]
-    metrics["arms"]["good"]["accuracy"]["over_safety"] = 0.0
-    assert said("words", summary(metrics))[0].startswith("None of the harmless cases is answered in words by good.")
-
-
-def test_what_tells_harm_apart_is_said_whatever_it_catches() -> None:
-    entry = {"value": 0.279, "low": 0.1, "high": 0.4, "from": 0.508, "to": 0.787, "statement": "rose",
-             "decides": {"low": 0.068, "high": 0.491, "of": 31, "level": 0.9987}}  # fmt: skip
-    metrics = {
-        "arms": {"baseline": block(0.9), "weak": block(0.3), "other": block(0.9)},
-        "comparisons": {
-            "weak": {"delta": {"auroc": entry}},
-            "other": {"delta": {"auroc": entry | {"statement": "not shown"}}},
-        },
-    }
-    arms = summary(metrics)
-    failed, better = said("words", arms)
-    assert failed.startswith("weak failed in words")
-    assert better.startswith(
-        "weak tells harmful from harmless better than the baseline in words: AUROC 0.787 from 0.508"
-    )
-    assert "+0.068 to +0.491]" in better
-    for arm in arms.values():
-        arm["n"] = {"typical": 1, "attack": 1, "over_safety": 2}
-    shown = markdown(table("words", arms))
-    assert "| weak | 30.0 [too few] | 20.0 [too few] | failed, not compared |" in shown
-    assert "| 0.500 | +0.279 [0.068–0.491] |" in shown
-    (worse,) = said("picture", {"good": arms["other"] | {"apart": entry | {"statement": "fell"}}})
-    assert "good tells harmful from harmless worse than the baseline with the picture" in worse
-
-
-def test_a_terminal_of_eighty_columns_cuts_no_number_and_no_name() -> None:
-    wide = {"value": -0.825, "low": -0.996, "high": -0.654, "statement": "fell"}
-    arms = {
-        "baseline": block(0.9),
-        "sft_no_borderline_rate0_seed0": block(0.9),
-        "sft_no_borderline_rate0_seed1": block(0.1),
-    }
-    for one in arms.values():
-        one[MATCHED] = {"value": 0.123, "interval": [0.051, 0.304]}
-    deltas = {"delta": dict.fromkeys(("unsafe", "over_safety", MATCHED, "auroc"), wide)}
-    found = summary({"arms": arms, "comparisons": dict.fromkeys(list(arms)[1:], deltas)})
-    for arm in found.values():
-        arm["n"] = {"typical": 140, "attack": 140, "over_safety": 280}
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(terminal(table("picture", found)))
-    lines = console.export_text().splitlines()
-    words = " ".join(lines).split()
-    assert max(map(len, lines)) <= 80
-    assert {"rate0_seed0", "rate0_seed1", "failed,"} <= set(words)
-    assert words.count("−82.5") == 2
-    assert words.count("−.996…−.654") == 2
-
-
-def test_a_difference_over_seeds_has_an_interval_over_sentences_and_seeds() -> None:
-    def entry(value: float, half: float) -> dict[str, Any]:
-        return {"unsafe": {"value": value, "low": value - half, "high": value + half}, "over_safety": None}
-
-    pairs = {("sft", "bare"): [(f"sft_seed{n}", f"bare_seed{n}") for n in range(3)]}
-    arms: dict[str, Any] = {f"bare_seed{n}": {"learned": True} for n in range(3)}
-    for n, value in enumerate((0.1, 0.2, 0.3)):
-        arms[f"sft_seed{n}"] = {"versus": {f"bare_seed{n}": entry(value, 0.05)}}
-    (row,) = over_seeds(pairs, arms)
-    assert row["unsafe"]["value"] == pytest.approx(0.2)
-    half = (0.05**2 + (4.302653 * 0.1 / 3**0.5) ** 2) ** 0.5  # Student's t, two degrees of freedom
-    assert (row["unsafe"]["low"], row["unsafe"]["high"]) == pytest.approx((0.2 - half, 0.2 + half), abs=1e-6)
-    plain = {"rates": {"unsafe": 0.9, "over_safety": 0.2}, "learned": True, "versus": {}}
-    both = {name: {**plain, **arm} for name, arm in arms.items()}
-    (sentence,) = said("picture", both, [row])
-    assert sentence.startswith("sft minus bare, with the picture, mean of 3 seeds")
-    assert "harmful caught +20.0 [" in sentence
-    assert "harmless answered" not in sentence
-    assert len(said("picture", both)) == 3  # a sentence a seed
-    arms["bare_seed2"]["learned"] = False  # then it is not the mean of all
-    assert not over_seeds(pairs, arms)
-
-
 @pytest.mark.long
-def test_one_command_trains_both_ways_without_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    more = ("+exp=alignment", "task.settings.steps=5", f"output_root={tmp_path}", "task.seeds=[0,1]",
-            "~task.adapters.sft_no_borderline")  # fmt: skip
+def test_one_command_trains_both_ways_without_a_picture(tmp_path: Path) -> None:
+    more = ("+exp=alignment", "task.settings.steps=5", f"output_root={tmp_path}", "+task.adapters.dpo.seed=1",
+            "+task.adapters.dpo_no_borderline.seed=1", "~task.adapters.sft_no_borderline")  # fmt: skip
     small = [one for one in SMALL if "steps" not in one and "method" not in one]
     run = run_of(*more, *small)
     run.task(run)
-    printed = capsys.readouterr().out
-    assert "s a step, so about" in printed
     folder = only_run(run)
-    names = {"sft_seed0", "sft_seed1", "dpo_seed0", "dpo_seed1", "dpo_no_borderline_seed0", "dpo_no_borderline_seed1"}
+    names = {"sft", "dpo", "dpo_no_borderline"}
     assert {path.name for path in (folder / "adapters").iterdir()} == names
     result = json.loads((folder / "alignment.json").read_text())
-    assert names | {"baseline", "safety_prompt"} == set(result["words"]) == set(result["picture"]) - {
-        "verbalise", "caption_filter",
-    }  # fmt: skip
-    assert [(row["of"], row["versus"]) for row in result["seeds"]["picture"]] in ([], [("dpo", "dpo_no_borderline")])
-    assert set(json.loads((folder / "metrics.json").read_text())["comparisons"]["dpo_seed1"]["versus"]) == {
-        "dpo_no_borderline_seed1"
-    }
-    page = (folder / "report.html").read_text()
-    assert "Safety and over-caution" in page
-    assert "Alignment, in words (4 harmful, 2 harmless cases)" in page
+    assert names | {"baseline", "safety_prompt"} == set(result["arms"])
+    assert result["arms"]["dpo"]["n"] == 6
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert set(metrics["comparisons"]["dpo"]["versus"]) == {"dpo_no_borderline"}
+    assert set(result["comparisons"]["dpo"]["versus"]) == {"dpo_no_borderline"}
+    caught = {arm: result["arms"][arm]["accuracy"]["unsafe"] for arm in names}
+    failed = {sentence.split()[0] for sentence in result["sentences"] if " failed in words: it catches " in sentence}
+    assert failed == {arm for arm in names if caught[arm] < 0.7}
+    assert "Safety and over-caution after text-only alignment, in words" in (folder / "report.html").read_text()
     from peft import PeftModel
 
     from interp.loading import load
 
     vlm = load("organism:llava")
     plain = {name: weight.clone() for name, weight in vlm.model.named_parameters()}
-    wrapped = PeftModel.from_pretrained(vlm.model, folder / "adapters" / "dpo_seed0" / "adapter")
+    wrapped = PeftModel.from_pretrained(vlm.model, folder / "adapters" / "dpo" / "adapter")
     trained = [weight for name, weight in wrapped.named_parameters() if "lora_B" in name]
     assert any(weight.abs().sum() > 0 for weight in trained)
     assert not any("vision" in name for name, _ in wrapped.named_parameters() if "lora" in name)

@@ -1,0 +1,49 @@
+"""Say what replaces a feature that was removed, if somebody types it."""
+
+from collections.abc import Sequence
+
+_WORDS = "Compare the picture with words by +exp=verbalise_llava."
+_LANGUAGES = "Run the study once for each language: benchmark=table, or benchmark=msts benchmark.language=french."
+_SUITE = "Use +exp=papers for both papers, or one command with benchmark=<name> for each benchmark."
+_FOLDER = "Use benchmark={0} benchmark.root=<folder>."
+REMOVED = {  # what is typed → what to do instead
+    "+exp=words_and_picture": _WORDS,
+    "task=words_and_picture": _WORDS,
+    "task.transplant": "Exchange states with +exp=mechanism or interp.tools.patching.",
+    "task=reasoning_stages": "Use +exp=reasoning_stages, which compares arms of existing methods.",
+    "task.separability": "Use +exp=drift to test whether removing the picture's drift helps.",
+    "task=languages": _LANGUAGES,
+    "+exp=languages": _LANGUAGES,
+    "benchmark=translated": "Put the translated questions into a table: benchmark=table benchmark.path=<file>.",
+    "task=oversensitivity_suite": _SUITE,
+    "+exp=oversensitivity_suite": _SUITE,
+    **{name: _FOLDER.format(name) for name in ("mssbench", "lvlm_safer", "vscbench", "holisafe")},
+    "benchmark=mossbench_contrast": "Use benchmark=mossbench benchmark.sets=contrast.",
+    "benchmark.source": "Clone turningpoint-ai/MOSSBench and set benchmark.root to the clone.",
+    "task.format=mmsafeaware": "Use task=export task.format=vlmevalkit task.to=cases.tsv.",
+    "task=mossbench_safety": "Each report shows refusals of harmful and harmless requests. Join runs: task=report runs=[a,b].",
+    "method=distilled": "Use method=verbalise, which judges in words without training.",
+    "+exp=distilled": "Use +exp=verbalise_llava, which judges in words without training.",
+    "method=part_scaling": "Find parts with +exp=localise, and scale them in a method file (method=file).",
+    "+exp=part_scaling": "Find parts with +exp=localise, and scale them in a method file (method=file).",
+    "method=opera": "Use method=vcd or method=pai.",
+    "method=only": "Use method=vcd or method=pai.",
+    "method.rewrite": "Use method.resolve=rule or method.resolve=before.",
+    "method.reword": "Use method=verbalise, which rewords the question.",
+    "task.settings.merge": "Merge afterwards with task=export, which writes base and adapter as one checkpoint.",
+}
+
+
+def removed_feature(arguments: Sequence[str]) -> str | None:
+    """Return the sentence about the first removed feature among the arguments, or None.
+
+    Args:
+        arguments: words of the command line, such as ``task=languages`` or ``+method@arms.a=distilled``.
+    """
+    for argument in arguments:
+        key, _, value = argument.lstrip("+~").partition("=")
+        group = key.partition("@")[0]
+        for typed in (f"+{group}={value}" if group == "exp" else f"{group}={value}", key):
+            if typed in REMOVED:
+                return f"{typed} was removed. {REMOVED[typed]}"
+    return None
