@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from interp.attention.record import Queries, record_attention
 from interp.errors import UserError
 from interp.hooks.residual import edit_residual, last_layer, residuals
-from interp.hooks.sublayers import activations, edit_activations, layers_of
+from interp.hooks.sublayers import activations, layers_of
 from interp.layout import layout_for
 from interp.speed.vision_cache import FeatureCache, shared_features
 from interp.tools.attribution import integrated_gradients
@@ -67,9 +67,6 @@ class Pretended(Tensor):
         made.held = held
         return made
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"Pretended({self.held}, {self.device})"
-
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         return computed(func, args, kwargs or {})
@@ -103,8 +100,7 @@ def computed(func: Any, args: Any, kwargs: Any) -> Any:
 
 def devices_of(func: Any, args: Any, tensors: list[Tensor]) -> dict[torch.device, tuple[int, ...]]:
     """Return each device with the shape of a tensor there. Numbers and indices may be on the CPU."""
-    indices = args[1] if func in INDEXED and args[0].device.type == NAME else ()
-    free = [id(index) for index in indices]
+    free = [id(index) for index in args[1]] if func in INDEXED and args[0].device.type == NAME else []
     devices: dict[torch.device, tuple[int, ...]] = {}
     for tensor in tensors:
         if tensor.device.type != "cpu" or (tensor.dim() and id(tensor) not in free):
@@ -135,6 +131,9 @@ class Functions(TorchFunctionMode):
             return aten._scaled_dot_product_attention_math(*args, **kwargs)[0]
         if func is Tensor.tolist and ours:
             return args[0].cpu().tolist()
+        if func in (Tensor.__getitem__, Tensor.__setitem__) and ours:
+            parts = args[1] if isinstance(args[1], tuple) else (args[1],)
+            return func(args[0], tuple(torch.tensor(i) if isinstance(i, list) else i for i in parts), *args[2:])
         return func(*args, **kwargs)
 
 
@@ -178,8 +177,7 @@ def edited(vlm: VLM) -> Any:
         cut = recorded(METHODS["baseline"], vlm)
     with edit_residual(vlm, halve, layers=range(last_layer(vlm) + 1)):
         steered = answers(METHODS["baseline"], vlm)
-    with edit_activations(vlm, lambda here: here.hidden / 2, what="attention"):
-        return [cut, steered, vlm.score(PROMPTS)]
+    return [cut, steered]
 
 
 def patched(vlm: VLM) -> Any:

@@ -7,12 +7,12 @@ from interp.attention import record as capture
 from interp.attention.record import Queries, record_attention
 from interp.attention.tables import image_share
 from interp.errors import UserError
-from interp.hooks.attention import _TAPS, AttentionCall, intercept
+from interp.hooks.attention import AttentionCall, intercept
 from interp.hooks.forward import paused
 from interp.segments import SEGMENTS, segment
 from interp.vlm import VLM, Prompt
 from tests.families import FAMILIES
-from tests.interp.eager import eager_weights, implementations
+from tests.interp.eager import eager_weights
 from tests.tiny import picture
 
 TOLERANCE = 1e-5
@@ -76,45 +76,6 @@ def test_logits_and_tokens_are_the_native_ones(family, prompts):
         assert torch.allclose(logits[real], native[real], atol=TOLERANCE)
         assert recorded.token_ids == answers.token_ids
         assert torch.allclose(recorded.margins, answers.margins, atol=TOLERANCE)
-
-
-def test_a_padded_batch_keeps_its_mask_under_our_name(vlm, prompts, monkeypatch):
-    """What is lost when no mask function is registered under the attention function's name."""
-    from transformers import AttentionMaskInterface
-
-    from interp.hooks.attention import NAME
-
-    encoded = vlm.encode(prompts)
-    native = forward_logits(vlm, encoded)[:, -1]
-    with intercept(vlm):
-        assert torch.allclose(forward_logits(vlm, encoded)[:, -1], native, atol=TOLERANCE)
-        monkeypatch.delitem(AttentionMaskInterface._global_mapping, NAME)
-        assert float((forward_logits(vlm, encoded)[:, -1] - native).abs().max()) > 0.1
-
-
-def test_everything_is_as_before_also_after_an_exception(family, prompts):
-    encoded = family.encode(prompts)
-    forward_logits(family, encoded)  # transformers puts hooks of its own on some modules at the first forward
-    family.speaker.register_forward_hook(lambda *args: None)  # and another tool, its own
-    before, hooks = implementations(family.model), count_hooks(family)
-
-    def interrupted(**changed):
-        with record_attention(family):
-            family.generate(prompts, max_new_tokens=2, **changed)
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        interrupted()
-    with pytest.raises(UserError, match="of no batch"):
-        interrupted(encoded=encoded)
-    assert implementations(family.model) == before
-    assert count_hooks(family) == hooks
-    assert not family.on_encode
-    assert not _TAPS
-
-
-def count_hooks(vlm):
-    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in vlm.model.modules())
 
 
 def test_steps_count_from_the_verdict(vlm, prompts):
@@ -267,20 +228,6 @@ def test_layers_together_are_layers_one_by_one(held, vlm, prompts, monkeypatch):
     with record_attention(vlm, queries=Queries.VERDICT) as kernel:
         vlm.generate(prompts, max_new_tokens=1)
     assert torch.allclose(record.pieces[0].mass, kernel.pieces[0].mass, atol=TOLERANCE)
-
-
-def test_more_segments_than_a_head_is_wide(prompts):
-    model, processor = FAMILIES["llava"]()
-    for attention in (layer.self_attn for layer in model.model.language_model.layers):
-        assert attention.head_dim == 8
-    call_vlm = VLM(model, processor)
-    encoded = call_vlm.encode(prompts)
-    indicator = torch.nn.functional.one_hot(torch.arange(22) % 11, 11).float().expand(2, -1, -1)
-    values, found = capture._as_values(indicator, 8), []
-    with intercept(call_vlm, observe=lambda call: found.append((capture._kernel_mass(call, values, 11), call.rows()))):
-        forward_logits(call_vlm, encoded)
-    for mass, rows in found:
-        assert torch.allclose(mass[1], (rows @ indicator[:, None])[1], atol=TOLERANCE)
 
 
 def test_bad_input_names_what_is_known(vlm, prompts):

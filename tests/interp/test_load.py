@@ -3,7 +3,6 @@
 import hashlib
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -204,25 +203,6 @@ def test_what_another_library_says_becomes_a_way_out(saved: Path, error: str, na
 
     with pytest.raises(UserError, match=named):
         loading._reading(loading.Source(str(saved)), "processor", fail, attn_implementation="sdpa")
-
-
-@pytest.mark.parametrize(
-    ("installed", "asked"),
-    [
-        ("2.13.0+cu126", "torch==2.13.0+cu126 torchvision --index-url https://download.pytorch.org/whl/cu126"),
-        ("2.9.1", "torch==2.9.1 torchvision"),
-    ],
-)
-def test_the_line_that_installs_torchvision_fits_this_torch(
-    saved: Path, monkeypatch: pytest.MonkeyPatch, installed: str, asked: str
-) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise ImportError("Qwen2VLVideoProcessor requires the Torchvision library")
-
-    monkeypatch.setattr(torch, "__version__", installed)
-    with pytest.raises(UserError) as refused:
-        loading._reading(loading.Source(str(saved)), "processor", fail)
-    assert f"{sys.executable} -m pip install {asked}; where there is none" in str(refused.value)
 
 
 def test_an_attention_implementation_that_is_not_there(saved: Path) -> None:

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -106,32 +105,6 @@ def _scaled(module: Any, arguments: Any, output: Any) -> Any:
     return output
 
 
-def test_a_whole_head_is_computed_once_however_the_blocks_nest(monkeypatch: pytest.MonkeyPatch) -> None:
-    vlm = VLM(tiny_llava()[0].bfloat16(), tiny_llava()[1])
-    encoded = vlm.encode([Prompt("Is this safe?", picture(0))])
-    assert native_head(vlm.model) == ""
-    with torch.no_grad():
-        native = vlm.model(**encoded, logits_to_keep=1).logits
-        with float32_head(vlm.model):
-            whole = vlm.model(**encoded, logits_to_keep=1).logits
-        rows: list[int] = []
-        linear = nn.functional.linear
-
-        def counted(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-            if weight is vlm.model.lm_head.weight:
-                rows.append(hidden.shape[1])
-            return linear(hidden, weight, bias)
-
-        monkeypatch.setattr(nn.functional, "linear", counted)
-        for blocks in ([None], [None, None], [None, [3]], [[3], None]):
-            with ExitStack() as stack:
-                for tokens in blocks:
-                    stack.enter_context(float32_head(vlm.model, tokens))
-                assert torch.equal(vlm.model(**encoded, logits_to_keep=1).logits, whole)
-        assert rows == [0] * 4  # the native head has nothing to do
-        assert torch.equal(vlm.model(**encoded, logits_to_keep=1).logits, native)
-
-
 def test_the_copy_follows_its_weights() -> None:
     vlm, prompts = in_bfloat16("llava"), [Prompt("Is this safe?", picture(0))]
     _, _, reference = logits(vlm, prompts, None)
@@ -142,21 +115,6 @@ def test_the_copy_follows_its_weights() -> None:
     vlm.model.lm_head.weight = nn.Parameter(vlm.model.lm_head.weight / 4)
     halved, _, _ = logits(vlm, prompts, None)
     torch.testing.assert_close(halved.double(), reference / 2, atol=1e-4, rtol=1e-5)
-
-
-@pytest.mark.parametrize("rows", [1, 2, output_head.FEW - 1, output_head.FEW, 40])
-def test_few_rows_or_many_have_the_same_logits(rows: int) -> None:
-    drawn = torch.Generator().manual_seed(rows)
-    hidden, weight = (torch.randn(size, 64, generator=drawn).bfloat16() for size in (rows, 1000))
-    found = output_head._product(hidden, weight, nn.Linear(64, 1000), 0)
-    torch.testing.assert_close(found.double(), hidden.double() @ weight.double().T, rtol=1e-5, atol=1e-5)
-
-
-def test_the_hook_goes_with_an_error(vlm: VLM) -> None:
-    vlm.model.bfloat16()
-    with pytest.raises(ZeroDivisionError), float32_head(vlm.model):
-        _ = 1 / 0
-    assert not vlm.model.lm_head._forward_hooks
 
 
 def adapted(vlm: VLM) -> None:
