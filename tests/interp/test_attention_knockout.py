@@ -209,19 +209,15 @@ EDGES = [("image", "verdict"), ("image", "user"), ("user", "verdict"), ("image",
 
 @pytest.mark.long
 @pytest.mark.parametrize("family", [families.llava_mistral, families.gemma3, families.mllama])
-def test_windows_equal_eager_with_minus_infinity(family: Callable[[], families.Pieces]) -> None:
+def test_each_window_is_a_knockout_of_its_layers(family: Callable[[], families.Pieces]) -> None:
     vlm = VLM(*family())
     edges = [("user", "verdict"), ("template", "user")] if vlm.layout.cross_attended else EDGES[:3]
-    encoded = vlm.encode(PROMPTS)
-    segments, whole = segment(vlm, PROMPTS, encoded), vlm.score(PROMPTS, encoded=encoded)
+    whole = vlm.score(PROMPTS)
     layers = tuple(vlm.layout.attentions(vlm.model))
     for width, expected in ((1, [layers[:1], layers[1:]]), (2, [layers])):
         assert windows(vlm, width) == expected
         found = knockout_by_window(vlm, PROMPTS, edges, width=width)
         for effect, window in zip(found.moved, expected, strict=True):
-            with eager_without(vlm, segments, edges, list(window)):
-                margins = vlm.score(PROMPTS, encoded=encoded)
-            torch.testing.assert_close(effect, margins - whole, atol=2e-5, rtol=0)
             assert torch.equal(effect, knockout_effect(vlm, PROMPTS, edges, window).moved[0])
     by_ones = knockout_by_window(vlm, PROMPTS, edges, width=1, batch_size=1)
     together = knockout_by_window(vlm, PROMPTS, edges, width=1)

@@ -121,17 +121,8 @@ def adapted(vlm: VLM) -> None:
     get_peft_model(vlm.model, LoraConfig(r=2, target_modules=["lm_head"]))
 
 
-def packed(vlm: VLM) -> None:
-    head = vlm.model.lm_head
-    head.weight = nn.Parameter(torch.zeros(head.weight.numel() // 2, 1, dtype=torch.uint8), requires_grad=False)
-
-
 def offloaded(vlm: VLM) -> None:
     vlm.model.lm_head.weight = nn.Parameter(vlm.model.lm_head.weight.to("meta"))
-
-
-def sharded(vlm: VLM) -> None:
-    vlm.model.lm_head.weight = nn.Parameter(vlm.model.lm_head.weight.new_empty(0))
 
 
 class Scaled(nn.Linear):
@@ -149,9 +140,7 @@ def different(vlm: VLM) -> None:
     ("change", "why"),
     [
         (adapted, "the head is a Linear, no plain linear layer; if an adapter is on it, merge it"),
-        (packed, r"its weights are packed \(torch.uint8\); leave the head out of the quantisation"),
         (offloaded, "its weights are offloaded; give the head a device that holds them"),
-        (sharded, "its weights are sharded; load the whole head on each device"),
         (different, r"the logits computed again differ from its own by [\d.]+, more than rounding does"),
     ],
 )

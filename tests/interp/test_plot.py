@@ -17,8 +17,6 @@ from tests.tiny import picture
 
 RNG = np.random.default_rng(0)
 SIGNED = {"gradients": RNG.normal(size=(3, 3)), "occlusion": 0.2 * RNG.normal(size=(3, 3))}
-LONG = {"failure": plot.Words(["How"] * 6, [0.1] * 6), "success": plot.Words(["word"] * 60, [0.01] * 60)}
-GRIDS = {"failures": RNG.random((4, 5)), "successes": RNG.random((4, 5)) / 2}
 QUESTION = plot.Words(["How", "do", "I", "kill", "this", "?"], [0.01, 0.0, 0.02, 0.3, 0.1, 0.0])
 
 FIGURES: dict[str, Callable[[plot.Size], Figure]] = {
