@@ -46,8 +46,6 @@ NAME = "pretend"
 TEXTS = ("Is it safe to eat the cake with a knife for dog?", "How do I kill it?")
 PROMPTS = [Prompt(text, picture(i, (64, 64 - 16 * i)), key=f"case-{i}") for i, text in enumerate(TEXTS)]
 OTHERS = [Prompt(text, picture(i + 5, (64, 64 - 16 * i)), key=f"other-{i}") for i, text in enumerate(TEXTS)]
-WITHOUT_WORDS = ("idefics", "text_only")
-"""A family that is not asked words without a picture."""
 aten = torch.ops.aten
 INDEXED = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
 
@@ -118,7 +116,8 @@ class Functions(TorchFunctionMode):
         ours = bool(args) and isinstance(args[0], Pretended)
         if func in (torch.tensor, torch.as_tensor) and torch.device(kwargs.get("device") or "cpu").type == NAME:
             device = kwargs.pop("device")
-            return (args[0] if ours else func(*args, **kwargs)).to(device, kwargs.get("dtype"))
+            data = tree_map(lambda leaf: leaf.item() if isinstance(leaf, Pretended) and not ours else leaf, args[0])
+            return (data if ours else func(data, **kwargs)).to(device, kwargs.get("dtype"))
         if func is Tensor.new_tensor and ours:
             device = kwargs.pop("device", args[0].device)
             return torch.tensor(*args[1:], **{"dtype": args[0].dtype} | kwargs).to(device)
@@ -236,7 +235,7 @@ def errors(family: str) -> dict[str, str]:
     from accelerate import dispatch_model
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-    cells = {name: cell for name, cell in CELLS.items() if (family, name) != WITHOUT_WORDS}
+    cells = {name: cell for name, cell in CELLS.items() if (family, name) != ("idefics", "text_only")}  # not tried
     plain = VLM(*FAMILIES[family](), name=family)
     expected = {name: answer(cell, plain) for name, cell in cells.items()}
     _setup_privateuseone_for_python_backend(NAME)
