@@ -232,19 +232,18 @@ def test_one_head_without_an_edge_is_that_head_of_the_layer_without_it(name: str
     vlm = VLM(*families.FAMILIES[name](), name=name)
     edge = ("template", "verdict") if vlm.layout.cross_attended else ("image", "verdict")
     margins = vlm.score(PROMPTS)
-    layer = next(iter(vlm.layout.attentions(vlm.model)))
-    found = knockout_by_head(vlm, PROMPTS, [edge], layers=[layer])
-    with knockout(vlm, [edge], layers=[layer]):
-        outputs = activations(vlm, PROMPTS, what="head", layers=[layer]).at("verdict", layer)
-    for head in range(4):
+    found = knockout_by_head(vlm, PROMPTS, [edge])
+    for (layer,), head, moved in zip(found.layers, found.heads, found.moved, strict=True):
+        with knockout(vlm, [edge], layers=[layer]):
+            outputs = activations(vlm, PROMPTS, what="head", layers=[layer]).at("verdict", layer)
 
-        def exchanged(here: LayerStates, head: int = head) -> torch.Tensor:
+        def exchanged(here: LayerStates, head: int = head, outputs: torch.Tensor = outputs) -> torch.Tensor:
             hidden = here.hidden.clone()
             hidden[:, -1, head] = outputs[:, head]
             return hidden
 
         with edit_activations(vlm, exchanged, what="head", layers=[layer]):
-            torch.testing.assert_close(found.moved[head], vlm.score(PROMPTS) - margins, atol=2e-5, rtol=0)
+            torch.testing.assert_close(moved, vlm.score(PROMPTS) - margins, atol=2e-5, rtol=0)
     assert (found.moved != 0).any()
 
 
