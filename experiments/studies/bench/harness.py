@@ -183,6 +183,8 @@ def table(title: str, rows: Sequence[Row]) -> Table:
     for name, value in rows[0].items():
         drawn.add_column(name, justify="left" if isinstance(value, str) else "right", overflow="fold")
     for row in rows:
-        cells = (f"{cell:.3g}" if isinstance(cell, float) else "" if cell is None else f"{cell}" for cell in row.values())
+        cells = (
+            f"{cell:.3g}" if isinstance(cell, float) else "" if cell is None else f"{cell}" for cell in row.values()
+        )
         drawn.add_row(*cells)
     return drawn
