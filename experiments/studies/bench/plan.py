@@ -104,13 +104,7 @@ class Plan:
         with open_run(run.output_root, "plan", run.config, run.config_hash, fresh=True) as store:
             with console.status("estimating"):
                 plan = estimated(run, every, self.card(run))
-            words = [
-                {"arm": row["arm"], "prompts": row["prompts"], "tokens": row["tokens"]}
-                | {"batch": f"{row['rows'] or 1} of {row['asked']}", "peak": size(row["peak"])}
-                | {"fits": "yes" if row["rows"] else "no", "time": duration(row["seconds"])}
-                for row in plan["arms"]
-            ]
-            console.print(table(f"{run.model.name} on {plan['room']}", words))
+            console.print(table(f"{run.model.name} on {plan['room']}", plan["arms"]))
             console.print(*plan["sentences"], sep="\n", highlight=False, markup=False)
             store.write_json(FILE, {"command": provenance.command(), "model": run.model.name, **plan})
             store.finish()
@@ -156,7 +150,7 @@ def room_of(gpu_gib: float | None, model: ModelConfig) -> tuple[str, int, bool]:
     free, on_gpu = free_memory(device), device.type == "cuda"
     if free is None:
         raise UserError(f"how much memory {device} has is not known here; say it with task.gpu_gib=<GiB>")
-    return f"{device}, {size(free)} of it free now", int(free * (1 - LOST * on_gpu)), on_gpu
+    return f"{device}, {free / GIB:.1f} GiB of it free now", int(free * (1 - LOST * on_gpu)), on_gpu
 
 
 def estimated(run: Run, every: Sequence[Sample], gpu_gib: float | None) -> dict[str, Any]:
@@ -175,28 +169,25 @@ def estimated(run: Run, every: Sequence[Sample], gpu_gib: float | None) -> dict[
     batches = batches_of(run, limited(every, run.limit), vlm, per_word)
     new_tokens = run.max_new_tokens if run.protocol == "generate" else 1
     flops, moved = CARDS[min(CARDS, key=lambda gib: abs(gib - (gpu_gib or USUAL)))]
-    speed = (
-        f"Times are computed for {ARITHMETIC:.0%} of {flops / 1e12:g} TFLOP/s and {MEMORY:.0%} of {moved / 1e9:g} GB/s."
-    )
-    measured = None
+    measured, speed = None, f"Times are computed for half of {flops / 1e12:g} TFLOP/s and 70% of {moved / 1e9:g} GB/s."
     if gpu_gib is None and model.path.startswith(ORGANISM):
         measured = measured_seconds(load(model), batches[len(batches) // 2], new_tokens)
         speed = f"Times are by one batch of {measured.rows} cases, measured here."
-    batch, arms, rows = largest_of(batches), entering(run), []
-    counts = cases_by_arm(run, arms, every)
+    arms, rows = entering(run), []
+    counts, batch, longest = cases_by_arm(run, arms, every), largest_of(batches), max(each.columns for each in batches)
     for arm, method in arms.items():
         fitting, peak = fit(method, batch, vlm, usable, new_tokens)
         seconds = measured or computed_seconds(vlm, batch, max(1, fitting), flops * ARITHMETIC, moved * MEMORY)
-        row = {"arm": arm, "rows": fitting, "asked": fit(method, batch, vlm, 2**60, new_tokens)[0], "peak": peak}
-        rows.append(row | work_of(method, counts[arm], seconds, new_tokens))
+        row = {"arm": arm, **work_of(method, counts[arm], seconds, new_tokens), "rows that fit": fitting}
+        rows.append(row | {"of": fit(method, batch, vlm, 2**60, new_tokens)[0], "peak GiB": peak / GIB})
     weights, kind = weight_bytes(vlm), str(vlm.dtype).removeprefix("torch.")
     count = sum(weight.numel() for weight in vlm.model.parameters()) / 1e6
-    plan = {"room": room, "usable": usable, "weights": weights, "dtype": kind, "longest": batch.columns, "arms": rows}
     about = (
-        f"{run.model.name}: {count:,.2f} million parameters in {kind}, {size(weights)} of weights; {size(usable)} usable "
-        f"of {room}. Configuration: {origin}. {len(batches)} batches, prompts of at most {batch.columns} tokens."
+        f"{run.model.name}: {count:,.2f} million parameters in {kind}, {weights / GIB:.2f} GiB of weights; "
+        f"{usable / GIB:.1f} GiB usable of {room}. Configuration: {origin}. {len(batches)} batches, {longest} tokens at most."
     )
-    return plan | {"sentences": [about, speed, verdict(plan), LEFT_OUT, ERROR]}
+    sentences = [about, speed, verdict(rows, usable, longest), LEFT_OUT, ERROR]
+    return {"room": room, "weights": weights, "longest": longest, "arms": rows, "sentences": sentences}
 
 
 def outline(model: ModelConfig, dtype: Any) -> "tuple[VLM, str, float]":
@@ -213,9 +204,15 @@ def outline(model: ModelConfig, dtype: Any) -> "tuple[VLM, str, float]":
         processor = stand_in(config, shipped()[model.path]["image_processor"], words=(), longest=longest)
         set_bounds(processor.image_processor, model)
     else:
-        source = Source(model.path, model.revision)
-        if not isinstance(try_to_load_from_cache(model.path, "config.json", revision=model.revision), str):
-            source = find(model)
+        local = model.path.startswith(ORGANISM) or Path(model.path).expanduser().is_dir() or model.path.count("/") != 1
+        if not local and not isinstance(
+            try_to_load_from_cache(model.path, "config.json", revision=model.revision), str
+        ):
+            raise UserError(
+                f"the configuration of {model.path} is not known here; it is for {', '.join(shipped())}; "
+                "give a folder with its config.json and processor as model.path, or fetch those once with network"
+            )
+        source = find(model) if local else Source(model.path, model.revision)
         config, processor, origin, per_word = (
             read_config(source, model),
             read_processor(source, model),
@@ -271,7 +268,7 @@ def batch_bytes(vlm: "VLM", batch: Batch, rows: int, branches: int, new_tokens: 
 
 
 def fit(method: Any, batch: Batch, vlm: "VLM", usable: int, new_tokens: int) -> tuple[int, int]:
-    """Return how many rows of the batch fit, by halves (0: none), and the peak with the weights (at least of one row)."""
+    """Return how many rows of the batch fit, by halves (0: none), and the peak with the weights, at least of a row."""
     rows = 1 if abilities(method).one_by_one else len(batch.samples)
 
     def peak(rows: int) -> int:
@@ -283,7 +280,7 @@ def fit(method: Any, batch: Batch, vlm: "VLM", usable: int, new_tokens: int) -> 
 
 
 def computed_seconds(vlm: "VLM", batch: Batch, rows: int, flops: float, moved: float) -> Seconds:
-    """Return what is slowest: ``flops`` operations a second, ``moved`` bytes a second, or the host's start of kernels."""
+    """Return the slowest of ``flops`` operations a second, ``moved`` bytes a second, and the host's start of kernels."""
     decoder = vlm.layout.module(vlm.model, "layers")
     started, layers = HOST * len(decoder), sum(weight.numel() for weight in decoder.parameters())
     tables = {id(vlm.model.get_input_embeddings().weight), id(vlm.model.get_submodule(vlm.layout.lm_head).weight)}
@@ -308,35 +305,23 @@ def measured_seconds(vlm: "VLM", batch: Batch, new_tokens: int) -> Seconds:
 
 
 def work_of(method: Any, cases: int, batch: Seconds, new_tokens: int) -> dict[str, Any]:
-    """Return the prompts that a method reads for its cases, the tokens that it says, and the seconds."""
+    """Return the prompts that a method reads for its cases, the tokens that it says, and the minutes."""
     work, answer = abilities(method).work, batch.tokens or new_tokens
     prompts = cases * work.prompts
     steps = cases * (work.branches * (answer - 1) + work.step_tokens)  # the first token comes with the prompt
-    seconds = (prompts * batch.reading + steps * batch.step) / batch.rows
-    return {"prompts": prompts, "tokens": round(cases * (answer + work.step_tokens)), "seconds": seconds}
+    minutes = (prompts * batch.reading + steps * batch.step) / batch.rows / 60
+    return {"prompts": prompts, "tokens": round(cases * (answer + work.step_tokens)), "minutes": minutes}
 
 
-def verdict(plan: Mapping[str, Any]) -> str:
+def verdict(arms: Sequence[Mapping[str, Any]], usable: int, longest: int) -> str:
     """Return whether all arms fit, and what to change if they do not."""
-    least, worst = min(row["rows"] for row in plan["arms"]), max(plan["arms"], key=lambda row: row["peak"])
-    if all(row["rows"] == row["asked"] for row in plan["arms"]):
+    least, worst = min(arm["rows that fit"] for arm in arms), max(arms, key=lambda arm: arm["peak GiB"])
+    if all(arm["rows that fit"] == arm["of"] for arm in arms):
         return "All of it fits at the batches asked for."
     if least:
-        return f"All of it fits in smaller batches. Set batch_tokens={least * plan['longest']} (or batch_size={least})."
+        return f"All of it fits in smaller batches. Set batch_tokens={least * longest} (or batch_size={least})."
     return (
-        f"It does not fit: {worst['arm']} needs {size(worst['peak'])} for one row, {size(plan['weights'])} of it weights, "
-        f"and {size(plan['usable'])} are usable. What to change: model.dtype=bfloat16, model.max_pixels=500000 for "
-        "smaller pictures, model.device_map=auto for several cards and main memory, or a smaller model."
+        f"It does not fit: {worst['arm']} needs {worst['peak GiB']:.1f} GiB for one row, and {usable / GIB:.1f} GiB are "
+        "usable. What to change: model.dtype=bfloat16, model.max_pixels=500000 for smaller pictures, "
+        "model.device_map=auto for several cards and main memory, or a smaller model."
     )
-
-
-def duration(seconds: float) -> str:
-    """Return a time in words."""
-    if seconds < 90:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def size(count: int) -> str:
-    """Return bytes in GiB, or in MiB if they are few."""
-    return f"{count / GIB:.1f} GiB" if count >= GIB / 10 else f"{count / 2**20:.0f} MiB"
