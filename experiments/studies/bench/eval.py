@@ -4,7 +4,6 @@ A study asks all arms of a batch before the next batch, and reads a shared promp
 and shares nothing. Peaks of memory are next to the estimates of ``task=plan``. Imports neither torch nor transformers.
 """
 
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rich.console import Console
 
 from experiments.benchmarks.iconworld import IconWorld
-from experiments.benchmarks.iconworld.scene import Scene
 from experiments.benchmarks.images import open_image
 from experiments.config import Run
 from experiments.evaluation.answer import Answering
@@ -32,7 +30,7 @@ from mitigation.vcd import VCD
 if TYPE_CHECKING:
     from interp.vlm import VLM
 
-SIDE, FILLER = 672, 60  # pixels and further words of a case for a large model, as those of a benchmark
+SIDE = 672  # pixels of a picture for a large model, as photographs of a benchmark have or more
 STUDY, APART = "study", "arms apart"
 ARMS: dict[str, Any] = {"baseline": Baseline(), "vcd": VCD(), "prompt": ContextPrompt(), "shift": ConstantShift(0.5)}
 LIMITS = {"cpu": 1 / 3, "cuda": 1 / 8}  # of the loop's time, for a study
@@ -87,18 +85,9 @@ class EvalBench(Bench):
 
 @lru_cache(maxsize=1)
 def questions(size: str, cases: int, device: str, seed: int) -> "tuple[VLM, list[Sample]]":
-    """Return the model and cases of IconWorld; for a large model with large pictures and sentences of many lengths."""
-    samples = limited(IconWorld().load().samples, cases)
-    if size.startswith("7b"):
-        samples = [_large(sample) for sample in samples]
+    """Return the model and cases of IconWorld; for a large model with large pictures."""
+    samples = limited((IconWorld(size=SIDE) if size.startswith("7b") else IconWorld()).load().samples, cases)
     return model_of(size, device, seed, [sample.prompt for sample in samples]), samples
-
-
-def _large(sample: Sample) -> Sample:
-    assert isinstance(sample.image, Scene)
-    rng = random.Random(sample.id)
-    words = rng.choices(sample.prompt.split(), k=rng.randint(0, FILLER))
-    return replace(sample, image=replace(sample.image, size=SIDE), prompt=" ".join([*words, sample.prompt]))
 
 
 def looped(vlm: "VLM", samples: list[Sample], tokens: int) -> Answers:

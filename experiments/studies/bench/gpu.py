@@ -7,7 +7,6 @@ step is a process, so that a failed step is a row of the table and frees its mem
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,37 +17,35 @@ from interp.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
 TESTS = "tests marked gpu"
-SIZES = {"cuda": ("7b", "7b_qwen"), "cpu": ("organism",)}
-STEPS = {
+BENCHES = {  # device → bench → what it measures
     "cuda": {"attention": "task.lengths=[700,3000]", "vcd": "task.items=[1,8]", "eval": "task.cases=[32]"},
     "cpu": {"attention": "task.lengths=[100]", "vcd": "task.items=[1]", "eval": "task.cases=[2]"},
 }
+SIZES = {"cuda": "7b,7b_qwen", "cpu": "organism"}
 
 
 def steps(device: str) -> dict[str, list[str]]:
     """Return the arguments of Python for each step."""
     tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "--continue-on-collection-errors", "tests"]
-    command = ["-m", "experiments.run", f"task.device={device}", "task.repeats=5", "batch_tokens=32768"]
-    return {TESTS: tests} | {
-        f"{bench}, {size}": [*command, f"task=bench_{bench}", f"task.sizes=[{size}]", option]
-        for bench, option in STEPS[device].items()
-        for size in SIZES[device]
-    }
+    command = ["-m", "experiments.run", f"task.device={device}", f"task.sizes=[{SIZES[device]}]", "batch_tokens=32768"]
+    benches = {bench: [*command, f"task=bench_{bench}", option] for bench, option in BENCHES[device].items()}
+    return {TESTS: tests, **benches}
 
 
-def rows(name: str, arguments: list[str], out: Path) -> Iterator[Row]:
-    """Run a step. Yield a row for each limit of a bench, for the tests, and for a failed step."""
-    wanted = [] if name == TESTS else [f"output_root={out}"]
-    code = subprocess.run([sys.executable, *arguments, *wanted], cwd=ROOT).returncode
-    row = {"step": name, "variant": "", "times plain": "", "at most": ""}
+def rows(name: str, arguments: list[str], out: Path) -> list[Row]:
+    """Run a step. Return a row for each limit of a bench, or a row for the tests or a failed step."""
+    into = [] if name == TESTS else [f"output_root={out}"]
+    code = subprocess.run([sys.executable, *arguments, *into], cwd=ROOT).returncode
     if code or name == TESTS:
-        yield row | {"met": f"failed ({code})" if code else "yes"}
-        return
+        empty = {"variant": "", "times plain": "", "at most": ""}
+        return [{"what": name, **empty, "met": f"failed ({code})" if code else "yes"}]
     (path,) = out.glob("*/*/metrics.json")
-    for line in json.loads(path.read_text(encoding="utf-8"))["rows"]:
-        if line["at most"] is not None:
-            met = "yes" if line["times plain"] <= line["at most"] else "no"
-            yield {"step": line["what"], **{key: line[key] for key in [*row][1:]}, "met": met}
+    lines = [line for line in json.loads(path.read_text(encoding="utf-8"))["rows"] if line["at most"] is not None]
+    shown = ("what", "variant", "times plain", "at most")
+    return [
+        {key: line[key] for key in shown} | {"met": "yes" if line["times plain"] <= line["at most"] else "no"}
+        for line in lines
+    ]
 
 
 def main(device: str = "cuda") -> int:

@@ -6,10 +6,10 @@ A bench measures ratios to a plain variant in the same run. Imports neither torc
 import gc
 import os
 import platform
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, ClassVar, NamedTuple
@@ -24,6 +24,7 @@ from experiments.runs.resumption import open_run
 from interp.errors import UserError
 
 PLAIN = "plain"
+STATUS = Path("/proc/self/status")
 Variants = Mapping[str, Callable[[], Any]]
 Row = dict[str, Any]
 
@@ -43,7 +44,7 @@ class Job(NamedTuple):
 class Bench:
     """A task that times each job for up to ``repeats`` rounds, if they end within ``seconds``.
 
-    ``memory`` adds the peaks of memory; on a CPU this needs Linux.
+    ``memory`` adds the peaks of memory; on a CPU, only Linux keeps them.
 
     Raises:
         UserError: less than one round, an unknown size, or a device that is neither a CPU nor CUDA.
@@ -68,8 +69,6 @@ class Bench:
             raise UserError("A model of size 7b takes minutes for each answer on a CPU. Add task.device=cuda.")
         if not numbers or min(numbers) < 1:
             raise UserError(f"task.{self.numbers}={','.join(map(str, numbers))} must be numbers of at least 1")
-        if self.memory and self.device == "cpu" and sys.platform != "linux":
-            raise UserError("Peaks of memory on a CPU need Linux. Add task.memory=false.")
 
     def jobs(self, run: Run, device: str) -> list[Job]:
         """Return what is measured."""
@@ -93,7 +92,7 @@ class Bench:
             for name in measured[0]:
                 row = {"what": job.title, "variant": name, "seconds": median(each[name] for each in measured)}
                 rows.append(row | {"times plain": ratio(measured, name, PLAIN), "at most": self.limit(job, name)})
-        if self.memory:
+        if self.memory and (device != "cpu" or STATUS.exists()):
             held = [peak for job in jobs for peak in peaks(self.variants(job), device).values()]
             rows = [row | {"MiB": peak} for row, peak in zip(rows, held, strict=True)]
         return {"rows": rows, "rounds": rounds}
@@ -129,20 +128,16 @@ def rounds_of(variants: Variants, device: str, repeats: int, seconds: float) -> 
 
 def timed(work: Callable[[], Any], device: str) -> float:
     """Return the seconds of ``work``. Waits for a GPU before and after."""
-    _wait(device)
+    import torch
+
+    wait = partial(torch.cuda.synchronize, device) if device != "cpu" else int
+    wait()
     start = time.perf_counter()
     result = work()
-    _wait(device)
+    wait()
     seconds = time.perf_counter() - start
     del result  # its release is not part of the time
     return seconds
-
-
-def _wait(device: str) -> None:
-    if device != "cpu":
-        import torch
-
-        torch.cuda.synchronize(device)
 
 
 def ratio(rounds: Iterable[Mapping[str, float]], name: str, to: str) -> float:
@@ -173,7 +168,7 @@ def peaks(variants: Variants, device: str) -> dict[str, float]:
 
 
 def _kib(name: str) -> int:
-    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
     return int(lines[name].split()[0])
 
 

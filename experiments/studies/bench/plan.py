@@ -1,12 +1,10 @@
 """``task=plan``: before a command, an estimate of what its answers will need. Uses no network.
 
 ``python -m experiments.run task=plan +exp=vcd_llava model=llava_1_5_7b task.gpu_gib=24``: the rest of the command is
-composed as without ``task=plan``. Memory is estimated by formulas of the model's configuration, time by the seconds of
-a batch.
+composed as without ``task=plan``. Memory and time are estimated by formulas of the model's configuration.
 """
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +14,10 @@ from huggingface_hub import try_to_load_from_cache
 from PIL import Image
 from rich.console import Console
 
-from experiments.benchmarks.images import open_image
 from experiments.config import Run
 from experiments.evaluation import training
 from experiments.evaluation.admission import not_applicable
-from experiments.evaluation.case_batches import prompt_of, size_of
+from experiments.evaluation.case_batches import size_of
 from experiments.evaluation.cases import development_cases, limited, load_cases
 from experiments.runs import provenance
 from experiments.runs.responses import Responses
@@ -33,10 +30,9 @@ from interp.checkpoints.hub import Source, find
 from interp.checkpoints.load import dtype_on, read_config, read_processor, resolve_device, set_bounds
 from interp.checkpoints.memory import GIB, free_memory, row_bytes, token_cache_bytes
 from interp.errors import UserError
-from interp.loading import load
 from interp.prompt import Prompt
 from interp.prompt_length import Lengths
-from mitigation.method import Baseline, abilities
+from mitigation.method import abilities
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
@@ -51,7 +47,7 @@ HOST = 0.7e-3  # seconds to start the kernels of a decoder layer: 17 to 25 ms a 
 TOKENS_PER_WORD = 1.4  # assumed for English, if the tokenizer is a stand-in
 ERROR = (
     "This is an estimate. Peaks were within 7% of what was measured on the bundled models, and within 1% on an H200. "
-    "Times were 21% (plain) and 65% (VCD) too long on a CPU, and 41% too short on an H200 (docs/gpu.md)."
+    "Times were 41% too short on an H200 (docs/gpu.md), and are not estimated for a CPU."
 )
 LEFT_OUT = (
     "It counts the answers of each arm to all cases; a run reads prompts that arms share once. It does not count "
@@ -65,15 +61,6 @@ class Batch(NamedTuple):
     samples: Sequence[Sample]
     columns: int
     patches: int
-
-
-class Seconds(NamedTuple):
-    """Seconds to read a batch of ``rows`` prompts, and for a further token of each; ``tokens`` of a measured answer."""
-
-    rows: int
-    reading: float
-    step: float
-    tokens: float | None = None
 
 
 @dataclass(frozen=True)
@@ -156,8 +143,6 @@ def room_of(gpu_gib: float | None, model: ModelConfig) -> tuple[str, int, bool]:
 def estimated(run: Run, every: Sequence[Sample], gpu_gib: float | None) -> dict[str, Any]:
     """Return what the arms of ``run`` need for its cases among ``every``, on a card of ``gpu_gib`` (None: here).
 
-    A bundled model on this machine's device is measured on a batch. Other seconds are computed.
-
     Raises:
         UserError: no configuration of the model, or an absent device.
     """
@@ -169,24 +154,32 @@ def estimated(run: Run, every: Sequence[Sample], gpu_gib: float | None) -> dict[
     batches = batches_of(run, limited(every, run.limit), vlm, per_word)
     new_tokens = run.max_new_tokens if run.protocol == "generate" else 1
     flops, moved = CARDS[min(CARDS, key=lambda gib: abs(gib - (gpu_gib or USUAL)))]
-    measured, speed = None, f"Times are computed for half of {flops / 1e12:g} TFLOP/s and 70% of {moved / 1e9:g} GB/s."
-    if gpu_gib is None and model.path.startswith(ORGANISM):
-        measured = measured_seconds(load(model), batches[len(batches) // 2], new_tokens)
-        speed = f"Times are by one batch of {measured.rows} cases, measured here."
     arms, rows = entering(run), []
     counts, batch, longest = cases_by_arm(run, arms, every), largest_of(batches), max(each.columns for each in batches)
     for arm, method in arms.items():
-        fitting, peak = fit(method, batch, vlm, usable, new_tokens)
-        seconds = measured or computed_seconds(vlm, batch, max(1, fitting), flops * ARITHMETIC, moved * MEMORY)
-        row = {"arm": arm, **work_of(method, counts[arm], seconds, new_tokens), "rows that fit": fitting}
-        rows.append(row | {"of": fit(method, batch, vlm, 2**60, new_tokens)[0], "peak GiB": peak / GIB})
+        work, (fitting, peak) = abilities(method).work, fit(method, batch, vlm, usable, new_tokens)
+        row = {
+            "arm": arm,
+            "prompts": counts[arm] * work.prompts,
+            "tokens": counts[arm] * (new_tokens + work.step_tokens),
+        }
+        row |= {"rows that fit": fitting, "of": fit(method, batch, vlm, 2**60, new_tokens)[0], "peak GiB": peak / GIB}
+        reading, step = seconds_of(vlm, batch, max(1, fitting), flops * ARITHMETIC, moved * MEMORY)
+        steps = counts[arm] * (
+            work.branches * (new_tokens - 1) + work.step_tokens
+        )  # a first token comes with the prompt
+        minutes = (row["prompts"] * reading + steps * step) / max(1, fitting) / 60
+        rows.append(row | {"minutes": minutes if on_gpu else None})
     weights, kind = weight_bytes(vlm), str(vlm.dtype).removeprefix("torch.")
     count = sum(weight.numel() for weight in vlm.model.parameters()) / 1e6
-    about = (
+    sentences = [
         f"{run.model.name}: {count:,.2f} million parameters in {kind}, {weights / GIB:.2f} GiB of weights; "
-        f"{usable / GIB:.1f} GiB usable of {room}. Configuration: {origin}. {len(batches)} batches, {longest} tokens at most."
-    )
-    sentences = [about, speed, verdict(rows, usable, longest), LEFT_OUT, ERROR]
+        f"{usable / GIB:.1f} GiB usable of {room}. Configuration: {origin}. {len(batches)} batches, {longest} tokens at most.",
+        f"Times are computed for half of {flops / 1e12:g} TFLOP/s and 70% of {moved / 1e9:g} GB/s.",
+        verdict(rows, usable, longest),
+        LEFT_OUT,
+        ERROR,
+    ]
     return {"room": room, "weights": weights, "longest": longest, "arms": rows, "sentences": sentences}
 
 
@@ -279,8 +272,11 @@ def fit(method: Any, batch: Batch, vlm: "VLM", usable: int, new_tokens: int) -> 
     return rows, peak(rows)
 
 
-def computed_seconds(vlm: "VLM", batch: Batch, rows: int, flops: float, moved: float) -> Seconds:
-    """Return the slowest of ``flops`` operations a second, ``moved`` bytes a second, and the host's start of kernels."""
+def seconds_of(vlm: "VLM", batch: Batch, rows: int, flops: float, moved: float) -> tuple[float, float]:
+    """Return the seconds to read ``rows`` prompts, and for a further token of each.
+
+    They are the slowest of ``flops`` operations a second, ``moved`` bytes a second, and the host's start of kernels.
+    """
     decoder = vlm.layout.module(vlm.model, "layers")
     started, layers = HOST * len(decoder), sum(weight.numel() for weight in decoder.parameters())
     tables = {id(vlm.model.get_input_embeddings().weight), id(vlm.model.get_submodule(vlm.layout.lm_head).weight)}
@@ -289,28 +285,7 @@ def computed_seconds(vlm: "VLM", batch: Batch, rows: int, flops: float, moved: f
     cache = rows * batch.columns * token_cache_bytes(vlm.model.config, str(vlm.dtype).removeprefix("torch."))
     reading = 2 * rows * (layers * batch.columns + rest * batch.patches) / flops
     step = max(2 * rows * layers / flops, (weights + cache) / moved, started)
-    return Seconds(rows, max(reading, weights / moved, started), step)
-
-
-def measured_seconds(vlm: "VLM", batch: Batch, new_tokens: int) -> Seconds:
-    """Ask a loaded model one batch."""
-    prompts = [prompt_of(case, None if case.image is None else open_image(case.image)) for case in batch.samples]
-    times, counts = [], [1]
-    for tokens in (1, 1, new_tokens):  # the first to warm up
-        began = time.perf_counter()
-        counts = [len(ids) for ids in Baseline().generate(vlm, prompts, max_new_tokens=tokens).token_ids]
-        times.append(time.perf_counter() - began)
-    step = max(0.0, times[2] - times[1]) / max(1, max(counts) - 1)
-    return Seconds(len(prompts), times[1], step, sum(counts) / len(counts))
-
-
-def work_of(method: Any, cases: int, batch: Seconds, new_tokens: int) -> dict[str, Any]:
-    """Return the prompts that a method reads for its cases, the tokens that it says, and the minutes."""
-    work, answer = abilities(method).work, batch.tokens or new_tokens
-    prompts = cases * work.prompts
-    steps = cases * (work.branches * (answer - 1) + work.step_tokens)  # the first token comes with the prompt
-    minutes = (prompts * batch.reading + steps * batch.step) / batch.rows / 60
-    return {"prompts": prompts, "tokens": round(cases * (answer + work.step_tokens)), "minutes": minutes}
+    return max(reading, weights / moved, started), step
 
 
 def verdict(arms: Sequence[Mapping[str, Any]], usable: int, longest: int) -> str:
