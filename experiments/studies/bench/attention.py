@@ -15,7 +15,6 @@ from experiments.studies.bench.models import ORGANISM_SIZE, SIZES, model_of, pro
 if TYPE_CHECKING:
     from interp.vlm import VLM
 
-STEPS = tuple(range(-7, 1))  # of maps: the verdict and the seven tokens before it
 LIMITS = {"verdict": 1.10, "all queries": 1.25}  # on a GPU
 
 
@@ -30,25 +29,26 @@ class AttentionBench(Bench):
 
     def jobs(self, run: Run, device: str) -> list[Job]:
         """Return a prompt of each length by model."""
-        return [Job(f"{size}, {n} tokens", size, 1, n, device, run) for size in self.sizes for n in self.lengths]
+        limits = {} if device == "cpu" else LIMITS
+        return [
+            Job(f"{size}, {tokens} tokens", partial(variants, size, tokens, device, run.seed), limits)
+            for size in self.sizes
+            for tokens in self.lengths
+        ]
 
-    def variants(self, job: Job) -> Variants:
-        """Return a plain forward, recorded forwards, and a forward with eager attention."""
-        vlm = _model(job.size, job.device, job.run.seed)
-        prompts = [prompt_of(vlm, job.tokens, seed=job.run.seed)]
-        encoded = vlm.encode(prompts)
-        recorded = partial(_recorded, vlm, prompts, encoded)
-        return {
-            PLAIN: partial(_forward, vlm, encoded),
-            "verdict": partial(recorded, queries="VERDICT"),
-            "all queries": partial(recorded, queries="ALL"),
-            "8 maps": partial(recorded, queries="ALL", maps=STEPS),
-            "eager": partial(_eager, vlm, encoded),
-        }
 
-    def limit(self, job: Job, variant: str) -> float | None:
-        """Return the limits of recording on a GPU."""
-        return None if job.device == "cpu" else LIMITS.get(variant)
+def variants(size: str, tokens: int, device: str, seed: int) -> Variants:
+    """Return a plain forward, recorded forwards, and a forward with eager attention."""
+    vlm = _model(size, device, seed)
+    prompts = [prompt_of(vlm, tokens, seed=seed)]
+    encoded = vlm.encode(prompts)
+    recorded = partial(_recorded, vlm, prompts, encoded)
+    return {
+        PLAIN: partial(_forward, vlm, encoded),
+        "verdict": partial(recorded, queries="VERDICT"),
+        "all queries": partial(recorded, queries="ALL"),
+        "eager": partial(_eager, vlm, encoded),
+    }
 
 
 _model = lru_cache(maxsize=1)(model_of)
@@ -62,12 +62,11 @@ def _forward(vlm: "VLM", encoded: Any, **options: Any) -> Any:
         return vlm.model(**encoded, logits_to_keep=1, **options)
 
 
-def _recorded(vlm: "VLM", prompts: Sequence[Any], encoded: Any, *, queries: str, maps: Sequence[int] = ()) -> Any:
+def _recorded(vlm: "VLM", prompts: Sequence[Any], encoded: Any, queries: str) -> Any:
     from interp.attention.record import Queries, record_attention
     from interp.segments import segment
 
-    segments = segment(vlm, prompts, encoded)
-    with record_attention(vlm, queries=Queries[queries], maps=maps, segments=segments) as record:
+    with record_attention(vlm, queries=Queries[queries], segments=segment(vlm, prompts, encoded)) as record:
         _forward(vlm, encoded)
     return record
 

@@ -17,7 +17,7 @@ from interp.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
 TESTS = "tests marked gpu"
-BENCHES = {  # device → bench → what it measures
+BENCHES = {  # device → bench → models, and what it measures
     "cuda": {"attention": "task.lengths=[700,3000]", "vcd": "task.items=[1,8]", "eval": "task.cases=[32]"},
     "cpu": {"attention": "task.lengths=[100]", "vcd": "task.items=[1]", "eval": "task.cases=[2]"},
 }
@@ -28,24 +28,20 @@ def steps(device: str) -> dict[str, list[str]]:
     """Return the arguments of Python for each step."""
     tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "--continue-on-collection-errors", "tests"]
     command = ["-m", "experiments.run", f"task.device={device}", f"task.sizes=[{SIZES[device]}]", "batch_tokens=32768"]
-    benches = {bench: [*command, f"task=bench_{bench}", option] for bench, option in BENCHES[device].items()}
-    return {TESTS: tests, **benches}
+    return {TESTS: tests, **{name: [*command, f"task=bench_{name}", more] for name, more in BENCHES[device].items()}}
 
 
 def rows(name: str, arguments: list[str], out: Path) -> list[Row]:
     """Run a step. Return a row for each limit of a bench, or a row for the tests or a failed step."""
     into = [] if name == TESTS else [f"output_root={out}"]
     code = subprocess.run([sys.executable, *arguments, *into], cwd=ROOT).returncode
+    step = {"what": name, "variant": "", "times plain": "", "at most": "", "met": f"failed ({code})" if code else "yes"}
     if code or name == TESTS:
-        empty = {"variant": "", "times plain": "", "at most": ""}
-        return [{"what": name, **empty, "met": f"failed ({code})" if code else "yes"}]
+        return [step]
     (path,) = out.glob("*/*/metrics.json")
     lines = [line for line in json.loads(path.read_text(encoding="utf-8"))["rows"] if line["at most"] is not None]
-    shown = ("what", "variant", "times plain", "at most")
-    return [
-        {key: line[key] for key in shown} | {"met": "yes" if line["times plain"] <= line["at most"] else "no"}
-        for line in lines
-    ]
+    met = [{"met": "yes" if line["times plain"] <= line["at most"] else "no"} for line in lines]
+    return [{key: line[key] for key in [*step][:-1]} | verdict for line, verdict in zip(lines, met, strict=True)]
 
 
 def main(device: str = "cuda") -> int:

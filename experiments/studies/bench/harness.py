@@ -7,7 +7,7 @@ import gc
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,19 +25,19 @@ from interp.errors import UserError
 
 PLAIN = "plain"
 STATUS = Path("/proc/self/status")
-Variants = Mapping[str, Callable[[], Any]]
+Variants = dict[str, Any]  # name → a function without arguments
 Row = dict[str, Any]
 
 
 class Job(NamedTuple):
-    """A model and an amount of work. The meaning of ``number`` (prompts) and ``tokens`` is the bench's."""
+    """What is measured: a title, how its variants are made (``PLAIN`` first), and the most that they may take.
+
+    A limit is a multiple of the plain variant's time.
+    """
 
     title: str
-    size: str
-    number: int
-    tokens: int
-    device: str
-    run: Run
+    make: Callable[[], Variants]
+    limits: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -74,26 +74,19 @@ class Bench:
         """Return what is measured."""
         raise NotImplementedError
 
-    def variants(self, job: Job) -> Variants:
-        """Return the work of each variant, ``PLAIN`` first."""
-        raise NotImplementedError
-
-    def limit(self, job: Job, variant: str) -> float | None:
-        """Return the most that a variant may take, as a multiple of the plain one."""
-        raise NotImplementedError
-
     def measure(self, run: Run, device: str) -> dict[str, Any]:
         """Return a row for each job and variant, and all rounds by job. Peaks come last, since they slow a process."""
         rows: list[Row] = []
         jobs, rounds = self.jobs(run, device), {}
         for job in jobs:
-            measured = rounds_of(self.variants(job), device, self.repeats, self.seconds / len(jobs))
+            measured = rounds_of(job.make(), device, self.repeats, self.seconds / len(jobs))
             rounds[job.title] = measured
             for name in measured[0]:
                 row = {"what": job.title, "variant": name, "seconds": median(each[name] for each in measured)}
-                rows.append(row | {"times plain": ratio(measured, name, PLAIN), "at most": self.limit(job, name)})
+                row["times plain"] = median(each[name] / each[PLAIN] for each in measured)
+                rows.append(row | {"at most": job.limits.get(name)})
         if self.memory and (device != "cpu" or STATUS.exists()):
-            held = [peak for job in jobs for peak in peaks(self.variants(job), device).values()]
+            held = [peak for job in jobs for peak in peaks(job.make(), device).values()]
             rows = [row | {"MiB": peak} for row, peak in zip(rows, held, strict=True)]
         return {"rows": rows, "rounds": rounds}
 
@@ -138,11 +131,6 @@ def timed(work: Callable[[], Any], device: str) -> float:
     seconds = time.perf_counter() - start
     del result  # its release is not part of the time
     return seconds
-
-
-def ratio(rounds: Iterable[Mapping[str, float]], name: str, to: str) -> float:
-    """Return the median over rounds of one variant's time over another's."""
-    return median(each[name] / each[to] for each in rounds)
 
 
 def peaks(variants: Variants, device: str) -> dict[str, float]:

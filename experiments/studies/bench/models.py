@@ -18,11 +18,8 @@ from interp.checkpoints.config import ORGANISM
 from interp.prompt import Prompt
 
 if TYPE_CHECKING:
-    import torch
-
     from interp.vlm import VLM
 
-KNOWN = Path(__file__).parent / "known"
 LLAVA, QWEN = "llava-hf/llava-1.5-7b-hf", "Qwen/Qwen2.5-VL-7B-Instruct"
 WORDS = tuple(f"word{number}" for number in range(400))
 LONGEST = 4096  # tokens of a prompt with its answer
@@ -48,7 +45,10 @@ CHATML = (
 @cache
 def shipped() -> dict[str, dict[str, Any]]:
     """Map hub ids to the shipped configurations."""
-    files = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(KNOWN.glob("*.json"))]
+    files = [
+        json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted((Path(__file__).parent / "known").glob("*.json"))
+    ]
     return {file["path"]: file for file in files}
 
 
@@ -119,9 +119,7 @@ def built(config: Any, processor: Any, device: Any, dtype: Any, *, name: str, se
     return VLM(model.eval(), processor, name=name)
 
 
-def random_model(
-    config: Any, *, device: "torch.device", dtype: "torch.dtype", seed: int, words: Sequence[str] = WORDS
-) -> "VLM":
+def random_model(config: Any, *, device: Any, dtype: Any, seed: int, words: Sequence[str] = WORDS) -> "VLM":
     """Return a model that tells ``words`` apart and never ends an answer."""
     import torch
 
@@ -129,8 +127,7 @@ def random_model(
 
     config.text_config.max_position_embeddings = LONGEST
     processor = stand_in(config, {}, words=words, longest=LONGEST)
-    name = f"random {config.model_type}"
-    vlm = built(config, processor, device, dtype, name=name, seed=seed, attn_implementation="sdpa")
+    vlm = built(config, processor, device, dtype, name=config.model_type, seed=seed, attn_implementation="sdpa")
     with torch.no_grad():
         vlm.model.get_submodule(vlm.layout.lm_head).weight[: len(SPECIAL)] = 0
     return vlm

@@ -37,21 +37,17 @@ from mitigation.method import abilities
 if TYPE_CHECKING:
     from interp.vlm import VLM
 
-FILE = "plan.json"
 USUAL = 24.0  # GiB of the card for a real model on a machine without a GPU
-# GiB → dense FLOP/s in 16 bits and bytes a second, by the makers of T4, A10, A100 (40 and 80 GB) and H200.
+# GiB → dense FLOP/s in 16 bits and bytes a second, by the makers of T4, A10, A100 (40 and 80 GB) and H200. Of these
+# half and 70% are assumed.
 CARDS = {16: (65e12, 320e9), 24: (125e12, 600e9), 40: (312e12, 1555e9), 80: (312e12, 2039e9), 141: (989e12, 4800e9)}
-ARITHMETIC, MEMORY = 0.5, 0.7  # assumed, of what the card's maker states
 CONTEXT_GIB, LOST = 0.75, 0.03  # assumed: CUDA with its libraries, and the share of a card lost between blocks
 HOST = 0.7e-3  # seconds to start the kernels of a decoder layer: 17 to 25 ms a token of 32 layers (docs/gpu.md)
 TOKENS_PER_WORD = 1.4  # assumed for English, if the tokenizer is a stand-in
-ERROR = (
-    "This is an estimate. Peaks were within 7% of what was measured on the bundled models, and within 1% on an H200. "
-    "Times were 41% too short on an H200 (docs/gpu.md), and are not estimated for a CPU."
-)
-LEFT_OUT = (
-    "It counts the answers of each arm to all cases; a run reads prompts that arms share once. It does not count "
-    "learning, training, attention, knockout and patching, nor the random models of +exp=mechanism."
+NOTE = (
+    "This is an estimate of each arm's answers; a run reads prompts that arms share once. It does not count learning, "
+    "training, attention, knockout and patching. Peaks were within 7% of what was measured on the bundled models, and "
+    "within 1% on an H200. There times were 41% too short (docs/gpu.md); for a CPU there are none."
 )
 
 
@@ -93,9 +89,9 @@ class Plan:
                 plan = estimated(run, every, self.card(run))
             console.print(table(f"{run.model.name} on {plan['room']}", plan["arms"]))
             console.print(*plan["sentences"], sep="\n", highlight=False, markup=False)
-            store.write_json(FILE, {"command": provenance.command(), "model": run.model.name, **plan})
+            store.write_json("plan.json", {"command": provenance.command(), "model": run.model.name, **plan})
             store.finish()
-            console.print(f"plan: {store.path / FILE}", highlight=False, soft_wrap=True)
+            console.print(f"plan: {store.path / 'plan.json'}", highlight=False, soft_wrap=True)
 
     def card(self, run: Run) -> float | None:
         """Return the GiB of the card. None is this machine's own device."""
@@ -103,12 +99,6 @@ class Plan:
 
         here = run.weights.path.startswith(ORGANISM) or run.weights.device != "auto" or torch.cuda.is_available()
         return self.gpu_gib or (None if here else USUAL)
-
-
-def entering(run: Run) -> dict[str, Any]:
-    """Return the arms that ask the model."""
-    absent = not_applicable(run)
-    return {name: arm for name, arm in run.arms.items() if name not in absent and not isinstance(arm, Responses)}
 
 
 def cases_by_arm(run: Run, arms: Mapping[str, Any], every: Sequence[Sample]) -> dict[str, int]:
@@ -154,31 +144,25 @@ def estimated(run: Run, every: Sequence[Sample], gpu_gib: float | None) -> dict[
     batches = batches_of(run, limited(every, run.limit), vlm, per_word)
     new_tokens = run.max_new_tokens if run.protocol == "generate" else 1
     flops, moved = CARDS[min(CARDS, key=lambda gib: abs(gib - (gpu_gib or USUAL)))]
-    arms, rows = entering(run), []
+    absent, rows = not_applicable(run), []
+    arms = {name: arm for name, arm in run.arms.items() if name not in absent and not isinstance(arm, Responses)}
     counts, batch, longest = cases_by_arm(run, arms, every), largest_of(batches), max(each.columns for each in batches)
     for arm, method in arms.items():
-        work, (fitting, peak) = abilities(method).work, fit(method, batch, vlm, usable, new_tokens)
-        row = {
-            "arm": arm,
-            "prompts": counts[arm] * work.prompts,
-            "tokens": counts[arm] * (new_tokens + work.step_tokens),
-        }
+        work, count, (fitting, peak) = abilities(method).work, counts[arm], fit(method, batch, vlm, usable, new_tokens)
+        row = {"arm": arm, "prompts": count * work.prompts, "tokens": count * (new_tokens + work.step_tokens)}
         row |= {"rows that fit": fitting, "of": fit(method, batch, vlm, 2**60, new_tokens)[0], "peak GiB": peak / GIB}
-        reading, step = seconds_of(vlm, batch, max(1, fitting), flops * ARITHMETIC, moved * MEMORY)
-        steps = counts[arm] * (
-            work.branches * (new_tokens - 1) + work.step_tokens
-        )  # a first token comes with the prompt
-        minutes = (row["prompts"] * reading + steps * step) / max(1, fitting) / 60
-        rows.append(row | {"minutes": minutes if on_gpu else None})
+        reading, step = seconds_of(vlm, batch, max(1, fitting), flops / 2, moved * 0.7)
+        # The first token of an answer comes with its prompt.
+        seconds = row["prompts"] * reading + count * (work.branches * (new_tokens - 1) + work.step_tokens) * step
+        rows.append(row | {"minutes": seconds / max(1, fitting) / 60 if on_gpu else None})
     weights, kind = weight_bytes(vlm), str(vlm.dtype).removeprefix("torch.")
-    count = sum(weight.numel() for weight in vlm.model.parameters()) / 1e6
+    millions = sum(weight.numel() for weight in vlm.model.parameters()) / 1e6
     sentences = [
-        f"{run.model.name}: {count:,.2f} million parameters in {kind}, {weights / GIB:.2f} GiB of weights; "
-        f"{usable / GIB:.1f} GiB usable of {room}. Configuration: {origin}. {len(batches)} batches, {longest} tokens at most.",
+        f"{run.model.name}: {millions:,.2f} million parameters in {kind}, {weights / GIB:.2f} GiB of weights; "
+        f"{usable / GIB:.1f} GiB usable of {room}. Configuration: {origin}; prompts of at most {longest} tokens.",
         f"Times are computed for half of {flops / 1e12:g} TFLOP/s and 70% of {moved / 1e9:g} GB/s.",
         verdict(rows, usable, longest),
-        LEFT_OUT,
-        ERROR,
+        NOTE,
     ]
     return {"room": room, "weights": weights, "longest": longest, "arms": rows, "sentences": sentences}
 
@@ -198,9 +182,8 @@ def outline(model: ModelConfig, dtype: Any) -> "tuple[VLM, str, float]":
         set_bounds(processor.image_processor, model)
     else:
         local = model.path.startswith(ORGANISM) or Path(model.path).expanduser().is_dir() or model.path.count("/") != 1
-        if not local and not isinstance(
-            try_to_load_from_cache(model.path, "config.json", revision=model.revision), str
-        ):
+        cached = None if local else try_to_load_from_cache(model.path, "config.json", revision=model.revision)
+        if not local and not isinstance(cached, str):
             raise UserError(
                 f"the configuration of {model.path} is not known here; it is for {', '.join(shipped())}; "
                 "give a folder with its config.json and processor as model.path, or fetch those once with network"
@@ -296,7 +279,6 @@ def verdict(arms: Sequence[Mapping[str, Any]], usable: int, longest: int) -> str
     if least:
         return f"All of it fits in smaller batches. Set batch_tokens={least * longest} (or batch_size={least})."
     return (
-        f"It does not fit: {worst['arm']} needs {worst['peak GiB']:.1f} GiB for one row, and {usable / GIB:.1f} GiB are "
-        "usable. What to change: model.dtype=bfloat16, model.max_pixels=500000 for smaller pictures, "
-        "model.device_map=auto for several cards and main memory, or a smaller model."
+        f"It does not fit: {worst['arm']} needs {worst['peak GiB']:.1f} GiB for one row; {usable / GIB:.1f} GiB are usable. "
+        "Change model.dtype=bfloat16, model.max_pixels=500000, model.device_map=auto (slow), or take a smaller model."
     )

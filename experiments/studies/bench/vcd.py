@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 PAIRED, SEQUENTIAL = VCD(branch="paired"), VCD(branch="sequential")
 # Size → tokens of a prompt and of a whole answer. The organism is asked cases of IconWorld, and ends its answers.
 TOKENS = {ORGANISM_SIZE: (0, 24), "cpu": (28, 8), "7b": (700, 32), "7b_qwen": (1500, 32)}
-CASES = 10
-LIMITS = {"7b, 1 × 32": 1.10, "7b, 8 × 32": 1.35, "7b_qwen, 1 × 32": 1.10, "7b_qwen, 8 × 32": 1.35}  # of paired answers
+LIMITS = {f"{size}, {n} × 32": {"paired": most} for size in ("7b", "7b_qwen") for n, most in ((1, 1.10), (8, 1.35))}
 
 
 @dataclass(frozen=True)
@@ -41,24 +40,20 @@ class VcdBench(Bench):
     def jobs(self, run: Run, device: str) -> list[Job]:
         """Return batches by model: verdicts of one token, and whole answers."""
         return [
-            Job(f"{size}, {items} × {tokens}", size, items, tokens, device, run)
+            Job(title, partial(variants, size, items, tokens, device, run.seed), LIMITS.get(title, {}))
             for size in self.sizes
             for items in self.items
             for tokens in (1, TOKENS[size][1])
+            for title in [f"{size}, {items} × {tokens}"]
         ]
 
-    def variants(self, job: Job) -> Variants:
-        """Return plain answers, the published loop, and both branches."""
-        vlm, batches = _prompts(job.size, job.number, job.device, job.run.seed)
-        ways = {PLAIN: Baseline().generate, "paired": PAIRED.generate, "sequential": SEQUENTIAL.generate}
-        ways["two forwards"] = two_forwards
-        return {name: partial(_answers, way, vlm, batches, job.tokens) for name, way in ways.items()}
 
-    def limit(self, job: Job, variant: str) -> float | None:
-        """Return a limit for paired answers on a GPU, and for sequential ones of the organism on a CPU."""
-        if variant == "sequential":
-            return 1.70 if (job.size, job.number, job.device) == (ORGANISM_SIZE, 1, "cpu") else None
-        return LIMITS.get(job.title) if variant == "paired" else None
+def variants(size: str, items: int, tokens: int, device: str, seed: int) -> Variants:
+    """Return plain answers, the published loop, and both branches."""
+    vlm, batches = _prompts(size, items, device, seed)
+    ways = {PLAIN: Baseline().generate, "paired": PAIRED.generate, "sequential": SEQUENTIAL.generate}
+    ways["two forwards"] = two_forwards
+    return {name: partial(_answers, way, vlm, batches, tokens) for name, way in ways.items()}
 
 
 @lru_cache(maxsize=1)
@@ -66,7 +61,7 @@ def _prompts(size: str, items: int, device: str, seed: int) -> "tuple[VLM, list[
     """Return the model, and batches of equal prompts with different noise."""
     vlm = model_of(size, device, seed)
     if size == ORGANISM_SIZE:
-        cases = limited(IconWorld().load().samples, CASES)
+        cases = limited(IconWorld().load().samples, 10)
         prompts = [Prompt(case.prompt, open_image(case.image)) for case in cases if case.image]
     else:
         prompts = [prompt_of(vlm, TOKENS[size][0], seed=seed)]
