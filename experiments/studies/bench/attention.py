@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from experiments.config import Run
 from experiments.studies.bench.harness import PLAIN, Bench, Job, Variants
-from experiments.studies.bench.models import ORGANISM_SIZE, SIZES, model_of, prompt_of
+from experiments.studies.bench.models import model_of, prompt_of
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
@@ -24,7 +24,6 @@ class AttentionBench(Bench):
 
     sizes: list[str] = field(default_factory=lambda: ["cpu"])
     lengths: list[int] = field(default_factory=lambda: [640, 1024, 2048])
-    choices: ClassVar = (ORGANISM_SIZE, *SIZES)
     numbers: ClassVar = "lengths"
 
     def jobs(self, run: Run, device: str) -> list[Job]:

@@ -19,7 +19,7 @@ from experiments.evaluation.case_batches import prompt_of
 from experiments.evaluation.cases import limited
 from experiments.runs.resumption import open_run
 from experiments.studies.bench.harness import PLAIN, Bench, Job, Row, Variants
-from experiments.studies.bench.models import ORGANISM_SIZE, SIZES, model_of
+from experiments.studies.bench.models import ORGANISM_SIZE, model_of
 from experiments.studies.bench.plan import batches_of, fit, largest_of, weight_bytes
 from experiments.types import Sample
 from mitigation.method import Baseline
@@ -42,7 +42,6 @@ class EvalBench(Bench):
 
     sizes: list[str] = field(default_factory=lambda: [ORGANISM_SIZE])
     cases: list[int] = field(default_factory=lambda: [64])
-    choices: ClassVar = (ORGANISM_SIZE, *SIZES)
     numbers: ClassVar = "cases"
 
     def jobs(self, run: Run, device: str) -> list[Job]:

@@ -3,7 +3,7 @@
 A bench measures ratios to a plain variant in the same run. Imports neither torch nor transformers.
 """
 
-import gc
+import ctypes
 import os
 import platform
 import time
@@ -21,6 +21,7 @@ from rich.table import Table
 from experiments.config import Run
 from experiments.runs.host_memory import return_freed_blocks
 from experiments.runs.resumption import open_run
+from experiments.studies.bench.models import ORGANISM_SIZE, SIZES
 from interp.errors import UserError
 
 PLAIN = "plain"
@@ -54,7 +55,7 @@ class Bench:
     seconds: float = 120.0
     memory: bool = True
     device: str = "cpu"
-    choices: ClassVar[Sequence[str]]  # of sizes
+    choices: ClassVar = (ORGANISM_SIZE, *SIZES)
     numbers: ClassVar[str]  # the name of the field with numbers
 
     def __post_init__(self) -> None:
@@ -86,8 +87,8 @@ class Bench:
                 row["times plain"] = median(each[name] / each[PLAIN] for each in measured)
                 rows.append(row | {"at most": job.limits.get(name)})
         if self.memory and (device != "cpu" or STATUS.exists()):
-            held = [peak for job in jobs for peak in peaks(job.make(), device).values()]
-            rows = [row | {"MiB": peak} for row, peak in zip(rows, held, strict=True)]
+            held = [number for job in jobs for number in peaks(job.make(), device)]
+            rows = [row | {"MiB": number} for row, number in zip(rows, held, strict=True)]
         return {"rows": rows, "rounds": rounds}
 
     def __call__(self, run: Run) -> None:
@@ -133,25 +134,25 @@ def timed(work: Callable[[], Any], device: str) -> float:
     return seconds
 
 
-def peaks(variants: Variants, device: str) -> dict[str, float]:
+def peaks(variants: Variants, device: str) -> list[float]:
     """Return each variant's peak in MiB, above the memory before it; on a CPU by the account that Linux keeps."""
     import torch
 
-    held = {}
+    held = []
     return_freed_blocks()
-    for name, work in variants.items():
+    for work in variants.values():
         work()  # the first use takes work space for good
-        gc.collect()
         if device == "cpu":
+            ctypes.CDLL(None).malloc_trim(0)  # freed memory that is used again would hide a peak
             before = _kib("VmRSS")
             Path("/proc/self/clear_refs").write_text("5")  # the kernel forgets the peak so far
             work()
-            held[name] = (_kib("VmHWM") - before) / 2**10
+            held.append((_kib("VmHWM") - before) / 2**10)
         else:
             before = torch.cuda.memory_allocated(device)
             torch.cuda.reset_peak_memory_stats(device)
             work()
-            held[name] = (torch.cuda.max_memory_allocated(device) - before) / 2**20
+            held.append((torch.cuda.max_memory_allocated(device) - before) / 2**20)
     return held
 
 

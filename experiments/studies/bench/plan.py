@@ -279,6 +279,6 @@ def verdict(arms: Sequence[Mapping[str, Any]], usable: int, longest: int) -> str
     if least:
         return f"All of it fits in smaller batches. Set batch_tokens={least * longest} (or batch_size={least})."
     return (
-        f"It does not fit: {worst['arm']} needs {worst['peak GiB']:.1f} GiB for one row; {usable / GIB:.1f} GiB are usable. "
+        f"It does not fit: {worst['arm']} needs {worst['peak GiB']:.1f} GiB for a row, of {usable / GIB:.1f} usable. "
         "Change model.dtype=bfloat16, model.max_pixels=500000, model.device_map=auto (slow), or take a smaller model."
     )

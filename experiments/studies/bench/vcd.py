@@ -14,7 +14,7 @@ from experiments.benchmarks.images import open_image
 from experiments.config import Run
 from experiments.evaluation.cases import limited
 from experiments.studies.bench.harness import PLAIN, Bench, Job, Variants
-from experiments.studies.bench.models import ORGANISM_SIZE, SIZES, model_of, prompt_of
+from experiments.studies.bench.models import ORGANISM_SIZE, model_of, prompt_of
 from interp.prompt import Prompt
 from mitigation.method import Baseline
 from mitigation.vcd import VCD
@@ -34,7 +34,6 @@ class VcdBench(Bench):
 
     sizes: list[str] = field(default_factory=lambda: [ORGANISM_SIZE, "cpu"])
     items: list[int] = field(default_factory=lambda: [1, 8])
-    choices: ClassVar = (ORGANISM_SIZE, *SIZES)
     numbers: ClassVar = "items"
 
     def jobs(self, run: Run, device: str) -> list[Job]:

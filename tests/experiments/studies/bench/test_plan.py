@@ -8,10 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-
-from experiments.command_line.arguments import for_hydra
-from experiments.evaluation import study
-from experiments.studies.bench import estimate
 from experiments.studies.bench.estimate import (
     Batch,
     Rates,
@@ -24,6 +20,10 @@ from experiments.studies.bench.estimate import (
     weight_bytes,
 )
 from experiments.studies.bench.known_models import at_hand, known, outline
+
+from experiments.command_line.arguments import for_hydra
+from experiments.evaluation import study
+from experiments.studies.bench import estimate
 from experiments.studies.bench.plan import ERROR, Plan, entering, verdict
 from experiments.studies.mechanism.study import Mechanism
 from interp.checkpoints import memory

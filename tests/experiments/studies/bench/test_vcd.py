@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from experiments.studies.bench.decoding import VARIANTS, DecodingRunner, GenerationReading, answer_costs
 from rich.console import Console
 
-from experiments.studies.bench.decoding import VARIANTS, DecodingRunner, GenerationReading, answer_costs
 from experiments.studies.bench.harness import Setting
 from experiments.studies.bench.models import DECODING_SIZES
 from experiments.studies.bench.vcd import (
