@@ -81,7 +81,6 @@ MENU = {  # heading → what stands under it; what is in conf/ and in none of th
     "Tools": (
         "task=report",
         "task=rejudge",
-        "task=failure_modes",
         "task=human_labels",
         "task=judge_validation",
         "task=judge_training",
