@@ -1,7 +1,6 @@
 """Two models in the shape of seven billion parameters, four decoder layers deep; and any model on two devices."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,9 +20,10 @@ def seven_billion(family: str, layers: int = LAYERS) -> VLM:
     """LLaVA-1.5-7B or Qwen2.5-VL-7B in bfloat16 on torch's ``meta`` device: every width as published, fewer layers."""
     device, dtype = torch.device("meta"), torch.bfloat16
     if family == "llava":
-        config = shapes.llava(replace(shapes.SHAPES["7b"], layers=layers, vision_layers=3))
+        config = shapes.configured(shapes.LLAVA, {"num_hidden_layers": layers}, {"num_hidden_layers": 3})
     else:
-        config = shapes.qwen({"num_hidden_layers": layers}, {"depth": 2, "fullatt_block_indexes": [1]})
+        few = {"depth": 2, "fullatt_block_indexes": [1]}
+        config = shapes.configured(shapes.QWEN, {"num_hidden_layers": layers}, few)
     return shapes.random_model(config, device=device, dtype=dtype, seed=0, words=TEXTS)
 
 

@@ -1,36 +1,18 @@
 """The bench of attention, and the harness: what is measured, not how fast it was on this machine."""
 
-import json
 from collections.abc import Callable
 from mmap import mmap
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from experiments.studies.bench import harness
 from experiments.studies.bench.attention import AttentionBench, variants
-from experiments.studies.bench.harness import PLAIN, peaks, rounds_of, table, timed
-from tests.experiments.compose import only_run, run_of
+from experiments.studies.bench.harness import PLAIN, peaks, rounds_of, table
+from tests.experiments.compose import run_of
 
 TOKENS = 100
 VARIANTS = [PLAIN, "verdict", "all queries", "eager"]
-
-
-@pytest.mark.slow  # the whole bench, as a command
-def test_a_row_for_each_variant_and_length(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("task.sizes=[organism]", f"task.lengths=[{TOKENS}]", "task.repeats=2")
-    run = run_of("task=bench_attention", f"output_root={tmp_path}", *options)
-    run.task(run)
-    metrics = json.loads((only_run(run) / "metrics.json").read_text())
-    assert [row["variant"] for row in metrics["rows"]] == VARIANTS
-    assert [set(each) for each in metrics["rounds"][f"organism, {TOKENS} tokens"]] == [set(VARIANTS)] * 2
-    for row in metrics["rows"]:
-        assert row["times plain"] > 0
-        assert row["MiB"] >= 0
-    assert {"task", "device", "torch", "load"} < set(metrics)
-    assert max(map(len, capsys.readouterr().out.splitlines()[1:])) <= 80
 
 
 def test_variants_see_what_their_names_say_and_masses_are_those_of_eager_attention() -> None:
@@ -42,16 +24,6 @@ def test_variants_see_what_their_names_say_and_masses_are_those_of_eager_attenti
     assert eager.shape[-2:] == (TOKENS, TOKENS)
     assert masses.shape[:3] == eager.shape[:3]
     assert (masses.sum(-1) - eager.sum(-1).cpu()).abs().max() < 1e-5
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("size", ["organism"])
-def test_on_a_gpu_the_allocator_is_asked_and_limits_hold(size: str, tmp_path: Path) -> None:
-    bench = AttentionBench(sizes=[size], lengths=[400], device="cuda", repeats=1)
-    rows = bench.measure(run_of(f"output_root={tmp_path}"), "cuda")["rows"]
-    held = {row["variant"]: row["MiB"] for row in rows}
-    assert held["eager"] > held[PLAIN] > 0
-    assert [row["at most"] for row in rows] == [None, 1.10, 1.25, None]
 
 
 class Clock:
@@ -84,27 +56,13 @@ def test_rounds_alternate_and_none_is_begun_that_would_end_too_late(clock: Clock
     assert len(rounds_of(work, "cpu", 9, 0.0)) == 1
 
 
-def test_a_ratio_is_the_median_of_the_ratios_within_rounds(clock: Clock, tmp_path: Path) -> None:
-    taken = iter([1.0, 1.2, 10.0, 11.0, 1.0, 1.5])  # a slow round: its ratio counts
-
-    class Fake(AttentionBench):
-        def jobs(self, run: Any, device: str) -> list[harness.Job]:
-            return [harness.Job("it", dict, {"mass": 1.25})]
-
-    rounds = [{PLAIN: next(taken), "mass": next(taken)} for _ in range(3)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(harness, "rounds_of", lambda *_: rounds)
-        rows = Fake(memory=False).measure(run_of(), "cpu")["rows"]
-    assert [row["times plain"] for row in rows] == [1.0, 1.2]
-    assert [row["at most"] for row in rows] == [None, 1.25]
+def test_a_ratio_is_the_median_of_the_ratios_within_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = [{PLAIN: 1.0, "mass": 1.2}, {PLAIN: 10.0, "mass": 11.0}, {PLAIN: 1.0, "mass": 1.5}]  # the second is slow
+    monkeypatch.setattr(harness, "rounds_of", lambda *_: rounds)
+    monkeypatch.setattr(AttentionBench, "jobs", lambda *_: [harness.Job("it", dict, {"mass": 1.25})])
+    rows = AttentionBench(memory=False).measure(run_of(), "cpu")["rows"]
+    assert [(row["times plain"], row["at most"]) for row in rows] == [(1.0, None), (1.2, 1.25)]
     assert table("", rows).row_count == 2
-
-
-def test_a_time_includes_the_wait_for_a_gpu_before_and_after(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: calls.append("wait"))
-    assert timed(lambda: calls.append("work"), "cuda") > 0
-    assert calls == ["wait", "work", "wait"]
 
 
 @pytest.mark.skipif(not harness.STATUS.exists(), reason="the kernel keeps no account of peaks here")

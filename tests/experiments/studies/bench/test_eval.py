@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from experiments.studies.bench.eval import ARMS, STUDY, EvalBench, variants
+from experiments.studies.bench.eval import ARMS, STUDY, EvalBench
 from experiments.studies.bench.harness import PLAIN
 from tests.experiments.compose import only_run, run_of
 
@@ -41,21 +41,3 @@ def test_a_study_and_each_arm_alone_answer_as_the_loop(tmp_path: Path) -> None:
     assert len(answers[PLAIN]) == 3 * len(ARMS)
     assert answers[STUDY] == answers[PLAIN]
     assert {key: text for name in ALONE for key, text in answers[name].items()} == answers[PLAIN]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("size", ["organism", "cpu"])
-def test_on_a_gpu_the_peaks_are_recorded(size: str, tmp_path: Path) -> None:
-    metrics = measured(tmp_path, "task.device=cuda", f"task.sizes=[{size}]")
-    assert min(row["MiB"] for row in metrics["rows"]) > 0
-    assert metrics["rows"][1]["at most"] == pytest.approx(1 / 8)
-
-
-def test_a_large_model_gets_large_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    from experiments.studies.bench import eval as bench
-
-    monkeypatch.setattr(bench, "model_of", lambda *_: None)
-    for size, side in (("7b", 672), ("cpu", 48)):
-        _, samples = bench.questions(size, 2, "cpu", 0)
-        assert {sample.image.size for sample in samples} == {side}  # type: ignore[union-attr]
-    assert variants is bench.variants

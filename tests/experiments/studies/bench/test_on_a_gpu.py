@@ -1,6 +1,6 @@
 """What only a GPU can tell, at the shapes of seven billion parameters; on a CPU the same, of a small model.
 
-That layouts hold and every tool works there, how exact margins are, how often the host waits, what arms share.
+That layouts hold and every tool works there, how exact margins are, how often the host waits.
 """
 
 import traceback
@@ -17,8 +17,7 @@ import torch
 
 from experiments.benchmarks.images import open_image
 from experiments.metrics.bootstrap import auroc
-from experiments.studies.bench.eval import ARMS, STUDY, EvalBench, questions
-from experiments.studies.bench.harness import PLAIN
+from experiments.studies.bench.eval import questions
 from experiments.types import Sample
 from interp.hooks.residual import residuals
 from interp.loading import load
@@ -31,13 +30,11 @@ from mitigation.learned.probe_readout import TruthReadout
 from mitigation.method import Baseline
 from mitigation.vcd import VCD
 from tests.conftest import REPOSITORY
-from tests.experiments.compose import run_of
 
 CPU = pytest.param("cpu", "organism", marks=pytest.mark.long)
 LLAVA, QWEN = (pytest.param("cuda", size, marks=pytest.mark.gpu) for size in ("7b", "7b_qwen"))
 DEVICES = [pytest.param("cpu", marks=pytest.mark.long), pytest.param("cuda", marks=pytest.mark.gpu)]
 FLOAT32_ERROR = 1e-3  # of a margin, in logits
-SHARED = 1.8  # times as long, at least, all arms alone take
 WAITS = 3.0  # of the host, a token: whether all rows have ended, and of padding, once for each branch
 OURS = tuple(str(REPOSITORY / package) for package in ("interp", "mitigation"))
 OUTSIDE = str(Path(torch.__file__).parent)
@@ -122,16 +119,3 @@ def test_the_host_waits_for_transformers_alone(
         few, many = waits(short), waits(long)
     assert many[True] == few[True]
     assert many[False] - few[False] <= WAITS * (long - short)
-
-
-@pytest.mark.slow  # on a CPU: tests/interp/test_prefills.py
-@pytest.mark.parametrize(("device", "size"), [CPU, LLAVA])
-def test_arms_read_a_prompt_once_for_all(device: str, size: str, tmp_path: Path) -> None:
-    bench = EvalBench(sizes=[size], cases=[12 if device == "cuda" else 2], memory=False, repeats=1, device=device)
-    (job,) = bench.jobs(run_of(f"output_root={tmp_path}"), device)
-    if device == "cpu":
-        answers = {name: work() for name, work in job.make().items()}
-        assert answers[STUDY] == answers[PLAIN]
-    else:
-        seconds = {row["variant"]: row["seconds"] for row in bench.measure(job.make.args[0], device)["rows"]}
-        assert sum(seconds[f"{name} alone"] for name in ARMS) >= SHARED * seconds[STUDY]
