@@ -1,6 +1,6 @@
 """The bench of attention, and the harness: what is measured, not how fast it was on this machine."""
 
-from collections.abc import Callable
+from functools import partial
 from mmap import mmap
 
 import pytest
@@ -9,6 +9,9 @@ import torch
 from experiments.studies.bench import harness
 from experiments.studies.bench.attention import AttentionBench, variants
 from experiments.studies.bench.harness import PLAIN, peaks, rounds_of, table
+from experiments.studies.bench.models import prompt_of
+from interp.loading import load
+from interp.segments import segment
 from tests.experiments.compose import run_of
 
 TOKENS = 100
@@ -22,36 +25,20 @@ def test_variants_see_what_their_names_say_and_masses_are_those_of_eager_attenti
     eager = torch.stack([weights[0] for weights in seen["eager"]])
     assert seen["verdict"].pieces[0].mass.shape[3] == 1
     assert eager.shape[-2:] == (TOKENS, TOKENS)
-    assert masses.shape[:3] == eager.shape[:3]
-    assert (masses.sum(-1) - eager.sum(-1).cpu()).abs().max() < 1e-5
+    vlm = load("organism:llava", device="cpu")
+    prompts = [prompt_of(vlm, TOKENS, seed=0)]
+    indicator = segment(vlm, prompts, vlm.encode(prompts)).indicator(0, TOKENS)[0]  # key segment
+    assert 0 < (masses - eager.float() @ indicator.float()).abs().max() < 1e-5
 
 
-class Clock:
-    """Time that passes only while a variant works."""
-
-    def __init__(self) -> None:
-        self.seconds, self.order = 0.0, list[str]()
-
-    def work(self, name: str, seconds: float) -> Callable[[], None]:
-        def taking() -> None:
-            self.seconds += seconds
-            self.order.append(name)
-
-        return taking
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    for name in ("monotonic", "perf_counter"):
-        monkeypatch.setattr(harness.time, name, lambda: made.seconds)
-    return made
-
-
-def test_rounds_alternate_and_none_is_begun_that_would_end_too_late(clock: Clock) -> None:
-    work = {"a": clock.work("a", 1.0), "b": clock.work("b", 3.0)}
-    assert rounds_of(work, "cpu", 2, 100.0) == [{"a": 1.0, "b": 3.0}] * 2
-    assert clock.order == ["a", "b", "a", "b", "b", "a"]  # the first two to warm up
+def test_rounds_alternate_and_none_is_begun_that_would_end_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    cost = {"a": 1.0, "b": 3.0}
+    for clock in ("monotonic", "perf_counter"):  # time passes only while a variant works
+        monkeypatch.setattr(harness.time, clock, lambda: sum(cost[name] for name in order))
+    work = {name: partial(order.append, name) for name in cost}
+    assert rounds_of(work, "cpu", 2, 100.0) == [cost] * 2
+    assert order == ["a", "b", "a", "b", "b", "a"]  # the first two to warm up
     assert len(rounds_of(work, "cpu", 9, 12.0)) == 3
     assert len(rounds_of(work, "cpu", 9, 0.0)) == 1
 

@@ -27,10 +27,10 @@ def test_every_way_to_ask_has_a_time_a_peak_and_the_plan_s_estimate(tmp_path: Pa
     (seconds,) = metrics["rounds"]["organism, 3 cases"]
     for row in metrics["rows"]:
         assert row["times plain"] == pytest.approx(seconds[row["variant"]] / seconds[PLAIN])
+        assert row["MiB"] > 0
         assert row["at most"] == (pytest.approx(1 / 3) if row["variant"] == STUDY else None)
-    planned = {row["variant"]: row["planned MiB"] for row in metrics["planned"]}
-    assert list(planned) == ALONE
-    assert planned["vcd alone"] == 2 * planned["baseline alone"] > 0
+    planned = [row["planned MiB"] for row in metrics["planned"]]
+    assert planned[1] == 2 * planned[0] > 0
 
 
 @pytest.mark.long

@@ -21,8 +21,7 @@ def test_its_commands_are_tasks_on_that_device(device: str) -> None:
     assert list(steps) == ["attention", "vcd", "eval"]
     for _, module, *options in steps.values():
         task: Any = run_of(*options).task
-        assert (module, task.device) == ("experiments.run", device)
-        assert ",".join(task.sizes) == gpu.SIZES[device]
+        assert (module, task.device, ",".join(task.sizes)) == ("experiments.run", device, gpu.SIZES[device])
 
 
 @pytest.mark.parametrize(("failing", "times", "code"), [("", 0.1, 0), ("", 0.2, 1), ("task=bench_vcd", 0.1, 1)])
