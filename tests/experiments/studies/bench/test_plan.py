@@ -28,8 +28,7 @@ from tests.tiny import picture
 from tests.weekly import first
 
 BIG = ModelConfig("big", LLAVA)
-TEXTS = ("Is it safe to eat the cake?", "Is it safe to eat the cake with it?")
-PROMPTS = [Prompt(text, picture(number, (48, 48)), key=str(number)) for number, text in enumerate(TEXTS)]
+PROMPTS = [Prompt(f"Is it safe{' to eat' * n}?", picture(n, (48, 48)), key=str(n)) for n in range(2)]
 
 
 def plan_of(folder: Path, *words: str) -> dict[str, Any]:

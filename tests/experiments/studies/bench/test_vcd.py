@@ -63,7 +63,6 @@ def test_the_organism_answers_in_every_way() -> None:
     [
         ("sizes=[huge]", "task.sizes=huge"),
         ("{}=[0]", "task.{}=0"),
-        ("{}=[]", "task.{}="),
         ("repeats=0", "repeats=0"),
         ("device=tpu", "task.device=tpu"),
         ("sizes=[7b]", "task.device=cuda"),
