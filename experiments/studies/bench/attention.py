@@ -3,7 +3,6 @@
 Random weights: time and memory depend on the shape of a model. Imports neither torch nor transformers.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -38,10 +37,12 @@ class AttentionBench(Bench):
 
 def variants(size: str, tokens: int, device: str, seed: int) -> Variants:
     """Return a plain forward, recorded forwards, and a forward with eager attention."""
+    from interp.segments import segment
+
     vlm = _model(size, device, seed)
     prompts = [prompt_of(vlm, tokens, seed=seed)]
     encoded = vlm.encode(prompts)
-    recorded = partial(_recorded, vlm, prompts, encoded)
+    recorded = partial(_recorded, vlm, encoded, segment(vlm, prompts, encoded))
     return {
         PLAIN: partial(_forward, vlm, encoded),
         "verdict": partial(recorded, queries="VERDICT"),
@@ -61,11 +62,10 @@ def _forward(vlm: "VLM", encoded: Any, **options: Any) -> Any:
         return vlm.model(**encoded, logits_to_keep=1, **options)
 
 
-def _recorded(vlm: "VLM", prompts: Sequence[Any], encoded: Any, queries: str) -> Any:
+def _recorded(vlm: "VLM", encoded: Any, segments: Any, *, queries: str) -> Any:
     from interp.attention.record import Queries, record_attention
-    from interp.segments import segment
 
-    with record_attention(vlm, queries=Queries[queries], segments=segment(vlm, prompts, encoded)) as record:
+    with record_attention(vlm, queries=Queries[queries], segments=segments) as record:
         _forward(vlm, encoded)
     return record
 

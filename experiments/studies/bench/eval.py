@@ -86,7 +86,7 @@ def looped(run: Run, vlm: "VLM", samples: list[Sample], arms: Mapping[str, Any])
     answers = {}
     for name, method in arms.items():
         for sample in samples:
-            prompt = prompt_of(sample, sample.image and open_image(sample.image))
+            prompt = prompt_of(sample, None if sample.image is None else open_image(sample.image))
             answers[sample.id, name] = method.generate(vlm, [prompt], max_new_tokens=run.max_new_tokens).texts[0]
     return answers
 

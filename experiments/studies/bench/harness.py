@@ -80,8 +80,7 @@ class Bench:
         rows: list[Row] = []
         jobs, rounds = self.jobs(run, device), {}
         for job in jobs:
-            measured = rounds_of(job.make(), device, self.repeats, self.seconds / len(jobs))
-            rounds[job.title] = measured
+            measured = rounds[job.title] = rounds_of(job.make(), device, self.repeats, self.seconds / len(jobs))
             for name in measured[0]:
                 row = {"what": job.title, "variant": name, "seconds": median(each[name] for each in measured)}
                 row["times plain"] = median(each[name] / each[PLAIN] for each in measured)

@@ -149,11 +149,12 @@ def estimated(run: Run, every: Sequence[Sample], gpu_gib: float | None) -> dict[
     counts, batch, longest = cases_by_arm(run, arms, every), largest_of(batches), max(each.columns for each in batches)
     for arm, method in arms.items():
         work, count, (fitting, peak) = abilities(method).work, counts[arm], fit(method, batch, vlm, usable, new_tokens)
-        row = {"arm": arm, "prompts": count * work.prompts, "tokens": count * (new_tokens + work.step_tokens)}
-        row |= {"rows that fit": fitting, "of": fit(method, batch, vlm, 2**60, new_tokens)[0], "peak GiB": peak / GIB}
+        prompts, tokens = count * work.prompts, count * (new_tokens + work.step_tokens)
+        row = {"arm": arm, "prompts": prompts, "tokens": tokens, "peak GiB": peak / GIB}
+        row |= {"rows that fit": fitting, "of": fit(method, batch, vlm, 2**60, new_tokens)[0]}
         reading, step = seconds_of(vlm, batch, max(1, fitting), flops / 2, moved * 0.7)
         # The first token of an answer comes with its prompt.
-        seconds = row["prompts"] * reading + count * (work.branches * (new_tokens - 1) + work.step_tokens) * step
+        seconds = prompts * reading + count * (work.branches * (new_tokens - 1) + work.step_tokens) * step
         rows.append(row | {"minutes": seconds / max(1, fitting) / 60 if on_gpu else None})
     weights, kind = weight_bytes(vlm), str(vlm.dtype).removeprefix("torch.")
     millions = sum(weight.numel() for weight in vlm.model.parameters()) / 1e6
@@ -195,7 +196,8 @@ def outline(model: ModelConfig, dtype: Any) -> "tuple[VLM, str, float]":
             source.path,
             1.0,
         )
-    options = {"attn_implementation": model.attn_implementation, "trust_remote_code": model.trust_remote_code}
+    code = model.trust_remote_code
+    options: dict[str, Any] = {"attn_implementation": model.attn_implementation, "trust_remote_code": code}
     return built(config, processor, torch.device("meta"), dtype, name=model.name, **options), origin, per_word
 
 

@@ -50,8 +50,8 @@ class VcdBench(Bench):
 def variants(size: str, items: int, tokens: int, device: str, seed: int) -> Variants:
     """Return plain answers, the published loop, and both branches."""
     vlm, batches = _prompts(size, items, device, seed)
-    ways = {PLAIN: Baseline().generate, "paired": PAIRED.generate, "sequential": SEQUENTIAL.generate}
-    ways["two forwards"] = two_forwards
+    ways: Variants = {PLAIN: Baseline().generate, "paired": PAIRED.generate, "two forwards": two_forwards}
+    ways["sequential"] = SEQUENTIAL.generate
     return {name: partial(_answers, way, vlm, batches, tokens) for name, way in ways.items()}
 
 
@@ -81,8 +81,8 @@ def two_forwards(vlm: "VLM", prompts: Sequence[Prompt], *, max_new_tokens: int) 
     from interp.cache_names import cache_in, with_cache
     from mitigation.contrastive.formulas import contrast
 
-    clean, answers = vlm.encode(prompts), []
-    branches = [dict(clean), dict(SEQUENTIAL.noised(vlm, prompts, clean))]
+    answers: list[torch.Tensor] = []
+    branches = [dict(clean := vlm.encode(prompts)), dict(SEQUENTIAL.noised(vlm, prompts, clean))]
     ended, ends = torch.zeros(1, device=vlm.device), torch.tensor(sorted(vlm.end_ids), device=vlm.device)
     with torch.no_grad():
         while len(answers) < max_new_tokens and not ended.all():

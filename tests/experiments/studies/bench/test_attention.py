@@ -14,8 +14,7 @@ from interp.loading import load
 from interp.segments import segment
 from tests.experiments.compose import run_of
 
-TOKENS = 100
-VARIANTS = [PLAIN, "verdict", "all queries", "eager"]
+TOKENS, VARIANTS = 100, [PLAIN, "verdict", "all queries", "eager"]
 
 
 def test_variants_see_what_their_names_say_and_masses_are_those_of_eager_attention() -> None:
