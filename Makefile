@@ -89,8 +89,8 @@ engine: .venv-engine/.installed ## vLLM for CPUs in an environment of its own, a
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.real_engine .venv-engine $(CASES)
 
 # Without END the committed table is written anew; END=lowest or END=newest compares, in the environment of `make ends`.
-# With FAMILY=<name>[,<name>] only these families are asked, and their rows alone written: the table in pieces.
-CONTRACT_TESTS = -m pytest -q -m "contract or families" -n auto --dist loadfile -p no:cacheprovider $(if $(FAMILY),--contract-family=$(FAMILY))
+# With FAMILY=<name> only tests of this family run, and only their cells are written: the table in pieces.
+CONTRACT_TESTS = -m pytest -q -m "contract or families" -n auto --dist loadfile -p no:cacheprovider $(if $(FAMILY),-k "$(FAMILY)")
 
 contract: ## the tests of every family: writes interp/contract.json (FAMILY=<name>: its row), or compares in the environments END=lowest, newest
 ifeq ($(origin END),command line)

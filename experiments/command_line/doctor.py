@@ -3,6 +3,7 @@
 Imports nothing at the top that may be what is missing.
 """
 
+import json
 import shutil
 import sys
 import time
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +22,6 @@ from rich.table import Table
 from rich.text import Text
 
 from experiments.config import Run, written
-from experiments.studies.model_table import CONTRACT, read_contract
 from interp.checkpoints.config import ORGANISM, ModelConfig
 from interp.errors import UserError
 
@@ -136,7 +137,9 @@ def packages() -> Iterator[Finding]:
 
 def transformers() -> Iterator[Finding]:
     """The version of transformers beside the one that the contract tests ran with."""
-    here, tested = _version("transformers"), read_contract(CONTRACT).get("transformers")
+    here = _version("transformers")
+    contract = files("interp").joinpath("contract.json").read_text(encoding="utf-8")
+    tested = json.loads(contract)["transformers"]
     if here == tested:
         yield Finding(State.OK, f"{here}, with which every model family was tested")
     else:

@@ -36,7 +36,7 @@ MENU = {  # heading → what stands under it; what is in conf/ and in none of th
         "+exp=mitigation_selection",
         "task=preview",
     ),
-    "Your model": ("task=prove", "task=plan", "task=model_table", "task=serve", "task=export"),
+    "Your model": ("task=prove", "task=plan", "task=serve", "task=export"),
     "Mitigations": (
         "+exp=verbalise_llava",
         "+exp=vrtuning_llava",
@@ -75,7 +75,6 @@ MENU = {  # heading → what stands under it; what is in conf/ and in none of th
     "Tools": (
         "task=report",
         "task=rejudge",
-        "task=failure_modes",
         "task=human_labels",
         "task=judge_validation",
         "task=judge_training",

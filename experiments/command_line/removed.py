@@ -21,11 +21,17 @@ REMOVED = {  # what is typed → what to do instead
     "benchmark=mossbench_contrast": "Use benchmark=mossbench benchmark.sets=contrast.",
     "benchmark.source": "Clone turningpoint-ai/MOSSBench and set benchmark.root to the clone.",
     "task.format=mmsafeaware": "Use task=export task.format=vlmevalkit task.to=cases.tsv.",
-    "task=mossbench_safety": "Each report shows refusals of harmful and harmless requests. Join runs: task=report runs=[a,b].",
+    "task=mossbench_safety": "Join the runs instead: task=report runs=[a,b].",
     "method=distilled": "Use method=verbalise, which judges in words without training.",
     "+exp=distilled": "Use +exp=verbalise_llava, which judges in words without training.",
     "method=part_scaling": "Find parts with +exp=localise, and scale them in a method file (method=file).",
     "+exp=part_scaling": "Find parts with +exp=localise, and scale them in a method file (method=file).",
+    "task=model_table": "Ask about one model by task=prove model.path=<folder>; conf/models.yaml lists the models.",
+    "task=failure_modes": "Read failures in the report's case browser, or label them with task=human_labels.",
+    "recipe@task.recipe": "Set task.steps, task.batch_size and task.aligned of the training task.",
+    "task.learning_rates": "Name adapters with their settings: '+task.adapters.gentle={learning_rate: 3e-4, seed: 1}'.",
+    "task.seeds": "Name adapters with their settings: '+task.adapters.again={seed: 1}'.",
+    "task.kinds": "Leave it out: every kind of perception question is asked.",
     "method=opera": "Use method=vcd or method=pai.",
     "method=only": "Use method=vcd or method=pai.",
     "method.rewrite": "Use method.resolve=rule or method.resolve=before.",
@@ -42,7 +48,7 @@ def removed_feature(arguments: Sequence[str]) -> str | None:
     """
     for argument in arguments:
         key, _, value = argument.lstrip("+~").partition("=")
-        group = key.partition("@")[0]
+        group = key.partition("@")[0] if not key.startswith("recipe") else key
         for typed in (f"+{group}={value}" if group == "exp" else f"{group}={value}", key):
             if typed in REMOVED:
                 return f"{typed} was removed. {REMOVED[typed]}"

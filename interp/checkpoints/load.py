@@ -129,7 +129,7 @@ def read_config(place: Source, config: ModelConfig) -> Any:
     if type(found) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and not remote:
         raise UserError(
             f"{place.path} is a '{found.model_type}' checkpoint, not an image-text-to-text model; prompts here have "
-            "images; choose a model of transformers that takes them (task=model_table lists those that were proved)"
+            "images; choose a model of transformers that takes them (docs/guide-models.md lists tested ones)"
         )
     refuse_encoder_decoder(found)
     return found

@@ -6,8 +6,8 @@ that contradicts the committed table fails, if that was made with the transforme
 ``--contract-check`` writes nothing, prints how the table of the run differs from the committed one, and fails where it
 does, or where the run has less than the whole.
 
-``--contract-family NAME[,NAME]`` asks these families alone, and changes their rows alone in the file at PATH: a table
-can be made in pieces, with the same versions.
+The cells of a run take the place of those in the file at PATH, which was made with the same versions: with ``-k`` a
+table can be made in pieces.
 """
 
 import json
@@ -38,12 +38,11 @@ _FOUND: list[Found] = []
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The options that write the table, and those that write it in pieces."""
+    """The options that write the table and compare it."""
     parser.addoption("--contract-json", metavar="PATH", help="write what the contract tests find to this file")
     parser.addoption(
         "--contract-check", action="store_true", help="fail where interp/contract.json is not what is found"
     )
-    parser.addoption("--contract-family", metavar="NAME[,NAME]", help="the contract tests of these families alone")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -65,21 +64,6 @@ def family_of(item: Any) -> str:
 def capabilities_of(item: Any) -> tuple[str, ...]:
     """What the test shows."""
     return tuple(name for marker in item.iter_markers(KEY) for name in marker.args)
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> None:
-    """Leaves out the contract tests of other families than those that were asked for."""
-    if (asked := config.getoption("--contract-family", None)) is None:
-        return
-    of = {
-        item: family_of(item) for item in items if item.get_closest_marker(KEY) or item.get_closest_marker("families")
-    }
-    names, known = asked.split(","), sorted({*of.values()})
-    if unknown := [name for name in names if name not in known]:
-        raise pytest.UsageError(f"--contract-family: no test of {unknown[0]}; known: {', '.join(known)}")
-    left_out = [item for item in items if of.get(item) not in names]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if of.get(item) in names]
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -136,8 +120,8 @@ def _made() -> dict[str, Any]:
 def _differing(contents: dict[str, Any], config: pytest.Config) -> list[str]:
     """How it differs from the committed table; a cell without a test counts where all families were asked."""
     committed = json.loads(COMMITTED.read_text()) if COMMITTED.is_file() else {"families": {}}
-    asked = config.getoption("--contract-family") is not None or not config.getoption("--contract-check")
-    return differences(contents, committed) + ([] if asked else untested(contents, committed))
+    whole = config.getoption("--contract-check") and not config.getoption("keyword")
+    return differences(contents, committed) + (untested(contents, committed) if whole else [])
 
 
 def pytest_sessionfinish(session: Any) -> None:
@@ -161,18 +145,16 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     for line in changed:
         write("  " + line)
     if path is not None and _FOUND:
-        write(_written(Path(path), contents, whole=config.getoption("--contract-family") is None))
+        write(_written(Path(path), contents))
 
 
-def _written(path: Path, contents: dict[str, Any], *, whole: bool) -> str:
-    """Writes the table, or its rows into the one that is there; says what it did."""
+def _written(path: Path, contents: dict[str, Any]) -> str:
+    """Write the cells into the table at ``path``, or a new table. Return what was done."""
     cells = [cell for entry in contents["families"].values() for cell in entry["capabilities"].values()]
     if any((cell["reason"] or "").startswith(FAILS) for cell in cells) and path.resolve() == COMMITTED:
         return f"not written: {COMMITTED.name} is never made of failing tests"
-    if not whole and path.is_file():
-        before = json.loads(path.read_text())
-        if older := {name: before[name] for name in ("transformers", "torch") if before[name] != contents[name]}:
-            return f"not written: {path} was made with {older}; write it whole, without --contract-family"
+    before = json.loads(path.read_text()) if path.is_file() else {}
+    if all(before.get(name) == contents[name] for name in ("transformers", "torch")):
         contents = merged(contents, {**before, "without_row": contents["without_row"]})
     path.write_text(json.dumps(contents, indent=1, ensure_ascii=False) + "\n")
     return f"written: {path}"

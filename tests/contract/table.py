@@ -82,8 +82,14 @@ def _cell(one: Found) -> dict[str, Any]:
 
 
 def merged(found: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """``before`` with the families of ``found`` in the place of its own; both made with the same versions."""
-    return {**before, "families": dict(sorted((before["families"] | found["families"]).items()))}
+    """Return ``before`` with the cells of ``found``; both were made with the same versions."""
+    families = dict(before["families"])
+    for name, entry in found["families"].items():
+        cells = families.get(name, {}).get("capabilities", {}) | entry["capabilities"]
+        ordered = {capability: cells[capability] for capability in CAPABILITIES if capability in cells}
+        facts = {key: value for key, value in entry.items() if value}
+        families[name] = entry | families.get(name, {}) | facts | {"capabilities": ordered}
+    return {**before, "families": dict(sorted(families.items()))}
 
 
 def differences(found: Mapping[str, Any], committed: Mapping[str, Any]) -> list[str]:

@@ -64,6 +64,11 @@ def test_every_method_composes_and_is_the_arm_under_study(method: str) -> None:
 
 # What a file sets otherwise than its class, on purpose: chosen with the bundled models, or a variant of another file.
 OTHERWISE = {
+    "judge/closing": {"rule"},
+    "judge/published": {"rule"},
+    "method/thinking_begun": {"begins"},
+    "method/thinking_budget": {"budget"},
+    "method/thinking_off": {"budget"},
     "judge/published_prompt": {"max_new_tokens"},  # an answer in JSON with its reasons
     "model/base/api": {"logprobs"},
     "model/base/weights": {"revision"},
@@ -92,15 +97,17 @@ def set_otherwise(node: Any, prefix: str = "") -> Iterator[str]:
 
 @pytest.mark.parametrize("group", ["benchmark", "data", "judge", "method", "model/base", "task", "task/settings"])
 def test_a_default_in_a_file_is_that_of_its_class(group: str) -> None:
-    for path in sorted((CONF / group).glob("*.yaml")):
-        node = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    for option in options_of(group):
+        node = OmegaConf.to_container(written(group, option), resolve=False)
         assert isinstance(node, dict)
+        if "_target_" not in node or any(entry in options_of(group) for entry in node.get("defaults", [])):
+            continue  # a variant of another option, which differs on purpose
         for entry in node.get("defaults", []):
             if isinstance(entry, dict) and "settings" in entry:  # what the file itself says of them is checked, too
                 shared = OmegaConf.to_container(OmegaConf.load(CONF / group / "settings" / f"{entry['settings']}.yaml"))
                 node["settings"]["_target_"] = shared["_target_"]  # type: ignore[index, call-overload]
         found = {name for name in set_otherwise(node) if not name.startswith("candidates.")}
-        assert found == OTHERWISE.get(f"{group}/{path.stem}", set()), path
+        assert found == OTHERWISE.get(f"{group}/{option}", set()), option
 
 
 def test_a_file_of_the_user_s_may_not_have_the_name_of_an_entry(tmp_path: Path) -> None:

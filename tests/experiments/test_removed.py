@@ -25,7 +25,9 @@ def test_an_arm_of_a_removed_method_is_told_too() -> None:
     assert removed_feature(["task=study", "method=vcd", "+exp=vcd_llava"]) is None
 
 
-def test_the_command_ends_with_the_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_ends_with_the_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("sys.argv", ["forestlens", "task=languages"])
     with pytest.raises(SystemExit) as ended:
         main()

@@ -7,12 +7,12 @@ from interp.attention import record as capture
 from interp.attention.record import Queries, record_attention
 from interp.attention.tables import image_share
 from interp.errors import UserError
-from interp.hooks.attention import _TAPS, AttentionCall, intercept
+from interp.hooks.attention import intercept
 from interp.hooks.forward import paused
 from interp.segments import SEGMENTS, segment
 from interp.vlm import VLM, Prompt
 from tests.families import FAMILIES
-from tests.interp.eager import eager_weights, implementations
+from tests.interp.eager import eager_weights
 from tests.tiny import picture
 
 TOLERANCE = 1e-5
@@ -42,10 +42,13 @@ def piece_errors(record, weights):
 
 
 @pytest.mark.contract("attention")
-@pytest.mark.parametrize("few", [0, 10**6], ids=["kernel", "rows"])
-def test_masses_and_maps_equal_eager_while_generating(family, prompts, few, monkeypatch):
+@pytest.mark.parametrize(
+    ("few", "held"), [(0, None), (10**6, None), (10**6, 0)], ids=["kernel", "rows", "rows of one layer"]
+)
+def test_masses_and_maps_equal_eager_while_generating(family, prompts, few, held, monkeypatch):
     """Left padding, grouped keys, sliding windows, bidirectional images, a KV cache: as each family has them."""
     monkeypatch.setattr(capture, "FEW", few)
+    monkeypatch.setattr(capture, "HELD", capture.HELD if held is None else held)
     with record_attention(family, queries=Queries.ALL) as record:
         answers = family.generate(prompts, max_new_tokens=5)
     monkeypatch.setattr(capture, "FEW", 16)
@@ -76,45 +79,6 @@ def test_logits_and_tokens_are_the_native_ones(family, prompts):
         assert torch.allclose(logits[real], native[real], atol=TOLERANCE)
         assert recorded.token_ids == answers.token_ids
         assert torch.allclose(recorded.margins, answers.margins, atol=TOLERANCE)
-
-
-def test_a_padded_batch_keeps_its_mask_under_our_name(vlm, prompts, monkeypatch):
-    """What is lost when no mask function is registered under the attention function's name."""
-    from transformers import AttentionMaskInterface
-
-    from interp.hooks.attention import NAME
-
-    encoded = vlm.encode(prompts)
-    native = forward_logits(vlm, encoded)[:, -1]
-    with intercept(vlm):
-        assert torch.allclose(forward_logits(vlm, encoded)[:, -1], native, atol=TOLERANCE)
-        monkeypatch.delitem(AttentionMaskInterface._global_mapping, NAME)
-        assert float((forward_logits(vlm, encoded)[:, -1] - native).abs().max()) > 0.1
-
-
-def test_everything_is_as_before_also_after_an_exception(family, prompts):
-    encoded = family.encode(prompts)
-    forward_logits(family, encoded)  # transformers puts hooks of its own on some modules at the first forward
-    family.speaker.register_forward_hook(lambda *args: None)  # and another tool, its own
-    before, hooks = implementations(family.model), count_hooks(family)
-
-    def interrupted(**changed):
-        with record_attention(family):
-            family.generate(prompts, max_new_tokens=2, **changed)
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        interrupted()
-    with pytest.raises(UserError, match="of no batch"):
-        interrupted(encoded=encoded)
-    assert implementations(family.model) == before
-    assert count_hooks(family) == hooks
-    assert not family.on_encode
-    assert not _TAPS
-
-
-def count_hooks(vlm):
-    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in vlm.model.modules())
 
 
 def test_steps_count_from_the_verdict(vlm, prompts):
@@ -247,40 +211,6 @@ def test_half_precision_few_queries_are_upcast(dtype, prompts):
         errors[queries] = max(float(difference[piece.real].max()) for difference in off)
     assert errors[Queries.VERDICT] < 1e-6
     assert 1e-6 < errors[Queries.ALL] < (1e-2 if dtype == torch.bfloat16 else 2e-3)
-
-
-@pytest.mark.parametrize("held", [0, 2**28])
-def test_layers_together_are_layers_one_by_one(held, vlm, prompts, monkeypatch):
-    monkeypatch.setattr(capture, "HELD", held)
-    joined = []
-    honest = AttentionCall.rows_at
-
-    def counted(call, where, bias):
-        joined.append(len(call.query))
-        return honest(call, where, bias)
-
-    monkeypatch.setattr(AttentionCall, "rows_at", counted)
-    with record_attention(vlm, queries=Queries.VERDICT) as record:
-        vlm.generate(prompts, max_new_tokens=1)
-    assert joined == ([len(prompts) * 2] if held else [len(prompts)] * 2)
-    monkeypatch.setattr(capture, "FEW", 0)  # by the kernel
-    with record_attention(vlm, queries=Queries.VERDICT) as kernel:
-        vlm.generate(prompts, max_new_tokens=1)
-    assert torch.allclose(record.pieces[0].mass, kernel.pieces[0].mass, atol=TOLERANCE)
-
-
-def test_more_segments_than_a_head_is_wide(prompts):
-    model, processor = FAMILIES["llava"]()
-    for attention in (layer.self_attn for layer in model.model.language_model.layers):
-        assert attention.head_dim == 8
-    call_vlm = VLM(model, processor)
-    encoded = call_vlm.encode(prompts)
-    indicator = torch.nn.functional.one_hot(torch.arange(22) % 11, 11).float().expand(2, -1, -1)
-    values, found = capture._as_values(indicator, 8), []
-    with intercept(call_vlm, observe=lambda call: found.append((capture._kernel_mass(call, values, 11), call.rows()))):
-        forward_logits(call_vlm, encoded)
-    for mass, rows in found:
-        assert torch.allclose(mass[1], (rows @ indicator[:, None])[1], atol=TOLERANCE)
 
 
 def test_bad_input_names_what_is_known(vlm, prompts):

@@ -157,13 +157,6 @@ def test_another_metric_takes_the_margins_place(vlm: VLM) -> None:
     assert double.to_numpy() == pytest.approx(2 * occlude_words(vlm, PROMPT)["attribution"].to_numpy(), abs=1e-5)
 
 
-def test_words_take_their_tokens(vlm: VLM) -> None:
-    found = integrated_gradients(vlm, PROMPT, steps=2)
-    words = found.words
-    assert words["word"].tolist() == ["How", "do", "I", "kill", "this", "Is", "it", "safe"]
-    assert words["attribution"][3] == pytest.approx(float(found.tokens[found.row.words[3].columns[0]]))
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [

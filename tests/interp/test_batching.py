@@ -84,38 +84,12 @@ def test_where_memory_runs_out_half_is_asked_and_no_more_from_then_on(
     assert said == [3, 1]
 
 
-@pytest.mark.long
-def test_one_prompt_too_many_is_a_sentence_and_other_errors_are_themselves() -> None:
-    def never(part: Sequence[Prompt]) -> Generation:
-        raise torch.OutOfMemoryError("CUDA out of memory.")
-
+def test_other_errors_than_those_of_memory_are_themselves() -> None:
     def wrong(part: Sequence[Prompt]) -> Generation:
         raise RuntimeError("shapes do not fit")
 
-    with pytest.raises(UserError, match=r"'xxx'.*model\.dtype.*device_map"):
-        MemoryLimit(4, lambda rows: None).parts(
-            PROMPTS[2:4], lambda part: never(part[:1]) if len(part) == 1 else never(part)
-        )
     with pytest.raises(RuntimeError, match="shapes"):
         MemoryLimit(4, lambda rows: None).parts(PROMPTS, wrong)
-
-
-@pytest.mark.long
-def test_whatever_is_asked_in_batches_is_asked_again_in_smaller_ones(vlm: VLM) -> None:
-    asked: list[int] = []
-
-    def ask(size: int) -> None:
-        asked.append(size)
-        if size > 2:
-            raise MemoryError
-
-    with pytest.warns(UserWarning, match="out of memory"):
-        assert vlm.batches.halved(9, ask) is None
-    assert asked == [9, 4, 2]
-    with pytest.raises(UserError, match="not enough memory for a single prompt; take smaller weights"):
-        vlm.batches.halved(1, lambda size: ask(3))
-    with pytest.raises(RuntimeError, match="shapes differ"):
-        vlm.batches.halved(2, lambda size: (_ for _ in ()).throw(RuntimeError("shapes differ")))
 
 
 QUESTIONS = ("How do I kill this?", "Is this safe?", "the cake", "Is it safe to eat the cake with a knife?", "this dog")

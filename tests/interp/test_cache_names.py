@@ -37,21 +37,6 @@ def renamed(values: Any, name: str) -> dict[str, Any]:
     return {name if key in NAMES else key: value for key, value in values.items()}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_either_name_is_found(name: str) -> None:
-    cache = DynamicCache()
-    assert cache_in({name: cache, "use_cache": True}) is cache
-    assert cache_in(type("Own", (), {name: cache})()) is cache
-    assert cache_in({name: None}) is None
-    assert cache_in((torch.zeros(1),)) is None
-
-
-def test_no_output_is_asked_for_the_old_name() -> None:
-    cache = DynamicCache()
-    assert cache_in(Output(logits=1, cache=cache)) is cache
-    assert cache_in(Output(logits=1)) is None
-
-
 def test_the_installed_transformers_takes_the_name_and_says_nothing(vlm: VLM, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.utils import generic
 

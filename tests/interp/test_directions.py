@@ -55,16 +55,6 @@ def test_what_it_reads_is_held_out(kind: Kind) -> None:
     assert inside[labels].mean() - inside[~labels].mean() > 0.3
 
 
-def test_mean_difference_is_that() -> None:
-    hidden = states().double().numpy()
-    means = hidden[LABELS].mean(0), hidden[~LABELS].mean(0)
-    found = fit(states())
-    expected = (means[0] - means[1]) / np.linalg.norm(means[0] - means[1])
-    assert found.vector.numpy() == pytest.approx(expected, abs=1e-6)
-    assert found.threshold == pytest.approx(expected @ (means[0] + means[1]) / 2, abs=1e-6)
-    assert found.gap == pytest.approx(np.linalg.norm(means[0] - means[1]), abs=1e-6)
-
-
 def test_a_loud_nuisance_misleads_the_mean_difference_alone() -> None:
     """A property that half goes with the label and lies along another axis twenty times as long."""
     rng = np.random.default_rng(4)

@@ -1,18 +1,13 @@
 """Gradients of activations: the same numbers in the memory of a layer, and nothing left in the model."""
 
-import gc
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlavaForConditionalGeneration
 
-from interp.batching import BatchRule
 from interp.hooks.residual import LayerStates, edit_residual
-from interp.tools.gradients import activation_gradients
 from interp.vlm import VLM, Prompt
 from mitigation.learned.ridge_probe import margin_gradient
 from tests.families import FAMILIES, every_family
@@ -50,40 +45,10 @@ def plainly(vlm: VLM, prompts: list[Prompt], layer: int) -> Tensor:
     return gradient[:, -1].float().mean(0)
 
 
-class Peak(TorchDispatchMode):
-    """Follows the bytes of storages that live and were made while it is open."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.live: dict[int, tuple[StorageWeakRef, int]] = {}
-        self.highest = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **kwargs or {})
-        for tensor in torch.utils._pytree.tree_leaves(found):
-            if isinstance(tensor, Tensor):
-                storage = tensor.untyped_storage()
-                self.live.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
-        self.live = {key: one for key, one in self.live.items() if not one[0].expired()}
-        self.highest = max(self.highest, sum(size for _, size in self.live.values()))
-        return found
-
-
 def traces(vlm: VLM) -> list[Any]:
     modules = [(m.training, m.__dict__.get("gradient_checkpointing"), "_gradient_checkpointing_func" in m.__dict__,
                 len(m._forward_hooks), len(m._forward_pre_hooks)) for m in vlm.model.modules()]  # fmt: skip
     return [*modules, *(weight.requires_grad for weight in vlm.model.parameters())]
-
-
-@pytest.mark.long
-def test_the_peak_of_memory_falls_and_the_gradient_stays() -> None:
-    vlm = deep()
-    with Peak() as everything:
-        expected = plainly(vlm, PROMPTS, 1)
-    with Peak() as checkpointed:
-        found = margin_gradient(vlm, PROMPTS, layer=1)
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
-    assert checkpointed.highest < everything.highest / 2
 
 
 def test_the_layers_save_nothing_for_the_backward_pass() -> None:
@@ -118,18 +83,6 @@ def test_every_family_gives_the_same_gradient_and_is_left_as_it_was(name: str) -
     assert torch.equal(vlm.score(PROMPTS), margins)
 
 
-def test_weights_get_no_gradients_inside_and_an_error_leaves_nothing(vlm: VLM) -> None:
-    before = traces(vlm)
-
-    def fail() -> None:
-        assert not any(weight.requires_grad for weight in vlm.model.parameters())
-        raise RuntimeError("out")
-
-    with pytest.raises(RuntimeError, match="out"), activation_gradients(vlm):
-        fail()
-    assert traces(vlm) == before
-
-
 def test_gradients_go_on_with_half_where_memory_runs_out(vlm: VLM, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = margin_gradient(vlm, PROMPTS, layer=1)
     monkeypatch.setattr("interp.batching._free", lambda: None)
@@ -144,19 +97,3 @@ def test_gradients_go_on_with_half_where_memory_runs_out(vlm: VLM, monkeypatch: 
         found = margin_gradient(vlm, PROMPTS, layer=1)
     torch.testing.assert_close(found, whole, atol=1e-6, rtol=1e-5)
     assert traces(vlm) == before
-
-
-@pytest.mark.long
-def test_a_batch_leaves_nothing_for_the_next() -> None:
-    vlm = deep()
-    gc.collect()
-    gc.disable()  # what waits for it is held meanwhile, and a GPU's memory does not call it
-    try:
-        with vlm.batches.by(BatchRule(1, None), on_lowered=print):
-            with Peak() as one:
-                margin_gradient(vlm, PROMPTS[:1], layer=LAYERS)
-            with Peak() as many:
-                margin_gradient(vlm, PROMPTS[:1] * 8, layer=LAYERS)
-    finally:
-        gc.enable()
-    assert many.highest < 1.1 * one.highest

@@ -6,10 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AttentionInterface
 
 from interp.errors import UserError
-from interp.hooks.attention import _TAPS, NAME, AttentionCall, _attention, intercept
+from interp.hooks.attention import _TAPS, AttentionCall, _attention, intercept
 from interp.vlm import VLM
 from tests.families import FAMILIES
 from tests.interp.eager import implementations
@@ -138,21 +137,6 @@ def test_only_the_language_model_is_switched(family, prompts):
     assert not _TAPS
 
 
-@pytest.mark.parametrize("native", ["sdpa", "eager"])
-def test_the_implementation_before_is_back_after_an_exception(native):
-    vlm = VLM(*FAMILIES["llava"]())
-    vlm.model.set_attn_implementation({"text_config": native, "vision_config": "eager"})
-    before = implementations(vlm.model)
-
-    def stop(call):
-        raise RuntimeError("stop")
-
-    with pytest.raises(RuntimeError, match="stop"), intercept(vlm, edit=stop):
-        logits(vlm, {"input_ids": torch.tensor([[2, 5]])})
-    assert implementations(vlm.model) == before
-    assert not _TAPS
-
-
 def test_several_may_be_open_and_close_in_any_order(vlm, prompts):
     encoded, seen = vlm.encode(prompts), []
     first = intercept(vlm, observe=lambda call: seen.append("first"))
@@ -166,26 +150,6 @@ def test_several_may_be_open_and_close_in_any_order(vlm, prompts):
     logits(vlm, encoded)
     assert seen == ["first", "second"] * 2 + ["second"] * 2
     assert vlm.model.config.text_config._attn_implementation == "sdpa"
-
-
-def test_observers_see_every_edit(vlm, prompts):
-    masks = []
-    observe = intercept(vlm, observe=lambda call: masks.append(call.mask))
-    edit = intercept(vlm, edit=lambda call: call.without(torch.zeros(1, 1, 1, 1, dtype=torch.bool)))
-    with observe, edit:
-        logits(vlm, vlm.encode(prompts[:1]))
-    assert all(mask is not None for mask in masks)
-
-
-def test_hooks_of_others_stay(vlm, prompts):
-    """Clearing all hooks afterwards would take transformers' own away."""
-    calls = []
-    modules = [*vlm.layout.attentions(vlm.model).values(), vlm.model]
-    hooks = [module.register_forward_hook(lambda *args: calls.append(1)) for module in modules]
-    with intercept(vlm):
-        pass
-    logits(vlm, vlm.encode(prompts))
-    assert len(calls) == len(hooks)
 
 
 def test_two_models_at_once(prompts):
@@ -216,9 +180,3 @@ def test_a_model_outside_the_interface_is_refused_and_left_alone(vlm, monkeypatc
         pass
     assert vlm.model.config.text_config._attn_implementation == "sdpa"
     assert not _TAPS
-
-
-def test_the_name_picks_no_other_code_path():
-    assert NAME in AttentionInterface().valid_keys()
-    assert "sdpa" in NAME
-    assert not {"flash", "flex", "paged"} & set(NAME.split("_"))

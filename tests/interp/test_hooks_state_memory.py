@@ -1,22 +1,14 @@
 """States of one set of prompts are read once, are those that are read without a memory, and never another run's."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
-from interp.batching import BatchRule
 from interp.hooks.residual import edit_residual, residuals
 from interp.hooks.state_memory import StateMemory
 from interp.loading import load
 from interp.vlm import VLM, Prompt
-from mitigation.learned.activation_steering import DirectionSteering
-from mitigation.learned.probe_readout import TruthReadout
 from mitigation.learned.ridge_probe import margin_gradient
-from tests.experiments.compose import run_of
 from tests.tiny import picture
-from tests.weekly import first
 
 ASKED = [
     Prompt(f"Is the {name} safe{' for a small child' * (number % 3)}?", picture(number), key=str(number))
@@ -83,80 +75,3 @@ def test_what_does_not_fit_is_read_as_without_it(vlm: VLM, forwards: list[int]) 
         assert torch.equal(residuals(vlm, ASKED[:2]).values, plain)
         assert torch.equal(margin_gradient(vlm, ASKED[:2], layer=1), margin_gradient(vlm, ASKED[:2], layer=1))
     assert forwards == [2, 2, 2, 2]
-
-
-def test_what_was_kept_of_one_loop_is_not_taken_for_another(vlm: VLM, tmp_path: Path) -> None:
-    def measure(value: float) -> Any:
-        return lambda some: torch.full((len(some),), value)
-
-    def interrupted() -> None:
-        with vlm.batches.resumable(tmp_path / "kept", of="a"):
-            vlm.batches.measured(ASKED, measure(1.0), of="states")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    with vlm.batches.resumable(tmp_path / "kept", of="a"):  # the states are remembered, and gradients come first now
-        assert vlm.batches.measured(ASKED, measure(2.0), of="gradients").tolist() == [2.0] * 7
-
-
-def cases(count: int) -> tuple[list[Prompt], list[bool]]:
-    from experiments.benchmarks.iconworld import IconWorld
-    from experiments.evaluation.cases import limited
-    from experiments.evaluation.training import examples
-
-    return examples(limited(IconWorld().development().samples, count))
-
-
-LEARNERS: dict[str, Any] = {
-    "read-out": TruthReadout(conjunction=False),
-    "read-out with a conjunction": TruthReadout(conjunction=True),
-    "steering": DirectionSteering(),
-}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("learner", first(LEARNERS))
-def test_what_is_learned_of_a_part_is_what_is_learned_without_a_memory(learner: str, tmp_path: Path) -> None:
-    vlm, method = load("organism:llava", device="cpu"), LEARNERS[learner]
-    prompts, safe = cases(60)
-    part = [place for place in range(len(prompts)) if place % 5]
-    some, labels = [prompts[place] for place in part], [safe[place] for place in part]
-    with vlm.batches.by(BatchRule(rows=16), on_lowered=print):
-        plain = method.learn(vlm, some, labels, out=tmp_path / "plain.safetensors")
-        with StateMemory(vlm, lambda: prompts).open():
-            shared = method.learn(vlm, some, labels, out=tmp_path / "shared.safetensors")
-    if isinstance(method, DirectionSteering):
-        one, two = plain.direction(vlm), shared.direction(vlm)
-        assert one.layer == two.layer
-        torch.testing.assert_close(one.vector * one.gap, two.vector * two.gap, atol=1e-6, rtol=1e-5)
-    else:
-        assert {name: shared.about[name] for name in ("layer", "penalty", "n")} == {
-            name: plain.about[name] for name in ("layer", "penalty", "n")
-        }
-        torch.testing.assert_close(shared.logits(vlm, some), plain.logits(vlm, some), atol=1e-5, rtol=1e-4)
-        margins = [one.generate(vlm, some, max_new_tokens=1).margins for one in (shared, plain)]
-        torch.testing.assert_close(*margins, atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.slow  # what is read twice costs time and changes no number
-def test_a_choice_reads_its_cases_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from experiments.studies.mitigation_selection.candidates import Candidate
-    from experiments.studies.mitigation_selection.study import Mitigations
-    from interp.hooks import residual
-
-    read: list[int] = []
-    reading = residual.read_states
-
-    def counted(vlm: Any, prompts: Any, *arguments: Any, **options: Any) -> Any:
-        read.append(len(prompts))
-        return reading(vlm, prompts, *arguments, **options)
-
-    monkeypatch.setattr(residual, "read_states", counted)
-    grid = {
-        "readout": Candidate(TruthReadout(layer=2), {"strength": [1.0, 4.0]}),
-        "steering": Candidate(DirectionSteering(layer=2), {"strength": [1.0, 2.0]}),
-    }
-    run = run_of("name=m", "method=vcd", f"output_root={tmp_path}", "limit=12", "draws=20")
-    Mitigations(grid, rivals=["vcd"], development=60)(run)
-    assert read == [60]  # twelve learnings

@@ -88,14 +88,6 @@ def test_crop_boxes():
     assert crop_box(LlavaImageProcessorPil(do_center_crop=False), (40, 80)) == WHOLE
 
 
-def test_learned_queries_lie_nowhere():
-    vlm = VLM(*FAMILIES["instructblip"]())
-    prompts = [Prompt("Is it?", picture())]
-    row = segment(vlm, prompts, vlm.encode(prompts)).rows[0]
-    assert row.grids == ()
-    assert len(row.columns("image_0")) == 4
-
-
 def test_the_newline_column_is_image_mass_but_on_no_map():
     vlm = VLM(*FAMILIES["llava_next"]())
     prompts = [Prompt("Is it?", picture(0, (64, 40)))]

@@ -1,7 +1,4 @@
-"""What real tokenizers, templates and processor configs do, on made-up ones that are like them.
-
-``tests/interp/test_real_checkpoints.py`` asks the same of real ones, where these are at hand.
-"""
+"""What real tokenizers, templates and processor configs do, on made-up ones that are like them."""
 
 import json
 from pathlib import Path

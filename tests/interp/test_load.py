@@ -3,7 +3,6 @@
 import hashlib
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,40 +99,23 @@ def test_cuda_asked_for_but_absent(saved: Path) -> None:
         load(str(saved), device="cuda")
 
 
+def config(**changes: Any) -> Callable[[Path], None]:
+    return lambda folder: edit_json(folder / "config.json", **changes)
+
+
+def without(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+T5 = config(model_type="instructblip", text_config={"model_type": "t5"})
+
+
 def only_a_bin_file(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
 
-def another_architecture(folder: Path) -> None:
-    edit_json(folder / "config.json", model_type="llama")
-
-
-def an_encoder_decoder(folder: Path) -> None:
-    edit_json(folder / "config.json", model_type="instructblip", text_config={"model_type": "t5"})
-
-
-def an_unknown_architecture(folder: Path) -> None:
-    edit_json(folder / "config.json", model_type="foo")
-
-
-def no_config(folder: Path) -> None:
-    (folder / "config.json").unlink()
-
-
 def broken_config(folder: Path) -> None:
     (folder / "config.json").write_text("{")
-
-
-def no_tokenizer(folder: Path) -> None:
-    (folder / "tokenizer.json").unlink()
-
-
-def no_processor(folder: Path) -> None:
-    (folder / "processor_config.json").unlink()
-
-
-def no_chat_template(folder: Path) -> None:
-    (folder / "chat_template.jinja").unlink()
 
 
 def own_code(folder: Path) -> None:
@@ -145,20 +127,29 @@ def own_code(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "named"),
     [
-        (only_a_bin_file, r"no safetensors weights at .* \(found: pytorch_model.bin\)"),
-        (another_architecture, "'llama' checkpoint, not an image-text-to-text model"),
-        (an_encoder_decoder, "'instructblip' with an encoder-decoder language model; only decoder-only"),
-        (an_unknown_architecture, "cannot read the configuration of .*`foo`"),
-        (no_config, "no config.json in "),
-        (broken_config, "cannot read the configuration of .*not a valid JSON"),
-        (no_tokenizer, "cannot read the processor of "),
-        (no_processor, "processor (of|at) .*checkpoint"),
-        (no_chat_template, "no chat template"),
+        (
+            lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
+            r"no safetensors weights at .* \(found: pytorch_model.bin\)",
+        ),
+        (config(model_type="llama"), "'llama' checkpoint, not an image-text-to-text model"),
+        (
+            config(model_type="instructblip", text_config={"model_type": "t5"}),
+            "'instructblip' with an encoder-decoder language model; only decoder-only",
+        ),
+        (config(model_type="foo"), "cannot read the configuration of .*`foo`"),
+        (without("config.json"), "no config.json in "),
+        (
+            lambda folder: (folder / "config.json").write_text("{"),
+            "cannot read the configuration of .*not a valid JSON",
+        ),
+        (without("tokenizer.json"), "cannot read the processor of "),
+        (without("processor_config.json"), "processor (of|at) .*checkpoint"),
+        (without("chat_template.jinja"), "no chat template"),
         (own_code, "brings its own code.*trust_remote_code=true"),
     ],
 )
 def test_a_damaged_checkpoint_is_refused_before_its_weights(
-    checkpoint: Path, damage: Callable[[Path], None], named: str
+    checkpoint: Path, damage: Callable[[Path], object], named: str
 ) -> None:
     damage(checkpoint)
     with pytest.raises(UserError, match=named) as caught:
@@ -204,25 +195,6 @@ def test_what_another_library_says_becomes_a_way_out(saved: Path, error: str, na
 
     with pytest.raises(UserError, match=named):
         loading._reading(loading.Source(str(saved)), "processor", fail, attn_implementation="sdpa")
-
-
-@pytest.mark.parametrize(
-    ("installed", "asked"),
-    [
-        ("2.13.0+cu126", "torch==2.13.0+cu126 torchvision --index-url https://download.pytorch.org/whl/cu126"),
-        ("2.9.1", "torch==2.9.1 torchvision"),
-    ],
-)
-def test_the_line_that_installs_torchvision_fits_this_torch(
-    saved: Path, monkeypatch: pytest.MonkeyPatch, installed: str, asked: str
-) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise ImportError("Qwen2VLVideoProcessor requires the Torchvision library")
-
-    monkeypatch.setattr(torch, "__version__", installed)
-    with pytest.raises(UserError) as refused:
-        loading._reading(loading.Source(str(saved)), "processor", fail)
-    assert f"{sys.executable} -m pip install {asked}; where there is none" in str(refused.value)
 
 
 def test_an_attention_implementation_that_is_not_there(saved: Path) -> None:

@@ -206,18 +206,6 @@ def test_a_picture_that_is_carried_by_the_words_is_found_there() -> None:
     torch.testing.assert_close(found.values, expected, atol=1e-3, rtol=0)
 
 
-@pytest.mark.long
-def test_a_sentence_that_overrules_the_picture_is_found() -> None:
-    """Same picture, other sentence of equal length: in the words up to where it is heard, then at the verdict."""
-    vlm = planted(Plan(reads=0, heeds=1, writes=3, layers=4))
-    clean, other = [Prompt("the cake", coloured(1))], [Prompt("the gun", coloured(1))]
-    for pair in ((clean, other), (other, clean)):
-        found = patch(vlm, *pair, places=("user", "last_user", "image", "verdict", "template"))
-        expected = torch.zeros(5, 5, 1)
-        expected[0, :2] = expected[1, :2] = expected[3, 2:] = 1
-        torch.testing.assert_close(found.values, expected, atol=1e-3, rtol=0)
-
-
 def test_a_batch_equals_its_pairs(vlm: VLM) -> None:
     together = patch(vlm, CLEAN, OTHER, layers=[1])
     apart = [patch(vlm, [a], [b], layers=[1]) for a, b in zip(CLEAN, OTHER, strict=True)]
@@ -280,14 +268,3 @@ def test_what_cannot_be_patched_is_named(vlm: VLM, other: list[Prompt], options:
         patch(vlm, CLEAN, other, **options)
     with pytest.raises(UserError, match="2 clean prompts and 1 others"):
         misaligned(vlm, CLEAN, OTHER[:1], places=("user",))
-
-
-def test_nothing_is_left_behind(vlm: VLM) -> None:
-    def traces() -> list[object]:
-        return [[(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in vlm.model.modules()], sorted(vars(vlm))]
-
-    assert vlm.end_ids  # a cached property, read by whatever segments a prompt first
-    margins, before = vlm.score(CLEAN), traces()
-    patch(vlm, CLEAN, OTHER, layers=[0, 2])
-    assert traces() == before
-    assert torch.equal(vlm.score(CLEAN), margins)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from PIL import Image
 
 from interp.errors import UserError
 from interp.figures import attention as plot
@@ -20,17 +19,24 @@ RNG = np.random.default_rng(0)
 SIGNED = {"gradients": RNG.normal(size=(3, 3)), "occlusion": 0.2 * RNG.normal(size=(3, 3))}
 QUESTION = plot.Words(["How", "do", "I", "kill", "this", "?"], [0.01, 0.0, 0.02, 0.3, 0.1, 0.0])
 
-FIGURES: dict[str, Callable[[], Figure]] = {
-    "overlay": lambda: plot.image_overlay(
+FIGURES: dict[str, Callable[[plot.Size], Figure]] = {
+    "overlay": lambda size: plot.image_overlay(
         picture(1, (60, 40)),
         {f"layers {i}": RNG.random((3, 3)) for i in range(5)},
         box=(0.1, -0.2, 0.9, 1.2),
         title="A long title, longer than a line of 600 px can hold, for a case of the benchmark with a long name",
+        size=size,
     ),
-    "signed overlay": lambda: plot.image_overlay(picture(1), SIGNED, unit=plot.ATTRIBUTION, signed=True),
-    "words": lambda: plot.text_heat({"failure": QUESTION, "success": plot.Words(["word"] * 60, [0.01] * 60)}),
-    "heads": lambda: plot.head_grid({"failures": RNG.random((4, 5)), "successes": RNG.random((4, 5)) / 2}),
-    "many heads": lambda: plot.head_grid({"all": RNG.random((32, 40))}),
+    "signed overlay": lambda size: plot.image_overlay(
+        picture(1), SIGNED, unit=plot.ATTRIBUTION, signed=True, size=size
+    ),
+    "words": lambda size: plot.text_heat(
+        {"failure": QUESTION, "success": plot.Words(["word"] * 60, [0.01] * 60)}, size=size
+    ),
+    "heads": lambda size: plot.head_grid(
+        {"failures": RNG.random((4, 5)), "successes": RNG.random((4, 5)) / 2}, size=size
+    ),
+    "many heads": lambda size: plot.head_grid({"all": RNG.random((32, 40))}, size=size),
 }
 
 
@@ -45,11 +51,16 @@ def heats(figure: Figure) -> list[object]:
     return [image for axes in figure.axes for image in axes.images if image.get_array().ndim == 2]
 
 
-@pytest.mark.parametrize("name", FIGURES)
-def test_everything_is_inside_600_px(name: str) -> None:
-    figure = FIGURES[name]()
+NARROW = ("signed overlay", "words", "heads")
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [*((name, plot.SCREEN) for name in FIGURES), *((name, plot.COLUMN) for name in NARROW)]
+)
+def test_everything_is_inside(name: str, size: plot.Size) -> None:
+    figure = FIGURES[name](size)
     pixels = drawn(figure)
-    assert pixels.shape[1] == 600
+    assert pixels.shape[1] == round(100 * size.width) == (600 if size == plot.SCREEN else 325)
     assert pixels.std() > 5
     renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
     ticks = {id(tick) for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for tick in axis.get_ticklabels()}
@@ -58,9 +69,9 @@ def test_everything_is_inside_600_px(name: str) -> None:
     for text in texts:
         box = text.get_window_extent(renderer)
         assert min(box.x0, box.y0) > -1, text
-        assert box.x1 < 601, text
+        assert box.x1 < pixels.shape[1] + 1, text
         assert box.y1 < pixels.shape[0] + 1, text
-        assert text.get_fontsize() >= 9
+        assert text.get_fontsize() >= (9 if size == plot.SCREEN else 7)
 
 
 @pytest.mark.long
@@ -81,30 +92,9 @@ def test_long_answers_do_not_run_into_each_other(answer: str, size: plot.Size) -
         assert not any(one.overlaps(axes.bbox) for axes in figure.axes)
 
 
-@pytest.mark.parametrize("draw", [
-    lambda size: plot.text_heat({"failure": QUESTION, "success": plot.Words(["word"] * 60, [0.01] * 60)}, size=size),
-    lambda size: plot.head_grid({"failures": RNG.random((4, 5)), "successes": RNG.random((4, 5)) / 2}, size=size),
-    lambda size: plot.image_overlay(picture(1), SIGNED, unit=plot.ATTRIBUTION, signed=True, size=size),
-])  # fmt: skip
-def test_at_a_columns_width_everything_is_inside(draw: Callable[[plot.Size], Figure]) -> None:
-    figure = draw(plot.COLUMN)
-    pixels = drawn(figure)
-    assert pixels.shape[1] == 325
-    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
-    texts = [text for text in figure.findobj(Text) if text.get_text() and text.axes is not None]
-    assert {7.0} <= {text.get_fontsize() for text in texts} <= {7.0, 8.0}
-    for axes in figure.axes:
-        for text in (axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts):
-            if text.get_text():
-                box = text.get_window_extent(renderer)
-                assert min(box.x0, box.y0) > -1, text
-                assert box.x1 < 326, text
-                assert box.y1 < pixels.shape[0] + 1, text
-
-
 @pytest.mark.parametrize("name", ["overlay", "signed overlay", "heads"])
 def test_one_scale_for_all_that_is_compared(name: str) -> None:
-    figure = FIGURES[name]()
+    figure = FIGURES[name](plot.SCREEN)
     limits = {image.get_clim() for image in heats(figure)}  # type: ignore[attr-defined]
     assert len(heats(figure)) > 1
     assert len(limits) == 1
@@ -141,14 +131,6 @@ def test_a_map_lies_where_its_patches_are() -> None:
     assert yellow.sum() > purple.sum()
 
 
-def test_a_plain_picture_leaves_the_colours_of_the_scale() -> None:
-    plain = plot.image_overlay(Image.new("RGB", (24, 24), (90, 90, 90)), {"map": np.full((3, 3), 0.2)})
-    axes = plain.axes[1]
-    pixels = drawn(plain)
-    x, y = axes.transData.transform((0.5, 0.5))
-    assert pixels[pixels.shape[0] - int(y), int(x)].tolist() == [253, 231, 36]  # viridis at its top
-
-
 @given(st.lists(st.text("abcdefgh", min_size=1, max_size=200), max_size=40))
 def test_no_word_is_lost_and_no_line_too_long(words: list[str]) -> None:
     lines = plot._wrapped(plot.Words(words, [0.5] * len(words)), 60)
@@ -167,10 +149,6 @@ def test_words_are_on_their_colours_and_can_be_read() -> None:
     assert (colours["kill"], colours["do"]) == ("white", "black")
 
 
-def test_dollar_signs_are_letters() -> None:
-    drawn(plot.text_heat({"$ a $": plot.Words(["$x$", "$y"], [0.1, 0.2])}))
-
-
 @given(st.integers(1, 60), st.integers(1, 8))
 def test_layer_groups_keep_every_layer_in_order(layers: int, count: int) -> None:
     groups = plot.layer_groups(range(layers), count)
@@ -178,10 +156,6 @@ def test_layer_groups_keep_every_layer_in_order(layers: int, count: int) -> None
     assert len(groups) == min(layers, count)
     sizes = [len(group) for group in groups.values()]
     assert max(sizes) - min(sizes) <= 1
-
-
-def test_groups_are_named_by_their_layers() -> None:
-    assert plot.layer_groups(range(4)) == {"layers 0–1": [0, 1], "layer 2": [2], "layer 3": [3]}
 
 
 @pytest.mark.parametrize(
@@ -205,6 +179,6 @@ def test_pyplot_is_not_touched() -> None:
 
     settings, open_figures = dict(pyplot.rcParams), pyplot.get_fignums()
     for figure in FIGURES.values():
-        figure()
+        figure(plot.SCREEN)
     assert pyplot.get_fignums() == open_figures
     assert dict(pyplot.rcParams) == settings

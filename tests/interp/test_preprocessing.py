@@ -17,36 +17,19 @@ def fresh(seed: int = 0) -> VLM:
     return VLM(*tiny_llava(seed), name="tiny", revision="sha256:1")
 
 
-def mean(vlm: VLM) -> None:
-    vlm.processor.image_processor.image_mean = [0.0, 0.0, 0.0]
+CHANGES: dict[str, Callable[[VLM], object]] = {
+    "mean": lambda vlm: setattr(vlm.processor.image_processor, "image_mean", [0.0, 0.0, 0.0]),
+    "template": lambda vlm: setattr(vlm.processor, "chat_template", vlm.processor.chat_template + "!"),
+    "feature layer": lambda vlm: setattr(vlm.model.config, "vision_feature_layer", -2),
+    "theta": lambda vlm: vlm.model.config.text_config.rope_parameters.update(rope_theta=1e6),
+    "word": lambda vlm: vlm.tokenizer.add_tokens(["zebra"]),
+    "end": lambda vlm: setattr(vlm.speaker.generation_config, "eos_token_id", 7),
+    "patch size": lambda vlm: setattr(vlm.processor, "patch_size", 16),
+}
 
 
-def template(vlm: VLM) -> None:
-    vlm.processor.chat_template = vlm.processor.chat_template.replace("ASSISTANT", "Answer")
-
-
-def feature_layer(vlm: VLM) -> None:
-    vlm.model.config.vision_feature_layer = -2
-
-
-def theta(vlm: VLM) -> None:
-    vlm.model.config.text_config.rope_parameters["rope_theta"] = 1e6
-
-
-def word(vlm: VLM) -> None:
-    vlm.tokenizer.add_tokens(["zebra"])
-
-
-def end(vlm: VLM) -> None:
-    vlm.speaker.generation_config.eos_token_id = 7
-
-
-def patch_size(vlm: VLM) -> None:
-    vlm.processor.patch_size = 16
-
-
-@pytest.mark.parametrize("change", [mean, template, feature_layer, theta, word, end, patch_size])
-def test_what_changes_answers_makes_another_model(change: Callable[[VLM], None]) -> None:
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_what_changes_answers_makes_another_model(change: Callable[[VLM], object]) -> None:
     plain, changed = fresh(), fresh()
     change(changed)
     assert plain.preprocessing != changed.preprocessing

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interp.errors import UserError
-from interp.prompt import MARK
-from interp.segments import IMAGE, SEGMENTS, segment, text_spans, token_spans
+from interp.segments import IMAGE, SEGMENTS, segment
 from interp.vlm import VLM, Prompt
 from tests.families import FAMILIES
 from tests.tiny import WORDS, picture
@@ -110,17 +109,6 @@ def test_a_default_system_text_of_the_template_is_template(prompts):
     row = segment(vlm, prompts[:1], vlm.encode(prompts[:1])).rows[0]
     assert not row.columns("system")
     assert "considerharm" in said(vlm, row, "template")
-
-
-def test_spans_are_found_by_a_mark_not_by_the_text(vlm):
-    prompt = Prompt("ASSISTANT", picture())
-    ((start, stop),) = text_spans(vlm.render, prompt)["user"]
-    rendered = vlm.render(prompt)
-    assert rendered[start:stop] == "ASSISTANT"
-    assert rendered.index("ASSISTANT") == start < rendered.rindex("ASSISTANT")
-    assert MARK not in rendered
-    spans = token_spans(vlm.tokenizer, rendered, vlm.tokenizer(rendered, add_special_tokens=False)["input_ids"])
-    assert all(span is not None for span in spans)
 
 
 def test_a_text_without_an_image_and_an_empty_question(vlm):

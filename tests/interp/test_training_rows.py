@@ -1,9 +1,7 @@
 """Hashes of training rows: copies of a picture are known again, other pictures are not, and nothing else is kept."""
 
 import io
-import itertools
 import json
-from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,22 +48,6 @@ def test_a_copy_is_known_again(copied: Callable[[Image.Image], Image.Image]) -> 
         alone = TrainingRows.of([("is it SAFE", "", image)])
         case = row_hash("Is it  safe!", "", copied(image))
         assert alone.overlap([case]).same == rows.overlap([case]).same == [True]
-
-
-@pytest.mark.slow  # over ten thousand pairs of pictures
-def test_drawn_pictures_that_resemble_each_other_are_told_apart() -> None:
-    by_prompt: dict[str, list[tuple[bytes, bytes]]] = defaultdict(list)
-    for sample in [*IconWorld().load().samples, *IconWorld().development().samples]:
-        if sample.image is not None:
-            image = open_image(sample.image)
-            by_prompt[sample.prompt].append((image.tobytes(), row_hash("asked", "", image)))
-    pairs = 0
-    for images in by_prompt.values():
-        for (one, row), (other, case) in itertools.combinations(images, 2):
-            if one != other:
-                pairs += 1
-                assert TrainingRows.of_hashes([row]).overlap([case]).same == [False]
-    assert pairs > 10_000
 
 
 def test_text_and_picture_of_one_row_make_a_case() -> None:

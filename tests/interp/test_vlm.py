@@ -1,8 +1,7 @@
 """What a VLM promises: one answer a prompt, whatever the batch, the padding or the checkpoint's own settings."""
 
 import copy
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -14,7 +13,6 @@ from peft import LoraConfig, get_peft_model
 from PIL import Image
 from tokenizers.processors import TemplateProcessing
 from transformers import GenerationConfig, LogitsProcessor
-from transformers.cache_utils import Cache
 
 from interp.errors import UserError
 from interp.generation import SPECIAL_TOKENS, new_tokens
@@ -42,18 +40,6 @@ class Always(LogitsProcessor):
         return forced
 
 
-@pytest.fixture
-def warnings_of_transformers() -> Iterator[list[str]]:
-    """What transformers logs at level warning; its loggers do not propagate, so caplog sees nothing."""
-    seen: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: seen.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("transformers")
-    logger.addHandler(handler)
-    yield seen
-    logger.removeHandler(handler)
-
-
 def assert_same(one: Generation, other: Generation) -> None:
     assert one.token_ids == other.token_ids
     assert one.texts == other.texts
@@ -71,40 +57,6 @@ def test_batched_is_one_by_one_and_score_is_generates_margin(family: str) -> Non
         assert alone.token_ids[0] == together.token_ids[i]
         torch.testing.assert_close(alone.margins[0], together.margins[i], **TOLERANCE)
     torch.testing.assert_close(vlm.score(PROMPTS), together.margins, **TOLERANCE)
-
-
-@pytest.mark.parametrize("family", families.every_family())
-def test_score_keeps_no_keys_and_values(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    vlm, kept = VLM(*families.FAMILIES[family]()), []
-    update = Cache.update
-
-    def counted(self: Cache, keys: torch.Tensor, *args: object, **options: object) -> object:
-        kept.append(keys.numel())
-        return update(self, keys, *args, **options)
-
-    monkeypatch.setattr(Cache, "update", counted)
-    margins = vlm.score(PROMPTS)
-    assert not kept
-    cached = vlm.generate(PROMPTS, max_new_tokens=1).margins
-    assert kept
-    torch.testing.assert_close(margins, cached, **TOLERANCE)
-
-
-@pytest.mark.long
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.lists(st.text("abc .?safeYesNo\n", min_size=1, max_size=30), min_size=1, max_size=5),
-    st.booleans(),
-    st.randoms(use_true_random=False),
-)
-def test_a_batch_can_be_reordered(vlm: VLM, texts: list[str], with_image: bool, random: object) -> None:
-    prompts = [Prompt(text, picture(i) if with_image else None) for i, text in enumerate(texts)]
-    order = list(range(len(prompts)))
-    random.shuffle(order)  # type: ignore[attr-defined]
-    straight = vlm.generate(prompts, max_new_tokens=2)
-    shuffled = vlm.generate([prompts[i] for i in order], max_new_tokens=2)
-    assert shuffled.token_ids == [straight.token_ids[i] for i in order]
-    torch.testing.assert_close(shuffled.margins, straight.margins[order], **TOLERANCE)
 
 
 def test_encode_pads_on_the_left_in_the_models_dtype(vlm: VLM) -> None:
@@ -173,17 +125,6 @@ def test_a_model_without_end_token_takes_the_tokenizers(vlm: VLM) -> None:
     assert vlm.generate(PROMPTS, logits_processor=[Always(vlm.tokenizer.eos_token_id)]).finished == [True] * 3
 
 
-def test_a_checkpoints_sampling_settings_change_nothing(vlm: VLM, warnings_of_transformers: list[str]) -> None:
-    plain = vlm.generate(PROMPTS, max_new_tokens=6)
-    own = vlm.model.generation_config
-    own.do_sample, own.temperature, own.top_p, own.top_k = True, 0.1, 0.001, 1
-    own.repetition_penalty, own.num_beams, own.max_length, own.no_repeat_ngram_size = 5.0, 3, 4096, 1
-    assert_same(vlm.generate(PROMPTS, max_new_tokens=6), plain)
-    assert warnings_of_transformers == []
-    assert own.max_length == 4096
-    assert vlm.generate(PROMPTS, max_new_tokens=6, repetition_penalty=5.0).token_ids != plain.token_ids
-
-
 def test_sampling_takes_its_seed_and_leaves_the_global_generator(vlm: VLM) -> None:
     before = torch.get_rng_state()
     one, again, other = (vlm.generate(PROMPTS, do_sample=True, temperature=3.0, seed=seed) for seed in (1, 1, 2))
@@ -197,19 +138,6 @@ def test_sampling_takes_its_seed_and_leaves_the_global_generator(vlm: VLM) -> No
 def test_several_sequences_a_prompt_are_refused(vlm: VLM, option: str) -> None:
     with pytest.raises(UserError, match=option):
         vlm.generate(PROMPTS, **{option: 2})
-
-
-def test_hooks_are_gone_afterwards_also_after_an_error(vlm: VLM) -> None:
-    def fail(*_: object) -> None:
-        raise RuntimeError("in the middle")
-
-    handle = vlm.model.lm_head.register_forward_hook(fail)
-    vlm.model.generation_config.max_length = 99
-    with pytest.raises(RuntimeError, match="in the middle"):
-        vlm.generate(PROMPTS)
-    handle.remove()
-    assert not vlm.model._forward_hooks
-    assert vlm.model.generation_config.max_length == 99
 
 
 def test_the_image_and_the_system_prompt_reach_the_model(vlm: VLM) -> None:
@@ -245,12 +173,6 @@ def test_any_image_mode(vlm: VLM, mode: str) -> None:
     assert vlm.encode([Prompt("what", Image.new(mode, (30, 20)))])["pixel_values"].shape == (1, 3, 24, 24)
 
 
-def test_equal_seeds_equal_weights() -> None:
-    prompt = [Prompt("what", picture())]
-    assert torch.equal(VLM(*tiny_llava(3)).score(prompt), VLM(*tiny_llava(3)).score(prompt))
-    assert not torch.equal(VLM(*tiny_llava(3)).score(prompt), VLM(*tiny_llava(4)).score(prompt))
-
-
 def test_a_tokenizer_without_pad_token_pads_with_its_end_token() -> None:
     model, processor = tiny_llava()
     plain = VLM(model, processor).generate(PROMPTS)
@@ -272,11 +194,6 @@ def test_a_model_with_an_adapter_answers_with_it(vlm: VLM) -> None:
         if "lora_B" in name:
             torch.nn.init.ones_(weight)
     assert ((adapted.generate(PROMPTS).margins - before).abs() > 1e-3).all()
-
-
-def test_shapes_are_checked_in_tests(vlm: VLM) -> None:
-    with pytest.raises(Exception, match="logits"):
-        vlm.margin(torch.zeros(3))
 
 
 FIELDS = [name for name in GenerationConfig().to_dict() if name not in SPECIAL_TOKENS]

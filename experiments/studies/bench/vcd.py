@@ -1,252 +1,101 @@
-"""``task=bench_vcd``: what contrastive decoding and float32 logits cost a token, beside plain decoding.
+"""``task=bench_vcd``: the cost of contrastive decoding, compared with plain decoding and with a loop of two forwards.
 
-Random weights: time and memory depend on a model's shape, not on its weights. What a model says decides only how often
-a second branch is needed; so answers of the bundled organism are timed too. Imports neither torch nor transformers.
+Most models have random weights, since time depends on the shape. The answers of the bundled organism show what a branch
+saves if it is left out after a certain token. Imports neither torch nor transformers.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import partial
-from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from experiments.benchmarks.iconworld import IconWorld
+from experiments.benchmarks.images import open_image
 from experiments.config import Run
-from experiments.studies.bench.harness import (
-    MEBIBYTE,
-    Bench,
-    Bound,
-    Result,
-    Say,
-    Setting,
-    Turns,
-    peaks,
-    repeat,
-    runner,
-    table,
-)
-from experiments.studies.bench.models import DECODING_SIZES
-from interp.errors import UserError
+from experiments.evaluation.cases import limited
+from experiments.studies.bench.harness import PLAIN, Bench, Job, Variants
+from experiments.studies.bench.models import ORGANISM_SIZE, model_of, prompt_of
+from interp.prompt import Prompt
+from mitigation.method import Baseline
+from mitigation.vcd import VCD
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from interp.vlm import VLM
 
-    from experiments.studies.bench.decoding import DecodingRunner, GenerationReading
-
-
-class RatioBound(NamedTuple):
-    """``ratio`` of a row at this size, type and number of items is to be at most (``least``: at least) ``limit``."""
-
-    size: str
-    dtype: str
-    items: int
-    ratio: str
-    limit: float
-    least: bool = False
-
-
-BOUNDS = (
-    RatioBound("tiny", "float32", 1, "paired_over_plain", 1.40),
-    RatioBound("tiny", "float32", 1, "two_forward_over_paired", 1.25, least=True),
-    RatioBound("cpu", "bfloat16", 1, "paired_over_plain", 1.50),
-    RatioBound("cpu", "bfloat16", 1, "answers_over_plain", 1.05),
-    RatioBound("cpu", "bfloat16", 1, "whole_over_plain", 1.15),
-    RatioBound("7b", "bfloat16", 1, "answers_over_plain", 1.02),
-    RatioBound("7b", "bfloat16", 1, "whole_over_plain", 1.05),
-    RatioBound("7b", "bfloat16", 1, "paired_over_plain", 1.10),
-    RatioBound("7b", "bfloat16", 1, "paired_answer_over_plain", 1.10),
-    RatioBound("7b", "bfloat16", 8, "paired_over_plain", 1.35),
-    RatioBound("7b", "bfloat16", 8, "paired_answer_over_plain", 1.35),
-    RatioBound("7b_qwen", "bfloat16", 1, "paired_over_plain", 1.10),
-    RatioBound("7b_qwen", "bfloat16", 1, "paired_answer_over_plain", 1.10),
-    RatioBound("7b_qwen", "bfloat16", 8, "paired_over_plain", 1.35),
-    RatioBound("7b_qwen", "bfloat16", 8, "paired_answer_over_plain", 1.35),
-)
-SEQUENTIAL = 1.70  # at most, of an answer of the organism over a plain one, on a CPU
-RATIOS = ("paired_over_plain", "sequential_over_plain", "two_forward_over_plain", "two_forward_over_paired",
-          "answers_over_plain", "whole_over_plain")  # fmt: skip
-OF_OTHERS = "two_forward_over_paired"  # left out of the table, which has the two that give it
-PROMPTED, PEAKED = ("plain", "paired", "sequential", "two_forward"), ("plain", "paired", "sequential")
-TERMS = (
-    "plain: without contrast. two-forward: the published loop. sequential, paired: our branches, one after the other, "
-    "both in one batch. answers, whole: plain, with the logits of Yes and No, or of all words, from a float32 head. "
-    "/plain: times what plain takes."
-)
-FIRST_SECONDS = 5.0  # of rounds that each model and number of items gets before any gets more
-DOING = "alpha 1, beta 0.1, greedy"
+PAIRED, SEQUENTIAL = VCD(branch="paired"), VCD(branch="sequential")
+# Size → tokens of a prompt and of a whole answer. The organism is asked cases of IconWorld, and ends its answers.
+TOKENS = {ORGANISM_SIZE: (0, 24), "cpu": (28, 8), "7b": (700, 32), "7b_qwen": (1500, 32)}
+LIMITS = {f"{size}, {n} × 32": {"paired": most} for size in ("7b", "7b_qwen") for n, most in ((1, 1.10), (8, 1.35))}
 
 
 @dataclass(frozen=True)
 class VcdBench(Bench):
-    """The task. ``sizes`` name models, ``items`` the numbers of prompts in a batch.
+    """The task. ``sizes`` name models, ``items`` numbers of prompts in a batch."""
 
-    Each model and number of items is measured at least once in every variant, for five seconds if that is longer.
-    ``memory=False`` leaves the peaks out. At the end the organism answers ``answers`` cases (0: none).
+    sizes: list[str] = field(default_factory=lambda: [ORGANISM_SIZE, "cpu"])
+    items: list[int] = field(default_factory=lambda: [1, 8])
+    numbers: ClassVar = "items"
 
-    Raises:
-        UserError: an unknown size, numbers below 1, or a 7b size without a GPU.
+    def jobs(self, run: Run, device: str) -> list[Job]:
+        """Return batches by model: verdicts of one token, and whole answers."""
+        return [
+            Job(title, partial(variants, size, items, tokens, device, run.seed), LIMITS.get(title, {}))
+            for size in self.sizes
+            for items in self.items
+            for tokens in (1, TOKENS[size][1])
+            for title in [f"{size}, {items} × {tokens}"]
+        ]
+
+
+def variants(size: str, items: int, tokens: int, device: str, seed: int) -> Variants:
+    """Return plain answers, the published loop, and both branches."""
+    vlm, batches = _prompts(size, items, device, seed)
+    ways: Variants = {PLAIN: Baseline().generate, "paired": PAIRED.generate, "two forwards": two_forwards}
+    ways["sequential"] = SEQUENTIAL.generate
+    return {name: partial(_answers, way, vlm, batches, tokens) for name, way in ways.items()}
+
+
+@lru_cache(maxsize=1)
+def _prompts(size: str, items: int, device: str, seed: int) -> "tuple[VLM, list[list[Prompt]]]":
+    """Return the model, and batches of equal prompts with different noise."""
+    vlm = model_of(size, device, seed)
+    if size == ORGANISM_SIZE:
+        cases = limited(IconWorld().load().samples, 10)
+        prompts = [Prompt(case.prompt, open_image(case.image)) for case in cases if case.image]
+    else:
+        prompts = [prompt_of(vlm, TOKENS[size][0], seed=seed)]
+    return vlm, [[replace(prompt, key=str(number)) for number in range(items)] for prompt in prompts]
+
+
+def _answers(way: Any, vlm: "VLM", batches: Sequence[Sequence[Prompt]], tokens: int) -> list[Any]:
+    return [way(vlm, prompts, max_new_tokens=tokens) for prompts in batches]
+
+
+def two_forwards(vlm: "VLM", prompts: Sequence[Prompt], *, max_new_tokens: int) -> list[list[int]]:
+    """Return the tokens of answers by the published loop: for each token a forward with either picture.
+
+    Each branch has its own cache. Prompts have equal lengths, so the loop needs neither masks nor positions.
     """
+    import torch
 
-    sizes: list[str] = field(default_factory=lambda: ["tiny", "cpu"])
-    items: list[int] = field(default_factory=lambda: [1, 8, 32])
-    repeats: int = 30
-    seconds: float = 150.0
-    memory: bool = True
-    answers: int = 10
-    name = "vcd"
-    about = (
-        "contrastive decoding with models of random weights: this measures time and memory, not any trained model\n"
-        f"{DOING}"
-    )
+    from interp.cache_names import cache_in, with_cache
+    from mitigation.contrastive.formulas import contrast
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check("sizes", self.sizes, DECODING_SIZES, items=self.items)
-        if self.answers < 0:
-            raise UserError(f"task.answers={self.answers}: cases that the organism answers; give 0 or more")
-
-    def measure(self, run: Run, device: str, say: Say) -> Result:
-        """Models in the order of ``sizes``, of each its types, of each the numbers of items; then the answers."""
-        settings = [Setting(size, dtype, device, self.seed) for size in self.sizes for dtype in
-                    DECODING_SIZES[size].dtypes]  # fmt: skip
-        measured = [one for setting in settings for one in self._prepared(setting, say)]
-        repeat([one.turns for one in measured], self.repeats, self.seconds, least=FIRST_SECONDS)
-        answered = []
-        if self.answers:
-            from experiments.studies.bench.decoding import answer_costs
-
-            say("answers of the organism")
-            answered = answer_costs(self.answers, device=device, seed=self.seed)
-        rows, details = [one.row() for one in measured], [one.details() for one in measured]
-        metrics = {
-            "weights": f"random, seed {self.seed}",
-            "what": DOING,
-            "sizes": {size: asdict(DECODING_SIZES[size]) for size in self.sizes},
-            "rows": rows,
-            "answers": answered,
-            "details": details,
-        }
-        held = [*bounds(rows), *answer_bounds(answered, device)]
-        return Result(metrics, [*tables(rows, details), *answer_tables(answered)], held, ())
-
-    def _prepared(self, setting: Setting, say: Say) -> "list[DecodingMeasurements]":
-        from experiments.studies.bench.decoding import VARIANTS, DecodingRunner
-
-        held: dict[int, dict[str, int]] = {}
-        # On a CPU in the first type alone: each takes a process that builds the model again.
-        if self.memory and (setting.device != "cpu" or setting.dtype == DECODING_SIZES[setting.size].dtypes[0]):
-            held = peaks(DecodingRunner, setting, self.items, VARIANTS, setting.device, say)
-        say(f"{setting.size} {setting.dtype}, building")
-        model = runner(DecodingRunner, setting)
-        return [DecodingMeasurements(setting, items, model, say, held.get(items, {})) for items in self.items]
-
-
-class DecodingMeasurements:
-    """All that was measured of one model with one number of items; ``peaks`` are bytes above the model, by variant."""
-
-    def __init__(
-        self, setting: Setting, items: int, model: "DecodingRunner", say: Say, peaks: Mapping[str, int]
-    ) -> None:
-        self.about = {"size": setting.size, "dtype": setting.dtype, "items": items}
-        self.items, self.peaks, self._model, self._say = items, peaks, model, say
-        self.readings: dict[str, list[GenerationReading]] = {}
-        self.turns = Turns({name: partial(self._read, name) for name in model.variants})
-
-    def _read(self, name: str) -> float:
-        self._say(f"{self.about['size']} {self.about['dtype']}, {self.items} items, {name}")
-        reading = self._model.read(name, self.items)
-        self.readings.setdefault(name, []).append(reading)
-        return reading.token
-
-    def row(self) -> dict[str, Any]:
-        """Ratios of seconds a decoded token, the prompt left out.
-
-        A generation's seconds are the median of its steps', a ratio the median over rounds. ``answers`` and ``whole``
-        are plain with the float32 logits that margins and contrasts are computed from. ``paired_answer`` is the whole
-        answer, its prompt included.
-        """
-        return {
-            **self.about,
-            **self.turns.ratios(RATIOS),
-            "paired_answer_over_plain": self.over_plain(lambda one: one.answer)["paired"],
-            "plain_ms_per_token": 1000 * self.turns.median("plain"),
-        }
-
-    def over_plain(self, seconds: "Callable[[GenerationReading], float]") -> dict[str, float]:
-        """By variant, the median over rounds of its ``seconds`` over plain's."""
-        plain = list(map(seconds, self.readings["plain"]))
-        return {
-            name: median(seconds(one) / other for one, other in zip(found, plain, strict=True))
-            for name, found in self.readings.items()
-        }
-
-    def details(self) -> dict[str, Any]:
-        """Every time and peak behind the row, and whether the contrasting variants gave the same tokens."""
-        expected = self.readings["two_forward"][0].tokens
-        return {
-            **self.about,
-            "seconds_per_token": self.turns.rounds,
-            "prefill_seconds": {name: [one.prefill for one in found] for name, found in self.readings.items()},
-            "first_token_over_plain": self.over_plain(lambda one: one.prefill),
-            "whole_answer_over_plain": self.over_plain(lambda one: one.answer),
-            "peak_bytes": self.peaks,
-            "same_tokens": {name: self.readings[name][0].tokens == expected for name in ("sequential", "paired")},
-        }
-
-
-def _heading(name: str) -> str:
-    return name.replace("_over_", "/").replace("two_forward", "two-forward")
-
-
-def tables(rows: Sequence[Mapping[str, Any]], details: Sequence[Mapping[str, Any]]) -> "list[Table]":
-    """Medians and ratios of a decoded token; seconds to the first one, and peaks above the model in MiB."""
-    decoded, prompted = [], []
-    for row, detail in zip(rows, details, strict=True):
-        named = {"model": f"{row['size']} {row['dtype']}", "items": str(row["items"])}
-        rounds, ms, held = len(detail["seconds_per_token"]), row["plain_ms_per_token"], detail["peak_bytes"]
-        ratios = {_heading(name): f"{row[name]:.2f}" for name in RATIOS if name != OF_OTHERS}
-        decoded.append(named | {"rounds": str(rounds), "plain (ms)": f"{ms:.3g}"} | ratios)
-        first = {_heading(f"{name} (s)"): f"{median(detail['prefill_seconds'][name]):.3g}" for name in PROMPTED}
-        memory = {f"{name} (MiB)": f"{held[name] / MEBIBYTE:.0f}" if held else "–" for name in PEAKED}
-        prompted.append(named | first | memory)
-    return [
-        table("A decoded token", decoded, TERMS),
-        table("Prompt: seconds to the first token, and memory", prompted),
-    ]
-
-
-def bounds(rows: Iterable[Mapping[str, Any]]) -> list[Bound]:
-    """The bounds that these rows are held to."""
-    measured = {(row["size"], row["dtype"], row["items"]): row for row in rows}
-    return [
-        Bound(
-            f"{size} {dtype}, {items} item{'s' * (items > 1)}: {ratio.replace('_', ' ')}",
-            measured[size, dtype, items][ratio],
-            limit,
-            least,
-        )
-        for size, dtype, items, ratio, limit, least in BOUNDS
-        if (size, dtype, items) in measured
-    ]
-
-
-def answer_tables(rows: Iterable[Mapping[str, Any]]) -> "list[Table]":
-    """Whole answers of the organism over plain ones; none where none were timed."""
-    records = [
-        {"tokens at most": str(row["limit"]), "tokens": f"{row['tokens']:.1f}", "plain (ms)": f"{row['plain_ms']:.3g}"}
-        | {_heading(ratio): f"{row[ratio]:.2f}" for ratio in RATIOS if ratio in row}
-        for row in rows
-    ]
-    return [table("An answer of the organism", records)] if records else []
-
-
-def answer_bounds(rows: Iterable[Mapping[str, Any]], device: str) -> list[Bound]:
-    """What the sequential branch may cost an answer on a CPU; on a GPU it leaves no step out."""
-    return [
-        Bound(
-            f"an answer of at most {row['limit']} token{'s' * (row['limit'] > 1)}: sequential over plain",
-            row["sequential_over_plain"],
-            SEQUENTIAL,
-        )
-        for row in rows
-        if device == "cpu"
-    ]
+    answers: list[torch.Tensor] = []
+    branches = [dict(clean := vlm.encode(prompts)), dict(SEQUENTIAL.noised(vlm, prompts, clean))]
+    ended, ends = torch.zeros(1, device=vlm.device), torch.tensor(sorted(vlm.end_ids), device=vlm.device)
+    with torch.no_grad():
+        while len(answers) < max_new_tokens and not ended.all():
+            logits = []
+            for branch in branches:
+                output = vlm.model(**branch, use_cache=True, logits_to_keep=1)
+                logits.append(output.logits[:, -1].float())
+                branch.clear()
+                branch |= with_cache(cache_in(output))
+            cut = logits[0] < logits[0].amax(dim=-1, keepdim=True) + torch.tensor(SEQUENTIAL.beta).log()
+            scores = contrast(*logits, alpha=SEQUENTIAL.alpha).masked_fill(cut, -float("inf"))
+            answers.append(scores.argmax(dim=-1, keepdim=True))
+            ended = ended + torch.isin(answers[-1], ends)
+            for branch in branches:
+                branch["input_ids"] = answers[-1]
+    return torch.cat(answers, dim=1).tolist()  # type: ignore[no-any-return]

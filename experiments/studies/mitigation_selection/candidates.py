@@ -43,7 +43,7 @@ class Candidate:
             UserError: not a method, or a field of the grid without values or with one of them twice.
         """
         if not callable(getattr(self.method, "generate", None)) and not self.learns:
-            raise UserError(f"method={self.method!r}: is no method; give one of those in conf/method/")
+            raise UserError(f"method={self.method!r}: is no method; give one of those in conf/methods.yaml")
         for name, values in self.grid.items():
             if not isinstance(values, list) or not values or len({repr(value) for value in values}) < len(values):
                 raise UserError(f"grid.{name}={values}: must be a list of one or more different values")

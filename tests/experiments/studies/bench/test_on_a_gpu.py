@@ -1,6 +1,6 @@
 """What only a GPU can tell, at the shapes of seven billion parameters; on a CPU the same, of a small model.
 
-That layouts hold and every tool works there, how exact margins are, how often the host waits, what arms share.
+That layouts hold and every tool works there, how exact margins are, how often the host waits.
 """
 
 import traceback
@@ -17,9 +17,8 @@ import torch
 
 from experiments.benchmarks.images import open_image
 from experiments.metrics.bootstrap import auroc
-from experiments.studies.bench.eval import SHARED, EvalCases
-from experiments.studies.bench.models import model_of
-from experiments.types import Loaded
+from experiments.studies.bench.eval import questions
+from experiments.types import Sample
 from interp.hooks.residual import residuals
 from interp.loading import load
 from interp.proof import prove
@@ -31,9 +30,8 @@ from mitigation.learned.probe_readout import TruthReadout
 from mitigation.method import Baseline
 from mitigation.vcd import VCD
 from tests.conftest import REPOSITORY
-from tests.experiments.compose import run_of
 
-CPU = pytest.param("cpu", "tiny", marks=pytest.mark.long)
+CPU = pytest.param("cpu", "organism", marks=pytest.mark.long)
 LLAVA, QWEN = (pytest.param("cuda", size, marks=pytest.mark.gpu) for size in ("7b", "7b_qwen"))
 DEVICES = [pytest.param("cpu", marks=pytest.mark.long), pytest.param("cuda", marks=pytest.mark.gpu)]
 FLOAT32_ERROR = 1e-3  # of a margin, in logits
@@ -42,16 +40,15 @@ OURS = tuple(str(REPOSITORY / package) for package in ("interp", "mitigation"))
 OUTSIDE = str(Path(torch.__file__).parent)
 
 
-def asked(device: str, size: str, count: int, folder: Path | None = None) -> tuple[VLM, list[Prompt], Loaded]:
-    """The model, and ``count`` cases for it with their pictures open; with ``folder``, large ones in files."""
-    loaded = EvalCases(count, str(folder) if folder and device == "cuda" else None).load()
-    vlm = model_of(size, [sample.prompt for sample in loaded.samples], device=device, seed=0)
-    return vlm, [Prompt(one.prompt, open_image(one.image), key=one.id) for one in loaded.samples if one.image], loaded
+def prompted(device: str, size: str, count: int) -> tuple[VLM, list[Prompt], list[Sample]]:
+    """Return the model, and cases for it with their pictures open."""
+    vlm, samples = questions(size, count, device, 0)
+    return vlm, [Prompt(case.prompt, open_image(case.image), key=case.id) for case in samples if case.image], samples
 
 
 @pytest.mark.parametrize(("device", "size"), [CPU, LLAVA, QWEN])
-def test_the_layout_holds_and_every_tool_may_be_trusted(device: str, size: str, tmp_path: Path) -> None:
-    vlm = asked(device, size, 1, tmp_path)[0]
+def test_the_layout_holds_and_every_tool_may_be_trusted(device: str, size: str) -> None:
+    vlm = prompted(device, size, 1)[0]
     vlm.model.float()  # of 32 layers in bfloat16 another kernel moves the logits by up to a tenth (docs/gpu.md)
     proof = prove(vlm)
     assert proof.tools
@@ -60,8 +57,8 @@ def test_the_layout_holds_and_every_tool_may_be_trusted(device: str, size: str, 
 
 @pytest.mark.parametrize(("device", "size"), [CPU, LLAVA, QWEN])
 def test_every_tool_that_looks_inside_ends(device: str, size: str, tmp_path: Path) -> None:
-    vlm, prompts, loaded = asked(device, size, 64 if device == "cuda" else 16, tmp_path)
-    safe = [sample.gold == "yes" for sample in loaded.samples]
+    vlm, prompts, samples = prompted(device, size, 64 if device == "cuda" else 16)
+    safe = [sample.gold == "yes" for sample in samples]
     few, others = prompts[:4], [replace(prompt, image=prompts[-1].image) for prompt in prompts[:4]]
     layers, path = len(vlm.layout.attentions(vlm.model)), tmp_path / "readout.safetensors"
     states = residuals(vlm, prompts, places=("verdict", "image"))
@@ -77,9 +74,8 @@ def test_every_tool_that_looks_inside_ends(device: str, size: str, tmp_path: Pat
 @pytest.mark.parametrize("method", [Baseline(), VCD()], ids=["baseline", "vcd"])
 @pytest.mark.parametrize("device", DEVICES)
 def test_margins_are_those_of_float32_on_a_cpu(device: str, method: Any) -> None:
-    samples = EvalCases(400 if device == "cuda" else 24).load().samples
-    prompts = [Prompt(one.prompt, open_image(one.image), key=one.id) for one in samples if one.image]
-    safe = np.array([one.gold == "yes" for one in samples if one.image])
+    _, prompts, samples = prompted("cpu", "organism", 400 if device == "cuda" else 24)
+    safe = np.array([case.gold == "yes" for case in samples])
 
     def margins(dtype: str, device: str, rows: int) -> Any:
         vlm = load("organism:llava", dtype=dtype, device=device)
@@ -94,9 +90,9 @@ def test_margins_are_those_of_float32_on_a_cpu(device: str, method: Any) -> None
 @pytest.mark.parametrize("method", [Baseline(), VCD(branch="paired"), VCD(branch="sequential")], ids=repr)
 @pytest.mark.parametrize(("device", "size"), [CPU, LLAVA])
 def test_the_host_waits_for_transformers_alone(
-    device: str, size: str, method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    device: str, size: str, method: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vlm, prompts, _ = asked(device, size, 2, tmp_path)
+    vlm, prompts, _ = prompted(device, size, 2)
     mode: Callable[[str], object] = torch.cuda.set_sync_debug_mode if device == "cuda" else str
     seen: list[str] = []
 
@@ -123,17 +119,3 @@ def test_the_host_waits_for_transformers_alone(
         few, many = waits(short), waits(long)
     assert many[True] == few[True]
     assert many[False] - few[False] <= WAITS * (long - short)
-
-
-@pytest.mark.slow  # on a CPU: tests/interp/test_prefills.py
-@pytest.mark.parametrize(("device", "size"), [CPU, LLAVA])
-def test_arms_read_a_prompt_once_for_all(device: str, size: str, tmp_path: Path) -> None:
-    cases = 12 if device == "cuda" else 2
-    options = (f"task.size={size}", "task.arms=vcd_llava", f"task.cases={cases}", f"task.device={device}")
-    run = run_of("task=bench_eval", f"output_root={tmp_path}", "task.memory=false", "task.repeats=1", *options)
-    found = run.task.measure(run, device, lambda what: None).metrics  # type: ignore[attr-defined]
-    assert found["prefills"]["prefills_reused"] >= 2 * cases  # a control and VCD ask what the plain model asks
-    if device == "cuda":
-        assert found["study_over_apart"] >= SHARED
-    else:
-        assert found["answers_unlike_arms_apart"] == 0

@@ -1,4 +1,4 @@
-"""``task=plan`` estimates what a run is then seen to take, says that it is an estimate, and refuses in a sentence."""
+"""``task=plan`` estimates what a run then takes, says that it is an estimate, and refuses in a sentence."""
 
 import json
 from collections import Counter
@@ -11,70 +11,50 @@ import torch
 
 from experiments.command_line.arguments import for_hydra
 from experiments.evaluation import study
-from experiments.studies.bench import estimate
-from experiments.studies.bench.estimate import (
-    Batch,
-    Rates,
-    Room,
-    Seconds,
-    arm_estimate,
-    batch_bytes,
-    computed_seconds,
-    room_of,
-    weight_bytes,
-)
-from experiments.studies.bench.known_models import at_hand, known, outline
-from experiments.studies.bench.plan import ERROR, Plan, entering, verdict
-from experiments.studies.mechanism.study import Mechanism
+from experiments.studies.bench import plan
+from experiments.studies.bench.models import LLAVA, shipped
+from experiments.studies.bench.plan import NOTE, Batch, Plan, batch_bytes, outline, room_of, seconds_of, weight_bytes
 from interp.checkpoints import memory
 from interp.checkpoints.config import ModelConfig
 from interp.checkpoints.memory import GIB, check_room, row_bytes, token_cache_bytes
 from interp.errors import UserError
 from interp.loading import load
 from interp.vlm import VLM, Prompt
-from mitigation.method import Baseline, abilities
-from mitigation.vcd import VCD
+from mitigation.method import abilities
 from tests.experiments.compose import run_of
 from tests.families import FAMILIES
 from tests.methods import METHODS
 from tests.tiny import picture
 from tests.weekly import first
 
-LLAVA = ModelConfig("big", "llava-hf/llava-1.5-7b-hf")
-PROMPTS = [
-    Prompt(text, picture(number, (48, 48)), key=str(number))
-    for number, text in enumerate(("Is it safe to eat the cake?", "Is it safe to eat the cake with it?"))
-]
+BIG = ModelConfig("big", LLAVA)
+PROMPTS = [Prompt(f"Is it safe{' to eat' * n}?", picture(n, (48, 48)), key=str(n)) for n in range(2)]
 
 
 def plan_of(folder: Path, *words: str) -> dict[str, Any]:
-    """The one plan of a command."""
+    """Return the one plan of a command."""
     run = run_of(*for_hydra(["task=plan", *words]), f"output_root={folder}")
     run.task(run)
     (path,) = folder.glob("plan/*/plan.json")
-    (found,) = json.loads(path.read_text(encoding="utf-8"))["plans"]
-    return found  # type: ignore[no-any-return]
+    return json.loads(path.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
 @pytest.mark.long
 def test_a_plan_composes_the_command_without_itself() -> None:
     command = ["task=plan", "+exp=mechanism", "task.width=8", "task.gpu_gib=24"]
     assert for_hydra(command) == ["+task@plan=plan", "+exp=mechanism", "task.width=8", "plan.gpu_gib=24"]
-    assert for_hydra(command[1:]) == command[1:]
     run = run_of(*for_hydra(command))
     assert run.task == Plan(gpu_gib=24)
     assert run.config_hash == run_of("+exp=mechanism").config_hash
     with pytest.raises(UserError, match=r"task\.widths: .* has no such argument"):
         run_of(*for_hydra(["task=plan", "+exp=mechanism", "+task.widths=8"]))
-    assert isinstance(run_of("+exp=mechanism").task, Mechanism)
 
 
 def test_weights_are_those_of_the_loaded_model() -> None:
     model = ModelConfig("llava", "organism:llava")
-    loaded = load(model, device="cpu").model
-    found = outline(model, torch.float32)
-    assert (found.stand_in, found.vlm.model.device.type) == (False, "meta")
-    assert weight_bytes(found.vlm) == loaded.get_memory_footprint()
+    vlm, _, per_word = outline(model, torch.float32)
+    assert (vlm.model.device.type, per_word) == ("meta", 1.0)
+    assert weight_bytes(vlm) == load(model, device="cpu").model.get_memory_footprint()
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
@@ -113,11 +93,14 @@ def test_a_method_reads_the_prompts_that_it_declares(name: str) -> None:
 
 @pytest.mark.long
 def test_prompts_and_tokens_of_arms_are_those_that_a_run_notes(tmp_path: Path) -> None:
+    """A CPU has no estimated times."""
     words = (
         *("method=vcd", "+method@arms.calibrated_shift=calibrated_shift", "+method@arms.verbalise=verbalise"),
         *("arms.verbalise.description_tokens=1", "limit=6", "max_new_tokens=1", "draws=20"),
     )
-    planned = {one["arm"]: one for one in plan_of(tmp_path, *words)["arms"]}
+    planned = {row["arm"]: row for row in plan_of(tmp_path, *words)["arms"]}
+    assert {row["minutes"] for row in planned.values()} == {None}
+    assert planned["baseline"]["peak GiB"] < planned["vcd"]["peak GiB"]
     study.run(run_of(*words, f"output_root={tmp_path}"))
     (folder,) = (tmp_path / "study").iterdir()
     noted: dict[str, Counter[str]] = {}
@@ -128,98 +111,65 @@ def test_prompts_and_tokens_of_arms_are_those_that_a_run_notes(tmp_path: Path) -
             prompts=read, tokens=line["tokens"] + line.get("step_tokens", 0)
         )
     assert noted["vcd"] == {"prompts": 12, "tokens": 6}
-    assert noted == {arm: {name: one[name] for name in ("prompts", "tokens")} for arm, one in planned.items()}
+    assert noted == {arm: {name: row[name] for name in ("prompts", "tokens")} for arm, row in planned.items()}
 
 
 @pytest.mark.long
-def test_a_plan_says_that_it_estimates_and_what_it_rests_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = plan_of(tmp_path, "limit=4", "method=vcd", "max_new_tokens=2")
-    assert ERROR in found["sentences"]
-    assert ERROR in " ".join(capsys.readouterr().out.split())
-    assert "Times are by one batch of 4 cases, measured here" in found["speed"]
-    assert "2.04 million parameters in float32, 8 MiB of weights" in found["sentences"][0]
-    baseline, vcd = found["arms"]
-    assert found["weights"] < baseline["peak"] < vcd["peak"]
-    assert 0 < baseline["seconds"] < vcd["seconds"]
-    assert vcd["rows"] == vcd["asked"] == 4
-
-
-@pytest.mark.long
-def test_a_known_model_is_planned_for_a_card_without_weights(tmp_path: Path) -> None:
-    words = ("model=llava_1_5_7b", "limit=8", "max_new_tokens=16", "task.gpu_gib=16")
-    found = plan_of(tmp_path, *words)
-    assert found["stand_in"]
+def test_a_known_model_is_planned_for_a_card_without_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = plan_of(tmp_path, "model=llava_1_5_7b", "limit=8", "max_new_tokens=16", "task.gpu_gib=16")
+    assert NOTE in " ".join(capsys.readouterr().out.split())
+    assert "the shipped one" in found["sentences"][0]
     assert found["longest"] > 576
     assert found["weights"] == pytest.approx(2 * 7.06e9, rel=0.002)
-    assert [one["rows"] for one in found["arms"]] == [4, 2]
-    assert "set batch_tokens=" in found["sentences"][3]
-    assert "Times are computed for 50% of 65 TFLOP/s" in found["speed"]
+    assert [row["rows that fit"] for row in found["arms"]] == [4, 2]
+    assert "Set batch_tokens=" in found["sentences"][2]
+    assert "half of 65 TFLOP/s" in found["sentences"][1]
+    assert 0 < found["arms"][0]["minutes"] < found["arms"][1]["minutes"]
 
 
-def test_memory_grows_with_rows_branches_and_patches() -> None:
-    vlm = outline(LLAVA, torch.bfloat16).vlm
+def test_memory_grows_with_rows_branches_and_patches_and_seconds_with_slower_cards() -> None:
+    vlm = outline(BIG, torch.bfloat16)[0]
     batch = Batch([], 649, 576)
     one = batch_bytes(vlm, batch, 1, 1, 16)
     assert one == row_bytes(vlm.model.config, "bfloat16", 649) + 16 * 524288
     assert batch_bytes(vlm, batch, 3, 1, 16) == 3 * one
     assert batch_bytes(vlm, batch, 1, 2, 16) == 2 * one
-    assert batch_bytes(vlm, replace(batch, patches=10**6), 1, 1, 16) == 10**6 * (4 * 1024 + 3 * 4096) * 2
+    assert batch_bytes(vlm, batch._replace(patches=10**6), 1, 1, 16) == 10**6 * (4 * 1024 + 3 * 4096) * 2
+    slow = seconds_of(vlm, batch, 8, 1e9, 1e15)
+    assert seconds_of(vlm, batch, 8, 2e9, 1e15)[0] == pytest.approx(slow[0] / 2)
+    reading, step = seconds_of(vlm, batch, 8, 1e15, 1e9)
+    assert reading == pytest.approx(weight_bytes(vlm) / 1e9, rel=0.01)
+    assert step > reading  # the cache is read too
     vlm.model.config._attn_implementation = "eager"
     assert batch_bytes(vlm, batch, 1, 1, 16) - one == 32 * 649**2 * 8
 
 
-def test_seconds_are_prompts_and_tokens_times_those_of_a_batch() -> None:
-    vlm = outline(ModelConfig("llava", "organism:llava"), torch.float32).vlm
-    batch = Batch([None] * 8, 50, 36)  # type: ignore[list-item]
-    room = Room("", GIB, False)
-
-    def seconds(method: Any, speed: Any) -> float:
-        return arm_estimate("a", method, 100, [batch], vlm, room, 5, speed).seconds
-
-    assert seconds(Baseline(), Seconds(8, 1.6, 0.4)) == pytest.approx(100 * (1.6 + 4 * 0.4) / 8)
-    assert seconds(Baseline(), Seconds(8, 1.6, 0.4, tokens=3.0)) == pytest.approx(100 * (1.6 + 2 * 0.4) / 8)
-    assert seconds(VCD(), Seconds(8, 1.6, 0.4)) == pytest.approx(200 * (1.6 + 4 * 0.4) / 8)
-    slow = computed_seconds(vlm, batch, 8, Rates(1e9, 1e15, ""))
-    assert computed_seconds(vlm, batch, 8, Rates(2e9, 1e15, "")).reading == pytest.approx(slow.reading / 2)
-    bound = computed_seconds(vlm, batch, 8, Rates(1e15, 1e9, ""))
-    assert bound.reading == pytest.approx(4 * 2_040_000 / 1e9, rel=0.01)
-    assert bound.step > bound.reading  # the cache is read too
-
-
 def test_what_does_not_fit_is_said_with_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimate, "resolve_device", lambda *_: torch.device("cuda:0"))
+    monkeypatch.setattr(plan, "resolve_device", lambda *_: torch.device("cuda:0"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (5 * GIB, 80 * GIB))
-    busy = room_of(None, LLAVA)
-    assert "cuda:0, 5.0 GiB of it free now" in busy.title
-    assert busy.on_gpu
-    assert busy.usable < 5 * GIB
+    room, usable, on_gpu = room_of(None, BIG)
+    assert "cuda:0, 5.0 GiB of it free now" in room
+    assert on_gpu
+    assert usable < 5 * GIB
     run = run_of("model=llava_1_5_7b", "limit=2")
-    samples = run.benchmark.load().samples[:2]
-    found = estimate.estimated(run, samples, entering(run), {"baseline": 2, "vcd": 2}, None, Plan().rates(None))
-    assert [one.rows for one in found.arms] == [0, 0]
-    (said,) = verdict(found, run)
-    assert said.startswith("It does not fit: vcd needs ")
-    assert "4.8 GiB are usable. What to change: " in said
-    monkeypatch.setattr(estimate, "free_memory", lambda _: None)
+    found = plan.estimated(run, run.benchmark.load().samples, None)
+    assert [row["rows that fit"] for row in found["arms"]] == [0, 0]
+    assert found["sentences"][2].startswith("It does not fit: vcd needs ")
+    assert "model.dtype=bfloat16" in found["sentences"][2]
+    monkeypatch.setattr(plan, "free_memory", lambda _: None)
     with pytest.raises(UserError, match=r"how much memory cuda:0 has is not known here; say it with task.gpu_gib"):
-        room_of(None, LLAVA)
+        room_of(None, BIG)
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (
-            ("benchmark=mossbench",),
-            r"benchmark\.root is not set; MOSSBench is read from a clone of .*; give its folder",
-        ),
+        (("benchmark=mossbench",), r"benchmark\.root is not set"),
         (("model.path=nobody/nothing",), r"configuration of nobody/nothing is not known here; .*llava-1\.5-7b"),
-        (("model.path=/nowhere/at/all",), "no model folder at /nowhere/at/all"),
         (("task.gpu_gib=0",), r"task\.gpu_gib=0\.0: must be above 0"),
-        (("task.gb_per_s=inf",), r"task\.gb_per_s=inf: must be above 0 and finite"),
-        (
-            ("model=api", "model.model=x", "model.base_url=http://localhost:1/v1"),
-            "is only reached over an API; this task looks inside a model",
-        ),
+        (("model=api", "model.model=x", "model.base_url=http://localhost:1/v1"), "is only reached over an API"),
     ],
 )
 def test_what_is_missing_is_asked_for_in_a_sentence(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
@@ -227,57 +177,31 @@ def test_what_is_missing_is_asked_for_in_a_sentence(words: tuple[str, ...], said
         plan_of(tmp_path, "task.gpu_gib=24" * ("task.gpu_gib=0" not in words) or "limit=2", *words)
 
 
-def test_a_folder_without_a_configuration(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no config.json in .*; a model folder holds one"):
-        outline(ModelConfig("empty", str(tmp_path)), torch.float32)
-    assert not at_hand(ModelConfig("empty", str(tmp_path)))
-    assert not at_hand(LLAVA)
-    assert at_hand(ModelConfig("organism", "organism:llava"))
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("path", first(known()))
+@pytest.mark.parametrize("path", first(shipped()))
 def test_shipped_configurations_have_the_published_number_of_parameters(path: str) -> None:
-    found = outline(ModelConfig(path.rpartition("/")[2], path), torch.bfloat16).vlm.model
-    billions = sum(weight.numel() for weight in found.parameters()) / 1e9
-    assert billions == pytest.approx(known()[path]["billions"], abs=0.006)
+    model = outline(ModelConfig(path.rpartition("/")[2], path), torch.bfloat16)[0].model
+    billions = sum(weight.numel() for weight in model.parameters()) / 1e9
+    assert billions == pytest.approx(shipped()[path]["billions"], abs=0.006)
 
 
-@pytest.mark.parametrize(
-    ("model", "arguments", "gpu", "cards"),
-    [
-        ("qwen2_5_vl_7b", {}, False, (24, 80)),
-        ("qwen2_5_vl_7b", {}, True, [None]),
-        ("qwen2_5_vl_7b", {"gpu_gib": 40}, False, [40]),
-        ("llava_organism", {}, False, [None]),
-    ],
-)
-def test_without_a_gpu_a_real_model_is_planned_for_usual_cards(
-    model: str, arguments: dict[str, Any], gpu: bool, cards: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    assert Plan(**arguments).cards(run_of(f"model={model}")) == cards
-    assert Plan().cards(run_of("model=qwen2_5_vl_7b", "model.device=cpu")) == [None]
+def test_without_a_gpu_a_real_model_is_planned_for_a_usual_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    runs = [run_of("model=qwen2_5_vl_7b"), run_of("model=qwen2_5_vl_7b", "model.device=cpu"), run_of()]
+    assert [Plan().card(run) for run in runs] == [24, None, None]
+    assert Plan(gpu_gib=40).card(runs[0]) == 40
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert Plan().card(runs[0]) is None
 
 
-def test_a_command_says_what_it_needs_before_it_loads(capsys: pytest.CaptureFixture[str]) -> None:
-    load("organism:llava", device="cpu")
-    assert "of weights in float32 and about 13 MiB for one prompt of 1,024 tokens; " in capsys.readouterr().err
-
-
-@pytest.mark.long
 def test_weights_and_one_prompt_decide_and_force_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = row_bytes(outline(LLAVA, torch.bfloat16).vlm.model.config, "bfloat16")
+    row = row_bytes(outline(BIG, torch.bfloat16)[0].model.config, "bfloat16")
     assert 0.5 * GIB < row < 0.7 * GIB
-    numbers = {"BF16": 7_063_427_072}
+    numbers, cuda = {"BF16": 7_063_427_072}, torch.device("cuda")
     monkeypatch.setattr(memory, "free_memory", lambda _: int(13.5 * GIB))
-    cuda = torch.device("cuda")
-    check_room(ModelConfig("big", "a/b"), numbers, "bfloat16", cuda)
+    check_room(BIG, numbers, "bfloat16", cuda)
     with pytest.raises(UserError, match=r"need 13.2 GiB in bfloat16, one prompt of 1,024 tokens about .*force=true"):
-        check_room(ModelConfig("big", "a/b"), numbers, "bfloat16", cuda, row)
-    check_room(ModelConfig("big", "a/b", force=True), numbers, "bfloat16", cuda, row)
-    said = memory.estimate(ModelConfig("big", "a/b"), numbers, "bfloat16", cuda, row)
-    assert said is not None
-    assert said.startswith("big: 13.2 GiB of weights in bfloat16 and about 0.")
+        check_room(BIG, numbers, "bfloat16", cuda, row)
+    check_room(replace(BIG, force=True), numbers, "bfloat16", cuda, row)
     assert run_of("force=true").config_hash == run_of().config_hash
     assert run_of("force=true").weights.force

@@ -1,0 +1,94 @@
+"""Every tool leaves the model as it was, also after an error."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+
+from interp.attention.record import Queries, record_attention
+from interp.hooks.attention import _TAPS, intercept
+from interp.hooks.residual import edit_residual, residuals
+from interp.hooks.sublayers import edit_activations
+from interp.output_head import float32_head
+from interp.speed.prefills import PrefillStore, shared_prefills
+from interp.speed.unchanged import record_lower_layers
+from interp.speed.vision_cache import FeatureCache, shared_features
+from interp.tools.attribution import integrated_gradients
+from interp.tools.gradients import activation_gradients
+from interp.tools.knockout import knockout, knockout_effect
+from interp.tools.lens import logit_lens
+from interp.tools.logit_attribution import direct_logit_attribution
+from interp.tools.patching import patch
+from interp.vlm import VLM, Prompt
+from mitigation.learned.ridge_probe import margin_gradient
+from tests.families import FAMILIES
+from tests.plain_model import plain_afterwards
+from tests.tiny import picture
+
+PROMPTS = [Prompt("How do I kill it?", picture(0, (64, 40))), Prompt("Is this safe?", picture(1, (64, 40)))]
+EDGES = [("user", "verdict")]
+OPENED: dict[str, Callable[[VLM], AbstractContextManager[Any]]] = {
+    "record": lambda vlm: record_attention(vlm, queries=Queries.ALL, maps=[0]),
+    "intercept": lambda vlm: intercept(vlm, edit=lambda call: call),
+    "knockout": lambda vlm: knockout(vlm, EDGES),
+    "residual edit": lambda vlm: edit_residual(vlm, lambda here: here.hidden + 1, layers=[0, 1, 2]),
+    "head edit": lambda vlm: edit_activations(vlm, lambda here: here.hidden / 2, what="head"),
+    "float32 head": lambda vlm: float32_head(vlm.model),
+    "gradients": activation_gradients,
+    "lower layers": lambda vlm: record_lower_layers(vlm, [0]),
+    "features": lambda vlm: shared_features(vlm, FeatureCache(8)),
+    "prefills": lambda vlm: shared_prefills(vlm, PrefillStore()),
+}
+CALLED: dict[str, Callable[[VLM], object]] = {
+    "residuals": lambda vlm: residuals(vlm, PROMPTS),
+    "patch": lambda vlm: patch(vlm, PROMPTS, PROMPTS, places=("verdict",)),
+    "knockout effect": lambda vlm: knockout_effect(vlm, PROMPTS, EDGES),
+    "lens": lambda vlm: logit_lens(vlm, PROMPTS),
+    "direct attribution": lambda vlm: direct_logit_attribution(vlm, PROMPTS),
+    "integrated gradients": lambda vlm: integrated_gradients(vlm, PROMPTS[0], steps=2),
+    "margin gradient": lambda vlm: margin_gradient(vlm, PROMPTS, layer=1),
+    "generate": lambda vlm: vlm.generate(PROMPTS, max_new_tokens=2),
+}
+
+
+@pytest.fixture(params=["llava", "qwen2_5_vl", "mllama"])
+def used(request: pytest.FixtureRequest) -> VLM:
+    """A model that was used before, with a hook of another tool on each layer."""
+    model, processor = FAMILIES[request.param]()
+    vlm = VLM(model.bfloat16() if request.param == "llava" else model, processor, name=request.param)
+    vlm.generate(PROMPTS, max_new_tokens=2)
+    direct_logit_attribution(vlm, PROMPTS[:1])
+    for layer in vlm.layout.module(vlm.model, "layers"):
+        layer.register_forward_hook(lambda *_: None)
+    return vlm
+
+
+@pytest.mark.parametrize("tool", OPENED)
+def test_what_was_opened_is_undone_after_an_error(used: VLM, tool: str) -> None:
+    def interrupted() -> None:
+        with OPENED[tool](used):
+            used.score(PROMPTS)
+            raise KeyError
+
+    margins = used.score(PROMPTS)
+    with plain_afterwards(used), pytest.raises(KeyError):
+        interrupted()
+    assert not used.on_encode
+    assert not _TAPS
+    assert torch.equal(used.score(PROMPTS), margins)
+
+
+@pytest.mark.parametrize("tool", CALLED)
+def test_a_call_leaves_nothing_also_where_the_model_fails(used: VLM, tool: str) -> None:
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError
+
+    with plain_afterwards(used):
+        CALLED[tool](used)
+    head = used.layout.module(used.model, "lm_head").register_forward_pre_hook(fails)
+    with plain_afterwards(used), pytest.raises(ZeroDivisionError):
+        CALLED[tool](used)
+    head.remove()
+    assert not used.on_encode
