@@ -44,11 +44,19 @@ def test_a_preset_composes_and_says_its_command(preset: str) -> None:
 def test_a_sweep_runs_a_job_a_value(preset: str, tmp_path: Path) -> None:
     needs(PLUGINS[preset])
     few = ["hydra.launcher.ray.remote.num_cpus=1"] if preset == "ray_cluster" else []
-    files = [tmp_path / "a.md", tmp_path / "b.md"]
-    command = [sys.executable, "-m", "experiments.run", "-m", f"hydra/launcher={preset}", *few, "task=model_table"]
-    command += [f"task.markdown={files[0]},{files[1]}", f"output_root={tmp_path}/outputs"]
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.run",
+        "-m",
+        f"hydra/launcher={preset}",
+        *few,
+        "task=preview",
+        "limit=4",
+    ]
+    command += ["task.columns=2,3", f"output_root={tmp_path}"]
     subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=300)
-    assert all("| llava_organism |" in file.read_text() for file in files)
+    assert len(list(tmp_path.glob("preview/*/contact_sheet.png"))) == 2
 
 
 def test_a_model_over_all_cards_is_one_process() -> None:
