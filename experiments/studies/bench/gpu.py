@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[3]
 TESTS = "tests marked gpu"
 BENCHES = {  # device → bench → models, and what it measures
     "cuda": {"attention": "task.lengths=[700,3000]", "vcd": "task.items=[1,8]", "eval": "task.cases=[32]"},
-    "cpu": {"attention": "task.lengths=[100]", "vcd": "task.items=[1]", "eval": "task.cases=[2]"},
+    "cpu": {"attention": "task.lengths=[100]", "vcd": "task.items=[1]", "eval": "task.cases=[32]"},
 }
 SIZES = {"cuda": "7b,7b_qwen", "cpu": "organism"}
 

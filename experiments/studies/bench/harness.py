@@ -134,7 +134,10 @@ def timed(work: Callable[[], Any], device: str) -> float:
 
 
 def peaks(variants: Variants, device: str) -> list[float]:
-    """Return each variant's peak in MiB, above the memory before it; on a CPU by the account that Linux keeps."""
+    """Return each variant's peak in MiB, above the memory before it.
+
+    On a CPU it is by the account that Linux keeps, which has some 10 MiB of work space in it.
+    """
     import torch
 
     held = []

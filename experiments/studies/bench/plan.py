@@ -46,8 +46,8 @@ HOST = 0.7e-3  # seconds to start the kernels of a decoder layer: 17 to 25 ms a 
 TOKENS_PER_WORD = 1.4  # assumed for English, if the tokenizer is a stand-in
 NOTE = (
     "This is an estimate of each arm's answers; a run reads prompts that arms share once. It does not count learning, "
-    "training, attention, knockout and patching. Peaks were within 7% of what was measured on the bundled models, and "
-    "within 1% on an H200. There times were 41% too short (docs/gpu.md); for a CPU there are none."
+    "training, attention, knockout and patching. On an H200 peaks were within 1% of the measured ones; "
+    "on CPUs they can be 10 to 20 MiB too low. On the H200 times were 41% too short (docs/gpu.md); for a CPU there are none."
 )
 
 
