@@ -72,6 +72,8 @@ def test_both_are_asked_by_the_same_arms_and_reported_each(
     printed = capsys.readouterr().out
     assert [line.split()[2] for line in printed.splitlines() if line.startswith("report of ")] == [
         "mmsafeaware:", "mossbench:"]  # fmt: skip
+    (page,) = (tmp_path / "out" / "papers").iterdir()
+    assert set(json.loads((page / "suite.json").read_text())["runs"]) == {"mmsafeaware", "mossbench"}
     said = " ".join(printed.split())
     for sentence in (verdicts["summary"][0], refusals["summary"][0]):
         assert said.count(" ".join(sentence.split())) == 1
@@ -100,7 +102,7 @@ def test_verbalising_is_asked_of_both_but_for_the_descriptions_that_neither_has(
 def test_one_may_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     overrides = (f"mmsafeaware={mmsafeaware(tmp_path / 'mm')}", f"output_root={tmp_path / 'out'}", "attention=false")
     execute(*overrides, "~arms.text_only", "~arms.safety_prompt")
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"papers_mmsafeaware"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"papers_mmsafeaware", "papers"}
     clone = "git clone https://github.com/turningpoint-ai/MOSSBench"
     said = f"Left out, because no folder was given: mossbench=<folder> ({clone})."
     assert said in capsys.readouterr().out
