@@ -2,21 +2,12 @@
 
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
-import pytest
 
-from experiments.benchmarks.checks import checked
 from experiments.benchmarks.iconworld import IconWorld
-from experiments.benchmarks.table import Table
-from experiments.metrics.estimates import CONCEPT, TEMPLATE
 from experiments.metrics.pairs import TIMES, all_pairs, are_pair, drawn_pairs, twins
-from experiments.studies.localise.cases import QUESTIONS, split
-from experiments.studies.mechanism.cases import AnsweredCases
-from experiments.studies.preview import understood
 from experiments.types import Sample
-from tests.experiments.benchmarks.iconworld_table import scored, write_table
 
 
 def cases(safe: int, unsafe: int, *, text: str = "Is it hot?") -> list[Sample]:
@@ -67,37 +58,3 @@ def test_named_pairs_override_and_twins_are_their_members() -> None:
     assert are_pair(named[0], named[3])
     assert not are_pair(named[0], named[2])
     assert all(at is not None for at in twins(some, seed=0))
-
-
-def as_table(folder: Path, own: list[Sample]) -> list[Sample]:
-    loaded = Table(path=str(write_table(folder, own))).load()
-    return list(checked(loaded, kind="yes_no", name="table", skip_bad=False, folder=folder).samples)
-
-
-@pytest.mark.long
-def test_pictures_that_a_table_says_show_the_same_are_resampled_together(tmp_path: Path) -> None:
-    own = [one for one in scored(pairs=2) if "prohibition" not in one.described]
-    told, asked = as_table(tmp_path, own), ["yes"] * len(own)
-    ours, theirs = (AnsweredCases(tuple(some), tuple(asked)).resamples(draws=2, seed=0).schemes for some in (own, told))
-    for name in (TEMPLATE, CONCEPT):
-        both = set(zip(ours[name].cluster.tolist(), theirs[name].cluster.tolist(), strict=True))
-        assert len(both) == len(set(ours[name].cluster.tolist())) == len(set(theirs[name].cluster.tolist()))
-    untold = [replace(one, shows="") for one in told]
-    assert CONCEPT not in AnsweredCases(tuple(untold), tuple(asked)).resamples(draws=2, seed=0).schemes
-
-
-@pytest.mark.long
-def test_a_table_of_iconworlds_cases_is_localised_in_the_same_units_and_halves(tmp_path: Path) -> None:
-    own = scored(pairs=2)
-    table = as_table(tmp_path, own)
-    assert len({one.cluster for one in table}) == len({one.picture for one in table})  # pairs make no cluster
-    ours, theirs = (split(some, questions=QUESTIONS, pairs=None, seed=0) for some in (own, table))
-    template = {one.text: one.tags["template"] for one in own}
-    for half in ("discover", "confirm"):
-        one, other = getattr(ours, half), getattr(theirs, half)
-        of = [template[name] for name in other.names]
-        assert set(of) == set(one.names)
-        assert Counter(one.names[at] for at in one.unit) == Counter(of[at] for at in other.unit)
-    said = understood(table, "yes_no", "table")
-    assert f"to patch {len(own) // 2}, no case in more than {TIMES}" in said
-    assert "pairs of pictures (one sentence, opposite labels): 384" in said

@@ -30,42 +30,20 @@ def test_cuts_at_several_budgets_are_not_taken_for_ends() -> None:
 
 
 def test_arms_that_think() -> None:
+    thinks = {"arm": "thinks", "status": "truncated", "response": "", "thought": "a"}
     rows = [
         {"arm": "plain", "status": "answered", "response": "Yes"},
-        {
-            "arm": "thinks",
-            "status": "answered",
-            "response": "Yes",
-            "thought": "a",
-            "thought_tokens": 3,
-            "margin": 1.0,
-            "verdict_step": 3,
-        },
-        {"arm": "thinks", "status": "truncated", "response": "", "thought": "a", "thought_tokens": 8},
-        {"arm": "thinks", "status": "truncated", "response": "Yes, for", "thought": "a", "thought_tokens": 5},
-        {"arm": "api", "status": "truncated", "response": "", "thought": "a", "margin": 0.5},
+        thinks | {"status": "answered", "response": "Yes", "thought_tokens": 3, "margin": 1.0, "verdict_step": 3},
+        thinks | {"thought_tokens": 8},
+        thinks | {"response": "Yes, for", "thought_tokens": 5},
+        thinks | {"arm": "api", "margin": 0.5},
     ]
     rows = [{"subset": "typical"} | row for row in rows]
     rows.append(rows[-2] | {"subset": "control"})
     found = thoughts_by_arm(pd.DataFrame(rows))
-    assert found == {
-        "thinks": {
-            "n": 3,
-            "thought": 3,
-            "cut_off": 1,
-            "tokens": pytest.approx(16 / 3),
-            "longest": 8,
-            "budget": None,
-            "at_verdict": True,
-        },
-        "api": {
-            "n": 1,
-            "thought": 1,
-            "cut_off": 1,
-            "tokens": None,
-            "longest": None,
-            "budget": None,
-            "at_verdict": False,
-        },
-    }
+    names = ("n", "thought", "cut_off", "longest", "budget", "at_verdict")
+    assert {arm: [one[name] for name in names] for arm, one in found.items()} == {
+        "thinks": [3, 3, 1, 8, None, True], "api": [1, 1, 1, None, None, False],
+    }  # fmt: skip
+    assert (found["thinks"]["tokens"], found["api"]["tokens"]) == (pytest.approx(16 / 3), None)
     assert thoughts_by_arm(pd.DataFrame(rows[:1])) == {}
