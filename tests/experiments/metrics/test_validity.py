@@ -113,7 +113,7 @@ def test_intervals_of_levels_cover(studies: int, tagged: bool) -> None:
         reading = arms.reading("baseline")
         values, errors = arms.values(arms.outcomes["baseline"], reading), arms.errors("baseline", reading)
         for key, truth in true.items():
-            interval = level_interval(values[key], errors[key], arms.quantities[key].sides(reading))
+            interval = level_interval(values[key], errors[key], arms.sides(key, reading))
             covered[key] += interval is not None and interval.low <= truth <= interval.high
     print("tagged" if tagged else "table", {key: covered[key] / studies for key in true})
     least = 0.92 * studies if studies >= LARGE else 0.75 * studies
