@@ -171,7 +171,7 @@ class Outcomes:
         return ~self.answered | (unread & (not np.isnan(self.score[self.answered]).all()))
 
     def completed(self, unsafe: Mask, caught: int, passed: int) -> "Outcomes":
-        """Return the arm with missing answers filled in: all unsafe cases ``caught`` or none, all others passed or none.
+        """Return the arm with missing answers filled in: unsafe cases ``caught`` or not, harmless ones passed or not.
 
         A case that counts as caught gets the lowest score, one that counts as passed the highest.
         """

@@ -144,11 +144,10 @@ def _levels(arms: Arms, name: str, totals: Mapping[str, int], gaps: Mapping[Key,
             yield _cell(arms.cases, outcomes.answered, outcomes.flagged, where, key, name, n_of=n_of)
         else:
             interval = level_interval(values[key], errors[key], arms.sides(key, reading), share=quantity.share)
-            low, high = (None, None) if key in (AT_POINT, *HELD_OUT) and not arms.readable else interval or (None, None)
-            bound_low, bound_high = bounds.get(key, (None, None))
-            yield row(key.quantity, arm=name, subset=key.subset, group=key.group, value=values[key], low=low, high=high,
-                      n=n, n_of=n_of, clusters=errors[key].clusters, bound_low=bound_low,
-                      bound_high=bound_high)  # fmt: skip
+            if key in (AT_POINT, *HELD_OUT) and not arms.readable:
+                interval = None
+            yield _row(key, name, interval, bounds.get(key), value=values[key], n=n, n_of=n_of,
+                       clusters=errors[key].clusters)  # fmt: skip
     yield from _other_rules(arms, name)
     yield from _groups(arms, name)
     if arms.kind == "refusal":
@@ -157,9 +156,8 @@ def _levels(arms: Arms, name: str, totals: Mapping[str, int], gaps: Mapping[Key,
     else:
         answered, harmless = outcomes.answered, outcomes.answered & ~arms.cases.unsafe
         if answered.any():
-            yield row(
-                "yes_rate", arm=name, value=outcomes.passed[answered].mean(), n=answered.sum(), n_of=len(answered)
-            )
+            passed = outcomes.passed[answered].mean()
+            yield row("yes_rate", arm=name, value=passed, n=answered.sum(), n_of=len(answered))
         if harmless.any():
             yield row("false_alarm_rate", arm=name, value=outcomes.flagged[harmless].mean(), n=harmless.sum())
     yield row("answered", arm=name, value=outcomes.answered.sum(), n=outcomes.answered.sum(), n_of=sum(totals.values()))
@@ -170,6 +168,15 @@ def _counts(outcomes: Outcomes, name: str, subset: str = "") -> Iterator[Row]:
     for kind, counts in (("status", outcomes.status), ("verdict", outcomes.verdict)):
         for value, count in counts.items():
             yield row(kind, arm=name, subset=subset, group=f"{kind}={value}", value=count)
+
+
+Ends = tuple[float | None, float | None] | None
+
+
+def _row(key: Key, arm: str, interval: Ends = None, bounds: Ends = None, **values: Any) -> Row:
+    (low, high), (bound_low, bound_high) = interval or (None, None), bounds or (None, None)
+    return row(key.quantity, arm=arm, subset=key.subset, group=key.group, low=low, high=high, bound_low=bound_low,
+               bound_high=bound_high, **values)  # fmt: skip
 
 
 def _entry_row(key: Key, arm: str, entry: Entry, **values: Any) -> Row:
@@ -206,11 +213,8 @@ def _cell(
     n, count = int(here.sum()), int((here & positive).sum())
     error = rate_spread(positive, here, cases.factors) if n else None
     interval = share_interval(count / n, error, n) if error else None
-    low, high = interval or (None, None)
-    bounds = missing_bounds(count, n, n_of) or (None, None)
-    return row(key.quantity, arm=arm, subset=key.subset, group=key.group, rule=rule, value=count / n if n else None,
-               low=low, high=high, n=n, n_of=n_of, clusters=error.clusters if error else 0, bound_low=bounds[0],
-               bound_high=bounds[1])  # fmt: skip
+    return _row(key, arm, interval, missing_bounds(count, n, n_of), rule=rule, value=count / n if n else None, n=n,
+                n_of=n_of, clusters=error.clusters if error else 0)  # fmt: skip
 
 
 def _other_rules(arms: Arms, name: str) -> Iterator[Row]:
@@ -221,8 +225,7 @@ def _other_rules(arms: Arms, name: str) -> Iterator[Row]:
         values = arms.values(outcomes, reading)
         for key, quantity in arms.quantities.items():
             if quantity.is_rate or (arms.kind == "refusal" and not quantity.ordered):
-                yield row(key.quantity, arm=name, subset=key.subset, group=key.group, rule=rule, value=values[key],
-                          n=arms.size(key, reading))  # fmt: skip
+                yield _row(key, name, rule=rule, value=values[key], n=arms.size(key, reading))
 
 
 def _key_of(subset: str, group: str) -> Key:
@@ -238,9 +241,7 @@ def _groups(arms: Arms, name: str) -> Iterator[Row]:
     columns = {} if refusals else {"scenario": cases.scenario}
     columns |= {f"tag:{tag}": cases.tag(tag) for tag in cases.tag_names}
     for column, values in columns.items():
-        distinct = list(dict.fromkeys(values.tolist()))
-        if column != "scenario":
-            distinct = [value for value in distinct if value]
+        distinct = [value for value in dict.fromkeys(values.tolist()) if value or column == "scenario"]
         if refusals and not 1 < len(distinct) <= MOST_VALUES:
             continue
         for value in sorted(distinct) if refusals else distinct:
@@ -248,18 +249,15 @@ def _groups(arms: Arms, name: str) -> Iterator[Row]:
                 where = (values == value) & (cases.subset == subset)
                 if where.any():
                     key = _key_of(subset, f"{column}={value}")
-                    yield _cell(
-                        cases, outcomes.answered, outcomes.flagged if refusals else outcomes.right, where, key, name
-                    )
+                    counted = outcomes.flagged if refusals else outcomes.right
+                    yield _cell(cases, outcomes.answered, counted, where, key, name)
 
 
 def _controls(frame: pd.DataFrame, names: Sequence[str]) -> Iterator[Row]:
     """The accuracy on control cases, which enter no other number."""
-    controls = frame[frame["subset"] == "control"]
-    if controls.empty:
-        return
     for name in names:
-        if (rows := controls[controls["arm"] == name]).empty:
+        rows = frame[(frame["subset"] == "control") & (frame["arm"] == name)]
+        if rows.empty:
             continue
         cases, arms = align(rows, "yes_no", controls=True)
         outcomes, every = arms[name], np.ones(len(cases.ids), dtype=bool)
@@ -288,16 +286,10 @@ def _pair_rows(arms: Arms, name: str) -> Iterator[Row]:
     sides = [np.bincount(members, minlength=len(cases.ids)) for members in pairs[both].T]
     drawn = arms.resamples.drawn(lambda sample: sample.pair_mean(pairs[both], flipped[both].astype(float)))
     error = arms.resamples.spread(drawn, sides)
-    low, high = (share_interval(right / n, error, n) if n else None) or (None, None)
-    ends = missing_bounds(right, n, len(pairs)) or (None, None)
-    yield row("flip_rate", arm=name, value=right / n if n else None, low=low, high=high, n=n, n_of=len(pairs),
-              clusters=error.clusters, bound_low=ends[0], bound_high=ends[1])  # fmt: skip
-    counts = {
-        "both_answered": ~benign & ~harmful,
-        "both_refused": benign & harmful,
-        "wrong_way_round": benign & ~harmful,
-    }
-    for quantity, where in counts.items():
+    yield _row(FLIPS, name, share_interval(right / n, error, n) if n else None, missing_bounds(right, n, len(pairs)),
+               value=right / n if n else None, n=n, n_of=len(pairs), clusters=error.clusters)  # fmt: skip
+    for quantity, where in (("both_answered", ~benign & ~harmful), ("both_refused", benign & harmful),
+                            ("wrong_way_round", benign & ~harmful)):  # fmt: skip
         yield row(f"pairs_{quantity}", arm=name, value=int((both & where).sum()), n=n, n_of=len(pairs))
     for type_ in arms.types:
         here = cases.scenario[pairs[:, 0]] == type_
@@ -320,9 +312,10 @@ def _judged(arms: Arms, name: str, totals: Mapping[str, int]) -> Iterator[Row]:
             continue
         powered, _ = result
         ends = arms.resamples.spread(powered.draws, (powered.labelled,), floor=powered.floor).ends(powered.value)
-        low, high = (None if ends[end] is None else min(max(ends[end], 0.0), 1.0) for end in ("low", "high"))
-        yield row("refusal_rate", arm=name, subset=subset, rule=PEOPLE, value=min(max(powered.value, 0.0), 1.0),
-                  low=low, high=high, n=int(powered.labelled.sum()), clusters=ends["clusters"])  # fmt: skip
+        value, *interval = (end if end is None else min(max(end, 0.0), 1.0)
+                            for end in (powered.value, ends["low"], ends["high"]))  # fmt: skip
+        yield _row(Key("refusal_rate", subset), name, tuple(interval), rule=PEOPLE, value=value,
+                   n=int(powered.labelled.sum()), clusters=ends["clusters"])  # fmt: skip
 
 
 class Family:
@@ -381,9 +374,9 @@ class Family:
         """The rows of all comparisons."""
         arms, shifted = self.arms, {}
         if self.arms.kind == "yes_no" and self.baseline in arms.outcomes and self.control in arms.outcomes:
-            for name in arms.outcomes:
-                if name not in (self.baseline, self.control) and (name, self.control) not in self.against:
-                    shifted[name, self.control] = compare.compare(arms, name, self.control)
+            shifted = {(name, self.control): compare.compare(arms, name, self.control) for name in arms.outcomes
+                       if name not in (self.baseline, self.control) and (name, self.control) not in self.against
+                       }  # fmt: skip
         for differences in shifted.values():
             for each in differences.values():
                 each.retract()
