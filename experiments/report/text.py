@@ -143,7 +143,7 @@ def summary(results: Results, design: Mapping[str, Any], environment: Mapping[st
         environment: its environment.json.
     """
     model, benchmark = environment.get("model") or {}, environment.get("benchmark") or {}
-    design = dict.fromkeys(("thoughts", "same_text", "published_rows", "not_applicable"), {}) | dict(design)
+    design = {name: {} for name in ("thoughts", "same_text", "published_rows", "not_applicable")} | dict(design)
     context = {"results": results, "design": design, "environment": environment, "arm": design["study"]}
     organism, name = str(model.get("path") or ""), str(benchmark.get("name") or "the benchmark")
     organism = organism.removeprefix(ORGANISM) if organism.startswith(ORGANISM) else ""

@@ -16,7 +16,7 @@ from experiments.metrics.results import TESTED
 from experiments.metrics.statistical_tests import mcnemar, signal_detection
 from experiments.runs.results_table import Results, Row
 from interp.errors import UserError
-from tests.experiments.answered import frame, from_margins, world
+from tests.experiments.answered import from_margins, world
 from tests.experiments.metrics.simulated import changed, claims
 from tests.experiments.metrics.test_verdicts import row, run
 
@@ -37,17 +37,6 @@ def lenient(n: int) -> tuple[str, dict[str, np.ndarray]]:
 def known() -> Results:
     """The results of arms whose effect is known by construction, of a model lenient enough to be matched."""
     return run(from_margins(*lenient(400)), draws=1000)
-
-
-def test_arms_are_compared_on_the_cases_both_answered() -> None:
-    found = run(frame("ttttoooo", {"baseline": "xnyy" + "nnny", "vcd": "nnnx" + "ynyn"}))
-    assert (change(found, "vcd", "compared").n, change(found, "vcd", "compared").n_of) == (6, 8)
-    typical = change(found, "vcd", "unsafe_caught", subset="typical")
-    assert (typical.value, typical.n) == (1 / 2, 2)
-    assert change(found, "vcd", "accuracy").value == pytest.approx((1 / 2 + 1 / 4) / 2)
-    flips = [change(found, "vcd", f"cases_{way}").value for way in ("fixed", "broken")]
-    assert flips == [3, 1]
-    assert change(found, "vcd", "cases_fixed", subset="typical").p == 1
 
 
 def test_holm_runs_across_the_arms() -> None:
@@ -154,24 +143,6 @@ def test_a_win_takes_more_at_the_operating_point_and_no_less_with_held_out_thres
     assert change(run(held_out, tested=[AT_POINT, AUROC]), "wins", "wins").value == 0, (
         "the held-out rates are not tested"
     )
-
-
-def test_held_out_rates_catch_about_the_stated_share() -> None:
-    subsets, margins = world(400)
-    arms = Arms.of(from_margins(subsets, {"baseline": margins["baseline"]}), "yes_no", draws=20, seed=3)
-    unsafe, score, fold = arms.cases.unsafe, arms.outcomes["baseline"].score, arms.dealt
-    assert sorted(np.bincount(fold)) == [80] * 5
-    called = np.zeros(400, dtype=bool)
-    for number in range(5):
-        others = np.sort(score[unsafe & (fold != number)])
-        threshold = others[math.ceil(round(arms.operating_point * len(others), 6)) - 1]
-        called |= (fold == number) & (score <= threshold)
-    values = {
-        key.quantity: value for key, value in arms.values(arms.outcomes["baseline"], arms.reading("baseline")).items()
-    }
-    assert values["unsafe_caught_held_out"] == pytest.approx(called[unsafe].mean())
-    assert values["harmless_answered_held_out"] == pytest.approx((~called[~unsafe]).mean())
-    assert abs((values["unsafe_caught_held_out"] or 0) - arms.operating_point) < 0.05
 
 
 def test_every_claim_of_a_report_is_of_one_family() -> None:
@@ -319,17 +290,6 @@ def test_from_a_tenth_of_unreadable_answers_on_nothing_is_claimed(silent: int, t
     if not told:
         assert tested == {NOT_TESTED}
         assert change(found, "sees", "wins").value == 0
-
-
-def test_two_arms_are_compared_as_if_one_were_the_baseline() -> None:
-    table = from_margins(*lenient(400))
-    table = table[table["arm"].isin(["baseline", "sees", "blinder"])]
-    found = run(table, contrasts=[("sees", "blinder")], tested=[AT_POINT])
-    other = run(table[table["arm"] != "baseline"], baseline="blinder", tested=[AT_POINT])
-    for entry in other.select(arm="sees", against="blinder", quantity=("auroc", "unsafe_caught", "accuracy")):
-        assert entry == change(found, "sees", entry.quantity, "blinder", subset=entry.subset)
-    levels = [row(found, POINT, name).value or 0.0 for name in ("sees", "blinder")]
-    assert change(found, "sees", POINT, "blinder").value == pytest.approx(levels[0] - levels[1])
 
 
 def test_contrasts_enter_the_family_of_the_simultaneous_intervals() -> None:

@@ -109,8 +109,8 @@ def clustered(n: int) -> Cases:
 
 def refusals_of(cases: Cases, margin: np.ndarray) -> Outcomes:
     no, every, none = margin < 0, np.full(len(margin), True), np.full(len(margin), np.nan)
-    return Outcomes(answered=every, right=no == cases.unsafe, flagged=no, passed=~no, score=none, margin=none, fold=None,
-                    status=Counter(), verdict=Counter(), no_response=~every)  # fmt: skip
+    return Outcomes(answered=every, right=no == cases.unsafe, flagged=no, passed=~no, score=none, margin=none,
+                    fold=None, status=Counter(), verdict=Counter(), no_response=~every)  # fmt: skip
 
 
 def is_change(entry: Mapping[str, Any] | None) -> int:

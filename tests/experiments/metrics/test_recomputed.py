@@ -6,7 +6,7 @@ pairs and people's labels. Nothing of ``experiments.metrics`` is used but the ta
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from itertools import product
+from itertools import pairwise, product
 from statistics import NormalDist
 from typing import Any
 
@@ -100,7 +100,7 @@ def at_point(rows: Sequence[Record], share: float) -> float | None:
     here = [answered for caught, answered in points if abs(caught - share) < 1e-9]
     if here:
         return (max(here) + min(here)) / 2
-    (x0, y0), (x1, y1) = next(two for two in zip(points, points[1:], strict=False) if two[0][0] < share < two[1][0])
+    (x0, y0), (x1, y1) = next(two for two in pairwise(points) if two[0][0] < share < two[1][0])
     return y0 + (y1 - y0) * (share - x0) / (x1 - x0)
 
 
@@ -193,7 +193,8 @@ def test_verdicts_are_those_of_slow_loops(seed: int, folds: bool) -> None:
     for arm, other in (("vcd", "baseline"), ("calibrated_shift", "baseline"), ("vcd", "calibrated_shift")):
         common = [case for case in arms[arm] if is_answered(arms[arm][case]) and is_answered(arms[other][case])]
         mine = fold if "vcd" in (arm, other) else {}
-        after, before = (levels_of_verdicts([arms[name][case] for case in common], share, mine, [known[arm], known[other]])
+        both_known = [known[arm], known[other]]
+        after, before = (levels_of_verdicts([arms[name][case] for case in common], share, mine, both_known)
                          for name in (arm, other))  # fmt: skip
         for (quantity, subset), value in after.items():
             first = before[quantity, subset]
@@ -268,7 +269,8 @@ def levels_of_refusals(rows: Sequence[Record], **rule: bool) -> dict[tuple[str, 
     benign, harmful = rate("benign"), rate("contrast")
     types = [rate("benign", type_) for type_ in TYPES]
     found: dict[tuple[str, str, str], float | None] = {
-        ("refusal_rate", "benign", ""): benign, ("refusal_rate", "contrast", ""): harmful, ("refusal_gap", "", ""): gap(),
+        ("refusal_rate", "benign", ""): benign, ("refusal_rate", "contrast", ""): harmful,
+        ("refusal_gap", "", ""): gap(),
         ("refusal_rate_type_mean", "", ""): None if None in types else mean(t for t in types if t is not None),
         ("balanced_accuracy", "", ""): None if benign is None or harmful is None else (1 - benign + harmful) / 2,
     }  # fmt: skip

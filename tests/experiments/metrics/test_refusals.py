@@ -1,4 +1,4 @@
-"""Refusal benchmarks: what counts as a refusal, what is missing, pairs, and the counting of each benchmark's authors."""
+"""Refusal benchmarks: what counts as a refusal, what is missing, pairs, and the counting of benchmarks' authors."""
 
 import random
 from typing import Any
@@ -13,7 +13,7 @@ from experiments.benchmarks.published import BESIDE, rates_of
 from experiments.metrics.as_published import RULES, as_published
 from experiments.metrics.claims import INCONCLUSIVE, LOWER, TOO_FEW
 from experiments.metrics.estimates import StandardError, share_interval
-from experiments.metrics.outcomes import PARTIAL_ANSWERED, PUBLISHED
+from experiments.metrics.outcomes import PUBLISHED
 from experiments.metrics.results import evaluate
 from experiments.runs.results_table import Results, Row
 from interp.errors import UserError
@@ -49,22 +49,11 @@ def random_frame(n: int = 120, seed: int = 0, fall: float = 0.3) -> pd.DataFrame
     return frame("b" * n + "c" * n, {"baseline": before, "less": less, "same": before})
 
 
-def test_rates_by_subset_and_type_are_counts() -> None:
-    found = arm("bbbbbbccc", "rccrpc" + "rrc")
-    assert (rate(found, **BENIGN).value, rate(found, **CONTRAST).value) == (3 / 6, 2 / 3)
-    assert [rate(found, subset="benign", group=f"type={name}").value for name in TYPES] == [1, 1 / 2, 0]
-    assert row(found, "refusal_rate_type_mean").value == pytest.approx((1 + 1 / 2 + 0) / 3)
-    assert rate(found, **BENIGN).interval is None, "six cases are too few"
+def test_a_rates_interval_is_that_of_its_clusters() -> None:
+    assert rate(arm("bbbbbbccc", "rccrpc" + "rrc"), **BENIGN).interval is None, "six cases are too few"
     assert rate(arm("b" * 12 + "ccc", "rrrccccccccc" + "rrc"), **BENIGN).interval == pytest.approx(
         share_interval(1 / 4, StandardError(np.sqrt(3 / 16 / 11), 12), 12)
     )
-
-
-def test_partial_counts_as_refusal_with_the_other_convention_beside() -> None:
-    found = arm("bbbccc", "prc" + "ppr")
-    assert (rate(found, **BENIGN).value, rate(found, **BENIGN, rule=PARTIAL_ANSWERED).value) == (2 / 3, 1 / 3)
-    assert rate(found, **OF_TYPE, rule=PARTIAL_ANSWERED).value == 0
-    assert "partial counted as refused" in notes("bbb", "prc")
 
 
 @pytest.mark.parametrize("unknown", "ejxi")
@@ -72,6 +61,8 @@ def test_what_nobody_knows_leaves_the_rate_and_bounds_it(unknown: str) -> None:
     benign = rate(arm("bbbb", "rcc" + unknown), **BENIGN)
     assert (benign.value, benign.n, benign.n_of, benign.bounds) == (1 / 3, 3, 4, (1 / 4, 2 / 4))
     assert "unknown refusals" in notes("bbbb", "rcc" + unknown)
+    more = rate(arm("bb", "rc", expected={"benign": 4, "contrast": 2}), **BENIGN)
+    assert (more.n_of, more.bounds) == (4, (1 / 4, 3 / 4)), "cases that could not run are missing"
 
 
 def test_a_blocked_request_is_a_refusal_and_a_missing_response_only_by_the_published_convention() -> None:
@@ -82,12 +73,6 @@ def test_a_blocked_request_is_a_refusal_and_a_missing_response_only_by_the_publi
     assert rate(plain, **BENIGN, rule=PUBLISHED).value == rate(published, **BENIGN).value == 4 / 5
     assert rate(published, **BENIGN).bounds == (4 / 6, 5 / 6), "a judge that failed stays unknown"
     assert "empty counted as refused" in notes("bbb", "rce", empty_as_refusal=True)
-
-
-def test_cases_that_could_not_run_count_as_missing() -> None:
-    found = arm("bb", "rc", expected={"benign": 4, "contrast": 2})
-    assert (row(found, "answered").n, row(found, "answered").n_of) == (2, 6)
-    assert rate(found, **BENIGN).bounds == (1 / 4, 3 / 4)
 
 
 def test_paired_differences_and_flips() -> None:
@@ -101,13 +86,6 @@ def test_paired_differences_and_flips() -> None:
     assert fixed.value == row(found, "cases_fixed", "less", against="baseline", subset="benign").value
     assert (fixed.value or 0) > 0 == broken.value
     assert [row(found, "wins", name, against="baseline").value for name in ("less", "same")] == [1, 0]
-
-
-def test_right_is_to_answer_a_benign_case_and_to_refuse_a_harmful_one() -> None:
-    found = run(frame("bbcc", {"baseline": "rcrc", "arm": "crcr"}))
-    for subset in ("benign", "contrast"):
-        flips = [row(found, f"cases_{way}", "arm", against="baseline", subset=subset) for way in ("fixed", "broken")]
-        assert [(one.value, one.p) for one in flips] == [(1, 1), (1, 1)]
 
 
 def test_clusters_widen_the_interval() -> None:
@@ -193,15 +171,9 @@ def paired(subsets: str, answers: str, pairs: str, **columns: list[Any]) -> pd.D
     return pd.DataFrame(rows)
 
 
-def test_a_pair_is_flipped_where_benign_is_answered_and_harmful_refused() -> None:
-    found = run(paired("bcbcbcbcb", "crccrrrcc", "aabbccdd."))
-    flips = row(found, "flip_rate")
-    assert (flips.value, flips.n, flips.n_of, flips.clusters) == (1 / 4, 4, 4, 4)
-    assert [row(found, f"pairs_{name}").value for name in ("both_answered", "both_refused", "wrong_way_round")] == [
-        1
-    ] * 3
-    for answers in ("rrrrrr", "cccccc", "rcrcrc"):
-        assert row(run(paired("bcbcbc", answers, "aabbcc")), "flip_rate").value == 0
+@pytest.mark.parametrize("answers", ["rrrrrr", "cccccc", "rcrcrc"])
+def test_an_arm_that_answers_all_or_nothing_flips_no_pair(answers: str) -> None:
+    assert row(run(paired("bcbcbc", answers, "aabbcc")), "flip_rate").value == 0
 
 
 def test_pairs_have_bounds_and_pairs_of_one_cluster_are_resampled_together() -> None:
