@@ -334,7 +334,7 @@ def _refusal(table: pd.DataFrame) -> Outcomes:
     )
 
 
-def _labels(table: pd.DataFrame, flagged: Mask, answered: Mask) -> dict[str, np.ndarray]:
+def _labels(table: pd.DataFrame, flagged: Mask, answered: Mask) -> dict[str, Any]:
     """Return ``judged`` and ``people`` from the judge's verdicts, kept next to people's; empty without labels.
 
     A label of an answer that the judge could not read counts nowhere.

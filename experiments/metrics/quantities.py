@@ -342,8 +342,8 @@ class Arms:
         after, before = ([self.values(completed, reading) for completed in arm] for arm in every)
         ranges: list[dict[Key, tuple[float, float]]] = []
         for points in (after, before):
-            existing = {key: [point[key] for point in points if point[key] is not None] for key in points[0]}
-            ranges.append({key: (min(values), max(values)) for key, values in existing.items() if values})  # type: ignore[type-var]
+            existing = {key: [value for point in points if (value := point[key]) is not None] for key in points[0]}
+            ranges.append({key: (min(values), max(values)) for key, values in existing.items() if values})
         high, low = ranges
         return {key: (ends[0] - low[key][1], ends[1] - low[key][0]) for key, ends in high.items() if key in low}
 

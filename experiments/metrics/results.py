@@ -114,7 +114,7 @@ def evaluate(
         rows += _controls(frame, names)
     rows += family.rows(safety_margin)
     results = Results(rows)
-    design = {
+    design: dict[str, Any] = {
         "rules": RULES, "kind": kind, "study": arm, "baseline": baseline if baseline in names else None,
         "control": control if control in names else None, "seed": seed, "draws": draws, "confidence": CONFIDENCE,
         "clusters": arms.cases.clusters, "pairs": len(arms.cases.twins if kind == "yes_no" else arms.cases.pairs),
@@ -312,9 +312,9 @@ def _judged(arms: Arms, name: str, totals: Mapping[str, int]) -> Iterator[Row]:
             continue
         powered, _ = result
         ends = arms.resamples.spread(powered.draws, (powered.labelled,), floor=powered.floor).ends(powered.value)
-        value, *interval = (end if end is None else min(max(end, 0.0), 1.0)
+        value, low, high = (end if end is None else min(max(end, 0.0), 1.0)
                             for end in (powered.value, ends["low"], ends["high"]))  # fmt: skip
-        yield _row(Key("refusal_rate", subset), name, tuple(interval), rule=PEOPLE, value=value,
+        yield _row(Key("refusal_rate", subset), name, (low, high), rule=PEOPLE, value=value,
                    n=int(powered.labelled.sum()), clusters=ends["clusters"])  # fmt: skip
 
 
@@ -335,7 +335,12 @@ class Family:
             self.gaps = {name: compare.gaps(arms, outcomes) for name, outcomes in arms.outcomes.items()}
         if baseline in arms.outcomes:
             self._compare(contrasts)
-        further = self._tested(tested)
+        differences = [(key in tested, each) for part in self.against.values() for key, each in part.items()]
+        differences += [(key == GAP, each) for part in self.gaps.values() for key, each in part.items()]
+        for is_tested, each in differences:
+            if not is_tested:
+                each.retract()
+        further = [each for is_tested, each in differences if is_tested]
         primary = (self.against.get((study, baseline)) or {}).get(PRIMARY[arms.kind])
         if PRIMARY[arms.kind] not in tested:
             primary = None
@@ -356,19 +361,6 @@ class Family:
             self.people = {pair: compare_by_people(self.arms, *pair) for pair in self.against}
             for pair, labelled in self.people.items():  # people's labels decide if there are enough
                 self.against[pair] |= {key: each for key, each in labelled.items() if enough_labels(each)}
-
-    def _tested(self, tested: tuple[Key, ...]) -> list[Difference]:
-        """Take back the claims about all other quantities, and return what is left."""
-        for differences in self.against.values():
-            for key, each in differences.items():
-                if key not in tested:
-                    each.retract()
-        totals = [gap[GAP] for gap in self.gaps.values()]
-        for gap in self.gaps.values():
-            for key, each in gap.items():
-                if key != GAP:
-                    each.retract()
-        return [*(each[key] for each in self.against.values() for key in tested), *totals]
 
     def rows(self, safety_margin: float) -> Iterator[Row]:
         """The rows of all comparisons."""
@@ -398,7 +390,8 @@ class Family:
 
     def _flips(self) -> dict[str, list[Row]]:
         """By arm the cases that went from wrong to right and back, with McNemar's test; Holm's over the arms."""
-        before, flips = self.arms.outcomes.get(self.baseline), {name: [] for name, _ in self.against}
+        before = self.arms.outcomes.get(self.baseline)
+        flips: dict[str, list[Row]] = {name: [] for name, _ in self.against}
         for subset in ("", *SUBSETS[self.arms.kind]):
             tests = {}
             for name, other in self.against:

@@ -110,7 +110,8 @@ def _run_in(folder: Path, config_hash: Any) -> Path:
 
 
 def _name(row: Row) -> str:
-    return " ".join(filter(None, map(str, row[KEY])))
+    parts = (row.arm, row.against, row.quantity, row.subset, row.group, row.rule)
+    return " ".join(filter(None, parts))
 
 
 def differences(expected: Results, found: Results) -> Iterator[str]:
