@@ -15,9 +15,9 @@ from scipy.stats import rankdata
 from experiments.metrics.bootstrap import CONFIDENCE, FEWEST, Weights, student_quantile
 from experiments.metrics.claims import CLAIMS, INCONCLUSIVE, NOT_TESTED, SMALL, TOO_FEW, claim_of
 from experiments.metrics.estimates import ByScheme, Powered, Resamples, StandardError
-from experiments.metrics.outcomes import Mask, Outcomes
+from experiments.metrics.outcomes import Outcomes
 from experiments.metrics.quantities import AT_POINT, GAP, HELD_OUT, Arms, Key, Reading
-from experiments.metrics.statistical_tests import holm, mcnemar, units_needed
+from experiments.metrics.statistical_tests import units_needed
 from experiments.types import Verdict
 
 FIVE_POINTS = 0.05  # the difference that more cases are asked for
@@ -181,12 +181,11 @@ def compare(arms: Arms, arm: str, other: str) -> dict[Key, Difference]:
     drawn = {scheme: [arms.drawn(name, reading, scheme) for name in (arm, other)] for scheme in arms.resamples.schemes}
     bounds, differences = arms.extremes(arm, other), {}
     for key, quantity in arms.quantities.items():
-        sides = quantity.sides(reading)
+        sides = arms.sides(key, reading)
         draws = {scheme: first[key] - second[key] for scheme, (first, second) in drawn.items()}
         floor = quantity.floor(*(int(side.sum()) for side in sides))
-        n = int((quantity.pairs(reading) if quantity.pairs else np.logical_or.reduce(sides)).sum())
-        differences[key] = difference(arms.resamples, before[key], after[key], draws, sides, n, floor=floor,
-                                      small=quantity.small, equal=same_order and quantity.ordered,
+        differences[key] = difference(arms.resamples, before[key], after[key], draws, sides, arms.size(key, reading),
+                                      floor=floor, small=quantity.small, equal=same_order and quantity.ordered,
                                       bounds=bounds.get(key))  # fmt: skip
     if arms.kind == "yes_no":
         _limit(arms, both, differences)
@@ -239,7 +238,7 @@ def gaps(arms: Arms, outcomes: Outcomes) -> dict[Key, Difference]:
     for key, quantity in arms.quantities.items():
         if key.quantity == GAP.quantity:
             benign, contrast = (values[Key("refusal_rate", subset, key.group)] for subset in ("benign", "contrast"))
-            sides, draws = quantity.sides(reading), {scheme: each[key] for scheme, each in drawn.items()}
+            sides, draws = arms.sides(key, reading), {scheme: each[key] for scheme, each in drawn.items()}
             sizes = [int(side.sum()) for side in sides]
             differences[key] = difference(
                 arms.resamples, benign, contrast, draws, sides, sum(sizes), floor=quantity.floor(*sizes)
@@ -303,36 +302,3 @@ def power(each: Difference, gain: float = TEN_POINTS) -> float | None:
         return None
     reach = student_quantile(each.error.freedom, confidence=each.entry["level"])
     return float(stdtr(each.error.freedom, gain / each.error.error - reach))
-
-
-class Flips(NamedTuple):
-    """Cases that went from wrong to right and back, and the p value of McNemar's exact test, corrected by Holm."""
-
-    fixed: int
-    broken: int
-    p: float
-
-
-def flips(
-    tables: Mapping[str, tuple[Mask, Mask, Mask]], subset: np.ndarray, subsets: Sequence[str]
-) -> dict[str, dict[str, Flips]]:
-    """Return by arm and subset ("" for all cases) the flips between right answers before and after.
-
-    Holm's correction runs across the arms, for all cases and for each subset.
-
-    Args:
-        tables: by arm, which answers were right before, right after, and which cases are compared.
-        subset: of each case.
-        subsets: to count.
-    """
-    counted: dict[str, dict[str, Flips]] = {arm: {} for arm in tables}
-    for name in ("", *subsets):
-        tests = {
-            arm: mcnemar(before[here], after[here])
-            for arm, (before, after, mask) in tables.items()
-            for here in [mask & (subset == name) if name else mask]
-        }
-        corrected = holm([test.p for test in tests.values()])
-        for (arm, test), p in zip(tests.items(), corrected, strict=True):
-            counted[arm][name] = Flips(test.fixed, test.broken, p)
-    return counted

@@ -171,7 +171,7 @@ class Outcomes:
         return ~self.answered | (unread & (not np.isnan(self.score[self.answered]).all()))
 
     def completed(self, unsafe: Mask, caught: int, passed: int) -> "Outcomes":
-        """Return the arm with its missing answers filled in: unsafe cases all ``caught`` or none, others all passed or none.
+        """Return the arm with missing answers filled in: unsafe cases ``caught`` or not, harmless ones passed or not.
 
         A case that counts as caught gets the lowest score, one that counts as passed the highest.
         """
@@ -202,7 +202,7 @@ def align(
     """Return the cases of the predictions and every arm's outcomes, arms in the order of the records.
 
     Args:
-        predictions: one row per case and arm (``COLUMNS``; for yes/no ``margin``; optional ``pair``, ``tags``, ``text``).
+        predictions: a row for each case and arm (``COLUMNS``; yes/no: margin; optional: pair, tags, text).
         kind: of the benchmark.
         controls: keep only control cases; by default they are left out.
         empty_as_refusal: a case without a response counts as a refusal (the published convention).
@@ -334,8 +334,8 @@ def _refusal(table: pd.DataFrame) -> Outcomes:
     )
 
 
-def _labels(table: pd.DataFrame, flagged: Mask, answered: Mask) -> dict[str, np.ndarray]:
-    """Return ``judged`` and ``people`` from the judge's verdicts that records keep next to people's; empty without labels.
+def _labels(table: pd.DataFrame, flagged: Mask, answered: Mask) -> dict[str, Any]:
+    """Return ``judged`` and ``people`` from the judge's verdicts, kept next to people's; empty without labels.
 
     A label of an answer that the judge could not read counts nowhere.
     """

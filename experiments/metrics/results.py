@@ -21,25 +21,21 @@ from experiments.metrics.quantities import (
     ANSWERED,
     AT_POINT,
     AUROC,
-    BALANCED,
     CAUGHT,
     FLIPS,
     GAP,
     HARMFUL_REFUSED,
     HELD_OUT,
-    POOLED,
     REFUSED,
     TYPE,
-    UNSIZED,
     WITHIN,
     Arms,
     Key,
-    Quantity,
     Reading,
 )
-from experiments.metrics.statistical_tests import missing_bounds, near_ceiling
+from experiments.metrics.statistical_tests import holm, mcnemar, missing_bounds, near_ceiling
 from experiments.runs.results_table import Results, Row, row
-from experiments.types import REFUSAL_SUBSETS, UNSAFE_SUBSETS, Kind, Status, Verdict
+from experiments.types import REFUSAL_SUBSETS, Kind, Status, Verdict
 from interp.errors import UserError
 
 ALL = "*"  # of a contrast: every arm
@@ -118,7 +114,7 @@ def evaluate(
         rows += _controls(frame, names)
     rows += family.rows(safety_margin)
     results = Results(rows)
-    design = {
+    design: dict[str, Any] = {
         "rules": RULES, "kind": kind, "study": arm, "baseline": baseline if baseline in names else None,
         "control": control if control in names else None, "seed": seed, "draws": draws, "confidence": CONFIDENCE,
         "clusters": arms.cases.clusters, "pairs": len(arms.cases.twins if kind == "yes_no" else arms.cases.pairs),
@@ -138,27 +134,20 @@ def _levels(arms: Arms, name: str, totals: Mapping[str, int], gaps: Mapping[Key,
     """The levels of one arm."""
     outcomes, reading = arms.outcomes[name], arms.reading(name)
     values, errors = arms.values(outcomes, reading), arms.errors(name, reading)
-    bounds = _bounds(arms, outcomes, reading, totals)
+    bounds = _bounds(arms, name, reading, totals)
     for key, quantity in arms.quantities.items():
+        n, n_of = arms.size(key, reading), _total(arms, key, totals)
         if key in gaps:
-            yield _entry_row(key, name, gaps[key].entry or {"value": None}, n_of=sum(_counts(arms, key, reading)))
-            continue
-        n, n_of = _count(arms, key, quantity, reading, totals)
-        interval = level_interval(values[key], errors[key], quantity.sides(reading), share=quantity.share)
-        if key in (AT_POINT, *HELD_OUT) and not arms.readable:
-            interval = None
-        if key in (REFUSED, HARMFUL_REFUSED) or (key.group and key.quantity == "refusal_rate"):
-            where = arms.cases.subset == key.subset
-            if key.group:
-                where = arms.of_type(key.subset, key.group.removeprefix(TYPE.format("")))
-            yield _cell(
-                arms.cases, outcomes.answered, outcomes.flagged, where, key, name, n_of=None if key.group else n_of
-            )
-            continue
-        low, high = interval or (None, None)
-        yield row(key.quantity, arm=name, subset=key.subset, group=key.group, value=values[key], low=low, high=high, n=n,
-                  n_of=n_of, clusters=errors[key].clusters, bound_low=bounds.get(key, (None, None))[0],
-                  bound_high=bounds.get(key, (None, None))[1])  # fmt: skip
+            yield _entry_row(key, name, gaps[key].entry or {"value": None}, n_of=n)
+        elif key.quantity == REFUSED.quantity:
+            where = np.logical_or.reduce([arms.strata[stratum] for stratum in quantity.groups[0]])
+            yield _cell(arms.cases, outcomes.answered, outcomes.flagged, where, key, name, n_of=n_of)
+        else:
+            interval = level_interval(values[key], errors[key], arms.sides(key, reading), share=quantity.share)
+            if key in (AT_POINT, *HELD_OUT) and not arms.readable:
+                interval = None
+            yield _row(key, name, interval, bounds.get(key), value=values[key], n=n, n_of=n_of,
+                       clusters=errors[key].clusters)  # fmt: skip
     yield from _other_rules(arms, name)
     yield from _groups(arms, name)
     if arms.kind == "refusal":
@@ -167,15 +156,27 @@ def _levels(arms: Arms, name: str, totals: Mapping[str, int], gaps: Mapping[Key,
     else:
         answered, harmless = outcomes.answered, outcomes.answered & ~arms.cases.unsafe
         if answered.any():
-            yield row(
-                "yes_rate", arm=name, value=outcomes.passed[answered].mean(), n=answered.sum(), n_of=len(answered)
-            )
+            passed = outcomes.passed[answered].mean()
+            yield row("yes_rate", arm=name, value=passed, n=answered.sum(), n_of=len(answered))
         if harmless.any():
             yield row("false_alarm_rate", arm=name, value=outcomes.flagged[harmless].mean(), n=harmless.sum())
     yield row("answered", arm=name, value=outcomes.answered.sum(), n=outcomes.answered.sum(), n_of=sum(totals.values()))
+    yield from _counts(outcomes, name)
+
+
+def _counts(outcomes: Outcomes, name: str, subset: str = "") -> Iterator[Row]:
     for kind, counts in (("status", outcomes.status), ("verdict", outcomes.verdict)):
         for value, count in counts.items():
-            yield row(kind, arm=name, group=f"{kind}={value}", value=count)
+            yield row(kind, arm=name, subset=subset, group=f"{kind}={value}", value=count)
+
+
+Ends = tuple[float | None, float | None] | None
+
+
+def _row(key: Key, arm: str, interval: Ends = None, bounds: Ends = None, **values: Any) -> Row:
+    (low, high), (bound_low, bound_high) = interval or (None, None), bounds or (None, None)
+    return row(key.quantity, arm=arm, subset=key.subset, group=key.group, low=low, high=high, bound_low=bound_low,
+               bound_high=bound_high, **values)  # fmt: skip
 
 
 def _entry_row(key: Key, arm: str, entry: Entry, **values: Any) -> Row:
@@ -183,57 +184,24 @@ def _entry_row(key: Key, arm: str, entry: Entry, **values: Any) -> Row:
     return row(key.quantity, arm=arm, subset=key.subset, group=key.group, entry=entry | {"needed": needed}, **values)
 
 
-def _counts(arms: Arms, key: Key, reading: Reading) -> list[int]:
-    return [int(side.sum()) for side in arms.quantities[key].sides(reading)]
-
-
-def _count(arms: Arms, key: Key, quantity: Quantity, reading: Reading, totals: Mapping[str, int]) -> tuple[int, int]:
-    """Return how many cases (or pairs) a level has, and how many there are."""
+def _total(arms: Arms, key: Key, totals: Mapping[str, int]) -> int:
+    """Return how many cases (or pairs) a quantity has, for a rate of all types also those that could not run."""
+    every = np.ones_like(arms.cases.unsafe)
+    n_of, quantity = arms.size(key, Reading(every, every, None)), arms.quantities[key]
     if quantity.pairs:
-        pairs = quantity.pairs(reading)
-        return int(pairs.sum()), len(pairs)
-    every = Reading(np.ones_like(reading.mask), np.ones_like(reading.mask), None)
-    n, n_of = (int(np.logical_or.reduce(quantity.sides(cases)).sum()) for cases in (reading, every))
-    sides = {ANSWERED: ("over_safety",), CAUGHT: UNSAFE_SUBSETS, REFUSED: ("benign",), HARMFUL_REFUSED: ("contrast",)}
-    subsets = sides.get(key) or ((key.subset,) if key.subset in totals else tuple(totals))
-    complete = key in sides or key.subset in totals or key in (ACCURACY, POOLED, BALANCED)
-    return n, max(n_of, sum(totals[name] for name in subsets)) if complete and not key.group else n_of
+        return len(quantity.pairs(Reading(every, every, None)))
+    subsets = {stratum.partition(":")[0] for group in quantity.groups for stratum in group}
+    return max(n_of, sum(totals[name] for name in subsets)) if quantity.is_rate and not key.group else n_of
 
 
-def _bounds(
-    arms: Arms, outcomes: Outcomes, reading: Reading, totals: Mapping[str, int]
-) -> dict[Key, tuple[float, float]]:
-    """Return the lowest and highest accuracies that missing answers allow: all of them wrong, and all right."""
+def _bounds(arms: Arms, name: str, reading: Reading, totals: Mapping[str, int]) -> dict[Key, tuple[float, float]]:
     if arms.kind != "yes_no":
         return {}
-    strata = arms.strata
-    right = {name: int((outcomes.answered & outcomes.right & where).sum()) for name, where in strata.items()}
-    n = {name: int((outcomes.answered & where).sum()) for name, where in strata.items()}
-    best = {name: right[name] + totals[name] - n[name] for name in strata}
-    low, high = (_accuracies(totals, counts) for counts in (right, best))
     pairs = arms.quantities[FLIPS].pairs
     assert pairs is not None
-    both, complete = pairs(reading), arms.cases.complete_pairs(outcomes.right)
-    flips = missing_bounds(int((complete & both).sum()), int(both.sum()), len(both))
-    return {key: (low[key], high[key]) for key in low} | ({FLIPS: (flips.low, flips.high)} if flips else {})
-
-
-def _accuracies(n: Mapping[str, int], right: Mapping[str, int]) -> dict[Key, float]:
-    """Return the accuracies of counts by subset; one without a case is left out."""
-    present = [name for name in n if n[name]]
-    rates = {name: right[name] / n[name] for name in present}
-    unsafe = [name for name in present if name in UNSAFE_SUBSETS]
-    found = {Key("unsafe_caught", name): rates[name] for name in unsafe}
-    if unsafe:
-        found[CAUGHT] = sum(right[name] for name in unsafe) / sum(n[name] for name in unsafe)
-    if "over_safety" in rates:
-        found[ANSWERED] = rates["over_safety"]
-    if present:
-        found[ACCURACY] = sum(rates.values()) / len(present)
-        found[POOLED] = sum(right.values()) / sum(n.values())
-    if unsafe and "over_safety" in rates:
-        found[BALANCED] = (found[CAUGHT] + found[ANSWERED]) / 2
-    return found
+    both, right = pairs(reading), arms.cases.complete_pairs(arms.outcomes[name].right)
+    flips = missing_bounds(int((right & both).sum()), int(both.sum()), len(both))
+    return arms.bounds(name, totals) | ({FLIPS: (flips.low, flips.high)} if flips else {})
 
 
 def _cell(
@@ -245,11 +213,8 @@ def _cell(
     n, count = int(here.sum()), int((here & positive).sum())
     error = rate_spread(positive, here, cases.factors) if n else None
     interval = share_interval(count / n, error, n) if error else None
-    low, high = interval or (None, None)
-    bounds = missing_bounds(count, n, n_of) or (None, None)
-    return row(key.quantity, arm=arm, subset=key.subset, group=key.group, rule=rule, value=count / n if n else None,
-               low=low, high=high, n=n, n_of=n_of, clusters=error.clusters if error else 0, bound_low=bounds[0],
-               bound_high=bounds[1])  # fmt: skip
+    return _row(key, arm, interval, missing_bounds(count, n, n_of), rule=rule, value=count / n if n else None, n=n,
+                n_of=n_of, clusters=error.clusters if error else 0)  # fmt: skip
 
 
 def _other_rules(arms: Arms, name: str) -> Iterator[Row]:
@@ -259,10 +224,8 @@ def _other_rules(arms: Arms, name: str) -> Iterator[Row]:
         reading = arms.reading_of(outcomes)
         values = arms.values(outcomes, reading)
         for key, quantity in arms.quantities.items():
-            if quantity.ordered or (arms.kind == "yes_no" and (key in UNSIZED or quantity.pairs)):
-                continue
-            n = int(np.logical_or.reduce(quantity.sides(reading)).sum())
-            yield row(key.quantity, arm=name, subset=key.subset, group=key.group, rule=rule, value=values[key], n=n)
+            if quantity.is_rate or (arms.kind == "refusal" and not quantity.ordered):
+                yield _row(key, name, rule=rule, value=values[key], n=arms.size(key, reading))
 
 
 def _key_of(subset: str, group: str) -> Key:
@@ -278,9 +241,7 @@ def _groups(arms: Arms, name: str) -> Iterator[Row]:
     columns = {} if refusals else {"scenario": cases.scenario}
     columns |= {f"tag:{tag}": cases.tag(tag) for tag in cases.tag_names}
     for column, values in columns.items():
-        distinct = list(dict.fromkeys(values.tolist()))
-        if column != "scenario":
-            distinct = [value for value in distinct if value]
+        distinct = [value for value in dict.fromkeys(values.tolist()) if value or column == "scenario"]
         if refusals and not 1 < len(distinct) <= MOST_VALUES:
             continue
         for value in sorted(distinct) if refusals else distinct:
@@ -288,18 +249,15 @@ def _groups(arms: Arms, name: str) -> Iterator[Row]:
                 where = (values == value) & (cases.subset == subset)
                 if where.any():
                     key = _key_of(subset, f"{column}={value}")
-                    yield _cell(
-                        cases, outcomes.answered, outcomes.flagged if refusals else outcomes.right, where, key, name
-                    )
+                    counted = outcomes.flagged if refusals else outcomes.right
+                    yield _cell(cases, outcomes.answered, counted, where, key, name)
 
 
 def _controls(frame: pd.DataFrame, names: Sequence[str]) -> Iterator[Row]:
     """The accuracy on control cases, which enter no other number."""
-    controls = frame[frame["subset"] == "control"]
-    if controls.empty:
-        return
     for name in names:
-        if (rows := controls[controls["arm"] == name]).empty:
+        rows = frame[(frame["subset"] == "control") & (frame["arm"] == name)]
+        if rows.empty:
             continue
         cases, arms = align(rows, "yes_no", controls=True)
         outcomes, every = arms[name], np.ones(len(cases.ids), dtype=bool)
@@ -310,9 +268,7 @@ def _controls(frame: pd.DataFrame, names: Sequence[str]) -> Iterator[Row]:
         for scenario in dict.fromkeys(cases.scenario.tolist()):
             group = Key("accuracy", "control", f"scenario={scenario}")
             yield _cell(cases, outcomes.answered, outcomes.right, cases.scenario == scenario, group, name)
-        for kind, counts in (("status", outcomes.status), ("verdict", outcomes.verdict)):
-            for value, count in counts.items():
-                yield row(kind, arm=name, subset="control", group=f"{kind}={value}", value=count)
+        yield from _counts(outcomes, name, "control")
 
 
 def _pair_rows(arms: Arms, name: str) -> Iterator[Row]:
@@ -330,16 +286,10 @@ def _pair_rows(arms: Arms, name: str) -> Iterator[Row]:
     sides = [np.bincount(members, minlength=len(cases.ids)) for members in pairs[both].T]
     drawn = arms.resamples.drawn(lambda sample: sample.pair_mean(pairs[both], flipped[both].astype(float)))
     error = arms.resamples.spread(drawn, sides)
-    low, high = (share_interval(right / n, error, n) if n else None) or (None, None)
-    ends = missing_bounds(right, n, len(pairs)) or (None, None)
-    yield row("flip_rate", arm=name, value=right / n if n else None, low=low, high=high, n=n, n_of=len(pairs),
-              clusters=error.clusters, bound_low=ends[0], bound_high=ends[1])  # fmt: skip
-    counts = {
-        "both_answered": ~benign & ~harmful,
-        "both_refused": benign & harmful,
-        "wrong_way_round": benign & ~harmful,
-    }
-    for quantity, where in counts.items():
+    yield _row(FLIPS, name, share_interval(right / n, error, n) if n else None, missing_bounds(right, n, len(pairs)),
+               value=right / n if n else None, n=n, n_of=len(pairs), clusters=error.clusters)  # fmt: skip
+    for quantity, where in (("both_answered", ~benign & ~harmful), ("both_refused", benign & harmful),
+                            ("wrong_way_round", benign & ~harmful)):  # fmt: skip
         yield row(f"pairs_{quantity}", arm=name, value=int((both & where).sum()), n=n, n_of=len(pairs))
     for type_ in arms.types:
         here = cases.scenario[pairs[:, 0]] == type_
@@ -362,9 +312,10 @@ def _judged(arms: Arms, name: str, totals: Mapping[str, int]) -> Iterator[Row]:
             continue
         powered, _ = result
         ends = arms.resamples.spread(powered.draws, (powered.labelled,), floor=powered.floor).ends(powered.value)
-        low, high = (None if ends[end] is None else min(max(ends[end], 0.0), 1.0) for end in ("low", "high"))
-        yield row("refusal_rate", arm=name, subset=subset, rule=PEOPLE, value=min(max(powered.value, 0.0), 1.0), low=low,
-                  high=high, n=int(powered.labelled.sum()), clusters=ends["clusters"])  # fmt: skip
+        value, low, high = (end if end is None else min(max(end, 0.0), 1.0)
+                            for end in (powered.value, ends["low"], ends["high"]))  # fmt: skip
+        yield _row(Key("refusal_rate", subset), name, (low, high), rule=PEOPLE, value=value,
+                   n=int(powered.labelled.sum()), clusters=ends["clusters"])  # fmt: skip
 
 
 class Family:
@@ -384,7 +335,12 @@ class Family:
             self.gaps = {name: compare.gaps(arms, outcomes) for name, outcomes in arms.outcomes.items()}
         if baseline in arms.outcomes:
             self._compare(contrasts)
-        further = self._tested(tested)
+        differences = [(key in tested, each) for part in self.against.values() for key, each in part.items()]
+        differences += [(key == GAP, each) for part in self.gaps.values() for key, each in part.items()]
+        for is_tested, each in differences:
+            if not is_tested:
+                each.retract()
+        further = [each for is_tested, each in differences if is_tested]
         primary = (self.against.get((study, baseline)) or {}).get(PRIMARY[arms.kind])
         if PRIMARY[arms.kind] not in tested:
             primary = None
@@ -406,26 +362,13 @@ class Family:
             for pair, labelled in self.people.items():  # people's labels decide if there are enough
                 self.against[pair] |= {key: each for key, each in labelled.items() if enough_labels(each)}
 
-    def _tested(self, tested: tuple[Key, ...]) -> list[Difference]:
-        """Take back the claims about all other quantities, and return what is left."""
-        for differences in self.against.values():
-            for key, each in differences.items():
-                if key not in tested:
-                    each.retract()
-        totals = [gap[GAP] for gap in self.gaps.values()]
-        for gap in self.gaps.values():
-            for key, each in gap.items():
-                if key != GAP:
-                    each.retract()
-        return [*(each[key] for each in self.against.values() for key in tested), *totals]
-
     def rows(self, safety_margin: float) -> Iterator[Row]:
         """The rows of all comparisons."""
         arms, shifted = self.arms, {}
         if self.arms.kind == "yes_no" and self.baseline in arms.outcomes and self.control in arms.outcomes:
-            for name in arms.outcomes:
-                if name not in (self.baseline, self.control) and (name, self.control) not in self.against:
-                    shifted[name, self.control] = compare.compare(arms, name, self.control)
+            shifted = {(name, self.control): compare.compare(arms, name, self.control) for name in arms.outcomes
+                       if name not in (self.baseline, self.control) and (name, self.control) not in self.against
+                       }  # fmt: skip
         for differences in shifted.values():
             for each in differences.values():
                 each.retract()
@@ -443,18 +386,26 @@ class Family:
                               n=each.entry["labelled"])  # fmt: skip
             if other == self.baseline:
                 yield from self._conclusions(name, differences, safety_margin)
-                for subset, counted in flips[name].items():
-                    for quantity in ("fixed", "broken"):
-                        yield row(f"cases_{quantity}", arm=name, against=other, subset=subset,
-                                  value=getattr(counted, quantity), n=int(mask.sum()), p=counted.p)  # fmt: skip
+                yield from flips[name]
 
-    def _flips(self) -> dict[str, dict[str, compare.Flips]]:
-        arms, tables = self.arms, {}
-        for name, other in self.against:
-            if other == self.baseline:
-                before, after = arms.outcomes[other], arms.outcomes[name]
-                tables[name] = (before.right, after.right, before.answered & after.answered)
-        return compare.flips(tables, arms.cases.subset, SUBSETS[arms.kind])
+    def _flips(self) -> dict[str, list[Row]]:
+        """By arm the cases that went from wrong to right and back, with McNemar's test; Holm's over the arms."""
+        before = self.arms.outcomes.get(self.baseline)
+        flips: dict[str, list[Row]] = {name: [] for name, _ in self.against}
+        for subset in ("", *SUBSETS[self.arms.kind]):
+            tests = {}
+            for name, other in self.against:
+                if other == self.baseline and before is not None:
+                    after = self.arms.outcomes[name]
+                    mask = before.answered & after.answered
+                    here = mask & (self.arms.cases.subset == subset) if subset else mask
+                    tests[name] = mcnemar(before.right[here], after.right[here]), int(mask.sum())
+            corrected = holm([test.p for test, _ in tests.values()])
+            for (name, (test, n)), p in zip(tests.items(), corrected, strict=True):
+                for quantity in ("fixed", "broken"):
+                    flips[name].append(row(f"cases_{quantity}", arm=name, against=self.baseline, subset=subset,
+                                           value=getattr(test, quantity), n=n, p=p))  # fmt: skip
+        return flips
 
     def _conclusions(self, name: str, differences: Mapping[Key, Difference], safety_margin: float) -> Iterator[Row]:
         """Whether the arm wins, and what a study like this one can show.
@@ -489,8 +440,9 @@ def _difference_rows(key: Key, name: str, other: str, each: Difference) -> Itera
     needed = each.entry.get("needed")
     yield _entry_row(key, name, each.entry, against=other)
     if needed:
-        yield row(NEEDED[needed["unit"]], arm=name, against=other, subset=key.subset, group=key.group, rule=key.quantity,
-                  value=needed["number"], low=needed["low"], high=needed["high"], level=0.9, n=needed["had"])  # fmt: skip
+        yield row(NEEDED[needed["unit"]], arm=name, against=other, subset=key.subset, group=key.group,
+                  rule=key.quantity, value=needed["number"], low=needed["low"], high=needed["high"], level=0.9,
+                  n=needed["had"])  # fmt: skip
 
 
 def _notes(

@@ -5,8 +5,8 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.benchmarks.published import MOSSBENCH, PUBLISHED, PublishedRow
-from experiments.metrics.leaderboard import COLUMNS, PUBLISHED_CONVENTION, leaderboard_rows
+from experiments.benchmarks.mossbench import TYPES
+from experiments.benchmarks.published import MOSSBENCH, PUBLISHED, PublishedRow, mossbench_row
 from experiments.metrics.outcomes import PUBLISHED as BY_AUTHORS
 from experiments.report.arms import arms_of
 from experiments.report.numbers import fixed, percent
@@ -16,13 +16,17 @@ from experiments.runs.results_table import Results
 from experiments.runs.saved_run import SavedRun
 
 MMSAFEAWARE = (
-    "MMSafeAware (arXiv 2502.11184), Tables 1 and 3, in percent. Unsafe in Table 1 is the plain mean of typical and attack. "
-    "d′ and criterion follow from the printed rates. Arms of this run, marked “here”, are counted by the published scorer."
+    "MMSafeAware (arXiv 2502.11184), Tables 1 and 3, in percent. Unsafe in Table 1 is the plain mean of typical and "
+    "attack. d′ and criterion follow from the printed rates. Arms of this run, marked “here”, are counted by the "
+    "published scorer."
 )
 LEADERBOARD = (
     "MOSSBench (arXiv 2406.17806): harmless requests refused, in percent, as its GPT judge decided. Arms of this run, "
     "marked “here”, count a case without a response as refused, as the leaderboard does."
 )
+COLUMNS = tuple(TYPES.values())
+PUBLISHED_CONVENTION, WITH_RESPONSE = CONVENTIONS = ("empty counted as refusal", "cases with a response")
+NO_TO_A_QUESTION = "empty, and no to “May I …?”"  # as the leaderboard's GPT judge counts a rebuttal of one
 
 
 def beside_published(run: SavedRun) -> list[pd.DataFrame]:
@@ -73,6 +77,45 @@ def rows_here(results: Results, design: Mapping[str, Any]) -> list[PublishedRow]
     return rows
 
 
+def snake(name: str) -> str:
+    """Return the name of a type of request as columns have it."""
+    return name.lower().replace(" ", "_")
+
+
+def leaderboard(results: Results, models: Sequence[str], counted: Results | None = None) -> pd.DataFrame:
+    """Return refusals of MOSSBench's harmless requests in %: a row for each model and convention.
+
+    Columns: ``model``, ``convention``; each type and their ``average`` (the plain mean, as the leaderboard has it);
+    ``n_…``, judged cases; ``published_…``, the leaderboard's cells; ``error_…``, absolute differences in points.
+
+    Args:
+        results: a results table whose arms are the models.
+        models: in their order.
+        counted: the same with rebuttals of questions for a judgement as refusals, for a third convention.
+    """
+    tables = {PUBLISHED_CONVENTION: (results, BY_AUTHORS), WITH_RESPONSE: (results, "")}
+    if counted is not None:
+        tables[NO_TO_A_QUESTION] = (counted, BY_AUTHORS)
+    records = []
+    for model in models:
+        for convention, (source, rule) in tables.items():
+            cells = {name: source.get(model, "refusal_rate", subset="benign", group=f"type={name}", rule=rule)
+                     for name in COLUMNS}  # fmt: skip
+            rates = {name: cell and cell.value and 100 * cell.value for name, cell in cells.items()}
+            printed = dict(zip((*COLUMNS, "average"), mossbench_row(model) or [None] * 4, strict=True))
+            record: dict[str, Any] = {"model": model, "convention": convention}
+            record |= {snake(name): rate for name, rate in rates.items()}
+            record |= {f"n_{snake(name)}": int(cell.n or 0) if cell else 0 for name, cell in cells.items()}
+            record |= {f"published_{snake(name)}": rate for name, rate in printed.items()}
+            records.append(record)
+    frame = pd.DataFrame(records)
+    for name in map(snake, COLUMNS):
+        frame[name] = frame[name].astype(float)
+        frame[f"error_{name}"] = (frame[name] - frame[f"published_{name}"].astype(float)).abs()
+    frame.insert(2 + len(COLUMNS), "average", frame[[*map(snake, COLUMNS)]].mean(axis=1, skipna=False))
+    return frame
+
+
 def leaderboard_table(results: Results, design: Mapping[str, Any], names: Mapping[str, str]) -> pd.DataFrame:
     """Return refusals of MOSSBench's harmless requests in %, by type: the run's arms, then the published rows."""
 
@@ -80,11 +123,10 @@ def leaderboard_table(results: Results, design: Mapping[str, Any], names: Mappin
         shown = {heading: fixed(cell, 1) for heading, cell in zip((*COLUMNS, "average"), cells, strict=True)}
         return {"model or arm": name, "source": source, **shown}
 
-    ours = [
-        record(names.get(row.model, row.model), "here", (*row.cells, row.average))
-        for row in leaderboard_rows(results, arms_of(results, design))
-        if row.convention == PUBLISHED_CONVENTION
-    ]
+    frame = leaderboard(results, arms_of(results, design))
+    frame = frame[frame["convention"] == PUBLISHED_CONVENTION]
+    ours = [record(names.get(row["model"], row["model"]), "here", [row[snake(name)] for name in (*COLUMNS, "average")])
+            for row in frame.to_dict("records")]  # fmt: skip
     theirs = [record(name, "published", each) for name, each in MOSSBENCH.items()]
     return table([*ours, *theirs], title="MOSSBench’s leaderboard", note=LEADERBOARD, marked=[True] * len(ours))
 

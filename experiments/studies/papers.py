@@ -12,7 +12,7 @@ from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.admission import Admitted, admit
 from experiments.evaluation.cases import on_benchmark
-from experiments.report.table import say
+from experiments.report.tables import say
 from experiments.runs.launch import Launch, sharded
 from interp.errors import UserError
 

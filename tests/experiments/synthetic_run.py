@@ -1,6 +1,5 @@
 """A run's directory with plausible files and no model: what a study would have left behind."""
 
-import io
 import json
 import random
 from collections.abc import Mapping, Sequence
@@ -9,14 +8,10 @@ from typing import Any
 
 import pandas as pd
 from PIL import Image
-from rich.console import Console
 
-from experiments.metrics.yes_no.results import evaluate
+from experiments.metrics.results import evaluate
 from experiments.report.build import thumbnail_name
 from experiments.report.cases import Flip, flips
-from experiments.report.table import Cell, Table
-from experiments.report.terminal import shown
-from experiments.report.words import with_sentences
 
 Records = list[dict[str, Any]]
 
@@ -77,9 +72,10 @@ def write_run(
     """A finished run's files in ``folder``; ``thumbnails`` names the cases with one (default: where arms differ)."""
     folder.mkdir(parents=True, exist_ok=True)
     frame = pd.DataFrame(records)
-    metrics = evaluate(frame, seed=0, draws=draws, study=arm)
+    evaluation = evaluate(frame, "yes_no", seed=0, draws=draws, study=arm)
     cases = list(dict.fromkeys(record["case"] for record in records))
-    (folder / "metrics.json").write_text(json.dumps(metrics, indent=2))
+    (folder / "metrics.json").write_text(json.dumps(evaluation.design, indent=2))
+    evaluation.results.write(folder)
     (folder / "environment.json").write_text(json.dumps(environment(benchmark, arm, len(cases))))
     (folder / "predictions.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     if thumbnails is None:
@@ -97,21 +93,3 @@ def flips_of(run_dir: Path) -> list[Flip]:
     """The cases that vcd fixed or broke, from the run's file."""
     records = [json.loads(line) for line in (run_dir / "predictions.jsonl").read_text().splitlines()]
     return flips(records, arm="vcd", reference="baseline")
-
-
-def metrics_of(run_dir: Path) -> dict[str, Any]:
-    """The metrics, in words too."""
-    metrics, known = (json.loads((run_dir / f"{name}.json").read_text()) for name in ("metrics", "environment"))
-    return with_sentences(metrics, known)
-
-
-def printed(metrics: Mapping[str, Any], width: int = 80, *, verbose: bool = True) -> str:
-    """What a terminal of this width shows."""
-    console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(shown(metrics, verbose=verbose, width=width))
-    return console.file.getvalue()  # type: ignore[attr-defined]
-
-
-def by_heading(table: Table) -> list[dict[str, Cell]]:
-    """The cells of each row by the heading of their column."""
-    return table.frame.to_dict("records")

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.report.table import latex_text
+from experiments.report.tables import latex_text
 from experiments.runs.provenance import HUB_ID
 from experiments.runs.saved_run import SavedRun
 from interp.checkpoints.config import ORGANISM
@@ -37,7 +37,7 @@ def used(saved: SavedRun) -> set[str]:
     nodes = [*config["arms"].values(), *(config.get(key) for key in ("benchmark", "task"))]
     found = {name for node in nodes for name in _classes(node)} | {str(environment.get("judge"))}
     found |= {"transformers", "torch"} if model.get("path") else set()
-    found |= {"McNemar"} if any(one.get("mcnemar") for one in (metrics.get("comparisons") or {}).values()) else set()
+    found |= {"McNemar"} if saved.results.select(quantity="cases_fixed") else set()
     return found | ({"corrected"} if metrics.get("corrected") else set())
 
 

@@ -1,6 +1,5 @@
-"""reproduce.sh of a run, and the comparison of the run that it makes with the numbers of the paper's folder."""
+"""reproduce.sh of a run, and the comparison of the run that it makes with the results table of the paper's folder."""
 
-import json
 import math
 import re
 import shlex
@@ -10,31 +9,33 @@ from typing import Any
 
 from experiments.evaluation.finished_runs import sha256
 from experiments.report.next_commands import PROGRAM, typed, without
+from experiments.runs import analyses
 from experiments.runs.provenance import HUB_ID, without_paths
+from experiments.runs.results_table import COLUMNS, FILE, KEY, Results, Row, read_results
 from experiments.runs.resumption import read_object
 from experiments.runs.saved_run import SavedRun
 from interp.errors import UserError
 
-MANIFEST, METRICS, SETTINGS = "manifest.sha256", "metrics.json", "settings.json"
+MANIFEST, SETTINGS = "manifest.sha256", "settings.json"
 TOLERANCE = 1e-6
-SHOWN = 5  # differences in an error
+MOST = 5  # differences in an error
 COMMIT = re.compile(r"[0-9a-f]{7,64}")
 IDENTITY = ("commit", "model", "benchmark", "judge", "versions", "device")  # what may explain other numbers
 SCRIPT = """#!/usr/bin/env bash
-# Asks again what the paper's run asked, and compares the numbers with metrics.json beside this file, to 1e-6.
-# Code: forestlens, commit {commit}. Type it where that is installed:
+# Runs the paper's study again, and compares its results with results.csv beside this file, to 1e-6.
+# Code: forestlens, commit {commit}. Type this where it is installed:
 #     bash reproduce.sh
-# If the command below names files, type it in the folder from which they are found. PYTHON names another python.
+# If the command below names files, type it in the folder that has them. PYTHON names another python.
 set -euo pipefail
 here=$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)
 out=$(mktemp -d)
-"${{PYTHON:-python}}" {command} output_root="'$out'"
+"${{PYTHON:-python}}" {command} output_root="'$out'" || echo "The study ended with errors. What it has is compared."
 "${{PYTHON:-python}}" {compare} run="'$out'" task.against="'$here'"
 """
 
 
 def script(saved: SavedRun) -> str:
-    """reproduce.sh; every word of the run's command is quoted, and the revision of a model of the hub is the run's."""
+    """Return reproduce.sh. Every word of the run's command is quoted; a model of the hub gets the run's revision."""
     model, commit = saved.environment.get("model") or {}, str(saved.environment.get("commit"))
     words = without(typed(saved.environment) or (), "output_root", "fresh")
     revision = str(model.get("revision"))
@@ -49,30 +50,42 @@ def script(saved: SavedRun) -> str:
 
 
 def settings(saved: SavedRun) -> dict[str, Any]:
-    """What decides the run's numbers, without a path of this machine."""
-    kept = ("commit", "dirty", "model", "benchmark", "judge", "versions", "device", "threads", "processes", "config",
-            "config_hash", "family")  # fmt: skip
-    return dict(without_paths({key: saved.environment.get(key) for key in kept}))
+    """Return what decides the run's numbers, without a path of this machine."""
+    names = ("commit", "dirty", "model", "benchmark", "judge", "versions", "device", "threads", "processes", "config",
+             "config_hash", "family")  # fmt: skip
+    return dict(without_paths({key: saved.environment.get(key) for key in names}))
 
 
 def compare(made: Path, folder: Path) -> list[str]:
-    """Sentences on the run in or below ``made`` beside the numbers in a paper's ``folder``.
+    """Return sentences on the run in or below ``made``, compared with the numbers in a paper's ``folder``.
+
+    If an analysis of the run failed, its rows are missing: the others are compared, and a sentence names these.
 
     Raises:
-        UserError: ``folder`` is none, or was changed; there is no such run; or a number differs by more than 1e-6.
+        UserError: ``folder`` is none, or was changed; there is no such run; or a row differs, or is missing although
+            every analysis of the run was done.
     """
     _check_unchanged(folder)
-    expected, asked = read_object(folder / METRICS), read_object(folder / SETTINGS)
-    found = _run_in(made, asked.get("config_hash"))
-    ours = settings(SavedRun(found, {}, read_object(found / "environment.json"), []))
-    other = [key for key in IDENTITY if ours[key] != asked.get(key)]
-    notes = [f"another {', '.join(other)} than the paper's ({SETTINGS})"] if other else []
-    if differing := list(differences(expected, read_object(found / METRICS))):
-        more = f" and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
-        raise UserError(f"{found}: {len(differing)} values are other than in {folder / METRICS}: "
-                        f"{'; '.join([*differing[:SHOWN], *notes])}{more}; ask the same code, model and cases again"
+    expected, other = read_results(folder), read_object(folder / SETTINGS)
+    run = _run_in(made, other.get("config_hash"))
+    results, environment = read_results(run), read_object(run / "environment.json")
+    ours = settings(SavedRun(run, results, {}, environment, []))
+    unlike = [key for key in IDENTITY if ours[key] != other.get(key)]
+    notes = [f"another {', '.join(unlike)} than the paper's ({SETTINGS})"] if unlike else []
+    there = {row[KEY] for row in results}
+    absent = [_name(row) for row in expected if row[KEY] not in there]
+    excused = absent and analyses.missing(run)
+    differing = [*differences(expected, results), *([] if excused else [f"{name} is missing" for name in absent])]
+    if differing:
+        more = f" and {len(differing) - MOST} more" if len(differing) > MOST else ""
+        raise UserError(f"{run}: {len(differing)} rows are other than in {folder / FILE}: "
+                        f"{'; '.join([*differing[:MOST], *notes])}{more}; ask the same code, model and cases again"
                         )  # fmt: skip
-    return [f"{found / METRICS}: the numbers are those of {folder}, to {TOLERANCE:g}", *notes]
+    number = len(expected) - len(absent)
+    said = [f"{run / FILE}: {number} of {len(expected)} rows are those of {folder}, to {TOLERANCE:g}"]
+    if excused:
+        said += [f"Missing rows: {', '.join(absent[:MOST])}{' …' if len(absent) > MOST else ''}.", *excused]
+    return [*said, *notes]
 
 
 def _check_unchanged(folder: Path) -> None:
@@ -87,8 +100,8 @@ def _check_unchanged(folder: Path) -> None:
 
 
 def _run_in(folder: Path, config_hash: Any) -> Path:
-    """The one run in or below ``folder``; of several the one of this configuration."""
-    runs = sorted(path.parent for path in folder.rglob(METRICS) if read_object(path.parent / "environment.json"))
+    """Return the one run in or below ``folder``; of several the one with this configuration."""
+    runs = sorted(path.parent for path in folder.rglob(FILE) if read_object(path.parent / "environment.json"))
     same = [run for run in runs if read_object(run / "environment.json").get("config_hash") == config_hash]
     chosen = same if len(same) == 1 else runs
     if len(chosen) != 1:
@@ -96,17 +109,23 @@ def _run_in(folder: Path, config_hash: Any) -> Path:
     return chosen[0]
 
 
-def differences(expected: Any, found: Any, at: str = "") -> Iterator[str]:
-    """Where ``found`` has another value than ``expected``, as ``arms.vcd.auroc: 0.6 and 0.7``; numbers to 1e-6."""
-    numbers = [isinstance(one, int | float) and not isinstance(one, bool) for one in (expected, found)]
-    if isinstance(expected, dict) and isinstance(found, dict):
-        for key in sorted({*expected, *found}):
-            yield from differences(expected.get(key), found.get(key), f"{at}.{key}" if at else str(key))
-    elif isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
-        for number, (one, other) in enumerate(zip(expected, found, strict=True)):
-            yield from differences(one, other, f"{at}[{number}]")
-    elif all(numbers):
-        if not math.isclose(expected, found, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
-            yield f"{at}: {expected} and {found}"
-    elif expected != found or isinstance(expected, bool) != isinstance(found, bool):
-        yield f"{at}: {json.dumps(expected)[:60]} and {json.dumps(found)[:60]}"
+def _name(row: Row) -> str:
+    parts = (row.arm, row.against, row.quantity, row.subset, row.group, row.rule)
+    return " ".join(filter(None, parts))
+
+
+def differences(expected: Results, found: Results) -> Iterator[str]:
+    """Yield how rows of both differ, as ``vcd auroc: value 0.6 and 0.7``; numbers to 1e-6."""
+    rows = {row[KEY]: row for row in found}
+    for row in expected:
+        other = rows.get(row[KEY], row)
+        parts = [f"{column} {first} and {second}" for column, first, second in zip(COLUMNS, row, other, strict=True)
+                 if column != "run" and not _equal(first, second)]  # fmt: skip
+        if parts:
+            yield f"{_name(row)}: {', '.join(parts)}"
+
+
+def _equal(first: Any, second: Any) -> bool:
+    if isinstance(first, float) and isinstance(second, float):
+        return math.isclose(first, second, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    return bool(first == second)

@@ -1,29 +1,30 @@
 """``task=paper``: a finished run's tables, figures, methods and references, and what a reviewer repeats it with.
 
-``<run>/paper/`` (or ``task.to``) holds ``tables/`` (LaTeX and CSV), ``tables.tex`` (all of them, to look at),
-``figures/``, ``methods.md``, ``references.bib``, ``settings.json``, ``metrics.json``, ``reproduce.sh``, and
-``manifest.sha256`` over all of these. Numbers come from metrics.json through the report's tables; no model is loaded,
-and nothing in the run's folder is executed.
+``<run>/paper/`` (or ``task.to``) holds ``tables/`` (LaTeX and CSV), ``tables.tex`` (shows all of them), ``figures/``,
+``methods.md``, ``references.bib``, ``settings.json``, ``results.csv``, ``reproduce.sh``, and ``manifest.sha256`` over
+all of these. Every number is one of results.csv. No model is loaded, and nothing in the run's folder is executed.
 """
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from experiments.config import Run
 from experiments.evaluation import finished_runs
-from experiments.judges.refusal_rules import shipped_card
-from experiments.report import judge_card, page
-from experiments.report.arm_tables import ARMS
+from experiments.report import page
+from experiments.report.arms import LEVELS
 from experiments.report.build import at_column_width
 from experiments.report.figures import pdf_bytes
 from experiments.report.next_commands import typed
 from experiments.report.sections import read_sections
-from experiments.report.table import Table, csv_text, latex, latex_text, say
-from experiments.report.words import with_sentences
+from experiments.report.tables import csv_text, latex, latex_text, say, texts
+from experiments.runs.results_table import FILE
 from experiments.runs.saved_run import SavedRun, read_run
 from experiments.studies.paper import references, reproduction
 from experiments.studies.paper.methods import methods
@@ -31,7 +32,6 @@ from interp.errors import UserError
 
 PAPER = "paper"
 NAME = re.compile(r"[A-Za-z0-9_]+")  # of a section and its figures
-MANIFEST, METRICS, SETTINGS = reproduction.MANIFEST, reproduction.METRICS, reproduction.SETTINGS
 MADE_OF_OTHERS = {"joined": "joined from several runs", "judged_run": "another run judged again"}
 FLOAT = r"""\begin{table*}[t]
 \centering
@@ -42,7 +42,7 @@ FLOAT = r"""\begin{table*}[t]
 """
 FITTED = r"""\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%%
 %s}"""
-WIDE = 120  # characters of a table's columns; one that is wider becomes several, below each other, and stays legible
+WIDE = 120  # characters of a table's columns; a wider table becomes several, below each other, and stays legible
 WITHIN = r"width=\columnwidth,height=.9\textheight,keepaspectratio"
 DOCUMENT = r"""\documentclass[twocolumn]{article}
 \usepackage[T1]{fontenc}
@@ -63,7 +63,7 @@ class Paper:
     against: str | None = None
 
     def __call__(self, run: Run) -> None:
-        """Writes the folder and says what is in it; with ``against`` compares the numbers, and writes nothing.
+        """Write the folder and say what is in it; with ``against`` compare the numbers, and write nothing.
 
         Raises:
             UserError: no finished run of a study that can be repeated by one command; or numbers that differ.
@@ -78,24 +78,22 @@ class Paper:
         contents = contents_of(saved)
         finished_runs.fill(target, contents)
         digests = "".join(f"{finished_runs.sha256(target / name)}  {name}\n" for name in sorted(contents))
-        (target / MANIFEST).write_text(digests, encoding="utf-8")
+        (target / reproduction.MANIFEST).write_text(digests, encoding="utf-8")
         tables, figures = (sum(name.startswith(part) for name in contents) for part in ("tables/", "figures/"))
-        say(f"{target}: {tables // 2} tables, {figures} figures; what was done stands in methods.md, bash reproduce.sh "
+        say(f"{target}: {tables // 2} tables, {figures} figures; methods.md says what was done, bash reproduce.sh "
             "does it again")  # fmt: skip
 
 
 def check(saved: SavedRun) -> None:
-    """Raises UserError where the run is not finished, or one command does not make its numbers again."""
+    """Raise UserError if the run is not finished, or if one command does not make its numbers again."""
     run, environment = f"run={saved.directory}", saved.environment
     if not environment.get("finished"):
         raise UserError(f"{run} is not finished; type its command again, and make its paper then")
     for key, made in MADE_OF_OTHERS.items():
         if environment.get(key):
             raise UserError(f"{run} is {made}, which no single command makes again; give the run that asked the model")
-    if (kind := saved.metrics.get("kind", "yes_no")) not in ARMS:
-        raise UserError(
-            f"{run} is a study of the kind {kind!r}; tables are known of {', '.join(ARMS)}; give such a run"
-        )
+    if (kind := saved.metrics["kind"]) not in LEVELS:
+        raise UserError(f"{run} is a study of the kind {kind!r}; known kinds: {', '.join(LEVELS)}; give such a run")
     if typed(environment) is None or not (environment.get("config") or {}).get("arms"):
         raise UserError(
             f"{run} has no record of its command and its arms' settings; run the study again, and give that"
@@ -103,62 +101,48 @@ def check(saved: SavedRun) -> None:
 
 
 def contents_of(saved: SavedRun) -> dict[str, str | bytes | Path]:
-    """The files of the folder by name, without the manifest."""
-    worded = replace(saved, metrics=with_sentences(saved.metrics, saved.environment))
-    words = page.context(worded)
-    card = _card(saved)
-    tables = _tables(saved, words) | {f"judge_card_{at}": one for at, one in enumerate(card, start=1)}
-    found: dict[str, str | bytes | Path] = {}
-    for name, table in tables.items():
-        caption = latex_text(" ".join(filter(None, (f"{table.title}." if table.title else name, table.legend))))
-        parts = "\n\n\\medskip\n".join(FITTED % latex(part) for part in table.split(WIDE))
-        found[f"tables/{name}.tex"] = FLOAT % (caption, name, parts)
-        found[f"tables/{name}.csv"] = csv_text(table) + "\r\n"
-    figures = _figures(worded)
+    """Return the files of the folder by name, without the manifest."""
+    context = page.context(saved)
+    sections = [section for section in read_sections(saved.directory) if NAME.fullmatch(section["name"])]
+    tables: dict[str, pd.DataFrame] = dict(context["tables"])
+    for name, frames in [("published", context["published"]), *((one["name"], one["tables"]) for one in sections)]:
+        tables |= {f"{name}_{at}": frame for at, frame in enumerate(frames, start=1) if len(frame)}
+    contents: dict[str, str | bytes | Path] = {}
+    tables = {re.sub(r"[^A-Za-z0-9_]", "_", name): frame for name, frame in tables.items()}
+    for name, frame in tables.items():
+        title, note = frame.attrs.get("title") or name, frame.attrs.get("note") or ""
+        parts = "\n\n\\medskip\n".join(FITTED % latex(part) for part in split(frame))
+        contents[f"tables/{name}.tex"] = FLOAT % (latex_text(f"{title}. {note}".strip()), name, parts)
+        contents[f"tables/{name}.csv"] = csv_text(frame) + "\r\n"
+    contents |= {f"figures/{name}.pdf": pdf_bytes(drawn) for name, drawn in at_column_width(saved).items()}
     shown = [
         rf"\begin{{figure}}[t]\centering\includegraphics[{WITHIN}]{{{name}}}\end{{figure}}"
-        for name in figures
+        for name in contents
         if name.endswith(".pdf")
     ]
-    inputs = [rf"\input{{tables/{name}}}" for name in tables]
-    found |= figures
-    found["tables.tex"] = DOCUMENT % "\n".join([*inputs, *shown])
-    found["methods.md"] = methods(saved, words, card)
-    found["references.bib"] = references.bibliography(saved)
-    found[SETTINGS] = json.dumps(reproduction.settings(saved), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-    found[METRICS] = (saved.directory / METRICS).read_bytes()
-    found["reproduce.sh"] = reproduction.script(saved)
-    return found
+    contents |= dict(_drawn(saved, sections))
+    contents["tables.tex"] = DOCUMENT % "\n".join([*(rf"\input{{tables/{name}}}" for name in tables), *shown])
+    contents["methods.md"] = methods(saved, context)
+    contents["references.bib"] = references.bibliography(saved)
+    settings = json.dumps(reproduction.settings(saved), indent=2, sort_keys=True, ensure_ascii=False)
+    contents[reproduction.SETTINGS] = settings + "\n"
+    contents[FILE] = (saved.directory / FILE).read_bytes()
+    contents["reproduce.sh"] = reproduction.script(saved)
+    return contents
 
 
-def _tables(saved: SavedRun, words: Mapping[str, Any]) -> dict[str, Table]:
-    """The report's tables by name, those of its sections by section and number; without a row none."""
-    found = {name: one for name, one in words.items() if isinstance(one, Table)}
-    for section in _sections(saved):
-        found |= {f"{section['name']}_{at}": one for at, one in enumerate(section["tables"], start=1)}
-    return {name: one for name, one in found.items() if len(one.frame)}
+def split(frame: pd.DataFrame, wide: int = WIDE) -> list[pd.DataFrame]:
+    """Return the columns of a table in parts of at most ``wide`` characters, each with the first column."""
+    plain = texts(frame)
+    widths = [max(len(str(name)), *plain[name].map(len)) + 1 for name in plain.columns]
+    ends = [max(0, end - 1) // max(wide - widths[0], 1) for end in accumulate(widths[1:])]
+    parts = [[at + 1 for at, part in enumerate(ends) if part == number] for number in dict.fromkeys(ends)]
+    return [frame.iloc[:, [0, *part]] for part in parts] or [frame]
 
 
-def _sections(saved: SavedRun) -> list[dict[str, Any]]:
-    """The report's sections of the run; what is called as no study calls one, is none."""
-    return [one for one in read_sections(saved.directory) if NAME.fullmatch(one["name"])]
-
-
-def _card(saved: SavedRun) -> list[Table]:
-    """The shipped card's tables about the run's judge; none where it has none there or was given another card."""
-    card, judge = json.loads(shipped_card().read_text(encoding="utf-8")), saved.environment.get("judge")
-    if saved.environment["config"].get("judge_card") or judge not in card["judges"]:
-        return []
-    return judge_card.tables_of({**card, "judges": {judge: card["judges"][judge]}})
-
-
-def _figures(run: SavedRun) -> dict[str, str | bytes | Path]:
-    """The figures of metrics and attention as PDF at a column's width; a section's, as the report has them, as SVG."""
-    drawn = at_column_width(run)
-    found: dict[str, str | bytes | Path] = {f"figures/{name}.pdf": pdf_bytes(one) for name, one in drawn.items()}
-    for section in _sections(run):
-        for figure in section["figures"]:
-            path = run.directory / "figures" / f"{figure['name']}.svg"
-            if NAME.fullmatch(path.stem) and path.resolve().is_relative_to(run.directory.resolve()):
-                found[f"figures/{path.name}"] = path
-    return found
+def _drawn(run: SavedRun, sections: list[dict[str, Any]]) -> Iterator[tuple[str, Path]]:
+    """Yield the figures of the sections as SVG, as the report has them."""
+    for figure in (figure for section in sections for figure in section["figures"]):
+        path = run.directory / "figures" / f"{figure['name']}.svg"
+        if NAME.fullmatch(path.stem) and path.resolve().is_relative_to(run.directory.resolve()):
+            yield f"figures/{path.name}", path

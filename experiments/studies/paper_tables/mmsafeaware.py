@@ -1,4 +1,4 @@
-"""MMSafeAware's tables with our runs beside the paper's rows, from finished runs or from a study run for it.
+"""MMSafeAware's tables with our runs next to the paper's rows, from finished runs or from a study run for it.
 
 "Overall" follows three conventions in the paper, each named here: Table 1 prints the macro mean; Table 3 two thirds
 unsafe for the open models and the case-weighted mean for the prompted closed ones; Table 2 the case-weighted mean
@@ -17,8 +17,9 @@ from experiments.benchmarks.published import PublishedRow, printed_rows
 from experiments.config import Run
 from experiments.evaluation import finished_runs
 from experiments.evaluation.finished_runs import Finished
+from experiments.report import text
 from experiments.report.numbers import fixed, percent
-from experiments.report.table import Column, Table, say, terminal
+from experiments.report.tables import in_terminal, say, table
 from experiments.runs.launch import Launch, sharded
 from experiments.runs.resumption import open_run
 from interp.errors import UserError
@@ -32,23 +33,26 @@ TITLES = {
     2: "Table 2: the safety system prompt, without and with",
     3: "Table 3: mitigations",
 }
-_SHORT = {
-    "typical": "typ-\nical",
-    "attack": "att-\nack",
-    "over_safety": "over-\nsafety",
-    "unsafe": "un-\nsafe",
-    "macro_mean": "macro\nmean",
-    "two_thirds_unsafe": "(2U+O)\n/ 3",
-    "case_weighted": "case-\nweighted",
+RATES = {  # column → key in results.csv
+    "typical": {"quantity": "unsafe_caught", "subset": "typical"},
+    "attack": {"quantity": "unsafe_caught", "subset": "attack"},
+    "unsafe": {"quantity": "unsafe_caught"},
+    "over_safety": {"quantity": "harmless_answered"},
+    "d_prime": {"quantity": "d_prime"},
+    "criterion": {"quantity": "criterion"},
+    "auroc": {"quantity": "auroc"},
 }
+HEADINGS = {"typical": "typ-|ical", "attack": "att-|ack", "unsafe": "un-|safe", "over_safety": "over-|safety",
+            "macro_mean": "macro|mean", "two_thirds_unsafe": "(2U+O)|/ 3",
+            "case_weighted": "case-|weighted"}  # fmt: skip
 
 
 @sharded
 @dataclass(frozen=True)
 class PaperTable:
-    """The task. ``table`` is 1, 2 or 3. The finished runs are ``runs`` or one ``run``; without, the study runs first.
+    """The task. ``table`` is 1, 2 or 3. Without finished runs (``runs``, or one ``run``) the study runs first.
 
-    ``arm`` is the one that Table 2 sets against the baseline. Writes table.csv and scenarios.csv into the study's
+    ``arm`` is the arm that Table 2 compares with the baseline. Writes table.csv and scenarios.csv into the study's
     directory, or into one of its own.
     """
 
@@ -62,27 +66,30 @@ class PaperTable:
             raise UserError(f"task.table={self.table}: must be 1, 2 or 3")
 
     def __call__(self, run: Run) -> None:
-        """Prints the table with all conventions of Overall by name."""
+        """Print the table with all conventions of Overall by name."""
         given = finished_runs.given(self.run, self.runs)
         folders = given or [finished_runs.studied(run)]
         if not Launch.current().first:
             return
-        found = [finished_runs.read(folder) for folder in folders]
-        shown = lines(self.table, found, self.arm)  # before the directory is made: what cannot be shown leaves none
+        finished = [finished_runs.read(folder) for folder in folders]
+        frame = pd.DataFrame(lines(self.table, finished, self.arm))  # first: what cannot be shown makes no directory
         folder = folders[0]
         if given:
             with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True, launch=Launch()) as store:
                 folder = store.path
                 store.finish()
-        pd.DataFrame(shown).to_csv(folder / "table.csv", index=False)
-        scenarios(found).to_csv(folder / "scenarios.csv", index=False)
-        say(terminal(table(self.table, shown)), *notes(found), f"table: {folder / 'table.csv'}")
+        frame.to_csv(folder / "table.csv", index=False)
+        by_scenario = scenarios(finished)
+        by_scenario.to_csv(folder / "scenarios.csv", index=False)
+        counts = by_scenario.groupby("subset", sort=False)["scenario"].nunique()
+        notes = text.lines("mmsafeaware", runs=finished, scenarios=counts.to_dict())
+        say(in_terminal(beside(self.table, frame)), *notes, f"table: {folder / 'table.csv'}")
 
 
 def overalls(row: PublishedRow) -> dict[str, float | None]:
-    """Overall under each convention by a printed row's other columns and the published numbers of cases.
+    """Return Overall under each convention, from a printed row's other columns and the published numbers of cases.
 
-    Unsafe is pooled case by case where Typical and Attack are printed; without them there is no macro mean.
+    Unsafe is pooled case by case if Typical and Attack are printed; without them there is no macro mean.
     """
     unsafe, macro = row.unsafe, None
     if row.typical is not None and row.attack is not None:
@@ -97,7 +104,7 @@ def overalls(row: PublishedRow) -> dict[str, float | None]:
 
 
 def conventions_met(row: PublishedRow) -> list[str]:
-    """The conventions under which the printed Overall follows from the printed columns, but for their rounding."""
+    """Return the conventions under which Overall follows from the other printed columns, but for rounding."""
     return [
         name
         for name, value in overalls(row).items()
@@ -105,119 +112,88 @@ def conventions_met(row: PublishedRow) -> list[str]:
     ]
 
 
-Line = dict[str, Any]  # a row of table.csv; rates are fractions of 1, None where there is none
+Line = dict[str, Any]  # a row of table.csv; rates are fractions of 1, None if there is none
 
 
-def lines(table: int, runs: Sequence[Finished], arm: str) -> list[Line]:
-    """The paper's lines, then ours: Table 1 has the baselines, Table 2 baseline and ``arm``, Table 3 mitigations.
+def lines(number: int, runs: Sequence[Finished], arm: str) -> list[Line]:
+    """Return the paper's lines, then ours: Table 1 has baselines, Table 2 baseline and ``arm``, Table 3 mitigations.
 
     Raises:
         UserError: a run lacks an arm, or is of another kind of benchmark.
     """
-    ours = [line for run in runs for line in _of_run(table, run, arm)]
-    return [*map(_of_paper, printed_rows(table)), *ours]
+    ours = [line for run in runs for line in _of_run(number, run, arm)]
+    return [*map(_of_paper, printed_rows(number)), *ours]
 
 
 def _of_paper(row: PublishedRow) -> Line:
-    """A printed row; d′ and criterion follow from its rates."""
+    """Return a printed row; d′ and criterion follow from its rates."""
     return {
-        "source": "paper", "name": row.name, "arm": "", "typical": row.typical, "attack": row.attack,
-        "unsafe": row.unsafe, "over_safety": row.over_safety, "printed_overall": row.overall,
-        "printed_convention": " ".join(conventions_met(row)),
-        **{f"overall_{name}": value for name, value in overalls(row).items()},
-        "d_prime": row.d_prime, "criterion": row.criterion, "auroc": None, "n": None, "n_of": None,
+        "source": "paper", "name": row.name, "arm": "", **{name: getattr(row, name, None) for name in RATES},
+        "printed_overall": row.overall, "printed_convention": " ".join(conventions_met(row)),
+        **{f"overall_{name}": value for name, value in overalls(row).items()}, "n": None, "n_of": None,
     }  # fmt: skip
 
 
-def _of_run(table: int, run: Finished, arm: str) -> Iterator[Line]:
-    arms = run.metrics["arms"]
-    if run.metrics.get("kind") == "refusal":
-        raise UserError(f"{run.model} on {run.benchmark}: is a refusal benchmark; these tables are of accuracies; "
-                        "give runs on mmsafeaware or iconworld")  # fmt: skip
-    own = finished_runs.arm_of(run.metrics, "baseline")
-    wanted = {1: [own], 2: ["baseline", arm], 3: [name for name in arms if name not in ("baseline", CONTROL)]}
-    for name in wanted[table]:
-        if name not in arms:
-            raise UserError(f"{run.model} on {run.benchmark}: has no arm {name!r}, which table {table} needs; known: "
-                            f"{', '.join(arms)}; run the study with it")  # fmt: skip
-        block = arms[name]
-        accuracy = block["accuracy"]
-        unsafe, over = accuracy["unsafe"], accuracy["over_safety"]
-        complete = None not in (unsafe, over)
+def _of_run(number: int, run: Finished, arm: str) -> Iterator[Line]:
+    results, title = run.results, f"{run.model} on {run.benchmark}"
+    if run.design["kind"] == "refusal":
+        raise UserError(f"{title}: is a refusal benchmark; these tables are of accuracies; give runs on mmsafeaware or "
+                        "iconworld")  # fmt: skip
+    base = finished_runs.arm_of(results, run.design, "baseline")
+    mitigations = [name for name in results.arms if name not in ("baseline", CONTROL)]
+    for name in {1: [base], 2: ["baseline", arm], 3: mitigations}[number]:
+        if name not in results.arms:
+            raise UserError(f"{title}: has no arm {name!r}, which table {number} needs; known: "
+                            f"{', '.join(results.arms)}; run the study with it")  # fmt: skip
+        rows = {column: results.get(name, **key) for column, key in RATES.items()}
+        values = {column: row and row.value for column, row in rows.items()}
+        unsafe, harmless, answered = values["unsafe"], values["over_safety"], results.get(name, "answered")
+        complete, every = (None not in [values[name] for name in names] for names in (
+            ("unsafe", "over_safety"), ("typical", "attack", "over_safety")))  # fmt: skip
+        accuracy, pooled = results.get(name, "accuracy"), results.get(name, "accuracy_pooled")
         yield {
-            "source": "ours", "name": f"{run.model} on {run.benchmark}" + ("" if name == own else f" + {name}"),
-            "arm": name, **{key: accuracy[key] for key in ("typical", "attack", "unsafe", "over_safety")},
+            "source": "ours", "name": title + ("" if name == base else f" + {name}"), "arm": name, **values,
             "printed_overall": None, "printed_convention": None,
-            "overall_macro_mean": accuracy["overall"] if len(block["overall_of"]) == 3 else None,
-            "overall_two_thirds_unsafe": (2 * unsafe + over) / 3 if complete else None,
+            "overall_macro_mean": accuracy and accuracy.value if every else None,
+            "overall_two_thirds_unsafe": (2 * unsafe + harmless) / 3 if complete else None,  # type: ignore[operator]
             # The run's own cases, as many as it has: on a part of the benchmark its mix is not the published one.
-            "overall_case_weighted": accuracy["overall_case_weighted"] if complete else None,
-            **{key: block[key] for key in ("d_prime", "criterion", "auroc", "n", "n_of")},
+            "overall_case_weighted": pooled and pooled.value if complete else None,
+            "n": answered and answered.n, "n_of": answered and answered.n_of,
         }  # fmt: skip
 
 
 def scenarios(runs: Sequence[Finished]) -> pd.DataFrame:
-    """Accuracy by scenario: those of typical and over-safety cases, and attacks by their kind; for each arm.
+    """Return accuracy by scenario for each arm: those of typical and over-safety cases, and attacks by their kind.
 
     On MMSafeAware these are the paper's 29 (14 typical, 3 attacks, 12 over-safety) and its cases 1048 to 1052, whose
     scenario could not be determined ("unresolved").
     """
-    rows = []
-    for run in runs:
-        for name, arm in run.metrics["arms"].items():
-            cells = [
-                (subset, scenario, by_subset[subset])
-                for subset in ("typical", "over_safety")
-                for scenario, by_subset in arm["by_scenario"].items()
-                if subset in by_subset
-            ]
-            attacks = arm["by_tag"].get("wrapper", {})
-            cells += [("attack", kind, found["attack"]) for kind, found in attacks.items() if "attack" in found]
-            for subset, scenario, cell in cells:
-                low, high = cell["interval"] or (None, None)
-                rows.append({"model": run.model, "benchmark": run.benchmark, "arm": name, "subset": subset,
-                             "scenario": scenario, "accuracy": cell["accuracy"], "low": low, "high": high,
-                             "n": cell["n"], "n_of": cell["n_of"]})  # fmt: skip
-    return pd.DataFrame(rows)
+    columns = {"typical": "scenario=", "over_safety": "scenario=", "attack": "tag:wrapper="}
+    records = [
+        {"model": run.model, "benchmark": run.benchmark, "arm": row.arm, "subset": row.subset,
+         "scenario": row.group.partition("=")[2], "accuracy": row.value, "low": row.low, "high": row.high, "n": row.n,
+         "n_of": row.n_of}
+        for run in runs
+        for row in run.results.select(subset=tuple(columns), against="", rule="")
+        if row.group.startswith(columns[row.subset])
+    ]  # fmt: skip
+    return pd.DataFrame(records)
 
 
-def table(number: int, lines: Sequence[Line]) -> Table:
-    """The paper's lines, then ours; in %, except d′ and c. ``*`` marks the convention a printed Overall follows."""
+def beside(number: int, frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the paper's lines, then ours, in %, except d′ and c. ``*`` marks the convention of a printed Overall."""
     shares = ("typical", "attack", "over_safety") if number == 1 else ("unsafe", "over_safety")
     conventions = ("macro_mean", "case_weighted") if number == 1 else ("two_thirds_unsafe", "case_weighted")
-    layout = [
-        Column("", "left", fold=27),
-        *(Column(name, short=short) for name, short in _SHORT.items()),
-        Column("overall", short="over-\nall"),
-    ]
     records = []
-    for line in lines:
+    for line in frame.astype(object).where(frame.notna(), None).to_dict("records"):
         met, printed = (line["printed_convention"] or "").split(), line["printed_overall"]
         records.append({
             "": line["name"],
-            **{name: percent(line[name]) for name in shares},
-            "overall": "" if printed is None else percent(printed),
-            **{name: percent(line[f"overall_{name}"]) + "*" * (name in met) for name in conventions},
+            **{HEADINGS[name]: percent(line[name]) for name in shares},
+            "over-|all": "" if printed is None else percent(printed),
+            **{HEADINGS[name]: percent(line[f"overall_{name}"]) + "*" * (name in met) for name in conventions},
             "d′": fixed(line["d_prime"], 2),
             "c": fixed(line["criterion"], 2),
         })  # fmt: skip
-    marked = [line["source"] == "ours" for line in lines]
-    return Table.of(f"MMSafeAware, {TITLES[number]} (%)", records, layout=layout, marked=marked)
-
-
-def notes(found: list[Finished]) -> Iterator[str]:
-    """What the columns are, and what limits the comparison of our lines with the paper's; a sentence each."""
-    yield (
-        "overall: as the paper prints it; * the convention it follows ((2U+O)/3: unsafe counted twice; case-weighted: "
-        "every case once). d′ and c of the paper follow from its printed rates."
-    )
-    for run in found:
-        name = f"{run.model} on {run.benchmark}"
-        if run.benchmark != "mmsafeaware":
-            yield f"{name}: other cases than the paper's, so its lines say nothing about the paper's models."
-        if any(arm["n"] < arm["n_of"] for arm in run.metrics["arms"].values()):
-            yield f"{name}: some cases have no answer; n of N and the bounds are in the run's metrics.json."
-    counted = scenarios(found)
-    kinds = {name: counted[counted["subset"] == name]["scenario"].nunique() for name in counted["subset"].unique()}
-    listed = ", ".join(f"{count} {subset.replace('_', '-')}" for subset, count in kinds.items())
-    yield f"Accuracy by scenario ({listed}) is in scenarios.csv."
+    ours = list(frame["source"] == "ours")
+    return table(records, title=f"MMSafeAware, {TITLES[number]} (%)", marked=ours)

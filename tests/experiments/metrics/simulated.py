@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.special import ndtri
 
-from experiments.metrics.cases import Cases
+from experiments.metrics.claims import HIGHER, LOWER
+from experiments.metrics.outcomes import Cases, Outcomes
+from experiments.metrics.quantities import Arms, Key
+from experiments.metrics.results import SAFETY_MARGIN, TESTED, Family
 from experiments.metrics.statistical_tests import wilson
-from experiments.metrics.yes_no.answers import YesNoAnswers
-from experiments.metrics.yes_no.quantities import YesNoArms
+from experiments.runs.results_table import Results
 
 HEAVY = 3  # degrees of freedom of every effect
 VARIANCES = {  # of a margin: shared by all arms, and of each arm's own
@@ -90,12 +92,11 @@ class Design:
         return found
 
     def arms(self, rng: np.random.Generator, *, arms: int = 2, draws: int = 300, strictness: float = 0.93,
-             distance: float = 0.5) -> YesNoArms:  # fmt: skip
+             distance: float = 0.5) -> Arms:  # fmt: skip
         """A study without any effect: ``baseline`` and further arms of one law."""
         cases, codes = self.cases(rng)
         drawn = self.margins(rng, codes, ~cases.unsafe, arms=arms, strictness=strictness, distance=distance)
-        return YesNoArms(cases, {name: answers(cases, row) for name, row in zip(names(arms), drawn, strict=True)},
-                         draws, int(rng.integers(2**31)))  # fmt: skip
+        return arms_of(cases, drawn, rng, draws=draws)
 
 
 def names(arms: int) -> list[str]:
@@ -103,14 +104,38 @@ def names(arms: int) -> list[str]:
     return ["baseline", *(f"arm {at}" for at in range(1, arms))]
 
 
-def answers(cases: Cases, margin: np.ndarray, kept: np.ndarray | None = None) -> YesNoAnswers:
-    """What an arm of these margins answers; where it is not ``kept`` nothing came back."""
-    kept = np.full(len(margin), True) if kept is None else kept
-    yes, no = kept & (margin > 0), kept & (margin <= 0)
-    margin = np.where(kept, margin, np.nan)
-    return YesNoAnswers(kept=kept, right=np.where(cases.unsafe, no, yes), answered_yes=yes, answered_no=no,
-                        margin=margin, ranking=margin, fold=None, disagreeing=(0, len(margin)),
-                        published_right=None, status=Counter(), verdict=Counter())  # fmt: skip
+def answers(cases: Cases, margin: np.ndarray, answered: np.ndarray | None = None) -> Outcomes:
+    """What an arm of these margins answers; if it is not ``answered``, nothing came back."""
+    answered = np.full(len(margin), True) if answered is None else answered
+    yes, no = answered & (margin > 0), answered & (margin <= 0)
+    margin = np.where(answered, margin, np.nan)
+    return Outcomes(answered=answered, right=np.where(cases.unsafe, no, yes), flagged=no, passed=yes, score=margin,
+                    margin=margin, fold=None, status=Counter(), verdict=Counter(),
+                    disagreeing=(0, len(margin)))  # fmt: skip
+
+
+def arms_of(cases: Cases, margins: np.ndarray, rng: np.random.Generator, *, draws: int = 300) -> Arms:
+    """The arms of margins [arm, case], ``baseline`` first."""
+    outcomes = {name: answers(cases, row) for name, row in zip(names(len(margins)), margins, strict=True)}
+    return Arms(cases, outcomes, "yes_no", draws, int(rng.integers(2**31)))
+
+
+def compared(arms: Arms, study: str = "arm 1") -> Results:
+    """What a report on these arms says of their differences from the baseline."""
+    family = Family(arms, "baseline", "none", study, (), TESTED[arms.kind], False)
+    return Results(family.rows(SAFETY_MARGIN))
+
+
+def claims(results: Results, arm: str = "arm 1") -> dict[Key, str]:
+    """The claims about the differences of an arm from the baseline, by quantity."""
+    rows = results.select(arm=arm, against="baseline", rule="")
+    return {Key(row.quantity, row.subset, row.group): row.claim for row in rows if row.claim}
+
+
+def changed(results: Results, arm: str = "arm 1", kind: str = "yes_no") -> dict[Key, bool]:
+    """Whether a change of each tested quantity is claimed."""
+    found = claims(results, arm)
+    return {key: found[key] in (HIGHER, LOWER) for key in TESTED[kind] if key in found}  # type: ignore[index]
 
 
 def not_above(count: int, studies: int, *, most: float, large: int) -> bool:

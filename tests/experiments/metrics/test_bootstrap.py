@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from experiments.metrics import bootstrap
 from experiments.metrics import statistical_tests as tests
 from experiments.metrics.bootstrap import Clusters
-from experiments.metrics.paired import Spread
+from experiments.metrics.estimates import StandardError
 
 UNTIMED = settings(deadline=None)  # a busy machine is no failure
 UNSAFE, SAFE = 1026, 497  # MMSafeAware's published cases
@@ -137,12 +137,12 @@ def test_students_interval_widens_what_few_clusters_make_too_short() -> None:
     draws = np.random.default_rng(0).normal(0.1, 0.2, 200_000)
     error = bootstrap.standard_error(draws, Clusters.even(10))
     assert error == pytest.approx(0.2 * math.sqrt(10 / 9), rel=0.01)
-    low, high, _ = Spread(error, 10).ends(0.1).values()
+    low, high, _ = StandardError(error, 10).ends(0.1).values()
     assert (high - low) / 2 == pytest.approx(2.262 * 0.2 * math.sqrt(10 / 9), rel=0.01)
     assert (high + low) / 2 == pytest.approx(0.1)
     assert bootstrap.standard_error(draws, Clusters.even(9)) is None
     assert bootstrap.standard_error(np.full(5, np.nan), Clusters.even(50)) is None
-    assert Spread(None, 50).ends(0.1) == {"low": None, "high": None, "clusters": 50}
+    assert StandardError(None, 50).ends(0.1) == {"low": None, "high": None, "clusters": 50}
 
 
 def test_clusters_of_unequal_size_count_as_fewer() -> None:
@@ -153,10 +153,10 @@ def test_clusters_of_unequal_size_count_as_fewer() -> None:
     assert drawn.sizes(np.where(names > 0, 9, 1)).effective > drawn.sizes().effective, "cases that count more often"
     assert Clusters.of_sizes(np.zeros(3)) == (0, 0.0)
     draws = drawn.mean((names == 0).astype(float))
-    uneven = Spread.of(draws, drawn.sizes())
+    uneven = StandardError.of(draws, drawn.sizes())
     assert uneven.clusters == 12
     assert uneven.freedom == pytest.approx(100**2 / 2300 - 1)
-    assert uneven.reach > 1.4 * Spread.of(draws, 12).reach
+    assert uneven.half_width > 1.4 * StandardError.of(draws, 12).half_width
 
 
 @UNTIMED

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.metrics.judge_error import JudgeError, corrected_rates, rogan_gladen
+from experiments.metrics.judge_error import CORRECTED, JudgeError, corrected_rates, rogan_gladen
+from experiments.runs.results_table import Results, row
 
 SHARE = st.floats(0, 1)
 GOOD = st.floats(0.85, 1)
@@ -53,8 +54,8 @@ def test_the_interval_covers_the_truth(truth: float) -> None:
     assert 0.93 <= covered / 1_000 <= 0.99
 
 
-METRICS = {"arms": {"vcd": {"refusal_rate": {"benign": 0.25, "contrast": None},
-                            "n_by_subset": {"benign": [100, 100], "contrast": [0, 0]}}}}  # fmt: skip
+RESULTS = Results([row("refusal_rate", arm="vcd", subset="benign", value=0.25, n=100),
+                   row("refusal_rate", arm="vcd", subset="contrast", n=0)])  # fmt: skip
 
 
 @pytest.mark.parametrize(("error", "why"), [
@@ -65,16 +66,15 @@ METRICS = {"arms": {"vcd": {"refusal_rate": {"benign": 0.25, "contrast": None},
     (JudgeError("j", 0.8, 0.8, 15, 15, {}), "may be as low as"),
 ])  # fmt: skip
 def test_an_unstable_correction_says_why_and_gives_no_rate(error: JudgeError, why: str) -> None:
-    found = corrected_rates(METRICS, error)
-    assert why in found["unstable"]
-    assert found["arms"] == {}
+    plain, rows = corrected_rates(RESULTS, error)
+    assert why in plain["unstable"]
+    assert rows == []
 
 
 def test_a_stable_correction_gives_the_range_over_models() -> None:
     error = JudgeError("j", 0.9, 0.9, 800, 1_000, {"a": (0.95, 0.95), "b": (0.6, 0.9), "guesses": (0.4, 0.5)})
-    found = corrected_rates(METRICS, error)
-    assert found["unstable"] == ""
-    assert list(found["arms"]["vcd"]) == ["benign"]
-    rate = found["arms"]["vcd"]["benign"]
-    assert rate["rate"] == pytest.approx((0.25 + 0.9 - 1) / 0.8)
-    assert rate["by_model"] == pytest.approx([(0.25 + 0.95 - 1) / 0.9, (0.25 + 0.9 - 1) / 0.5])
+    plain, (rate,) = corrected_rates(RESULTS, error)
+    assert plain["unstable"] == ""
+    assert (rate.arm, rate.subset, rate.rule) == ("vcd", "benign", CORRECTED)
+    assert rate.value == pytest.approx((0.25 + 0.9 - 1) / 0.8)
+    assert rate.bounds == pytest.approx(((0.25 + 0.95 - 1) / 0.9, (0.25 + 0.9 - 1) / 0.5))

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from experiments.metrics.bootstrap import CONFIDENCE
-from experiments.metrics.estimates import CLUSTER, FACTORS, Resamples
-from experiments.metrics.findings import Answer
-from experiments.metrics.paired import Difference, rate_floor, simultaneous
+from experiments.metrics.claims import HIGHER
+from experiments.metrics.compare import Difference, difference, simultaneous
+from experiments.metrics.estimates import CLUSTER, FACTORS, Resamples, rate_floor
 from tests.experiments.metrics.simulated import Design
 
 EACH, THINGS = 14, 40  # safe cases of a sentence; things that 24 sentences are asked of
@@ -28,7 +28,7 @@ def compared(
     change, n = after[1].astype(float) - before[0], int(safe.sum())
     draws = resamples.drawn(lambda some: some.mean(change, safe))
     rates = float(before[0][safe].mean()), float(after[1][safe].mean())
-    found = resamples.difference(*rates, draws, (safe,), n, floor=rate_floor(n))
+    found = difference(resamples, *rates, draws, (safe,), n, floor=rate_floor(n))
     if confidence != CONFIDENCE:
         simultaneous([found], confidence=confidence)  # as a report judges its headline, a family of its own
     return found
@@ -56,16 +56,16 @@ def test_the_power_at_the_number_is_four_in_five_and_pilots_of_24_hold_it(heavy:
     rng = np.random.default_rng(3)
     asked_at = partial(compared, rng, heavy=heavy, confidence=confidence)
     pilots = [one.entry for one in (asked_at(24) for _ in range(600)) if one.entry]
-    asked = [entry["needed_of"] for entry in pilots if entry["needed"]]
+    asked = [entry["needed"] for entry in pilots if entry["needed"]]
     assert len(asked) > 0.9 * len(pilots)
     assert {one["unit"] for one in asked} == {"sentences"}
     number = int(np.median([one["number"] for one in asked]))
     gain, studies = gain_of(0.05, heavy=heavy), 600
     after = [asked_at(number, gain=gain).entry for _ in range(studies)]
     values = [entry["value"] for entry in after if entry]
-    power = sum(entry is not None and entry["statement"] == Answer.ROSE for entry in after) / studies
+    power = sum(entry is not None and entry["claim"] == HIGHER for entry in after) / studies
     held = np.mean([one["low"] <= number <= one["high"] for one in asked])
-    same = sum(entry is not None and entry["statement"] == Answer.ROSE for entry in (
+    same = sum(entry is not None and entry["claim"] == HIGHER for entry in (
         asked_at(24, gain=gain).entry for _ in range(200))) / 200  # fmt: skip
     print(
         f"\nheavy tails {heavy}, at {confidence:.1%}: {number} sentences, mean change {np.mean(values):+.3f}, power "
@@ -79,12 +79,11 @@ def test_sentences_are_counted_where_they_are_resampled_and_cases_where_they_are
     rng = np.random.default_rng(0)
     entry = compared(rng, 24, heavy=False).entry
     assert entry is not None
-    of = entry["needed_of"]
+    of = entry["needed"]
     assert (of["unit"], of["had"], of["each"]) == ("sentences", 24, EACH)
     assert of["low"] < of["number"] < of["high"]
-    assert entry["needed"] == of["number"] * EACH
     few = compared(rng, 8, heavy=False).entry
     assert few is not None
-    assert (few["needed_of"]["unit"], few["needed_of"]["had"]) == ("cases", 8 * EACH)
+    assert (few["needed"]["unit"], few["needed"]["had"]) == ("cases", 8 * EACH)
     cases, _ = Design(tagged=True).cases(rng)
     assert set(cases.factors) == {CLUSTER, *FACTORS}

@@ -11,7 +11,7 @@ runs in CI; ``test_validity`` has the small one of verdicts.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -23,21 +23,25 @@ from scipy.special import ndtr, ndtri
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.requests import IconWorldRequests
-from experiments.metrics.cases import Cases
+from experiments.metrics.claims import HIGHER, LOWER, TOO_FEW
+from experiments.metrics.compare import compare, difference, gaps
 from experiments.metrics.estimates import Resamples
-from experiments.metrics.refusal import answers as refusal_answers
-from experiments.metrics.refusal import comparison as refusals
-from experiments.metrics.refusal.answers import RefusalAnswers
-from experiments.metrics.refusal.comparison import apart
-from experiments.metrics.refusal.quantities import RefusalArms
+from experiments.metrics.outcomes import Cases, Outcomes, align
+from experiments.metrics.quantities import (
+    AT_POINT,
+    AUROC,
+    BALANCED,
+    GAP,
+    HARMFUL_REFUSED,
+    REFUSED,
+    TYPE_MEAN,
+    WITHIN,
+    Arms,
+)
 from experiments.metrics.statistical_tests import wilson
-from experiments.metrics.yes_no import answers as yes_no_answers
-from experiments.metrics.yes_no import comparison as verdicts
-from experiments.metrics.yes_no.quantities import YesNoArms
-from experiments.studies.attention.summary import contrasts
-from experiments.studies.vrtuning.side_effects import compare_shares
-from experiments.types import Sample
-from tests.experiments.metrics.simulated import answers
+from experiments.studies.attention.summary import FAILURES, SUCCESSES, contrasts
+from experiments.types import Kind
+from tests.experiments.metrics.simulated import answers, arms_of, changed, claims, compared
 
 SEED, DRAWS, ARMS = 20261123, 300, 3
 LARGE, SMALL = 1600, 150  # studies
@@ -50,9 +54,8 @@ VARIANCES = {  # of a margin: shared by all arms, and of each arm's own; without
     "cluster": (0.10, 0.05),
     "case": (0.15, 0.10),
 }
-RANKED = ("auroc", "matched_over_safety")
-NAMES = ("baseline", *(f"arm {at}" for at in range(ARMS)))
-Said = dict[str, int]  # quantity → in how many studies a change of it is said
+NAMES = ("baseline", *(f"arm {at}" for at in range(1, ARMS + 1)))
+Claimed = dict[Any, int]  # quantity → whether a change of it is claimed
 
 
 @dataclass(frozen=True)
@@ -91,18 +94,8 @@ def records(benchmark: IconWorld) -> pd.DataFrame:
 
 
 @cache
-def cases() -> dict[str, Sample]:
-    return {one.id: one for one in IconWorld().load().samples if one.subset != "control"}
-
-
-@cache
-def iconworld() -> Cases:
-    return yes_no_answers.align(records(IconWorld()))[0]
-
-
-@cache
-def requests() -> Cases:
-    return refusal_answers.align(records(IconWorldRequests()))[0]
+def cases_of(kind: Kind) -> Cases:
+    return align(records(IconWorld() if kind == "yes_no" else IconWorldRequests()), kind)[0]
 
 
 def clustered(n: int) -> Cases:
@@ -114,141 +107,134 @@ def clustered(n: int) -> Cases:
                  pairs=none.reshape(0, 2))  # fmt: skip
 
 
-def refusal_answers_of(margin: np.ndarray) -> RefusalAnswers:
-    no = margin < 0
-    return RefusalAnswers(kept=np.full(len(no), True), refused=no, wholly=no, no_response=np.full(len(no), False),
-                          status=Counter(), verdict=Counter())  # fmt: skip
+def refusals_of(cases: Cases, margin: np.ndarray) -> Outcomes:
+    no, every, none = margin < 0, np.full(len(margin), True), np.full(len(margin), np.nan)
+    return Outcomes(answered=every, right=no == cases.unsafe, flagged=no, passed=~no, score=none, margin=none,
+                    fold=None, status=Counter(), verdict=Counter(), no_response=~every)  # fmt: skip
 
 
-def is_change(entry: Mapping[str, Any]) -> bool:
-    return entry["statement"] in ("rose", "fell")
+def is_change(entry: Mapping[str, Any] | None) -> int:
+    return int(entry is not None and entry["claim"] in (HIGHER, LOWER))
 
 
-def changed(delta: Mapping[str, Mapping[str, Any] | None]) -> Said:
-    """Quantity → whether a change of it is said; zeros too."""
-    return {name: int(is_change(entry)) for name, entry in delta.items() if entry is not None and entry["statement"]}
-
-
-def any_changed(compared: Iterable[Mapping[str, Any]], quantities: Sequence[str]) -> bool:
-    """Whether a change of any of the quantities of any arm is said."""
-    return any(is_change(one["delta"][name]) for one in compared for name in quantities)
-
-
-def study_of_ranks(rng: np.random.Generator, of: Cases) -> Said:
-    """The same for all that a yes/no benchmark says: of the arm under study, and at once of any arm."""
-    level, seed = DISTANCE / 2 - ndtri(STRICTNESS), int(rng.integers(2**31))
+def study_of_ranks(rng: np.random.Generator, of: Cases) -> Claimed:
+    """All that a yes/no benchmark claims: of the arm under study, and at once of any arm."""
+    level = DISTANCE / 2 - ndtri(STRICTNESS)
     drawn = Law.of(of, ~of.unsafe).margins(rng, np.full(1 + ARMS, DISTANCE), level)
-    arms = {name: answers(of, margin) for name, margin in zip(NAMES, drawn, strict=True)}
-    found = verdicts.comparisons(YesNoArms(of, arms, DRAWS, seed), baseline=NAMES[0], control="none", study=NAMES[1])
-    one = found[NAMES[1]]
-    return changed(one["delta"]) | {
-        "any arm": any_changed(found.values(), verdicts.SAID),
-        "wins": one["wins"],
-        "too few: matched": one["delta"]["matched_over_safety"]["statement"] == "too few",
+    results = compared(arms_of(of, drawn, rng, draws=DRAWS))
+    wins = results.get(NAMES[1], "wins", against="baseline")
+    assert wins is not None
+    return changed(results) | {
+        "any arm": any(any(changed(results, name).values()) for name in NAMES[1:]),
+        "wins": bool(wins.value),
+        TOO_FEW: claims(results)[AT_POINT] == TOO_FEW,
     }
 
 
-def study_of_refusals(rng: np.random.Generator, *, arms: int) -> Said:
-    """The same for refusals; safe and unsafe margins lie equally high, so that their rates are not apart either."""
-    of, seed = requests(), int(rng.integers(2**31))
+def study_of_refusals(rng: np.random.Generator, *, arms: int) -> Claimed:
+    """The same for refusals; safe and unsafe margins lie equally high, so that their rates do not differ either."""
+    of, seed = cases_of("refusal"), int(rng.integers(2**31))
     drawn = Law.of(of, of.subset == "benign").margins(rng, np.zeros(1 + arms), 0.5)
-    answered = dict(zip(NAMES, map(refusal_answers_of, drawn), strict=False))
-    asked = RefusalArms(of, answered, DRAWS, seed)
-    found = changed(verdicts.entries(refusals.difference(asked, NAMES[1], NAMES[0])))
-    found |= changed({f"apart, {name}": one.entry for name, one in apart(asked, answered[NAMES[1]]).items()})
+    outcomes = {name: refusals_of(of, margin) for name, margin in zip(NAMES, drawn, strict=False)}
+    study = Arms(of, outcomes, "refusal", DRAWS, seed)
+    found = {key: is_change(each.entry) for key, each in compare(study, NAMES[1], NAMES[0]).items()}
+    found |= {("gap", key): is_change(each.entry) for key, each in gaps(study, outcomes[NAMES[1]]).items()}
     if arms == 1:
         return found
-    compared = refusals.comparisons(asked, baseline=NAMES[0], study=NAMES[1])
-    at_once = any_changed(compared.values(), ("benign", "contrast"))
-    return found | {"any arm": at_once, "better": bool(compared[NAMES[1]]["wins"])}
+    results = compared(study)
+    wins = results.get(NAMES[1], "wins", against="baseline")
+    any_arm = any(any(changed(results, name, "refusal").values()) for name in NAMES[1:])
+    return found | {"any arm": any_arm, "better": bool(wins and wins.value)}
 
 
-def study_of_values(rng: np.random.Generator) -> Said:
+def study_of_values(rng: np.random.Generator) -> Claimed:
     """The same for what studies measure of a case, such as the share of attention on the picture."""
-    of = iconworld()
+    of = cases_of("yes_no")
     law = Law.of(of, ~of.unsafe)
     before, after = law.margins(rng, np.zeros(2), 0.0)
     sides = {name: rng.permutation(np.unique(code))[code] % 2 == 0 for name, code in law.codes.items()}
     seed, failed = int(rng.integers(2**31)), sides["case"]
     some = Resamples.of(of.factors, draws=DRAWS, seed=seed)
-    compared = pd.DataFrame({"cluster": of.cluster, "outcome": np.where(failed, "failure", "success"),
-                             **{name: of.tag(name) for name in ("template", "concept")}})  # fmt: skip
-    gap = contrasts(compared, before[:, None], seed=seed, draws=DRAWS, small=None)[0]["difference"]
-    samples = [cases()[case] for case in of.ids]
-    found = {
-        "share, before and after": compare_shares(samples, before, after, seed=seed, draws=DRAWS),
-        "attention of failures": gap,
+    table = pd.DataFrame({"cluster": of.cluster, "outcome": np.where(failed, "failure", "success"),
+                          **{name: of.tag(name) for name in ("template", "concept")}})  # fmt: skip
+    rows = contrasts(table, before[:, None], [""], "share", subset="", seed=seed, draws=DRAWS, small=None)
+    gap = next(row for row in rows if (row.arm, row.against) == (FAILURES, SUCCESSES))
+    draws = some.drawn(lambda drawn: drawn.mean(after - before))
+    shares = difference(some, float(before.mean()), float(after.mean()), draws, [None], len(before))
+    entries = {
+        "share, before and after": shares.entry,
         "effect of an intervention": some.effect(after - before),
         "gap between two groups": some.gap(after - before, failed, ~failed),
         "AUROC after an intervention": some.auroc_change(before, after, law.safe),
     }
-    return changed(found)
+    found = {name: is_change(entry) for name, entry in entries.items()}
+    return found | {"attention of failures": int(gap.claim in (HIGHER, LOWER))}
 
 
-def simulated(study: Callable[[np.random.Generator], Said], studies: int, *key: int) -> Said:
-    """How many of the studies say a change, by quantity; printed in percent."""
-    said = Counter[str]()
+def simulated(study: Callable[[np.random.Generator], Claimed], studies: int, *key: int) -> Claimed:
+    """In how many studies a change is claimed, by quantity; printed in percent."""
+    said = Counter[Any]()
     for at in range(studies):
         said.update(study(np.random.default_rng([SEED, *key, at])))
-    print(f"\n{studies} studies:", ", ".join(f"{name} {100 * n / studies:.1f}%" for name, n in said.items()))
+    print(f"\n{studies} studies:", {name: f"{100 * n / studies:.1f}%" for name, n in said.items()})
     return said
 
 
-def check(said: Said, studies: int) -> None:
+def check(said: Claimed, studies: int) -> None:
     """No quantity has an interval of its false alarms wholly above 5%: a 95% one, of few studies a 99.9% one."""
     confidence = 0.95 if studies == LARGE else 0.999
     above = {}
     for name, n in said.items():
         interval = wilson(n, studies, confidence=confidence)
-        if not name.startswith("too few") and interval is not None and interval.low > 0.05:
+        if name != TOO_FEW and interval is not None and interval.low > 0.05:
             above[name] = n / studies
     assert not above
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("studies", [SMALL, pytest.param(LARGE, marks=pytest.mark.slow)])
-def test_no_change_of_a_refusal_rate_is_said_too_often(studies: int) -> None:
+def test_no_change_of_a_refusal_rate_is_claimed_too_often(studies: int) -> None:
     said = simulated(partial(study_of_refusals, arms=1 if studies == SMALL else ARMS), studies, 2)
-    assert {"benign", "contrast", "difference", "type_mean", "balanced", "apart, difference"} <= set(said)
+    assert {REFUSED, HARMFUL_REFUSED, GAP, TYPE_MEAN, BALANCED, ("gap", GAP)} <= set(said)
     check(said, studies)
 
 
 @pytest.mark.slow
-def test_no_change_of_ranks_and_of_what_a_study_measures_is_said_too_often() -> None:
+def test_no_change_of_ranks_and_of_what_a_study_measures_is_claimed_too_often() -> None:
     check(simulated(study_of_values, LARGE, 4), LARGE)
-    said = simulated(partial(study_of_ranks, of=iconworld()), LARGE, 3)
-    assert {*RANKED, "auroc_within", "any arm", "wins"} <= set(said)
+    said = simulated(partial(study_of_ranks, of=cases_of("yes_no")), LARGE, 3)
+    assert {AUROC, AT_POINT, WITHIN, "any arm", "wins"} <= set(said)
     check(said, LARGE)
     assert said["wins"] <= 0.025 * LARGE
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [20, 60, 300])
-def test_no_change_is_said_too_often_in_few_clusters_without_templates(n: int) -> None:
+def test_no_change_is_claimed_too_often_in_few_clusters_without_templates(n: int) -> None:
     said = simulated(partial(study_of_ranks, of=clustered(n)), LARGE, 5, n)
     check(said, LARGE)
     if n == 20:
-        assert said["too few: matched"] == LARGE
-        assert not said["auroc"]
+        assert said[TOO_FEW] == LARGE
+        assert not said[AUROC]
 
 
 @pytest.mark.slow
 def test_the_intervals_cover_a_true_difference_of_ten_points() -> None:
-    apart_by, strictness, studies = np.sqrt(2) * ndtri([0.65, 0.75]), float(ndtr(1.74)), 1000
-    true = {"auroc": 0.1, "matched_over_safety": float(ndtr(apart_by[1] - 1.74) - ndtr(apart_by[0] - 1.74))}
-    rng, of, covered = np.random.default_rng([SEED, 6]), clustered(672), Counter[str]()
+    distances, strictness, studies = np.sqrt(2) * ndtri([0.65, 0.75]), float(ndtr(1.74)), 1000
+    true = {AUROC: 0.1, AT_POINT: float(ndtr(distances[1] - 1.74) - ndtr(distances[0] - 1.74))}
+    rng, of, covered = np.random.default_rng([SEED, 6]), clustered(672), Counter[Any]()
     for _ in range(studies):
         shared, own = rng.standard_normal((1, 672)), rng.standard_normal((2, 672))
         side = np.where(of.unsafe, -0.5, 0.5)
-        drawn = apart_by[:, None] * side + np.sqrt(0.8) * shared + np.sqrt(0.2) * own
-        level = apart_by[0] / 2 - ndtri(strictness)
-        arms = {name: answers(of, one + level) for name, one in zip(NAMES, drawn, strict=False)}
-        asked = YesNoArms(of, arms, DRAWS, int(rng.integers(2**31)))
-        delta = verdicts.entries(verdicts.difference(asked, NAMES[1], NAMES[0]))
-        for name in RANKED:
-            if (entry := delta[name]) and entry["low"] is not None:
-                covered.update({f"{name} interval": 1, name: int(entry["low"] <= true[name] <= entry["high"])})
-    print({name: covered[name] / covered[f"{name} interval"] for name in RANKED}, covered)
-    assert 0.93 <= covered["auroc"] / covered["auroc interval"] <= 0.97
-    assert covered["matched_over_safety"] >= 0.93 * covered["matched_over_safety interval"]
-    assert covered["matched_over_safety interval"] > 0.8 * studies
+        drawn = distances[:, None] * side + np.sqrt(0.8) * shared + np.sqrt(0.2) * own
+        level = distances[0] / 2 - ndtri(strictness)
+        outcomes = {name: answers(of, margin + level) for name, margin in zip(NAMES, drawn, strict=False)}
+        study = Arms(of, outcomes, "yes_no", DRAWS, int(rng.integers(2**31)))
+        differences = compare(study, NAMES[1], NAMES[0])
+        for key, truth in true.items():
+            if (entry := differences[key].entry) and entry["low"] is not None:
+                covered.update({("interval", key): 1, key: int(entry["low"] <= truth <= entry["high"])})
+    print({key: covered[key] / covered["interval", key] for key in true}, covered)
+    assert 0.93 <= covered[AUROC] / covered["interval", AUROC] <= 0.97
+    assert covered[AT_POINT] >= 0.93 * covered["interval", AT_POINT]
+    assert covered["interval", AT_POINT] > 0.8 * studies

@@ -8,22 +8,20 @@ import pandas as pd
 import pytest
 from scipy.special import ndtri
 
-from experiments.metrics.cases import Cases
+from experiments.metrics.claims import HIGHER, LOWER, NOT_TESTED
+from experiments.metrics.compare import FEWEST_LABELS, by_people, compare_by_people
 from experiments.metrics.estimates import Resamples
-from experiments.metrics.findings import Answer
-from experiments.metrics.refusal.answers import RefusalAnswers
-from experiments.metrics.refusal.comparison import FEWEST_LABELS, by_people
-from experiments.metrics.refusal.quantities import RefusalArms
-from experiments.metrics.refusal.results import evaluate
+from experiments.metrics.outcomes import Cases, Outcomes
+from experiments.metrics.quantities import REFUSED, Arms
+from experiments.metrics.results import PEOPLE, evaluate
 from experiments.metrics.statistical_tests import wilson
+from experiments.runs.results_table import Results
 
 CASES = 300  # of a subset
 Reading = tuple[float, float]  # sensitivity, specificity
 
 
-def study(
-    rng: np.random.Generator, labels: int, readings: dict[str, Reading], *, each: int, rate: float
-) -> RefusalArms:
+def study(rng: np.random.Generator, labels: int, readings: dict[str, Reading], *, each: int, rate: float) -> Arms:
     """All arms refuse the very same cases; ``each`` cases of a cluster are alike, ``labels`` of all cases labelled."""
     clusters = np.repeat(np.arange(CASES // each), each)
     shared = rng.normal(size=CASES // each)[clusters] if each > 1 else 0.0
@@ -37,11 +35,12 @@ def study(
     for name, (sensitivity, specificity) in readings.items():
         seen = np.where(truth, rng.random(CASES) < sensitivity, rng.random(CASES) > specificity)
         mixed = np.where(chosen, truth, seen)
-        answers[name] = RefusalAnswers(
-            kept=np.full(CASES, True), refused=mixed, wholly=mixed, no_response=np.full(CASES, False),
-            status=Counter(), verdict=Counter(), judged=seen, people=np.where(chosen, truth, np.nan),
+        none = np.full(CASES, np.nan)
+        answers[name] = Outcomes(
+            answered=np.full(CASES, True), right=~mixed, flagged=mixed, passed=~mixed, score=none, margin=none,
+            fold=None, status=Counter(), verdict=Counter(), judged=seen, people=np.where(chosen, truth, np.nan),
         )  # fmt: skip
-    return RefusalArms(cases, answers, 300, int(rng.integers(2**31)))
+    return Arms(cases, answers, "refusal", 300, int(rng.integers(2**31)))
 
 
 READINGS = {
@@ -55,24 +54,24 @@ READINGS = {
 @pytest.mark.parametrize("labels", [50, 100, 200])
 @pytest.mark.parametrize("reading", READINGS)
 @pytest.mark.parametrize("each", [1, 10])
-def test_intervals_cover_and_no_difference_is_said_of_arms_that_refuse_alike(
+def test_intervals_cover_and_no_difference_is_claimed_of_arms_that_refuse_alike(
     labels: int, reading: str, each: int
 ) -> None:
     rng = np.random.default_rng([labels, each])
     studies, covered, covered_rate, said, judges = 500, 0, 0, 0, 0
     for _ in range(studies):
         arms = study(rng, labels, READINGS[reading], each=each, rate=0.3)
-        entry = by_people(arms, "arm", "baseline")["benign"].entry
+        entry = compare_by_people(arms, "arm", "baseline")[REFUSED].entry
         assert entry is not None
         covered += entry["low"] <= 0 <= entry["high"]
-        said += entry["statement"] in (Answer.ROSE, Answer.FELL)
-        powered = arms.powered("arm", None, "benign")
+        said += entry["claim"] in (HIGHER, LOWER)
+        powered = by_people(arms, "arm", None, "benign")
         assert powered is not None
         one, _ = powered
         ends = arms.resamples.spread(one.draws, (one.labelled,), floor=one.floor).ends(one.value)
         covered_rate += ends["low"] <= 0.3 <= ends["high"]
-        then, now = (one.judged.astype(float) for one in arms.answers.values() if one.judged is not None)
-        judges += arms.resamples.effect(now - then)["statement"] in (Answer.ROSE, Answer.FELL)
+        then, now = (one.judged.astype(float) for one in arms.outcomes.values() if one.judged is not None)
+        judges += arms.resamples.effect(now - then)["claim"] in (HIGHER, LOWER)
     print(f"\n{reading}, {each} a cluster, {labels} labels: difference covered {covered / studies:.1%}, rate "
           f"{covered_rate / studies:.1%}; said {said / studies:.1%}, by verdicts {judges / studies:.1%}")  # fmt: skip
     for count in (covered, covered_rate):
@@ -115,16 +114,24 @@ def records(labelled: int, n: int = 240) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def test_from_a_hundred_labels_on_people_decide_and_below_nothing_is_said() -> None:
-    alone, few, many = (evaluate(records(labels), seed=0, draws=400) for labels in (0, 60, 120))
-    assert alone["comparisons"]["arm"]["delta"]["benign"]["statement"] == "fell"
-    assert "people" not in alone["comparisons"]["arm"]
-    entry = few["comparisons"]["arm"]["people"]["benign"]
-    assert entry["labelled"] == 60
-    assert entry["low"] is not None
-    assert entry["statement"] == "cannot tell"
-    assert few["comparisons"]["arm"]["delta"]["benign"] != entry
-    entry = many["comparisons"]["arm"]["delta"]["benign"]
-    assert entry["labelled"] == 120
-    assert entry["statement"] != "fell"
-    assert many["arms"]["arm"]["people"]["benign"]["value"] == pytest.approx(1 / 3, abs=0.01)
+def results(labelled: int) -> Results:
+    return evaluate(records(labelled), "refusal", seed=0, draws=400).results
+
+
+def test_from_a_hundred_labels_on_people_decide_and_below_nothing_is_claimed() -> None:
+    key = {"against": "baseline", "subset": "benign"}
+    alone, few, many = (results(labels) for labels in (0, 60, 120))
+    judged = [table.get("arm", "refusal_rate", **key) for table in (alone, few, many)]
+    people = [table.get("arm", "refusal_rate", rule=PEOPLE, **key) for table in (alone, few, many)]
+    assert people[0] is None
+    assert all(row is not None for row in (*judged, *people[1:]))
+    assert [row.claim for row in judged if row][:2] == [LOWER, LOWER]
+    assert people[1] is not None
+    assert (people[1].n, people[1].claim) == (60, NOT_TESTED)
+    assert people[1].low is not None
+    assert people[1].value != judged[1].value  # type: ignore[union-attr]
+    assert judged[2].value == people[2].value  # type: ignore[union-attr]
+    assert judged[2].claim != LOWER  # type: ignore[union-attr]
+    level = many.get("arm", "refusal_rate", subset="benign", rule=PEOPLE)
+    assert level is not None
+    assert level.value == pytest.approx(1 / 3, abs=0.01)

@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 
 from experiments.benchmarks.iconworld import IconWorld
+from experiments.metrics.claims import HIGHER, INCONCLUSIVE
+from experiments.metrics.results import Evaluation, evaluate
 from experiments.metrics.sentence_families import contradiction, families, sentence_codes
-from experiments.metrics.yes_no.results import evaluate
-from experiments.report.words import worded
 from tests.experiments.answered import from_margins, world
 
 
@@ -61,47 +61,50 @@ def table(sentences: int, *, n: int = 240, templates: bool = False) -> pd.DataFr
     return found
 
 
-def summary(found: pd.DataFrame) -> tuple[dict[str, Any], list[str], str]:
-    metrics = worded(evaluate(found, seed=0, draws=200))
-    return metrics, metrics["summary"], " ".join(metrics["caveats"])
+def run(found: pd.DataFrame, draws: int = 200) -> Evaluation:
+    return evaluate(found, "yes_no", seed=0, draws=draws)
 
 
-@pytest.mark.parametrize(("count", "words"), [(1, "this one sentence"), (9, "these 9 sentences")])
-def test_of_few_sentences_every_statement_is_about_these(count: int, words: str) -> None:
-    metrics, said, caveats = summary(table(count))
-    assert metrics["method"]["resampled"] == {"cluster": 240}
-    assert all(f"For {words}: " in sentence for sentence in said)
-    assert f"All cases are of {words}" in caveats
-    assert metrics["comparisons"]["sees"]["delta"]["auroc"]["statement"] == "rose"
+def claim(found: pd.DataFrame, arm: str, draws: int = 200) -> str:
+    row = run(found, draws).results.get(arm, "auroc", against="baseline")
+    assert row is not None
+    return row.claim
+
+
+@pytest.mark.parametrize("count", [1, 9])
+def test_few_sentences_are_fixed(count: int) -> None:
+    design = run(table(count)).design
+    assert design["resampled"] == {"cluster": 240}
+    assert (design["sentences"]["families"], design["sentences"]["fixed"]) == (count, True)
+    assert claim(table(count), "sees") == HIGHER
 
 
 def test_ten_sentences_are_a_sample_and_those_of_one_case_each_are_cases() -> None:
-    metrics, said, caveats = summary(table(10))
-    assert metrics["method"]["resampled"] == {"cluster": 240, "template": 10}
-    assert not any("sentence:" in one or "sentences:" in one for one in said)
-    metrics, said, caveats = summary(table(240))
-    assert metrics["method"]["resampled"] == {"cluster": 240}
-    assert "sentence" not in caveats
-    assert metrics["arms"]["sees"]["auroc_within"] is None, "no sentence has two cases"
+    design = run(table(10)).design
+    assert design["resampled"] == {"cluster": 240, "template": 10}
+    assert not design["sentences"]["fixed"]
+    found = run(table(240))
+    assert found.design["resampled"] == {"cluster": 240}
+    within = found.results.get("sees", "auroc_within")
+    assert within is None or within.value is None, "no sentence has two cases"
 
 
 def test_a_column_that_contradicts_the_texts_is_followed_and_told_of() -> None:
-    metrics, _, caveats = summary(table(12, templates=True))
-    assert metrics["method"]["sentences"]["families"] == 240
-    assert caveats.count("The column template tells apart texts that are alike") == 1
+    sentences = run(table(12, templates=True)).design["sentences"]
+    assert sentences["families"] == 240
+    assert len(sentences["contradiction"]) == 2
 
 
-def test_few_sentences_say_rose_of_an_effect_of_theirs_that_a_sample_does_not_show() -> None:
-    """Half of the sentences gain, a third lose: true of these, not shown of others."""
+def test_few_sentences_claim_an_effect_of_theirs_that_a_sample_does_not_show() -> None:
+    """Half of the sentences gain, a third lose: true of these, inconclusive for others."""
     rng = np.random.default_rng(0)
     n, gains = 480, {9: [1, 1, 1, 1, 1, 1, -0.4, -0.4, -0.4], 12: [1, 1, 1, 1, 1, 1, -0.9, -0.9, -0.9, -0.9, 0, 0]}
-    said = {}
+    found = {}
     for count, gain in gains.items():
         of = np.arange(n) // 2 % count
         base = rng.normal(0, 1, n)
         arm = base + 0.7 * np.array(gain)[of] * np.tile([-1, 1], n // 2)
-        found = from_margins("to" * (n // 2), {"baseline": base, "arm": arm})
-        found["text"] = [f"Is word{of[int(case[1:])]} in here or not?" for case in found["case"]]
-        metrics = evaluate(found, seed=0, draws=300)
-        said[count] = metrics["comparisons"]["arm"]["delta"]["auroc"]["statement"]
-    assert said == {9: "rose", 12: "not shown"}
+        cases = from_margins("to" * (n // 2), {"baseline": base, "arm": arm})
+        cases["text"] = [f"Is word{of[int(case[1:])]} in here or not?" for case in cases["case"]]
+        found[count] = claim(cases, "arm", draws=300)
+    assert found == {9: HIGHER, 12: INCONCLUSIVE}

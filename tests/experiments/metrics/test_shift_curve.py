@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.metrics.yes_no.shift_curve import shift_curve
+from experiments.metrics.shift_curve import shift_curve
 
 
 @st.composite

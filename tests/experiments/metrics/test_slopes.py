@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from experiments.metrics.findings import Answer, statement
+from experiments.metrics.claims import HIGHER, INCONCLUSIVE, LOWER, NO_DIFFERENCE, TOO_FEW, claim_of
 from experiments.metrics.slopes import HOLDS, SPLITS, holding, ratios, split_claims, strongest, unit_sums
 from experiments.metrics.statistical_tests import wilson
 from tests.conftest import REPOSITORY
@@ -32,7 +32,7 @@ def test_no_part_is_named_more_often_than_it_may_where_none_has_an_effect(templa
     for at in range(RESAMPLINGS):
         drawn = rng.integers(len(bottom), size=templates)
         found = ratios(rest[drawn], bottom[drawn], seed=at, draws=500).entries
-        named += any(statement(entry) in (Answer.ROSE, Answer.FELL) for entry in found)
+        named += any(claim_of(entry) in (HIGHER, LOWER) for entry in found)
     rate, interval = named / RESAMPLINGS, wilson(named, RESAMPLINGS)
     print(f"{templates} templates: any of {top.shape[1]} parts named in {rate:.2%} {interval} of {RESAMPLINGS}")
     assert rate <= MOST
@@ -68,8 +68,8 @@ def test_a_ratio_is_of_sums_and_its_interval_that_of_quiet_units_is_short() -> N
     found = ratios(np.stack([quiet, loud], 1), bottom, seed=0)
     assert found.value == pytest.approx([quiet.sum() / bottom.sum(), loud.sum() / bottom.sum()])
     entries = found.entries
-    assert statement(entries[0]) is Answer.ROSE
-    assert statement(entries[1]) is Answer.NOT_SHOWN
+    assert claim_of(entries[0]) == HIGHER
+    assert claim_of(entries[1]) == INCONCLUSIVE
     assert entries[0]["low"] < 0.3 < entries[0]["high"]  # type: ignore[operator]
     power = found.power(0.2)
     assert power[0] > 0.99 > 0.6 > power[1] > 0.01
@@ -81,10 +81,10 @@ def test_an_inert_part_widens_nothing_and_few_units_have_no_interval() -> None:
     exact = np.full(12, 0.5)
     both = ratios(np.stack([exact, np.zeros(12)], 1), bottom, seed=0)
     assert [(entry["low"], entry["high"]) for entry in both.entries] == [(0.5, 0.5), (0.0, 0.0)]
-    assert statement(both.entries[1]) is Answer.NO_CHANGE
+    assert claim_of(both.entries[1]) == NO_DIFFERENCE
     few = ratios(exact[:9, None], bottom[:9], seed=0)
     assert few.entries[0]["low"] is None
-    assert statement(few.entries[0]) is Answer.TOO_FEW
+    assert claim_of(few.entries[0]) == TOO_FEW
     assert np.isnan(few.power(0.2)).all()
 
 

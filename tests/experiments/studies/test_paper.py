@@ -10,22 +10,25 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from experiments.config.options import options_of, written
+from experiments.metrics.results import evaluate
 from experiments.report.numbers import percent
 from experiments.report.sections import Section, SectionFigure, write_section
-from experiments.report.table import Table
+from experiments.report.tables import table
+from experiments.runs.results_table import Results, read_results
 from experiments.runs.saved_run import read_run
 from experiments.studies.paper import references, reproduction
+from experiments.studies.paper.study import split
 from interp.errors import UserError
 from interp.figures.glyphs import Figure
 from tests import forked
 from tests.conftest import REPOSITORY
+from tests.experiments import refused
 from tests.experiments.compose import run_of
-from tests.experiments.evaluation.test_refusal_study import careful, study
-from tests.experiments.evaluation.test_refusal_study import written as written_responses
-from tests.experiments.synthetic_run import predictions, write_run
+from tests.experiments.synthetic_run import environment, predictions, write_run
 
 ODD = r"50% of_{x}\input{/etc/passwd} & $y$ #1 ~^ `id` | *z* [a](b) <b>"
 ARMS = {"baseline": (0.8, -2.0), "vcd": (1.6, -1.6), ODD: (0.9, -2.4)}
@@ -87,17 +90,17 @@ def structure(source: str) -> None:
 @pytest.mark.long
 def test_everything_is_there_and_hashed(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = paper(finished)
-    assert f"{folder}: 5 tables, 2 figures;" in " ".join(capsys.readouterr().out.split())
+    assert f"{folder}: 6 tables, 2 figures;" in " ".join(capsys.readouterr().out.split())
     here = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    tables = {f"tables/{name}.{form}" for name in ("glance", "arms", "comparisons", "conventions", "outcomes")
-              for form in ("tex", "csv")}  # fmt: skip
-    figures = {"figures/trade_off.pdf", "figures/auroc.pdf"}
-    others = {"tables.tex", "methods.md", "references.bib", "settings.json", "metrics.json", "reproduce.sh"}
+    names = ("glance", "levels", "differences", "conventions", "outcomes", "by_scenario")
+    tables = {f"tables/{name}.{form}" for name in names for form in ("tex", "csv")}
+    figures = {"figures/safety.pdf", "figures/auroc.pdf"}
+    others = {"tables.tex", "methods.md", "references.bib", "settings.json", "results.csv", "reproduce.sh"}
     assert here == tables | figures | others | {"manifest.sha256"}
     checked = subprocess.run(["sha256sum", "--check", "--quiet", "manifest.sha256"], cwd=folder, check=False)
     assert checked.returncode == 0
     assert len((folder / "manifest.sha256").read_text().splitlines()) == len(here) - 1
-    assert (folder / "metrics.json").read_bytes() == (finished / "metrics.json").read_bytes()
+    assert (folder / "results.csv").read_bytes() == (finished / "results.csv").read_bytes()
     before = {name: (folder / name).read_bytes() for name in here}
     paper(finished)
     assert before == {name: (folder / name).read_bytes() for name in here}, "the same run gives the same bytes"
@@ -109,16 +112,25 @@ def test_tables_are_latex_that_holds_and_the_numbers_of_metrics(finished: Path) 
     sources = sorted((folder / "tables").glob("*.tex"))
     for source in sources:
         structure(source.read_text(encoding="utf-8"))
-    assert (folder / "tables" / "arms.tex").read_text(encoding="utf-8").count("{tabular}{l") > 1  # else too small
+    assert (folder / "tables" / "levels.tex").read_text(encoding="utf-8").count("{tabular}{l") > 1  # else too small
     assert [f"tables/{one.stem}" for one in sources] == sorted(
         re.findall(r"\\input\{(.+?)\}", (folder / "tables.tex").read_text())
     )
-    metrics = json.loads((finished / "metrics.json").read_text())
-    with (folder / "tables" / "arms.csv").open(encoding="utf-8", newline="") as handle:
+    results = read_results(finished)
+    with (folder / "tables" / "levels.csv").open(encoding="utf-8", newline="") as handle:
         rows = list(csv.DictReader(handle))
     assert [row["arm"] for row in rows] == list(ARMS)
     for row in rows:
-        assert row["overall"].startswith(percent(metrics["arms"][row["arm"]]["accuracy"]["overall"]))
+        accuracy = results.get(row["arm"], "accuracy")
+        assert accuracy is not None
+        assert row["accuracy"].startswith(percent(accuracy.value))
+
+
+def test_a_wide_table_becomes_parts_that_each_begin_with_the_first_column() -> None:
+    frame = table([dict.fromkeys("abcdef", "x" * 30)])
+    parts = split(frame, wide=100)
+    assert [list(part.columns) for part in parts] == [["a", "b", "c"], ["a", "d", "e"], ["a", "f"]]
+    assert [list(part.columns) for part in split(frame[["a", "b"]])] == [["a", "b"]]
 
 
 @pytest.mark.long
@@ -127,9 +139,9 @@ def test_methods_name_who_was_asked_what_and_how_it_was_decided(finished: Path) 
     metrics = json.loads((finished / "metrics.json").read_text())
     for wanted in (
         "f" * 40, "llava-hf/llava-1.5-7b-hf", "bfloat16", "a" * 64, '"alpha": 1.0', "judge: yes\\_no",
-        f"Bootstrap of 50 draws with seed 0, over {metrics['method']['clusters']} clusters",
-        "Family of comparisons: vcd",
-        f"{percent(metrics['method']['operating_point'])}% of the unsafe cases", "torch: 2.13.0", "machine: cpu",
+        f"The bootstrap has 50 draws with seed 0, over {metrics['clusters']} clusters",
+        "compared with baseline: vcd",
+        f"{percent(metrics['operating_point'])}% of the unsafe cases", "torch: 2.13.0", "machine: cpu",
         "0123456789abcdef0123456789abcdef01234567",
     ):  # fmt: skip
         assert wanted in text, wanted
@@ -188,7 +200,7 @@ def test_every_word_of_the_command_reaches_the_program_and_none_the_shell(finish
 
 @pytest.mark.long
 def test_a_sections_table_and_figure_come_along_but_none_from_outside(finished: Path, tmp_path: Path) -> None:
-    section = Section("What it sees", ["One."], [Table.of("Seen", [{"layer": "1", "share": "50%"}])])
+    section = Section("What it sees", ["One."], [table([{"layer": "1", "share": "50%"}], title="Seen")])
     write_section(
         finished, "seen", section, {"inside": SectionFigure(Figure(), "a"), "outside": SectionFigure(Figure(), "b")}
     )
@@ -219,23 +231,28 @@ def test_a_run_that_cannot_be_repeated_is_refused_in_a_sentence(
     assert not (finished / "paper").exists()
 
 
+def moved(results: Results, by: float) -> Results:
+    """The same rows with another AUROC of vcd."""
+    return Results(
+        row._replace(value=(row.value or 0) + by) if row[1:4] == ("vcd", "", "auroc") else row for row in results
+    )
+
+
 @pytest.mark.long
 def test_other_numbers_a_changed_file_and_no_paper_are_told(finished: Path, tmp_path: Path) -> None:
-    folder = paper(finished)
+    folder, results = paper(finished), read_results(finished)
     (said,) = reproduction.compare(finished, folder)
-    assert said.endswith(f"the numbers are those of {folder}, to 1e-06")
-    saved = json.loads((finished / "metrics.json").read_text())
-    saved["arms"]["vcd"]["auroc"] += 1e-8
-    changed(finished, "metrics.json", **saved)
+    assert said.endswith(f"{len(results)} of {len(results)} rows are those of {folder}, to 1e-06")
+    moved(results, 1e-8).write(finished)
     reproduction.compare(finished, folder)
-    saved["arms"]["vcd"]["auroc"] += 1e-3
-    changed(changed(finished, "metrics.json", **saved), device="another")
-    with pytest.raises(UserError, match=r"1 values are other than in .*: arms\.vcd\.auroc: .*; another device than"):
+    moved(results, 1e-3).write(finished)
+    changed(finished, device="another")
+    with pytest.raises(UserError, match=r"1 rows are other than in .*: vcd auroc: value .*; another device than"):
         reproduction.compare(finished, folder)
     with pytest.raises(UserError, match="is no folder that task=paper wrote"):
         reproduction.compare(finished, tmp_path)
-    (folder / "metrics.json").write_text("{}")
-    with pytest.raises(UserError, match=r"metrics\.json is not the file that manifest\.sha256 names"):
+    (folder / "results.csv").write_text("")
+    with pytest.raises(UserError, match=r"results\.csv is not the file that manifest\.sha256 names"):
         reproduction.compare(finished, folder)
     (folder / "manifest.sha256").write_text(f"{'0' * 64}  ../run/environment.json\n")
     with pytest.raises(UserError, match="is not the file that"):
@@ -248,31 +265,51 @@ def test_other_numbers_a_changed_file_and_no_paper_are_told(finished: Path, tmp_
 
 
 @pytest.mark.long
-def test_a_refusal_run_brings_the_card_of_its_judge(tmp_path: Path) -> None:
-    arms = {name: written_responses(tmp_path / f"{name}.jsonl", careful()) for name in ("baseline", "careful")}
-    run = study(tmp_path, arms, "careful", "model.path=/no/such/model")
-    run.task(run)
-    (folder,) = (tmp_path / "requests").iterdir()
-    said = json.loads((folder / "environment.json").read_text())
-    arms_of = {name: {"_target_": "experiments.runs.responses.Responses"} for name in arms}
-    folder = paper(changed(folder, config=said["config"] | {"arms": arms_of}))
-    assert [one.name for one in (folder / "figures").iterdir()] == ["safety.pdf"]
-    card = (folder / "tables" / "judge_card_1.tex").read_text(encoding="utf-8")
-    structure(card)
-    assert "refusal\\_rule" in card
-    assert "refusal\\_classifier" not in card
-    assert "| refusal_rule |" in (folder / "methods.md").read_text(encoding="utf-8")
-    keys = re.findall(r"^@\w+\{(\w+),", (folder / "references.bib").read_text(), re.MULTILINE)
+def test_rows_of_an_analysis_that_failed_are_named_and_the_others_compared(finished: Path) -> None:
+    folder, results = paper(finished), read_results(finished)
+    Results(row for row in results if row.quantity != "auroc").write(finished)
+    with pytest.raises(UserError, match="baseline auroc is missing"):
+        reproduction.compare(finished, folder)
+    failed = {"missing": "AUROC was not measured", "state": "failed", "sentence": "AUROC was not measured: no memory"}
+    (finished / "analyses.json").write_text(json.dumps({"ranks": failed}))
+    said = reproduction.compare(finished, folder)
+    assert f" of {len(results)} rows are those of" in said[0]
+    assert said[1].startswith("Missing rows: baseline auroc, ")
+    assert said[2] == "AUROC was not measured: no memory"
+    Results(row._replace(value=0.5) for row in read_results(finished) if row.quantity == "accuracy").write(finished)
+    with pytest.raises(UserError, match="baseline accuracy: value"):
+        reproduction.compare(finished, folder)
+
+
+@pytest.mark.long
+def test_a_refusal_run_names_its_judge_and_the_error_of_it(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    rows = refused.records("b" * 24 + "c" * 24, {"baseline": "rrc" * 8 + "r" * 24, "vcd": "rcc" * 8 + "r" * 24})
+    evaluation = evaluate(pd.DataFrame(rows), "refusal", seed=0, draws=50)
+    error = {"judge": "refusal_rule", "sensitivity": 0.91, "specificity": 0.97, "positives": 80, "negatives": 90}
+    (folder / "metrics.json").write_text(json.dumps(evaluation.design | {"corrected": error | {"unstable": ""}}))
+    (folder / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    evaluation.results.write(folder)
+    made = {"judge": "refusal_rule", "config": {"arms": {"baseline": {}, "vcd": VCD}}, "model": None}
+    (folder / "environment.json").write_text(json.dumps(environment("requests", n=48) | made))
+    made_folder = paper(folder)
+    assert [drawn.name for drawn in (made_folder / "figures").iterdir()] == ["safety.pdf"]
+    structure((made_folder / "tables" / "levels.tex").read_text(encoding="utf-8"))
+    text = (made_folder / "methods.md").read_text(encoding="utf-8")
+    assert "- judge: refusal\\_rule" in text
+    assert '"sensitivity": 0.91' in text
+    keys = re.findall(r"^@\w+\{(\w+),", (made_folder / "references.bib").read_text(), re.MULTILINE)
     assert {"xstest", "msts"} <= {*keys}
     assert not {"transformers", "mmsafeaware", "lora"} & {*keys}
 
 
 @pytest.mark.slow  # asks a whole study anew
 def test_the_script_of_a_run_gets_its_numbers_again(tmp_path: Path) -> None:
-    environment = {"PYTHONPATH": str(REPOSITORY), "COLUMNS": "300", "PYTHON": sys.executable}
+    variables = {"PYTHONPATH": str(REPOSITORY), "COLUMNS": "300", "PYTHON": sys.executable}
 
     def typed(*words: str) -> None:
-        ended = forked.typed("experiments.run", *words, folder=tmp_path, **environment)
+        ended = forked.typed("experiments.run", *words, folder=tmp_path, **variables)
         assert ended.returncode == 0, ended.stderr
 
     typed("limit=40", "draws=100", "note=a b", "+method@arms.prompt=prompt")
@@ -280,9 +317,9 @@ def test_the_script_of_a_run_gets_its_numbers_again(tmp_path: Path) -> None:
     reviewed = tmp_path / "of a reviewer"
     typed("task=paper", f"run={folder}", f"task.to='{reviewed}'")
     assert read_run(folder).environment["command"].endswith("'note=a b' +method@arms.prompt=prompt")
-    done = subprocess.run(["bash", reviewed / "reproduce.sh"], cwd=tmp_path, env=os.environ | environment,
+    done = subprocess.run(["bash", reviewed / "reproduce.sh"], cwd=tmp_path, env=os.environ | variables,
                           check=False, capture_output=True, text=True, timeout=600)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert f"the numbers are those of {reviewed}, to 1e-06" in done.stdout
+    assert f"rows are those of {reviewed}, to 1e-06" in done.stdout
     for source in (reviewed / "tables").glob("*.tex"):
         structure(source.read_text(encoding="utf-8"))

@@ -9,16 +9,16 @@ import pytest
 
 from experiments.benchmarks.published import printed_rows
 from experiments.evaluation.finished_runs import Finished
-from experiments.metrics.yes_no import results
-from experiments.report.table import terminal
+from experiments.metrics.results import evaluate
+from experiments.report.tables import in_terminal
 from experiments.studies.paper_tables.mmsafeaware import (
     PaperTable,
+    beside,
     conventions_met,
     lines,
     overalls,
     scenarios,
 )
-from experiments.studies.paper_tables.mmsafeaware import table as table_of
 from interp.errors import UserError
 from tests.experiments.answered import records
 from tests.experiments.compose import run_of
@@ -51,7 +51,12 @@ def evaluated(**arms: str) -> Finished:
     rows = records("ttaaoo", arms)
     for row, wrapper in zip(rows, ["", "", "role_play", "goal_hijacking", "", ""] * len(arms), strict=True):
         row["tags"] = {"wrapper": wrapper} if wrapper else {}
-    return Finished("model", "mmsafeaware", results.evaluate(pd.DataFrame(rows), seed=0, draws=20))
+    return finished(rows, "mmsafeaware")
+
+
+def finished(rows: list[dict[str, Any]], benchmark: str, draws: int = 20) -> Finished:
+    evaluation = evaluate(pd.DataFrame(rows), "yes_no", seed=0, draws=draws)
+    return Finished("model", benchmark, evaluation.results, evaluation.design)
 
 
 def test_ours_stand_below_the_papers_rows() -> None:
@@ -67,7 +72,7 @@ def test_ours_stand_below_the_papers_rows() -> None:
 
 
 def test_an_incomplete_benchmark_has_no_overall_of_the_three() -> None:
-    run = Finished("m", "b", results.evaluate(pd.DataFrame(records("to", {"baseline": "ny"})), seed=0, draws=20))
+    run = finished(records("to", {"baseline": "ny"}), "b")
     assert lines(1, [run], "")[-1]["overall_macro_mean"] is None
 
 
@@ -86,8 +91,7 @@ def test_mmsafeaware_has_the_papers_29_scenarios_and_the_unresolved_cases(shared
     rows = [{"case": s.id, "arm": "baseline", "status": "answered", "verdict": s.gold, "margin": None,
              "subset": s.subset, "scenario": s.scenario, "gold": s.gold, "cluster": s.cluster, "tags": dict(s.tags)}
             for s in samples]  # fmt: skip
-    run = Finished("m", "mmsafeaware", results.evaluate(pd.DataFrame(rows), seed=0, draws=5))
-    table = scenarios([run])
+    table = scenarios([finished(rows, "mmsafeaware", draws=5)])
     assert table["n"].sum() == 1523
     assert len(table[table["scenario"] != "unresolved"]) == 29
 
@@ -97,7 +101,7 @@ def test_missing_arms_and_other_benchmarks_are_refused_by_name() -> None:
     with pytest.raises(UserError, match=r"no arm 'safety_prompt'.*known: baseline"):
         lines(2, [run], "safety_prompt")
     with pytest.raises(UserError, match="refusal benchmark"):
-        lines(1, [run._replace(metrics={"kind": "refusal", "arms": {}})], "")
+        lines(1, [run._replace(design={"kind": "refusal"})], "")
     with pytest.raises(UserError, match=r"task\.table=4"):
         PaperTable(table=4)
 
@@ -135,7 +139,7 @@ def test_the_terminal_marks_the_convention_of_each_printed_row() -> None:
 
     console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     shown = lines(2, [evaluated(baseline="nnnyyn", safety_prompt="nnnnnn")], "safety_prompt")
-    console.print(terminal(table_of(2, shown)))
+    console.print(in_terminal(beside(2, pd.DataFrame(shown))))
     text = console.export_text()
     assert text.count("*") == 8
     assert max(map(len, text.splitlines())) <= 80

@@ -10,9 +10,11 @@ import pytest
 
 from experiments.benchmarks.mossbench import published_questions, published_responses
 from experiments.benchmarks.published import MOSSBENCH, mossbench_row
-from experiments.metrics.refusal import leaderboard
-from experiments.metrics.refusal.results import evaluate
-from experiments.studies.paper_tables.mossbench import judge_published, refusal_judge, with_nos_counted
+from experiments.metrics.outcomes import PUBLISHED
+from experiments.metrics.results import evaluate
+from experiments.report.published_tables import COLUMNS, CONVENTIONS, NO_TO_A_QUESTION, leaderboard
+from experiments.runs.results_table import Results, row
+from experiments.studies.paper_tables.mossbench import judge_published, refusal_judge, summary, with_nos_counted
 from interp.errors import UserError
 from tests.experiments.compose import run_of
 
@@ -60,9 +62,9 @@ def test_both_conventions_stand_beside_the_published_row(
     folder = run_task(root, tmp_path / "outputs")
     table = pd.read_csv(folder / "leaderboard.csv").set_index(["model", "convention"])
     # Types by turns from pid 1: 2, 3, 1, 2, 3, 1. Gemini refused pids 1 and 6; 2 is null and 3 is empty.
-    published = table.loc[("Gemini-Pro 1.5", leaderboard.CONVENTIONS[0])]
+    published = table.loc[("Gemini-Pro 1.5", CONVENTIONS[0])]
     assert list(published[["exaggerated_risk", "negated_harm", "counterintuitive_interpretation"]]) == [100, 50, 50]
-    answered = table.loc[("Gemini-Pro 1.5", leaderboard.CONVENTIONS[1])]
+    answered = table.loc[("Gemini-Pro 1.5", CONVENTIONS[1])]
     assert list(answered[["exaggerated_risk", "negated_harm", "counterintuitive_interpretation"]]) == [100, 50, 0]
     assert list(answered[["n_exaggerated_risk", "n_negated_harm", "n_counterintuitive_interpretation"]]) == [1, 2, 1]
     assert published["published_average"] == 29.33
@@ -123,37 +125,36 @@ def test_the_web_version_of_another_model_is_not_taken_for_its_api() -> None:
 
 
 def test_a_no_to_may_i_counts_as_a_refusal_in_a_row_of_its_own() -> None:
-    asked = product(("Can I bury this?", "How do I bury this?"), leaderboard.COLUMNS, ("complied", "rebutted"))
+    asked = product(("Can I bury this?", "How do I bury this?"), COLUMNS, ("complied", "rebutted"))
     records = [
         {"case": f"case {at}", "arm": "a model", "status": "answered", "verdict": verdict, "subset": "benign",
          "scenario": type_, "gold": "comply", "cluster": f"case {at}", "pair": None, "tags": {}, "text": text}
         for at, (text, type_, verdict) in enumerate(asked)
     ]  # fmt: skip
     run = run_of("task=mossbench_leaderboard", "task.root=x", "draws=20")
-    plain = evaluate(pd.DataFrame(records), seed=0, draws=20, baseline="")
-    rows = leaderboard.leaderboard_rows(plain, with_nos_counted(records, run))
-    assert {row.convention: row.cells for row in rows} == {
-        leaderboard.CONVENTIONS[0]: (0, 0, 0),
-        leaderboard.CONVENTIONS[1]: (0, 0, 0),
-        leaderboard.NO_TO_A_QUESTION: (25, 25, 25),
-    }
+    plain = evaluate(pd.DataFrame(records), "refusal", seed=0, draws=20, baseline="").results
+    frame = leaderboard(plain, ["a model"], with_nos_counted(records, run)).set_index("convention")
+    assert frame["average"].to_dict() == {CONVENTIONS[0]: 0, CONVENTIONS[1]: 0, NO_TO_A_QUESTION: 25}
     assert with_nos_counted([one | {"verdict": "complied"} for one in records], run) is None
-    (share,) = [of["rebutted"]["benign"] for of in plain["arms"].values()]
-    assert (share["value"], share["n"]) == (0.5, 12)
+    share = plain.get("a model", "rebuttal_rate", subset="benign")
+    assert share is not None
+    assert (share.value, share.n) == (0.5, 12)
 
 
 def test_errors_are_averaged_over_cells_and_models() -> None:
+    cells = {"GPT-4o": [0.1, 0.2, None], "no such model": [0.1, 0.2, 0.3], "Claude 3 Opus": [0, 0, 0]}
     rows = [
-        leaderboard.LeaderboardRow("a", "c", (10.0, 20.0, None), (1, 1, 0), (12, 20, 5, 12.33)),
-        leaderboard.LeaderboardRow("b", "c", (10.0, 20.0, 30.0), (1, 1, 1), None),
-        leaderboard.LeaderboardRow("d", "c", (0.0, 0.0, 0.0), (1, 1, 1), (4, 0, 0, 1.33)),
-    ]
-    assert leaderboard.mean_absolute_error(rows, "c") == pytest.approx((2 + 0 + 4 + 0 + 0) / 5)
-    assert leaderboard.mean_absolute_error(rows, "other") is None
-    assert rows[0].average is None
-    assert leaderboard.averages_by_type(rows, "c") == {
-        name: pytest.approx(value) for name, value in zip(leaderboard.COLUMNS, (20 / 3, 40 / 3, 15), strict=True)
-    }
+        row("refusal_rate", arm=model, subset="benign", group=f"type={name}", rule=rule, value=value, n=1)
+        for model, values in cells.items() for name, value in zip(COLUMNS, values, strict=True)
+        for rule in ("", PUBLISHED)
+    ]  # fmt: skip
+    frame = leaderboard(Results(rows), list(cells))
+    first, second = summary(frame)
+    printed = [*MOSSBENCH["GPT-4o"][:2], *MOSSBENCH["Claude 3 Opus"][:3]]
+    errors = [abs(ours - theirs) for ours, theirs in zip((10, 20, 0, 0, 0), printed, strict=True)]
+    assert first["error"] == second["error"] == pytest.approx(sum(errors) / 5)
+    assert frame["average"].isna().sum() == 2
+    assert list(first["types"].values()) == pytest.approx([20 / 3, 40 / 3, 15])
 
 
 def test_files_of_another_shape_are_refused_by_name(root: Path) -> None:

@@ -8,9 +8,10 @@ import pytest
 from PIL import Image
 
 from experiments.benchmarks.mmsafeaware import KEY, PREFIX
+from experiments.report.text import headline
+from experiments.runs.saved_run import SavedRun, read_run
 from interp.errors import UserError
 from tests.experiments.compose import run_of
-from tests.experiments.synthetic_run import metrics_of
 
 
 def mmsafeaware(root: Path) -> Path:
@@ -46,10 +47,10 @@ def execute(*overrides: str) -> None:
     run.task(run)
 
 
-def metrics(outputs: Path, name: str) -> dict[str, Any]:
+def made(outputs: Path, name: str) -> SavedRun:
     (folder,) = (outputs / name).iterdir()
     assert (folder / "report.html").is_file()
-    return metrics_of(folder)
+    return read_run(folder)
 
 
 @pytest.mark.long
@@ -64,17 +65,18 @@ def test_both_are_asked_by_the_same_arms_and_reported_each(
     clones = (f"mmsafeaware={mmsafeaware(tmp_path / 'mm')}", f"mossbench={mossbench(tmp_path / 'moss')}")
     execute(*clones, f"output_root={tmp_path / 'out'}", "task.answer_tokens=4", "attention=false")
     assert len(loads) == 1
-    verdicts = metrics(tmp_path / "out", "papers_mmsafeaware")
-    refusals = metrics(tmp_path / "out", "papers_mossbench")
-    assert list(verdicts["arms"]) == ["baseline", "vcd_cli", "text_only", "calibrated_shift", "prompt", "safety_prompt"]
-    assert set(verdicts["arms"]) - set(refusals["arms"]) == {"calibrated_shift"}
-    assert (verdicts["arms"]["baseline"]["n"], refusals["arms"]["baseline"]["n"]) == (6, 6)
+    verdicts = made(tmp_path / "out", "papers_mmsafeaware")
+    refusals = made(tmp_path / "out", "papers_mossbench")
+    assert verdicts.results.arms == ["baseline", "vcd_cli", "text_only", "calibrated_shift", "prompt", "safety_prompt"]
+    assert set(verdicts.results.arms) - set(refusals.results.arms) == {"calibrated_shift"}
+    answered = [run.results.get("baseline", "answered") for run in (verdicts, refusals)]
+    assert [row and row.n for row in answered] == [6, 6]
     printed = capsys.readouterr().out
     assert [line.split()[2] for line in printed.splitlines() if line.startswith("report of ")] == [
         "mmsafeaware:", "mossbench:"]  # fmt: skip
     said = " ".join(printed.split())
-    for sentence in (verdicts["summary"][0], refusals["summary"][0]):
-        assert said.count(" ".join(sentence.split())) == 1
+    for run in (verdicts, refusals):
+        assert said.count(" ".join(headline(run.results, run.metrics)[0].split())) == 1
 
 
 @pytest.mark.slow  # a further study of both papers
@@ -83,12 +85,12 @@ def test_verbalising_is_asked_of_both_but_for_the_descriptions_that_neither_has(
     options = (f"output_root={tmp_path / 'out'}", "task.answer_tokens=4", "draws=20", "method.description_tokens=4")
     run = run_of("+exp=verbalise_llava", "task=papers", *clones, *options)
     run.task(run)
-    verdicts = metrics(tmp_path / "out", "verbalise_llava_mmsafeaware")
-    refusals = metrics(tmp_path / "out", "verbalise_llava_mossbench")
+    verdicts = made(tmp_path / "out", "verbalise_llava_mmsafeaware")
+    refusals = made(tmp_path / "out", "verbalise_llava_mossbench")
     asked = {"baseline", "verbalise", "vcd", "before", "before_with_picture", "ecso"}
-    assert set(verdicts["arms"]) == asked | {"yes_bias", "calibrated_shift"}
-    assert set(refusals["arms"]) == asked
-    assert "does not say what its pictures show" in refusals["not_applicable"]["oracle"]
+    assert set(verdicts.results.arms) == asked | {"yes_bias", "calibrated_shift"}
+    assert set(refusals.results.arms) == asked
+    assert "does not say what its pictures show" in refusals.metrics["not_applicable"]["oracle"]
     (folder,) = (tmp_path / "out" / "verbalise_llava_mmsafeaware").iterdir()
     records = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
     told = [record["steps"]["question"] for record in records if record["arm"] == "verbalise"]

@@ -1,0 +1,241 @@
+"""Refusal benchmarks: what counts as a refusal, what is missing, pairs, and the counting of benchmarks' authors."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments.benchmarks.published import BESIDE, rates_of
+from experiments.metrics.as_published import RULES, as_published
+from experiments.metrics.claims import INCONCLUSIVE, LOWER, TOO_FEW
+from experiments.metrics.estimates import StandardError, share_interval
+from experiments.metrics.outcomes import PUBLISHED
+from experiments.metrics.results import evaluate
+from experiments.runs.results_table import Results, Row
+from interp.errors import UserError
+from tests.experiments.metrics.test_verdicts import row
+from tests.experiments.refused import TYPES, frame, records
+
+BENIGN, CONTRAST = {"subset": "benign"}, {"subset": "contrast"}
+OF_TYPE = {"subset": "benign", "group": f"type={TYPES[0]}"}
+
+
+def run(table: pd.DataFrame, **options: Any) -> Results:
+    return evaluate(table, "refusal", **{"seed": 0, "draws": 300, **options}).results
+
+
+def arm(subsets: str, answers: str, **options: Any) -> Results:
+    return run(frame(subsets, {"baseline": answers}), **options)
+
+
+def rate(found: Results, name: str = "baseline", **key: str) -> Row:
+    return row(found, "refusal_rate", name, **key)
+
+
+def notes(subsets: str, answers: str, **options: Any) -> set[str]:
+    design = evaluate(frame(subsets, {"baseline": answers}), "refusal", seed=0, draws=20, **options).design
+    return {note["note"] for note in design["notes"]}
+
+
+def random_frame(n: int = 120, seed: int = 0, fall: float = 0.3) -> pd.DataFrame:
+    """Three arms: ``less`` refuses benign cases less often, ``same`` answers like the baseline."""
+    rng = random.Random(seed)
+    before = "".join("r" if rng.random() < 0.6 else "c" for _ in range(n)) + "r" * n
+    less = "".join("c" if at < n and rng.random() < fall else answer for at, answer in enumerate(before))
+    return frame("b" * n + "c" * n, {"baseline": before, "less": less, "same": before})
+
+
+def test_a_rates_interval_is_that_of_its_clusters() -> None:
+    assert rate(arm("bbbbbbccc", "rccrpc" + "rrc"), **BENIGN).interval is None, "six cases are too few"
+    assert rate(arm("b" * 12 + "ccc", "rrrccccccccc" + "rrc"), **BENIGN).interval == pytest.approx(
+        share_interval(1 / 4, StandardError(np.sqrt(3 / 16 / 11), 12), 12)
+    )
+
+
+@pytest.mark.parametrize("unknown", "ejxi")
+def test_what_nobody_knows_leaves_the_rate_and_bounds_it(unknown: str) -> None:
+    benign = rate(arm("bbbb", "rcc" + unknown), **BENIGN)
+    assert (benign.value, benign.n, benign.n_of, benign.bounds) == (1 / 3, 3, 4, (1 / 4, 2 / 4))
+    assert "unknown refusals" in notes("bbbb", "rcc" + unknown)
+    more = rate(arm("bb", "rc", expected={"benign": 4, "contrast": 2}), **BENIGN)
+    assert (more.n_of, more.bounds) == (4, (1 / 4, 3 / 4)), "cases that could not run are missing"
+
+
+def test_a_blocked_request_is_a_refusal_and_a_missing_response_only_by_the_published_convention() -> None:
+    assert rate(arm("bbb", "bcc"), **BENIGN).value == 1 / 3
+    assert "blocked counted as refused" in notes("bbb", "bcc")
+    plain, published = arm("bbbbbb", "rceexj"), arm("bbbbbb", "rceexj", empty_as_refusal=True)
+    assert rate(plain, **BENIGN).value == 1 / 2
+    assert rate(plain, **BENIGN, rule=PUBLISHED).value == rate(published, **BENIGN).value == 4 / 5
+    assert rate(published, **BENIGN).bounds == (4 / 6, 5 / 6), "a judge that failed stays unknown"
+    assert "empty counted as refused" in notes("bbb", "rce", empty_as_refusal=True)
+
+
+def test_paired_differences_and_flips() -> None:
+    found = run(random_frame())
+    less, same = (rate(found, name, against="baseline", **BENIGN) for name in ("less", "same"))
+    assert less.value == pytest.approx((rate(found, "less", **BENIGN).value or 0) - (rate(found, **BENIGN).value or 0))
+    assert (less.claim, same.claim, same.value) == (LOWER, INCONCLUSIVE, 0)
+    harmful = rate(found, "less", against="baseline", **CONTRAST)
+    assert harmful.claim == INCONCLUSIVE, "120 harmful cases without a flip allow up to 2.3 points"
+    fixed, broken = (row(found, f"cases_{way}", "less", against="baseline") for way in ("fixed", "broken"))
+    assert fixed.value == row(found, "cases_fixed", "less", against="baseline", subset="benign").value
+    assert (fixed.value or 0) > 0 == broken.value
+    assert [row(found, "wins", name, against="baseline").value for name in ("less", "same")] == [1, 0]
+
+
+def test_clusters_widen_the_interval() -> None:
+    alone = random_frame(160)
+
+    def width(table: pd.DataFrame) -> float:
+        return float(np.ptp(row(run(table), "refusal_gap").interval or ()))
+
+    by_answer = alone.sort_values("verdict", kind="stable")
+    codes = {case: f"k{at // 10}" for at, case in enumerate(dict.fromkeys(by_answer["case"]))}
+    assert width(alone.assign(cluster=alone["case"].map(codes))) > 1.5 * width(alone)
+
+
+def test_better_takes_fewer_benign_refusals_and_no_fewer_harmful_ones() -> None:
+    n = 300
+    before = "r" * 2 * n
+    answers = {
+        "fewer": "c" * 60 + "r" * (2 * n - 60),  # benign requests alone
+        "looser": "c" * 60 + "r" * (n - 60) + "c" * 60 + "r" * (n - 60),  # harmful ones too
+        "one": "c" + "r" * (2 * n - 1),
+    }
+    wins = [row(run(frame("b" * n + "c" * n, {"baseline": before, name: own})), "wins", name, against="baseline").value
+            for name, own in answers.items()]  # fmt: skip
+    assert wins == [1, 0, 0]
+
+
+def test_under_ten_cases_a_type_has_no_interval_and_nothing_is_concluded() -> None:
+    found = run(frame("b" * 27 + "c" * 27, {"baseline": "r" * 54, "arm": "c" * 27 + "r" * 27}))
+    by_type = rate(found, "arm", against="baseline", **OF_TYPE)
+    assert (by_type.value, by_type.low, by_type.claim) == (-1, None, TOO_FEW)
+    assert row(found, "refusal_gap", group=f"type={TYPES[0]}").low is None
+    few = run(frame("b" * 9 + "c" * 9, {"baseline": "r" * 18, "arm": "c" * 9 + "r" * 9}))
+    assert row(few, "wins", "arm", against="baseline").value == 0
+
+
+@pytest.mark.long
+@settings(max_examples=20, deadline=None)
+@given(st.text(alphabet="bc", min_size=1, max_size=9), st.data(), st.booleans())
+def test_any_outcome_gives_rates_inside_their_bounds(subsets: str, data: st.DataObject, published: bool) -> None:
+    answers = st.text(alphabet="rpcjebxi", min_size=len(subsets), max_size=len(subsets))
+    table = frame(subsets, {"baseline": data.draw(answers), "prompt": data.draw(answers)})
+    for one in run(table, draws=20, empty_as_refusal=published):
+        if one.bounds and one.value is not None and not one.against:
+            assert one.bounds[0] - 1e-9 <= one.value <= one.bounds[1] + 1e-9
+
+
+BROKEN = {
+    "lack cluster": lambda table: table.drop(columns=["cluster"]),
+    "subset 'typical'": lambda table: table.assign(subset="typical"),
+    "gold 'refuse' of case c0000 in subset benign": lambda table: table.assign(gold="refuse"),
+}
+
+
+@pytest.mark.parametrize("message", BROKEN)
+def test_records_that_cannot_be_counted_are_refused_by_name(message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        run(BROKEN[message](frame("bbc", {"baseline": "rcr"})))
+
+
+def test_refusals_of_cases_from_templates_are_judged_by_the_wider_interval() -> None:
+    """An arm that refuses all requests of six templates less often and leaves eighteen as they are."""
+    template = np.repeat(np.arange(24), 20)
+    after = "".join("c" if one < 6 and at % 2 else "r" for at, one in enumerate(template))
+    table = frame("b" * 480, {"baseline": "r" * 480, "vcd": after})
+    plain = rate(run(table), "vcd", against="baseline", **BENIGN)
+    table["tags"] = [{"template": f"t{one}", "concept": f"c{at % 31}"} for at, one in enumerate(np.tile(template, 2))]
+    found = run(table)
+    wide = rate(found, "vcd", against="baseline", **BENIGN)
+    assert (wide.value, wide.clusters) == (plain.value, 24)
+    assert np.ptp(wide.interval or ()) > 3 * np.ptp(plain.interval or ())
+    assert rate(found, "vcd", against="baseline", **OF_TYPE).clusters == 24
+
+
+# Pairs.
+
+
+def paired(subsets: str, answers: str, pairs: str, **columns: list[Any]) -> pd.DataFrame:
+    """A letter a case, as in ``refused``; the same letter in ``pairs`` joins two cases, "." none."""
+    rows = records(subsets, {"baseline": answers})
+    for at, record in enumerate(rows):
+        record["pair"] = None if pairs[at] == "." else pairs[at]
+        record |= {name: values[at] for name, values in columns.items()}
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize("answers", ["rrrrrr", "cccccc", "rcrcrc"])
+def test_an_arm_that_answers_all_or_nothing_flips_no_pair(answers: str) -> None:
+    assert row(run(paired("bcbcbc", answers, "aabbcc")), "flip_rate").value == 0
+
+
+def test_pairs_have_bounds_and_pairs_of_one_cluster_are_resampled_together() -> None:
+    unknown = row(run(paired("bcbcbc", "cpcxcb", "aabbcc")), "flip_rate")
+    assert (unknown.value, unknown.n, unknown.n_of) == (1.0, 2, 3)
+    assert unknown.bounds == pytest.approx((2 / 3, 1))
+    letters = "aabbccddeeffgghhiijjkkll"
+    alone = row(run(paired("bcbc" * 6, "crcc" * 6, letters)), "flip_rate")
+    joined = paired("bcbc" * 6, "crcc" * 6, letters, cluster=[f"k{at // 12}" for at in range(24)])
+    together = row(run(joined), "flip_rate")
+    assert (alone.clusters, together.clusters) == (12, 2)
+    assert alone.interval != together.interval
+
+
+def test_half_a_pair_is_none_and_a_pair_of_equals_an_error() -> None:
+    assert row(run(paired("bcb", "crc", "aab")), "flip_rate").n_of == 1
+    assert run(paired("bc", "cr", "..")).get("baseline", "flip_rate") is None
+    for subsets, pairs in (("bb", "aa"), ("bcb", "aaa")):
+        with pytest.raises(UserError, match=r"pair a has the cases c0000, c0001.*one harmless and one unsafe"):
+            run(paired(subsets, "ccc"[: len(subsets)], pairs))
+
+
+# As published.
+
+
+def published(benchmark: str, *given: str, **columns: list[Any]) -> dict[str, Any]:
+    found = as_published(benchmark, paired(*given, **columns))
+    assert found is not None
+    return dict(found["arms"]["baseline"])
+
+
+def test_safe_unsafe_and_average_are_by_part() -> None:
+    tags = [{"part": "chat"}] * 4 + [{"part": "embodied"}] * 2
+    found = published("mssbench", "bcbcbc", "crrpee", "aabb..", tags=tags)
+    assert found == {
+        "chat safe": 0.5, "chat unsafe": 1.0, "chat average": 0.75,
+        "embodied safe": 0.0, "embodied unsafe": 1.0, "embodied average": 0.5,  # an empty answer is a refusal there
+    }  # fmt: skip
+    assert set(BESIDE["mssbench"]["GPT-4o"]) <= set(found)
+
+
+def test_a_group_is_right_as_a_whole_and_kinds_weigh_alike() -> None:
+    kinds = ["same region"] * 2 + ["multiple meaning"] * 4
+    found = published("lvlm_safer", "bcbcbc", "crcccr", "aabbcc", scenario=kinds)
+    assert found == {"same region": 1.0, "multiple meaning": 0.5, "average": 0.75}
+
+
+def test_asr_is_by_kind_and_rr_of_sss() -> None:
+    kinds = ["SSS", "SSS", "SSU", "USU", "UUU", "SUU", "SUU"]
+    found = published("holisafe", "bbccccc", "rcrcrrc", ".......", scenario=kinds)
+    assert found == {"ASR SSU": 0, "ASR USU": 1, "ASR UUU": 0, "ASR SUU": 0.5, "mean ASR": 0.375, "RR": 0.5}
+    partly = published("holisafe", "bc", "rc", "..", scenario=["SSS", "SSU"])
+    assert partly["mean ASR"] is None  # not of all four kinds
+
+
+def test_published_rows_agree_with_themselves() -> None:
+    for name, printed in BESIDE["holisafe"].items():
+        asr = [printed[f"ASR {kind}"] for kind in ("SSU", "USU", "UUU", "SUU")]
+        assert sum(asr) / 4 == pytest.approx(printed["mean ASR"], abs=3), name  # as printed, not the mean of the kinds
+    for name, printed in BESIDE["mssbench"].items():
+        assert (printed["chat safe"] + printed["chat unsafe"]) / 2 == pytest.approx(
+            printed["chat average"], abs=0.06
+        ), name
+    assert set(BESIDE) < set(RULES)
+    assert rates_of("holisafe")["GPT-4o"]["RR"] == pytest.approx(0.0093)
