@@ -147,7 +147,7 @@ def groups(results: Results, design: Mapping[str, Any], column: str) -> pd.DataF
     def name(row: Row) -> str:
         return row.group.removeprefix(f"{column}=")
 
-    names = {"typical": "unsafe caught", "attack": "unsafe caught", "over_safety": "harmless answered", "": "harmless answered",
+    names = {"typical": "typical caught", "attack": "attack caught", "over_safety": "harmless answered",
              "benign": "harmless refused", "contrast": "harmful refused"}  # fmt: skip
     wanted = ("unsafe_caught", "harmless_answered", "refusal_rate", "refusal_gap")
     rows = [row for row in results if row.group.startswith(f"{column}=") and not row.against and not row.rule
@@ -161,8 +161,9 @@ def groups(results: Results, design: Mapping[str, Any], column: str) -> pd.DataF
     frame = pivot(
         rows, {"arm": "arm", column.removeprefix("tag:"): name}, heading, title=f"By {column.removeprefix('tag:')}"
     )
+    rates = frame.drop(columns="gap", errors="ignore")
     frame["n"] = [" + ".join(f"{cell.n:,.0f}" for cell in line if isinstance(cell, Row) and cell.n) for line in
-                  frame.itertuples(index=False, name=None)]  # fmt: skip
+                  rates.itertuples(index=False, name=None)]  # fmt: skip
     return frame
 
 

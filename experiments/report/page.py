@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from experiments.metrics.claims import HIGHER, INCONCLUSIVE, LOWER, NO_DIFFERENCE, SMALL, TOO_FEW
+from experiments.metrics.claims import HIGHER, INCONCLUSIVE, LOWER, NO_DIFFERENCE, NOT_TESTED, SMALL, TOO_FEW
 from experiments.report import arms, cases, published_tables
 from experiments.report.next_commands import next_commands
 from experiments.report.numbers import share
@@ -59,7 +59,7 @@ class Measure(NamedTuple):
     def claim(self) -> str:
         """The claim in words."""
         claim = self.difference.claim if self.difference else ""
-        return claim if claim in MEANING else "cannot be told"
+        return claim or NOT_TESTED
 
     @property
     def icon(self) -> str:

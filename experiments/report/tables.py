@@ -44,7 +44,7 @@ class Shown(NamedTuple):
     bounds: str = ""
 
     def __str__(self) -> str:
-        """Everything in one line: ``17.3 [6.9–33.2] {16.0–18.1}``."""
+        """Everything in one line: ``17.3 [7–33] {16.0–18.1}``."""
         ends = [f"[{self.interval}]"] if self.interval else []
         return " ".join([self.value, *ends, *([f"{{{self.bounds}}}"] if self.bounds else [])])
 

@@ -12,7 +12,6 @@ from jinja2 import ChainableUndefined, Environment, PackageLoader
 
 from experiments.report.numbers import MISSING, fixed, percent, points, share
 from experiments.report.tables import PLAIN
-from experiments.runs.provenance import subject
 from experiments.runs.results_table import Results, Row
 from interp.checkpoints.config import ORGANISM
 
@@ -137,7 +136,6 @@ def summary(results: Results, design: Mapping[str, Any], environment: Mapping[st
     organism = organism.removeprefix(ORGANISM) if organism.startswith(ORGANISM) else ""
     missing = benchmark.get("missing")
     about = {
-        "subject": subject(environment.get("model"), str(environment.get("arm_under_study") or design["study"])),
         "benchmark": name,
         "foreign": bool(organism) and organism not in MADE_FOR.get(name, ()),
         "shortfall": shortfall(int(benchmark.get("complete") or 0), missing if isinstance(missing, Mapping) else {}),
