@@ -198,7 +198,7 @@ def markdown(frame: pd.DataFrame) -> str:
     """Return the table in GitHub's Markdown, without title and note."""
 
     def line(cells: Iterable[str]) -> str:
-        return "| " + " | ".join(re.sub(r"[\\|<]", r"\\\g<0>", cell).replace("\n", " ") for cell in cells) + " |"
+        return "| " + " | ".join(re.sub(r"[\\|<]", r"\\\g<0>", " ".join(cell.splitlines())) for cell in cells) + " |"
 
     plain = texts(frame)
     rule = "|" + "".join(" ---: |" if place else " --- |" for place in range(len(plain.columns)))

@@ -110,9 +110,9 @@ def write_records(folder: Path, records: Records) -> None:
     (folder / "predictions.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
-def printed(run: SavedRun | Path, width: int = 80, *, verbose: bool = False) -> str:
+def printed(run: SavedRun | Path, width: int = 80, *, verbose: bool = False, **options: Any) -> str:
     """Return what a terminal of this width shows of a run."""
     run = read_run(run) if isinstance(run, Path) else run
     console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(shown(run.results, run.metrics, run.environment, verbose=verbose, width=width))
+    console.print(shown(run.results, run.metrics, run.environment, verbose=verbose, width=width, **options))
     return console.file.getvalue()  # type: ignore[attr-defined]
