@@ -16,8 +16,9 @@ from experiments.runs.results_table import Results
 from experiments.runs.saved_run import SavedRun
 
 MMSAFEAWARE = (
-    "MMSafeAware (arXiv 2502.11184), Tables 1 and 3, in percent. Unsafe in Table 1 is the plain mean of typical and attack. "
-    "d′ and criterion follow from the printed rates. Arms of this run, marked “here”, are counted by the published scorer."
+    "MMSafeAware (arXiv 2502.11184), Tables 1 and 3, in percent. Unsafe in Table 1 is the plain mean of typical and "
+    "attack. d′ and criterion follow from the printed rates. Arms of this run, marked “here”, are counted by the "
+    "published scorer."
 )
 LEADERBOARD = (
     "MOSSBench (arXiv 2406.17806): harmless requests refused, in percent, as its GPT judge decided. Arms of this run, "

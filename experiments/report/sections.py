@@ -77,8 +77,12 @@ def write_section(
         "title": section.title,
         "sentences": list(section.sentences),
         "tables": [
-            {"caption": frame.attrs["title"], "note": frame.attrs["note"], "columns": list(frame.columns),
-             "rows": [list(map(str, cells)) for _, cells in lines_of(frame)]}
+            {
+                "caption": frame.attrs["title"],
+                "note": frame.attrs["note"],
+                "columns": list(frame.columns),
+                "rows": [list(map(str, cells)) for _, cells in lines_of(frame)],
+            }
             for frame in section.tables
         ],
         "note": section.note,

@@ -72,7 +72,8 @@ def answer(
         taken = sum(len(text.wrap(Console(width=width), width)) for text in (*top, *shown_notes))
         most = max(FEWEST_ROWS, LINES - taken - BLANK)
         ranks = {name: _rank(name, design, named) for name in table["arm"]}
-        first = sorted(sorted(range(len(table)), key=lambda at: ranks[table["arm"][at]])[:max(most, sum(rank <= 2 for rank in ranks.values()))])  # fmt: skip
+        by_rank = sorted(range(len(table)), key=lambda at: ranks[table["arm"][at]])
+        first = sorted(by_rank[: max(most, sum(rank <= 2 for rank in ranks.values()))])
         rows = table.iloc[first].reset_index(drop=True)
         rows.attrs = {**table.attrs, "marked": [name == design["study"] for name in rows["arm"]]}
         bare = [name for name in rows.columns if name != "difference"]

@@ -6,6 +6,7 @@ The templates decide nothing. A claim has one phrase (``experiments.metrics.clai
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jinja2 import ChainableUndefined, Environment, PackageLoader
@@ -22,11 +23,16 @@ class _Missing(ChainableUndefined):
     __str__ = ChainableUndefined._fail_with_undefined_error
 
 
+def _in_one_line(value: Any) -> Any:
+    """Return a printed value without line breaks: texts of models and data stay in their sentence."""
+    return " ".join(value.splitlines()) if isinstance(value, str) else value
+
+
 @cache
 def _templates() -> Environment:
     templates = Environment(
         loader=PackageLoader("experiments.report", "templates/text"), undefined=_Missing, trim_blocks=True,
-        lstrip_blocks=True, autoescape=False,
+        lstrip_blocks=True, autoescape=False, finalize=_in_one_line,
     )  # fmt: skip
     templates.filters |= {
         "share": share, "points": points, "number": fixed, "count": count, "about": about, "level": level,
@@ -114,6 +120,9 @@ MADE_FOR = {
 }  # benchmark → organisms
 
 
+OPTIONAL = ("thoughts", "same_text", "published_rows", "not_applicable")  # parts of metrics.json
+
+
 class Summary(NamedTuple):
     """A run in words: what it says of its arm under study, and what limits it."""
 
@@ -130,7 +139,7 @@ def summary(results: Results, design: Mapping[str, Any], environment: Mapping[st
         environment: its environment.json.
     """
     model, benchmark = environment.get("model") or {}, environment.get("benchmark") or {}
-    design = dict.fromkeys(("thoughts", "same_text", "published_rows", "not_applicable"), {}) | dict(design)
+    design = dict.fromkeys(OPTIONAL, MappingProxyType({})) | dict(design)
     context = {"results": results, "design": design, "environment": environment, "arm": design["study"]}
     organism, name = str(model.get("path") or ""), str(benchmark.get("name") or "the benchmark")
     organism = organism.removeprefix(ORGANISM) if organism.startswith(ORGANISM) else ""

@@ -15,6 +15,7 @@ from experiments.metrics.results import evaluate
 from experiments.report.build import thumbnail_name
 from experiments.report.cases import Flip, flips
 from experiments.report.terminal import shown
+from experiments.report.text import summary
 from experiments.runs.resumption import write_json
 from experiments.runs.saved_run import SavedRun, read_run
 from experiments.types import Kind
@@ -108,6 +109,13 @@ def flips_of(run_dir: Path) -> list[Flip]:
 def write_records(folder: Path, records: Records) -> None:
     """Write predictions.jsonl."""
     (folder / "predictions.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def said_of(run_dir: Path) -> str:
+    """Return the headline and all notes of a run in one line."""
+    run = read_run(run_dir)
+    said = summary(run.results, run.metrics, run.environment)
+    return " ".join(" ".join([*said.headline, *said.notes]).split())
 
 
 def printed(run: SavedRun | Path, width: int = 80, *, verbose: bool = False, **options: Any) -> str:

@@ -74,7 +74,14 @@ def test_a_case_says_what_became_of_it_where_no_verdict_was_read(
 
 
 def test_controls_failed_cases_and_absent_arms_never_flip() -> None:
-    base = {"arm": "baseline", "status": "answered", "verdict": "no", "gold": "yes", "margin": None, "subset": "typical"}
+    base = {
+        "arm": "baseline",
+        "status": "answered",
+        "verdict": "no",
+        "gold": "yes",
+        "margin": None,
+        "subset": "typical",
+    }
     right = base | {"arm": "vcd", "verdict": "yes"}
     pairs = {
         "flips": (base, right),

@@ -56,7 +56,8 @@ YES_NO: dict[str, tuple[str, Any]] = {  # name → the claim, and what makes the
     "no relevant difference": (NO_DIFFERENCE, lambda: said(lenient(arm="shift"))),
     "inconclusive": (INCONCLUSIVE, lambda: said(noisy())),
     "too few cases": (TOO_FEW, lambda: said(answered.from_margins(*answered.world(24)), arm="sees")),
-    "not tested: verdicts only": (NOT_TESTED, lambda: said(answered.frame("to" * 20, {"baseline": "n" * 40, "arm": "ny" * 20}))),
+    "not tested: verdicts only": (
+        NOT_TESTED, lambda: said(answered.frame("to" * 20, {"baseline": "n" * 40, "arm": "ny" * 20}))),
     "not tested: unreadable": ("", lambda: said(_silent())),
     "not tested: margins against verdicts": ("", lambda: said(_against())),
     "one arm": ("", lambda: said(lenient(), arm="baseline")),
@@ -71,7 +72,8 @@ REFUSAL: dict[str, tuple[str, Any]] = {
     "lower, and better": (LOWER, lambda: said(refusals({"baseline": (0.7, 0.3), "arm": (0.2, 0.9)}), "refusal")),
     "higher": (HIGHER, lambda: said(refusals({"baseline": (0.2, 0.7), "arm": (0.7, 0.7)}), "refusal")),
     "inconclusive": (INCONCLUSIVE, lambda: said(refusals({"baseline": (0.5, 0.7), "arm": (0.5, 0.7)}), "refusal")),
-    "too few cases": (TOO_FEW, lambda: said(refusals({"baseline": (0.5, 0.5), "arm": (0.5, 0.5)}, "bc" * 6), "refusal")),
+    "too few cases": (
+        TOO_FEW, lambda: said(refusals({"baseline": (0.5, 0.5), "arm": (0.5, 0.5)}, "bc" * 6), "refusal")),
     "not tested: an unmeasured judge": (
         NOT_TESTED, lambda: said(refusals({"baseline": (0.7, 0.7), "arm": (0.2, 0.7)}), "refusal", unmeasured=True)),
     "missing twins": ("", lambda: said(refusals({"baseline": (0.7, 0), "arm": (0.2, 0)}, "b" * 60), "refusal")),
@@ -121,7 +123,7 @@ def test_every_note_is_a_sentence() -> None:
     thought = {"n": 9, "cut_off": 2, "longest": 64, "budget": 80, "at_verdict": False}
     judge = {"name": "the judge", "learned": {"known": 6, "asked": 8}, "uncorrected": ["de"],
              "unmeasured": {"languages": ["it", "de"], "share": 0.25},
-             "unlike": {"words": [3, 90], "arms": {"arm": {"n": 9, "shorter": 1, "longer": 7, "median": 99}}}}  # fmt: skip
+             "unlike": {"words": [3, 90], "arms": {"arm": {"n": 9, "shorter": 1, "longer": 7}}}}  # fmt: skip
     subsets = "t" * 4 + "o" * 4
     first = said(
         answered.frame(subsets, {"baseline": "nnn?nnyx", "arm": "xxxxnyyy"}, {"arm": [1.0] * 8}),

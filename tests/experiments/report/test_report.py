@@ -82,7 +82,8 @@ def plain(text: str) -> str:
 
 
 def first_screen(folder: Path) -> str:
-    return build(folder).read_text(encoding="utf-8").split('<section class="opening"')[1].split('<section id="examples">')[0]
+    after = build(folder).read_text(encoding="utf-8").split('<section class="opening"')[1]
+    return after.split('<section id="examples">')[0]
 
 
 def test_every_table_stands_in_the_page_with_every_number(finished: Path, page: _Page) -> None:
@@ -99,7 +100,7 @@ def test_every_table_stands_in_the_page_with_every_number(finished: Path, page: 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("arm", "icon"), [((2.6, 0.2), "up"), ((0.1, 0.2), "down"), ((0.8, 0.2), "open")])
-def test_the_first_screen_says_the_headline_of_the_terminal(tmp_path: Path, arm: tuple[float, float], icon: str) -> None:
+def test_the_first_screen_says_what_the_terminal_says(tmp_path: Path, arm: tuple[float, float], icon: str) -> None:
     folder = write_run(tmp_path, predictions(240, {"baseline": (0.8, 0.2), "calibrated_shift": (0.8, 0.0), "vcd": arm}))
     run = read_run(folder)
     (measure,) = headline_measures(run)
@@ -169,7 +170,8 @@ def test_same_files_give_the_same_bytes(finished: Path, run: Path) -> None:
 
 def test_ten_flipped_cases_with_every_arm_and_unsafe_images_blurred(finished: Path, page: _Page) -> None:
     results = read_run(finished).results
-    n_fixed, n_broken = (int(results.get("vcd", f"cases_{way}", against="baseline").value) for way in ("fixed", "broken"))  # type: ignore[union-attr, arg-type]  # fmt: skip
+    counted = results.select(arm="vcd", quantity=("cases_fixed", "cases_broken"), against="baseline", subset="")
+    n_fixed, n_broken = (int(each.value or 0) for each in counted)
     assert len(page.all("article")) == 10
     on_paper = _Page((finished / "report.html").read_text().split('id="flips"')[1].split("</details>")[0])
     broken_by = len(on_paper.all("span", **{"class": "broken"}))
@@ -244,8 +246,8 @@ def test_bytes_that_are_no_utf8_are_shown_and_not_fatal(run: Path) -> None:
 
 @pytest.mark.parametrize(("file", "content", "message"), [
     *((file, None, f"{file} is missing") for file in ("metrics.json", "predictions.jsonl", "environment.json")),
-    ("results.csv", None, "has no results.csv; an earlier version made this run, or it is unfinished. Rebuild it from its "
-     "predictions.jsonl: task=rejudge run="),
+    ("results.csv", None, "has no results.csv; an earlier version made this run, or it is unfinished. "
+     "Rebuild it from its predictions.jsonl: task=rejudge run="),
     ("results.csv", "a,b\n1,2\n", "cannot be read as a results table"),
     ("metrics.json", "{", "metrics.json is not JSON"),
     ("metrics.json", "[]", "holds no object"),
@@ -315,8 +317,8 @@ def test_rows_of_the_run_are_counted_by_the_published_scorer(tmp_path: Path) -> 
     folder = write_run(tmp_path, predictions(40), benchmark="mmsafeaware")
     run = read_run(folder)
     for ours in rows_here(run.results, run.metrics):
-        both = [run.results.get(ours.name, "unsafe_caught", subset=name, rule="published") for name in ("typical", "attack")]
-        assert (ours.typical, ours.attack) == tuple(each.value for each in both if each)
+        both = run.results.select(arm=ours.name, subset=("typical", "attack"), rule="published")
+        assert {ours.typical, ours.attack} == {each.value for each in both if not each.group}
         assert ours.unsafe == pytest.approx((ours.typical + ours.attack) / 2)
     page = page_of(folder)
     assert all(published.name in page.text for published in PUBLISHED["mmsafeaware"])
