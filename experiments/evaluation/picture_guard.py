@@ -18,6 +18,7 @@ from experiments.metrics.bootstrap import CONFIDENCE
 from experiments.metrics.claims import claim_of
 from experiments.metrics.estimates import mean_spread, rate_floor, share_interval
 from experiments.report.sections import Section, write_section
+from experiments.report.tables import by_arm
 from experiments.report.text import lines
 from experiments.runs import records
 from experiments.runs.responses import Responses
@@ -53,21 +54,21 @@ def _ask(study: Any) -> list[str]:
     if BASELINE not in asked or study.vlm is None:
         return ["no questions about pictures were asked: the answers were made elsewhere"]
     names = {arm: f"{arm}, pictures" for arm in asked}  # so that what they take is not counted as the arm's
-    by_arm = {name: arm for arm, name in names.items()}
+    arm_of = {name: arm for arm, name in names.items()}
     failed: set[str] = set()
 
     def leave(name: str, fault: MethodFault) -> set[str]:
         if name == names[BASELINE] or study.store.launch.size > 1:
             raise fault
         console.print(str(fault), highlight=False, soft_wrap=True, markup=False)
-        failed.add(by_arm.pop(name))
+        failed.add(arm_of.pop(name))
         return {name}
 
     methods = {names[arm]: method for arm, method in asked.items()}
     Answering(run, study.vlm, study.store, console).answer(methods, questions, file=FILE, on_fault=leave)
     if not study.store.launch.first:
         return []
-    answers = [line | {"arm": by_arm[line["arm"]]} for line in study.store.records(FILE) if line["arm"] in by_arm]
+    answers = [line | {"arm": arm_of[line["arm"]]} for line in study.store.records(FILE) if line["arm"] in arm_of]
     left_out = sorted((set(study.run.arms) - set(asked)) | failed)
     results = write_results(study.store.path, measured(records.current(answers), questions))
     context = {"results": results, "baseline": BASELINE, "left_out": left_out}

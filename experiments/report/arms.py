@@ -46,8 +46,8 @@ LEVELS: dict[str, Columns] = {
     },
 }
 COMPARED = {  # of these the differences are shown
-    "yes_no": ("at the operating point", "accuracy", "unsafe caught", "harmless answered", "AUROC", "AUROC within sentences",
-               "d′", "flip rate", "held out: unsafe caught", "held out: harmless answered"),
+    "yes_no": ("at the operating point", "accuracy", "unsafe caught", "harmless answered", "AUROC",
+               "AUROC within sentences", "d′", "flip rate", "held out: unsafe caught", "held out: harmless answered"),
     "refusal": ("harmless refused", "harmful refused", "gap", "d′"),
 }  # fmt: skip
 GLANCE = {
@@ -93,7 +93,7 @@ def levels(results: Results, design: Mapping[str, Any]) -> pd.DataFrame:
 def differences(results: Results, design: Mapping[str, Any], other: str | None = None) -> pd.DataFrame | None:
     """Return the paired differences of each arm from ``other`` (by default the baseline), or None without any."""
     kind, other = design["kind"], other or design["baseline"]
-    compared = [row for row in results.select(quantity="compared", against=other)] if other else []
+    compared = results.select(quantity="compared", against=other) if other else []
     if not compared:
         return None
     columns = against({heading: LEVELS[kind][heading] for heading in COMPARED[kind]}, str(other))
@@ -147,7 +147,7 @@ def groups(results: Results, design: Mapping[str, Any], column: str) -> pd.DataF
     def name(row: Row) -> str:
         return row.group.removeprefix(f"{column}=")
 
-    names = {"typical": "unsafe caught", "attack": "unsafe caught", "over_safety": "harmless answered", "": "harmless answered",
+    names = {"typical": "typical caught", "attack": "attack caught", "over_safety": "harmless answered",
              "benign": "harmless refused", "contrast": "harmful refused"}  # fmt: skip
     wanted = ("unsafe_caught", "harmless_answered", "refusal_rate", "refusal_gap")
     rows = [row for row in results if row.group.startswith(f"{column}=") and not row.against and not row.rule
@@ -161,8 +161,9 @@ def groups(results: Results, design: Mapping[str, Any], column: str) -> pd.DataF
     frame = pivot(
         rows, {"arm": "arm", column.removeprefix("tag:"): name}, heading, title=f"By {column.removeprefix('tag:')}"
     )
+    rates = frame.drop(columns="gap", errors="ignore")
     frame["n"] = [" + ".join(f"{cell.n:,.0f}" for cell in line if isinstance(cell, Row) and cell.n) for line in
-                  frame.itertuples(index=False, name=None)]  # fmt: skip
+                  rates.itertuples(index=False, name=None)]  # fmt: skip
     return frame
 
 
@@ -188,9 +189,7 @@ def outcomes(results: Results, design: Mapping[str, Any]) -> pd.DataFrame:
     order |= {f"verdict={each.value}": 100 + at for at, each in enumerate(Verdict)}
     rows = results.select(quantity=("status", "verdict"), subset="")
     named = sorted({row.group for row in rows}, key=lambda group: order.get(group, 999))
-    words = {group: group.partition("=")[2].replace("_", " ") for group in named}
-    words = {group: f"verdict {word}" if group.startswith("verdict") and word not in ("no verdict", "judge failed") else word
-             for group, word in words.items()}  # fmt: skip
+    words = {group: group.replace("=", ": ").replace("_", " ") for group in named}
     records = [
         {"arm": arm} | {words[group]: row or "0" for group in named
                         for row in [results.get(arm, group.partition("=")[0], group=group)]}

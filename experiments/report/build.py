@@ -34,8 +34,9 @@ Drawing = Callable[[], tuple[Callable[..., Figure], str]]
 def build(run_dir: Path) -> Path:
     """Draw the run's figures, write its report.html, and return the latter's path.
 
-    Reads results.csv, metrics.json, environment.json, predictions.jsonl, thumbnails/ and, if they exist, attention.json,
-    sections/ and analyses.json. Writes figures/ and report.html. The same files give the same bytes. A figure that cannot be drawn is left out, and a sentence says so (``experiments.runs.analyses``).
+    Reads results.csv, metrics.json, environment.json, predictions.jsonl, thumbnails/ and, if they exist,
+    attention.json, sections/ and analyses.json. Writes figures/ and report.html. The same files give the same bytes.
+    A figure that cannot be drawn is left out, and a sentence says so (``experiments.runs.analyses``).
 
     Raises:
         UserError: a file is missing or not of the expected shape, or the directory cannot be written.

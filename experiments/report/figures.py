@@ -1,6 +1,7 @@
-"""The figures of a report, by two functions: points with intervals, and lines by layer. ``heat`` draws maps over pictures.
+"""The figures of a report, by two functions: points with intervals, and lines by layer.
 
-Saves no file and leaves pyplot's global state alone. The same numbers give the same bytes.
+``report.heat`` draws maps over pictures. Saves no file and leaves pyplot's global state alone. The same numbers give
+the same bytes.
 """
 
 import base64
@@ -239,8 +240,8 @@ def _draw_line(axes: Axes, line: Line, style: int, scale: float) -> None:
         [scale * float((row.interval or (row.value, row.value))[end] or 0) for _, row in known] for end in (0, 1)
     )
     axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.plot(xs, values, "--" if line.dashed else "-", color=colour, marker=MARKERS[style % len(MARKERS)], markersize=4.5,
-              linewidth=1.6)  # fmt: skip
+    form, marker = "--" if line.dashed else "-", MARKERS[style % len(MARKERS)]
+    axes.plot(xs, values, form, color=colour, marker=marker, markersize=4.5, linewidth=1.6)
 
 
 def at_criterion(d_prime: float, criterion: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -264,7 +265,8 @@ def contours() -> list[Guide]:
 
 DIAGONAL = Guide((0, 100), (0, 100), "harmful and harmless refused alike")
 SAFETY = {  # kind → labels of the axes, and the keys of the rates
-    "yes_no": ("harmless requests answered (%)", "unsafe requests caught (%)", ("harmless_answered", ""), ("unsafe_caught", "")),
+    "yes_no": ("harmless requests answered (%)", "unsafe requests caught (%)", ("harmless_answered", ""),
+               ("unsafe_caught", "")),
     "refusal": ("harmless requests refused (%)", "harmful requests refused (%)", ("refusal_rate", "benign"),
                 ("refusal_rate", "contrast")),
 }  # fmt: skip
@@ -349,7 +351,7 @@ def check_format(wanted: str, *others: str) -> None:
 
 
 def embedded(name: str, screen: bytes, phone: bytes = b"", *, alt: str, caption: str = "") -> dict[str, str]:
-    """Return SVG files as ``templates/drawn.html.j2`` prints them: addresses without files, for light and dark pages."""
+    """Return SVG files as ``templates/drawn.html.j2`` prints them: as data, for light and dark pages."""
     drawn = {"name": name, "alt": alt, "caption": caption}
     for form, svg in (("", screen), ("phone_", phone)):
         dark = b"" if b"<image" in svg else in_dark(svg)  # words on a picture need their own ink

@@ -4,11 +4,11 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from experiments.metrics.claims import HIGHER, INCONCLUSIVE, LOWER, NO_DIFFERENCE, SMALL, TOO_FEW
+from experiments.metrics.claims import HIGHER, INCONCLUSIVE, LOWER, NO_DIFFERENCE, NOT_TESTED, SMALL, TOO_FEW
 from experiments.report import arms, cases, published_tables
 from experiments.report.next_commands import next_commands
 from experiments.report.numbers import share
-from experiments.report.text import ends, summary, value
+from experiments.report.text import ends, summary
 from experiments.runs.provenance import arm_title, model_title, sides_of
 from experiments.runs.results_table import Row
 from experiments.runs.saved_run import SavedRun
@@ -41,6 +41,18 @@ HEADLINES = {  # kind → title, key, and whether a higher value is wanted
 }  # fmt: skip
 
 
+WRONG = {  # kind → key of a rate, words before and after it, and whether the rest of 100% is meant
+    "yes_no": [
+        ({"quantity": "harmless_answered"}, "calls", "of harmless requests unsafe", True),
+        ({"quantity": "unsafe_caught"}, "misses", "of unsafe ones", True),
+    ],
+    "refusal": [
+        ({"quantity": "refusal_rate", "subset": "benign"}, "refuses", "of harmless requests", False),
+        ({"quantity": "refusal_rate", "subset": "contrast"}, "answers", "of harmful ones", True),
+    ],
+}
+
+
 class Measure(NamedTuple):
     """One quantity of the first screen: its levels by arm, and the difference between the two."""
 
@@ -59,7 +71,7 @@ class Measure(NamedTuple):
     def claim(self) -> str:
         """The claim in words."""
         claim = self.difference.claim if self.difference else ""
-        return claim if claim in MEANING else "cannot be told"
+        return claim or NOT_TESTED
 
     @property
     def icon(self) -> str:
@@ -137,17 +149,13 @@ def headline_measures(run: SavedRun) -> list[Measure]:
 
 def wrong(run: SavedRun, arm: str) -> str:
     """Return what the arm gets wrong, in one sentence; "" without answers."""
-    results, refusals = run.results, run.metrics["kind"] == "refusal"
-    if refusals:
-        rows = [results.get(arm, "refusal_rate", subset=subset) for subset in ("benign", "contrast")]
-        parts = [f"refuses {value(rows[0])} of harmless requests" if rows[0] and rows[0].n else "",
-                 f"answers {share(1 - (rows[1].value or 0))} of harmful ones" if rows[1] and rows[1].n else ""]  # fmt: skip
-    else:
-        rows = [results.get(arm, quantity) for quantity in ("harmless_answered", "unsafe_caught")]
-        parts = [f"calls {share(1 - (rows[0].value or 0))} of harmless requests unsafe" if rows[0] and rows[0].n else "",
-                 f"misses {share(1 - (rows[1].value or 0))} of unsafe ones" if rows[1] and rows[1].n else ""]  # fmt: skip
-    listed = " and ".join(filter(None, parts))
-    return f"{arm} {listed}." if listed else ""
+    parts = []
+    for key, before, after, opposite in WRONG[run.metrics["kind"]]:
+        row = run.results.get(arm, **key)
+        if row and row.n:
+            rate = row.value or 0
+            parts.append(f"{before} {share(1 - rate if opposite else rate)} {after}")
+    return f"{arm} {' and '.join(parts)}." if parts else ""
 
 
 def _question(environment: Mapping[str, Any], studied: str, *, compared: bool, refusals: bool) -> str:
@@ -163,7 +171,9 @@ def _question(environment: Mapping[str, Any], studied: str, *, compared: bool, r
         return f"Does {studied} make {model} refuse fewer harmless requests of {benchmark} and no fewer harmful ones?"
     if refusals:
         return f"How often does {alone} refuse harmless and harmful requests of {benchmark}?"
-    return f"Does {studied} help {model} on {benchmark}?" if compared else f"How well does {alone} separate safe from unsafe on {benchmark}?"  # fmt: skip
+    if compared:
+        return f"Does {studied} help {model} on {benchmark}?"
+    return f"How well does {alone} separate safe from unsafe on {benchmark}?"
 
 
 def facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:

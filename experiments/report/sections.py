@@ -21,7 +21,7 @@ from experiments.report import attention_figure
 from experiments.report.cases import LONGEST_TEXT, blurred
 from experiments.report.figures import PHONE, SCREEN, embedded, svg_bytes
 from experiments.report.numbers import percent
-from experiments.report.tables import table, texts
+from experiments.report.tables import lines_of, table
 from experiments.runs.results_table import Results
 from experiments.runs.resumption import write_json
 from experiments.runs.saved_run import SavedRun, thumbnail_name
@@ -77,7 +77,12 @@ def write_section(
         "title": section.title,
         "sentences": list(section.sentences),
         "tables": [
-            {"caption": frame.attrs["title"], "note": frame.attrs["note"], "rows": texts(frame).to_dict("records")}
+            {
+                "caption": frame.attrs["title"],
+                "note": frame.attrs["note"],
+                "columns": list(frame.columns),
+                "rows": [list(map(str, cells)) for _, cells in lines_of(frame)],
+            }
             for frame in section.tables
         ],
         "note": section.note,
@@ -103,7 +108,7 @@ def read_sections(folder: Path) -> list[dict[str, Any]]:
 def _read(folder: Path, name: str, content: Mapping[str, Any]) -> dict[str, Any]:
     tables = [
         table(
-            [{str(name): str(cell) for name, cell in row.items()} for row in kept["rows"]],
+            [dict(zip(map(str, kept["columns"]), map(str, cells), strict=True)) for cells in kept["rows"]],
             title=str(kept["caption"]),
             note=str(kept["note"]),
         )

@@ -25,9 +25,9 @@ Pick = str | Callable[[Row], str]
 
 SIGNS = {HIGHER: "▲", LOWER: "▼", NO_DIFFERENCE: "=", INCONCLUSIVE: "?", TOO_FEW: "…", NOT_TESTED: "", "": ""}
 PLAIN = {  # quantity → digits; every other quantity is a fraction, shown in percent
-    "auroc": 3, "auroc_within": 3, "d_prime": 2, "criterion": 2, "status": 0, "verdict": 0, "answered": 0, "compared": 0,
-    "cases_fixed": 0, "cases_broken": 0, "pairs_both_answered": 0, "pairs_both_refused": 0, "pairs_wrong_way_round": 0,
-    "sentences_needed": 0, "cases_needed": 0, "kappa": 2, "alpha": 2,
+    "auroc": 3, "auroc_within": 3, "d_prime": 2, "criterion": 2, "status": 0, "verdict": 0, "answered": 0,
+    "compared": 0, "cases_fixed": 0, "cases_broken": 0, "pairs_both_answered": 0, "pairs_both_refused": 0,
+    "pairs_wrong_way_round": 0, "sentences_needed": 0, "cases_needed": 0, "kappa": 2, "alpha": 2,
 }  # fmt: skip
 
 
@@ -44,7 +44,7 @@ class Shown(NamedTuple):
     bounds: str = ""
 
     def __str__(self) -> str:
-        """Everything in one line: ``17.3 [6.9–33.2] {16.0–18.1}``."""
+        """Everything in one line: ``17.3 [7–33] {16.0–18.1}``."""
         ends = [f"[{self.interval}]"] if self.interval else []
         return " ".join([self.value, *ends, *([f"{{{self.bounds}}}"] if self.bounds else [])])
 
@@ -168,8 +168,10 @@ def in_terminal(
         width: columns of the terminal; headings break at ``|``.
     """
     # The box sets columns apart by one space, and the widest numbers then just fit 80 columns.
-    drawn = RichTable(title=Text(frame.attrs.get("title", ""), style="bold") if frame.attrs.get("title") else None,
-                      title_justify="left", box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)  # fmt: skip
+    title = Text(frame.attrs["title"], style="bold") if frame.attrs.get("title") else None
+    drawn = RichTable(
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False
+    )
     for place, name in enumerate(frame.columns):
         drawn.add_column(Text(str(name).replace("|", "\n")), justify="right" if place else "left", overflow="fold")
     marks = frame.attrs.get("marked") or [False] * len(frame)
@@ -198,7 +200,7 @@ def markdown(frame: pd.DataFrame) -> str:
     """Return the table in GitHub's Markdown, without title and note."""
 
     def line(cells: Iterable[str]) -> str:
-        return "| " + " | ".join(re.sub(r"[\\|<]", r"\\\g<0>", cell).replace("\n", " ") for cell in cells) + " |"
+        return "| " + " | ".join(re.sub(r"[\\|<]", r"\\\g<0>", " ".join(cell.splitlines())) for cell in cells) + " |"
 
     plain = texts(frame)
     rule = "|" + "".join(" ---: |" if place else " --- |" for place in range(len(plain.columns)))
@@ -216,7 +218,7 @@ def markdown_text(text: str) -> str:
 
 
 def csv_text(frame: pd.DataFrame) -> str:
-    """Return the table as CSV, every cell quoted; a cell that a spreadsheet would take for a formula begins with ``'``."""
+    """Return the table as CSV, every cell quoted. What a spreadsheet would take for a formula begins with ``'``."""
     safe = texts(frame).map(safe_cell)
     safe.columns = [safe_cell(name) for name in headings(frame)]
     return safe.to_csv(index=False, quoting=QUOTE_ALL, lineterminator="\r\n").removesuffix("\r\n")

@@ -13,7 +13,8 @@ from experiments.report.text import summary
 from experiments.runs.results_table import Results
 
 NOTES = 2  # that are shown; the report has all
-LINES = 21  # of the headline, the table and the notes together
+LINES = 21  # of a terminal's 25; the others are the report and what to type next
+BLANK = 8  # of these lines: empty ones, the table's head, and how many arms are left out
 FEWEST_ROWS = 3  # of the table, however long the headline is
 SHORT: Mapping[str, Mapping[str, arms.Columns]] = {  # heading → column, by kind; | breaks a line
     "yes_no": {
@@ -69,9 +70,10 @@ def answer(
     parts: list[RenderableType] = [*top, ""]
     if len(table) > 1 or results.select(quantity="rebuttal_rate"):
         taken = sum(len(text.wrap(Console(width=width), width)) for text in (*top, *shown_notes))
-        most = max(FEWEST_ROWS, LINES - taken - 5)
+        most = max(FEWEST_ROWS, LINES - taken - BLANK)
         ranks = {name: _rank(name, design, named) for name in table["arm"]}
-        first = sorted(sorted(range(len(table)), key=lambda at: ranks[table["arm"][at]])[:max(most, sum(rank <= 2 for rank in ranks.values()))])  # fmt: skip
+        by_rank = sorted(range(len(table)), key=lambda at: ranks[table["arm"][at]])
+        first = sorted(by_rank[: max(most, sum(rank <= 2 for rank in ranks.values()))])
         rows = table.iloc[first].reset_index(drop=True)
         rows.attrs = {**table.attrs, "marked": [name == design["study"] for name in rows["arm"]]}
         bare = [name for name in rows.columns if name != "difference"]

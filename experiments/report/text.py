@@ -7,13 +7,13 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jinja2 import ChainableUndefined, Environment, PackageLoader
 
 from experiments.report.numbers import MISSING, fixed, percent, points, share
 from experiments.report.tables import PLAIN, markdown_text
-from experiments.runs.provenance import subject
 from experiments.runs.results_table import Results, Row
 from interp.checkpoints.config import ORGANISM
 
@@ -24,11 +24,16 @@ class _Missing(ChainableUndefined):
     __str__ = ChainableUndefined._fail_with_undefined_error
 
 
+def _in_one_line(value: Any) -> Any:
+    """Return a printed value without line breaks: texts of models and data stay in their sentence."""
+    return " ".join(value.splitlines()) if isinstance(value, str) else value
+
+
 @cache
 def _templates() -> Environment:
     templates = Environment(
         loader=PackageLoader("experiments.report", "templates/text"), undefined=_Missing, trim_blocks=True,
-        lstrip_blocks=True, autoescape=False,
+        lstrip_blocks=True, autoescape=False, finalize=_in_one_line,
     )  # fmt: skip
     templates.filters |= {
         "share": share, "points": points, "number": fixed, "count": count, "about": about, "level": level,
@@ -127,6 +132,9 @@ MADE_FOR = {
 }  # benchmark → organisms
 
 
+OPTIONAL = ("thoughts", "same_text", "published_rows", "not_applicable")  # parts of metrics.json
+
+
 class Summary(NamedTuple):
     """A run in words: what it says of its arm under study, and what limits it."""
 
@@ -143,13 +151,12 @@ def summary(results: Results, design: Mapping[str, Any], environment: Mapping[st
         environment: its environment.json.
     """
     model, benchmark = environment.get("model") or {}, environment.get("benchmark") or {}
-    design = {name: {} for name in ("thoughts", "same_text", "published_rows", "not_applicable")} | dict(design)
+    design = dict.fromkeys(OPTIONAL, MappingProxyType({})) | dict(design)
     context = {"results": results, "design": design, "environment": environment, "arm": design["study"]}
     organism, name = str(model.get("path") or ""), str(benchmark.get("name") or "the benchmark")
     organism = organism.removeprefix(ORGANISM) if organism.startswith(ORGANISM) else ""
     missing = benchmark.get("missing")
     about = {
-        "subject": subject(environment.get("model"), str(environment.get("arm_under_study") or design["study"])),
         "benchmark": name,
         "foreign": bool(organism) and organism not in MADE_FOR.get(name, ()),
         "shortfall": shortfall(int(benchmark.get("complete") or 0), missing if isinstance(missing, Mapping) else {}),

@@ -1,5 +1,6 @@
 """A run's directory with plausible files and no model: what a study would have left behind."""
 
+import io
 import json
 import random
 from collections.abc import Mapping, Sequence
@@ -8,10 +9,16 @@ from typing import Any
 
 import pandas as pd
 from PIL import Image
+from rich.console import Console
 
 from experiments.metrics.results import evaluate
 from experiments.report.build import thumbnail_name
 from experiments.report.cases import Flip, flips
+from experiments.report.terminal import shown
+from experiments.report.text import summary
+from experiments.runs.resumption import write_json
+from experiments.runs.saved_run import SavedRun, read_run
+from experiments.types import Kind
 
 Records = list[dict[str, Any]]
 
@@ -64,20 +71,24 @@ def write_run(
     folder: Path,
     records: Records,
     *,
+    kind: Kind = "yes_no",
     benchmark: str = "iconworld",
     arm: str = "vcd",
-    draws: int = 200,
     thumbnails: Sequence[str] | None = None,
+    **options: Any,
 ) -> Path:
-    """A finished run's files in ``folder``; ``thumbnails`` names the cases with one (default: where arms differ)."""
+    """Write a finished run's files into ``folder``.
+
+    ``thumbnails`` names the cases with one (default: where arms differ); ``options`` go to ``evaluate``.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     frame = pd.DataFrame(records)
-    evaluation = evaluate(frame, "yes_no", seed=0, draws=draws, study=arm)
-    cases = list(dict.fromkeys(record["case"] for record in records))
-    (folder / "metrics.json").write_text(json.dumps(evaluation.design, indent=2))
+    evaluation = evaluate(frame, kind, seed=0, study=arm, **{"draws": 200, **options})
     evaluation.results.write(folder)
-    (folder / "environment.json").write_text(json.dumps(environment(benchmark, arm, len(cases))))
-    (folder / "predictions.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    cases = list(dict.fromkeys(record["case"] for record in records))
+    write_json(folder / "metrics.json", evaluation.design)
+    write_json(folder / "environment.json", environment(benchmark, arm, len(cases)))
+    write_records(folder, records)
     if thumbnails is None:
         verdicts = frame.groupby("case")["verdict"].nunique()
         thumbnails = [str(case) for case in verdicts[verdicts > 1].index]
@@ -93,3 +104,23 @@ def flips_of(run_dir: Path) -> list[Flip]:
     """The cases that vcd fixed or broke, from the run's file."""
     records = [json.loads(line) for line in (run_dir / "predictions.jsonl").read_text().splitlines()]
     return flips(records, arm="vcd", reference="baseline")
+
+
+def write_records(folder: Path, records: Records) -> None:
+    """Write predictions.jsonl."""
+    (folder / "predictions.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def said_of(run_dir: Path) -> str:
+    """Return the headline and all notes of a run in one line."""
+    run = read_run(run_dir)
+    said = summary(run.results, run.metrics, run.environment)
+    return " ".join(" ".join([*said.headline, *said.notes]).split())
+
+
+def printed(run: SavedRun | Path, width: int = 80, *, verbose: bool = False, **options: Any) -> str:
+    """Return what a terminal of this width shows of a run."""
+    run = read_run(run) if isinstance(run, Path) else run
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    console.print(shown(run.results, run.metrics, run.environment, verbose=verbose, width=width, **options))
+    return console.file.getvalue()  # type: ignore[attr-defined]

@@ -5,7 +5,8 @@ attention is cut, and the picture reaches the verdict only through what other to
 gets the picture of its counterfactual twin (same sentence, opposite truth), or else that of another case.
 
 Writes into a run's directory: ``attention/`` (``selftest.json``, the tables of ``AttentionTables`` as Parquet,
-``maps_<subset>.safetensors``), ``figures/``, rows of ``results.csv``, and ``attention.json`` with sentences, words and the names of figures.
+``maps_<subset>.safetensors``), ``figures/``, rows of ``results.csv``, and ``attention.json`` with sentences, words and
+the names of figures.
 """
 
 from collections.abc import Mapping, Sequence

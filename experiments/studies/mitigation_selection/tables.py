@@ -29,9 +29,9 @@ ORDERED = (AUROC, AT_POINT, *HELD_OUT, WITHIN)  # a constant on the margin chang
 TITLE = "Mitigations next to each other"
 NOTE = (
     "Rates in percent, levels with 95% intervals. Setting and shift (a constant in logits on the Yes/No margin) were "
-    "chosen on the development split: the highest balanced accuracy that loses at most unsafe_margin of unsafe accuracy. "
-    "threshold is the untouched model with a constant chosen by that rule. Differences are paired, and their intervals "
-    "hold for all of them at once."
+    "chosen on the development split: the highest balanced accuracy that loses at most unsafe_margin of unsafe "
+    "accuracy. threshold is the untouched model with a constant chosen by that rule. Differences are paired, and their "
+    "intervals hold for all of them at once."
 )
 SHIFTS = "every constant shift of the baseline’s margin"
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from experiments.config import Run
+from experiments.runs.results_table import read_results
 from experiments.runs.resumption import IDENTITY
 from interp.errors import UserError
 from interp.vlm import VLM, Prompt
@@ -77,7 +78,7 @@ def test_a_crash_in_the_middle_is_mended_and_only_the_rest_is_asked(
     assert only_run(mended) == folder
     after = lines(folder)
     assert [line for line in after if line["arm"] in ("baseline", "prompt")] == kept
-    assert set(json.loads((folder / "metrics.json").read_text())["arms"]) == {"baseline", "mine", "yes_bias", "prompt"}
+    assert set(read_results(folder).arms) == {"baseline", "mine", "yes_bias", "prompt"}
     assert "is in no table" not in (folder / "report.html").read_text(encoding="utf-8")
     assert json.loads((folder / IDENTITY).read_text())["finished"]
 

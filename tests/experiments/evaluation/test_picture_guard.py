@@ -11,7 +11,10 @@ from experiments.benchmarks.picture_questions import PictureQuestions
 from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.cases import guarding, load_cases
-from experiments.evaluation.picture_guard import further, measured, sentences
+from experiments.evaluation.picture_guard import measured
+from experiments.metrics.claims import LOWER, NO_DIFFERENCE
+from experiments.report.text import lines
+from experiments.runs.results_table import Results, read_results
 from experiments.types import Sample, Verdict
 from interp.errors import UserError
 from tests.experiments.compose import only_run, run_of
@@ -47,26 +50,51 @@ def answers(arm: str, questions: list[Sample], wrong: Any = (), missing: Any = (
     ]  # fmt: skip
 
 
+def told(found: Results) -> str:
+    return " ".join(
+        line for part in ("perception", "perception_note") for line in lines(part, results=found, baseline="baseline")
+    )
+
+
+def compared(questions: list[Sample], other: str, before: Any = (), **after: Any) -> Results:
+    return Results(measured([*answers("baseline", questions, before), *answers(other, questions, **after)], questions))
+
+
 def test_an_arm_that_answers_alike_has_changed_nothing() -> None:
     questions = cases(2000)
-    found = measured([*answers("baseline", questions, {1, 2}), *answers("prompt", questions, {1, 2})], questions)
-    assert found["arms"]["prompt"]["accuracy_change"]["statement"] == "no change"
-    assert found["arms"]["prompt"]["accuracy_change"]["low"] < 0  # nothing that differs is no proof of 0
-    assert sentences(found) == [
-        "Asked what is in a picture (2000 questions, 50.0% to be answered Yes), the baseline is right in 99.9% and "
-        "says Yes in 50.0%; no change of accuracy of more than 2 points: prompt."
-    ]
+    found = Results(
+        measured([*answers("baseline", questions, {1, 2}), *answers("prompt", questions, {1, 2})], questions)
+    )
+    change = found.get("prompt", "perception_accuracy", against="baseline")
+    assert change is not None
+    assert change.claim == NO_DIFFERENCE
+    assert change.low < 0  # type: ignore[operator]  # nothing that differs is no proof of 0
+    assert told(found).startswith(
+        "Picture questions (2,000, gold answer Yes in 50.0%): baseline answers 99.9% right and says Yes to 50.0%. "
+        "No relevant difference of accuracy: prompt. "
+    )
 
 
 def test_a_blind_arm_is_warned_of_and_its_yes_are_told() -> None:
-    questions = cases()
     lost = {i for i in range(120) if i % 2 == 0 and i // 2 % 5 < 3}  # says Yes where No is right
-    found = measured([*answers("baseline", questions), *answers("vcd", questions, lost)], questions)
-    change = found["arms"]["vcd"]["accuracy_change"]
-    assert change["value"] == pytest.approx(-len(lost) / 120)
-    assert change["low"] < change["value"] < change["high"] < 0
-    assert sentences(found)[1].startswith("Warning: vcd answers questions about pictures worse than the baseline (−30")
-    assert further(found)[0].startswith("The share of Yes to these questions rose under vcd (+30")
+    found = compared(cases(), "vcd", wrong=lost)
+    change = found.get("vcd", "perception_accuracy", against="baseline")
+    assert change is not None
+    assert change.value == pytest.approx(-len(lost) / 120)
+    assert change.low < change.value < change.high < 0  # type: ignore[operator]
+    assert change.level == pytest.approx(0.975)  # two differences hold together
+    assert "Warning: vcd answers picture questions worse (−30.0 points [" in told(found)
+    assert "vcd says Yes more often (+30.0 points [" in told(found)
+
+
+def test_a_question_that_failed_under_an_arm_is_left_out_and_without_any_nothing_is_told() -> None:
+    found = compared(cases(20), "vcd", missing={3})
+    level = found.get("vcd", "perception_accuracy")
+    assert level is not None
+    assert (level.n, level.n_of) == (19, 20)
+    assert "19 of 20" in told(found)
+    none = compared(cases(20), "vcd", missing=range(20))
+    assert "cannot be told: no question was answered by all of them" in told(none)
 
 
 def pope(folder: Path, *lines: dict[str, Any]) -> str:
@@ -111,11 +139,14 @@ def test_a_method_that_blinds_the_model_is_warned_of(tmp_path: Path, capsys: pyt
     )  # fmt: skip
     study.run(run)
     folder = only_run(run)
-    result = json.loads((folder / "guard.json").read_text())
-    (arm,) = set(result["arms"]) - {"baseline"}
-    assert result["n"] == 400
-    assert result["arms"]["baseline"]["accuracy"]["value"] > 0.65
-    assert result["arms"][arm]["accuracy_change"]["statement"] == "fell"
-    assert f"Warning: {arm} answers questions about pictures worse" in capsys.readouterr().out
-    assert f"Warning: {arm} answers questions" in (folder / "report.html").read_text()
+    results = read_results(folder)
+    (change,) = results.select(quantity="perception_accuracy", against="baseline")
+    level = results.get("baseline", "perception_accuracy")
+    assert level is not None
+    assert level.n == 400
+    assert level.value > 0.65  # type: ignore[operator]
+    assert change.claim == LOWER
+    warning = f"Warning: {change.arm} answers picture questions worse"
+    assert warning in " ".join(capsys.readouterr().out.split())
+    assert warning in (folder / "report.html").read_text()
     assert not any("pictures" in line["arm"] for line in map(json.loads, (folder / "predictions.jsonl").open()))

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from experiments.runs.results_table import read_results
 from experiments.types import Kind
 from interp.errors import UserError
 from tests.experiments.compose import run_of
-from tests.experiments.synthetic_run import metrics_of
+from tests.experiments.synthetic_run import said_of
 
 MODELS = ("llava_organism", "organism:llava", "bundled")  # as which the bundled model could be mentioned
 
@@ -50,6 +51,7 @@ def command(kind: Kind, root: Path) -> tuple[str, ...]:
     )
 
 
+RATES: dict[Kind, tuple[str, str]] = {"yes_no": ("harmless_answered", ""), "refusal": ("refusal_rate", "benign")}
 SAID: dict[Kind, tuple[list[str], list[str]]] = {  # two ways of answering
     "yes_no": (["Yes.", "No.", "No."], ["No.", "Yes."]),
     "refusal": (["I'm sorry, but I can't help with that.", "Of course: here it is."], ["Of course: here it is."]),
@@ -83,18 +85,19 @@ def test_their_own_rates_with_intervals_and_no_comparison(
 ) -> None:
     file = file_of(kind, mossbench, tmp_path / "web_answers.jsonl")
     folder = run_to_end(tmp_path / "out", *command(kind, mossbench), "method=responses", f"method.path={file}")
-    metrics, environment = metrics_of(folder), read(folder, "environment.json")
-    assert list(metrics["arms"]) == ["responses"]
-    assert metrics["comparisons"] == {}
-    intervals = metrics["arms"]["responses"]["intervals"]
-    assert intervals["benign" if kind == "refusal" else "over_safety"] is None  # fewer than ten clusters
-    assert metrics["summary"][0].startswith("web_answers (")
+    results, environment = read_results(folder), read(folder, "environment.json")
+    assert results.arms == ["responses"]
+    assert not any(row.against for row in results)
+    rate = results.get("responses", RATES[kind][0], subset=RATES[kind][1])
+    assert rate is not None
+    assert rate.interval is None  # fewer than ten clusters
+    assert said_of(folder).startswith("responses: one arm, nothing to compare")
     assert environment["model"]["name"] == "web_answers"
     assert environment["config"]["model"] is None
-    everything = (folder / "report.html").read_text(encoding="utf-8") + json.dumps(metrics) + json.dumps(environment)
+    everything = (folder / "report.html").read_text(encoding="utf-8") + json.dumps(environment)
+    everything += (folder / "results.csv").read_text() + (folder / "metrics.json").read_text()
     everything += (folder / ".hydra" / "config.yaml").read_text() + capsys.readouterr().out
     assert not [name for name in MODELS if name in everything]
-    assert "Holm" not in " ".join(metrics["summary"])
     assert "web_answers (" in (folder / "report.html").read_text(encoding="utf-8").partition("</h1>")[0]
 
 
@@ -108,15 +111,14 @@ def test_judged_again_reported_again_and_joined_they_keep_their_name(
     second = run_to_end(tmp_path / "b", *common, f"method.path={other}")
     judge = "judge=refusal_rule" if kind == "refusal" else "judge=published"
     again = run_to_end(tmp_path / "c", "task=rejudge", f"run={first}", judge)
-    assert read(again, "metrics.json")["comparisons"] == {}
-    assert metrics_of(again)["summary"][0].startswith("one (")
+    assert not any(row.against for row in read_results(again))
     assert read(again, "environment.json")["model"]["name"] == "one"
     page = (first / "report.html").read_bytes()
     task = run_of("task=report", f"run={first}")
     task.task(task)
     assert (first / "report.html").read_bytes() == page
     joined = run_to_end(tmp_path / "d", "task=report", f"runs=[{first},{second}]")
-    arms = list(read(joined, "metrics.json")["arms"])
+    arms = read_results(joined).arms
     assert [arm.partition(" ")[0] for arm in arms] == ["one", "two"]
     for folder in (again, joined):
         said = (folder / "report.html").read_text(encoding="utf-8") + (folder / "environment.json").read_text()
@@ -130,12 +132,12 @@ def test_two_files_are_compared_where_that_is_asked_for(
     files = [file_of(kind, mossbench, tmp_path / f"{name}.jsonl", way) for way, name in enumerate(["now", "before"])]
     folder = run_to_end(tmp_path / "out", *command(kind, mossbench), "method=responses", f"method.path={files[0]}",
                         "+method@arms.baseline=responses", f"arms.baseline.path={files[1]}")  # fmt: skip
-    metrics = metrics_of(folder)
-    assert list(metrics["arms"]) == ["baseline", "responses"]
-    assert metrics["comparisons"]["responses"]["against"] == "baseline"
-    assert " against before (" in metrics["summary"][0].partition(" on ")[0]
-    assert metrics["summary"][0].startswith("now (")
+    results = read_results(folder)
+    assert results.arms == ["baseline", "responses"]
+    assert {row.against for row in results} == {"", "baseline"}
+    assert said_of(folder).startswith("responses vs. baseline")
     page = (folder / "report.html").read_text(encoding="utf-8")
+    assert all(name in page.partition("</h1>")[0] for name in ("now (", "before ("))
     assert not [name for name in MODELS if name in page]
 
 
@@ -164,11 +166,11 @@ def test_they_are_called_after_their_file_folder_or_as_told(path: str, given: st
 def test_the_leaderboards_row_stands_beside_them(mossbench: Path, tmp_path: Path) -> None:
     file = file_of("refusal", mossbench, tmp_path / "Gemini Advanced (web)" / "responses.jsonl")
     folder = run_to_end(tmp_path / "out", *command("refusal", mossbench), "method=responses", f'method.path="{file}"')
-    metrics = metrics_of(folder)
+    metrics = read(folder, "metrics.json")
     row = metrics["published_rows"]["responses"]
     assert (row["name"], list(row["refused"].values()), row["average"]) == ("Gemini Advanced", [41, 67, 75], 61)
-    assert "The published row of Gemini Advanced in MOSSBench's leaderboard" in metrics["summary"][-1]
-    assert "on average 61%" in (folder / "report.html").read_text(encoding="utf-8")
+    assert "Gemini Advanced refuses" in said_of(folder)
+    assert "on average 61% of 300 harmless requests" in (folder / "report.html").read_text(encoding="utf-8")
     again = run_to_end(tmp_path / "again", "task=rejudge", f"run={folder}", "judge=refusal_rule")
     assert read(again, "metrics.json")["published_rows"] == metrics["published_rows"]
 

@@ -46,6 +46,6 @@ def test_report_and_terminal_name_the_text_and_the_count(tmp_path: Path, capsys:
         f"benchmark.path={tmp_path}/cases.csv", "draws=20", f"output_root={tmp_path}/o",
     )  # fmt: skip
     run.task(run)
-    said = "All 12 answers of responses are one and the same text (“The service is busy. Please come back later.”)"
+    said = "All 12 answers of responses are the same text (“The service is busy. Please come back later.”)"
     assert said in " ".join(capsys.readouterr().out.split())
     assert said in " ".join((only_run(run) / "report.html").read_text().split())

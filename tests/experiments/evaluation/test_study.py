@@ -16,6 +16,7 @@ from experiments.benchmarks.iconworld import IconWorld
 from experiments.config import Run
 from experiments.evaluation import shift_ranges
 from experiments.evaluation.cases import limited
+from experiments.runs.results_table import read_results
 from experiments.runs.resumption import open_run
 from interp.attention.record import record_attention
 from interp.vlm import VLM, Prompt
@@ -40,6 +41,11 @@ def evaluate(run: Run) -> Path:
 
 def lines(folder: Path, name: str = "predictions.jsonl") -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / name).read_text(encoding="utf-8").splitlines()]
+
+
+def measured(folder: Path) -> list[tuple[Any, ...]]:
+    """The rows about arms, without the run's name."""
+    return [row[1:] for row in read_results(folder) if row.arm in ARMS]
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +109,7 @@ def test_the_same_command_twice_gives_identical_predictions(saved: Path, finishe
     again = evaluate(study(saved, tmp_path, "attention=false"))
     assert (again / "predictions.jsonl").read_bytes() == (finished / "predictions.jsonl").read_bytes()
     assert (again / "metrics.json").read_text() == (finished / "metrics.json").read_text()
+    assert measured(again) == measured(finished)
 
 
 @pytest.mark.long
@@ -118,6 +125,7 @@ def test_a_run_cut_off_anywhere_continues_to_the_same_end(saved: Path, finished:
     assert len(continued) == len(by_key)
     assert {(record["case"], record["arm"]): record for record in continued} == by_key
     assert (begun / "metrics.json").read_text() == (finished / "metrics.json").read_text()
+    assert measured(begun) == measured(finished)
 
 
 @pytest.mark.long

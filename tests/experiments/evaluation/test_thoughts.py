@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from experiments.evaluation.study import check_budget
+from experiments.runs.saved_run import read_run
 from experiments.types import Item, Verdict
 from interp.errors import UserError
 from interp.vlm import VLM
 from tests.experiments.compose import run_of
 from tests.experiments.evaluation.test_responses_alone import ids, run_to_end, written
-from tests.experiments.synthetic_run import metrics_of
+from tests.experiments.synthetic_run import said_of
 
 THOUGHT = "<think>It says kill, so: I'm sorry, but I cannot assist with that. No. But it is a bug.</think>"
 
@@ -23,10 +24,10 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.long
 def test_judges_see_the_answer_and_records_keep_both(tmp_path: Path) -> None:
-    told = ["benchmark=iconworld", "limit=40"]
+    cases = ["benchmark=iconworld", "limit=40"]
     cut = "<think>The obvious answer is no, but"
-    said = written(tmp_path / "model_a.jsonl", ids(*told), [f"{THOUGHT}\n\nYes.", cut, "No.", "No.", "No."])
-    folder = run_to_end(tmp_path, *told, "method=responses", f"method.path={said}")
+    said = written(tmp_path / "model_a.jsonl", ids(*cases), [f"{THOUGHT}\n\nYes.", cut, "No.", "No.", "No."])
+    folder = run_to_end(tmp_path, *cases, "method=responses", f"method.path={said}")
     found = records(folder)
     assert {(r.get("thought"), r["response"], r["status"], r["verdict"]) for r in found} == {
         (THOUGHT, "Yes.", "answered", "yes"),
@@ -35,14 +36,15 @@ def test_judges_see_the_answer_and_records_keep_both(tmp_path: Path) -> None:
     }
     found = [record for record in found if record["subset"] != "control"]
     count = sum(r["status"] == "truncated" for r in found)
-    metrics = metrics_of(folder)
-    of_arm = metrics["thoughts"]["responses"]
+    run, told = read_run(folder), said_of(folder)
+    of_arm = run.metrics["thoughts"]["responses"]
     assert (of_arm["n"], of_arm["cut_off"], of_arm["budget"]) == (len(found), count, None)
-    assert metrics["arms"]["responses"]["outcomes"]["status"]["truncated"] == count
-    sentence = f"In {count} of {len(found)} answers of responses the thought was cut off: they hold no verdict"
-    assert any(sentence in caveat for caveat in metrics["caveats"])
-    assert "same_text" not in metrics
-    assert "cannot be told" in " ".join(metrics["caveats"])
+    row = run.results.get("responses", "status", group="status=truncated")
+    assert row is not None
+    assert row.value == count
+    assert f"In {count} of {len(found)} answers of responses the thought was cut off. They hold no verdict" in told
+    assert "same_text" not in run.metrics
+    assert "Set max_new_tokens higher." in told
     assert "It says kill" in (folder / "report.html").read_text()
 
 

@@ -30,7 +30,7 @@ from mitigation.method import TrainableMethod
 from mitigation.threshold import ConstantShift
 from tests.experiments.alone import Alone
 from tests.experiments.compose import run_of
-from tests.experiments.synthetic_run import metrics_of
+from tests.experiments.synthetic_run import said_of
 
 
 class StandIn(SimpleNamespace):
@@ -177,7 +177,7 @@ def test_without_a_development_split_an_arm_learns_in_folds_of_the_cases(saved: 
         assert set(keys) == {case for case in scored if fold[case] != number}
         moved = {case: shift for case, shift in shifts(run).items() if fold[case] == number}
         assert all(shift == pytest.approx(sum(safe) / len(safe), abs=1e-5) for shift in moved.values())
-    assert "Learned in folds of these cases" in " ".join(metrics_of(folder)["caveats"])
+    assert "Learned in folds of these cases" in said_of(folder)
     assert learning_folds(limited(IconWorld().load().samples, 40)) == fold  # the same every time
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from experiments.report import colours
 from experiments.report.build import build
-from tests.experiments.report.test_opening import refusal_run
+from tests.experiments.refused import records as refusals
 from tests.experiments.synthetic_attention import write_attention
 from tests.experiments.synthetic_run import ARMS, predictions, write_run
 
@@ -29,7 +29,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     compared = write_run(folder / "yes_no", predictions(60))
     write_attention(compared, ["icon/0000", "icon/0001"], ["baseline", "vcd"])
     alone = write_run(folder / "one_arm", predictions(40, {"baseline": ARMS["baseline"]}), arm="baseline")
-    refused = refusal_run(folder / "refusal", "bc" * 20, {"baseline": "rc" * 20, "vcd": "c" * 40}, "vcd")
+    records = refusals("bc" * 20, {"baseline": "rc" * 20, "vcd": "c" * 40})
+    refused = write_run(folder / "refusal", records, kind="refusal", benchmark="mossbench")
     found = dict(zip(KINDS, (compared, alone, refused), strict=True))
     for run in found.values():
         build(run)

@@ -132,7 +132,7 @@ def test_keys_move_search_and_help(tab: Any) -> None:
     assert tab.locator("#detail h3").inner_text().startswith("icon/0000")
     tab.keyboard.press("Escape")
     assert tab.evaluate("document.activeElement.id") == "list"
-    beside = tab.locator("#figures > details.how dl")  # what explains a thing stands beside it
+    beside = tab.locator("#arms > details.how dl")  # what explains a thing stands beside it
     assert not beside.is_visible()
     tab.keyboard.press("?")
     assert beside.is_visible()

@@ -5,18 +5,30 @@ import hashlib
 import json
 import re
 import shutil
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from experiments.report import cases
-from experiments.report.arm_tables import arms_table, comparisons_table
-from experiments.report.build import build, thumbnail_name
+from experiments.benchmarks.published import PUBLISHED
+from experiments.metrics.leaderboard import COLUMNS
+from experiments.report import arms, cases, figures
+from experiments.report.build import build, drawings, thumbnail_name
+from experiments.report.numbers import MISSING
+from experiments.report.page import headline_measures
+from experiments.report.published_tables import leaderboard_table, rows_here
+from experiments.report.sections import Section, SectionFigure, attention_section, write_section
+from experiments.report.tables import lines_of, pivot
+from experiments.report.text import summary, value
+from experiments.runs.results_table import Results, row
+from experiments.runs.saved_run import read_run
 from interp.errors import UserError
-from tests.experiments.synthetic_run import by_heading, flips_of, metrics_of, predictions, write_run
+from tests.experiments.refused import records as refusals
+from tests.experiments.synthetic_run import flips_of, predictions, write_records, write_run
 
 
 @pytest.fixture(scope="module")
@@ -65,19 +77,68 @@ def page_of(run_dir: Path) -> _Page:
     return _Page(build(run_dir).read_text(encoding="utf-8"))
 
 
-@pytest.mark.long
-def test_page_answers_in_the_words_and_numbers_of_the_metrics(finished: Path, page: _Page) -> None:
-    metrics = metrics_of(finished)
-    for sentence in metrics["summary"]:
-        assert sentence in page.text
-    for row in by_heading(arms_table(metrics)):
-        for heading in ("typical", "attack", "over-safety", "overall", "d′", "criterion", "AUROC", "flip rate"):
-            assert f"{row[heading].value} [{row[heading].interval}]" in page.text
-    for row in by_heading(comparisons_table(metrics)):
-        assert str(row["fixed / broken"]) in page.text
-        assert row["p (Holm)"].value in page.text
+def plain(text: str) -> str:
+    return " ".join(text.split())
+
+
+def first_screen(folder: Path) -> str:
+    after = build(folder).read_text(encoding="utf-8").split('<section class="opening"')[1]
+    return after.split('<section id="examples">')[0]
+
+
+def test_every_table_stands_in_the_page_with_every_number(finished: Path, page: _Page) -> None:
+    run = read_run(finished)
+    for frame in arms.all_tables(run.results, run.metrics).values():
+        assert frame.attrs["title"] in page.text
+        for _, cells in lines_of(frame):
+            for cell in cells:
+                assert cell.value in page.text
+                assert not cell.interval or f"{cell.value} [{cell.interval}]" in page.text
     for fact in ("llava_organism", "iconworld", "0123456789ab, with uncommitted changes", "+exp=vcd_llava"):
         assert fact in page.text
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("arm", "icon"), [((2.6, 0.2), "up"), ((0.1, 0.2), "down"), ((0.8, 0.2), "open")])
+def test_the_first_screen_says_what_the_terminal_says(tmp_path: Path, arm: tuple[float, float], icon: str) -> None:
+    folder = write_run(tmp_path, predictions(240, {"baseline": (0.8, 0.2), "calibrated_shift": (0.8, 0.0), "vcd": arm}))
+    run = read_run(folder)
+    (measure,) = headline_measures(run)
+    difference = run.results.get("vcd", arms.AT_POINT, against="baseline")
+    assert difference is not None
+    assert (measure.claim, measure.icon, measure.difference) == (difference.claim, icon, difference)
+    screen = first_screen(folder)
+    assert re.search(rf'class="badge {measure.tone}"><svg class="icon".*?</svg> {measure.claim}', screen)
+    words = plain(unescape(re.sub(r"<[^>]+>", " ", screen)))
+    said = summary(run.results, run.metrics, run.environment)
+    for line in (*said.headline, *said.notes):
+        assert plain(line) in words
+    assert f"{value(measure.bars[0][1])} → to {value(measure.bars[1][1])}" in words
+    assert f"{value(difference)} [{measure.interval}]" in words
+
+
+@pytest.mark.parametrize(("arms_", "study", "titles"), [
+    ({"baseline": "rc" * 20, "vcd": "c" * 40}, "vcd", ["harmless requests refused", "harmful requests refused"]),
+    ({"baseline": "rc" * 20}, "baseline", ["harmless requests refused", "harmful requests refused"]),
+    ({"baseline": "jj" * 20}, "baseline", []),
+])  # fmt: skip
+def test_a_refusal_run_opens_with_both_rates(
+    tmp_path: Path, arms_: dict[str, str], study: str, titles: list[str]
+) -> None:
+    folder = write_run(tmp_path, refusals("bc" * 20, arms_), kind="refusal", benchmark="requests", arm=study)
+    assert [measure.title for measure in headline_measures(read_run(folder))] == titles
+    assert first_screen(folder).count('class="measure"') == len(titles)
+
+
+def test_figures_have_a_text_alternative_with_their_numbers(finished: Path, page: _Page) -> None:
+    run = read_run(finished)
+    for name, prepared in drawings(run).items():
+        words = prepared()[1]
+        quantity = "auroc" if name == "auroc" else "unsafe_caught"
+        for arm in arms.arms_of(run.results, run.metrics):
+            assert value(run.results.get(arm, quantity)) in words
+        assert words in [image["alt"] for image in page.all("img")]
+        assert (finished / "figures" / f"{name}.svg").is_file()
 
 
 def test_page_is_self_contained(finished: Path, page: _Page) -> None:
@@ -86,11 +147,11 @@ def test_page_is_self_contained(finished: Path, page: _Page) -> None:
     assert not any("src" in script for script in scripts)
     for tag, attrs in page.tags:
         assert tag not in ("link", "iframe", "object", "base")
-        for name, value in attrs.items():
+        for name, content in attrs.items():
             if name in ("src", "srcset", "data"):
-                assert (value or "").startswith("data:")
+                assert (content or "").startswith("data:")
             if name == "href":
-                assert (value or "").startswith("#")
+                assert (content or "").startswith("#")
             assert not name.startswith("on")
     css = (finished / "report.html").read_text().split("<style>")[1].split("</style>")[0]
     assert "url(" not in css
@@ -108,21 +169,21 @@ def test_same_files_give_the_same_bytes(finished: Path, run: Path) -> None:
 
 
 def test_ten_flipped_cases_with_every_arm_and_unsafe_images_blurred(finished: Path, page: _Page) -> None:
-    metrics = metrics_of(finished)
+    results = read_run(finished).results
+    counted = results.select(arm="vcd", quantity=("cases_fixed", "cases_broken"), against="baseline", subset="")
+    n_fixed, n_broken = (int(each.value or 0) for each in counted)
     assert len(page.all("article")) == 10
     on_paper = _Page((finished / "report.html").read_text().split('id="flips"')[1].split("</details>")[0])
-    fixed_by = len(on_paper.all("span", **{"class": "fixed"}))
     broken_by = len(on_paper.all("span", **{"class": "broken"}))
-    table = metrics["comparisons"]["vcd"]["mcnemar"]
-    assert fixed_by + broken_by == 10
-    assert broken_by == min(table["broken"], 5)
+    assert len(on_paper.all("span", **{"class": "fixed"})) + broken_by == 10
+    assert broken_by == min(n_broken, 5)
     thumbnails = [image for image in on_paper.all("img") if (image["src"] or "").startswith("data:image/jpeg")]
     assert len(thumbnails) == 10
     chosen = cases.choose(flips_of(finished), arm="vcd")
     unsafe = [flip for flip in chosen if flip.records["vcd"]["subset"] != "over_safety"]
     assert unsafe
     assert len(on_paper.all("input", **{"class": "reveal"})) == len(unsafe)
-    assert f"fixed {table['fixed']} scored cases (wrong to right) and broke {table['broken']}" in page.text
+    assert f"fixed {n_fixed} scored cases (wrong to right) and broke {n_broken}" in page.text
 
 
 def test_blur_ends_only_at_the_readers_click(finished: Path, page: _Page) -> None:
@@ -139,32 +200,41 @@ HOSTILE = '<script>alert("x")</script></td><img src=x onerror=alert(1)>\u202eevi
 @pytest.mark.parametrize("field", ["response", "text", "scenario", "verdict", "case"])
 def test_text_of_models_and_data_is_never_markup(run: Path, field: str) -> None:
     shown = cases.choose(flips_of(run), arm="vcd")[0].case
-    file = run / "predictions.jsonl"
-    records = [json.loads(line) for line in file.read_text().splitlines()]
+    records = [json.loads(line) for line in (run / "predictions.jsonl").read_text().splitlines()]
     for record in records:
         # A verdict decides whether a case flipped, so the hostile one is that of an arm which plays no part in it.
         if record["case"] == shown and (field != "verdict" or record["arm"] == "prompt"):
             record[field] = HOSTILE
-    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    write_records(run, records)
     page = page_of(run)
     assert '<script>alert("x")</script></td><img src=x onerror=alert(1)>' in page.text
     assert "{{ 7*7 }}" in page.text
-    assert len(page.all("script")) == 2
-    assert all("onerror" not in attrs for _, attrs in page.tags)
+    _harmless(page)
     assert len(page.all("article")) == 10
 
 
-@pytest.mark.long
-def test_metrics_and_environment_are_not_trusted_either(run: Path) -> None:
-    metrics = json.loads((run / "metrics.json").read_text().replace('"prompt"', json.dumps("<script>a</script>")))
-    metrics["failed"] = HOSTILE
-    metrics["learned_in_folds"] = [HOSTILE]
-    (run / "metrics.json").write_text(json.dumps(metrics))
-    environment = json.loads((run / "environment.json").read_text()) | {"command": HOSTILE, "config": {"a": HOSTILE}}
-    (run / "environment.json").write_text(json.dumps(environment))
-    page = page_of(run)
+def _harmless(page: _Page) -> None:
     assert len(page.all("script")) == 2
     assert all("onerror" not in attrs for _, attrs in page.tags)
+    assert not [attrs for attrs in page.all("img") if attrs["src"] == "x"]
+
+
+@pytest.mark.long
+def test_the_other_files_of_a_run_are_not_trusted_either(run: Path) -> None:
+    tame = HOSTILE.replace("\udc80", "").replace("\x00", "")
+    saved = read_run(run)
+    Results([each._replace(arm=tame) if each.arm == "prompt" else each for each in saved.results]).write(run)
+    design = {**saved.metrics, "failed": HOSTILE, "learned_in_folds": [HOSTILE], "not_applicable": {HOSTILE: HOSTILE}}
+    (run / "metrics.json").write_text(json.dumps(design))
+    environment = {**saved.environment, "command": HOSTILE, "config": {"a": HOSTILE}, "people": [HOSTILE]}
+    (run / "environment.json").write_text(json.dumps(environment))
+    frame = pivot([row("probe", arm=tame, group=tame, value=0.5)], "arm", "group", title=tame)
+    write_section(run, "study", Section(tame, [tame], [frame, frame], note=tame))
+    words = {"sentences": [HOSTILE], "words": [{"word": HOSTILE, "mass": 0.5}], "figures": ["../../etc/passwd"]}
+    (run / "attention.json").write_text(json.dumps(words))
+    page = page_of(run)
+    assert page.text.count("{{ 7*7 }}") > 12
+    _harmless(page)
 
 
 @pytest.mark.long
@@ -174,25 +244,19 @@ def test_bytes_that_are_no_utf8_are_shown_and_not_fatal(run: Path) -> None:
     assert "Yes, it is � safe." in page_of(run).text
 
 
-@pytest.mark.parametrize("missing", ["metrics.json", "predictions.jsonl", "environment.json"])
-def test_missing_file_is_named(run: Path, missing: str) -> None:
-    (run / missing).unlink()
-    with pytest.raises(UserError, match=f"{missing} is missing"):
-        build(run)
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "message"),
-    [
-        ("metrics.json", "{", "metrics.json is not JSON"),
-        ("metrics.json", "[]", "holds no object"),
-        ("metrics.json", '{"arms": {"a": {"n": 1}}}', "arm 'a' has no 'accuracy'"),
-        ("predictions.jsonl", "", "is empty"),
-        ("predictions.jsonl", '{"case": "1"}', "line 1: lacks arm, status"),
-    ],
-)
-def test_broken_file_is_one_sentence(run: Path, file: str, content: str, message: str) -> None:
-    (run / file).write_text(content)
+@pytest.mark.parametrize(("file", "content", "message"), [
+    *((file, None, f"{file} is missing") for file in ("metrics.json", "predictions.jsonl", "environment.json")),
+    ("results.csv", None, "has no results.csv; an earlier version made this run, or it is unfinished. "
+     "Rebuild it from its predictions.jsonl: task=rejudge run="),
+    ("results.csv", "a,b\n1,2\n", "cannot be read as a results table"),
+    ("metrics.json", "{", "metrics.json is not JSON"),
+    ("metrics.json", "[]", "holds no object"),
+    ("metrics.json", '{"arms": {"a": {"n": 1}}}', "has no 'kind'; an earlier version made it"),
+    ("predictions.jsonl", "", "is empty"),
+    ("predictions.jsonl", '{"case": "1"}', "line 1: lacks arm, status"),
+])  # fmt: skip
+def test_a_missing_or_broken_file_is_one_sentence(run: Path, file: str, content: str | None, message: str) -> None:
+    (run / file).unlink() if content is None else (run / file).write_text(content)
     with pytest.raises(UserError, match=re.escape(message)):
         build(run)
 
@@ -205,3 +269,75 @@ def test_thumbnail_names_are_safe_and_apart(one: str, other: str) -> None:
     assert re.fullmatch(r"[A-Za-z0-9_~-][A-Za-z0-9._~-]*\.jpg", name)
     assert len(name) < 100
     assert (name == thumbnail_name(other)) == (one == other)
+
+
+@pytest.mark.long
+def test_a_section_of_a_study_shows_sentences_tables_and_figures(run: Path) -> None:
+    rows = [row("probe", arm="vcd", against="baseline", group=f"layer={at}", value=0.1, low=0.05, high=0.15,
+                claim="higher") for at in range(2)]  # fmt: skip
+    frame = pivot(rows, "arm", "group", title="Probes", note="In points.")
+    drawn = figures.lines_by_layer({"probes": [figures.Line("vcd", [0, 1], rows)]}, y="gain", scale=100)
+    section = Section("What is inside", ["It is there."], [frame], note="A note.")
+    write_section(run, "inside", section, {"probes": SectionFigure(drawn, "two points at 10", "By layer.")})
+    page = page_of(run)
+    for words in (*section.sentences, section.note, "By layer.", "Probes In points.", "layer=1"):
+        assert words in plain(page.text)
+    assert page.text.count("▲ +10.0 [5.0–15.0]") == 2
+    assert "two points at 10" in [image["alt"] for image in page.all("img")]
+    assert "#section-inside" in [link["href"] for link in page.all("a")]
+    with pytest.raises(UserError, match="use letters, digits and _"):
+        write_section(run, "../inside", section)
+    (run / "sections" / "broken.json").write_text('{"title": 3}')
+    assert "What is inside" in page_of(run).text
+
+
+@pytest.mark.long
+def test_maps_of_single_failures_are_in_the_page_and_unsafe_pictures_blurred(run: Path) -> None:
+    names = []
+    for case, kinds in {"icon/0000": ("image", "words"), "icon/0001": ("image",)}.items():  # typical, over-safety
+        names += [f"figures/attention_{Path(thumbnail_name(case)).stem}_{kind}.png" for kind in kinds]
+    for name in names:
+        (run / name).write_bytes(b"\x89PNG heat")
+    content: dict[str, Any] = {"sentences": ["They look away."], "words": [{"word": "kill", "mass": 0.125}]}
+    (run / "attention.json").write_text(json.dumps({**content, "figures": [*names, "figures/attention_x_image.png"]}))
+    found = attention_section(read_run(run))
+    assert found is not None
+    assert (found["sentences"], found["words"], found["curves"]) == (content["sentences"], ["kill (12.5%)"], [])
+    shown = [(one["case"], [each["hidden"] for each in one["maps"]]) for one in found["heatmaps"]]
+    assert shown == [("icon/0000", [True, False]), ("icon/0001", [False])]
+    section = build(run).read_text(encoding="utf-8").split('<section id="attention">')[1].split("</section>")[0]
+    assert section.count("data:image/png;base64,") == 3
+    assert section.count('class="reveal"') == 1
+    for broken in ("{broken", "[]", '{"sentences": 3}'):
+        (run / "attention.json").write_text(broken)
+        assert attention_section(read_run(run)) is None
+
+
+def test_rows_of_the_run_are_counted_by_the_published_scorer(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, predictions(40), benchmark="mmsafeaware")
+    run = read_run(folder)
+    for ours in rows_here(run.results, run.metrics):
+        both = run.results.select(arm=ours.name, subset=("typical", "attack"), rule="published")
+        assert {ours.typical, ours.attack} == {each.value for each in both if not each.group}
+        assert ours.unsafe == pytest.approx((ours.typical + ours.attack) / 2)
+    page = page_of(folder)
+    assert all(published.name in page.text for published in PUBLISHED["mmsafeaware"])
+
+
+def test_mossbench_has_the_leaderboard_by_its_convention() -> None:
+    rows = [row("answered", arm="ours", value=1)]
+    rows += [row("refusal_rate", arm="ours", subset="benign", group=f"type={kind}", rule=rule, value=rate, n=1)
+             for kind in COLUMNS[:2] for rule, rate in (("", 0.1), ("published", 0.25))]  # fmt: skip
+    shown = leaderboard_table(Results(rows), {}, {}).to_numpy().tolist()
+    assert shown[0] == ["ours", "here", "25.0", "25.0", MISSING, MISSING]
+    assert ["LLaVA-1.5-7b", "published", "18.0", "10.0", "9.0", "12.3"] in shown
+
+
+def test_rates_by_scenario_keep_typical_and_attack_cases_apart(finished: Path) -> None:
+    run = read_run(finished)
+    frame = arms.groups(run.results, run.metrics, "scenario")
+    assert frame is not None
+    first = frame.iloc[0]
+    for heading, subset in {"typical caught": "typical", "attack caught": "attack"}.items():
+        found = run.results.get("baseline", "unsafe_caught", subset=subset, group="scenario=scenario 0")
+        assert first[heading] == found

@@ -1,66 +1,57 @@
-"""The tables of the terminal fit 80 columns and 25 lines, with every number whole."""
+"""What the terminal shows of a run: 80 columns, 25 lines, every number whole."""
 
-import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from experiments.report.arm_tables import arms_table, comparisons_table
-from tests.experiments.synthetic_run import by_heading, metrics_of, predictions, printed, write_run
+from experiments.report import arms
+from experiments.report.tables import lines_of
+from experiments.runs.results_table import Results
+from experiments.runs.saved_run import SavedRun, read_run
+from tests.experiments.snapshots import check
+from tests.experiments.synthetic_run import ARMS, predictions, printed, write_run
+
+SNAPSHOTS = Path(__file__).with_name("snapshots")
 
 
-@pytest.fixture
-def metrics(tmp_path: Path) -> dict:
-    return metrics_of(write_run(tmp_path, predictions(80), thumbnails=()))
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> SavedRun:
+    return read_run(write_run(tmp_path_factory.mktemp("run"), predictions(240), thumbnails=()))
 
 
-def test_tables_fit_80_columns_with_every_number_whole(metrics: dict) -> None:
-    text = printed(metrics)
+def test_the_end_of_a_study(run: SavedRun) -> None:
+    text = printed(run)
     assert max(map(len, text.splitlines())) <= 80
+    check(SNAPSHOTS / "terminal.txt", text)
+
+
+def test_verbose_shows_every_table_whole(run: SavedRun) -> None:
+    text = printed(run, verbose=True)
+    assert max(map(len, printed(run, 200, verbose=True).splitlines())) <= 200
     assert "…\n" not in text  # rich's mark of a cut cell
-    for row in by_heading(arms_table(metrics)):
-        for heading in ("typical", "attack", "over-safety", "overall", "d′", "criterion", "AUROC"):
-            assert f" {row[heading].value} " in text.replace("\n", " \n")
-        assert row["overall"].interval in text
-    for row in by_heading(comparisons_table(metrics)):
-        for heading in ("overall", "unsafe", "over-safety", "AUROC"):
-            assert row[heading].value in text
-            assert row[heading].interval in text
-    assert "calibrated_shift " in text
-    assert metrics["summary"][0].split(":")[0] in text
-
-
-def test_terminal_shows_the_largest_numbers_and_hostile_names_whole(metrics: dict) -> None:
-    arm = metrics["arms"].pop("prompt")
-    arm |= {"n": 1453, "n_of": 1523, "near_ceiling": True, "d_prime": -1.23, "criterion": -2.34}
-    metrics["arms"]["[red]vcd_with_a_very_long_name_alpha=0.55"] = arm
-    metrics["comparisons"]["vcd"]["delta"]["auroc"] = {"value": -0.1234, "low": -0.2346, "high": -0.1011}
-    metrics["comparisons"]["vcd"]["delta"]["overall"] = {"value": -0.40, "low": -0.451, "high": -0.352}
-    metrics["comparisons"]["vcd"]["delta"]["unsafe"] = {"value": -0.2, "low": -0.251, "high": -0.152}
-    text = printed(metrics)
-    assert max(map(len, text.splitlines())) <= 80
-    for piece in (
-        "of 1523",
-        "−1.23*",
-        "−2.34",
-        "[red]",
-        "alpha=0.55",
-        "−0.235…−0.101",
-        "−45.1…−35.2",
-    ):
-        assert piece in text
-    assert "* a rate is so near" in " ".join(text.split())
+    wide = " ".join(printed(run, 400, verbose=True).split())
+    for frame in arms.all_tables(run.results, run.metrics).values():
+        assert frame.attrs["title"] in wide
+        for _, cells in lines_of(frame):
+            assert all(part in wide for cell in cells for part in (cell.value, cell.interval))
 
 
 @pytest.mark.parametrize("width", [80, 140])
-def test_the_end_of_a_study_is_25_lines_with_many_arms_and_caveats(metrics: dict, width: int) -> None:
-    for number in range(9):
-        metrics["arms"][f"further_{number}"] = metrics["arms"]["prompt"]
-        metrics["comparisons"][f"further_{number}"] = metrics["comparisons"]["prompt"]
-    metrics["caveats"] = ["First of all this must be known.", "This too.", "And this.", "And that."]
-    text = printed(metrics, width, verbose=False)
+def test_many_arms_and_notes_take_25_lines(tmp_path: Path, width: int) -> None:
+    further = {f"[red]further_{number}": (0.8, -1.0) for number in range(12)}
+    run = read_run(write_run(tmp_path, predictions(80, ARMS | further), thumbnails=(), draws=50))
+    texts = [f"Note {number} of the design, which is long enough to take a line." for number in range(4)]
+    run.metrics["not_applicable"] |= {f"arm {at}": text for at, text in enumerate(texts)}  # type: ignore[index]
+    text = printed(run, width)
     assert len(text.splitlines()) <= 25 - 4  # the report and what to type next
-    assert re.search(r"\(\d+ more arms in the report\)", text)
-    assert "note: First of all this must be known.\n" in text
-    assert "note: This too. (2 more such notes in the report)" in text
-    assert f"{metrics['study']} " in text
+    assert "more arms in the report)" in text
+    assert "more notes in the report)" in text.replace("\n", " ")
+    assert all(f"\n{arm} " in text for arm in ("baseline", "vcd", "calibrated_shift"))
+
+
+def test_an_arm_that_the_command_names_is_shown(run: SavedRun) -> None:
+    further = [row._replace(arm=f"further_{at:02}") for at in range(12) for row in run.results.select(arm="prompt")]
+    many = replace(run, results=Results([*run.results, *further]))
+    assert "further_11 " in printed(many, named={"further_11"})
+    assert "further_11 " not in printed(many)

@@ -19,6 +19,7 @@ from experiments.evaluation.attention_log import prompts_of
 from experiments.evaluation.cases import limited
 from experiments.evaluation.matching import answered, image_donor, match_failures
 from experiments.judges.yes_no import anchored
+from experiments.runs.results_table import Results, read_results
 from experiments.studies.attention.analysis import analyse_failures, self_test
 from experiments.studies.attention.summary import contrasts
 from experiments.types import Sample
@@ -120,22 +121,36 @@ def test_contrasts_equal_a_slow_bootstrap() -> None:
     values = rng.normal(size=(30, 2)) + np.arange(30)[:, None] % 2
     failed = np.arange(30) % 2 == 0
     cluster = np.array([f"c{i // 3}" for i in range(30)])
-    found = contrasts(compared_cases(failed, cluster), values, seed=1, draws=4000, small=None)
-    for column, contrast in enumerate(found):
+    groups = ["", "layer=0"]
+    rows = contrasts(
+        compared_cases(failed, cluster), values, groups, "probe", subset="", seed=1, draws=4000, small=None
+    )
+    found = Results(rows)
+    for column, group in enumerate(groups):
         own = values[:, column]
-        assert contrast["failures"]["value"] == pytest.approx(own[failed].mean())
-        assert contrast["difference"]["value"] == pytest.approx(own[failed].mean() - own[~failed].mean())
-        assert contrast["failures"]["n"] == contrast["successes"]["n"] == 15
+        levels = [found.get(arm, "probe", group=group) for arm in ("failures", "successes")]
+        difference = found.get("failures", "probe", against="successes", group=group)
+        assert difference is not None
+        assert [row and row.value for row in levels] == pytest.approx([own[failed].mean(), own[~failed].mean()])
+        assert difference.value == pytest.approx(own[failed].mean() - own[~failed].mean())
+        assert [row and row.n for row in levels] == [15, 15]
         slow = []
         for _ in range(4000):
             drawn = np.concatenate([np.flatnonzero(cluster == f"c{c}") for c in rng.integers(10, size=10)])
             slow.append(own[drawn][failed[drawn]].mean() - own[drawn][~failed[drawn]].mean())
         reach = student_t.ppf(0.975, 9) * np.std(slow) * np.sqrt(10 / 9)
-        difference = contrast["difference"]
-        assert difference["high"] - difference["value"] == pytest.approx(reach, rel=0.05)
-        assert difference["value"] - difference["low"] == pytest.approx(reach, rel=0.05)
-    assert "decides" not in found[0]["difference"]
-    assert found[1]["difference"]["decides"]["of"] == 1
+        assert difference.high - difference.value == pytest.approx(reach, rel=0.05)  # type: ignore[operator]
+        assert difference.value - difference.low == pytest.approx(reach, rel=0.05)  # type: ignore[operator]
+
+
+def test_the_intervals_of_all_layers_hold_together_and_that_of_their_mean_stands_by_itself() -> None:
+    rng = np.random.default_rng(0)
+    cases = compared_cases(np.arange(60) % 2 == 0, np.arange(60))
+    groups = ["", *(f"layer={at}" for at in range(8))]
+    rows = contrasts(cases, rng.normal(size=(60, 9)), groups, "probe", subset="", seed=1, draws=2000)
+    levels = [row.level for row in rows if row.against]
+    assert levels[0] == 0.95
+    assert min(levels[1:]) == max(levels[1:]) > 0.98  # type: ignore[type-var]
 
 
 # On a tiny random model
@@ -203,18 +218,23 @@ def test_shares_maps_and_masses_agree(analysed: Path) -> None:
 def test_the_contrast_of_shares_is_that_of_the_matched_cases(analysed: Path) -> None:
     cases, shares = table(analysed, "cases"), table(analysed, "shares")
     means = shares.groupby("case")["share"].mean()
-    for subset, block in result(analysed)["subsets"].items():
+    results, share = read_results(analysed), "attention_on_image"
+    for subset in ("typical", "attack", "over_safety"):
         own = cases[(cases["subset"] == subset) & cases["match"].notna()]
         wrong, right = (means[own["case"][own["outcome"] == name]].mean() for name in ("failure", "success"))
-        contrast = block["image_share"]["all_layers"]
-        assert contrast["failures"]["value"] == pytest.approx(wrong)
-        assert contrast["difference"]["value"] == pytest.approx(wrong - right)
-        assert contrast["difference"]["clusters"] < 10
-        assert (contrast["difference"]["low"], contrast["difference"]["statement"]) == (None, "too few")
-        assert set(block["image_share"]["by_layer"]) == {"0", "1"}
-    attack = result(analysed)["subsets"]["attack"]
-    assert (attack["failures_logged"], attack["pairs"]) == (3, 2)
-    assert result(analysed)["pooled"]["image_share"]["all_layers"]["failures"]["n"] == 8
+        level = results.get("failures", share, subset=subset)
+        difference = results.get("failures", share, subset=subset, against="successes")
+        assert level is not None
+        assert difference is not None
+        assert level.value == pytest.approx(wrong)
+        assert difference.value == pytest.approx(wrong - right)
+        assert difference.clusters < 10  # type: ignore[operator]
+        assert (difference.low, difference.claim) == (None, "too few cases")
+        layers = results.select(quantity=share, subset=subset, arm="failures", against="")
+        assert [row.group for row in layers] == ["", "layer=0", "layer=1"]
+    counts = [results.get("", f"attention_{name}", subset="attack") for name in ("failures_logged", "pairs")]
+    assert [row and row.value for row in counts] == [3, 2]
+    assert results.get("failures", share).n == 8  # type: ignore[union-attr]
 
 
 @pytest.mark.long
@@ -237,7 +257,8 @@ def test_causal_numbers_are_those_of_the_interventions(analysed: Path, tiny: VLM
 def test_the_record_is_complete_and_the_same_again(analysed: Path, tiny: VLM, tmp_path: Path) -> None:
     again = analyse(tiny, tmp_path)
     assert again == result(analysed) == result(tmp_path)
-    assert len(again["sentences"]) == 2
+    assert [row[1:] for row in read_results(tmp_path)] == [row[1:] for row in read_results(analysed)]
+    assert again["sentences"][0].startswith("Attention of the verdict on the image: ")
     assert again["selftest"]["passed"]
     assert again["selftest"] == json.loads((analysed / "attention" / "selftest.json").read_text())
     assert again["figures"]
@@ -287,9 +308,13 @@ def test_on_the_organism_pairs_are_twins_and_answers_are_those_recorded(tmp_path
         for s, text in zip(some, texts, strict=True)
     ]
     found = analyse_failures(vlm, some, records, tmp_path, seed=0, draws=200, limit=4, figures=0)
-    block = found["subsets"]["over_safety"]
-    assert block["failures_logged"] == min(4, block["failures_in_run"]) > 0
-    assert all(one["answered_differently_now"] == 0 for one in found["subsets"].values())
+    results = read_results(tmp_path)
+    logged, failed = (
+        results.get("", f"attention_failures_{name}", subset="over_safety").value
+        for name in ("logged", "in_run")  # type: ignore[union-attr]
+    )
+    assert logged == min(4, failed) > 0  # type: ignore[type-var]
+    assert {row.value for row in results.select(quantity="attention_answered_differently_now")} == {0}
     assert found["layers"] == [0, 1, 2, 3]
     assert found["selftest"]["kernel_error"] < 1e-5
     shares = table(tmp_path, "shares")["share"]

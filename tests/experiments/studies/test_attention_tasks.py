@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from experiments.benchmarks.iconworld import IconWorld
+from experiments.runs.results_table import read_results
 from interp.errors import UserError
 from tests.experiments.compose import run_of
 
@@ -37,7 +38,7 @@ def test_without_a_run_the_baseline_is_run_first(finished: Path) -> None:
     arms = {json.loads(line)["arm"] for line in (finished / "predictions.jsonl").read_text().splitlines()}
     assert arms == {"baseline"}
     assert finished.parent.name == "attention"
-    assert len(read(finished / "attention.json")["sentences"]) == 2
+    assert read(finished / "attention.json")["sentences"]
     assert read(finished / "environment.json")["finished"]
     assert (finished / "report.html").exists()
 
@@ -65,7 +66,7 @@ def test_an_existing_run_is_analysed_where_it_lies(
     pictures = [name for name in drawn if name.endswith(".png")]
     assert pictures
     assert {name.replace(".png", ".svg") for name in pictures} <= set(drawn)
-    compared = any(block["pairs"] for block in found["subsets"].values())
+    compared = any(row.value for row in read_results(finished).select(quantity="attention_pairs"))
     assert ("figures/attention_by_layer.svg" in drawn) is compared
     assert (finished / "attention" / "attribution.safetensors").exists()
 

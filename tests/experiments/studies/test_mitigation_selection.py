@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.metrics.yes_no import results
-from experiments.report.figures import SHIFTS, trade_off
-from experiments.report.sentences.mitigation_selection import summary
-from experiments.report.words import worded
+from experiments.metrics.claims import HIGHER
+from experiments.metrics.quantities import Arms
+from experiments.metrics.results import evaluate
+from experiments.report.text import lines
+from experiments.runs.results_table import Results, read_results
 from experiments.studies.mitigation_selection.candidates import (
     Candidate,
     ChosenShift,
@@ -24,7 +25,7 @@ from experiments.studies.mitigation_selection.candidates import (
     setting_name,
 )
 from experiments.studies.mitigation_selection.study import Mitigations
-from experiments.studies.mitigation_selection.tables import evaluate, table
+from experiments.studies.mitigation_selection.tables import RULE, SHIFTS, compared, figure, table
 from interp.errors import UserError
 from mitigation.method import Baseline
 from mitigation.threshold import ConstantShift
@@ -33,7 +34,10 @@ from mitigation.wrappers import Shifted
 from tests.experiments.answered import SHORT, from_margins, world
 from tests.experiments.compose import run_of
 
-RULE: dict[str, Any] = {"unsafe_margin": 0.02, "draws": 200, "seed": 0}
+CHOICE: dict[str, Any] = {"unsafe_margin": 0.02, "draws": 200, "seed": 0}
+
+
+ORDERED = ("auroc", "harmless_answered_at_operating_point", "unsafe_caught_held_out")
 
 
 def development(subsets: str, baseline: Any) -> DevelopmentMargins:
@@ -44,20 +48,20 @@ def development(subsets: str, baseline: Any) -> DevelopmentMargins:
 def test_the_constant_is_the_best_that_keeps_the_unsafe_unsafe() -> None:
     cases = development("ttaaoooo", [-1, -1, -1, -1, -1, -1, -1, -1])
     margin = np.array([-5.0, -4, -5, 0.5, -3, -2, 0, 1])
-    chosen = choose_shift(cases, margin, **RULE)
+    chosen = choose_shift(cases, margin, **CHOICE)
     # Between −3 and −4 every safe case is called safe, but one unsafe case too: all unsafe ones must stay.
     assert chosen.unsafe == 1.0
     assert chosen.over_safety == 0.25
     assert 0.5 < -chosen.shift < 1.0
     assert chosen.overall == pytest.approx((1 + 1 + 0.25) / 3)
-    free = choose_shift(cases, margin, **RULE | {"unsafe_margin": 1.0})
+    free = choose_shift(cases, margin, **CHOICE | {"unsafe_margin": 1.0})
     assert (free.unsafe, free.over_safety) == (0.75, 1.0)
     assert -4 < -free.shift < -3
 
 
 def test_without_a_threshold_the_method_stays_as_it_is() -> None:
     cases = development("to", [-1, -1])
-    chosen = choose_shift(cases, np.array([1.0, -1.0]), threshold=False, **RULE)
+    chosen = choose_shift(cases, np.array([1.0, -1.0]), threshold=False, **CHOICE)
     assert (chosen.shift, chosen.unsafe, chosen.over_safety, chosen.unsafe_bound) == (0.0, 0.0, 0.0, -1.0)
 
 
@@ -67,7 +71,7 @@ def test_a_constant_on_the_margin_changes_nothing_but_the_shift(constant: float,
     rng = np.random.default_rng(seed)
     cases = development("ta" * 10 + "o" * 20, rng.normal(-1, 1, 40))
     margin = np.round(rng.normal(0, 1, 40), 3)
-    one, two = (choose_shift(cases, m, **RULE) for m in (margin, margin + constant))
+    one, two = (choose_shift(cases, m, **CHOICE) for m in (margin, margin + constant))
     assert (one.overall, one.unsafe_bound, one.auroc) == (two.overall, two.unsafe_bound, pytest.approx(two.auroc))
 
 
@@ -100,44 +104,52 @@ def test_settings_are_all_combinations_and_reach_the_method() -> None:
         Candidate("vcd")
 
 
-def choice_of(name: str) -> dict[str, Any]:
-    return {name: {"chosen": {"setting": {"weight": 1.0}, "shift": -0.5, "overall": 0.8}}}
-
-
 @pytest.mark.long
 def test_the_table_compares_with_every_rival_on_the_same_cases() -> None:
     subsets, margins = world(400)
-    arms = {name: margins[name] + 0.6 for name in ("baseline", "calibrated_shift", "shift", "sees")}
-    frame = from_margins(subsets, arms)
-    measured = worded(results.evaluate(frame, seed=0, draws=200, study="sees"))
-    records = frame.to_dict("records")
-    options: dict[str, Any] = {"seed": 0, "draws": 200}
-    result = evaluate(records, measured, choice_of("sees"), rivals=["baseline", "shift"], **options)
-    sees, shift = result["arms"]["sees"], result["arms"]["shift"]
-    against, own = sees["versus"]["baseline"]["auroc"], measured["comparisons"]["sees"]["delta"]["auroc"]
-    assert against["statement"] == own["statement"] == "rose"
-    assert {key: against[key] for key in ("value", "low", "high")} == {
-        key: own[key] for key in ("value", "low", "high")
-    }
-    assert sees["versus"]["shift"]["auroc"]["value"] == pytest.approx(sees["auroc"] - shift["auroc"])
-    assert shift["versus"]["baseline"]["auroc"]["value"] == 0  # a constant discriminates as well as the baseline
-    family = {one["decides"]["of"] for delta in sees["versus"].values() for one in delta.values()
-              if one and "decides" in one}  # fmt: skip
-    assert family == {8}, "sees against baseline and shift, in four quantities; equal by construction are left out"
-    assert sees["wins"] is True
-    assert result["best"] == "sees"
-    result |= {"learned": ["sees"], "familiar": {"seen": 24, "of": 24}}
-    told = summary(result)
-    assert (
-        "operating point than baseline and shift, by 95% intervals that hold for all 8 differences at once: sees; "
-        in told[0]
+    chosen = {name: margins[name] + 0.6 for name in ("baseline", "calibrated_shift", "shift", "sees")}
+    frame = from_margins(subsets, chosen)
+    evaluation = evaluate(frame, "yes_no", seed=0, draws=200, study="sees")
+    arms = Arms.of(frame, "yes_no", draws=200, seed=0, stated_point=evaluation.design["operating_point"])
+    rivals = ["baseline", "shift"]
+    results = Results([*evaluation.results, *compared(arms, evaluation.design, rivals)])
+    by_run, by_study, over_shift = (
+        results.get("sees", "auroc", against=other, rule=rule)
+        for other, rule in (("baseline", ""), ("baseline", RULE), ("shift", RULE))
     )
-    assert told[0].endswith("to have a higher AUROC than baseline and shift: sees.")
-    assert told[1].endswith("these win: sees.")
-    assert "new sentences is another question" in told[2]
-    assert len(summary(result | {"familiar": {"seen": 0, "of": 20}})) == 2
-    assert SHIFTS in [line.get_label() for line in trade_off(result, curve=result["shift_curve"]).axes[0].lines]
-    table(result)
+    assert by_run is not None
+    assert by_study is not None
+    assert over_shift is not None
+    assert by_study.claim == by_run.claim == HIGHER
+    assert by_study.value == by_run.value
+    levels = [results.get(arm, "auroc") for arm in ("sees", "shift")]
+    assert over_shift.value == pytest.approx(levels[0].value - levels[1].value)  # type: ignore[union-attr, operator]
+    assert results.get("shift", "auroc", against="baseline", rule=RULE).value == 0  # type: ignore[union-attr]
+    family = {row.level for row in results.select(arm="sees", rule=RULE, quantity=ORDERED)}
+    assert len(family) == 1, "all intervals hold together"
+    assert results.get("sees", "wins", against="baseline", rule=RULE).value == 1  # type: ignore[union-attr]
+    context = {
+        "results": results,
+        "rivals": rivals,
+        "names": ["calibrated_shift", "sees"],
+        "rule": RULE,
+        "learned": ["sees"],
+    }
+    told = lines("selection", **context, familiar={"seen": 24, "of": 24})
+    assert told[:3] == [
+        "Shown to answer more harmless requests at the operating point than baseline and shift: sees.",
+        "Shown to have a higher AUROC than baseline and shift: sees.",
+        "Wins (more harmless requests at the operating point, neither held-out rate lower): sees.",
+    ]
+    assert "New sentences are another question" in told[3]
+    assert len(lines("selection", **context, familiar={"seen": 0, "of": 20})) == 3
+    drawn = figure(arms, results, "baseline").figure
+    assert SHIFTS in [line.get_label() for line in drawn.axes[0].lines] + [
+        text.get_text() for legend in drawn.legends for text in legend.get_texts()
+    ]
+    shown = table(results, {"sees": {"chosen": {"setting": {"weight": 1.0}, "shift": -0.5}}}, rivals, list(chosen))
+    assert shown["chosen"].tolist() == ["–", "–", "–", "weight=1, shift −0.50"]
+    assert shown["wins"].tolist() == ["no", "no", "no", "yes"]
 
 
 @dataclass(frozen=True)
@@ -187,17 +199,17 @@ def test_a_run_chooses_on_development_and_is_judged_on_test(first: Path) -> None
     folder = first
     choice = json.loads((folder / "choice.json").read_text())
     assert [row["setting"] for row in choice["moved"]["settings"]] == [{"alpha": 0.5}, {"alpha": 4.0}]
-    result = json.loads((folder / "mitigations.json").read_text())
-    assert set(result["arms"]) == {"baseline", "vcd", "calibrated_shift", "threshold", "seen", "moved"}
-    assert result["arms"]["threshold"]["chosen"]["shift"] == choice["threshold"]["chosen"]["shift"]
-    compared = json.loads((folder / "metrics.json").read_text())["comparisons"]
-    for name, one in compared.items():  # the report's two tables say the same, simultaneous intervals included
-        assert {"baseline": one["delta"], **one["versus"]} == result["arms"][name]["versus"]
-    assert "vcd" in compared["seen"]["versus"]
+    results = read_results(folder)
+    assert set(results.arms) == {"baseline", "vcd", "calibrated_shift", "threshold", "seen", "moved"}
+    assert results.get("seen", "auroc", against="vcd", rule=RULE)
+    for row in results.select(rule=RULE, quantity=ORDERED):  # the report's two tables have the same values
+        alike = results.get(row.arm, row.quantity, against=row.against, subset=row.subset, group=row.group)
+        assert alike is None or alike.value == row.value
+    assert str(choice["threshold"]["chosen"]["shift"])[:4] in (folder / "mitigations.md").read_text().replace("−", "-")
     asked = {json.loads(line)["case"] for line in (folder / "choosing.jsonl").read_text().splitlines()}
     judged = {json.loads(line)["case"] for line in (folder / "predictions.jsonl").read_text().splitlines()}
     assert not asked & judged
-    assert "Mitigations beside each other" in (folder / "report.html").read_text()
+    assert "Mitigations next to each other" in (folder / "report.html").read_text()
     assert (folder / "figures" / "mitigations.svg").exists()
 
 
