@@ -3,6 +3,7 @@
 The templates decide nothing. A claim has one phrase (``experiments.metrics.claims.CLAIMS``).
 """
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 from jinja2 import ChainableUndefined, Environment, PackageLoader
 
 from experiments.report.numbers import MISSING, fixed, percent, points, share
-from experiments.report.tables import PLAIN
+from experiments.report.tables import PLAIN, markdown_text
 from experiments.runs.provenance import subject
 from experiments.runs.results_table import Results, Row
 from interp.checkpoints.config import ORGANISM
@@ -32,8 +33,15 @@ def _templates() -> Environment:
     templates.filters |= {
         "share": share, "points": points, "number": fixed, "count": count, "about": about, "level": level,
         "change": change, "ends": ends, "value": value, "listed": listed,
+        "markdown": lambda text: markdown_text(str(text)),
+        "json": _json,
     }  # fmt: skip
     return templates
+
+
+def _json(content: Mapping[str, Any]) -> str:
+    known = {name: entry for name, entry in content.items() if not isinstance(entry, _Missing)}
+    return json.dumps(known, indent=2, ensure_ascii=False, default=str)
 
 
 def lines(template: str, **context: Any) -> list[str]:
@@ -43,8 +51,12 @@ def lines(template: str, **context: Any) -> list[str]:
         template: its name, without ``.txt.j2``.
         context: what it reads, mostly ``results`` (``Results``) and ``design`` (metrics.json).
     """
-    text = _templates().get_template(f"{template}.txt.j2").render(**context)
-    return [line.rstrip() for line in text.splitlines() if line.strip()]
+    return [line.rstrip() for line in page(f"{template}.txt.j2", **context).splitlines() if line.strip()]
+
+
+def page(template: str, **context: Any) -> str:
+    """Return the text of a template, blank lines included; ``template`` is the name of its file."""
+    return _templates().get_template(template).render(**context)
 
 
 def headline(results: Results, design: Mapping[str, Any], arm: str | None = None) -> list[str]:

@@ -11,12 +11,13 @@ import pandas as pd
 from PIL import Image
 from rich.console import Console
 
-from experiments.metrics.yes_no.results import evaluate
+from experiments.metrics.results import evaluate
 from experiments.report.build import thumbnail_name
 from experiments.report.cases import Flip, flips
-from experiments.report.table import Cell, Table
 from experiments.report.terminal import shown
-from experiments.report.words import with_sentences
+from experiments.runs.resumption import write_json
+from experiments.runs.saved_run import SavedRun, read_run
+from experiments.types import Kind
 
 Records = list[dict[str, Any]]
 
@@ -69,19 +70,24 @@ def write_run(
     folder: Path,
     records: Records,
     *,
+    kind: Kind = "yes_no",
     benchmark: str = "iconworld",
     arm: str = "vcd",
-    draws: int = 200,
     thumbnails: Sequence[str] | None = None,
+    **options: Any,
 ) -> Path:
-    """A finished run's files in ``folder``; ``thumbnails`` names the cases with one (default: where arms differ)."""
+    """Write a finished run's files into ``folder``.
+
+    ``thumbnails`` names the cases with one (default: where arms differ); ``options`` go to ``evaluate``.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     frame = pd.DataFrame(records)
-    metrics = evaluate(frame, seed=0, draws=draws, study=arm)
+    evaluation = evaluate(frame, kind, seed=0, study=arm, **{"draws": 200, **options})
+    evaluation.results.write(folder)
     cases = list(dict.fromkeys(record["case"] for record in records))
-    (folder / "metrics.json").write_text(json.dumps(metrics, indent=2))
-    (folder / "environment.json").write_text(json.dumps(environment(benchmark, arm, len(cases))))
-    (folder / "predictions.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    write_json(folder / "metrics.json", evaluation.design)
+    write_json(folder / "environment.json", environment(benchmark, arm, len(cases)))
+    write_records(folder, records)
     if thumbnails is None:
         verdicts = frame.groupby("case")["verdict"].nunique()
         thumbnails = [str(case) for case in verdicts[verdicts > 1].index]
@@ -99,19 +105,14 @@ def flips_of(run_dir: Path) -> list[Flip]:
     return flips(records, arm="vcd", reference="baseline")
 
 
-def metrics_of(run_dir: Path) -> dict[str, Any]:
-    """The metrics, in words too."""
-    metrics, known = (json.loads((run_dir / f"{name}.json").read_text()) for name in ("metrics", "environment"))
-    return with_sentences(metrics, known)
+def write_records(folder: Path, records: Records) -> None:
+    """Write predictions.jsonl."""
+    (folder / "predictions.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
-def printed(metrics: Mapping[str, Any], width: int = 80, *, verbose: bool = True) -> str:
-    """What a terminal of this width shows."""
+def printed(run: SavedRun | Path, width: int = 80, *, verbose: bool = False, **options: Any) -> str:
+    """Return what a terminal of this width shows of a run."""
+    run = read_run(run) if isinstance(run, Path) else run
     console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(shown(metrics, verbose=verbose, width=width))
+    console.print(shown(run.results, run.metrics, run.environment, verbose=verbose, width=width, **options))
     return console.file.getvalue()  # type: ignore[attr-defined]
-
-
-def by_heading(table: Table) -> list[dict[str, Cell]]:
-    """The cells of each row by the heading of their column."""
-    return table.frame.to_dict("records")
