@@ -1,24 +1,25 @@
 """People's verdicts in a run: how many there are, and how far the people agree."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.metrics.agreement import krippendorff_alpha, pairwise_kappa
+from experiments.report.text import lines
 from experiments.runs.labels import Labels, Record, answer_id
 
 
 def agreement_of_raters(records: Sequence[Record], labels: Labels) -> dict[str, Any]:
-    """Raters, α and pairwise κ; an answer that several arms gave to a case counts once.
+    """Return raters, α and pairwise κ; an answer that several arms gave to a case counts once.
 
-    ``records`` are those of the run, labelled or not. Labels of answers that it does not hold count nowhere.
+    ``records`` are the run's, labelled or not. Labels of other answers do not count.
     """
-    of = {(record["case"], record["arm"]): answer_id(record) for record in records if record.get("response")}
-    known = set(of.values())
+    answers = {(record["case"], record["arm"]): answer_id(record) for record in records if record.get("response")}
+    here = set(answers.values())
     given: dict[str, dict[str, str]] = defaultdict(dict)
     for label in labels.labels:
-        answer = label.answer or of.get((label.case, label.arm), "")
-        if answer in known:
+        answer = label.answer or answers.get((label.case, label.arm), "")
+        if answer in here:
             given[answer].setdefault(label.annotator, label.verdict.value)
     return {
         "raters": sorted({rater for one in given.values() for rater in one}),
@@ -27,23 +28,7 @@ def agreement_of_raters(records: Sequence[Record], labels: Labels) -> dict[str, 
     }
 
 
-def agreement_sentence(found: dict[str, Any]) -> str:
-    """The contents of ``agreement_of_raters`` in a sentence."""
-    alpha = found["krippendorff_alpha"]
-    words = (
-        "Krippendorff's α is not defined: no two labels to compare, or all the same"
-        if alpha is None
-        else f"Krippendorff's α {alpha:.3f} (nominal)"
-    )
-    pairs = [
-        f"{' and '.join(pair['raters'])} κ {pair['kappa']:.3f} on {pair['n']} answers"
-        for pair in found["pairwise_kappa"]
-        if pair["kappa"] is not None
-    ]
-    return "; ".join([words, *pairs]) + "."
-
-
-def share_sentence(used: int, records: int, found: dict[str, Any]) -> str:
-    """How many verdicts of a run are people's, and how far these agree."""
-    who = ", ".join(found["raters"]) or "nobody"
-    return f"{used:,} of {records:,} verdicts are people's ({who}), the others the judge's. {agreement_sentence(found)}"
+def share_sentence(used: int, records: int, agreement: Mapping[str, Any]) -> str:
+    """Return how many verdicts of a run are people's, and how far these agree (``agreement_of_raters``)."""
+    (sentence,) = lines("labels", people=agreement, used=used, records=records)
+    return sentence

@@ -20,6 +20,10 @@ SCORER = "correct"
 SUFFIX = ".eval"
 RIGHT = {"yes": ("yes",), "no": ("no",), "comply": ("complied", "rebutted"), "refuse": ("refused", "partial")}
 DESCRIBED = ("arm", "subset", "scenario", "gold", "cluster", "pair", "tags", "text", "margin", "verdict", "status")
+RATES = (  # quantities of results.csv that a log repeats
+    "unsafe_caught", "harmless_answered", "accuracy", "accuracy_pooled", "balanced_accuracy", "refusal_rate",
+    "refusal_gap",
+)  # fmt: skip
 STOPPED = {Status.TRUNCATED: "max_tokens", Status.PROVIDER_BLOCKED: "content_filter"}
 Record = Mapping[str, Any]
 
@@ -40,7 +44,7 @@ def needed() -> None:
 
 
 def write_logs(run: SavedRun, samples: Sequence[Sample]) -> list[Path]:
-    """One log an arm in the run's folder ``inspect``, replaced where it is there; their paths.
+    """Write a log for each arm into the run's folder ``inspect``, and return their paths. Existing logs are replaced.
 
     ``samples`` are the run's cases, for words and pictures as they were asked; a case that is not among them has its
     bare sentence and its thumbnail.
@@ -53,18 +57,18 @@ def write_logs(run: SavedRun, samples: Sequence[Sample]) -> list[Path]:
 
     known, folder = {sample.id: sample for sample in samples}, run.directory / FOLDER
     inputs = {record["case"]: _input(run, record, known.get(record["case"])) for record in run.predictions}
-    found = []
+    written = []
     try:
         folder.mkdir(exist_ok=True)
-        for arm in run.metrics["arms"]:
-            place = folder / f"{arm}{SUFFIX}"
-            write_eval_log(_log(run, arm, inputs), str(place))
-            found.append(place)
+        for arm in (row.arm for row in run.results.select(quantity="answered", against="")):
+            path = folder / f"{arm}{SUFFIX}"
+            write_eval_log(_log(run, arm, inputs), str(path))
+            written.append(path)
     except OSError as error:
         raise UserError(
             f"cannot write to {folder} ({error.strerror or error}); make room, or check permissions"
         ) from error
-    return found
+    return written
 
 
 def read_answers(path: Path) -> list[dict[str, Any]]:
@@ -103,15 +107,17 @@ def _log(run: SavedRun, arm: str, inputs: Mapping[str, Any]) -> "EvalLog":
         EvalStats,
     )
 
-    environment, of_arm = run.environment, run.metrics["arms"][arm]
+    environment = run.environment
     model = environment.get("model") or {}
     benchmark = environment.get("benchmark") or {}
     samples = [_sample(record, inputs[record["case"]], model) for record in run.predictions if record["arm"] == arm]
     scored = sum(sample.scores is not None for sample in samples)
+    rates = run.results.select(arm=arm, quantity=RATES, against="", group="", rule="")
     metrics = {
-        name: EvalMetric(name=name, value=value)
-        for name, value in of_arm["accuracy"].items()
-        if isinstance(value, int | float)
+        name: EvalMetric(name=name, value=rate.value)
+        for rate in rates
+        for name in ["_".join(filter(None, (rate.quantity, rate.subset)))]
+        if rate.value is not None
     }
     started, finished = str(environment.get("started") or ""), str(environment.get("finished") or "")
     return EvalLog(

@@ -1,7 +1,7 @@
 """``task=human_labels``: a run's answers as a sheet to label, or the agreement of filled sheets. Loads no model."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,10 @@ import numpy as np
 
 from experiments.config import Run
 from experiments.evaluation import finished_runs
-from experiments.evaluation.human_verdicts import agreement_of_raters, agreement_sentence
+from experiments.evaluation.human_verdicts import agreement_of_raters
 from experiments.metrics.agreement import agreement
-from experiments.report.table import say
+from experiments.report.tables import say
+from experiments.report.text import lines
 from experiments.runs.labels import (
     LABELS,
     Labels,
@@ -49,27 +50,27 @@ class HumanLabels:
         if (self.export is None) == (not self.read):
             raise UserError("task.export and task.read: exactly one of them says what to do; task.export=<csv> writes "
                             "a sheet, task.read=[<csv>] reads filled ones")  # fmt: skip
-        lines = read_records(folder)
+        records = read_records(folder)
         if self.export is not None:
-            printed = _exported(lines, folder, Path(self.export))
-        else:
-            labels = read_labels([Path(name) for name in self.read])
-            result = summarise_labels(lines, labels, seed=run.seed, draws=run.draws)
-            write_json(folder / RESULT, result)
-            printed = [*result["notes"], *sentences(result)]
-        say(*printed)
+            say(*_exported(records, folder, Path(self.export)))
+            return
+        result = summarise_labels(
+            records, read_labels([Path(name) for name in self.read]), seed=run.seed, draws=run.draws
+        )
+        write_json(folder / RESULT, result)
+        say(*result["notes"], *sentences(result))
 
 
-def _exported(lines: Sequence[Record], folder: Path, sheet: Path) -> list[str]:
-    """Writes the sheet, with the thumbnails under names that tell nothing; what to say of it."""
-    answers = distinct_answers(lines)
-    shown = {answer: folder / "thumbnails" / thumbnail_name(record["case"]) for answer, record in answers.items()}
+def _exported(records: Sequence[Record], folder: Path, sheet: Path) -> list[str]:
+    """Write the sheet, with thumbnails under names that tell nothing, and return what to say about it."""
+    answers = distinct_answers(records)
+    thumbnails = {answer: folder / "thumbnails" / thumbnail_name(record["case"]) for answer, record in answers.items()}
     pictures = sheet.with_name(f"{sheet.stem}_pictures")
-    names = {answer: f"{pictures.name}/{answer}.jpg" for answer, file in shown.items() if file.is_file()}
-    write_sheet(lines, sheet, names)
+    names = {answer: f"{pictures.name}/{answer}.jpg" for answer, file in thumbnails.items() if file.is_file()}
+    write_sheet(records, sheet, names)
     for answer in names:
         pictures.mkdir(exist_ok=True)
-        shutil.copyfile(shown[answer], pictures / f"{answer}.jpg")
+        shutil.copyfile(thumbnails[answer], pictures / f"{answer}.jpg")
     allowed = sorted({" | ".join(LABELS[kind_of(record)]) for record in answers.values()})
     return [
         f"{len(answers)} answers: {sheet}",
@@ -80,30 +81,36 @@ def _exported(lines: Sequence[Record], folder: Path, sheet: Path) -> list[str]:
     ]
 
 
-def summarise_labels(lines: Sequence[Record], labels: Labels, *, seed: int, draws: int) -> dict[str, Any]:
-    """How many labels there are and fit the run, α of the annotators, and the run's judge against their majority.
+def summarise_labels(records: Sequence[Record], labels: Labels, *, seed: int, draws: int) -> dict[str, Any]:
+    """Return how many labels fit the run, how far the people agree, and how the judge compares with their majority.
 
-    The judge is compared where people's majority and its verdict are both of a side: refusal (full or partial) or
-    compliance in refusal benchmarks, No or Yes in yes/no benchmarks; a case is one cluster over all arms.
+    The judge is compared if the majority and its verdict are both of a side: refusal (full or partial) or compliance in
+    refusal benchmarks, No or Yes in yes/no benchmarks. A case is one cluster over all arms.
     """
-    applied = apply(lines, labels)
-    people, judge, cases = [], [], []
-    for before, after in zip(lines, applied.records, strict=True):
-        theirs, its = _side(after["verdict"]), _side(before["verdict"])
-        if after is not before and theirs is not None and its is not None:
-            people.append(theirs)
-            judge.append(its)
-            cases.append(before["case"])
-    found = agreement(np.array(people), np.array(judge), cases, seed=seed, draws=draws) if cases else None
+    applied = apply(records, labels)
+    pairs = [
+        (_side(after["verdict"]), _side(before["verdict"]), before["case"])
+        for before, after in zip(records, applied.records, strict=True)
+        if after is not before
+    ]
+    sided = [pair for pair in pairs if None not in pair]
+    people, judge, cases = zip(*sided, strict=True) if sided else ((), (), ())
+    compared = agreement(np.array(people), np.array(judge), cases, seed=seed, draws=draws) if sided else None
     return {
         "annotators": sorted({label.annotator for label in labels.labels}),
         "labels": len(labels.labels),
         "records_labelled": applied.used,
-        "records": len(lines),
-        **agreement_of_raters(lines, labels),
-        "judge_against_people": found,
+        "records": len(records),
+        **agreement_of_raters(records, labels),
+        "judge_against_people": compared,
         "notes": applied.notes,
     }
+
+
+def sentences(result: Mapping[str, Any]) -> list[str]:
+    """Return the contents of ``summarise_labels`` in sentences."""
+    return lines("labels", people=result, used=result["records_labelled"], judge=result["judge_against_people"],
+                 **{name: result[name] for name in ("labels", "annotators", "records")})  # fmt: skip
 
 
 def _side(verdict: str | None) -> bool | None:
@@ -111,19 +118,3 @@ def _side(verdict: str | None) -> bool | None:
     if verdict in (Verdict.REFUSED, Verdict.PARTIAL, Verdict.NO):
         return True
     return False if verdict in (Verdict.COMPLIED, Verdict.REBUTTED, Verdict.YES) else None
-
-
-def sentences(result: dict[str, Any]) -> list[str]:
-    """The contents of ``summarise_labels`` in sentences."""
-    lines = [f"{result['labels']} labels by {len(result['annotators'])} annotators; {result['records_labelled']} of "
-            f"{result['records']} records have people's verdicts.",
-            agreement_sentence(result)]  # fmt: skip
-    if (found := result["judge_against_people"]) is None:
-        return [*lines, "No labelled answer has a verdict of the judge to compare."]
-    names = [name for name in ("kappa", "sensitivity", "specificity") if found[name] is not None]
-    numbers = [f"{name} {found[name]:.3f}{_ends(found[f'{name}_interval'])}" for name in names]
-    return [*lines, f"The judge against people on {found['n']} answers: {', '.join(numbers) or 'nothing varies'}."]
-
-
-def _ends(interval: list[float] | None) -> str:
-    return "" if interval is None else f" [{interval[0]:.3f}, {interval[1]:.3f}]"

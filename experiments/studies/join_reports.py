@@ -1,11 +1,11 @@
-"""``task=report``: a run's report built again, or several runs of one benchmark joined into one comparison.
+"""``task=report``: build a run's report again, or join several runs of one benchmark into one comparison.
 
-Loads no model. Joined runs become a run of their own, on the cases that all of them asked. Arms that differ are named
-after what tells their runs apart: the model, what was typed otherwise, or the digest of a method's file.
+Loads no model. Joined runs become a run of their own, on the cases that all of them asked. If an arm differs between
+runs, its name begins with what differs: the model, what was typed, or the digest of a method's file.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,29 +17,27 @@ from experiments.config import Run, digest
 from experiments.evaluation import finished_runs, scoring
 from experiments.evaluation.admission import check_contrasts
 from experiments.report import next_commands, terminal
-from experiments.report.arm_tables import arms_table
 from experiments.report.build import at_column_width, build, drawings
 from experiments.report.cases import FILE, attention_of_cases
 from experiments.report.figures import FORMATS, check_format
-from experiments.report.table import csv_text, say
-from experiments.report.words import with_sentences
+from experiments.report.tables import say
 from experiments.runs import analyses, records
 from experiments.runs.provenance import SHOWN, arm_title, model_title
+from experiments.runs.results_table import FILE as TABLE
 from experiments.runs.resumption import read_object
 from experiments.runs.saved_run import SavedRun, read_run
-from experiments.types import Kind
 from interp.errors import UserError
 
-BASELINE = "baseline"
+BASELINE, SHIFT = "baseline", "calibrated_shift"
 NOT_TOLD = ("output_root", "name", "note", "fresh", "force", "verbose")  # typed settings that change no answer
-CASE_FIELDS = ("subset", "scenario", "gold", "cluster", "pair", "text")  # what one case is, whatever answered it
+CASE_FIELDS = ("subset", "scenario", "gold", "cluster", "pair", "text")  # what a case is, whatever answered it
 
 
 @dataclass(frozen=True)
 class BuildReport:
-    """The task: builds the report of ``run`` again, or joins ``runs``; the first baseline is the reference.
+    """The task: build the report of ``run`` again, or join ``runs``; the first baseline is the reference.
 
-    With ``format`` svg or pdf the figures are written in it too, as wide as a column of a paper.
+    ``format`` (svg or pdf) also writes the figures in that form, as wide as a column of a paper.
     """
 
     run: str | None = None
@@ -51,48 +49,40 @@ class BuildReport:
             check_format(self.format)
 
     def __call__(self, run: Run) -> None:
-        """Writes report.html, and prints the results and where it is."""
-        console = Console()
+        """Write report.html, and print the results and where the files are."""
+        note = ""
         if self.runs:
-            page = self._joined(run, [read_run(Path(folder)) for folder in self.runs], console)
+            page, note = joined_run(run, [read_run(Path(folder)) for folder in self.runs])
         elif self.run:
             page = build(Path(self.run))
-            saved = read_run(Path(self.run))
-            named = next_commands.named_arms(saved.environment)
-            shown = with_sentences(saved.metrics, saved.environment)
-            console.print(terminal.shown(shown, verbose=run.verbose, width=console.width, named=named))
-            for sentence in analyses.failures(Path(self.run), analyses.REPORT):
-                console.print(sentence, highlight=False, soft_wrap=True, markup=False)
-            analyses.settle(Path(self.run))
         else:
             raise UserError("task=report: no run; give run=<dir>, or runs=[<dir>,<dir>] to compare several")
+        saved = read_run(page.parent)
+        named = saved.results.arms if self.runs else next_commands.named_arms(saved.environment)
+        say(
+            terminal.shown(saved.results, saved.metrics, saved.environment, verbose=run.verbose,
+                           width=Console().width, named=named),
+            *filter(None, [note]),
+            *analyses.failures(page.parent, analyses.REPORT),
+        )  # fmt: skip
+        if self.runs:
+            figure = page.parent / "figures" / f"{next(iter(drawings(saved)))}.svg"
+            say(f"table: {page.with_name(TABLE)}", f"figure: {figure}")
+        analyses.settle(page.parent)
         if self.format is not None:
-            saved = read_run(page.parent)
-            drawn = at_column_width(replace(saved, metrics=with_sentences(saved.metrics, saved.environment)))
-            for name, figure in drawn.items():
+            for name, drawing in at_column_width(saved).items():
                 path = page.parent / "figures" / f"{name}_column.{self.format}"
-                path.write_bytes(FORMATS[self.format](figure))
+                path.write_bytes(FORMATS[self.format](drawing))
                 say(f"figure: {path}")
-        console.print(f"report: {page}", highlight=False, soft_wrap=True)
-
-    def _joined(self, run: Run, parts: Sequence[SavedRun], console: Console) -> Path:
-        page, shown, note = joined_run(run, parts)
-        console.print(terminal.shown(shown, verbose=run.verbose, width=console.width, named=shown["arms"]))
-        table, figure = (
-            page.with_name("arms.csv"),
-            page.parent / "figures" / f"{next(iter(drawings(read_run(page.parent))))}.svg",
-        )
-        table.write_text(csv_text(arms_table(shown)) + "\r\n", encoding="utf-8", errors="replace", newline="")
-        say(*filter(None, [note]), f"table: {table}", f"figure: {figure}")
-        return page
+        say(f"report: {page}")
 
 
 def beside_each_other(run: Run, folders: Sequence[Path]) -> None:
-    """Ends a sweep: its runs in one table, figure and report, and where these are; ``run`` is its last.
+    """End a sweep: join its runs, and say where table, figure and report are. ``run`` is its last.
 
-    A sentence stands in their place where the runs cannot be joined, as those of two benchmarks.
+    If the runs cannot be joined, as those of two benchmarks, say why.
     """
-    if not all(read_object(folder / "metrics.json").get("arms") for folder in folders):
+    if not all("study" in read_object(folder / "metrics.json") for folder in folders):
         return  # no studies of arms
     say("", f"the {len(folders)} runs of this sweep beside each other", "")
     try:
@@ -101,196 +91,196 @@ def beside_each_other(run: Run, folders: Sequence[Path]) -> None:
         say(f"no table of all: {error}")
 
 
-def joined_run(run: Run, parts: Sequence[SavedRun]) -> tuple[Path, dict[str, Any], str]:
-    """Writes the ``parts`` as one run, by the settings of ``run``: its report, metrics in words, a note on its cases.
+def joined_run(run: Run, parts: Sequence[SavedRun]) -> tuple[Path, str]:
+    """Write ``parts`` as one run with the settings of ``run``; return its report and a note on its cases.
 
-    The reference is the baseline of the first run, the arm under study that of the last one. Arms of one name that
-    differ are compared with that of the first run, too, and where baselines differ, with their own: contrasts, of the
-    family that the joined run was begun for. A refusal benchmark has no contrasts: there, where the runs share a
-    baseline, the reference is the first run's arm under study.
+    The reference is the baseline of the first run, the arm under study that of the last one. Further contrasts: an arm
+    that differs between runs is compared with the first run's, and with the baseline of its own run. A refusal
+    benchmark has no contrasts: there the reference is the first run's arm under study if all share a baseline.
 
     Raises:
         UserError: the runs have no case in common, ask for different answers, or a case differs between them.
     """
-    kind, names = _kind(parts), run_names(parts)
-    lines, called, note = joined(parts, names)
+    kinds = {part.metrics["kind"] for part in parts}
+    if len(kinds) > 1:
+        raise UserError("these runs ask for different answers (Yes/No, and open ones); join runs of one benchmark")
+    (kind,) = kinds
+    names = run_names(parts)
+    lines, titles, note = joined(parts, names)
     arms = list(dict.fromkeys(str(line["arm"]) for line in lines))
-    bases = [of[BASELINE] for of in called if BASELINE in of]
+    bases = [title[BASELINE] for title in titles if BASELINE in title]
     reference = bases[0] if bases else arms[0]
-    asked = [of.get(str(part.environment.get("arm_under_study"))) for part, of in zip(parts, called, strict=True)]
-    studied = next((arm for arm in reversed(asked) if arm not in (None, reference)), None)
-    studied = studied or next((arm for arm in arms if arm != reference), reference)
-    beside = [] if kind == "refusal" else _contrasts(called, reference)
-    if kind == "refusal" and len({*bases}) == 1 and asked[0] not in (None, studied):
-        reference = str(asked[0])
+    wanted = [str(part.environment.get("arm_under_study")) for part in parts]
+    studied = [title.get(arm) for arm, title in zip(wanted, titles, strict=True)]
+    study = next((arm for arm in [*reversed(studied), *arms] if arm not in (None, reference)), reference)
+    contrasts = [] if kind == "refusal" else _contrasts(titles, reference)
+    if kind == "refusal" and len({*bases}) == 1 and studied[0] not in (None, study):
+        reference = studied[0]
     check_contrasts(run, arms, kind)
-    result = scoring.evaluate(
-        replace(run, contrasts=[*beside, *(pair for pair in run.contrasts if pair not in beside)]),
+    evaluation = scoring.evaluate(
+        replace(run, contrasts=[*contrasts, *(pair for pair in run.contrasts if pair not in contrasts)]),
         lines,
-        study=studied,
+        study=study,
         kind=kind,
         baseline=reference,
-        control=next((of["calibrated_shift"] for of in called if "calibrated_shift" in of), "calibrated_shift"),
-        first=scoring.family(studied, beside),
+        control=next((title[SHIFT] for title in titles if SHIFT in title), SHIFT),
+        first=scoring.family(study, contrasts),
     )
-    environment = _environment(parts, names, studied, len({line["case"] for line in lines}))
-    looked, folders = joined_attention(parts, names, called), [part.directory for part in parts]
+    environment = _environment(parts, names, study, len({line["case"] for line in lines}))
+    attention, folders = joined_attention(parts, names, titles), [part.directory for part in parts]
+    files = {"metrics.json": evaluation.design, "environment.json": environment}
     page = finished_runs.derived(
-        run,
-        "joined",
-        [str(folder.resolve()) for folder in folders],
-        lines,
-        {"metrics.json": result, "environment.json": environment} | ({FILE: looked} if looked else {}),
-        pictures=folders,
-    )
-    return page, with_sentences(result, environment), note
+        run, "joined", [str(folder.resolve()) for folder in folders], lines,
+        files | ({FILE: attention} if attention else {}), evaluation.results, pictures=folders,
+    )  # fmt: skip
+    return page, note
 
 
-def _contrasts(called: Sequence[Mapping[str, str]], reference: str) -> list[list[str]]:
-    """Pairs of arms: each with that of its name in the first run that has it, and with its own baseline."""
+def _contrasts(titles: Sequence[Mapping[str, str]], reference: str) -> list[list[str]]:
+    """Return pairs of arms: each with the first run's arm of that name, and with the baseline of its own run."""
     pairs: dict[tuple[str, str], None] = {}
-    for of in called:
-        for arm, title in of.items():
-            first = next(other[arm] for other in called if arm in other)
-            for other in (first, of.get(BASELINE, reference)):
-                if title != other and reference not in (title, other):
-                    pairs[title, other] = None
+    for title in titles:
+        for arm, name in title.items():
+            first = next(other[arm] for other in titles if arm in other)
+            for other in (first, title.get(BASELINE, reference)):
+                if name != other and reference not in (name, other):
+                    pairs[name, other] = None
     return [list(pair) for pair in pairs]
 
 
 def joined(parts: Sequence[SavedRun], names: Sequence[str]) -> tuple[list[dict[str, Any]], list[dict[str, str]], str]:
-    """The records of the cases that every run asked; of each run, arm → how it is called; a note on other cases.
+    """Return the records of the common cases, the title of each arm by run, and a note on other cases.
 
-    Answers to the same cases under the same settings are kept once; an arm that all runs share keeps its name, others
-    are ``<run>: <arm>``.
+    Answers to the same cases under the same settings are in the records once. If all runs share an arm it keeps its
+    name; other arms are ``<run>: <arm>``.
 
     Raises:
-        UserError: no case is common to the runs, or a case of one is another case in a second.
+        UserError: no case is common to the runs, or a case differs between them.
     """
-    everything = {str(record["case"]) for part in parts for record in part.predictions}
-    common = everything.intersection(*({str(record["case"]) for record in part.predictions} for part in parts))
+    cases = [{str(record["case"]) for record in part.predictions} for part in parts]
+    every, common = set.union(*cases), set.intersection(*cases)
     if not common:
         raise UserError("these runs have no case in common; give runs of one benchmark")
-    known: dict[str, dict[str, Any]] = {}
-    versions: dict[str, dict[str, int]] = {}  # arm → digest of its settings, by case → the first run with it
-    of_run: list[dict[str, int]] = []  # arm → the run whose answers stand for it
-    for at, part in enumerate(parts):
+    earlier: dict[str, dict[str, Any]] = {}
+    versions: dict[str, dict[str, int]] = {}  # arm → digest of its settings by case → the first run with it
+    sources: list[dict[str, int]] = []  # by run: arm → the run whose answers are used
+    for number, part in enumerate(parts):
         settings: dict[str, dict[str, str]] = {}
         for record in part.predictions:
             if (case := str(record["case"])) in common:
-                _check_same(part, parts[0], record, known.setdefault(case, record))
+                _check_same(part, parts[0], record, earlier.setdefault(case, record))
                 settings.setdefault(str(record["arm"]), {})[case] = str(record["settings"])
-        of_run.append({arm: versions.setdefault(arm, {}).setdefault(digest(of), at) for arm, of in settings.items()})
-    lines, called = [], []
-    for at, (part, own) in enumerate(zip(parts, of_run, strict=True)):
-        titles = {arm: arm_title(part.environment.get("model"), arm) for arm in own}
-        shared = {arm for arm in own if len(versions[arm]) == 1 and all(arm in other for other in of_run)}
-        titles = {arm: title if arm in shared else f"{names[own[arm]]}: {title}" for arm, title in titles.items()}
-        kept = [one for one in part.predictions if str(one["case"]) in common and own[str(one["arm"])] == at]
-        lines += [record | {"arm": titles[str(record["arm"])]} for record in kept]
-        called.append(titles)
-    left_out = len(everything) - len(common)
-    note = f"note: {len(common):,} cases were asked by every run; {left_out:,} others are left out" if left_out else ""
-    return lines, called, note
+        sources.append(
+            {arm: versions.setdefault(arm, {}).setdefault(digest(each), number) for arm, each in settings.items()}
+        )
+    lines, titles = [], []
+    for number, (part, source) in enumerate(zip(parts, sources, strict=True)):
+        title = {}
+        for arm, first in source.items():
+            shared = len(versions[arm]) == 1 and all(arm in other for other in sources)
+            name = arm_title(part.environment.get("model"), arm)
+            title[arm] = name if shared else f"{names[first]}: {name}"
+        titles.append(title)
+        lines += [
+            record | {"arm": title[str(record["arm"])]}
+            for record in part.predictions
+            if str(record["case"]) in common and source[str(record["arm"])] == number
+        ]
+    rest = len(every) - len(common)
+    note = f"note: every run asked {len(common):,} cases; {rest:,} others do not count" if rest else ""
+    return lines, titles, note
 
 
-def _check_same(part: SavedRun, first: SavedRun, record: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    """Raises a UserError where the case of ``record`` is another one than in an earlier run."""
+def _check_same(part: SavedRun, first: SavedRun, record: Mapping[str, Any], earlier: Mapping[str, Any]) -> None:
+    """Raise a UserError if the case of ``record`` differs from an earlier run's."""
     case = str(record["case"])
-    differing = [key for key in CASE_FIELDS if record.get(key) != known.get(key)]
-    if not differing and record is not known and _manifest(part) != _manifest(first):
+    differing = [key for key in CASE_FIELDS if record.get(key) != earlier.get(key)]
+    manifests = {str((run.environment.get("benchmark") or {}).get("manifest")) for run in (part, first)}
+    if not differing and record is not earlier and len(manifests) > 1:
         pictures = [run.thumbnail(case) for run in (part, first)]
         differing = ["picture"] if None not in pictures and pictures[0] != pictures[1] else []
     if differing:
         raise UserError(
-            f"case {case} of {part.directory} has another {differing[0]} than in an earlier run; "
-            "runs are joined that asked the same cases; give runs of one benchmark"
+            f"case {case} of {part.directory} has another {differing[0]} than in an earlier run; give runs of one "
+            "benchmark, which asked the same cases"
         )
 
 
 def joined_attention(
-    parts: Sequence[SavedRun], names: Sequence[str], called: Sequence[Mapping[str, str]]
+    parts: Sequence[SavedRun], names: Sequence[str], titles: Sequence[Mapping[str, str]]
 ) -> dict[str, Any] | None:
-    """Attention of single cases under the joined run's arms, ``called`` so; None where no run logged any."""
+    """Return the attention of single cases under the titles of the arms, or None if no run logged any."""
     cases: dict[str, dict[str, Any]] = {}
     notes: dict[str, None] = {}
-    for part, name, titles in zip(parts, names, called, strict=True):
-        found = attention_of_cases(part.directory) or {"note": "", "cases": {}}
-        for case, of_arm in found["cases"].items():
-            if kept := {titles[arm]: block for arm, block in of_arm.items() if arm in titles}:
-                cases[case] = {**(before := cases.get(case, {})), **kept, **before}
-                notes[f"{name}: {found['note']}"] = None
+    for part, name, title in zip(parts, names, titles, strict=True):
+        logged = attention_of_cases(part.directory) or {"note": "", "cases": {}}
+        for case, by_arm in logged["cases"].items():
+            if named := {title[arm]: block for arm, block in by_arm.items() if arm in title}:
+                cases[case] = named | cases.get(case, {})
+                notes[f"{name}: {logged['note']}"] = None
     return {"note": " ".join(notes), "cases": cases} if cases else None
 
 
-def _manifest(part: SavedRun) -> str:
-    return str((part.environment.get("benchmark") or {}).get("manifest"))
-
-
-def _kind(parts: Sequence[SavedRun]) -> Kind:
-    kinds = {"refusal" if part.metrics.get("kind") == "refusal" else "yes_no" for part in parts}
-    if len(kinds) > 1:
-        raise UserError("these runs ask for different answers (Yes/No, and open ones); join runs of one benchmark")
-    return "refusal" if kinds == {"refusal"} else "yes_no"
-
-
 def run_names(parts: Sequence[SavedRun]) -> list[str]:
-    """What tells the runs apart: the model (its name, the beginning of its weights' hash), else what was typed
-    otherwise ("seed=1"), else the digest of a method's file; a number beside it where that is not enough."""
+    """Return what distinguishes the runs.
+
+    That is the model (its name and the beginning of its weights' hash), else what was typed ("seed=1"), else the digest
+    of a method's file; followed by a number if that is not enough.
+    """
     models = [model_title(part.environment.get("model") or {"name": "run"}) for part in parts]
-    typed = _typed_otherwise(parts)
     files = [part.environment.get("code") or {} for part in parts]
     code = [
-        ", ".join(f"{arm} {one[:SHOWN]}" for arm, one in of.items() if any(other.get(arm) != one for other in files))
-        for of in files
+        ", ".join(f"{arm} {sha[:SHOWN]}" for arm, sha in each.items() if any(other.get(arm) != sha for other in files))
+        for each in files
     ]
-    several = len({*models}) > 1
-    names = models if several else [""] * len(parts)
-    for more in (typed, code):
+    names = models if len({*models}) > 1 else [""] * len(parts)
+    for more in (_typed_otherwise(parts), code):
         if len({*names}) < len(parts) and len({*more}) > 1:
             names = [", ".join(filter(None, pair)) for pair in zip(names, more, strict=True)]
     names = [name or model for name, model in zip(names, models, strict=True)]
     counts = Counter(names)
-    return [name if counts[name] == 1 else f"{name} {at}" for at, name in enumerate(names, start=1)]
+    return [name if counts[name] == 1 else f"{name} {number}" for number, name in enumerate(names, start=1)]
 
 
 def _typed_otherwise(parts: Sequence[SavedRun]) -> list[str]:
-    """Of each run the settings that were typed in some command and differ between the runs, as ``key=value``.
+    """Return for each run the typed settings that differ between the runs: ``alpha=0.5`` of ``method.alpha=0.5``.
 
-    Of a key its last part, where that tells it from the others: ``alpha=0.5`` of ``method.alpha=0.5``.
+    A key is written in full if another one ends alike.
     """
-    words = [next_commands.typed(part.environment) or [] for part in parts]
-    keys = [key for of in words for word in of if "=" in word for key in [word.partition("=")[0].lstrip("+")]]
-    found: list[list[tuple[str, object]]] = [[] for _ in parts]
-    for key in dict.fromkeys(key for key in keys if key not in NOT_TOLD and not key.startswith("model")):
+    typed = [dict(_settings(next_commands.typed(part.environment) or [])) for part in parts]
+    configs = [OmegaConf.create(dict(part.environment.get("config") or {})) for part in parts]
+    differing: dict[str, list[str]] = {}
+    for key in dict.fromkeys(key for each in typed for key in each):
         values = []
-        for part, of in zip(parts, words, strict=True):
-            given = [word.partition("=")[2] for word in of if word.partition("=")[0].lstrip("+") == key]
-            value = OmegaConf.select(OmegaConf.create(dict(part.environment.get("config") or {})), key)
-            values.append(given[-1] if given else "default" if value is None or OmegaConf.is_config(value) else value)
-        if len({*map(str, values)}) > 1:
-            for own, value in zip(found, values, strict=True):
-                own.append((key, value))
-    ends = Counter(key.rpartition(".")[2] for key, _ in found[0])
-
-    def short(key: str) -> str:
-        end = key.rpartition(".")[2]
-        return end if ends[end] == 1 else key
-
-    return [", ".join(f"{short(key)}={value}" for key, value in own) for own in found]
+        for each, config in zip(typed, configs, strict=True):
+            default = OmegaConf.select(config, key)
+            default = "default" if default is None or OmegaConf.is_config(default) else default
+            values.append(str(each.get(key, default)))
+        if len({*values}) > 1:
+            differing[key] = values
+    ends = Counter(key.rpartition(".")[2] for key in differing)
+    short = {key: end if ends[end := key.rpartition(".")[2]] == 1 else key for key in differing}
+    return [
+        ", ".join(f"{short[key]}={values[number]}" for key, values in differing.items()) for number in range(len(parts))
+    ]
 
 
-def _environment(parts: Sequence[SavedRun], names: Sequence[str], studied: str, cases: int) -> Mapping[str, Any]:
+def _settings(words: Iterable[str]) -> list[tuple[str, str]]:
+    """Return key and value of the typed words that may change answers of one model."""
+    pairs = [word.lstrip("+").split("=", 1) for word in words if "=" in word]
+    return [(key, value) for key, value in pairs if key not in NOT_TOLD and not key.startswith("model")]
+
+
+def _environment(parts: Sequence[SavedRun], names: Sequence[str], study: str, cases: int) -> dict[str, Any]:
     first = parts[0].environment
-    kept = {key: first.get(key) for key in ("commit", "dirty", "versions", "benchmark", "judge", "seed")}
-    models = dict.fromkeys(model_title(part.environment.get("model") or {"name": "run"}) for part in parts)
+    models = list(dict.fromkeys(model_title(part.environment.get("model") or {"name": "run"}) for part in parts))
     listed = " and ".join(dict.fromkeys(names))
-    one = len(models) == 1 and not any(name.startswith(tuple(models)) for name in names)
+    alike = len(models) == 1 and not any(name.startswith(models[0]) for name in names)
     return {
-        **kept,
+        **{key: first.get(key) for key in ("commit", "dirty", "versions", "judge", "seed")},
         "benchmark": {**(first.get("benchmark") or {}), "n": cases},
-        "model": {"name": f"{next(iter(models))} with {listed}" if one else listed},
-        "arm_under_study": studied,
+        "model": {"name": f"{models[0]} with {listed}" if alike else listed},
+        "arm_under_study": study,
         "joined": {name: str(part.directory) for name, part in zip(names, parts, strict=True)},
         "finished": records.now(),
     }

@@ -1,6 +1,7 @@
-"""``task=rejudge run=<dir>``: a run's saved responses judged again, by another judge or by people. Loads no model.
+"""``task=rejudge run=<dir>``: judge a run's saved responses again, by another judge or by people. Loads no model.
 
-The new verdicts, metrics and report go into a run directory of their own; the judged run stays as it is.
+The new verdicts, results and report go into a run directory of their own; the judged run stays as it is. A run that an
+earlier version made has no results.csv. Its verdicts stay unless a judge is named, and the new directory has the table.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from experiments.benchmarks.images import open_image
+from experiments.benchmarks.rows import json_file
 from experiments.config import Run
 from experiments.evaluation import finished_runs, scoring
 from experiments.evaluation.admission import check_contrasts
@@ -20,24 +22,28 @@ from experiments.evaluation.human_verdicts import agreement_of_raters, share_sen
 from experiments.evaluation.judging import judgement_without_text
 from experiments.judges.automatic import Automatic
 from experiments.report import terminal
+from experiments.report.attention_figure import CURVES
 from experiments.report.cases import FILE as CASES
-from experiments.report.words import with_sentences
+from experiments.report.tables import say
 from experiments.runs import records
 from experiments.runs.labels import apply, read_labels
+from experiments.runs.results_table import FILE as TABLE
+from experiments.runs.results_table import Results, Row, read_results
 from experiments.runs.resumption import read_object
-from experiments.runs.saved_run import read_run
+from experiments.runs.saved_run import RECORD_KEYS, read_records
 from experiments.types import Item, Judge, Judgement, Kind, Sample, Status
 from interp.errors import UserError
 
 ANSWERS_A_STEP = 64
+WAY_OUT = "type the run's command again, which finishes it"
 Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Rejudge:
-    """The task: judges ``run`` again, with the configured judge, or with people's labels (the sheets ``labels``).
+    """The task: judge ``run`` again, with the configured judge, or with people's labels (the sheets ``labels``).
 
-    With labels alone the judged run's own verdicts stay for answers without a label.
+    With labels only, answers without a label keep the verdicts of the judged run.
     """
 
     run: str | None = None
@@ -45,85 +51,95 @@ class Rejudge:
 
     def __post_init__(self) -> None:
         names = [self.labels] if isinstance(self.labels, str) else self.labels
-        many = isinstance(names, list) and names and all(isinstance(one, str) for one in names)
+        many = isinstance(names, list) and names and all(isinstance(name, str) for name in names)
         if names is not None and not many:
             raise UserError(f"labels={self.labels!r}: must be a CSV, or several as [anna.csv,ben.csv]")
         object.__setattr__(self, "labels", names)
 
     def __call__(self, run: Run) -> None:
-        """Writes the new run, and prints its table and how many verdicts changed."""
-        old = read_run(finished_runs.needed(self.run, "rejudge"))
-        kind: Kind = "refusal" if old.metrics.get("kind") == "refusal" else "yes_no"
-        judge = self._judge(run, kind)
+        """Write the new run, and print its results and how many verdicts changed.
+
+        Raises:
+            UserError: the run is not finished, or the judge or the labels cannot be used.
+        """
+        folder = finished_runs.needed(self.run, "rejudge")
+        before = read_records(folder, RECORD_KEYS)
+        environment = json_file(folder / "environment.json", dict, WAY_OUT)
+        design = read_object(folder / "metrics.json")
+        if not design and not environment.get("finished"):
+            raise UserError(f"run={folder} is not finished; {WAY_OUT}")
+        kind: Kind = "refusal" if before[0]["gold"] in ("comply", "refuse") else "yes_no"
+        judge = self._judge(run, kind, rebuilt=not (folder / TABLE).is_file())
         if judge is not None and hasattr(judge, "check"):
             judge.check()
-        check_contrasts(run, old.metrics["arms"], kind)
-        first = scoring.first_family(old.environment, old.metrics)
-        later = [pair for pair in run.contrasts if pair not in first["contrasts"]]
-        console = Console()
-        before = old.predictions
+        check_contrasts(run, list(dict.fromkeys(record["arm"] for record in before)), kind)
+        first = scoring.first_family(environment)
         after = before if judge is None else _judged(before, judge, run)
         notes: list[str] = []
-        people: list[str] = []
+        people = [] if judge or self.labels else [str(line) for line in environment.get("people") or ()]
         if self.labels is not None:
             labels = read_labels([Path(name) for name in self.labels])
             labelled = apply(after, labels)
             after, notes = labelled.records, labelled.notes
             people = [share_sentence(labelled.used, len(after), agreement_of_raters(after, labels))]
         changed = sum(a["verdict"] != b["verdict"] for a, b in zip(before, after, strict=True))
-        judged_by = " and ".join([*([judge.name] if judge else []), *(["people"] if self.labels else [])])
-        benchmark = (old.environment.get("benchmark") or {}).get("name") or "the benchmark"
-        studied = str(old.metrics["study"])
-        named = judge.name if judge else str(old.environment.get("judge"))
-        result = scoring.evaluate(
+        named = judge.name if judge else str(environment.get("judge"))
+        judged_by = " and ".join([*([named] if judge or not self.labels else []), *(["people"] if self.labels else [])])
+        scorer = judge or Automatic().for_kind(kind)
+        later = [pair for pair in run.contrasts if pair not in first["contrasts"]]
+        evaluation = scoring.evaluate(
             replace(run, contrasts=[*first["contrasts"], *later]),
             after,
-            study=studied,
+            study=str(design.get("study") or environment.get("arm_under_study")),
             kind=kind,
-            judge=judge if judge and self.labels is None else named,
-            missing=old.metrics.get("not_applicable") or {},
+            judge=scorer if self.labels is None and scorer.name == named else named,
+            missing=design.get("not_applicable") or {},
             first=first,
         )
-        result = scoring.with_published_rows(result, benchmark, old.environment.get("model"), after)
-        again = {
-            "family": first,
-            "judge": judged_by,
-            "judged_run": str(old.directory),
-            "people": people,
-            "finished": records.now(),
-        }
-        environment = {**old.environment, **again}
-        attention = {file: read_object(old.directory / file) for file in ("attention.json", CASES)}
+        benchmark = (environment.get("benchmark") or {}).get("name") or "the benchmark"
+        design = scoring.with_published_rows(evaluation.design, benchmark, environment.get("model"), after)
+        environment |= {
+            "family": first, "judge": judged_by, "judged_run": str(folder), "people": people, "finished": records.now(),
+        }  # fmt: skip
+        attention = {file: read_object(folder / file) for file in ("attention.json", CASES)}
+        results = Results([*evaluation.results, *_attention(folder)])
         page = finished_runs.derived(
             run,
             f"{environment.get('config', {}).get('name', 'run')}_rejudged",
-            [str(old.directory.resolve()), judged_by],
+            [str(folder.resolve()), judged_by],
             after,
-            {"metrics.json": result, "environment.json": environment}
-            | {file: found for file, found in attention.items() if found},  # it does not depend on verdicts
-            pictures=[old.directory],
+            {"metrics.json": design, "environment.json": environment}
+            | {file: content for file, content in attention.items() if content},
+            results,
+            pictures=[folder],
         )
-        console.print(terminal.shown(with_sentences(result, environment), verbose=run.verbose, width=console.width))
-        for sentence in [
+        width = Console().width
+        say(
+            terminal.shown(results, design, environment, verbose=run.verbose, width=width),
             *([] if run.verbose else people),
             *notes,
             f"{changed} of {len(after)} verdicts changed.",
             f"report: {page}",
-        ]:
-            console.print(sentence, highlight=False, soft_wrap=True, markup=False)
+        )
 
-    def _judge(self, run: Run, kind: Kind) -> Judge | None:
-        """The judge asked for, the default one where none is, or none where people's labels are all that is new."""
+    def _judge(self, run: Run, kind: Kind, *, rebuilt: bool) -> Judge | None:
+        """Return the judge that was named, or the default; None if the verdicts stay."""
         if run.judge_named:
             if run.judge.kind != kind:
                 raise UserError(f"judge {run.judge.name} reads {run.judge.kind} answers, and {self.run} holds {kind} "
                                 "ones; choose another in conf/judge")  # fmt: skip
             return run.judge
-        return None if self.labels is not None else Automatic().for_kind(kind)
+        return None if rebuilt or self.labels is not None else Automatic().for_kind(kind)
+
+
+def _attention(folder: Path) -> list[Row]:
+    """Return the rows of the analysis of attention, which does not depend on the new verdicts."""
+    rows = read_results(folder) if (folder / TABLE).is_file() else []
+    return [entry for entry in rows if entry.arm in CURVES or entry.quantity.startswith("attention_")]
 
 
 def _judged(before: Sequence[Record], judge: Judge, run: Run) -> list[Record]:
-    """The records with the judge's verdicts; what has no text keeps none."""
+    """Return the records with the judge's verdicts; a record without text keeps none."""
     pictures = {sample.id: sample for sample in run.benchmark.load().samples} if getattr(judge, "looks", False) else {}
     readable = [record for record in before if Status(record["status"]).has_text]
     judgements = {}
@@ -137,8 +153,8 @@ def _judged(before: Sequence[Record], judge: Judge, run: Run) -> list[Record]:
 def _rejudged(record: Record, judgement: Judgement | None, judge: Judge) -> Record:
     if Status(record["status"]).excluded:
         return record
-    kept = {key: value for key, value in record.items() if key not in records.OF_JUDGES}
-    return kept | records.judge_fields(judgement or judgement_without_text(judge), judge.name)
+    others = {key: value for key, value in record.items() if key not in records.OF_JUDGES}
+    return others | records.judge_fields(judgement or judgement_without_text(judge), judge.name)
 
 
 def _item(record: Record, pictures: Mapping[str, Sample]) -> Item:
