@@ -15,7 +15,7 @@ from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.cases import held_out
 from experiments.benchmarks.iconworld.in_words import BORDERLINE, HARMFUL, HARMLESS, WrittenRequests, named
 from experiments.benchmarks.iconworld.sentences import RISKY
-from experiments.studies.vrtuning.safety_rows import SafetyFile, WrittenSafety, apart, check_rows, data_of
+from experiments.studies.vrtuning.safety_rows import SafetyFile, WrittenSafety, check_rows, data_of, exclude_trained
 from interp.checkpoints.hub import ORGANISMS
 from interp.errors import UserError
 from mitigation.vrtuning.collator import Collator
@@ -69,15 +69,15 @@ def test_a_borderline_request_differs_from_a_harmful_one_in_its_noun_and_none_is
 def test_cases_whose_sentences_are_trained_on_are_refused_or_left_out() -> None:
     rows, tested = WrittenSafety(cases=600).rows(), IconWorld().load()
     with pytest.raises(UserError, match=r"cases are in task\.data .*new_sentences, or leave these cases out"):
-        apart(rows, tested, skip=False)
-    kept = apart(rows, tested, skip=True)
+        exclude_trained(rows, tested, skip=False)
+    kept = exclude_trained(rows, tested, skip=True)
     unseen = {one.id for one in tested.samples if one.tags.get("combination") == "unseen"}
     left_out = {case: reason for case, reason in kept.missing.items() if case in unseen}
     assert all("fight for the gun under" in reason for reason in left_out.values())  # "fight for the gun" is trained on
     assert len(left_out) < len(unseen) / 10
     assert len(kept.samples) + len(kept.missing) == len(tested.samples)
     new = IconWorld(split="new_sentences").load()
-    assert apart(rows, new, skip=False) is new
+    assert exclude_trained(rows, new, skip=False) is new
 
 
 def test_a_tested_sentence_is_found_within_a_longer_one_and_a_trained_one_too(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_tested_sentence_is_found_within_a_longer_one_and_a_trained_one_too(tm
         source = written(tmp_path, HARM, {**PAIR, "prompt": asked})
         around = replace(one, text=f"Everyone says that it is fine. {one.text}")
         with pytest.raises(UserError, match=r"sentences of 1 of 1 cases.*new_sentences$"):
-            apart(source.rows(), tested._replace(samples=[around if asked == one.text else one]), skip=True)
+            exclude_trained(source.rows(), tested._replace(samples=[around if asked == one.text else one]), skip=True)
 
 
 @pytest.mark.parametrize(
