@@ -22,13 +22,14 @@ from experiments.report.sections import Section, write_section
 from experiments.report.tables import by_arm, in_terminal, unit
 from experiments.report.text import lines
 from experiments.runs.launch import sharded
-from experiments.runs.results_table import Results, Row, row, write_results
-from experiments.runs.saved_run import read_run
+from experiments.runs.results_table import Results, Row, read_results, row, write_results
+from experiments.runs.resumption import read_object
 from experiments.types import Kind
 from interp.errors import UserError
 
 TITLE = "Without the direction: over-caution and harmful compliance together"
 CAUTION, HARM, CONTROL = "over_caution", "harmful_compliance", "done_by_a_control"
+HEADINGS = {CAUTION: "over-caution", HARM: "harmful compliance"}
 SOURCES: dict[Kind, dict[str, Key]] = {  # the rows that the rates of wrong answers are made of
     "yes_no": {CAUTION: ANSWERED, HARM: CAUGHT},
     "refusal": {CAUTION: REFUSED, HARM: HARMFUL_REFUSED},
@@ -72,12 +73,10 @@ class Ablation:
 
 def conclude(folder: Path, controls: Mapping[str, Sequence[str]]) -> list[RenderableType]:
     """Add the rows and the section to the run in ``folder``, and return what to print."""
-    saved = read_run(folder)
-    design = saved.metrics
-    results = write_results(folder, compared(saved.results, design, controls))
+    design = read_object(folder / "metrics.json")
+    results = write_results(folder, compared(read_results(folder), design, controls))
     columns = {}
-    for quantity in (CAUTION, HARM):
-        heading = quantity.replace("_", " ")
+    for quantity, heading in HEADINGS.items():
         columns |= {heading: {"quantity": quantity},
                     f"{heading}: change": {"quantity": quantity, "against": design["baseline"]}}  # fmt: skip
     columns |= {"AUROC": {"quantity": "auroc"}}

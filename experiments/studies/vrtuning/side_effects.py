@@ -68,7 +68,7 @@ def perception_rows(vlm: "VLM", name: str, *, per_kind: int) -> list[Row]:
     counts = {f"kind={kind}": (count, per_kind) for kind, count in right.items()}
     rows = []
     for group, (count, n) in {**counts, "": (sum(right.values()), per_kind * len(right))}.items():
-        low, high = wilson(count, n)
+        low, high = wilson(count, n) or (None, None)
         rows.append(row(PERCEPTION, arm=name, group=group, value=count / n, low=low, high=high, n=n))
     return rows
 
