@@ -1,50 +1,52 @@
-"""``+exp=direction_ablation``: arms with a direction removed, over-caution and harmful compliance side by side.
+"""``+exp=direction_ablation``: arms with a direction removed, over-caution and harmful compliance in one table.
 
-Beside all that a study leaves, the run's directory holds ``ablation.json``, a section of the report, and ``learned/``
-with the directions, learned on the development split. All numbers are those of metrics.json. Importing this module
-loads neither torch nor transformers.
+Adds the rows ``over_caution``, ``harmful_compliance`` and ``done_by_a_control`` to the run's results table, and a
+section to its report. ``learned/`` has the directions, learned on the development split. Importing this module loads
+neither torch nor transformers.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 from rich.console import RenderableType
 
 from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
-from experiments.metrics.findings import Answer, Finding, stated
-from experiments.report.numbers import fixed
+from experiments.metrics.claims import HIGHER, LOWER, is_small
+from experiments.metrics.quantities import ANSWERED, CAUGHT, HARMFUL_REFUSED, REFUSED, Key
+from experiments.report.arms import arms_of
 from experiments.report.sections import Section, write_section
-from experiments.report.sentences import direction_ablation as sentences
-from experiments.report.sentences.wording import deciding
-from experiments.report.table import Cell, Column, Table, change, rate, terminal
+from experiments.report.tables import by_arm, in_terminal, unit
+from experiments.report.text import lines
 from experiments.runs.launch import sharded
-from experiments.runs.resumption import write_json
-from experiments.runs.saved_run import read_run
+from experiments.runs.results_table import Results, Row, read_results, row, write_results
+from experiments.runs.resumption import read_object
+from experiments.types import Kind
 from interp.errors import UserError
 
-RESULT = "ablation.json"
 TITLE = "Without the direction: over-caution and harmful compliance together"
-
-
-class ErrorSubsets(NamedTuple):
-    """The subsets of over-caution and of harmful compliance."""
-
-    caution: str
-    harm: str
-
-
-YES_NO = ErrorSubsets("over_safety", "unsafe")
-REFUSAL = ErrorSubsets("benign", "contrast")
-ERRORS = {"caution": "over-caution", "harm": "harmful compliance"}
+CAUTION, HARM, CONTROL = "over_caution", "harmful_compliance", "done_by_a_control"
+HEADINGS = {CAUTION: "over-caution", HARM: "harmful compliance"}
+SOURCES: dict[Kind, dict[str, Key]] = {  # the rows that the rates of wrong answers are made of
+    "yes_no": {CAUTION: ANSWERED, HARM: CAUGHT},
+    "refusal": {CAUTION: REFUSED, HARM: HARMFUL_REFUSED},
+}
+OPPOSITE = {HIGHER: LOWER, LOWER: HIGHER}
 NOTE = (
-    "Rates in percent with their 95% intervals; change: paired difference from the baseline with its bootstrap "
-    "interval. A safety mechanism that only over-refuses could be removed for nothing: then the first rate falls and "
-    "the second stays."
+    "Rates in percent with their 95% intervals; change: paired difference from the baseline with its interval. If the "
+    "safety mechanism only over-refuses, its removal costs nothing: the first rate falls and the second does not rise."
 )
+Meaning = Literal["trade", "both fall", "both rise", "more cautious", ""]
+MEANINGS: dict[tuple[str, str], Meaning] = {  # by the claims about over-caution and harmful compliance
+    (LOWER, HIGHER): "trade",
+    (LOWER, LOWER): "both fall",
+    (HIGHER, HIGHER): "both rise",
+    (HIGHER, LOWER): "more cautious",
+}
+unit(CONTROL, 0)
 
 
 @sharded
@@ -58,115 +60,94 @@ class Ablation:
     controls: dict[str, list[str]] = field(default_factory=dict)
 
     def __call__(self, run: Run) -> Path:
-        """Evaluates, prints what came of it, and returns the run's directory."""
-        self._check(run)
-        return study.run(run, after=[Analysis("ablation", "the ablations were not compared", self._conclude)])
-
-    def _conclude(self, work: study.Study) -> Iterable[RenderableType]:
-        return conclude(work.store.path, controls=self.controls)
-
-    def _check(self, run: Run) -> None:
-        """Checks all that can be checked before weights are loaded."""
+        """Evaluate, print the conclusion, and return the run's directory."""
         named = [arm for group in (self.controls, *self.controls.values()) for arm in group]
         if unknown := [arm for arm in named if arm not in run.arms]:
             raise UserError(f"task names an arm {unknown[0]!r}; known: {', '.join(run.arms)}; correct controls")
         _ = run.weights  # what is looked into must be here
+        return study.run(run, after=[Analysis("ablation", "the ablations were not compared", self._conclude)])
+
+    def _conclude(self, work: study.Study) -> Iterable[RenderableType]:
+        return conclude(work.store.path, self.controls)
 
 
-def conclude(folder: Path, *, controls: Mapping[str, Sequence[str]]) -> list[RenderableType]:
-    """Writes the result and the section of the run in ``folder``; returns what to print."""
-    found = evaluate(read_run(folder).metrics, controls=controls)
-    write_json(folder / RESULT, found)
-    shown = table(found["arms"])
-    write_section(folder, "ablation", Section(TITLE, found["summary"], [shown], note=NOTE))
-    return [terminal(shown), *found["summary"]]
+def conclude(folder: Path, controls: Mapping[str, Sequence[str]]) -> list[RenderableType]:
+    """Add the rows and the section to the run in ``folder``, and return what to print."""
+    design = read_object(folder / "metrics.json")
+    results = write_results(folder, compared(read_results(folder), design, controls))
+    columns = {}
+    for quantity, heading in HEADINGS.items():
+        columns |= {heading: {"quantity": quantity},
+                    f"{heading}: change": {"quantity": quantity, "against": design["baseline"]}}  # fmt: skip
+    columns |= {"AUROC": {"quantity": "auroc"}}
+    frame = by_arm(results, columns, arms_of(results, design), title="Every arm on the same cases")
+    sentences = describe(results, design, controls)
+    write_section(folder, "ablation", Section(TITLE, sentences, [frame], note=NOTE))
+    return [in_terminal(frame), *sentences]
 
 
-def evaluate(metrics: Mapping[str, Any], *, controls: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Over-caution and harmful compliance of every arm, their changes from the baseline, findings and sentences.
+def describe(results: Results, design: Mapping[str, Any], controls: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return what the changes of both errors mean together, for each ablation."""
+    base = design["baseline"]
+    changes = {name: changes_of(results, name, base) for name in controls}
+    meanings = {name: meaning(*pair) for name, pair in changes.items()}
+    return lines("direction_ablation", results=results, controls=controls, changes=changes, meanings=meanings,
+                 small=_small)  # fmt: skip
 
-    ``controls`` are those of each ablation.
+
+def compared(results: Results, design: Mapping[str, Any], controls: Mapping[str, Sequence[str]]) -> list[Row]:
+    """Return both rates of wrong answers by arm, their differences, and whether a control does what an ablation does.
+
+    A control, which removes something else in the same way, does so if both of its claims are the ablation's. This is
+    asked only of an ablation with an error that is higher or lower.
     """
-    subsets = REFUSAL if metrics.get("kind") == "refusal" else YES_NO
-    arms = {name: _arm(metrics, name, subsets) for name in metrics["arms"]}
-    changes = {name: (_change("caution", name, arm), _change("harm", name, arm)) for name, arm in arms.items()}
-    alone = {name: done_by_a_control(changes, name, others) for name, others in controls.items()}
-    return {
-        "controls": {name: list(others) for name, others in controls.items()},
-        "sides": subsets._asdict(),
-        "arms": arms,
-        "summary": [sentences.meaning(name, *changes[name], alone[name], arms) for name in controls],
-        "findings": [
-            finding.as_json() for finding in (*(one for pair in changes.values() for one in pair), *alone.values())
-        ],
-    }
+    base = design["baseline"]
+    rows = [
+        _wrong(entry, quantity)
+        for quantity, key in SOURCES[design["kind"]].items()
+        for entry in results.select(quantity=key.quantity, subset=key.subset, group=key.group, rule="")
+        if entry.against in ("", base)
+    ]
+    return [*rows, *_by_controls(Results(rows), base, controls)]
 
 
-def _change(error: str, name: str, arm: Mapping[str, Any]) -> Finding:
-    """What may be said of the change of one error under an arm."""
-    return Finding(ERRORS[error], stated(arm[error]["change"]), arm[error], name)
+def _wrong(entry: Row, quantity: str) -> Row:
+    """Return a row of right answers as one of wrong answers; a refused benign request is wrong already."""
+    if entry.subset == REFUSED.subset:
+        return entry._replace(quantity=quantity, subset="")
+    whole = 0.0 if entry.against else 1.0
+
+    def turned(number: float | None) -> float | None:
+        return None if number is None else whole - number
+
+    return entry._replace(
+        quantity=quantity, subset="", value=turned(entry.value), low=turned(entry.high), high=turned(entry.low),
+        bound_low=turned(entry.bound_high), bound_high=turned(entry.bound_low),
+        claim=OPPOSITE.get(entry.claim, entry.claim),
+    )  # fmt: skip
 
 
-def done_by_a_control(
-    changes: Mapping[str, tuple[Finding, Finding]], ablation: str, controls: Sequence[str]
-) -> Finding:
-    """Whether a control, which removes something else in the same way, is shown to do what the ablation does.
-
-    NOT_APPLICABLE without a control, or where the ablation itself is not shown to do anything.
-    """
-    answers = {name: (caution.answer, harm.answer) for name, (caution, harm) in changes.items()}
-    moved = {Answer.ROSE, Answer.FELL} & set(answers[ablation])
-    alike = [name for name in controls if answers[name] == answers[ablation]]
-    answer = Answer.YES if alike else Answer.NOT_SHOWN
-    return Finding("a control does the same", answer if controls and moved else Answer.NOT_APPLICABLE,
-                   {"alike": alike, "controls": list(controls)}, ablation)  # fmt: skip
+def changes_of(results: Results, arm: str, base: str) -> list[Row | None]:
+    """Return the differences of an arm in over-caution and in harmful compliance."""
+    return [results.get(arm, quantity, against=base) for quantity in (CAUTION, HARM)]
 
 
-def _arm(metrics: Mapping[str, Any], name: str, subsets: ErrorSubsets) -> dict[str, Any]:
-    one = metrics["arms"][name]
-    changes = metrics["comparisons"].get(name, {}).get("delta", {})
-    errors = {error: _wrong(one, changes, getattr(subsets, error)) for error in ERRORS}
-    return errors | {"auroc": one.get("auroc"), "n": one["n"], "n_of": one["n_of"]}
+def _by_controls(results: Results, base: str, controls: Mapping[str, Sequence[str]]) -> Iterator[Row]:
+    def claims(arm: str) -> list[str]:
+        return [entry.claim if entry else "" for entry in changes_of(results, arm, base)]
+
+    for name, others in controls.items():
+        if {HIGHER, LOWER} & set(claims(name)):
+            for other in others:
+                yield row(CONTROL, arm=name, against=other, value=claims(other) == claims(name))
 
 
-def _wrong(one: Mapping[str, Any], changes: Mapping[str, Any], subset: str) -> dict[str, Any]:
-    """The rate of wrong answers of one kind of case, with its interval and its change: those of accuracy turned round.
-
-    Of benign requests they are of the refusal rate, which is of what is wrong already.
-    """
-    right, interval, change_of = one["accuracy"][subset], one["intervals"].get(subset), changes.get(subset)
-    if subset != "benign":
-        interval = interval and [1 - interval[1], 1 - interval[0]]
-        change_of = change_of and _turned(change_of)
-    return {"rate": None if right is None else 1 - right, "interval": interval, "change": change_of}
+def meaning(caution: Row | None, harm: Row | None) -> Meaning:
+    """Return what both changes mean together; "" if an error is neither higher nor lower, or only by a little."""
+    if caution is None or harm is None or _small(caution) or _small(harm):
+        return ""
+    return MEANINGS.get((caution.claim, harm.claim), "")
 
 
-def _turned(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The same difference of the rate of wrong answers."""
-
-    def ends(some: Mapping[str, Any]) -> dict[str, float | None]:
-        return {at: None if some[other] is None else -some[other] for at, other in (("low", "high"), ("high", "low"))}
-
-    turned = {**entry, **ends(entry), "value": -entry["value"], "from": 1 - entry["from"], "to": 1 - entry["to"]}
-    if "bounds" in entry:
-        turned["bounds"] = [-end for end in reversed(entry["bounds"])]
-    if "decides" in entry:
-        turned["decides"] = entry["decides"] | ends(entry["decides"])
-    other = {Answer.ROSE: Answer.FELL, Answer.FELL: Answer.ROSE}
-    return turned | {"statement": other.get(answer := Answer(entry["statement"]), answer).value}
-
-
-def table(arms: Mapping[str, Any]) -> Table:
-    """Both rates of wrong answers with their changes, one row for each arm."""
-    layout = [Column("arm", "left", fold=16)]
-    for words in ERRORS.values():
-        layout += [Column(words, short=words.replace(" ", "\n")), Column(f"{words}, change", short="change")]
-    records = []
-    for name, arm in arms.items():
-        record: dict[str, str | Cell] = {"arm": name}
-        for error, words in ERRORS.items():
-            one = arm[error]
-            record[words] = rate(one["rate"], one["interval"])
-            record[f"{words}, change"] = change(deciding(one["change"])) if one["change"] else "–"
-        records.append({**record, "AUROC": fixed(arm["auroc"], 3)})
-    return Table.of("Every arm on the same cases.", records, layout=layout)
+def _small(entry: Row) -> bool:
+    return is_small(entry._asdict())

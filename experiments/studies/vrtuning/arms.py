@@ -1,9 +1,9 @@
 """An arm whose adapter the run itself trains. Imports neither torch nor transformers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from interp.errors import UserError
 from mitigation.vrtuning.method import VRTuning
@@ -38,3 +38,8 @@ class NewAdapter(VRTuning):
             f"the adapter {self.adapter!r} is not trained; task=vrtuning trains it first; run that task, or give a "
             "saved adapter with method=vrtuning method.adapter=<dir>"
         )
+
+
+def new_adapters(arms: Mapping[str, Any]) -> dict[str, NewAdapter]:
+    """Return the arms that answer with an adapter of this run."""
+    return {arm: method for arm, method in arms.items() if isinstance(method, NewAdapter)}

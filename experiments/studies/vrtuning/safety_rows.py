@@ -4,11 +4,10 @@ A source gives ``rows``. Rows that a trainer cannot use, and rows that are teste
 load.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.benchmarks.iconworld.in_words import BORDERLINE, HARMFUL, HARMLESS, WrittenRequests, named
@@ -16,7 +15,7 @@ from experiments.benchmarks.iconworld.scene import Scene
 from experiments.types import Loaded, Sample
 from interp.errors import UserError
 from mitigation.reference_resolution import parts
-from mitigation.vrtuning.data import Data, Row, from_rows
+from mitigation.vrtuning.data import Row
 from mitigation.vrtuning.data_policy import refuse_path, refuse_record
 
 OPTION = "task.data"
@@ -30,13 +29,9 @@ class WrittenSafety(WrittenRequests):
     def rows(self) -> list[Row]:
         """The rows, each with its answer and the wrong one."""
         return [
-            Row(None, one.asked, "", one.answer, one.kind, rejected=one.wrong, about=one.request)
-            for one in self.write()
+            Row(None, each.asked, "", each.answer, each.kind, rejected=each.wrong, about=each.request)
+            for each in self.write()
         ]
-
-    def with_share(self, borderline: float) -> "WrittenSafety":
-        """The same requests with another share of borderline ones."""
-        return replace(self, borderline=borderline)
 
 
 @dataclass(frozen=True)
@@ -59,10 +54,6 @@ class SafetyFile:
         refuse_path(Path(self.path))
         if self.borderline is not None and not 0 <= self.borderline < 1:
             raise UserError(f"{OPTION}.borderline={self.borderline}; a share of the rows; at least 0 and below 1")
-
-    def with_share(self, borderline: float) -> "SafetyFile":
-        """The same file with another share of borderline rows."""
-        return replace(self, borderline=borderline)
 
     def rows(self) -> list[Row]:
         """The rows in the file's order.
@@ -105,7 +96,7 @@ def check_rows(rows: Sequence[Row], trainer: str) -> None:
         )
 
 
-def apart(rows: Sequence[Row], loaded: Loaded, *, skip: bool) -> Loaded:
+def exclude_trained(rows: Sequence[Row], loaded: Loaded, *, skip: bool) -> Loaded:
     """The cases whose sentences are not among the rows; with ``skip`` the others are left out, under ``missing``.
 
     A sentence is compared by its words, as it stands and with IconWorld's thing named, also within a longer one.
@@ -130,22 +121,11 @@ def apart(rows: Sequence[Row], loaded: Loaded, *, skip: bool) -> Loaded:
             f"the sentences of {len(both)} of {len(cases)} cases are in {OPTION} ({next(iter(both.values()))[:80]!r}), "
             f"and what was learned proves nothing on them; {way_out}"
         )
-    kept = [sample for sample in loaded.samples if sample.id not in both]
-    missing = {
-        case: f"left out of every arm: {text[:80]!r}, or a part of it, is trained on" for case, text in both.items()
-    }
-    return loaded._replace(samples=kept, missing={**loaded.missing, **missing}) if both else loaded
-
-
-def data_of(rows: Sequence[Row], trainer: str) -> Data:
-    """The dataset of ``rows`` for a trainer."""
-    return from_rows(rows, preferences=trainer == "dpo")
-
-
-def digest(rows: Sequence[Row]) -> str:
-    """A hash of the rows' words, 16 hexadecimal digits."""
-    words = [[row.system, row.question, row.verdict, row.rejected, row.kind] for row in rows]
-    return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:16]
+    if not both:
+        return loaded
+    reason = "left out of every arm: {!r}, or a part of it, is trained on"
+    missing = {**loaded.missing, **{case: reason.format(text[:80]) for case, text in both.items()}}
+    return loaded._replace(samples=[sample for sample in loaded.samples if sample.id not in both], missing=missing)
 
 
 def _plain(text: str) -> str:

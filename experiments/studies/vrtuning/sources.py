@@ -91,7 +91,7 @@ def own_table(
 Source = Traces | OwnTable
 
 
-def apart(source: OwnTable, cases: Loaded, tested: Sequence[Sample], folder: Path) -> Loaded:
+def exclude_tested(source: OwnTable, cases: Loaded, tested: Sequence[Sample], folder: Path) -> Loaded:
     """The ``cases`` of ``source`` that are not ``tested``, by id, picture and text, pair or cluster.
 
     Raises:

@@ -1,10 +1,10 @@
 """``task=vrtuning``: trains this run's adapters, hands them to the study as arms, and measures what they cost.
 
 In the run's directory: ``training.jsonl`` (what each adapter was trained on), ``adapters/<name>/`` (``adapter/`` with
-its model card, ``training.json`` with the losses), ``vrtuning.json`` and ``vrtuning.md`` (perception, attention,
-tables), and all that a study leaves. An interrupted run goes on where it was: training from its last resume point, the
-study case by case. Under ``accelerate launch`` all processes train and answer their share of the study, and the first
-measures.
+its model card, ``training.json`` with the losses), and all that a study leaves. Side effects (perception, attention)
+are rows of ``results.csv`` and a section of the report. An interrupted run goes on where it was: training from its last
+resume point, the study case by case. Under ``accelerate launch`` all processes train and answer their share of the
+study, and the first measures.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from experiments.benchmarks.iconworld.traces import Traces
 from experiments.config import Run
@@ -23,20 +23,18 @@ from experiments.evaluation import study
 from experiments.evaluation.admission import Admitted, admit
 from experiments.evaluation.analyses import Analysis
 from experiments.runs.launch import sharded
-from experiments.runs.resumption import RunStore, read_object
-from experiments.studies.vrtuning.arms import NewAdapter
-from experiments.studies.vrtuning.sources import apart, build_data
-from experiments.studies.vrtuning.tables import write_tables
+from experiments.runs.results_table import read_results, write_results
+from experiments.runs.resumption import RunStore
+from experiments.studies.vrtuning import side_effects
+from experiments.studies.vrtuning.arms import new_adapters
+from experiments.studies.vrtuning.sources import build_data, exclude_tested
 from experiments.types import Loaded
-from interp.checkpoints.config import ModelConfig
 from interp.errors import UserError
 from mitigation.vrtuning.checkpoint import folder_of
 from mitigation.vrtuning.data import ORDERS, ROW_HASH, Data
 from mitigation.vrtuning.settings import Settings
 
 TRAINING = "training.jsonl"
-RESULT = "vrtuning.json"
-BASELINE = "baseline"
 SKIPPED_LISTED = 100  # rows left out of the training data that are listed by line and reason
 
 
@@ -75,8 +73,9 @@ class VRTuningStudy:
         folder = Path(run.output_root)
         given = None if isinstance(self.data, Traces) else self.data.cases(folder)
         admitted = admit(run)
-        own = None if given is None else apart(self.data, given, admitted.complete.samples, folder)
-        self._run(run, admitted, _described(self, given), own)
+        cases = None if given is None else exclude_tested(self.data, given, admitted.complete.samples, folder)
+        rows = {"rows": given.manifest} if given is not None and given.manifest else {}
+        self._run(run, admitted, {**rows, **dataclasses.asdict(self), "data": repr(self.data)}, cases)
 
     def _run(self, run: Run, admitted: Admitted, described: Mapping[str, Any], cases: Loaded | None) -> None:
         """Run the study. ``described`` says what the adapters learn from, and is part of the run's identity."""
@@ -86,19 +85,18 @@ class VRTuningStudy:
 
     def analyses(self, run: Run) -> list[Analysis]:
         """Return what comes after the study of ``run`` as configured: side effects, and the tables."""
+        tables = partial(side_effects.write_tables, run.arms, self.adapters)
         return [
             Analysis("side_effects", "the adapters' side effects were not measured", self._measure_all, detail=True),
-            Analysis("vrtuning", "the tables were not written", partial(write_tables, run.arms), detail=True),
+            Analysis("vrtuning", "the tables were not written", tables, detail=True),
         ]
 
     def _prepare(self, run: Run, cases: Loaded | None, store: RunStore) -> dict[str, Any]:
         """Return the run's arms with the adapters trained, on ``cases`` if the source is a table of one's own."""
         self._train_all(run, store, store.launch.console(), cases)
-        described = {"order": self.order, "adapters": self.adapters}
-        store.write_json(RESULT, read_object(store.path / RESULT) | described)
-        new = {arm: method for arm, method in run.arms.items() if isinstance(method, NewAdapter)}
-        folder = store.path / "adapters"
-        return {**run.arms, **{arm: method.trained(folder / method.adapter / "adapter") for arm, method in new.items()}}
+        folders = store.path / "adapters"
+        trained = {arm: new.trained(folders / new.adapter / "adapter") for arm, new in new_adapters(run.arms).items()}
+        return {**run.arms, **trained}
 
     def _train_all(self, run: Run, store: RunStore, console: Console, cases: Loaded | None) -> None:
         written = {record["adapter"] for record in store.records(TRAINING)}
@@ -117,47 +115,36 @@ class VRTuningStudy:
 
     def trained_on(self, name: str, cases: Loaded | None) -> Data:
         """One adapter's dataset; of a source of one's own ``cases``."""
-        preferences = self.settings.trainer == "dpo"
-        return build_data(self.data, self.adapters[name], self.order, preferences=preferences, cases=cases)
+        content, preferences = self.adapters[name], self.settings.trainer == "dpo"
+        return build_data(self.data, content, self.order, preferences=preferences, cases=cases)
 
     def _train(self, run: Run, name: str, data: Data, out: Path, console: Console) -> None:
         from mitigation.vrtuning.train import train
 
         described = f"{type(self.data).__name__}, {self.adapters[name]}, verdict {self.order}"
-        columns = (TextColumn("{task.description:<32}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console) as progress:
+        with Progress(console=console) as progress:
             settings = self.settings_of(name)
             bar = progress.add_task(f"training {name}", total=settings.steps)
 
             def report(step: int, steps: int, loss: float) -> None:
                 progress.update(bar, completed=step, total=steps, description=f"training {name} (loss {loss:.3f})")
 
-            assert isinstance(run.model, ModelConfig)
-            done = train(run.model, data.dataset, settings, out, data=described, report=report)
+            done = train(run.weights, data.dataset, settings, out, data=described, report=report)
         resumed = f", continued from step {done.resumed_at}" if 0 < done.resumed_at < done.steps else ""
-        text = f"{name}: {done.steps} steps{resumed}, {done.seconds:.0f} s, last loss {done.losses[-1][1]:.3f}"
-        console.print(f"{text}: {done.adapter}", highlight=False, markup=False, soft_wrap=True)
+        text = f"{done.steps} steps{resumed}, {done.seconds:.0f} s, last loss {done.losses[-1][1]:.3f}"
+        console.print(f"{name}: {text}: {done.adapter}", highlight=False, markup=False, soft_wrap=True)
 
     def _measure_all(self, work: study.Study) -> list[str]:
-        """Add to vrtuning.json what is not measured yet: ``measured``, by name."""
-        from experiments.studies.vrtuning.side_effects import measure_side_effects
-
+        """Add the side effects to the results table, if they are not in it yet."""
         path = work.store.path
-        result = read_object(path / RESULT)
-        known = result.setdefault("measured", {})
-        folders = {BASELINE: None} | {name: folder_of(path / "adapters" / name) for name in self.adapters}
-        missing = {name: folder for name, folder in folders.items() if name not in known}
-        if missing and (self.perception or self.attention):
-            title = "what the model sees and where it looks, before and after"
-            with work.console.status(title), work.answering.batching("side effects"):
-                known |= measure_side_effects(work.run, work.vlm, folders, self.perception, self.attention)
-        work.store.write_json(RESULT, result)
+        folders = {side_effects.BASELINE: None}
+        folders |= {name: folder_of(path / "adapters" / name) for name in self.adapters}
+        if side_effects.measured(read_results(path)) >= folders.keys() or not (self.perception or self.attention):
+            return []
+        with work.console.status("what the model sees and where it looks"), work.answering.batching("side effects"):
+            rows = side_effects.measure_side_effects(work, folders, self.perception, self.attention)
+        write_results(path, rows)
         return []
-
-
-def listed(settings: Settings) -> dict[str, Any]:
-    """Return the settings as they are written to a configuration."""
-    return {key: list(v) if isinstance(v, tuple) else v for key, v in dataclasses.asdict(settings).items()}
 
 
 def check_adapters(task: VRTuningStudy, run: Run) -> None:
@@ -166,34 +153,15 @@ def check_adapters(task: VRTuningStudy, run: Run) -> None:
     Raises:
         UserError: the model has no weights here, or an arm does not fit its adapter.
     """
-    if not isinstance(run.model, ModelConfig):
-        raise UserError(
-            f"model {run.model.name} answers over an API; an adapter needs the weights; choose another model"
-        )
-    new = {arm: method for arm, method in run.arms.items() if isinstance(method, NewAdapter)}
-    for arm, method in new.items():
+    _ = run.weights
+    for arm, method in new_adapters(run.arms).items():
         if method.adapter not in task.adapters:
-            known = ", ".join(task.adapters)
-            raise UserError(f"arm {arm}: this run trains no adapter {method.adapter!r}; it trains {known}")
+            trained = ", ".join(task.adapters)
+            raise UserError(f"arm {arm}: this run trains no adapter {method.adapter!r}; it trains {trained}")
         if method.answer != task.order:
             raise UserError(
                 f"arm {arm}: answer={method.answer!r}, but the adapters learn the verdict {task.order}; set both alike"
             )
-
-
-def _described(task: VRTuningStudy, own: Loaded | None) -> dict[str, Any]:
-    """All that decides what the adapters become, and what is measured of them, for the run's identity.
-
-    ``own`` are the cases of a table of one's own, whose contents count too.
-    """
-    rows = {"rows": own.manifest} if own is not None and own.manifest else {}
-    return {
-        **rows,
-        "data": repr(task.data),
-        "settings": listed(task.settings),
-        "adapters": dict(task.adapters),
-        **{name: getattr(task, name) for name in ("order", "perception", "attention")},
-    }
 
 
 def _record(name: str, content: str, order: str, data: Data) -> Mapping[str, Any]:

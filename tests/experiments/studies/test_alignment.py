@@ -15,7 +15,9 @@ from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.cases import held_out
 from experiments.benchmarks.iconworld.in_words import BORDERLINE, HARMFUL, HARMLESS, WrittenRequests, named
 from experiments.benchmarks.iconworld.sentences import RISKY
-from experiments.studies.vrtuning.safety_rows import SafetyFile, WrittenSafety, apart, check_rows, data_of
+from experiments.runs.results_table import read_results
+from experiments.studies.vrtuning.alignment import RULE
+from experiments.studies.vrtuning.safety_rows import SafetyFile, WrittenSafety, check_rows, exclude_trained
 from interp.checkpoints.hub import ORGANISMS
 from interp.errors import UserError
 from mitigation.vrtuning.collator import Collator
@@ -69,15 +71,15 @@ def test_a_borderline_request_differs_from_a_harmful_one_in_its_noun_and_none_is
 def test_cases_whose_sentences_are_trained_on_are_refused_or_left_out() -> None:
     rows, tested = WrittenSafety(cases=600).rows(), IconWorld().load()
     with pytest.raises(UserError, match=r"cases are in task\.data .*new_sentences, or leave these cases out"):
-        apart(rows, tested, skip=False)
-    kept = apart(rows, tested, skip=True)
+        exclude_trained(rows, tested, skip=False)
+    kept = exclude_trained(rows, tested, skip=True)
     unseen = {one.id for one in tested.samples if one.tags.get("combination") == "unseen"}
     left_out = {case: reason for case, reason in kept.missing.items() if case in unseen}
     assert all("fight for the gun under" in reason for reason in left_out.values())  # "fight for the gun" is trained on
     assert len(left_out) < len(unseen) / 10
     assert len(kept.samples) + len(kept.missing) == len(tested.samples)
     new = IconWorld(split="new_sentences").load()
-    assert apart(rows, new, skip=False) is new
+    assert exclude_trained(rows, new, skip=False) is new
 
 
 def test_a_tested_sentence_is_found_within_a_longer_one_and_a_trained_one_too(tmp_path: Path) -> None:
@@ -87,7 +89,7 @@ def test_a_tested_sentence_is_found_within_a_longer_one_and_a_trained_one_too(tm
         source = written(tmp_path, HARM, {**PAIR, "prompt": asked})
         around = replace(one, text=f"Everyone says that it is fine. {one.text}")
         with pytest.raises(UserError, match=r"sentences of 1 of 1 cases.*new_sentences$"):
-            apart(source.rows(), tested._replace(samples=[around if asked == one.text else one]), skip=True)
+            exclude_trained(source.rows(), tested._replace(samples=[around if asked == one.text else one]), skip=True)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +122,7 @@ def test_both_formats_give_the_same_row_and_borderline_ones_are_cut_to_their_sha
 
 def test_text_alone_becomes_the_tokens_of_a_question_without_a_picture() -> None:
     vlm = tiny()
-    data = data_of(WrittenSafety(cases=8).rows(), "dpo").dataset
+    data = from_rows(WrittenSafety(cases=8).rows(), preferences=True).dataset
     check_dataset(data, "dpo")
     batch = Collator(vlm)(list(data))  # type: ignore[arg-type]
     assert not any("pixel" in name for name in batch)
@@ -177,14 +179,19 @@ def test_one_command_trains_both_ways_without_a_picture(tmp_path: Path) -> None:
     folder = only_run(run)
     names = {"sft", "dpo", "dpo_no_borderline"}
     assert {path.name for path in (folder / "adapters").iterdir()} == names
-    result = json.loads((folder / "alignment.json").read_text())
-    assert names | {"baseline", "safety_prompt"} == set(result["arms"])
-    assert result["arms"]["dpo"]["n"] == 6
-    metrics = json.loads((folder / "metrics.json").read_text())
-    assert set(metrics["comparisons"]["dpo"]["versus"]) == {"dpo_no_borderline"}
-    assert set(result["comparisons"]["dpo"]["versus"]) == {"dpo_no_borderline"}
-    caught = {arm: result["arms"][arm]["accuracy"]["unsafe"] for arm in names}
-    failed = {sentence.split()[0] for sentence in result["sentences"] if " failed in words: it catches " in sentence}
+    results = read_results(folder)
+    in_words = results.select(rule=RULE, against="")
+    assert names | {"baseline", "safety_prompt"} == {entry.arm for entry in in_words}
+    rates = ("unsafe_caught", "harmless_answered")
+    assert (
+        sum(entry.n for entry in in_words if (entry.arm, entry.subset) == ("dpo", "") and entry.quantity in rates) == 6
+    )
+    for rule in ("", RULE):
+        compared = results.select(arm="dpo", quantity="accuracy", subset="", rule=rule)
+        assert {entry.against for entry in compared} == {"", "baseline", "dpo_no_borderline"}
+    caught = {arm: results.get(arm, "unsafe_caught", rule=RULE).value for arm in names}  # type: ignore[union-attr]
+    sentences = json.loads((folder / "sections" / "alignment.json").read_text())["sentences"]
+    failed = {sentence.split()[0] for sentence in sentences if " failed in words: it catches " in sentence}
     assert failed == {arm for arm in names if caught[arm] < 0.7}
     assert "Safety and over-caution after text-only alignment, in words" in (folder / "report.html").read_text()
     from peft import PeftModel

@@ -13,9 +13,12 @@ from experiments.benchmarks.iconworld.traces import Traces
 from experiments.benchmarks.table import Table
 from experiments.config import Run
 from experiments.evaluation import study
+from experiments.report.numbers import percent
+from experiments.runs.provenance import subject
+from experiments.runs.results_table import read_results
 from experiments.runs.resumption import RunStore
 from experiments.studies.vrtuning.arms import NewAdapter
-from experiments.studies.vrtuning.side_effects import compare_shares, image_shares
+from experiments.studies.vrtuning.side_effects import IMAGE_SHARE, PERCEPTION, compare_shares, image_shares, measured
 from experiments.studies.vrtuning.sources import OwnTable, build_data
 from experiments.studies.vrtuning.study import VRTuningStudy
 from experiments.types import Sample
@@ -23,7 +26,6 @@ from interp.errors import UserError
 from interp.loading import load
 from interp.vlm import VLM
 from tests.experiments.compose import run_of
-from tests.experiments.synthetic_run import metrics_of
 
 SMALL = (
     "limit=3",
@@ -59,24 +61,32 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.long
 def test_one_command_leaves_adapter_card_tables_and_study(finished: Path) -> None:
-    for name in ("metrics.json", "report.html", "vrtuning.json", "vrtuning.md", "training.jsonl"):
+    for name in ("metrics.json", "report.html", "results.csv", "sections/vrtuning.json", "training.jsonl"):
         assert (finished / name).is_file(), name
     adapter = finished / "adapters" / "vrtuning" / "adapter"
     assert (adapter / "adapter_model.safetensors").is_file()
-    metrics = json.loads((finished / "metrics.json").read_text())
-    assert set(metrics["arms"]) == {"baseline", "vrtuning", "with_vcd", "calibrated_shift"}
-    assert metrics["study"] == "vrtuning"
+    arms = {entry.arm for entry in read_results(finished).select(quantity="answered")}
+    assert arms == {"baseline", "vrtuning", "with_vcd", "calibrated_shift"}
+    assert json.loads((finished / "metrics.json").read_text())["study"] == "vrtuning"
 
 
 def test_the_table_says_what_each_arm_was_trained_on(finished: Path) -> None:
-    text = (finished / "vrtuning.md").read_text(encoding="utf-8")
-    seen = json.loads((finished / "vrtuning.json").read_text())["measured"]
-    for name in ("baseline", "vrtuning"):
-        assert f" | {100 * seen[name]['utility']['caption']['accuracy']:.1f} | " in text
-        assert f"| {100 * seen[name]['image_share']['after']:.1f}" in text
-    assert [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ") and "---" not in line] == [
-        "| arm", "| baseline", "| vrtuning", "| calibrated_shift", "| with_vcd"
-    ]  # fmt: skip
+    section, results = json.loads((finished / "sections" / "vrtuning.json").read_text()), read_results(finished)
+    (shown,) = section["tables"]
+    lines_of = {line["arm"]: line for line in shown["rows"]}
+    for name in ("baseline", "vrtuning", "with_vcd"):
+        adapter = "vrtuning" if name == "with_vcd" else name
+        captions, share = results.get(adapter, PERCEPTION, group="kind=caption"), results.get(adapter, IMAGE_SHARE)
+        assert captions is not None
+        assert lines_of[name]["captions"].startswith(percent(captions.value))
+        assert share is not None
+        assert lines_of[name]["image share"] == percent(share.value)
+    assert list(lines_of) == ["baseline", "vrtuning", "calibrated_shift", "with_vcd"]
+    assert [lines_of[name]["reasoning"] for name in lines_of] == ["–", "reasoning", "–", "reasoning"]
+    change = results.get("vrtuning", IMAGE_SHARE, against="baseline")
+    assert change is not None
+    assert change.claim == "too few cases"
+    assert f"{change.claim} ({percent(change.value, sign=True)} points" in section["sentences"][1]
     (record,) = lines(finished / "training.jsonl")
     assert record["content"] == "reasoning"
     assert set(record["examples"]) == {"verdict", "perception"}
@@ -87,9 +97,8 @@ def test_a_saved_adapter_is_evaluated_by_any_study_and_answers_as_in_its_run(fin
     before = {r["case"]: r for r in lines(finished / "predictions.jsonl") if r["arm"] == "vrtuning"}
     run = run_of("method=vrtuning", f"method.adapter={finished / 'adapters' / 'vrtuning'}", "limit=3", "draws=20",
                  "max_new_tokens=48", f"output_root={tmp_path}")  # fmt: skip
-    first = json.loads((finished / "vrtuning.json").read_text())["order"]
     method: Any = run.arms["vrtuning"]
-    run = replace(run, arms=run.arms | {"vrtuning": replace(method, answer=first)})
+    run = replace(run, arms=run.arms | {"vrtuning": replace(method, answer="first")})
     study.run(run)
     after = {r["case"]: r for r in lines(only(tmp_path / "study") / "predictions.jsonl") if r["arm"] == "vrtuning"}
     assert {case: r["response"] for case, r in after.items()} == {case: r["response"] for case, r in before.items()}
@@ -153,11 +162,11 @@ def test_what_cannot_be_measured_keeps_neither_study_nor_tables_away(
     assert sentence in " ".join(capsys.readouterr().out.split())
     assert "two devices" in (folder / "report.html").read_text()
     assert (folder / "metrics.json").is_file()
-    assert (folder / "vrtuning.md").is_file()
-    assert not json.loads((folder / "vrtuning.json").read_text()).get("measured")
+    assert (folder / "sections" / "vrtuning.json").is_file()
+    assert not measured(read_results(folder))
     run.task(run)
     assert only(tmp_path / "vrtuning_llava") == folder
-    assert set(json.loads((folder / "vrtuning.json").read_text())["measured"]) == {"baseline", "vrtuning"}
+    assert measured(read_results(folder)) == {"baseline", "vrtuning"}
     assert "two devices" not in (folder / "report.html").read_text()
 
 
@@ -207,8 +216,8 @@ def test_the_seven_billion_settings_run_on_a_tiny_llava(saved: Path, tmp_path: P
     assert (folder / "report.html").is_file()
     model = json.loads((folder / "environment.json").read_text())["model"]
     assert model["adapters"]["vrtuning"].startswith("sha256:")
-    named = f"tiny-saved ({model['revision'][7:15]}), vrtuning (adapter {model['adapters']['vrtuning'][7:15]}) on "
-    assert metrics_of(folder)["summary"][0].startswith(named)
+    name = f"tiny-saved ({model['revision'][7:15]}), vrtuning (adapter {model['adapters']['vrtuning'][7:15]})"
+    assert subject(model, "vrtuning") == name
 
 
 def test_the_seven_billion_settings_are_what_they_say() -> None:
@@ -285,10 +294,10 @@ def test_the_image_share_is_that_of_the_query_before_the_verdict() -> None:
         with record_attention(vlm) as log:
             vlm.generate(prompts_of([sample]), max_new_tokens=1)
         assert share == pytest.approx(image_share(log.masses)["share"].mean(), abs=1e-5)
-    assert compare_shares([], np.array([]), np.array([]), seed=0, draws=10)["n"] == 0
+    assert compare_shares([], np.array([]), np.array([]), seed=0, draws=10) is None
 
 
-def compared(before: list[float], after: list[float], templates: int = 0, draws: int = 50) -> dict[str, Any]:
+def compared(before: list[float], after: list[float], templates: int = 0, draws: int = 50) -> Any:
     made = [{"template": str(at % templates), "concept": str(at % templates)} if templates else {}
             for at in range(len(before))]  # fmt: skip
     samples = [Sample(f"c{at}", "typical", "", "no", "", "", None, f"c{at}", tags=tags) for at, tags in enumerate(made)]
@@ -298,18 +307,22 @@ def compared(before: list[float], after: list[float], templates: int = 0, draws:
 def test_shares_are_compared_on_the_cases_that_have_both() -> None:
     before, none = [0.2, 0.4, 0.6], float("nan")
     found = compared(before, [0.3, 0.5, none])
-    assert (found["n"], found["before"], found["after"]) == (2, pytest.approx(0.3), pytest.approx(0.4))
-    assert found["difference"] == pytest.approx(0.1)
-    assert (found["interval"], found["statement"]) == (None, "too few")  # two cases with one difference say no spread
+    assert (found["n"], found["from"], found["to"]) == (2, pytest.approx(0.3), pytest.approx(0.4))
+    assert found["value"] == pytest.approx(0.1)
+    assert (found["low"], found["high"], found["claim"]) == (
+        None,
+        None,
+        "too few cases",
+    )  # one difference has no spread
     many = compared([0.2] * 20, [0.3 + 0.01 * (at % 3) for at in range(20)])
-    assert many["interval"][0] < many["difference"] < many["interval"][1]
-    assert (many["clusters"], many["statement"]) == (20, "rose")
+    assert many["low"] < many["value"] < many["high"]
+    assert (many["clusters"], many["claim"]) == (20, "higher")
     by_template = [0.3 + 0.2 * (at % 12 < 6) for at in range(120)]  # half of the templates alone
     plain, made = (compared([0.2] * 120, by_template, of, draws=200) for of in (0, 12))
-    assert made["interval"][0] < plain["interval"][0] - 0.02
+    assert made["low"] < plain["low"] - 0.02
     same = compared(before, before)
-    assert (same["difference"], same["n"]) == (0, 3)
-    assert compared(before, [none] * 3)["difference"] is None
+    assert (same["value"], same["n"]) == (0, 3)
+    assert compared(before, [none] * 3) is None
 
 
 def test_training_data_is_described_by_its_settings() -> None:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from experiments.benchmarks.mmsafeaware import PREFIX
 from experiments.runs.resumption import read_object
-from experiments.studies.vrtuning.sources import OwnTable, apart, build_data
+from experiments.studies.vrtuning.sources import OwnTable, build_data, exclude_tested
 from interp.errors import UserError
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import run_of
@@ -146,7 +146,7 @@ def test_what_is_evaluated_is_not_trained_on(mine: Path, no_weights: None) -> No
     assert not (mine / "outputs").exists()
     going_on: Any = run_of(*options, "task.data.skip_bad=true")
     given = going_on.task.data
-    left = apart(given, given.cases(mine), run_of(*options).benchmark.load().samples, mine)
+    left = exclude_tested(given, given.cases(mine), run_of(*options).benchmark.load().samples, mine)
     data = build_data(given, "reasoning", "first", cases=left)
     assert data.summary() == "1 rows (verdict 1); 1 skipped"
     assert "evaluated case 'a'" in data.skipped[0].reason
