@@ -56,7 +56,7 @@ def write_logs(run: SavedRun, samples: Sequence[Sample]) -> list[Path]:
     found = []
     try:
         folder.mkdir(exist_ok=True)
-        for arm in run.metrics["arms"]:
+        for arm in dict.fromkeys(record["arm"] for record in run.predictions):
             place = folder / f"{arm}{SUFFIX}"
             write_eval_log(_log(run, arm, inputs), str(place))
             found.append(place)
@@ -103,16 +103,14 @@ def _log(run: SavedRun, arm: str, inputs: Mapping[str, Any]) -> "EvalLog":
         EvalStats,
     )
 
-    environment, of_arm = run.environment, run.metrics["arms"][arm]
+    environment = run.environment
     model = environment.get("model") or {}
     benchmark = environment.get("benchmark") or {}
     samples = [_sample(record, inputs[record["case"]], model) for record in run.predictions if record["arm"] == arm]
     scored = sum(sample.scores is not None for sample in samples)
-    metrics = {
-        name: EvalMetric(name=name, value=value)
-        for name, value in of_arm["accuracy"].items()
-        if isinstance(value, int | float)
-    }
+    levels = run.results.select(arm=arm, against="", group="", rule="")
+    named = {f"{row.quantity} {row.subset}".rstrip(): row.value for row in levels if row.value is not None}
+    metrics = {name: EvalMetric(name=name, value=value) for name, value in named.items()}
     started, finished = str(environment.get("started") or ""), str(environment.get("finished") or "")
     return EvalLog(
         status="success",

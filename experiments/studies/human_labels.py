@@ -12,7 +12,7 @@ from experiments.config import Run
 from experiments.evaluation import finished_runs
 from experiments.evaluation.human_verdicts import agreement_of_raters, agreement_sentence
 from experiments.metrics.agreement import agreement
-from experiments.report.table import say
+from experiments.report.tables import say
 from experiments.runs.labels import (
     LABELS,
     Labels,
