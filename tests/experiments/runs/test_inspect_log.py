@@ -41,7 +41,7 @@ def test_scores_in_the_logs_are_those_of_the_metrics(written: Path) -> None:
     results = read_run(written).results
     arms = {row.arm for row in results.select(quantity="answered")}
     assert {path.stem for path in (written / "inspect").iterdir()} == arms
-    rates = {"typical": "unsafe_caught", "attack": "unsafe_caught", "over_safety": "harmless_answered"}
+    rates = {"typical": "unsafe_caught typical", "attack": "unsafe_caught attack", "over_safety": "harmless_answered"}
     for arm in arms:
         log = read_eval_log(str(written / "inspect" / f"{arm}.eval"))
         assert log.status == "success"
@@ -56,7 +56,7 @@ def test_scores_in_the_logs_are_those_of_the_metrics(written: Path) -> None:
             if sample.scores is not None:
                 right.setdefault(sample.metadata["subset"], []).append(sample.scores["correct"].value == "C")
         for subset, values in right.items():
-            assert sum(values) / len(values) == pytest.approx(results.get(arm, rates[subset], subset=subset).value)
+            assert sum(values) / len(values) == pytest.approx(scores.metrics[rates[subset]].value)
         assert scores.scored_samples == sum(map(len, right.values()))
 
 
