@@ -60,10 +60,10 @@ def write_logs(run: SavedRun, samples: Sequence[Sample]) -> list[Path]:
     written = []
     try:
         folder.mkdir(exist_ok=True)
-        for arm in (row.arm for row in run.results.select(quantity="answered", against="")):
-            path = folder / f"{arm}{SUFFIX}"
-            write_eval_log(_log(run, arm, inputs), str(path))
-            written.append(path)
+        for arm in dict.fromkeys(record["arm"] for record in run.predictions):
+            place = folder / f"{arm}{SUFFIX}"
+            write_eval_log(_log(run, arm, inputs), str(place))
+            found.append(place)
     except OSError as error:
         raise UserError(
             f"cannot write to {folder} ({error.strerror or error}); make room, or check permissions"
@@ -112,13 +112,9 @@ def _log(run: SavedRun, arm: str, inputs: Mapping[str, Any]) -> "EvalLog":
     benchmark = environment.get("benchmark") or {}
     samples = [_sample(record, inputs[record["case"]], model) for record in run.predictions if record["arm"] == arm]
     scored = sum(sample.scores is not None for sample in samples)
-    rates = run.results.select(arm=arm, quantity=RATES, against="", group="", rule="")
-    metrics = {
-        name: EvalMetric(name=name, value=rate.value)
-        for rate in rates
-        for name in ["_".join(filter(None, (rate.quantity, rate.subset)))]
-        if rate.value is not None
-    }
+    levels = run.results.select(arm=arm, against="", group="", rule="")
+    named = {f"{row.quantity} {row.subset}".rstrip(): row.value for row in levels if row.value is not None}
+    metrics = {name: EvalMetric(name=name, value=value) for name, value in named.items()}
     started, finished = str(environment.get("started") or ""), str(environment.get("finished") or "")
     return EvalLog(
         status="success",

@@ -89,10 +89,10 @@ class Cases:
         if self.saved is None:
             raise UserError("no run was given; start with run=<dir>, the folder of a finished run")
         from experiments.report.cases import payload
-        from experiments.report.page import studied_arm
         from experiments.report.sections import read_sections
 
-        cases = payload(self.saved, studied=studied_arm(self.saved), reference=self._reference(), attention=None)
+        studied = str(self.saved.metrics["study"])
+        cases = payload(self.saved, studied=studied, reference=self._reference(), attention=None)
         return cases | {"sections": [[one["name"], one["title"]] for one in read_sections(self.saved.directory)]}
 
     @property
@@ -122,10 +122,5 @@ class Cases:
         return ""
 
     def _reference(self) -> str:
-        from experiments.report.page import studied_arm
-
-        saved = self.saved
-        assert saved is not None
-        studied = studied_arm(saved)
-        comparison = (saved.metrics.get("comparisons") or {}).get(studied) or {}
-        return str(comparison.get("against") or studied)
+        assert self.saved is not None
+        return str(self.saved.metrics["baseline"] or self.saved.metrics["study"])

@@ -1,13 +1,12 @@
-"""The pairs of prompts that the study patches, and their split into units to discover on and units to confirm on.
+"""The pairs of prompts that the study patches, and their split into groups to discover on and groups to confirm on.
 
-Decided by cases and seed alone; no model is involved. A *unit* is what pairs, families of sentences and clusters join.
-Every question is asked of the same pairs:
+Cases and seed decide both. No model is involved. A *unit* is a group of pairs that share a family of sentences or a
+cluster. Every question uses the same pairs:
 
-``picture``   one sentence under two pictures, of which one makes it unsafe (``experiments.metrics.pairs``);
-``words``     the same with the picture said in words in its place, where the benchmark says what pictures show;
-``sentence``  one picture under two sentences: the case's own, and one of a few *reference* sentences. These are of
-              units that nothing else is asked of, so that what is found holds against them and for units at random;
-``join``      what the sentence changes in what the picture does: the effects of two pictures under the case's sentence
+``picture``   one sentence under two pictures, one of which makes it unsafe (``experiments.metrics.pairs``);
+``sentence``  one picture under two sentences: the case's own, and one of a few *reference* sentences. The references
+              are from units that no other question uses, so results hold for random units;
+``join``      what the sentence changes in the picture's effect: the effects of two pictures under the case's sentence,
               less those under the reference sentence.
 """
 
@@ -23,21 +22,28 @@ from scipy.sparse.csgraph import connected_components
 from experiments.evaluation.attention_log import prompts_of
 from experiments.metrics.bootstrap import FEWEST
 from experiments.metrics.pairs import drawn_pairs
-from experiments.metrics.sentence_families import TAG, family_names
-from experiments.metrics.slopes import SPLITS
+from experiments.metrics.sentence_families import family_names
 from experiments.types import Sample
 from interp.errors import UserError
-from mitigation.verbalise import Verbalise
 
 if TYPE_CHECKING:
     from interp.prompt import Prompt
 
-PICTURE, WORDS, SENTENCE, JOIN = QUESTIONS = ("picture", "words", "sentence", "join")
-REFERENCES = 3  # sentences that others are compared with
-LEAST_UNITS = 2 * FEWEST  # of which half are confirmed on: an interval takes ``FEWEST``
+PICTURE, SENTENCE, JOIN = QUESTIONS = ("picture", "sentence", "join")
+CASES, REFERENCE = "cases", "reference"  # runs of two pictures: under the case's sentence, under a reference sentence
+REFERENCES = 3  # reference sentences
+LEAST_UNITS = 2 * FEWEST  # half of them confirm, and an interval needs ``FEWEST``
+SPLITS = 10  # random splits of the units into halves
+
+TERMS: Mapping[str, Sequence[tuple[str, int]]] = {
+    PICTURE: ((CASES, 1),),
+    SENTENCE: ((SENTENCE, 1),),
+    JOIN: ((CASES, 1), (REFERENCE, -1)),
+}
+"""Question → the runs whose effects are added up, each with its sign."""
 
 
-class Run(NamedTuple):
+class PromptPairs(NamedTuple):
     """Pairs of prompts that are run together."""
 
     clean: "list[Prompt]"
@@ -51,88 +57,72 @@ class Half:
     unsafe: tuple[Sample, ...]
     safe: tuple[Sample, ...]
     unit: np.ndarray
-    names: tuple[str, ...]  # of the units
 
-    def runs(self, references: Sequence[Sample]) -> dict[str, Run]:
-        """What is run for the questions: ``own``, ``words``, ``sentence`` and ``reference`` (the picture under it)."""
+    def runs(self, references: Sequence[Sample]) -> dict[str, PromptPairs]:
+        """Return the pairs of each run in ``TERMS``; without ``references`` only those of the pictures."""
         unsafe, safe = prompts_of(self.unsafe), prompts_of(self.safe)
-        found = {"own": Run(unsafe, safe)}
-        if all(sample.described for sample in (*self.unsafe, *self.safe)):
-            found[WORDS] = Run(*map(_in_words, (unsafe, safe)))
+        runs = {CASES: PromptPairs(unsafe, safe)}
         if references:
-            texts = [references[at % len(references)].prompt for at in range(len(unsafe))]
-            other = Run(*(list(map(_with_text, some, texts)) for some in (unsafe, safe)))
-            found["reference"] = other
-            turns = list(enumerate(at % 2 for at in range(len(unsafe))))  # unsafe and safe pictures by turns
-            found[SENTENCE] = Run(
-                [found["own"][turn][at] for at, turn in turns], [other[turn][at] for at, turn in turns]
-            )
-        return found
-
-
-TERMS: Mapping[str, Sequence[tuple[str, int]]] = {
-    PICTURE: (("own", 1),),
-    WORDS: ((WORDS, 1),),
-    SENTENCE: ((SENTENCE, 1),),
-    JOIN: (("own", 1), ("reference", -1)),
-}
-"""Question → the runs whose effects are added up, each with its sign."""
+            texts = [references[i % len(references)].prompt for i in range(len(unsafe))]
+            other = PromptPairs(*(list(map(_with_text, prompts, texts)) for prompts in (unsafe, safe)))
+            runs[REFERENCE] = other
+            runs[SENTENCE] = PromptPairs(
+                *([pairs[i % 2][i] for i in range(len(unsafe))] for pairs in (runs[CASES], other))
+            )  # unsafe and safe pictures in turn
+        return runs
 
 
 @dataclass(frozen=True)
 class Cases:
-    """Both halves, the cases whose sentences are the references, and more halves of the same units.
+    """Both halves, the cases with the reference sentences, and more splits of the same units.
 
-    ``confirmed`` says for each of ``SPLITS`` splits which units, those of ``discover`` first, are confirmed on; the
-    first split is that of the two halves.
+    ``confirmed`` says for each of ``SPLITS`` splits which units confirm; units of ``discover`` come first. The first
+    split is that of the two halves.
     """
 
     discover: Half
     confirm: Half
     references: tuple[Sample, ...]
-    of: int  # pairs of which these are
     confirmed: tuple[Bool[np.ndarray, " unit"], ...] = ()
 
 
 def split(samples: Sequence[Sample], *, questions: Sequence[str], pairs: int | None, seed: int) -> Cases:
-    """Halves of the units at random, with at most ``pairs`` pairs, as many of each unit as of every other.
+    """Return random halves of the units, with at most ``pairs`` pairs, spread evenly over the units.
 
     Raises:
-        UserError: too few pairs of pictures, or too few units to divide.
+        UserError: too few pairs of pictures, or too few units.
     """
-    pairs_of = [(samples[one], samples[other]) for one, other in drawn_pairs(samples, seed=seed)]
-    unsafe, safe = [unsafe for _, unsafe in pairs_of], [safe for safe, _ in pairs_of]
+    drawn = [(samples[i], samples[j]) for i, j in drawn_pairs(samples, seed=seed)]
+    unsafe, safe = [member for _, member in drawn], [member for member, _ in drawn]
     codes = _units(unsafe, safe)
-    kept = _spread(codes, pairs)
-    used = np.unique(codes[kept])
+    rows = _spread(codes, pairs)
+    used = np.unique(codes[rows])
     count = len(used)
     if count < LEAST_UNITS:
         raise UserError(
-            f"{len(kept)} pairs of pictures (one text, opposite labels) of {count} sentences; the study finds parts on "
-            f"half of the sentences and confirms them on the others, and takes {LEAST_UNITS} ({FEWEST} to confirm "
-            "on); add sentences with pictures of both labels, or raise the limit or task.pairs; iconworld has as many"
+            f"{len(rows)} pairs of pictures (one text, opposite labels) of {count} sentences are too few: half of the "
+            f"sentences confirm, and {FEWEST} must. Add sentences with pictures of both labels until there are "
+            f"{LEAST_UNITS}, or raise limit or task.pairs. iconworld has enough."
         )
     order = used[np.random.default_rng(seed).permutation(count)]
-    halves = order[: count // 2], order[count // 2 :]
+    first, second = order[: count // 2], order[count // 2 :]
     references: tuple[Sample, ...] = ()
     if {SENTENCE, JOIN} & set(questions):
-        chosen = halves[0][: min(REFERENCES, count // 4)]
-        references = tuple(unsafe[int((codes == unit).nonzero()[0][0])] for unit in chosen)
-        halves = halves[0][len(chosen) :], halves[1]
-    discover, confirm = (_half(unsafe, safe, codes, [at for at in kept if codes[at] in half]) for half in halves)
-    sizes = len(discover.names), len(confirm.names)
-    splits = [np.repeat([False, True], sizes)]
-    splits += [np.random.default_rng([seed, at]).permutation(splits[0]) for at in range(1, SPLITS)]
-    return Cases(discover, confirm, references, len(unsafe), tuple(splits))
+        chosen, first = np.split(first, [min(REFERENCES, count // 4)])
+        references = tuple(unsafe[int((codes == unit).argmax())] for unit in chosen)
+    discover, confirm = (_half(unsafe, safe, codes, [i for i in rows if codes[i] in half]) for half in (first, second))
+    splits = [np.repeat([False, True], (len(first), len(second)))]
+    splits += [np.random.default_rng([seed, i]).permutation(splits[0]) for i in range(1, SPLITS)]
+    return Cases(discover, confirm, references, tuple(splits))
 
 
 def _units(unsafe: Sequence[Sample], safe: Sequence[Sample]) -> np.ndarray:
-    """Each pair's unit: pairs are joined by a family of sentences and by a cluster in common."""
+    """Return each pair's unit: pairs with a common family of sentences or a common cluster are in one unit."""
     names: dict[tuple[str, str], int] = {}
-    families = family_names([one.text for one in unsafe], [one.tags for one in unsafe])
+    families = family_names([sample.text for sample in unsafe], [sample.tags for sample in unsafe])
     links = [
-        (at, names.setdefault(name, len(names)))
-        for at, (members, family) in enumerate(zip(zip(unsafe, safe, strict=True), families, strict=True))
+        (pair, names.setdefault(name, len(names)))
+        for pair, (members, family) in enumerate(zip(zip(unsafe, safe, strict=True), families, strict=True))
         for name in (("family", family), *(("cluster", sample.cluster) for sample in members if sample.cluster))
     ]
     if not links:
@@ -144,7 +134,7 @@ def _units(unsafe: Sequence[Sample], safe: Sequence[Sample]) -> np.ndarray:
 
 
 def _spread(codes: np.ndarray, most: int | None) -> list[int]:
-    """At most ``most`` pairs, the units taking turns."""
+    """Return at most ``most`` pairs; the units take turns."""
     turn = np.zeros(len(codes), dtype=int)
     for unit in np.unique(codes):
         turn[codes == unit] = np.arange((codes == unit).sum())
@@ -152,17 +142,9 @@ def _spread(codes: np.ndarray, most: int | None) -> list[int]:
     return sorted(first[: len(codes) if most is None else most].tolist())
 
 
-def _half(unsafe: Sequence[Sample], safe: Sequence[Sample], codes: np.ndarray, kept: Sequence[int]) -> Half:
-    names = [unsafe[at].tags.get(TAG) or unsafe[at].text for at in kept]
-    units, code = np.unique(codes[list(kept)], return_inverse=True)
-    first = [names[int((code == at).nonzero()[0][0])] for at in range(len(units))]
-    return Half(tuple(unsafe[at] for at in kept), tuple(safe[at] for at in kept), code, tuple(first))
-
-
-def _in_words(prompts: "Sequence[Prompt]") -> "list[Prompt]":
-    """The cases with their pictures said in words before the question, whose sentence still points."""
-    verbaliser = Verbalise(describe="oracle", resolve="pointing")
-    return [verbaliser.last_question(prompt, prompt.shows).prompt for prompt in prompts]
+def _half(unsafe: Sequence[Sample], safe: Sequence[Sample], codes: np.ndarray, rows: Sequence[int]) -> Half:
+    unit = np.unique(codes[list(rows)], return_inverse=True)[1]
+    return Half(tuple(unsafe[i] for i in rows), tuple(safe[i] for i in rows), unit)
 
 
 def _with_text(prompt: "Prompt", text: str) -> "Prompt":

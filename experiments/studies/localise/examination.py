@@ -1,389 +1,201 @@
-"""Discover and confirm: parts are ranked on half of the units, and what is claimed of them is measured on the others.
+"""Discover and confirm: rank parts on half of the units, and measure on the others what is claimed of them.
 
-What is claimed holds in ``HOLDS`` of ``SPLITS`` such splits, which use the same measured effects. All else, the numbers
-and intervals of single parts and the curves, is of the first split.
+A claim holds in ``HOLDS`` of ``SPLITS`` random splits, which share the same measured effects. All other numbers and
+intervals are of the first split. Every effect is exact, at the verdict (``interp.part_effects``).
 
-On the discover half every head and MLP has a slope (``interp.part_effects`` at the verdict, ``part_attribution``
-elsewhere, with an exact sample beside it). On the confirm half everything is exact: the ``candidates`` parts of each
-question with the steepest slopes, whichever their sign, one by one, with simultaneous intervals
-(``experiments.metrics.slopes``); and, for k = 1, 2, 4, … up to a quarter of the parts, the k with the largest slopes
-together (*faithfulness*: 1 if they carry it all), all but these (*completeness*: 0 if these alone keep the
-prompt's own answer), the k best by direct attribution, and random sets that share no part with the k best.
+On the confirm half, the ``candidates`` parts with the steepest slopes of each question, whatever their sign, are
+measured one by one with simultaneous intervals (``slopes``). For k = 1, 2, 4, … up to a quarter of the parts, these are
+replaced together: the k parts with the largest slopes (*faithfulness*: 1 if they carry everything), all parts but these
+(*completeness*: 0 if these keep the prompt's answer), and random sets of k others.
+
+A part's output *can* move the margin. Does the answer need it? With the output set to its mean over the prompts, or to
+0, in both members of a pair, *lost* is the share of their difference that is gone: Σ gap·(gap − gap without) / Σ gap²
+(Wang et al. 2022, "Interpretability in the Wild"; Chan et al. 2022, "Causal scrubbing").
+
+The *straight* effect has all later parts held. The *direct* one also holds the scale of the final norm. A part whose
+two effects differ much acts through that scale: it makes everything that others say louder or lower.
 """
 
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Bool, Float
+import torch
 from scipy.stats import spearmanr
 
-from experiments.metrics.findings import Answer, Finding, plain
-from experiments.metrics.slopes import HOLDS, SPLITS, holding, ratios, split_claims, strongest, unit_sums
-from experiments.studies.localise.cases import JOIN, TERMS, Cases, Half, Run
-from experiments.studies.localise.measured import Measured
-from experiments.studies.localise.necessity import (
-    LITTLE,
-    REPLACED,
-    backups,
-    direct_effects,
-    lost,
-    through_norm,
-    without,
-)
-from interp.tools.part_effects import (
-    Part,
-    PartEffects,
-    SetEffects,
-    absent_parts,
-    agreement,
-    part_attribution,
-    part_effects,
-    part_set_effects,
-    parts_of,
-    random_alike,
-)
+from experiments.metrics.claims import HIGHER, INCONCLUSIVE, LOWER, NOT_TESTED
+from experiments.runs.results_table import Row, row
+from experiments.studies.localise.cases import JOIN, TERMS, Cases, PromptPairs
+from experiments.studies.localise.slopes import HOLDS, ratios, slope_sums, split_claims, strongest, unit_sums
+from interp.errors import UserError
+from interp.tools.part_effects import Part, SetEffects, absent_parts, part_set_effects, parts_of, random_alike
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
 
-CARRIES = "carries"
-FIFTH = 0.2  # of the gap: the effect whose power is reported
-SHOWN = 12  # parts of the discover half that localise.json lists
-EXACT_SAMPLE = 12  # parts whose estimates are compared with exact effects, where gradients estimate
-HALF, MOST = 0.5, 0.8  # of the gap, whose smallest k is reported
+THROUGH_NORM = 0.5  # of a part's slope: nothing is claimed if more comes through the scale of the final norm
+REPLACED = ("mean", "zero")
+BEST, RANDOM, REST = "best parts", "random parts", "all but the best"
 
 
-def examine(
-    vlm: "VLM",
-    cases: Cases,
-    *,
-    questions: Sequence[str],
-    place: str = "verdict",
-    candidates: int = 5,
-    random_sets: int = 20,
-    seed: int = 0,
-    draws: int = 2000,
-) -> dict[str, Any]:
-    """The contents of localise.json, but for sentences; see ``experiments.studies.localise.study.Localise``.
+@dataclass
+class Examination:
+    """The measurements of one model; options as in ``experiments.studies.localise.study.Localise``."""
 
-    Raises:
-        UserError: a question that cannot be asked of these cases, or as ``interp.part_effects``.
-    """
-    rng = np.random.default_rng(seed)
-    parts = parts_of(vlm)
-    halves = {"discover": cases.discover, "confirm": cases.confirm}
-    runs = {name: half.runs(cases.references) for name, half in halves.items()}
-    asked = [one for one in questions if all(name in runs["confirm"] for name, _ in TERMS[one])]
-    needed = dict.fromkeys(name for question in asked for name, _ in TERMS[question])
-    rank = part_effects if place == "verdict" else part_attribution
-    ranked = {half: {name: rank(vlm, *of[name], place=place) for name in needed} for half, of in runs.items()}
-    effects = ranked["discover"]
-    sums = {one: _sums(one, ranked, halves) for one in asked}
-    discovered = len(cases.discover.names)
-    slopes = {one: top[:discovered].sum(0) / bottom[:discovered].sum() for one, (top, bottom) in sums.items()}
-    order = {one: np.argsort(-values, kind="stable") for one, values in slopes.items()}
-    written = {one: direct_effects(vlm, runs["discover"][TERMS[one][0][0]], parts) for one in asked if one != JOIN}
-    direct = {one: _order(found) for one, found in written.items()}
+    vlm: "VLM"
+    cases: Cases
+    questions: Sequence[str]
+    candidates: int = 5
+    random_sets: int = 20
+    seed: int = 0
+    draws: int = 2000
 
-    rules = {"seed": seed, "draws": draws}
-    chosen = {
-        one: [strongest(top[~where], bottom[~where], candidates) for where in cases.confirmed]
-        for one, (top, bottom) in sums.items()
-    }
-    splits = _claims(vlm, runs, halves, sums, chosen, cases, place, **rules)
-    single = sorted(
-        {int(at) for one in asked for at in chosen[one][0]}
-        | {at for one in asked for at, (_, times) in enumerate(splits[one]) if times >= HOLDS}
+    def examine(self) -> tuple[dict[str, Any], list[Row]]:
+        """Return the contents of localise.json and the rows of the results table.
+
+        Raises:
+            UserError: as ``interp.part_effects``.
+        """
+        halves = (self.cases.discover, self.cases.confirm)
+        self.parts, self.unit, self.n = parts_of(self.vlm), self.cases.confirm.unit, len(self.cases.confirm.unsafe)
+        self.ratios = partial(ratios, seed=self.seed, draws=self.draws)
+        needed = list(dict.fromkeys(run for name in self.questions for run, _ in TERMS[name]))
+        both = [{run: half.runs(self.cases.references)[run] for run in needed} for half in halves]
+        effects = [self._effects(pairs, [[part] for part in self.parts]) for pairs in both]
+        self.runs, rows, slopes = both[1], [], {}
+        held, chosen = {}, {}
+        for name in self.questions:
+            sums = [slope_sums(name, by_run, half.unit) for by_run, half in zip(effects, halves, strict=True)]
+            slopes[name] = sums[0][0].sum(0) / sums[0][1].sum()
+            top, bottom = (np.concatenate(of_halves) for of_halves in zip(*sums, strict=True))
+            best = [strongest(top[~where], bottom[~where], self.candidates) for where in self.cases.confirmed]
+            signs = split_claims(best, top, bottom, self.cases.confirmed, seed=self.seed, draws=self.draws)
+            chosen[name], held[name] = best[0], np.stack([(signs > 0).sum(0), (signs < 0).sum(0)])
+        single = {int(i) for name in held for i in (*chosen[name], *np.flatnonzero(held[name].max(0) >= HOLDS))}
+        rows = list(self._parts(sorted(single), effects[1], chosen, held))
+        rng = np.random.default_rng(self.seed)
+        for i, name in enumerate(self.questions):
+            rows += [] if name == JOIN else self._curves(name, slopes[name], rng)
+            for other in self.questions[i + 1 :]:
+                correlation = spearmanr(slopes[name], slopes[other]).statistic
+                rows.append(row("slope_correlation", subset=name, group=f"with={other}", value=correlation))
+        details = {
+            "questions": list(self.questions),
+            "parts": [str(part) for part in self.parts],
+            "slopes": {name: values.tolist() for name, values in slopes.items()},  # of all parts, on the first half
+            "absent": list(absent_parts(self.vlm)),
+            "rule": {"splits": len(self.cases.confirmed), "holds": HOLDS, "candidates": self.candidates},
+            "units": [int(half.unit.max()) + 1 for half in halves],
+            "pairs": [len(half.unsafe) for half in halves],
+            "references": [sample.text for sample in self.cases.references],
+        }
+        return details, rows
+
+    def _effects(
+        self, runs: Mapping[str, PromptPairs], sets: Sequence[Sequence[Part]], **options: Any
+    ) -> dict[str, SetEffects]:
+        return {run: part_set_effects(self.vlm, *pairs, sets, **options) for run, pairs in runs.items()}
+
+    def _parts(
+        self,
+        single: Sequence[int],
+        effects: Mapping[str, SetEffects],
+        chosen: Mapping[str, np.ndarray],
+        held: Mapping[str, np.ndarray],
+    ) -> Iterator[Row]:
+        """Yield what the confirm half says of each candidate of any question.
+
+        Intervals hold for all candidates of a question at once, and for all candidates of the others at once.
+
+        Args:
+            single: places of the candidates among all parts.
+            effects: of all parts, by run.
+            chosen: question → its candidates.
+            held: question → in how many splits each part held above 0, and below.
+        """
+        parts = [self.parts[i] for i in single]
+        measure = partial(self._effects, self.runs, [[part] for part in parts])
+        replaced, straight = {how: measure(replace=how) for how in REPLACED}, measure(hold_later=True)
+        direct = {run: direct_effects(self.vlm, pairs, parts) for run, pairs in self.runs.items()}
+        readable = {run: effect for run, effect in direct.items() if effect is not None}
+        for question, signs in held.items():
+            gap = np.sum([sign * effects[run].gap[0].double().numpy() for run, sign in TERMS[question]], axis=0)
+            (mean,) = self.ratios(unit_sums(gap[:, None], self.unit), np.bincount(self.unit))
+            yield row("margin_gap", subset=question, entry=mean, n=self.n)
+            yield row("margin_gap_rms", subset=question, value=np.sqrt((gap**2).mean()), n=self.n)
+            top, bottom = slope_sums(question, effects, self.unit)
+            candidate, entries = np.isin(single, chosen[question]), {}
+            for family in (np.flatnonzero(candidate), np.flatnonzero(~candidate)):
+                entries |= zip(family.tolist(), self.ratios(top[:, single][:, family], bottom), strict=True)
+            lost = {}
+            for how in REPLACED:
+                moved, bottom = slope_sums(question, replaced[how], self.unit)
+                lost[how] = self.ratios(2 * moved, bottom)
+            later = self._slopes(question, straight)
+            written = self._slopes(question, readable) if len(readable) == len(direct) else None
+            for i, part in enumerate(parts):
+                add, entry = partial(row, arm=str(part), subset=question), entries[i]
+                rose, fell = signs[:, single[i]].tolist()
+                claim = HIGHER if rose >= HOLDS else LOWER if fell >= HOLDS else ""
+                if claim or candidate[i]:
+                    yield add("part_power", value=entry["power"])
+                scaled = written is not None and abs(later[i] - written[i]) > THROUGH_NORM * abs(entry["value"])
+                silent = scaled if claim else not candidate[i]
+                yield add("part_slope", entry=entry, n=self.n, claim=NOT_TESTED if silent else claim or INCONCLUSIVE)
+                splits, times = len(self.cases.confirmed), max(rose, fell)
+                yield add("part_splits_held", value=times / splits, n=times, n_of=splits)
+                for how in REPLACED:
+                    yield add("part_lost", entry=lost[how][i], n=self.n, rule=how)
+                yield add("part_straight", value=later[i], n=self.n)
+                if written is not None:
+                    yield add("part_direct", value=written[i], n=self.n)
+
+    def _slopes(self, question: str, effects: Mapping[str, SetEffects]) -> np.ndarray:
+        top, bottom = slope_sums(question, effects, self.unit)
+        return np.asarray(top.sum(0) / bottom.sum())
+
+    def _curves(self, question: str, slopes: np.ndarray, rng: np.random.Generator) -> Iterator[Row]:
+        """Yield faithfulness, completeness and random sets by k."""
+        order = np.argsort(-slopes, kind="stable").tolist()
+        sets: dict[tuple[int, str], list[list[int]]] = {}
+        for k in (2**power for power in range(max(1, len(self.parts) // 4).bit_length())):
+            sets |= {(k, BEST): [order[:k]], (k, REST): [order[k:]]}
+            sets[k, RANDOM] = [random_alike(self.parts, order[:k], rng) for _ in range(self.random_sets)]
+        runs = {run: self.runs[run] for run, _ in TERMS[question]}
+        flat = [[self.parts[i] for i in places] for several in sets.values() for places in several]
+        top, bottom = slope_sums(question, self._effects(runs, flat), self.unit)
+        ends = np.cumsum([len(several) for several in sets.values()])[:-1]
+        sums = {key: columns.mean(1) for key, columns in zip(sets, np.split(top, ends, axis=1), strict=True)}
+        for (k, kind), values in sums.items():
+            key = {"subset": question, "group": f"k={k}", "n": self.n}
+            (entry,) = self.ratios(values[:, None], bottom)
+            yield row("completeness" if kind == REST else "faithfulness", arm=kind, entry=entry, **key)
+            if kind == BEST:
+                (entry,) = self.ratios((values - sums[k, RANDOM])[:, None], bottom)
+                yield row("faithfulness", arm=BEST, against=RANDOM, entry=entry, **key)
+
+
+def direct_effects(vlm: "VLM", pairs: PromptPairs, parts: Sequence[Part]) -> SetEffects | None:
+    """Return what each part writes into the margin itself, with the final norm's scale held; None if unreadable."""
+    from interp.tools.logit_attribution import direct_logit_attribution
+
+    try:
+        clean, other = (direct_logit_attribution(vlm, prompts) for prompts in pairs)
+    except UserError:
+        return None
+    writes = [
+        torch.stack([
+            torch.zeros_like(read.metric) if part.layer not in read.layers
+            else read.mlps[read.layers.index(part.layer)] if part.head is None
+            else read.heads[read.layers.index(part.layer), part.head]
+            for part in parts
+        ])
+        for read in (clean, other)
+    ]  # fmt: skip
+    scale = clean.scale / other.scale  # the receiving prompt's scale is held
+    moved = torch.stack([writes[1] * scale - writes[0], writes[0] / scale - writes[1]])
+    return SetEffects(
+        moved, clean.metric, other.metric, tuple((part,) for part in parts), "verdict", "direct attribution"
     )
-    plans = {one: _planned(parts, order[one], direct[one], random_sets, rng) for one in direct}
-    sets: dict[str, list[Sequence[int]]] = {name: [[at] for at in single] for name in needed}
-    places: dict[str, range] = {}
-    for one, plan in plans.items():
-        (name, _) = TERMS[one][0]
-        first = len(sets[name])
-        sets[name] += [some for by_kind in plan for of_kind in by_kind.values() for some in of_kind]
-        places[one] = range(first, len(sets[name]))
-    exact = {
-        name: part_set_effects(
-            vlm, *runs["confirm"][name], [[parts[at] for at in some] for some in sets[name]], place=place
-        )
-        for name in needed
-    }  # fmt: skip
-    singles = {one: Measured.of(one, exact, range(len(single))) for one in asked}
-    confirmed = {
-        one: _confirmed(
-            singles[one], cases.confirm, [parts[at] for at in single], np.isin(single, chosen[one][0]),
-            [splits[one][at] for at in single], **rules,
-        )
-        for one in asked
-    }  # fmt: skip
-    backed: dict[str, list[dict[str, Any]]] = {one: [] for one in direct}
-    if place == "verdict":
-        _ask_without(vlm, runs["confirm"], cases.confirm, [parts[at] for at in single], needed, confirmed, **rules)
-        for one in backed:
-            rows = zip(single, confirmed[one]["parts"], strict=True)
-            carriers = [at for at, row in rows if row["statement"] == Answer.ROSE.value
-                        and row["without"]["zero"]["value"] < LITTLE * row["value"]]  # fmt: skip
-            backed[one] = backups(vlm, one, TERMS[one][0][0], runs, halves, carriers, parts, **rules)
-    described = {
-        one: _curves(Measured.of(one, exact, places[one]), plan, cases.confirm, parts, **rules)
-        for one, plan in plans.items()
-    }
-    findings = [
-        Finding(CARRIES, Answer(row["statement"]),
-                {key: row[key] for key in ("value", "low", "high", "clusters", "held", "of")}, f"{one}: {row['part']}")
-        for one in asked for row in confirmed[one]["parts"] if row["found"]
-    ]  # fmt: skip
-    return plain({
-        "questions": asked,
-        "place": place,
-        "parts": len(parts),
-        "layers": sorted({part.layer for part in parts}),
-        "absent": [*absent_parts(vlm), *_unasked(questions, asked)],
-        "how": {"discover": next(iter(effects.values())).how, "confirm": next(iter(exact.values())).how},
-        "rule": {"splits": len(cases.confirmed), "holds": HOLDS},
-        "backups": backed,
-        "halves": {name: {"units": list(half.names), "pairs": len(half.unsafe)} for name, half in halves.items()},
-        "references": [one.text for one in cases.references],
-        "discover": {one: _listed(parts, slopes[one], order[one]) for one in asked},
-        "map": {one: [[*part, float(value)] for part, value in zip(parts, slopes[one], strict=True)] for one in asked},
-        "agreement": _agreement(vlm, runs["discover"], effects, place),
-        "across": _across(slopes),
-        "confirm": confirmed,
-        **{name: {one: found[name] for one, found in described.items()}
-           for name in ("faithfulness", "completeness", "random", "smallest")},
-        "findings": [one.as_json() for one in findings],
-    })  # fmt: skip
-
-
-Plan = list[dict[str, list[list[int]]]]
-"""For k = 1, 2, 4, … the sets of a curve by kind, as places in the list of all parts.
-
-``best``: the k best; ``rest``: all but these; ``direct``: the best by direct attribution, where there is an order;
-``random``: several.
-"""
-
-
-def _planned(
-    parts: Sequence[Part], order: np.ndarray, direct: np.ndarray | None, random_sets: int, rng: np.random.Generator
-) -> Plan:
-    best, counts = order.tolist(), [2**power for power in range(max(1, len(parts) // 4).bit_length())]
-    return [
-        {
-            "best": [best[:k]],
-            "rest": [best[k:]],
-            **({} if direct is None else {"direct": [direct[:k].tolist()]}),
-            "random": [random_alike(parts, best[:k], rng) for _ in range(random_sets)],
-        }
-        for k in counts
-    ]
-
-
-def _curves(found: Measured, plan: Plan, half: Half, parts: Sequence[Part], *, seed: int, draws: int) -> dict[str, Any]:
-    """Faithfulness, completeness and random sets by k, with intervals, and the smallest k of those tried."""
-    top, bottom = found.slope_sums(half.unit)
-    flips, ceiling = found.flips
-    faithfulness: list[dict[str, Any]] = []
-    completeness, random = [], []
-    column = itertools.count()
-    for sets in plan:
-        columns = {kind: [next(column) for _ in some] for kind, some in sets.items()}
-        sums = {kind: top[:, some].mean(1) for kind, some in columns.items()}
-        sums["above"] = sums["best"] - sums["random"]
-        entry = {
-            kind: ratios(values[:, None], bottom, seed=seed, draws=draws).entries[0] for kind, values in sums.items()
-        }
-        (best,) = sets["best"]
-        k, layers = {"k": len(best)}, {parts[at].layer for at in best}
-        faithfulness.append({
-            **k, **entry["best"], "parts": [str(parts[at]) for at in best],
-            "flips": float(flips[columns["best"]].mean()), "flips_of_all": ceiling,
-            "direct": entry.get("direct"), "above_random": entry["above"],
-        })  # fmt: skip
-        completeness.append({**k, **entry["rest"]})
-        values = top[:, columns["random"]].sum(0) / bottom.sum()
-        shared = [np.mean([parts[at].layer in layers for at in some]) for some in sets["random"]]
-        random.append({
-            **k, **entry["random"], "sets": len(sets["random"]), "least": float(values.min()),
-            "most": float(values.max()), "same_layers": float(np.mean(shared)),
-            "flips": float(flips[columns["random"]].mean()),
-        })  # fmt: skip
-    smallest = {
-        str(share): next((row["k"] for row in faithfulness if abs(1 - row["value"]) <= 1 - share), None)
-        for share in (HALF, MOST)
-    }
-    return {"faithfulness": faithfulness, "completeness": completeness, "random": random, "smallest": smallest}
-
-
-def _sums(
-    question: str, effects: Mapping[str, Mapping[str, SetEffects]], halves: Mapping[str, Half]
-) -> tuple[Float[np.ndarray, "unit part"], Float[np.ndarray, " unit"]]:
-    """Σ moved·gap and Σ gap² of the units of both halves, those of the first one first."""
-    each = [Measured.of(question, effects[name]).slope_sums(half.unit) for name, half in halves.items()]
-    return np.concatenate([top for top, _ in each]), np.concatenate([bottom for _, bottom in each])
-
-
-def _claims(
-    vlm: "VLM",
-    runs: Mapping[str, Mapping[str, Run]],
-    halves: Mapping[str, Half],
-    sums: Mapping[str, tuple[np.ndarray, np.ndarray]],
-    chosen: Mapping[str, Sequence[np.ndarray]],
-    cases: Cases,
-    place: str,
-    *,
-    seed: int,
-    draws: int,
-) -> dict[str, list[tuple[Answer, int]]]:
-    """By question, what the splits say of every part, and in how many of them.
-
-    All splits use the effects that were measured once; where gradients ranked the parts, those of the candidates of
-    any split are measured exactly.
-    """
-    parts = parts_of(vlm)
-    every = sorted({int(at) for some in chosen.values() for of in some for at in of})
-    exact = {}
-    if place != "verdict":
-        exact = {
-            half: {name: part_effects(vlm, *run, place=place, parts=[parts[at] for at in every])
-                   for name, run in of.items() if name == "own"}
-            for half, of in runs.items()
-        }  # fmt: skip
-    found = {}
-    for one, (top, bottom) in sums.items():
-        if exact:
-            top = np.full_like(top, np.nan)
-            top[:, every] = _sums(one, exact, halves)[0]
-        rose, fell = holding(split_claims(chosen[one], top, bottom, cases.confirmed, seed=seed, draws=draws))
-        found[one] = [_answer(int(up), int(down)) for up, down in zip(rose, fell, strict=True)]
-    return found
-
-
-def _answer(rose: int, fell: int) -> tuple[Answer, int]:
-    answer = Answer.ROSE if rose >= HOLDS else Answer.FELL if fell >= HOLDS else Answer.NOT_SHOWN
-    return answer, max(rose, fell)
-
-
-def _order(direct: SetEffects | None) -> np.ndarray | None:
-    """Parts by the slope of what they write into the margin themselves."""
-    if direct is None:
-        return None
-    return np.argsort(-direct.picture.double().numpy(), kind="stable")
-
-
-def _ask_without(
-    vlm: "VLM",
-    runs: Mapping[str, Run],
-    half: Half,
-    parts: Sequence[Part],
-    needed: Iterable[str],
-    confirmed: Mapping[str, dict[str, Any]],
-    *,
-    seed: int,
-    draws: int,
-) -> None:
-    """Adds to each candidate what is lost without it, its straight and direct effect, and whether it is not counted.
-
-    That is where it moves the margin mostly through the final norm's scale: nothing is then claimed of it.
-    """
-    rules, names = {"seed": seed, "draws": draws}, list(needed)
-    found = without(vlm, runs, parts, names)
-    direct = {name: direct_effects(vlm, runs[name], parts) for name in names}
-    for one, block in confirmed.items():
-        gone = {how: lost(Measured.of(one, found[how]), half, **rules) for how in REPLACED}
-        straight = _slopes(Measured.of(one, found["straight"]), half)
-        known = {name: effects for name, _ in TERMS[one] if (effects := direct[name]) is not None}
-        linear = _slopes(Measured.of(one, known), half) if len(known) == len(TERMS[one]) else None
-        for at, row in enumerate(block["parts"]):
-            own = None if linear is None else float(linear[at])
-            row |= {"without": {how: gone[how][at] for how in REPLACED}, "straight": float(straight[at]),
-                    "direct": own, "through_norm": through_norm(row["value"], float(straight[at]), own)}  # fmt: skip
-            if row["through_norm"] and row["statement"] in (Answer.ROSE.value, Answer.FELL.value):
-                row["statement"] = Answer.NOT_SHOWN.value
-
-
-def _slopes(found: Measured, half: Half) -> Float[np.ndarray, " part"]:
-    top, bottom = found.slope_sums(half.unit)
-    return top.sum(0) / bottom.sum()
-
-
-def _confirmed(
-    found: Measured,
-    half: Half,
-    parts: Sequence[Part],
-    own: Bool[np.ndarray, " part"],
-    claims: Sequence[tuple[Answer, int]],
-    *,
-    seed: int,
-    draws: int,
-) -> dict[str, Any]:
-    """Each candidate's slope and share of the truth (Σ moved / Σ gap), the power, and its claim over all splits.
-
-    Intervals are simultaneous within a family: the question's ``own`` candidates, and those of the other questions. The
-    truth is refused where the interval of the mean gap meets 0, or is missing.
-    """
-
-    def by_family(top: np.ndarray, bottom: np.ndarray) -> list[tuple[dict[str, Any], float]]:
-        """Each ratio's entry and power."""
-        rows: dict[int, tuple[dict[str, Any], float]] = {}
-        for family in (np.flatnonzero(own), np.flatnonzero(~own)):
-            some = ratios(top[:, family], bottom, seed=seed, draws=draws)
-            rows |= zip(family.tolist(), zip(some.entries, some.power(FIFTH).tolist(), strict=True), strict=True)
-        return [rows[at] for at in range(len(own))]
-
-    count = np.bincount(half.unit).astype(float)
-    (gap,) = ratios(unit_sums(found.gap[0][:, None], half.unit), count, seed=seed, draws=draws).entries
-    low, high = gap["low"], gap["high"]
-    refused = low is None or high is None or low <= 0 <= high
-    slopes, truths = by_family(*found.slope_sums(half.unit)), [] if refused else by_family(*found.truth_sums(half.unit))
-    return {
-        "parts": [
-            {"part": str(part), **part._asdict(), "found": bool(is_own or answer is not Answer.NOT_SHOWN), **entry,
-             "power": None if np.isnan(power) else power, "held": times, "of": SPLITS, "statement": answer.value}
-            for part, is_own, (entry, power), (answer, times) in zip(parts, own, slopes, claims, strict=True)
-        ],
-        "gap": {"size": float(np.sqrt((found.gap[0] ** 2).mean())), **gap},
-        "truth": {
-            "refused": refused,
-            "parts": [{"part": str(part), **entry} for part, (entry, _) in zip(parts, truths, strict=not refused)],
-        },
-    }  # fmt: skip
-
-
-def _listed(parts: Sequence[Part], slopes: np.ndarray, order: np.ndarray) -> list[dict[str, Any]]:
-    return [{"part": str(parts[at]), "slope": float(slopes[at])} for at in order[:SHOWN]]
-
-
-def _agreement(
-    vlm: "VLM", runs: Mapping[str, Run], effects: Mapping[str, PartEffects], place: str
-) -> list[dict[str, Any]] | None:
-    """Where gradients estimate: their Spearman correlation with the exact effects of parts spread over the layers."""
-    if place == "verdict":
-        return None
-    parts = parts_of(vlm)
-    sample = [parts[at * len(parts) // EXACT_SAMPLE] for at in range(min(EXACT_SAMPLE, len(parts)))]
-    exact = part_effects(vlm, *runs["own"], place=place, parts=list(dict.fromkeys(sample)))
-    table = agreement(effects["own"], exact)
-    return [
-        {str(key): value for key, value in row.items()}
-        for row in table.astype(object).where(table.notna(), None).to_dict("records")
-    ]
-
-
-def _across(slopes: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-    """How alike the questions rank all parts on the discover half, by Spearman's correlation of the slopes."""
-    names = list(slopes)
-    return [
-        {"one": one, "other": other, "correlation": float(spearmanr(slopes[one], slopes[other]).statistic)}
-        for at, one in enumerate(names) for other in names[at + 1 :]
-    ]  # fmt: skip
-
-
-def _unasked(wanted: Sequence[str], asked: Sequence[str]) -> list[str]:
-    return [
-        f"{one}: the benchmark does not say what its pictures show (in a table the column “shows”)"
-        for one in wanted
-        if one not in asked
-    ]

@@ -1,7 +1,7 @@
 """``+exp=localise``: which heads and MLPs carry the picture, and which the sentence; found on half, confirmed on half.
 
-Beside the baseline's study the run's directory holds ``localise.json`` (all numbers), ``figures/localise_*.svg`` and a
-section of the report. Importing this module loads neither torch nor transformers.
+Beside the baseline's study, the run's directory gets rows of results.csv, ``localise.json`` (the slopes of all parts),
+``figures/localise_*.svg`` and a section of the report. Importing this module loads neither torch nor transformers.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,9 @@ from experiments.evaluation.admission import admit
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.looking_inside import MOST_DRAWS, Presented, look_inside
 from experiments.report.sections import Section
-from experiments.report.sentences.localise import NOTE, TITLE, sentences
-from experiments.studies.localise.cases import PICTURE, QUESTIONS, Cases, split
+from experiments.report.text import lines
+from experiments.runs.results_table import Results
+from experiments.studies.localise.cases import QUESTIONS, Cases, split
 from experiments.types import Sample
 from interp.errors import UserError
 
@@ -28,53 +29,44 @@ NAME = "localise"
 class Localise:
     """The task, on any yes/no benchmark with pairs of pictures.
 
-    ``questions`` are those asked: what carries the ``picture``, the same said in ``words``, the ``sentence``, and what
-    makes the picture's effect depend on the sentence (``join``). ``place`` is where parts are replaced: the verdict,
-    where all effects are exact; elsewhere (``all``, ``user``, …) gradients rank the parts, and only ``picture`` can be
-    asked, for other pairs do not align. ``pairs`` is how many pairs are used in both halves together, spread over
-    the units (None: all). ``candidates`` are the best parts of each question that are confirmed one by one;
-    ``random_sets`` the random sets for each k of the curves.
+    ``questions`` asks what carries the ``picture``, the ``sentence``, and what makes the picture's effect depend on the
+    sentence (``join``). ``pairs`` is how many pairs both halves use together (None:
+    all). ``candidates`` are the best parts of each question, which are confirmed one by one. ``random_sets`` are the
+    random sets for each k of the curves.
     """
 
     questions: list[str] = field(default_factory=lambda: list(QUESTIONS))
-    place: str = "verdict"
     pairs: int | None = None
     candidates: int = 5
     random_sets: int = 20
 
     def __post_init__(self) -> None:
-        """Checks the options.
+        """Check the options.
 
         Raises:
-            UserError: a value is outside its range, or a question that cannot be asked at the place.
+            UserError: a value is outside its range, or a question is unknown.
         """
-        if unknown := [one for one in self.questions if one not in QUESTIONS]:
+        if not self.questions or len(set(self.questions)) < len(self.questions) or set(self.questions) - set(QUESTIONS):
             raise UserError(
-                f"task.questions: no question {unknown[0]!r}; known: {', '.join(QUESTIONS)}; choose among these"
-            )
-        if not self.questions or len(set(self.questions)) < len(self.questions):
-            raise UserError(f"task.questions={list(self.questions)}: name at least one, each once")
-        if self.place != "verdict" and list(self.questions) != [PICTURE]:
-            raise UserError(
-                f"task.place={self.place}: prompts with other words do not align there; ask task.questions=[{PICTURE}]"
+                f"task.questions={list(self.questions)}: name one or more of {', '.join(QUESTIONS)}, each once"
             )
         for name, value, least in (("pairs", self.pairs, 2), ("candidates", self.candidates, 1),
                                    ("random_sets", self.random_sets, 2)):  # fmt: skip
             if value is not None and value < least:
-                raise UserError(f"task.{name}={value}: must be at least {least}")
+                raise UserError(f"task.{name}={value} must be at least {least}. Raise it.")
 
     def __call__(self, run: Run) -> None:
-        """Answers what is missing, looks into the model, and prints what may be claimed.
+        """Answer what is missing, look into the model, and print what is claimed.
 
         Raises:
             UserError: the benchmark has no margin or too few pairs, or the model cannot be used.
         """
         if run.benchmark.kind != "yes_no":
-            raise UserError(f"benchmark {run.benchmark.name} asks for no Yes or No; the study follows that margin")
-        _ = run.weights  # what looks inside needs them here
+            raise UserError(f"benchmark {run.benchmark.name} does not ask for Yes or No. The study needs that margin.")
+        _ = run.weights  # refuse a model without weights
         alone = study.baseline_only(run)
         admitted = admit(alone)
-        self._cases(admitted.complete.samples, run)  # refuses a benchmark without enough pairs
+        self._cases(admitted.complete.samples, run)  # refuse a benchmark without enough pairs
         with study.opened(alone, admitted=admitted) as work:
             from interp.tools.part_effects import check_precise
 
@@ -88,22 +80,21 @@ class Localise:
 
     def _examined(self, work: study.Study) -> list[RenderableType]:
         from experiments.studies.localise import tables
-        from experiments.studies.localise.examination import examine
+        from experiments.studies.localise.examination import Examination
 
-        cases, seed = self._cases(work.samples, work.run), work.run.seed
-        options = asdict(self) | {"draws": min(work.run.draws, MOST_DRAWS)}
+        cases, options = self._cases(work.samples, work.run), asdict(self)
+        options |= {"draws": min(work.run.draws, MOST_DRAWS)}
         chosen = {name: value for name, value in options.items() if name != "pairs"}
 
-        def present(result: dict[str, Any]) -> Presented:
-            section = Section(TITLE, sentences(result, seed=seed), tables.tables(result), note=NOTE)
-            return section, tables.figures(result, work.vlm, cases.confirm)
+        def present(details: dict[str, Any], results: Results) -> Presented:
+            sentences, notes = (
+                lines(NAME, part=part, details=details, results=results) for part in ("answers", "notes")
+            )
+            section = Section(tables.TITLE, sentences, tables.tables(details, results), note=" ".join(notes))
+            return section, tables.figures(details, results)
 
+        samples = [sample for half in (cases.discover, cases.confirm) for sample in (*half.unsafe, *half.safe)]
+        examination = Examination(work.vlm, cases, seed=work.run.seed, **chosen)
         return look_inside(
-            work,
-            NAME,
-            options,
-            [one for half in (cases.discover, cases.confirm) for one in (*half.unsafe, *half.safe)],
-            lambda: examine(work.vlm, cases, seed=seed, **chosen) | {"of_pairs": cases.of},
-            present,
-            status="every head and MLP, one by one",
+            work, NAME, options, samples, examination.examine, present, status="every head and MLP, one by one"
         )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from experiments.runs.results_table import Row, read_results
 from experiments.runs.saved_run import read_records
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -23,8 +24,8 @@ def job(name: str, *arguments: object) -> list[dict[str, Any]]:
     return [json.loads(line) for line in ended.stdout.splitlines()]
 
 
-def outcome(said: dict[str, Any]) -> tuple[list[dict[str, Any]], str]:
-    """Predictions and metrics of a job's run."""
+def outcome(said: dict[str, Any]) -> tuple[list[dict[str, Any]], list[Row], str]:
+    """Predictions, results and design of a job's run."""
     assert set(said["codes"]) == {0}
     (folder,) = map(Path, said["runs"])
     assert (folder / "report.html").stat().st_size > 1000
@@ -33,7 +34,8 @@ def outcome(said: dict[str, Any]) -> tuple[list[dict[str, Any]], str]:
     names = {path.name.partition(".")[0] for path in folder.glob("*.jsonl")}
     assert names == {"cost", "development", "predictions"}
     assert json.loads((folder / "environment.json").read_text())["finished"]
-    return read_records(folder), (folder / "metrics.json").read_text()
+    results = [row._replace(run="") for row in read_results(folder)]
+    return read_records(folder), results, (folder / "metrics.json").read_text()
 
 
 @pytest.mark.slow
@@ -41,6 +43,7 @@ def test_killed_studies_end_as_an_undisturbed_one_whatever_the_number_of_process
     """Five kills, three runs: continued by one process, by three, and by two after one."""
     whole, *others = map(outcome, [*job("study_job", saved, tmp_path, "1", "2", "2,2,1", "2,3", "1,3,2")])
     assert len(whole[0]) == 7 * 8
-    for predictions, metrics in others:
+    for predictions, results, design in others:
         assert predictions == whole[0]
-        assert metrics == whole[1]
+        assert results == whole[1]
+        assert design == whole[2]

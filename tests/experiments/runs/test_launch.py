@@ -14,6 +14,7 @@ from experiments import config
 from experiments import run as door
 from experiments.runs.launch import Launch, check_task
 from experiments.runs.records import complete_lines, ordered
+from experiments.runs.results_table import read_results
 from experiments.runs.saved_run import read_records
 from experiments.studies.vrtuning.study import VRTuningStudy
 from interp.errors import UserError
@@ -122,7 +123,9 @@ def test_two_processes_give_the_predictions_of_one(tmp_path: Path) -> None:
         assert json.loads((folder / "environment.json").read_text())["processes"] == size
         assert len(list(folder.glob("predictions*.jsonl"))) == size
         development = [line for *_, line in complete_lines(folder / "development.jsonl")]
-        found.append([read_records(folder), ordered(development, ()), (folder / "metrics.json").read_text()])
+        results = [row._replace(run="") for row in read_results(folder)]
+        design = (folder / "metrics.json").read_text()
+        found.append([read_records(folder), ordered(development, ()), results, design])
     assert len(found[0][0]) == 3 * 8
     assert found[0] == found[1]
 
