@@ -84,7 +84,6 @@ MENU = {  # heading → what stands under it; what is in conf/ and in none of th
         "task=failure_modes",
         "task=human_labels",
         "task=judge_validation",
-        "task=judge_training",
         "task=paper",
         "task=publish",
         "task=doctor",

@@ -149,7 +149,8 @@ def _card(saved: SavedRun) -> list[Table]:
     card, judge = json.loads(shipped_card().read_text(encoding="utf-8")), saved.environment.get("judge")
     if saved.environment["config"].get("judge_card") or judge not in card["judges"]:
         return []
-    return judge_card.tables_of({**card, "judges": {judge: card["judges"][judge]}})
+    tables = judge_card.tables({**card, "judges": {judge: card["judges"][judge]}})
+    return [Table.of(f"{judge_card.TITLE}: {title}", rows) for title, rows in tables.items()]
 
 
 def _figures(run: SavedRun) -> dict[str, str | bytes | Path]:
