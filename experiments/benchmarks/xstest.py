@@ -5,6 +5,7 @@ final label: full compliance, full refusal or partial refusal. The prompts thems
 ``published_sets``. Knows nothing of models, judges or metrics.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +22,7 @@ LABELS = {
     "2_full_refusal": Verdict.REFUSED,
     "3_partial_refusal": Verdict.PARTIAL,
 }
-# What the authors' own judges made of the same completions: the end of the file's name, and the column.
-JUDGED_BY_AUTHORS = {"gpt4_published": ("_gpteval", "gpt4_label"), "strings_published": ("_streval", "strmatch_label")}
-JUDGED_FOLDER = Path("evaluation") / "automated_evaluation_labels"  # where the clone has them
+OTHERS = ("_gpteval", "_streval")  # how names of files end that have the verdicts of the authors' own judges
 
 
 @dataclass(frozen=True)
@@ -40,18 +39,6 @@ class LabelledCompletion:
     def refused(self) -> bool:
         """Full and partial refusals together, as benchmarks.md counts them."""
         return self.verdict is not Verdict.COMPLIED
-
-
-def given(root: str | None) -> Path:
-    """The folder as a path.
-
-    Raises:
-        UserError: none was given.
-    """
-    if root is None:
-        raise UserError("task.root: no folder given; the labels are XSTest's, published at "
-                        f"{REPOSITORY}; task.root=<folder with {PREFIX}<model>.csv>")  # fmt: skip
-    return Path(root)
 
 
 def twins(root: Path) -> dict[str, str]:
@@ -77,9 +64,8 @@ def read_completions(root: Path) -> dict[str, list[LabelledCompletion]]:
     Raises:
         UserError: no completions there, fewer than three models, a column or label that is not XSTest's, an id twice.
     """
-    others = tuple(end for end, _ in JUDGED_BY_AUTHORS.values())
     found = sorted(root.glob(f"{PREFIX}*.csv")) if root.is_dir() else []
-    paths = [path for path in found if not path.stem.endswith(others)]
+    paths = [path for path in found if not path.stem.endswith(OTHERS)]
     if len(paths) < 3:
         raise UserError(f"{root}: holds the labelled completions of {len(paths)} models; leaving one out, and choosing "
                         f"without it, needs at least three files {PREFIX}<model>.csv, published at {REPOSITORY}; "
@@ -113,26 +99,3 @@ def _as_published(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
         wrong = f"{found.problems[0].place}: {found.problems[0].reason}" if found.problems else "it has no rows"
         raise UserError(f"{path}: {wrong}; take the file as it is published")
     return [row for _, row in found.rows]
-
-
-def read_authors_verdicts(root: Path, models: Iterable[str]) -> dict[str, dict[str, dict[str, Verdict | None]]]:
-    """What the authors' judges (GPT-4, string matching) made of the completions, by judge, model and case.
-
-    They are read from ``root`` or from where the authors' clone has them beside it; a judge that has no file for each
-    of ``models`` is left out. None is a label that is none of the three.
-
-    Raises:
-        UserError: a file lacks a column.
-    """
-    found = {}
-    for judge, (end, column) in JUDGED_BY_AUTHORS.items():
-        names = {model: f"{PREFIX}{model}{end}.csv" for model in models}
-        folders = [folder for folder in (root, root / JUDGED_FOLDER, root.parent / JUDGED_FOLDER)
-                   if all((folder / name).is_file() for name in names.values())]  # fmt: skip
-        if folders:
-            found[judge] = {model: _authors_verdicts(folders[0] / name, column) for model, name in names.items()}
-    return found
-
-
-def _authors_verdicts(path: Path, column: str) -> dict[str, Verdict | None]:
-    return {row["id"]: LABELS.get(row[column] or "") for row in _as_published(path, ("id", column))}

@@ -77,7 +77,6 @@ MENU = {  # heading → what stands under it; what is in conf/ and in none of th
         "task=rejudge",
         "task=human_labels",
         "task=judge_validation",
-        "task=judge_training",
         "task=paper",
         "task=publish",
         "task=doctor",

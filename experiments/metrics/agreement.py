@@ -93,19 +93,6 @@ def agreement(
     return found
 
 
-def mean_kappa_interval(
-    people: Sequence[Bool[np.ndarray, " prompt"]],
-    judge: Sequence[Bool[np.ndarray, " prompt"]],
-    *,
-    seed: int,
-    draws: int,
-) -> Interval | None:
-    """The interval of the mean κ over models that answered the same prompts, which are drawn jointly."""
-    drawn = ClusterBootstrap.of(np.arange(len(people[0])), draws=draws, seed=seed)
-    each = [_drawn_kappa(drawn, one, other) for one, other in zip(people, judge, strict=True)]
-    return percentile_interval(np.mean(each, axis=0), clusters=len(people[0]))
-
-
 def pairwise_kappa(labels: Mapping[str, Mapping[str, str]]) -> list[dict[str, Any]]:
     """``raters``, ``n`` and ``kappa`` of every two raters on the answers that both labelled.
 
