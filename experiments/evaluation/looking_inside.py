@@ -12,13 +12,14 @@ from experiments.metrics.claims import RULES
 from experiments.report.sections import Section, SectionFigure, write_section
 from experiments.report.tables import in_terminal
 from experiments.runs.records import now
+from experiments.runs.results_table import FILE, Results, Row, read_results, write_results
 from experiments.runs.resumption import KEPT, read_object
 from experiments.types import Sample
 from interp.figures.glyphs import encoded
 
 MOST_DRAWS = 2000  # of the intervals of what looks inside
 
-Result = dict[str, Any]
+Details = dict[str, Any]
 Presented = tuple[Section, Mapping[str, SectionFigure]]
 
 
@@ -27,38 +28,54 @@ def look_inside(
     name: str,
     options: Mapping[str, Any],
     samples: Sequence[Sample],
-    examine: Callable[[], Result],
-    present: Callable[[Result], Presented],
+    examine: Callable[[], tuple[Details, Sequence[Row]]],
+    present: Callable[[Details, Results], Presented],
     *,
     status: str,
     of: object = None,
 ) -> list[RenderableType]:
-    """What to print of a look at ``samples``, whose numbers are in ``<name>.json``.
+    """Look inside the model, report it, and return what to print.
 
-    Where these are of the same cases and ``options`` they are kept, else ``examine`` finds them, with ``status`` shown
-    meanwhile; ``of`` is all else that its forwards depend on. ``present`` makes the report's section of them, and its
-    figures by name, which are kept as ``figures/<name>.svg`` and ``.png``.
+    The rows go to results.csv, the details to ``<name>.json``. If both exist for the same cases and options, nothing is
+    measured again.
+
+    Args:
+        work: the study.
+        name: of the file and of the report's section.
+        options: settings that decide the numbers.
+        samples: the cases looked at.
+        examine: measures; returns details and rows.
+        present: makes the report's section and its figures, which become ``figures/<name>.svg`` and ``.png``.
+        status: shown meanwhile.
+        of: everything else that the forwards depend on.
     """
     folder, file = work.store.path, f"{name}.json"
     cases = digest([work.loaded.manifest, [sample.id for sample in samples]])
     settings = {"rules": RULES, **options, "seed": work.run.seed, "cases": cases}
-    result: Result = read_object(folder / file)
-    if result.get("settings") != settings:
-        found = _examined(work, name, digest([settings, of]), examine, status)
-        result = {"settings": settings, **found, "finished": now()}
-        work.store.write_json(file, result)
-    section, figures = present(result)
+    details: Details = read_object(folder / file)
+    results = read_results(folder) if (folder / FILE).is_file() else Results([])
+    measured = {entry.quantity for entry in results}
+    if details.get("settings") != settings or not measured.issuperset(details["quantities"]):
+        earlier = details.get("quantities", ())
+        details, rows = _examined(work, name, digest([settings, of]), examine, status)
+        results = write_results(folder, rows, replaced=earlier)
+        quantities = sorted({entry.quantity for entry in rows})
+        details = {"settings": settings, "quantities": quantities, **details, "finished": now()}
+        work.store.write_json(file, details)
+    section, figures = present(details, results)
     write_section(folder, name, section, figures)
-    for one, drawn in figures.items():
-        (folder / "figures" / f"{one}.png").write_bytes(encoded(drawn.figure, "png", dpi=150))
-    files = f"numbers: {folder / file}; the report has tables and figures"
+    for figure, drawn in figures.items():
+        (folder / "figures" / f"{figure}.png").write_bytes(encoded(drawn.figure, "png", dpi=150))
+    files = f"numbers: {folder / FILE} and {folder / file}; the report has tables and figures"
     return [*map(in_terminal, section.tables), *section.sentences, f"{NOTE}{section.note}", files]
 
 
-def _examined(work: Study, name: str, of: str, examine: Callable[[], Result], status: str) -> Result:
-    """What ``examine`` finds. Batches are the study's, and pictures that several prompts share are encoded once.
+def _examined(
+    work: Study, name: str, of: str, examine: Callable[[], tuple[Details, Sequence[Row]]], status: str
+) -> tuple[Details, Sequence[Row]]:
+    """Return what ``examine`` measures, in batches of the study; pictures that several prompts share are encoded once.
 
-    A killed examination goes on where it was.
+    A killed examination continues.
     """
     from interp.speed.vision_cache import FeatureCache, shared_features
 

@@ -56,10 +56,19 @@ class Row(NamedTuple):
         """The values that missing answers allow, or None."""
         return None if self.bound_low is None or self.bound_high is None else (self.bound_low, self.bound_high)
 
+    def part(self, name: str) -> str:
+        """Return one part of a ``group_of`` several, or ""."""
+        return dict(piece.partition("=")[::2] for piece in self.group.split("; ")).get(name, "")
+
 
 COLUMNS = Row._fields
 TEXTS = ("run", "arm", "against", "quantity", "subset", "group", "rule", "claim")
 KEY = slice(1, 7)  # arm, against, quantity, subset, group, rule
+
+
+def group_of(**parts: object) -> str:
+    """Return a ``group`` of several parts: ``position=verdict; layer=3``."""
+    return "; ".join(f"{name}={value}" for name, value in parts.items())
 
 
 def row(quantity: str, *, arm: str = "", entry: Mapping[str, Any] | None = None, **values: Any) -> Row:
@@ -159,14 +168,14 @@ def read_results(folder: Path) -> Results:
 OF_A_STUDY = "study: "  # how the rule of rows begins that a study compares in a family of its own
 
 
-def write_results(folder: Path, rows: Iterable[Row]) -> Results:
+def write_results(folder: Path, rows: Iterable[Row], *, replaced: Iterable[str] = ()) -> Results:
     """Write rows into the table of a run, and return the table.
 
-    Earlier rows of the same quantities are replaced. Rows of a study's own family (``OF_A_STUDY``) only replace rows
-    with the same rule. So the arms and each study can be measured again without each other.
+    Earlier rows of the same quantities, and of the quantities ``replaced``, are replaced. Rows of a study's own family
+    (``OF_A_STUDY``) only replace rows with the same rule. So the arms and each study can be measured again without each other.
     """
     new = list(rows)
-    quantities = {(entry.quantity, _family(entry)) for entry in new}
+    quantities = {(entry.quantity, _family(entry)) for entry in new} | {(name, "") for name in replaced}
     earlier = read_results(folder).rows if (folder / FILE).is_file() else []
     results = Results([*(entry for entry in earlier if (entry.quantity, _family(entry)) not in quantities), *new])
     results.write(folder)

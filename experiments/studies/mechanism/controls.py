@@ -1,40 +1,46 @@
-"""What a probe's claim has to hold against: other kinds of picture, other sentences, shuffled labels, random weights.
+"""The controls of a probe's claim: other kinds of picture, other sentences, shuffled labels, random weights.
 
-A probe fitted to a few kinds of picture with one truth each reads the kind, not the truth; one fitted to the sentences
-that it is tested on reads the sentence; and both can be told apart in a random network. So each claim rests on probes
-that saw none of a kind of picture, or none of a sentence, and holds where their intervals lie above a guess and above
-the same probe with shuffled labels, and where the same probes on untrained models are shown to read less.
+If a few kinds of picture have one truth each, a probe that is fitted to them reads the kind. If it is tested on the
+sentences that it was fitted to, it reads the sentence. Random networks tell kinds and sentences apart, too. So a claim
+rests on probes that never saw a kind of picture, or never saw a sentence. It holds if their intervals are above a guess
+and above shuffled labels, and if the same probes of untrained models are shown to read less.
 
-*More than is said* is asked within sentences, where no constant of a sentence helps: how often the probe that never saw
-the sentence puts a safe case of it above an unsafe one, and how often the model's own margin does.
+Within a sentence, no constant of the sentence helps. So a second question is asked there: how often does the probe that
+never saw the sentence put a safe case above an unsafe one, and how often does the model's own margin?
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Bool, Float
 
 from experiments.metrics.bootstrap import FEWEST
-from experiments.metrics.estimates import Resamples, first_lasting, shown_often
-from experiments.metrics.findings import Answer, side
-from experiments.studies.mechanism.cases import AnsweredCases
+from experiments.metrics.claims import HIGHER, TOO_FEW, side
+from experiments.metrics.estimates import Entry, Resamples, first_lasting, shown_often
+from experiments.runs.results_table import Results, Row, group_of, row
+from experiments.studies.mechanism.cases import ARM, AnsweredCases
 from interp.errors import UserError
 from interp.hooks.residual import Residuals
 from interp.tools.held_out import FOLDS
 from interp.tools.probes import SHUFFLES, Probe, probe
 
-UNTRAINED = 3  # random models: one alone may by chance read as much as a trained one or next to nothing
-KIND, SENTENCE = "kind", "sentence"
+UNTRAINED = 3  # random models: a single one may by chance read as much as a trained one or next to nothing
+KIND, SENTENCE = "other kinds of picture", "other sentences"  # what a probe is tested on
 CLAIMED = {
     ("truth", "verdict"): (KIND, SENTENCE),
     ("concept", "image"): (SENTENCE,),
     ("concept", "verdict"): (SENTENCE,),
 }
-"""Quantity and place of every claim, and what its probes hold out. Of the truth at every layer, else at the last."""
+"""Target and position of every claim, and what its probes are tested on. Truth at every layer, else at the last."""
+
+AUROC, ACCURACY, ORDERED = "probe_auroc", "probe_accuracy", "pairs_ordered"
+MARGIN, GUESS, SHUFFLED, RANDOM = "margin", "a guess", "shuffled labels", "random weights"  # compared with
+
+YES, CANNOT_TELL = "yes", "cannot be told"
+NO_GUESS, NO_RANDOM, AS_RANDOM = "not above a guess", "no random weights", "not above random weights"
 
 NO_CONCEPT = "the benchmark says of no picture what it shows; a table says it in a column “shows”"
-TOO_FEW = (
+TOO_FEW_SHOWN = (
     "no thing is shown often enough for a held-out number; the same words in a column “shows” make pictures one thing"
 )
 ONE_TRUTH = {
@@ -42,12 +48,12 @@ ONE_TRUTH = {
     "sentences of both truths, or name the kinds in a column “shows”",
     SENTENCE: "no sentence stands with pictures of both truths, so what a probe reads may be the sentence",
 }
-UNREAD = {"measure": "", "value": None, "low": None, "high": None, "n": 0, "clusters": 0, "classes": 0}
-Row = dict[str, Any]
+Read = tuple[list[Row], dict[str, str]]
+"""Rows, and why something was not read, by target and position."""
 
 
 def mixed(values: np.ndarray, safe: Bool[np.ndarray, " case"]) -> Bool[np.ndarray, " case"]:
-    """The cases whose value occurs with both truths."""
+    """Return the cases whose value occurs with both truths."""
     return np.isin(values, np.intersect1d(values[safe], values[~safe]))
 
 
@@ -59,53 +65,52 @@ def control_rows(
     estimator: Resamples,
     *,
     seed: int,
-) -> list[Row]:
-    """A row for each claim, what is held out, and layer, of ``states`` and the same ones of ``untrained`` models.
+) -> Read:
+    """Return rows for each claim, what its probes are tested on (``rule``), and layer, and why there are none.
 
-    ``value`` (AUROC, of the concept balanced accuracy) with its interval; ``shuffled``, the same with shuffled labels;
-    ``untrained``, a list of ``value`` and ``gain``, the difference from it; ``within``, of probes of the truth on
-    sentences held out: ``probe``, ``margin`` and ``beyond``, their difference. Without a value a ``reason``.
+    Each has a level, the levels of a guess, of shuffled labels and of each of the ``untrained`` models, and its
+    difference from these models. Probes of the truth on other sentences also order the pairs within a sentence.
     """
     rows: list[Row] = []
-    for quantity, place, held_out in [(*claim, name) for claim, names in CLAIMED.items() for name in names]:
-        layers = states.layers if quantity == "truth" else states.layers[-1:]
-        keys = [{"quantity": quantity, "place": place, "held_out": held_out, "layer": layer} for layer in layers]
-        label, usable, balance, reason = _labelled(quantity, held_out, cases)
+    reasons: dict[str, str] = {}
+    pairs = cases.within_sentences
+    for target, position, rule in [(*claim, rule) for claim, rules in CLAIMED.items() for rule in rules]:
+        layers = states.layers if target == "truth" else states.layers[-1:]
+        label, usable, balance, reason = _labelled(target, rule, cases)
+        groups = (cases.kinds if rule == KIND else cases.templates)[usable]
         probes: list[Probe] = []
         try:
             for number, model in enumerate((states, *untrained) if reason is None else ()):
-                values = model.values[model.places.index(place)][[model.layers.index(layer) for layer in layers]]
-                groups = cases.kinds if held_out == KIND else cases.templates
-                probes.append(probe(values[:, usable], label[usable], groups[usable], seed=seed,
+                values = model.values[model.places.index(position)][[model.layers.index(layer) for layer in layers]]
+                probes.append(probe(values[:, usable], label[usable], groups, seed=seed,
                                     balance=[column[usable] for column in balance],
                                     shuffles=0 if number else SHUFFLES))  # fmt: skip
             reason = reason or probes[0].reason
         except UserError as error:
             reason = str(error)
         if reason is not None:
-            rows += [
-                key | UNREAD | {"shuffled": None, "untrained": [], "within": None, "reason": reason} for key in keys
-            ]
+            reasons[f"{target}, {position}, {rule}"] = reason
             continue
-        pairs = cases.within_sentences
-        for index, key in enumerate(keys):
-            row = key | _compared(probes, index, label, usable, estimator) | {"within": None}
-            if (quantity, held_out) == ("truth", SENTENCE) and len(pairs):
-                score = spread(probes[0].score[index], usable)
+        for index, layer in enumerate(layers):
+            group = group_of(target=target, position=position, layer=layer)
+            rows += _compared(probes, index, label, usable, estimator, group=group, rule=rule)
+            if (target, rule) == ("truth", SENTENCE) and len(pairs):
+                score = everywhere(probes[0].score[index], usable)
                 order, beyond = estimator.paired_order(pairs, score, margins)
                 margin, _ = estimator.paired_order(pairs, np.where(np.isnan(score), np.nan, margins))
-                row["within"] = {"probe": order, "margin": margin, "beyond": beyond}
-            rows.append(row)
-    return rows
+                for arm, against, entry in ((ARM, "", order), (MARGIN, "", margin), (ARM, MARGIN, beyond)):
+                    rows.append(row(ORDERED, arm=arm, against=against, group=group, rule=rule, entry=entry,
+                                    n=entry["pairs"]))  # fmt: skip
+    return rows, reasons
 
 
 def _labelled(
-    quantity: str, held_out: str, cases: AnsweredCases
+    target: str, rule: str, cases: AnsweredCases
 ) -> tuple[np.ndarray, Bool[np.ndarray, " case"], list[np.ndarray], str | None]:
     """Return the labels, which cases can be used, the columns to balance, and why no probe can be fitted."""
     groups = {SENTENCE: cases.templates, KIND: cases.kinds}
     label, usable, balance, reason = cases.safe, np.full(len(cases.samples), True), list(groups.values()), None
-    if quantity == "truth":
+    if target == "truth":
         for name in (KIND, SENTENCE):
             usable &= mixed(groups[name], cases.safe)
             reason = reason or (None if usable.any() else ONE_TRUTH[name])
@@ -113,83 +118,93 @@ def _labelled(
         reason = NO_CONCEPT
     else:
         label, balance = cases.things, []
-        usable = shown_often(label, groups[held_out]) & (label != "")
-        reason = None if usable.any() else TOO_FEW
-    if reason is None and (count := len(set(groups[held_out][usable].tolist()))) < FOLDS:
-        name = {KIND: "kinds of picture", SENTENCE: "sentences"}[held_out]
-        reason = f"there are {count} {name} to hold out, and it takes {FOLDS}"
+        usable = shown_often(label, groups[rule]) & (label != "")
+        reason = None if usable.any() else TOO_FEW_SHOWN
+    if reason is None and (count := len(set(groups[rule][usable].tolist()))) < FOLDS:
+        reason = f"there are {count} {rule.removeprefix('other ')} to hold out, and it takes {FOLDS}"
     return label, usable, balance, reason
 
 
-def estimated(
-    fitted: Probe, index: int, label: np.ndarray, usable: Bool[np.ndarray, " case"], estimator: Resamples
+def reading(
+    fitted: Probe, index: int, label: np.ndarray, usable: Bool[np.ndarray, " case"], estimator: Resamples, **key: str
 ) -> Row:
     """Return what a probe reads at one layer: the AUROC of two classes, the balanced accuracy of more."""
-    about: Row = {"classes": len(fitted.classes), "reason": fitted.reason}
     if label.dtype == bool:
-        return about | {"measure": "AUROC", **estimator.auroc(spread(fitted.score[index], usable), label)}
+        return row(AUROC, arm=ARM, entry=estimator.auroc(everywhere(fitted.score[index], usable), label), **key)
     accuracy = estimator.balanced_accuracy(fitted.predicted[index], label[usable], usable)
-    return about | {"measure": "balanced accuracy", **accuracy}
+    return row(ACCURACY, arm=ARM, entry=accuracy, **key)
 
 
 def _compared(
-    probes: Sequence[Probe], index: int, label: np.ndarray, usable: Bool[np.ndarray, " case"], estimator: Resamples
-) -> Row:
-    """Return what the first probe reads, compared with shuffled labels and with the probes of untrained models."""
+    probes: Sequence[Probe], index: int, label: np.ndarray, usable: Bool[np.ndarray, " case"], estimator: Resamples,
+    **key: str,
+) -> list[Row]:  # fmt: skip
+    """Return what the first probe reads, the references, and its difference from the probes of untrained models."""
+    gains: list[Entry]
     if label.dtype == bool:
-        scores = [spread(fitted.score[index], usable) for fitted in probes]
+        scores = [everywhere(fitted.score[index], usable) for fitted in probes]
         gains = [estimator.auroc_change(score, scores[0], label) for score in scores[1:]]
-        shuffled, values = probes[0].control_auroc[index], [fitted.auroc[index] for fitted in probes[1:]]
+        guess, shuffled = 0.5, probes[0].control_auroc[index]
+        values = [fitted.auroc[index] for fitted in probes[1:]]
     else:
         _, codes, counts = np.unique(label[usable], return_inverse=True, return_counts=True)
-        # Cases weigh so that a mean over them is one over classes.
+        # Cases weigh so that a mean over them is a mean over classes.
         weight = len(codes) / (len(counts) * counts[codes])
-        scores = [spread((fitted.predicted[index] == codes) * weight, usable) for fitted in probes]
+        scores = [everywhere((fitted.predicted[index] == codes) * weight, usable) for fitted in probes]
         gains = [estimator.effect(scores[0] - score) for score in scores[1:]]
-        shuffled, values = probes[0].control[index], [fitted.balanced_accuracy[index] for fitted in probes[1:]]
-    return estimated(probes[0], index, label, usable, estimator) | {
-        "shuffled": float(shuffled),
-        "untrained": [{"value": float(value), "gain": gain} for value, gain in zip(values, gains, strict=True)],
-    }
+        guess, shuffled = 1 / len(probes[0].classes), probes[0].control[index]
+        values = [fitted.balanced_accuracy[index] for fitted in probes[1:]]
+    read = reading(probes[0], index, label, usable, estimator, **key)
+    random = {f"{RANDOM} {number}": value for number, value in enumerate(values, 1)}
+    levels = {GUESS: guess, SHUFFLED: shuffled, **random}
+    return [
+        read,
+        *(row(read.quantity, arm=arm, value=value, n=read.n, **key) for arm, value in levels.items()),
+        *(row(read.quantity, arm=ARM, against=arm, entry=gain, **key) for arm, gain in zip(random, gains, strict=True)),
+    ]
 
 
-def spread(values: np.ndarray, usable: Bool[np.ndarray, " case"]) -> Float[np.ndarray, " case"]:
+def everywhere(values: np.ndarray, usable: Bool[np.ndarray, " case"]) -> Float[np.ndarray, " case"]:
     """Return ``values`` of the ``usable`` cases, NaN for all others."""
-    everywhere = np.full(len(usable), np.nan)
-    everywhere[usable] = values
-    return everywhere
+    placed = np.full(len(usable), np.nan)
+    placed[usable] = values
+    return placed
 
 
-def of_claim(rows: Iterable[Mapping[str, Any]], quantity: str, place: str, layer: int) -> list[Mapping[str, Any]]:
-    """The rows of one claim, one for each way of holding out."""
-    return [row for row in rows if (row["quantity"], row["place"], row["layer"]) == (quantity, place, layer)]
+def of_claim(results: Results, target: str, position: str, layer: int) -> list[Row | None]:
+    """Return the levels that a claim rests on, one for each rule."""
+    quantity = ACCURACY if target == "concept" else AUROC
+    group = group_of(target=target, position=position, layer=layer)
+    return [results.get(ARM, quantity, group=group, rule=rule) for rule in CLAIMED[target, position]]
 
 
-def holds(rows: Sequence[Mapping[str, Any]]) -> Answer:
-    """Whether a claim holds against all its controls: YES, else CANNOT_TELL, TOO_FEW or NOT_SHOWN.
-
-    NOT_SHOWN also where no untrained model was read.
-    """
-    if not rows or any(row["value"] is None for row in rows):
-        return Answer.CANNOT_TELL
-    if any(row["clusters"] < FEWEST for row in rows):
-        return Answer.TOO_FEW
-    return Answer.YES if all(map(_clear, rows)) else Answer.NOT_SHOWN
-
-
-def above_guess(row: Mapping[str, Any]) -> bool:
-    """Whether the whole interval lies above a guess and above the same probe with shuffled labels."""
-    guess = 0.5 if row["measure"] == "AUROC" else 1 / max(row["classes"], 1)
-    return side(row, max(guess, row["shuffled"])) > 0
+def holds(results: Results, target: str, position: str, layer: int) -> str:
+    """Return ``YES`` if a claim passes all its controls, else why not."""
+    rows = [entry for entry in of_claim(results, target, position, layer) if entry and entry.value is not None]
+    if len(rows) < len(CLAIMED[target, position]):
+        return CANNOT_TELL
+    if any((entry.clusters or 0) < FEWEST for entry in rows):
+        return TOO_FEW
+    if not all(_above_guess(results, entry) for entry in rows):
+        return NO_GUESS
+    gains = [[gain.claim for gain in _related(results, entry) if gain.against] for entry in rows]
+    if not all(gains):
+        return NO_RANDOM
+    return YES if all(claim == HIGHER for claims in gains for claim in claims) else AS_RANDOM
 
 
-def _clear(row: Mapping[str, Any]) -> bool:
-    gains = [one["gain"]["statement"] for one in row["untrained"]]
-    return above_guess(row) and bool(gains) and all(gain == Answer.ROSE.value for gain in gains)
+def _above_guess(results: Results, entry: Row) -> bool:
+    """Return whether the whole interval is above a guess and above the same probe with shuffled labels."""
+    levels = [other.value for other in _related(results, entry) if other.arm in (GUESS, SHUFFLED)]
+    return side(entry._asdict(), max(level for level in levels if level is not None)) > 0
 
 
-def holds_from(rows: Sequence[Mapping[str, Any]], quantity: str, place: str, layers: Sequence[int]) -> int | None:
-    """The first layer from which on, to the last, the claim holds; None where it does not at the last."""
-    told = [int(holds(of_claim(rows, quantity, place, layer)) is Answer.YES) for layer in layers]
-    first = first_lasting(told, 1)
+def _related(results: Results, entry: Row) -> list[Row]:
+    return results.select(quantity=entry.quantity, group=entry.group, rule=entry.rule)
+
+
+def holds_from(results: Results, target: str, position: str, layers: Sequence[int]) -> int | None:
+    """Return the first layer from which on, to the last, the claim holds; None if it does not at the last."""
+    passed = [int(holds(results, target, position, layer) == YES) for layer in layers]
+    first = first_lasting(passed, 1)
     return None if first is None else layers[first]

@@ -1,4 +1,4 @@
-"""The causal tools on one model and its baseline's answers: runs the model, and makes rows of what it measures.
+"""The causal tools on one model and its baseline's answers: run the model, and make rows of what is measured.
 
 The functions at the end run forwards and return arrays on the CPU, in the batches of ``interp.batching``.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from experiments.evaluation.attention_log import prompts_of
 from experiments.metrics.estimates import Resamples
-from experiments.metrics.findings import plain
+from experiments.runs.results_table import Results, Row
 from experiments.studies.mechanism.cases import (
     ARM,
     AnsweredCases,
@@ -24,29 +24,29 @@ from experiments.studies.mechanism.cases import (
     select,
     twin_indices,
 )
-from experiments.studies.mechanism.controls import CLAIMED, UNTRAINED, control_rows
+from experiments.studies.mechanism.controls import CLAIMED, UNTRAINED, Read, control_rows, holds_from
 from experiments.studies.mechanism.directions import (
     KINDS,
     POSITION,
     WILL_REFUSE,
     WORDS,
-    alarm_effect,
+    alarm_rows,
     cosine_rows,
     direction_rows,
     fit_directions,
 )
+from experiments.studies.mechanism.findings import conclusions
 from experiments.studies.mechanism.interventions import (
     ALL_LAYERS,
     PRIOR,
     arrives_at,
     knockout_rows,
-    mean_gap,
     other_words,
     patching_rows,
     pointing,
-    prior_shares,
+    prior_rows,
     reversal_rows,
-    twin_gaps,
+    twin_rows,
 )
 from experiments.studies.mechanism.probes import lens_rows, probe_rows
 from experiments.types import Sample
@@ -102,41 +102,58 @@ class Examination:
         self.window_names = [ALL_LAYERS, *names]
         self.estimator: Resamples = self.cases.resamples(draws=draws, seed=seed)
 
-    def examine(self) -> dict[str, Any]:
-        """The contents of mechanism.json but for what is concluded from them."""
+    def examine(self) -> tuple[dict[str, Any], list[Row]]:
+        """Return what mechanism.json says of the examination, and its rows of the results table."""
         cases = self.cases
         subset = None if self.selection is None else self.selection.subset
         states = residuals(self.vlm, self.prompts, places=READ, layers=self.layers)
-        lens = torch.stack([lens_margins(self.vlm, states.at(POSITION, at)) for at in self.layers])
+        lens = torch.stack([lens_margins(self.vlm, states.at(POSITION, layer)) for layer in self.layers])
         curves = lens.double().numpy()
         margins = curves[-1]  # the last layer of the verdict is what the model says
-        routes = self._routes(margins)
+        routes, refused = self._routes(margins)
+        arrives = {other: arrives_at(Results(routes), other, POSITION, self.layers) for other in (SENTENCE, PICTURE)}
+        # For ablations: where the sentence has arrived, else the middle. Layer 0 holds the same token in every case.
+        ablated = arrives[SENTENCE] or self.layers[len(self.layers) // 2]
         directions, missing = fit_directions(states, cases, self.layers, seed=self.seed)
-        return plain({
+        read, unread = probe_rows(states, cases, margins, self.estimator, seed=self.seed)
+        why = why_not(self.vlm)
+        controls, unclaimed = self._controls(states, margins, 0 if why else UNTRAINED)
+        rows = [
+            *read,
+            *controls,
+            *routes,
+            *lens_rows(curves, self.layers, cases, self.estimator),
+            *direction_rows(directions, states, cases, subset, self.estimator),
+            *cosine_rows(directions, self.layers),
+            *alarm_rows(cases, draws=self.draws, seed=self.seed),
+            *self._reversal(margins, states, directions, ablated),
+        ]
+        results = Results(rows)
+        details = {
             "cases": self._counts(),
             "layers": self.layers,
             "windows": self.window_names,
-            "probes": probe_rows(states, cases, margins, self.estimator, seed=self.seed),
-            **self._controls(states, margins),
-            **routes,
-            "lens": lens_rows(curves, cases, self.estimator),
-            "directions": direction_rows(directions, states, cases, subset, self.estimator),
-            "cosines": cosine_rows(directions, self.layers),
+            "unread": unread | unclaimed,
+            "no_untrained": why,
+            "refused": refused,
+            "least_gap": LEAST_GAP,
+            "arrives": arrives,
+            "carried_from": holds_from(results, "truth", POSITION, self.layers),
             "missing": missing,
-            "alarm": alarm_effect(cases, draws=self.draws, seed=self.seed),
-            **self._reversal(margins, states, directions, self._overruled_at(routes)),
-        })  # fmt: skip
+            "prior": self.prior,
+            "ablated_at": ablated,
+            "conclusions": conclusions(results, self.layers, failed=subset is not None),
+        }
+        return details, rows
 
-    def _controls(self, states: Residuals, margins: np.ndarray) -> dict[str, Any]:
-        """Probe this model for the claims, and models with random weights if memory allows."""
-        why = why_not(self.vlm)
-        places = sorted({place for _, place in CLAIMED})
+    def _controls(self, states: Residuals, margins: np.ndarray, count: int) -> Read:
+        """Probe this model for the claims, and ``count`` models with random weights."""
+        positions = sorted({position for _, position in CLAIMED})
         random = [
-            residuals(untrained(self.vlm, seed=self.seed + number), self.prompts, places=places, layers=self.layers)
-            for number in range(0 if why else UNTRAINED)
+            residuals(untrained(self.vlm, seed=self.seed + number), self.prompts, places=positions, layers=self.layers)
+            for number in range(count)
         ]
-        rows = control_rows(states, random, self.cases, margins, self.estimator, seed=self.seed)
-        return {"controls": rows, "no_untrained": why}
+        return control_rows(states, random, self.cases, margins, self.estimator, seed=self.seed)
 
     def _counts(self) -> dict[str, Any]:
         cases, selection = self.cases, self.selection
@@ -149,27 +166,24 @@ class Examination:
         }
         return counts if selection is None else counts | selection.counts()
 
-    def _routes(self, margins: np.ndarray) -> dict[str, Any]:
-        """Knockouts and patching on the selected cases."""
-        twins = twin_gaps(margins, self.cases, twin_indices(self.cases, seed=self.seed), self.estimator)
-        found: dict[str, Any] = {"twins": twins, "knockout": [], "patching": [], "gaps": {}, "refused": {},
-                                 "least_gap": LEAST_GAP}  # fmt: skip
+    def _routes(self, margins: np.ndarray) -> tuple[list[Row], dict[str, int]]:
+        """Cut and patch the selected cases, and count the failures without a partner by what is exchanged."""
+        rows = twin_rows(margins, self.cases, twin_indices(self.cases, seed=self.seed), self.estimator)
+        refused: dict[str, int] = {}
         if self.selection is None:
-            return found
-        some = [self.prompts[index] for index in self.selection.everyone]
-        cut = cut_margins(self.vlm, some, windows=self.windows)
-        found["knockout"] = knockout_rows(
+            return rows, refused
+        selected = [self.prompts[index] for index in self.selection.everyone]
+        cut = cut_margins(self.vlm, selected, windows=self.windows)
+        rows += knockout_rows(
             cut, margins, self.cases, self.selection, self.estimator, edges=EDGES, windows=self.window_names
         )
         clean = [self.prompts[index] for index in self.selection.failures]
-        for what, partners in self._partners(self.selection).items():
-            effects, rows = patch_effects(self.vlm, clean, partners, positions=PATCHED[what], layers=self.layers)
-            found["refused"][what] = len(clean) - len(rows)
+        for other, partners in self._partners(self.selection).items():
+            effects, partnered = patch_effects(self.vlm, clean, partners, positions=PATCHED[other], layers=self.layers)
+            refused[other] = len(clean) - len(partnered)
             if effects is not None:
-                indices = self.selection.failures[rows]
-                found["patching"] += patching_rows(effects, indices, self.estimator, other=what)
-                found["gaps"][what] = mean_gap(effects, indices, self.estimator)
-        return found
+                rows += patching_rows(effects, self.selection.failures[partnered], self.estimator, other=other)
+        return rows, refused
 
     def _partners(self, selection: Selection) -> "dict[str, list[list[Prompt]]]":
         """For each failure: its twin (same sentence, other picture), and the same picture with other sentences."""
@@ -187,18 +201,12 @@ class Examination:
             ],
         }
 
-    def _overruled_at(self, routes: Mapping[str, Any]) -> int:
-        """Return the layer for ablations: where the sentence has arrived at the verdict, else the middle."""
-        sentence = [row for row in routes["patching"] if row["other"] == SENTENCE]
-        arrived = arrives_at(sentence, POSITION, self.layers) if sentence else None
-        return arrived or self.layers[len(self.layers) // 2]  # layer 0 holds the same token in every case
-
     def _reversal(
         self, margins: np.ndarray, states: Residuals, directions: Sequence[Direction], layer: int
-    ) -> dict[str, Any]:
+    ) -> list[Row]:
         priors = prior_margins_of(self.vlm, self.prompts, self.prior, seed=self.seed)
-        share = prior_shares(margins, priors, self.cases.questions, self.estimator)
-        arms = {PRIOR: margins - share["weight"] * priors}
+        share, rows = prior_rows(margins, priors, self.cases.questions, self.estimator)
+        arms = {PRIOR: margins - share.weight * priors}
         fitted = {(direction.name, direction.layer, direction.kind): direction.vector for direction in directions}
         drawn = torch.randn(states.values.shape[-1], generator=torch.Generator().manual_seed(self.seed))
         vectors = {f"“{name}”": fitted.get((name, layer, KINDS[0])) for name in (WILL_REFUSE, WORDS)}
@@ -206,8 +214,7 @@ class Examination:
             if vector is not None:
                 level = float((states.at(POSITION, layer) @ vector).mean())
                 arms[f"{name} ablated"] = ablated_margins(self.vlm, self.prompts, vector, level, layer=layer)
-        rows = reversal_rows(margins, arms, self.cases.safe, self.estimator)
-        return {"prior": share | {"prior": self.prior}, "undo": rows, "ablated_at": layer}
+        return [*rows, *reversal_rows(margins, arms, self.cases.safe, self.estimator)]
 
 
 def spaced_layers(last: int, count: int) -> list[int]:
