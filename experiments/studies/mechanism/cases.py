@@ -134,7 +134,7 @@ class Selection:
 
 
 def answered_cases(samples: Sequence[Sample], records: Sequence[Mapping[str, Any]]) -> AnsweredCases:
-    """The scored cases with an image that the baseline answered.
+    """Return the scored cases with an image that the baseline answered.
 
     Raises:
         UserError: there is none.
@@ -149,28 +149,23 @@ def answered_cases(samples: Sequence[Sample], records: Sequence[Mapping[str, Any
 def select(
     cases: AnsweredCases, records: Sequence[Mapping[str, Any]], *, limit: int | None, seed: int
 ) -> Selection | None:
-    """At most ``limit`` failures of the subset with the most failures, and their matches; None without a failure."""
+    """Return at most ``limit`` failures of the subset with the most failures, and their matches; None without one."""
     matched = match_failures(cases.samples, records, arm=ARM, limit=limit, seed=seed)
     subset = max(matched, key=lambda name: matched[name].failures)
     if not matched[subset].failures:
         return None
     index_of = {sample.id: index for index, sample in enumerate(cases.samples)}
+    chosen = matched[subset]
     failures, successes = (
-        [index_of[case.sample.id] for case in matched[subset].cases if case.failed == failed]
+        np.array([index_of[case.sample.id] for case in chosen.cases if case.failed == failed], dtype=int)
         for failed in (True, False)
     )
-    return Selection(
-        subset,
-        np.array(failures, dtype=int),
-        np.array(successes, dtype=int),
-        twin_indices(cases, seed=seed)[[*failures, *successes]],
-        matched[subset].failures,
-        matched[subset].successes,
-    )
+    twin = twin_indices(cases, seed=seed)[np.concatenate([failures, successes])]
+    return Selection(subset, failures, successes, twin, chosen.failures, chosen.successes)
 
 
 def twin_indices(cases: AnsweredCases, *, seed: int) -> Int[np.ndarray, " case"]:
-    """``experiments.metrics.pairs.twins``, −1 where there is none."""
+    """Return ``experiments.metrics.pairs.twins``, −1 without a twin."""
     return np.array([-1 if index is None else index for index in twins(cases.samples, seed=seed)])
 
 
@@ -182,7 +177,7 @@ def other_questions(
     tokens: Callable[[str], int],
     seed: int,
 ) -> list[list[str]]:
-    """For each selected case up to ``QUESTIONS_TRIED`` questions of as many tokens that got the other verdict.
+    """Return up to ``QUESTIONS_TRIED`` questions of as many tokens, with the other verdict, for each selected case.
 
     Args:
         samples: the cases whose questions may be taken.

@@ -1,10 +1,9 @@
-"""Directions at the verdict: "alarming words", "unsafe picture", "will refuse", and the angles between them.
+"""Directions at the verdict: "alarming words", "unsafe picture", "will refuse", and how far failures are along them.
 
 States in, directions and rows out; no model is involved.
 """
 
 from collections.abc import Sequence
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from experiments.runs.results_table import Row, group_of, row
 from experiments.studies.mechanism.cases import ARM, AnsweredCases
 from interp.errors import UserError
 from interp.hooks.residual import Residuals
-from interp.tools.directions import Direction, cosines, fit_direction, project
+from interp.tools.directions import Direction, fit_direction, project
 
 WILL_REFUSE, WORDS, PICTURE = "will refuse", "alarming words", "unsafe picture"
 KINDS = ("mean_difference", "discriminant")
@@ -70,9 +69,7 @@ def direction_rows(
     rows = []
     for direction in directions:
         key = {"arm": ARM, "group": group_of(direction=direction.name, kind=direction.kind, layer=direction.layer)}
-        counts = {"n": direction.n, "clusters": direction.groups}
-        rows += [row("direction_auroc", **key, value=direction.auroc, **counts),
-                 row("direction_accuracy", **key, value=direction.accuracy, **counts)]  # fmt: skip
+        rows.append(row("direction_auroc", **key, value=direction.auroc, n=direction.n, clusters=direction.groups))
         if subset is not None and direction.gap:
             along = project(states.at(direction.place, direction.layer), direction).double().numpy() / direction.gap
             here = cases.in_subset(subset)
@@ -94,14 +91,3 @@ def alarm_rows(cases: AnsweredCases, *, draws: int, seed: int) -> list[Row]:
     estimator = Resamples.of_names(cases.templates, draws=draws, seed=seed)
     more = estimator.gap(refuses, alarming, ~alarming, small=SMALL, floor=floor)
     return [row("called_unsafe", arm=ARM, group=group_of(words="alarming"), against="other words", entry=more)]
-
-
-def cosine_rows(directions: Sequence[Direction], layers: Sequence[int]) -> list[Row]:
-    """Return the cosine of every two mean differences, layer by layer."""
-    rows = []
-    for layer in layers:
-        here = [direction for direction in directions if (direction.layer, direction.kind) == (layer, KINDS[0])]
-        for pair in combinations(here, 2):
-            group = group_of(directions=" · ".join(direction.name for direction in pair), layer=layer)
-            rows.append(row("direction_cosine", arm=ARM, group=group, value=cosines(pair)[0, 1]))
-    return rows

@@ -5,6 +5,7 @@ The functions at the end run forwards and return arrays on the CPU, in the batch
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,42 +14,20 @@ from jaxtyping import Float
 from torch import Tensor
 
 from experiments.evaluation.attention_log import prompts_of
-from experiments.metrics.estimates import Resamples
 from experiments.runs.results_table import Results, Row
-from experiments.studies.mechanism.cases import (
-    ARM,
-    AnsweredCases,
-    Selection,
-    answered_cases,
-    other_questions,
-    select,
-    twin_indices,
-)
-from experiments.studies.mechanism.controls import CLAIMED, UNTRAINED, Read, control_rows, holds_from
+from experiments.studies.mechanism import interventions, probes
+from experiments.studies.mechanism.cases import ARM, Selection, answered_cases, other_questions, select, twin_indices
 from experiments.studies.mechanism.directions import (
     KINDS,
     POSITION,
     WILL_REFUSE,
     WORDS,
     alarm_rows,
-    cosine_rows,
     direction_rows,
     fit_directions,
 )
 from experiments.studies.mechanism.findings import conclusions
-from experiments.studies.mechanism.interventions import (
-    ALL_LAYERS,
-    PRIOR,
-    arrives_at,
-    knockout_rows,
-    other_words,
-    patching_rows,
-    pointing,
-    prior_rows,
-    reversal_rows,
-    twin_rows,
-)
-from experiments.studies.mechanism.probes import lens_rows, probe_rows
+from experiments.studies.mechanism.interventions import PICTURE, SENTENCE, other_words, pointing
 from experiments.types import Sample
 from interp.hooks.residual import LayerStates, Place, Residuals, edit_residual, last_layer, residuals
 from interp.tools.directions import Direction
@@ -64,10 +43,9 @@ if TYPE_CHECKING:
 EDGES: tuple[Edge, ...] = (("image", "verdict"), ("image", "user"), ("user", "verdict"))
 READ = ("image", "user", "last_user", "verdict")
 PATCHED: dict[str, tuple[Place, ...]] = {
-    "picture": ("image", "user", pointing, other_words, "template", "verdict"),
-    "sentence": ("user", "template", "verdict"),
+    PICTURE: ("image", "user", pointing, other_words, "template", "verdict"),
+    SENTENCE: ("user", "template", "verdict"),
 }
-PICTURE, SENTENCE = PATCHED
 
 
 class Examination:
@@ -92,97 +70,81 @@ class Examination:
         vlm.layout.require_image_tokens(vlm.name)
         self.samples = [sample for sample in samples if sample.image is not None]
         self.verdicts = {record["case"]: record["verdict"] for record in records if record["arm"] == ARM}
-        self.cases: AnsweredCases = answered_cases(samples, records)
-        self.selection: Selection | None = select(self.cases, records, limit=failures, seed=seed)
+        self.cases = answered_cases(samples, records)
+        self.selection = select(self.cases, records, limit=failures, seed=seed)
         self.scored = any(record.get("protocol") == "score" for record in records)
         self.prompts = prompts_of(self.cases.samples)
         self.layers = spaced_layers(last_layer(vlm), layers)
         self.windows = windows(vlm, width, stride)
         names = (f"{part[0]}–{part[-1]}" if len(part) > 1 else str(part[0]) for part in self.windows)
-        self.window_names = [ALL_LAYERS, *names]
-        self.estimator: Resamples = self.cases.resamples(draws=draws, seed=seed)
+        self.window_names = [interventions.ALL_LAYERS, *names]
+        self.estimator = self.cases.resamples(draws=draws, seed=seed)
 
     def examine(self) -> tuple[dict[str, Any], list[Row]]:
         """Return what mechanism.json says of the examination, and its rows of the results table."""
-        cases = self.cases
-        subset = None if self.selection is None else self.selection.subset
+        cases, selection, estimator = self.cases, self.selection, self.estimator
         states = residuals(self.vlm, self.prompts, places=READ, layers=self.layers)
         lens = torch.stack([lens_margins(self.vlm, states.at(POSITION, layer)) for layer in self.layers])
         curves = lens.double().numpy()
         margins = curves[-1]  # the last layer of the verdict is what the model says
         routes, refused = self._routes(margins)
-        arrives = {other: arrives_at(Results(routes), other, POSITION, self.layers) for other in (SENTENCE, PICTURE)}
+        arrives = {other: interventions.arrives_at(Results(routes), other, POSITION, self.layers) for other in PATCHED}
         # For ablations: where the sentence has arrived, else the middle. Layer 0 holds the same token in every case.
         ablated = arrives[SENTENCE] or self.layers[len(self.layers) // 2]
         directions, missing = fit_directions(states, cases, self.layers, seed=self.seed)
-        read, unread = probe_rows(states, cases, margins, self.estimator, seed=self.seed)
         why = why_not(self.vlm)
-        controls, unclaimed = self._controls(states, margins, 0 if why else UNTRAINED)
+        positions = sorted({position for _, position in probes.CLAIMED})
+        random = [
+            residuals(untrained(self.vlm, seed=self.seed + number), self.prompts, places=positions, layers=self.layers)
+            for number in range(0 if why else probes.UNTRAINED)
+        ]
+        wanted = [*((*key, probes.CLUSTER) for key in product(probes.TARGETS, READ)), *probes.CLAIMS]
+        probed, unread = probes.probe_rows(states, random, cases, margins, estimator, wanted=wanted, seed=self.seed)
         rows = [
-            *read,
-            *controls,
+            *probed,
             *routes,
-            *lens_rows(curves, self.layers, cases, self.estimator),
-            *direction_rows(directions, states, cases, subset, self.estimator),
-            *cosine_rows(directions, self.layers),
+            *probes.lens_rows(curves, self.layers, cases, estimator),
+            *direction_rows(directions, states, cases, selection and selection.subset, estimator),
             *alarm_rows(cases, draws=self.draws, seed=self.seed),
             *self._reversal(margins, states, directions, ablated),
         ]
         results = Results(rows)
+        counts = {"n": len(cases.samples), "failures": int(cases.failed.sum()), "clusters": len(set(cases.clusters)),
+                  "protocol": "score" if self.scored else "generate"}  # fmt: skip
         details = {
-            "cases": self._counts(),
+            "cases": counts | ({"subset": None} if selection is None else selection.counts()),
             "layers": self.layers,
-            "windows": self.window_names,
-            "unread": unread | unclaimed,
+            "unread": unread,
             "no_untrained": why,
             "refused": refused,
             "least_gap": LEAST_GAP,
             "arrives": arrives,
-            "carried_from": holds_from(results, "truth", POSITION, self.layers),
+            "carried_from": probes.holds_from(results, "truth", POSITION, self.layers),
             "missing": missing,
             "prior": self.prior,
             "ablated_at": ablated,
-            "conclusions": conclusions(results, self.layers, failed=subset is not None),
+            "conclusions": conclusions(results, self.layers, failed=selection is not None),
         }
         return details, rows
 
-    def _controls(self, states: Residuals, margins: np.ndarray, count: int) -> Read:
-        """Probe this model for the claims, and ``count`` models with random weights."""
-        positions = sorted({position for _, position in CLAIMED})
-        random = [
-            residuals(untrained(self.vlm, seed=self.seed + number), self.prompts, places=positions, layers=self.layers)
-            for number in range(count)
-        ]
-        return control_rows(states, random, self.cases, margins, self.estimator, seed=self.seed)
-
-    def _counts(self) -> dict[str, Any]:
-        cases, selection = self.cases, self.selection
-        counts = {
-            "n": len(cases.samples),
-            "failures": int(cases.failed.sum()),
-            "clusters": len(set(cases.clusters)),
-            "subset": None,
-            "protocol": "score" if self.scored else "generate",
-        }
-        return counts if selection is None else counts | selection.counts()
-
     def _routes(self, margins: np.ndarray) -> tuple[list[Row], dict[str, int]]:
         """Cut and patch the selected cases, and count the failures without a partner by what is exchanged."""
-        rows = twin_rows(margins, self.cases, twin_indices(self.cases, seed=self.seed), self.estimator)
+        twins = twin_indices(self.cases, seed=self.seed)
+        rows = interventions.twin_rows(margins, self.cases, twins, self.estimator)
         refused: dict[str, int] = {}
         if self.selection is None:
             return rows, refused
         selected = [self.prompts[index] for index in self.selection.everyone]
         cut = cut_margins(self.vlm, selected, windows=self.windows)
-        rows += knockout_rows(
-            cut, margins, self.cases, self.selection, self.estimator, edges=EDGES, windows=self.window_names
-        )
+        rows += interventions.knockout_rows(cut, margins, self.cases, self.selection, self.estimator, edges=EDGES,
+                                            windows=self.window_names)  # fmt: skip
         clean = [self.prompts[index] for index in self.selection.failures]
         for other, partners in self._partners(self.selection).items():
             effects, partnered = patch_effects(self.vlm, clean, partners, positions=PATCHED[other], layers=self.layers)
             refused[other] = len(clean) - len(partnered)
             if effects is not None:
-                rows += patching_rows(effects, self.selection.failures[partnered], self.estimator, other=other)
+                members = self.selection.failures[partnered]
+                rows += interventions.patching_rows(effects, members, self.estimator, other=other)
         return rows, refused
 
     def _partners(self, selection: Selection) -> "dict[str, list[list[Prompt]]]":
@@ -205,8 +167,8 @@ class Examination:
         self, margins: np.ndarray, states: Residuals, directions: Sequence[Direction], layer: int
     ) -> list[Row]:
         priors = prior_margins_of(self.vlm, self.prompts, self.prior, seed=self.seed)
-        share, rows = prior_rows(margins, priors, self.cases.questions, self.estimator)
-        arms = {PRIOR: margins - share.weight * priors}
+        share, rows = interventions.prior_rows(margins, priors, self.cases.questions, self.estimator)
+        arms = {interventions.PRIOR: margins - share.weight * priors}
         fitted = {(direction.name, direction.layer, direction.kind): direction.vector for direction in directions}
         drawn = torch.randn(states.values.shape[-1], generator=torch.Generator().manual_seed(self.seed))
         vectors = {f"“{name}”": fitted.get((name, layer, KINDS[0])) for name in (WILL_REFUSE, WORDS)}
@@ -214,57 +176,54 @@ class Examination:
             if vector is not None:
                 level = float((states.at(POSITION, layer) @ vector).mean())
                 arms[f"{name} ablated"] = ablated_margins(self.vlm, self.prompts, vector, level, layer=layer)
-        return [*rows, *reversal_rows(margins, arms, self.cases.safe, self.estimator)]
+        return [*rows, *interventions.reversal_rows(margins, arms, self.cases.safe, self.estimator)]
 
 
 def spaced_layers(last: int, count: int) -> list[int]:
-    """At most ``count`` layers from 0 to ``last``, both included, as evenly as whole numbers allow."""
+    """Return at most ``count`` layers from 0 to ``last``, both included, as evenly as whole numbers allow."""
     return sorted({round(float(x)) for x in np.linspace(0, last, min(count, last + 1))})
 
 
 def cut_margins(
     vlm: "VLM", prompts: "Sequence[Prompt]", *, windows: Sequence[Sequence[int]], edges: Sequence[Edge] = EDGES
 ) -> Float[np.ndarray, "edge one_and_window row"]:
-    """Margins with each of ``edges`` cut in all layers, and in each of ``windows`` of them."""
-    every = [Cut([edge], layers) for edge in edges for layers in (None, *windows)]
+    """Return margins with each of ``edges`` cut in all layers, and in each of ``windows`` of them."""
+    cuts = [Cut([edge], layers) for edge in edges for layers in (None, *windows)]
 
-    def margins(places: list[int]) -> Tensor:
-        some = [prompts[place] for place in places]
-        return cut_scores(vlm, some, vlm.encode(some), every)[:, 1:]
+    def margins(indices: list[int]) -> Tensor:
+        batch = [prompts[index] for index in indices]
+        return cut_scores(vlm, batch, vlm.encode(batch), cuts)[:, 1:]
 
-    found = vlm.batches.measured(prompts, margins)
-    return found.T.double().numpy().reshape(len(edges), 1 + len(windows), len(prompts))
+    scores = vlm.batches.measured(prompts, margins)
+    return scores.T.double().numpy().reshape(len(edges), 1 + len(windows), len(prompts))
 
 
 def patch_effects(
-    vlm: "VLM",
-    clean: "Sequence[Prompt]",
-    others: "Sequence[Sequence[Prompt]]",
-    *,
-    positions: Sequence[Place],
+    vlm: "VLM", clean: "Sequence[Prompt]", others: "Sequence[Sequence[Prompt]]", *, positions: Sequence[Place],
     layers: Sequence[int],
-) -> tuple[PatchEffects | None, list[int]]:
-    """Patches each prompt with the first of its ``others`` that aligns with it; also which prompts have one.
+) -> tuple[PatchEffects | None, list[int]]:  # fmt: skip
+    """Patch each prompt with the first of its ``others`` that aligns with it.
 
-    The effects are None where no prompt has one.
+    Returns:
+        The effects (None if no prompt has an aligned one), and the prompts that have one.
     """
     partner: dict[int, Prompt] = {}
-    for row, some in enumerate(others):
-        aligned = (one for one in some if not misaligned(vlm, [clean[row]], [one], places=positions)[0])
-        if (found := next(aligned, None)) is not None:
-            partner[row] = found
+    for index, candidates in enumerate(others):
+        for other in candidates:
+            if not misaligned(vlm, [clean[index]], [other], places=positions)[0]:
+                partner[index] = other
+                break
     if not partner:
         return None, []
-    own = [clean[row] for row in partner]
-    effects = patch(vlm, own, list(partner.values()), places=positions, layers=layers)
-    return effects, list(partner)
+    aligned = [clean[index] for index in partner]
+    return patch(vlm, aligned, list(partner.values()), places=positions, layers=layers), list(partner)
 
 
 def prior_margins_of(vlm: "VLM", prompts: "Sequence[Prompt]", prior: str, *, seed: int) -> np.ndarray:
-    """The margin that each sentence has without its picture (``mitigation.prior_correction``)."""
+    """Return the margin that each sentence has without its picture (``mitigation.prior_correction``)."""
 
-    def margins(places: list[int]) -> Tensor:
-        return prior_margins(vlm, [prompts[place] for place in places], prior, seed=seed)
+    def margins(indices: list[int]) -> Tensor:
+        return prior_margins(vlm, [prompts[index] for index in indices], prior, seed=seed)
 
     return vlm.batches.measured(prompts, margins).double().numpy()
 
@@ -272,10 +231,11 @@ def prior_margins_of(vlm: "VLM", prompts: "Sequence[Prompt]", prior: str, *, see
 def ablated_margins(
     vlm: "VLM", prompts: "Sequence[Prompt]", vector: Float[Tensor, " width"], level: float, *, layer: int
 ) -> Float[np.ndarray, " row"]:
-    """Margins with the verdict's state at ``layer`` set to ``level`` along a unit ``vector``, the same for all cases.
+    """Return margins with the verdict's state at ``layer`` set to ``level`` along a unit ``vector`` in all cases.
 
-    With the mean of all cases as the level, what differs from case to case is gone and the states stay in their usual
-    range; projecting to zero would move every case by the same large step (Marshall et al. 2024, arXiv 2411.09003).
+    If the level is the mean of all cases, only what differs from case to case is gone, and the states stay in their
+    usual range. Projecting to zero would move every case by the same large step (Marshall et al. 2024, arXiv
+    2411.09003).
     """
 
     def edit(here: LayerStates) -> Tensor:

@@ -11,7 +11,8 @@ from experiments.metrics.bootstrap import FEWEST
 from experiments.metrics.claims import HIGHER, INCONCLUSIVE, LOWER, NO_DIFFERENCE, TOO_FEW, side
 from experiments.runs.results_table import Results, Row
 from experiments.studies.mechanism.cases import ARM
-from experiments.studies.mechanism.controls import (
+from experiments.studies.mechanism.interventions import ARRIVED, PRIOR, arrives_at, effect_at
+from experiments.studies.mechanism.probes import (
     AS_RANDOM,
     CANNOT_TELL,
     MARGIN,
@@ -21,7 +22,6 @@ from experiments.studies.mechanism.controls import (
     YES,
     holds,
 )
-from experiments.studies.mechanism.interventions import ARRIVED, PRIOR, arrives_at, effect_at
 
 Conclusion = Literal[
     "yes", "partly", "more than said", "less than said", "as much as said", "not above a guess", "no random weights",

@@ -22,6 +22,7 @@ from mitigation.prior_correction import PriorShare, prior_share
 PRIOR = "sentence’s prior taken away"
 CONSTANT = "a constant that says Yes as often"
 ALL_LAYERS = "all"
+PICTURE, SENTENCE = "picture", "sentence"  # what another prompt differs in
 ARRIVED = 0.5  # of the way to the other prompt's margin
 POSITIONS = {"image": "picture", "user": "question", "pointing": "“this”", "other_words": "its other words",
              "template": "template", "verdict": "verdict"}  # fmt: skip
@@ -30,9 +31,8 @@ POSITIONS = {"image": "picture", "user": "question", "pointing": "“this”", "
 
 def pointing(segments: RowSegments) -> list[int]:
     """Return the columns of "this" and "these" in the question."""
-    return sorted(
-        {column for word in segments.words if word.text.lower() in ("this", "these") for column in word.columns}
-    )
+    words = (word for word in segments.words if word.text.lower() in ("this", "these"))
+    return sorted({column for word in words for column in word.columns})
 
 
 def other_words(segments: RowSegments) -> list[int]:
@@ -58,9 +58,8 @@ def knockout_rows(
     is over members and twins. The rows of ``cut`` are ``selection.everyone``.
     """
     towards = np.where(cases.safe, 1.0, -1.0)
-    fails, successes = (
-        np.isin(np.arange(len(margins)), members) for members in (selection.failures, selection.successes)
-    )
+    every = np.arange(len(margins))
+    fails, successes = np.isin(every, selection.failures), np.isin(every, selection.successes)
     rows = []
     for edge, by_window in zip(edges, cut, strict=True):
         for name, values in zip(windows, by_window, strict=True):

@@ -64,9 +64,9 @@ class Mechanism:
 
     def _examined(self, work: study.Study) -> list[RenderableType]:
         """Write rows, mechanism.json, figures and the report's section, and return what to print."""
-        from experiments.studies.mechanism.controls import UNTRAINED
         from experiments.studies.mechanism.examination import Examination
         from experiments.studies.mechanism.figure import figures
+        from experiments.studies.mechanism.probes import UNTRAINED
         from experiments.studies.mechanism.tables import tables
 
         records = work.records()
@@ -75,7 +75,8 @@ class Mechanism:
         def present(details: dict[str, Any], results: Results) -> Presented:
             title = f"Why it fails: {work.model_title} on {work.run.benchmark.name}"
             shown = tables(details, results)
-            section = Section(title, sentences(details, results), shown, note=" ".join(notes(details, results)))
+            notes = " ".join(lines(NAME, part="notes", results=results, details=details))
+            section = Section(title, sentences(details, results), shown, note=notes)
             return section, figures(details, results)
 
         def examine() -> tuple[dict[str, Any], list[Row]]:
@@ -93,8 +94,3 @@ def sentences(details: dict[str, Any], results: Results) -> list[str]:
     untold = [conclusion == "cannot be told" for conclusion in details["conclusions"].values()]
     in_order = [line for _, line in sorted(zip(untold, answered, strict=True), key=lambda pair: pair[0])]
     return [f"{number}. {line}" for number, line in enumerate(in_order, start=1)]
-
-
-def notes(details: dict[str, Any], results: Results) -> list[str]:
-    """Return what limits the numbers."""
-    return lines(NAME, part="notes", results=results, details=details)

@@ -8,29 +8,27 @@ import pandas as pd
 from experiments.report.tables import pivot, unit
 from experiments.runs.results_table import Results, Row
 from experiments.studies.mechanism.cases import ARM
-from experiments.studies.mechanism.controls import ACCURACY, AUROC, GUESS, MARGIN, ORDERED, RANDOM, SHUFFLED
 from experiments.studies.mechanism.interventions import CONSTANT, POSITIONS
+from experiments.studies.mechanism.probes import ACCURACY, AUROC, GUESS, MARGIN, ORDERED, RANDOM, SHUFFLED
 
-for _quantity in (AUROC, "lens_margin", "lens_auroc", "knockout_margin", "knockout_auroc", "patching_gap", "twin_gap",
-                  "margin_distance", "direction_auroc", "direction_gap", "direction_cosine", "prior_r2", "prior_weight",
-                  "undo_auroc"):  # fmt: skip
-    unit(_quantity, 2)
+LOGITS = ("lens_margin", "knockout_margin", "patching_gap", "twin_gap", "margin_distance")
+for _name in (*LOGITS, AUROC, "lens_auroc", "knockout_auroc", "direction_auroc", "direction_gap", "prior_r2",
+              "prior_weight", "undo_auroc"):  # fmt: skip
+    unit(_name, 2)
 
-KNOCKOUT = {  # quantity, subset, whether it is a difference → heading
-    ("knockout_margin", "failures", True): "failures",
-    ("knockout_margin", "successes", True): "matched successes",
-    ("knockout_margin", "failures − successes", True): "difference",
-    ("knockout_right", "failures", False): "failures on the right side",
-    ("knockout_auroc", "", True): "AUROC",
-}
-UNDO = {
-    ("undo_auroc", "", False): "AUROC",
-    ("undo_auroc", "", True): "change",
-    ("undo_yes_rate", "", False): "says Yes",
-    ("undo_mended", "", False): "mended",
-    ("undo_broken", "", False): "broken",
-    ("undo_mended", CONSTANT, False): "constant: mended",
-    ("undo_broken", CONSTANT, False): "constant: broken",
+HEADINGS = {  # quantity, subset, rule, whether it is a difference → heading
+    ("knockout_margin", "failures", "", True): "failures",
+    ("knockout_margin", "successes", "", True): "matched successes",
+    ("knockout_margin", "failures − successes", "", True): "difference",
+    ("knockout_right", "failures", "", False): "failures on the right side",
+    ("knockout_auroc", "", "", True): "AUROC",
+    ("undo_auroc", "", "", False): "AUROC",
+    ("undo_auroc", "", "", True): "change",
+    ("undo_yes_rate", "", "", False): "says Yes",
+    ("undo_mended", "", "", False): "mended",
+    ("undo_broken", "", "", False): "broken",
+    ("undo_mended", "", CONSTANT, False): "constant: mended",
+    ("undo_broken", "", CONSTANT, False): "constant: broken",
 }
 
 
@@ -39,23 +37,22 @@ def tables(details: Mapping[str, Any], results: Results) -> list[pd.DataFrame]:
     probes = results.select(quantity=(AUROC, ACCURACY), arm=(ARM, SHUFFLED), against="", rule="")
     claims = [row for row in results.select(quantity=(AUROC, ACCURACY, ORDERED), against="")
               if row.rule and row.arm != GUESS]  # fmt: skip
+    headed = [row for row in results if _heading(row)]
     cases = details["cases"]
     listed = [
         pivot(
-            _highest_last(probes), {"read": _reads, "n": _n}, _layer_or_reference,
-            title="Held-out linear probes by layer",
+            _highest_last(probes), {"read": _reads, "n": _n}, _layer, title="Held-out linear probes by layer",
             note="Concept: what the picture shows (balanced accuracy, in %). Truth and the model’s own verdict: AUROC. "
             "Shuffled labels: balanced accuracy, the highest of all layers.",
         ),
         pivot(
-            _highest_last(claims), {"read": _reads, "n": _n}, _layer_or_reference, title="What claims rest on",
+            _highest_last(claims), {"read": _reads, "n": _n}, _layer, title="What claims rest on",
             note="Probes that never saw a kind of picture, or never saw a sentence: AUROC, of the concept balanced "
             "accuracy in %. Within a sentence: how often the safe case comes before the unsafe one, in %.",
         ),
         pivot(
-            [row for row in results if _knockout(row) in KNOCKOUT.values()],
-            {"edge": "arm", "layers": lambda row: row.part("layers")}, _knockout,
-            title="Attention edges cut, by layer",
+            [row for row in headed if row.quantity.startswith("knockout")],
+            {"edge": "arm", "layers": lambda row: row.part("layers")}, _heading, title="Attention edges cut, by layer",
             note="Change of the margin towards the truth (logits), and of the AUROC. n = "
             f"{cases.get('failures_looked_at', 0)} failures, {cases.get('successes_looked_at', 0)} successes, "
             f"{cases.get('looked_at', 0)} cases with their twins.",
@@ -81,13 +78,12 @@ def tables(details: Mapping[str, Any], results: Results) -> list[pd.DataFrame]:
             note="AUROC on held-out cases. Failures − successes: how much further failures are along the direction, in "
             "distances of its two classes.",
         ),
-        pivot(results.select(quantity="direction_cosine"), {"cosine of": lambda row: row.part("directions")}, _layer,
-              title="Cosines between the mean differences"),
         pivot(
-            [row for row in results if _undo(row) in UNDO.values()], {"what is changed": _changed}, _undo,
+            [row for row in headed if row.quantity.startswith("undo")],
+            {"what is changed": lambda row: "nothing" if row.arm == ARM else row.arm}, _heading,
             title="What comes back",
             note=f"Directions are ablated at the last column at layer {details['ablated_at']}: every case gets the "
-            "mean along them. Mended: wrong answers that turn right, in %. Broken: right answers that turn wrong, in %. "
+            "mean along them. Mended: wrong answers that turn right. Broken: right answers that turn wrong. "
             "Constant: a shift of all margins that says Yes as often.",
         ),
     ]  # fmt: skip
@@ -96,18 +92,12 @@ def tables(details: Mapping[str, Any], results: Results) -> list[pd.DataFrame]:
 
 def _highest_last(rows: Iterable[Row]) -> list[Row]:
     """Return levels in order, then references by value: in a pivot the last of a cell counts, so the highest."""
-    listed = list(rows)
-    references = [row for row in listed if row.arm not in (ARM, MARGIN)]
-    return [*(row for row in listed if row.arm in (ARM, MARGIN)), *sorted(references, key=lambda row: row.value or 0.0)]
+    return sorted(rows, key=lambda row: -1.0 if row.arm in (ARM, MARGIN) else row.value or 0.0)
 
 
 def _layer(row: Row) -> str:
-    return f"layer {row.part('layer')}"
-
-
-def _layer_or_reference(row: Row) -> str:
     if row.arm in (ARM, MARGIN):
-        return _layer(row)
+        return f"layer {row.part('layer')}"
     return f"{RANDOM if row.arm.startswith(RANDOM) else row.arm}, at most"
 
 
@@ -121,13 +111,5 @@ def _n(row: Row) -> str:
     return f"{row.n or 0:,.0f}"
 
 
-def _changed(row: Row) -> str:
-    return "nothing" if row.arm == ARM else row.arm
-
-
-def _knockout(row: Row) -> str:
-    return KNOCKOUT.get((row.quantity, row.subset, bool(row.against)), "")
-
-
-def _undo(row: Row) -> str:
-    return UNDO.get((row.quantity, row.rule, bool(row.against)), "")
+def _heading(row: Row) -> str:
+    return HEADINGS.get((row.quantity, row.subset, row.rule, bool(row.against)), "")
