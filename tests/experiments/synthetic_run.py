@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from experiments.metrics.yes_no.results import evaluate
+from experiments.report.table import Cell, Table
+from experiments.report.words import with_sentences
 from PIL import Image
 from rich.console import Console
 
-from experiments.metrics.yes_no.results import evaluate
 from experiments.report.build import thumbnail_name
 from experiments.report.cases import Flip, flips
-from experiments.report.table import Cell, Table
 from experiments.report.terminal import shown
-from experiments.report.words import with_sentences
 
 Records = list[dict[str, Any]]
 

@@ -55,11 +55,7 @@ def fit_directions(
 
 
 def direction_rows(
-    directions: Sequence[Direction],
-    states: Residuals,
-    cases: AnsweredCases,
-    subset: str | None,
-    estimator: Resamples,
+    directions: Sequence[Direction], states: Residuals, cases: AnsweredCases, subset: str | None, estimator: Resamples
 ) -> list[Row]:
     """Return what each direction reads on held-out cases, and how far failures are along it.
 

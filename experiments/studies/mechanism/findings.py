@@ -9,7 +9,7 @@ from typing import Literal
 
 from experiments.metrics.bootstrap import FEWEST
 from experiments.metrics.claims import HIGHER, INCONCLUSIVE, LOWER, NO_DIFFERENCE, TOO_FEW, side
-from experiments.runs.results_table import Results, Row
+from experiments.runs.results_table import Results, Row, group_of
 from experiments.studies.mechanism.cases import ARM
 from experiments.studies.mechanism.interventions import ARRIVED, PRIOR, arrives_at, effect_at
 from experiments.studies.mechanism.probes import (
@@ -71,7 +71,8 @@ def _carried(results: Results, last: int) -> str:
         return CANNOT_TELL
     if answer in (NO_GUESS, NO_RANDOM, AS_RANDOM) and holds(results, "concept", "verdict", last) == YES:
         return "partly"
-    beyond = [row.claim for row in results.select(quantity=ORDERED, against=MARGIN) if row.part("layer") == str(last)]
+    group = group_of(target="truth", position="verdict", layer=last)
+    beyond = [row.claim for row in results.select(quantity=ORDERED, against=MARGIN, group=group)]
     further = {HIGHER: "more than said", LOWER: "less than said", NO_DIFFERENCE: "as much as said"}
     return further.get(beyond[0], YES) if answer == YES and beyond else answer
 

@@ -38,7 +38,6 @@ def tables(details: Mapping[str, Any], results: Results) -> list[pd.DataFrame]:
     claims = [row for row in results.select(quantity=(AUROC, ACCURACY, ORDERED), against="")
               if row.rule and row.arm != GUESS]  # fmt: skip
     headed = [row for row in results if _heading(row)]
-    cases = details["cases"]
     listed = [
         pivot(
             _highest_last(probes), {"read": _reads, "n": _n}, _layer, title="Held-out linear probes by layer",
@@ -53,9 +52,7 @@ def tables(details: Mapping[str, Any], results: Results) -> list[pd.DataFrame]:
         pivot(
             [row for row in headed if row.quantity.startswith("knockout")],
             {"edge": "arm", "layers": lambda row: row.part("layers")}, _heading, title="Attention edges cut, by layer",
-            note="Change of the margin towards the truth (logits), and of the AUROC. n = "
-            f"{cases.get('failures_looked_at', 0)} failures, {cases.get('successes_looked_at', 0)} successes, "
-            f"{cases.get('looked_at', 0)} cases with their twins.",
+            note="Change of the margin towards the truth (logits), and of the AUROC of these cases and their twins.",
         ),
         pivot(
             results.select(quantity="patching_effect"),

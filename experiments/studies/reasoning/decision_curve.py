@@ -2,8 +2,8 @@
 
 The thought is closed after a share of its sentences, and the verdict is read; 0 is the empty thought. Of two cases of
 one sentence, how often does the margin put the case first that the model says Yes to in the end (*its own verdict*), or
-the safe case (*the truth*)? Within sentences, a constant of a sentence or of the model does nothing: a guess is right in
-a half. The same with margins exchanged between the cases of a sentence shows what a guess looks like on these cases.
+the safe case (*the truth*)? Within sentences, a constant of a sentence or of the model does nothing: a guess is right
+in a half. The same with margins exchanged between the cases of a sentence shows what a guess looks like on these cases.
 """
 
 import math
@@ -54,8 +54,9 @@ def curve(
             order, change = estimator.paired_order(pairs, values, margins[0])
             exchanged, _ = estimator.paired_order(pairs, values[mixed])
             agrees = np.where(np.isfinite(values), ((values > 0) == positive).astype(float), np.nan)
+            entries = {(ARM, ""): order, (ARM, EMPTY): change, (EXCHANGED, ""): exchanged}
             rows += [row("decision_order", arm=arm, against=against, group=group, entry=entry, n=entry["pairs"])
-                     for arm, against, entry in ((ARM, "", order), (ARM, EMPTY, change), (EXCHANGED, "", exchanged))]  # fmt: skip
+                     for (arm, against), entry in entries.items()]  # fmt: skip
             rows.append(row("decision_sign", arm=ARM, group=group, entry=estimator.mean(agrees)))
     return rows
 

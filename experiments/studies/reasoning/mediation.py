@@ -6,11 +6,10 @@ effect m(x, t) − m(x′, t′) is the sum of two parts. Each is the mean of it
 - through the thought: m(x, t) − m(x, t′) and m(x′, t) − m(x′, t′);
 - direct, at a fixed thought: m(x, t) − m(x′, t) and m(x, t′) − m(x′, t′).
 
-A thought that ends in its own verdict makes this trivial. So it is measured for the whole thought, for the thought
-without its conclusion, and for its part up to the sentence that names a thing. A thought under another case is off the
-model's own path. So two more totals have thoughts of other cases on both sides: of the same label under another
-sentence, and of the same thing in another drawing under the same sentence. If they are near the total, it matters what a
-thought says, and not whose it is.
+A thought that ends in its own verdict makes this trivial. So it is measured for the whole thought, and for the thought
+without its conclusion. A thought under another case is off the model's own path. So two more totals have thoughts of
+other cases on both sides: of the same label under another sentence, and of the same thing in another drawing under the
+same sentence. If they are near the total, it matters what a thought says, and not whose it is.
 """
 
 import random

@@ -5,11 +5,11 @@ import json
 from pathlib import Path
 
 import pytest
-
-from experiments.benchmarks.msts import ASKED, LANGUAGES, MSTS
 from experiments.metrics.refusal.results import evaluate
 from experiments.report.opening import opening
 from experiments.report.words import worded
+
+from experiments.benchmarks.msts import ASKED, LANGUAGES, MSTS
 from interp.errors import UserError
 from tests.experiments.benchmarks.test_images import noise
 from tests.experiments.compose import run_of

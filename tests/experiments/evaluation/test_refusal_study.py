@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from experiments.report.words import with_sentences
 
 from experiments.config import Run
 from experiments.evaluation.classifier_training import labelled_answers, train
 from experiments.evaluation.scoring import evaluate
 from experiments.judges.refusal_classifier import RefusalClassifier, ThreeClasses
 from experiments.judges.refusal_rules import RefusalRule
-from experiments.report.words import with_sentences
 from experiments.runs.responses import Responses
 from interp.errors import UserError
 from mitigation.method import Baseline

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from experiments.report.words import same_text
 from PIL import Image
 
 from experiments.evaluation.scoring import same_texts
-from experiments.report.words import same_text
 from tests.experiments.compose import only_run, run_of
 
 APOLOGY = "The service is busy.\nPlease come back later."

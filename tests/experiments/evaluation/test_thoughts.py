@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from experiments.report.words import thoughts
 
 from experiments.evaluation.study import check_budget
-from experiments.report.words import thoughts
 from experiments.types import Item, Verdict
 from interp.errors import UserError
 from interp.vlm import VLM

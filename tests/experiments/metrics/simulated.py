@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.special import ndtri
-
 from experiments.metrics.cases import Cases
-from experiments.metrics.statistical_tests import wilson
 from experiments.metrics.yes_no.answers import YesNoAnswers
 from experiments.metrics.yes_no.quantities import YesNoArms
+from scipy.special import ndtri
+
+from experiments.metrics.statistical_tests import wilson
 
 HEAVY = 3  # degrees of freedom of every effect
 VARIANCES = {  # of a margin: shared by all arms, and of each arm's own

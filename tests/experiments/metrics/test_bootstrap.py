@@ -6,6 +6,7 @@ from math import comb
 
 import numpy as np
 import pytest
+from experiments.metrics.paired import Spread
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
@@ -14,7 +15,6 @@ from statsmodels.stats.multitest import multipletests
 from experiments.metrics import bootstrap
 from experiments.metrics import statistical_tests as tests
 from experiments.metrics.bootstrap import Clusters
-from experiments.metrics.paired import Spread
 
 UNTIMED = settings(deadline=None)  # a busy machine is no failure
 UNSAFE, SAFE = 1026, 497  # MMSafeAware's published cases

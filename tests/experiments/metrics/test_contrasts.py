@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-
-from experiments.evaluation.admission import check_contrasts
 from experiments.metrics.yes_no.results import evaluate
 from experiments.report.arm_tables import arms_table, comparisons_table, contrasts_table
-from experiments.report.page import tables
 from experiments.report.words import worded
+
+from experiments.evaluation.admission import check_contrasts
+from experiments.report.page import tables
 from interp.errors import UserError
 from tests.experiments.answered import from_margins, world
 

@@ -4,11 +4,11 @@ from functools import partial
 
 import numpy as np
 import pytest
+from experiments.metrics.findings import Answer
+from experiments.metrics.paired import Difference, rate_floor, simultaneous
 
 from experiments.metrics.bootstrap import CONFIDENCE
 from experiments.metrics.estimates import CLUSTER, FACTORS, Resamples
-from experiments.metrics.findings import Answer
-from experiments.metrics.paired import Difference, rate_floor, simultaneous
 from experiments.report.sentences.wording import more_cases, takes
 from tests.experiments.metrics.simulated import Design
 

@@ -19,22 +19,22 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.special import ndtr, ndtri
-
-from experiments.benchmarks.iconworld import IconWorld
-from experiments.benchmarks.iconworld.requests import IconWorldRequests
 from experiments.metrics.cases import Cases
-from experiments.metrics.estimates import Resamples
 from experiments.metrics.refusal import answers as refusal_answers
 from experiments.metrics.refusal import comparison as refusals
 from experiments.metrics.refusal.answers import RefusalAnswers
 from experiments.metrics.refusal.comparison import apart
 from experiments.metrics.refusal.quantities import RefusalArms
-from experiments.metrics.statistical_tests import wilson
 from experiments.metrics.yes_no import answers as yes_no_answers
 from experiments.metrics.yes_no import comparison as verdicts
 from experiments.metrics.yes_no.answers import YesNoAnswers
 from experiments.metrics.yes_no.quantities import YesNoArms
+from scipy.special import ndtr, ndtri
+
+from experiments.benchmarks.iconworld import IconWorld
+from experiments.benchmarks.iconworld.requests import IconWorldRequests
+from experiments.metrics.estimates import Resamples
+from experiments.metrics.statistical_tests import wilson
 from experiments.studies.attention.summary import contrasts
 from experiments.studies.vrtuning.side_effects import compare_shares
 from experiments.types import Sample

@@ -4,8 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest
-
 from experiments.metrics.findings import Answer, statement, within
 from experiments.metrics.paired import (
     Difference,
@@ -19,6 +17,7 @@ from experiments.metrics.paired import (
     two_way,
     widest,
 )
+from scipy.stats import binomtest
 
 NONE = np.zeros(0)
 

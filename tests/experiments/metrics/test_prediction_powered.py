@@ -6,17 +6,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.special import ndtri
-
 from experiments.metrics.cases import Cases
-from experiments.metrics.estimates import Resamples
 from experiments.metrics.findings import Answer
 from experiments.metrics.refusal.answers import RefusalAnswers
 from experiments.metrics.refusal.comparison import FEWEST_LABELS, by_people
 from experiments.metrics.refusal.quantities import RefusalArms
 from experiments.metrics.refusal.results import evaluate
-from experiments.metrics.statistical_tests import wilson
 from experiments.report.words import worded
+from scipy.special import ndtri
+
+from experiments.metrics.estimates import Resamples
+from experiments.metrics.statistical_tests import wilson
 
 CASES = 300  # of a subset
 Reading = tuple[float, float]  # sensitivity, specificity

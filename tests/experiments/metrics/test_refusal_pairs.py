@@ -4,13 +4,13 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from experiments.metrics.refusal.as_published import RULES, as_published
+from experiments.metrics.refusal.results import evaluate
+from experiments.report.words import published_sentence, worded
 
 from experiments.benchmarks.published import BESIDE, rates_of, row_of
 from experiments.evaluation.scoring import with_published_rows
-from experiments.metrics.refusal.as_published import RULES, as_published
-from experiments.metrics.refusal.results import evaluate
 from experiments.report.page import tables
-from experiments.report.words import published_sentence, worded
 from interp.errors import UserError
 from tests.experiments.refused import records
 

@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from experiments.metrics.paired import Spread, share_interval
+from experiments.metrics.refusal.findings import BENIGN
+from experiments.metrics.refusal.results import NOT_APPLICABLE, evaluate
+from experiments.report.arm_tables import outcomes_table
+from experiments.report.table import copies
+from experiments.report.words import worded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.console import Console
 
-from experiments.metrics.paired import Spread, share_interval
-from experiments.metrics.refusal.findings import BENIGN
-from experiments.metrics.refusal.results import NOT_APPLICABLE, evaluate
 from experiments.report import safety_figure as figures
-from experiments.report.arm_tables import outcomes_table
 from experiments.report.page import tables
-from experiments.report.table import copies
 from experiments.report.terminal import answer, results
-from experiments.report.words import worded
 from interp.errors import UserError
 from tests.experiments.refused import TYPES, frame
 

@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from experiments.metrics.yes_no.results import evaluate
+from experiments.report.words import worded
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.metrics.sentence_families import contradiction, families, sentence_codes
-from experiments.metrics.yes_no.results import evaluate
-from experiments.report.words import worded
 from experiments.studies.preview import understood
 from experiments.types import Sample
 from tests.experiments.answered import from_margins, world

@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
+from experiments.metrics.yes_no.shift_curve import shift_curve
 from hypothesis import given
 from hypothesis import strategies as st
-
-from experiments.metrics.yes_no.shift_curve import shift_curve
 
 
 @st.composite

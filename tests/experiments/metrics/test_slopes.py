@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from experiments.metrics.findings import Answer, statement
 from safetensors.numpy import load_file, save_file
 
-from experiments.metrics.findings import Answer, statement
 from experiments.metrics.slopes import HOLDS, SPLITS, holding, ratios, split_claims, strongest, unit_sums
 from experiments.metrics.statistical_tests import wilson
 from tests.conftest import REPOSITORY

@@ -7,12 +7,12 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from scipy.special import ndtr, ndtri
-
 from experiments.metrics.paired import level_interval
-from experiments.metrics.statistical_tests import wilson
 from experiments.metrics.yes_no.comparison import SAID, comparisons
 from experiments.metrics.yes_no.quantities import YesNoArms
+from scipy.special import ndtr, ndtri
+
+from experiments.metrics.statistical_tests import wilson
 from tests.experiments.metrics.simulated import Design, answers, not_above
 from tests.weekly import weekly
 

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-
-from experiments.metrics.bootstrap import auroc, student_quantile
 from experiments.metrics.findings import stated
-from experiments.metrics.statistical_tests import signal_detection
 from experiments.metrics.yes_no import findings
 from experiments.metrics.yes_no.quantities import YesNoArms
 from experiments.metrics.yes_no.results import evaluate
 from experiments.report.opening import opening
 from experiments.report.words import worded
+
+from experiments.metrics.bootstrap import auroc, student_quantile
+from experiments.metrics.statistical_tests import signal_detection
 from tests.experiments.answered import frame, from_margins, world
 
 

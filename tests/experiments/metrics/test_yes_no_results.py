@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from experiments.metrics.yes_no import results
+from experiments.metrics.yes_no.quantities import accuracies
+from experiments.report.words import worded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.metrics.statistical_tests import signal_detection
-from experiments.metrics.yes_no import results
-from experiments.metrics.yes_no.quantities import accuracies
-from experiments.report.words import worded
 from interp.errors import UserError
 from tests.experiments.answered import frame, from_margins, records, world
 

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from experiments.metrics.findings import RULES
 from matplotlib.figure import Figure
 
-from experiments.metrics.findings import RULES
 from experiments.report.attention_figure import share_by_layer, subsets_by_layer
 from experiments.report.build import build
 from experiments.report.figures import in_dark

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from experiments.metrics.refusal.leaderboard import COLUMNS
 
 from experiments.benchmarks.published import PublishedRow
-from experiments.metrics.refusal.leaderboard import COLUMNS
 from experiments.report import figures
 from experiments.report.build import build
 from experiments.report.numbers import MISSING, fixed

@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from experiments.metrics.findings import Answer
+from experiments.report.words import with_sentences
 from PIL import Image
 
-from experiments.metrics.findings import Answer
 from experiments.report.cases import attention_of_cases
-from experiments.report.words import with_sentences
 from experiments.runs.saved_run import read_run, thumbnail_name
 from interp.errors import UserError
 from tests.experiments.compose import run_of

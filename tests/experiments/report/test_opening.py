@@ -9,16 +9,16 @@ from typing import Any
 
 import pandas as pd
 import pytest
-
 from experiments.metrics.findings import Answer
 from experiments.metrics.refusal import results as refusals
+from experiments.report.opening import badge, opening
+from experiments.report.table import Table
+from experiments.report.words import worded
+
 from experiments.report.build import build
 from experiments.report.next_commands import next_commands
 from experiments.report.numbers import brief, share
-from experiments.report.opening import badge, opening
 from experiments.report.sections import Section, write_section
-from experiments.report.table import Table
-from experiments.report.words import worded
 from tests.experiments.refused import records as refusal_records
 from tests.experiments.synthetic_run import ARMS, environment, metrics_of, predictions, write_run
 

@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from experiments.report.subsets_figure import MOST, Rate, by_own_subset, describe, own_rates
 
 from experiments.report import subsets_figure
 from experiments.report.build import build
 from experiments.report.figures import PHONE, SCREEN, svg_bytes
 from experiments.report.numbers import percent
-from experiments.report.subsets_figure import MOST, Rate, by_own_subset, describe, own_rates
 from tests.experiments.synthetic_run import ARMS, metrics_of, predictions, write_run
 
 KITCHEN, STREET = "kitchen $x^2$ & <b>knives</b>", "Straße"

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from experiments.metrics.yes_no.results import evaluate
+from experiments.report.arm_tables import arms_table, comparisons_table, remarks
 from hypothesis import example, given
 from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from experiments.metrics.yes_no.results import evaluate
 from experiments.report import cases, figures
-from experiments.report.arm_tables import arms_table, comparisons_table, remarks
 from experiments.report.build import build, thumbnail_name
 from experiments.report.numbers import percent
 from interp.errors import UserError

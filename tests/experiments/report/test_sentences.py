@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-
 from experiments.metrics.yes_no import results
+from experiments.report.words import worded
+
 from experiments.report.numbers import brief, share
 from experiments.report.sentences.wording import takes
 from experiments.report.sentences.yes_no import caveats, sentences
-from experiments.report.words import worded
 from interp.errors import UserError
 from tests.experiments.answered import frame, from_margins, world
 

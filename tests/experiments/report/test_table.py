@@ -4,9 +4,8 @@ import csv
 import io
 
 import pytest
-from rich.console import Console
-
 from experiments.report.table import Cell, Column, Narrow, Table, csv_text, latex, markdown, terminal
+from rich.console import Console
 
 RECORDS = [
     {"arm": "vcd_with_a_long_name", "AUROC": Cell("0.81", "0.78–0.84"), "Δ": "+0.02"},

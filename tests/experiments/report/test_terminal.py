@@ -5,10 +5,10 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from experiments.report.arm_tables import arms_table, comparisons_table, glance_table
 from rich.console import Console
 
 from experiments.benchmarks.published import PUBLISHED
-from experiments.report.arm_tables import arms_table, comparisons_table, glance_table
 from experiments.report.numbers import fixed, fixed_interval, p_value, percent, percent_interval
 from experiments.report.terminal import shown
 from tests.experiments.synthetic_run import by_heading, metrics_of, predictions, printed, write_run

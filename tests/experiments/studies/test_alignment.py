@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from experiments.report.table import markdown, terminal
 from rich.console import Console
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.cases import held_out
 from experiments.benchmarks.iconworld.in_words import BORDERLINE, HARMFUL, HARMLESS, WrittenRequests, named
 from experiments.benchmarks.iconworld.sentences import RISKY
-from experiments.report.table import markdown, terminal
 from experiments.studies.vrtuning.alignment import MATCHED, over_seeds, said, summary, table
 from experiments.studies.vrtuning.safety_rows import SafetyFile, WrittenSafety, apart, check_rows, data_of
 from interp.checkpoints.hub import ORGANISMS

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from experiments.metrics.findings import statement
 from safetensors.torch import load_file
 from scipy.stats import t as student_t
 
@@ -19,7 +20,6 @@ from experiments.evaluation.attention_log import prompts_of
 from experiments.evaluation.cases import limited
 from experiments.evaluation.matching import answered, image_donor, match_failures, sample_with_id, unlikeness
 from experiments.judges.yes_no import anchored
-from experiments.metrics.findings import statement
 from experiments.report.sentences.attention import sentences
 from experiments.studies.attention.analysis import analyse_failures, self_test
 from experiments.studies.attention.summary import EFFECTS, contrasts, findings

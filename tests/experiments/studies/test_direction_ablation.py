@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from experiments.metrics.findings import statement
+
 from experiments.report.numbers import percent
 from experiments.studies.direction_ablation import evaluate, table
 from interp.errors import UserError

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from experiments.report.words import with_sentences
 
 from experiments.evaluation import scoring
 from experiments.report.sentences.wording import exploratory
-from experiments.report.words import with_sentences
 from experiments.runs.resumption import open_run
 from experiments.studies.rejudge import Rejudge
 from tests.experiments.compose import run_of

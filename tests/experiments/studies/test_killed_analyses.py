@@ -104,6 +104,6 @@ def test_the_mechanism_is_examined_once_however_often_it_is_killed(
         (folder,) = (tmp_path / name / "mechanism").iterdir()
         result = json.loads((folder / "mechanism.json").read_text())
         del result["finished"]
-        results.append(result)
+        results.append((result, (folder / "results.csv").read_bytes()))
         assert not [*folder.glob("**/*-*.safetensors")]
     assert results[0] == results[1]

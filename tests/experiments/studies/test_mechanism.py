@@ -460,6 +460,11 @@ def entry(value: float | None, width: float = 0.05, n: int = 19) -> dict[str, An
     return found | {"claim": claim_of(found)}
 
 
+def matches(found: Row, wanted: dict[str, str]) -> bool:
+    """Whether columns of a row, or parts of its group, have these values."""
+    return all((getattr(found, name, None) or found.part(name)) == value for name, value in wanted.items())
+
+
 class Told:
     """Rows in which the sentence overrules the picture before it arrives, and the prior's removal mends it."""
 
@@ -517,17 +522,14 @@ class Told:
         self.rows.append(row(quantity, arm=arm, entry=entry(value), **key))
 
     def put(self, quantity: str, value: float, *, width: float = 0.05, n: int = 19, **match: str) -> None:
-        """Replace the numbers of rows; ``match`` names columns and parts of the group, "" is any other."""
+        """Replace the numbers of rows; ``match`` names columns and parts of the group."""
         for index, found in enumerate(self.rows):
             columns = {"against": "", "arm": BASE} | match
-            has = all((getattr(found, name, None) or found.part(name)) == wanted or (not wanted and not getattr(found, name))
-                      for name, wanted in columns.items())  # fmt: skip
-            if found.quantity == quantity and has:
+            if found.quantity == quantity and matches(found, columns):
                 self.rows[index] = found._replace(**entry(value, width, n))
 
     def drop(self, **match: str) -> None:
-        self.rows = [found for found in self.rows
-                     if any((getattr(found, name, None) or found.part(name)) != wanted for name, wanted in match.items())]  # fmt: skip
+        self.rows = [found for found in self.rows if not matches(found, match)]
 
     def unread(self) -> None:
         """No random model was read."""
@@ -631,17 +633,18 @@ def concept(position: str, value: float, n: int = 19) -> Callable[[Told], None]:
         (1, [lambda told: told.as_random("probe_auroc")], f"{CARRIED}What the picture shows is."),
         (1, [lambda told: told.as_random("probe_auroc"), lambda told: told.as_random("probe_accuracy")],
          CARRIED + NOT_RANDOM),
-        (1, [Told.unread], f"{CARRIED}Not claimed: no model with random weights was read to compare with (it takes 40.0 "
-         "GiB beside the model, of which 1.0 are free)"),
+        (1, [Told.unread], f"{CARRIED}Not claimed: no model with random weights was read to compare with (it takes "
+         "40.0 GiB beside the model, of which 1.0 are free)"),
         (1, [put("probe_auroc", 0.5, rule=KIND, layer="2", **TRUTH)], f"{CARRIED}What the picture shows is."),
         (1, [Told.untold], f"{CARRIED}This cannot be told here: no kind of picture is shown with both truths"),
         (1, [put("pairs_ordered", -0.2, against="margin")], f"{CARRIED}Yes, but the model says more than it carries."),
         (1, [put("pairs_ordered", 0.0, against="margin")], f"{CARRIED}Yes. Whether the model says less or more: incon"),
         (1, [put("pairs_ordered", 0.0, width=0.01, against="margin")], f"{CARRIED}Yes, and the model says as much"),
         (2, [put("patching_effect", 0.9, **patched("picture", 1))], f"{WHERE}Where the picture arrives."),
-        (2, [put("patching_effect", 0.9, **patched("picture", 1)), put("patching_effect", 0.1, **patched("sentence", 1))],
+        (2, [put("patching_effect", 0.9, **patched("picture", 1)),
+             put("patching_effect", 0.1, **patched("sentence", 1))],
          f"{WHERE}After the picture has arrived. At layer 2"),
-        (2, [put("patching_effect", 0.54, **patched("sentence", 1))], f"{WHERE}Inconclusive: the sentence is not shown"),
+        (2, [put("patching_effect", 0.54, **patched("sentence", 1))], f"{WHERE}Inconclusive: the sentence is not"),
         (2, [put("patching_effect", 1.0, n=6, **patched("sentence", 1))], f"{WHERE}Too few cases to tell"),
         (2, [lambda told: told.details["cases"].update(subset=None)], f"{WHERE}Nowhere: none of 29"),
         (2, [lambda told: told.drop(quantity="patching_effect")], f"{WHERE}Patching cannot tell"),

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from experiments.metrics.yes_no import results
+from experiments.report.sentences.mitigation_selection import summary
+from experiments.report.words import worded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.metrics.yes_no import results
 from experiments.report.figures import SHIFTS, trade_off
-from experiments.report.sentences.mitigation_selection import summary
-from experiments.report.words import worded
 from experiments.studies.mitigation_selection.candidates import (
     Candidate,
     ChosenShift,

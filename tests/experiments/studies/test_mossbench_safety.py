@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-
 from experiments.metrics.refusal.results import evaluate
+
 from experiments.report.sentences.mossbench_safety import sentence
 from experiments.runs.resumption import write_json
 from experiments.studies.paper_tables.mossbench_safety import records_by_model, safety_correlation

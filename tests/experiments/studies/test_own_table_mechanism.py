@@ -26,10 +26,4 @@ def test_what_is_answered_and_claimed_is_the_same(tmp_path: Path, name: str) -> 
     table = write_table(tmp_path / "table", scored(PAIRS))
     ours = told(name, tmp_path / "ours", f"benchmark.pairs={PAIRS}")
     theirs = told(name, tmp_path / "theirs", "benchmark=table", f"benchmark.path={table}")
-    one, other = (
-        {(said["question"], said.get("about")): said["answer"] for said in result["findings"]}
-        for result in (ours, theirs)
-    )
-    for question in one.keys() | other.keys():
-        if question[0] != "alarming_words":  # the table has no column of them
-            assert one[question] == other[question], question
+    assert ours["conclusions"] == theirs["conclusions"]

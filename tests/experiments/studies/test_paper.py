@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from experiments.report.table import Table
 
 from experiments.config.options import options_of, written
 from experiments.report.numbers import percent
 from experiments.report.sections import Section, SectionFigure, write_section
-from experiments.report.table import Table
 from experiments.runs.saved_run import read_run
 from experiments.studies.paper import references, reproduction
 from interp.errors import UserError

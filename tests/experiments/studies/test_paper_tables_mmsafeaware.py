@@ -6,11 +6,11 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from experiments.metrics.yes_no import results
+from experiments.report.table import terminal
 
 from experiments.benchmarks.published import printed_rows
 from experiments.evaluation.finished_runs import Finished
-from experiments.metrics.yes_no import results
-from experiments.report.table import terminal
 from experiments.studies.paper_tables.mmsafeaware import (
     PaperTable,
     conventions_met,

@@ -7,11 +7,11 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from experiments.metrics.refusal import leaderboard
+from experiments.metrics.refusal.results import evaluate
 
 from experiments.benchmarks.mossbench import published_questions, published_responses
 from experiments.benchmarks.published import MOSSBENCH, mossbench_row
-from experiments.metrics.refusal import leaderboard
-from experiments.metrics.refusal.results import evaluate
 from experiments.studies.paper_tables.mossbench import judge_published, refusal_judge, with_nos_counted
 from interp.errors import UserError
 from tests.experiments.compose import run_of

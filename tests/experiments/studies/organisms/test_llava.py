@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from experiments.metrics.yes_no import results
 from rich.console import Console
 
 import interp.organisms
@@ -18,7 +19,6 @@ from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.cases import held_out
 from experiments.benchmarks.iconworld.sentences import RISKY, WRAPPERS
 from experiments.evaluation.perception import perception_accuracy
-from experiments.metrics.yes_no import results
 from experiments.studies.organisms.architecture import build_llava
 from experiments.studies.organisms.biased_labels import (
     label_probability,
