@@ -84,9 +84,9 @@ class Examination:
         """Return what mechanism.json says of the examination, and its rows of the results table."""
         cases, selection, estimator = self.cases, self.selection, self.estimator
         states = residuals(self.vlm, self.prompts, places=READ, layers=self.layers)
-        lens = torch.stack([lens_margins(self.vlm, states.at(POSITION, layer)) for layer in self.layers])
-        curves = lens.double().numpy()
-        margins = curves[-1]  # the last layer of the verdict is what the model says
+        by_layer = [lens_margins(self.vlm, states.at(POSITION, layer)) for layer in self.layers]
+        lens = torch.stack(by_layer).double().numpy()
+        margins = lens[-1]  # the last layer of the verdict is what the model says
         routes, refused = self._routes(margins)
         arrives = {other: interventions.arrives_at(Results(routes), other, POSITION, self.layers) for other in PATCHED}
         # For ablations: where the sentence has arrived, else the middle. Layer 0 holds the same token in every case.
@@ -103,7 +103,7 @@ class Examination:
         rows = [
             *probed,
             *routes,
-            *probes.lens_rows(curves, self.layers, cases, estimator),
+            *probes.lens_rows(lens, self.layers, cases, estimator),
             *direction_rows(directions, states, cases, selection and selection.subset, estimator),
             *alarm_rows(cases, draws=self.draws, seed=self.seed),
             *self._reversal(margins, states, directions, ablated),
@@ -151,10 +151,9 @@ class Examination:
         """For each failure: its twin (same sentence, other picture), and the same picture with other sentences."""
         failures = selection.failures.tolist()
         twins = selection.twin[: len(failures)].tolist()
-        tokenizer = self.vlm.tokenizer
         selected = [self.cases.samples[index] for index in failures]
         questions = other_questions(self.samples, self.verdicts, selected, seed=self.seed,
-                                    tokens=lambda text: len(tokenizer(text).input_ids))  # fmt: skip
+                                    tokens=lambda text: len(self.vlm.tokenizer(text).input_ids))  # fmt: skip
         return {
             PICTURE: [[] if twin < 0 else [self.prompts[twin]] for twin in twins],
             SENTENCE: [

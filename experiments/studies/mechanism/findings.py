@@ -11,7 +11,7 @@ from experiments.metrics.bootstrap import FEWEST
 from experiments.metrics.claims import HIGHER, INCONCLUSIVE, LOWER, NO_DIFFERENCE, TOO_FEW, side
 from experiments.runs.results_table import Results, Row, group_of
 from experiments.studies.mechanism.cases import ARM
-from experiments.studies.mechanism.interventions import ARRIVED, PRIOR, arrives_at, effect_at
+from experiments.studies.mechanism.interventions import ARRIVED, PICTURE, PRIOR, SENTENCE, arrives_at, effect_at
 from experiments.studies.mechanism.probes import (
     AS_RANDOM,
     CANNOT_TELL,
@@ -56,8 +56,8 @@ def _claim(row: Row | None) -> str:
 def _read(results: Results, last: int) -> str:
     """By the probe of what the picture shows, at the picture's own columns and the last layer."""
     answer = holds(results, "concept", "image", last)
-    distance = results.get(ARM, "margin_distance", group="between=pictures")
-    return "partly" if answer == CANNOT_TELL and distance and distance.value is not None else answer
+    distance = results.select(quantity="margin_distance", group="between=pictures")
+    return "partly" if answer == CANNOT_TELL and distance[0].value is not None else answer
 
 
 def _carried(results: Results, last: int) -> str:
@@ -82,22 +82,22 @@ def _overruled_at(results: Results, layers: Sequence[int]) -> str:
 
     The layers where each arrives are read off the values. Which arrives first must be carried by the intervals.
     """
-    sentence, picture = (arrives_at(results, other, "verdict", layers) for other in ("sentence", "picture"))
+    sentence, picture = (arrives_at(results, other, "verdict", layers) for other in (SENTENCE, PICTURE))
     if sentence is None:
         return CANNOT_TELL
     if picture is None:
-        last = effect_at(results, "picture", "verdict", layers[-1])
+        last = effect_at(results, PICTURE, "verdict", layers[-1])
         return "never arrives" if _beyond_half(last) < 0 else _unordered(last)
     if sentence != picture:
-        first, other = ("sentence", "picture") if sentence < picture else ("picture", "sentence")
+        first, other = (SENTENCE, PICTURE) if sentence < picture else (PICTURE, SENTENCE)
         here, behind = (effect_at(results, what, "verdict", min(sentence, picture)) for what in (first, other))
         if _beyond_half(here) > 0 > _beyond_half(behind):
             return "before" if sentence < picture else "after"
         return _unordered(here, behind)
-    index = layers.index(sentence)
+    before = [layer for layer in layers if layer < sentence][-1:]
     both, earlier = (
-        [effect_at(results, other, "verdict", layer) for other in ("sentence", "picture") for layer in listed]
-        for listed in ([sentence], layers[max(index - 1, 0) : index])
+        [effect_at(results, other, "verdict", layer) for other in (SENTENCE, PICTURE) for layer in listed]
+        for listed in ([sentence], before)
     )
     at_once = all(_beyond_half(row) > 0 for row in both) and all(_beyond_half(row) < 0 for row in earlier)
     return "at once" if at_once else _unordered(*both)

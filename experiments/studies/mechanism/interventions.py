@@ -58,8 +58,8 @@ def knockout_rows(
     is over members and twins. The rows of ``cut`` are ``selection.everyone``.
     """
     towards = np.where(cases.safe, 1.0, -1.0)
-    every = np.arange(len(margins))
-    fails, successes = np.isin(every, selection.failures), np.isin(every, selection.successes)
+    members = selection.failures, selection.successes
+    fails, successes = (np.isin(np.arange(len(margins)), chosen) for chosen in members)
     rows = []
     for edge, by_window in zip(edges, cut, strict=True):
         for name, values in zip(windows, by_window, strict=True):
@@ -210,7 +210,7 @@ def prior_rows(
         ]
         explained = np.array([table[0, 1] ** 2 / (table[0, 0] * table[1, 1]) for table in covariances])
     clusters = bootstrap.clusters()
-    interval = percentile_interval(np.where(np.isfinite(explained), explained, np.nan), clusters=clusters)
-    low, high = interval or (None, None)
+    explained[~np.isfinite(explained)] = np.nan
+    low, high = percentile_interval(explained, clusters=clusters) or (None, None)
     r2 = row("prior_r2", arm=ARM, value=share.explained, low=low, high=high, n=len(margins), clusters=clusters)
     return share, [r2, row("prior_weight", arm=ARM, value=share.weight)]

@@ -138,8 +138,8 @@ def _labels(target: str, rule: str, cases: AnsweredCases) -> Labels:
             if not usable.any():
                 raise UserError(ONE_TRUTH[name])
         if not rule:
-            tags = (cases.tag("template"), cases.tag("concept"))
-            return Labels(cases.safe, everyone, held_out, [column for column in tags if column is not None])
+            tags = [column for name in ("template", "concept") if (column := cases.tag(name)) is not None]
+            return Labels(cases.safe, everyone, held_out, tags)
         labels = Labels(cases.safe, usable, held_out, [groups[SENTENCE], groups[KIND]])
     elif cases.things is None:
         raise UserError(NO_CONCEPT)

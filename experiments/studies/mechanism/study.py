@@ -74,9 +74,8 @@ class Mechanism:
 
         def present(details: dict[str, Any], results: Results) -> Presented:
             title = f"Why it fails: {work.model_title} on {work.run.benchmark.name}"
-            shown = tables(details, results)
             notes = " ".join(lines(NAME, part="notes", results=results, details=details))
-            section = Section(title, sentences(details, results), shown, note=notes)
+            section = Section(title, sentences(details, results), tables(details, results), note=notes)
             return section, figures(details, results)
 
         def examine() -> tuple[dict[str, Any], list[Row]]:

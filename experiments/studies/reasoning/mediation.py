@@ -81,7 +81,7 @@ def mediation_rows(
                 for order, values in enumerate(orders if len(orders) > 1 else (), 1)
             ]
             reference = np.where(np.isfinite(effect), total, np.nan)
-            if _shown(estimator.effect(reference)["claim"]):
+            if part != TOTAL and _shown(estimator.effect(reference)["claim"]):
                 rows.append(row(SHARE, arm=ARM, group=group_of(**key), entry=estimator.ratio(effect, reference)))
     return rows
 
