@@ -64,13 +64,14 @@ def direction_rows(
     """
     rows = []
     for direction in directions:
-        key = {"arm": ARM, "group": group_of(direction=direction.name, kind=direction.kind, layer=direction.layer)}
-        rows.append(row("direction_auroc", **key, value=direction.auroc, n=direction.n, clusters=direction.groups))
+        group = group_of(direction=direction.name, kind=direction.kind, layer=direction.layer)
+        rows.append(row("direction_auroc", arm=ARM, group=group, value=direction.auroc, n=direction.n,
+                        clusters=direction.groups))  # fmt: skip
         if subset is not None and direction.gap:
             along = project(states.at(direction.place, direction.layer), direction).double().numpy() / direction.gap
             here = cases.in_subset(subset)
             gap = estimator.gap(along, here & cases.failed, here & ~cases.failed)
-            rows.append(row("direction_gap", **key, subset=subset, against="successes", entry=gap))
+            rows.append(row("direction_gap", arm=ARM, group=group, subset=subset, against="successes", entry=gap))
     return rows
 
 

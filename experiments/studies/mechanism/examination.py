@@ -83,6 +83,7 @@ class Examination:
     def examine(self) -> tuple[dict[str, Any], list[Row]]:
         """Return what mechanism.json says of the examination, and its rows of the results table."""
         cases, selection, estimator = self.cases, self.selection, self.estimator
+        subset = None if selection is None else selection.subset
         states = residuals(self.vlm, self.prompts, places=READ, layers=self.layers)
         by_layer = [lens_margins(self.vlm, states.at(POSITION, layer)) for layer in self.layers]
         lens = torch.stack(by_layer).double().numpy()
@@ -104,7 +105,7 @@ class Examination:
             *probed,
             *routes,
             *probes.lens_rows(lens, self.layers, cases, estimator),
-            *direction_rows(directions, states, cases, selection and selection.subset, estimator),
+            *direction_rows(directions, states, cases, subset, estimator),
             *alarm_rows(cases, draws=self.draws, seed=self.seed),
             *self._reversal(margins, states, directions, ablated),
         ]

@@ -63,6 +63,5 @@ def figures(details: Mapping[str, Any], results: Results) -> dict[str, SectionFi
 
 
 def _drawn(panels: Mapping[str, list[Line]]) -> dict[str, list[Line]]:
-    """Return the panels without lines that have no row; one empty panel if none has any."""
-    known = {title: [line for line in listed if any(line.rows)] for title, listed in panels.items()}
-    return {title: listed for title, listed in known.items() if listed} or {"not measured": []}
+    """Return the panels without lines that have no row."""
+    return {title: [line for line in listed if any(line.rows)] for title, listed in panels.items()}

@@ -13,7 +13,7 @@ never saw the sentence put a safe case above an unsafe one, and how often does t
 from collections.abc import Sequence
 from functools import partial
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -152,7 +152,7 @@ def _labels(target: str, rule: str, cases: AnsweredCases) -> Labels:
     return labels
 
 
-def _compared(probes: Sequence[Probe], index: int, labels: Labels, estimator: Resamples, **key: str) -> list[Row]:
+def _compared(probes: Sequence[Probe], index: int, labels: Labels, estimator: Resamples, **key: Any) -> list[Row]:
     """Return what the first probe reads, the references, and its difference from the probes of untrained models."""
     label, usable, trained = labels.label, labels.usable, probes[0]
     gains: list[Entry]
@@ -182,7 +182,7 @@ def _compared(probes: Sequence[Probe], index: int, labels: Labels, estimator: Re
 
 
 def _ordered(
-    pairs: Int[np.ndarray, "pair 2"], score: np.ndarray, margins: np.ndarray, estimator: Resamples, **key: str
+    pairs: Int[np.ndarray, "pair 2"], score: np.ndarray, margins: np.ndarray, estimator: Resamples, **key: Any
 ) -> list[Row]:
     """Return how often the probe and the margin put the safe case of a pair first; nothing without pairs."""
     order, beyond = estimator.paired_order(pairs, score, margins)

@@ -9,7 +9,7 @@ from experiments.report.tables import pivot, unit
 from experiments.runs.results_table import Results, Row
 from experiments.studies.mechanism.cases import ARM
 from experiments.studies.mechanism.interventions import CONSTANT, POSITIONS
-from experiments.studies.mechanism.probes import ACCURACY, AUROC, GUESS, MARGIN, ORDERED, RANDOM, SHUFFLED
+from experiments.studies.mechanism.probes import ACCURACY, AUROC, KIND, MARGIN, ORDERED, RANDOM, SENTENCE, SHUFFLED
 
 LOGITS = ("lens_margin", "knockout_margin", "patching_gap", "twin_gap", "margin_distance")
 for _name in (*LOGITS, AUROC, "lens_auroc", "knockout_auroc", "direction_auroc", "direction_gap", "prior_r2",
@@ -35,8 +35,7 @@ HEADINGS = {  # quantity, subset, rule, whether it is a difference → heading
 def tables(details: Mapping[str, Any], results: Results) -> list[pd.DataFrame]:
     """Return every table that has rows, in the order of the sentences."""
     probes = results.select(quantity=(AUROC, ACCURACY), arm=(ARM, SHUFFLED), against="", rule="")
-    claims = [row for row in results.select(quantity=(AUROC, ACCURACY, ORDERED), against="")
-              if row.rule and row.arm != GUESS]  # fmt: skip
+    claims = results.select(quantity=(AUROC, ACCURACY, ORDERED), against="", rule=(KIND, SENTENCE))
     headed = [row for row in results if _heading(row)]
     listed = [
         pivot(

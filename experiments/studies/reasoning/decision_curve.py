@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from experiments.metrics.claims import HIGHER, INCONCLUSIVE, NO_DIFFERENCE, TOO_FEW, side
+from experiments.metrics.claims import HIGHER, NO_DIFFERENCE, TOO_FEW, side
 from experiments.metrics.estimates import Resamples
 from experiments.metrics.pairs import all_pairs
 from experiments.runs.results_table import Results, Row, group_of, row
@@ -81,11 +81,10 @@ def decided(results: Results) -> Decided:
     last = results.get(ARM, "decision_order", against=EMPTY, group=group_of(by=OWN, left=SHARES[-1]))
     if first is None or last is None or last.value is None:
         return "cannot be told"
-    if last.claim == TOO_FEW:
-        return TOO_FEW
     answers: dict[tuple[str, bool], Decided] = {
         (NO_DIFFERENCE, True): "before",
         (HIGHER, True): "partly before",
         (HIGHER, False): "by thinking",
     }
-    return answers.get((last.claim, side(first._asdict(), 0.5) > 0), INCONCLUSIVE)
+    otherwise: Decided = "too few cases" if last.claim == TOO_FEW else "inconclusive"
+    return answers.get((last.claim, side(first._asdict(), 0.5) > 0), otherwise)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from experiments.metrics.claims import HIGHER, INCONCLUSIVE, LOWER, TOO_FEW
+from experiments.metrics.claims import HIGHER, LOWER, TOO_FEW
 from experiments.metrics.estimates import Resamples
 from experiments.metrics.pairs import thing_in
 from experiments.runs.results_table import Results, Row, group_of, row
@@ -98,7 +98,7 @@ def carried(results: Results, differs: str, mediator: str) -> Carried:
     answer = answers.get((_shown(through), _shown(direct)))
     if answer and _shown(total):
         return answer
-    return TOO_FEW if total == TOO_FEW else INCONCLUSIVE if total else "cannot be told"
+    return "too few cases" if total == TOO_FEW else "inconclusive" if total else "cannot be told"
 
 
 def effect_of(results: Results, differs: str, mediator: str, part: str) -> Row | None:
@@ -128,7 +128,7 @@ def _controls(
         ]  # fmt: skip
         return draw.choice(fit) if fit else None
 
-    parts = {}
+    parts: dict[str, tuple[np.ndarray, ...]] = {}
     for kind in (SAME_LABEL, SAME_THING):
         drawn = [[foreign(index, kind) for index in pair] for pair in pairs]
         used = [number for number, others in enumerate(drawn) if None not in others]

@@ -593,17 +593,17 @@ def test_questions_that_cannot_be_told_come_last() -> None:
     assert last.startswith("5. Is it carried to the verdict? This cannot be told here: no kind of picture is shown")
 
 
-TRUTH = {"target": "truth", "position": "verdict"}
+TRUTH: dict[str, Any] = {"target": "truth", "position": "verdict"}
 READ, CARRIED, WHERE, MADE = (
     "Is the picture read? ", "Is it carried to the verdict? ", "Where is it overruled? ", "Where is the verdict made? "
 )  # fmt: skip
-WORDS = {"group": "between=sentences", "against": "pictures"}
-CHANGE = {"arm": PRIOR, "against": BASE}
+WORDS: dict[str, Any] = {"group": "between=sentences", "against": "pictures"}
+CHANGE: dict[str, Any] = {"arm": PRIOR, "against": BASE}
 NOT_A_GUESS = "Inconclusive: the probe is not shown to be better than a guess."
 NOT_RANDOM = "Inconclusive: the probe is not shown to read more than in random weights."
 
 
-def patched(other: str, layer: int) -> dict[str, str]:
+def patched(other: str, layer: int) -> dict[str, Any]:
     return {"other": other, "layer": str(layer)}
 
 
