@@ -61,9 +61,9 @@ def write_logs(run: SavedRun, samples: Sequence[Sample]) -> list[Path]:
     try:
         folder.mkdir(exist_ok=True)
         for arm in dict.fromkeys(record["arm"] for record in run.predictions):
-            place = folder / f"{arm}{SUFFIX}"
-            write_eval_log(_log(run, arm, inputs), str(place))
-            found.append(place)
+            path = folder / f"{arm}{SUFFIX}"
+            write_eval_log(_log(run, arm, inputs), str(path))
+            written.append(path)
     except OSError as error:
         raise UserError(
             f"cannot write to {folder} ({error.strerror or error}); make room, or check permissions"

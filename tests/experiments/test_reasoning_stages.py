@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
+from experiments.report.arm_tables import types_table
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.mossbench import TYPES
 from experiments.evaluation.attention_log import prompts_of
-from experiments.report.arm_tables import types_table
 from experiments.runs.resumption import read_object
 from mitigation.verbalise import Verbalise
 from tests.experiments.benchmarks.test_mossbench import entry, tree

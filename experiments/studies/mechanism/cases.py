@@ -1,6 +1,6 @@
-"""The study's cases: all that the baseline answered, and of them failures, matched successes and twins.
+"""The cases of the study: all that the baseline answered; among them failures, matched successes and twins.
 
-Decided by ids, tags, verdicts and the seed alone; no model is involved.
+They depend only on ids, tags, verdicts and the seed. No model is involved.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -50,13 +50,14 @@ class AnsweredCases:
 
     @property
     def questions(self) -> np.ndarray:
-        """The whole text of each prompt: cases of one question differ in their image alone."""
+        """The full text of each prompt: cases with the same question differ only in their image."""
         return np.array([sample.prompt for sample in self.samples])
 
     @property
     def templates(self) -> np.ndarray:
         """The family of each sentence: its template where the benchmark names it, else as proposed from the texts."""
-        return np.array(family_names([one.text for one in self.samples], [one.tags for one in self.samples]))
+        texts, tags = [sample.text for sample in self.samples], [sample.tags for sample in self.samples]
+        return np.array(family_names(texts, tags))
 
     @property
     def things(self) -> np.ndarray | None:
@@ -82,8 +83,9 @@ class AnsweredCases:
         """Over clusters, families of sentences and, where that is known, what the pictures show."""
         tags = [dict(sample.tags) for sample in self.samples]
         if self.things is not None:
-            tags = [of | {CONCEPT: kind} for of, kind in zip(tags, self.kinds.tolist(), strict=True)]
-        return Resamples.of_cases(self.clusters, [one.text for one in self.samples], tags, draws=draws, seed=seed)
+            tags = [named | {CONCEPT: kind} for named, kind in zip(tags, self.kinds.tolist(), strict=True)]
+        texts = [sample.text for sample in self.samples]
+        return Resamples.of_cases(self.clusters, texts, tags, draws=draws, seed=seed)
 
     def tag(self, name: str) -> np.ndarray | None:
         """The values of a tag; None where a case does not have it."""
@@ -132,43 +134,38 @@ class Selection:
 
 
 def answered_cases(samples: Sequence[Sample], records: Sequence[Mapping[str, Any]]) -> AnsweredCases:
-    """The scored cases with an image that the baseline answered.
+    """Return the scored cases with an image that the baseline answered.
 
     Raises:
         UserError: there is none.
     """
-    own = {record["case"]: record["verdict"] for record in records if record["arm"] == ARM}
-    kept = [s for s in answered(samples, records, arm=ARM) if s.subset in SCORED_SUBSETS]
-    if not kept:
+    verdicts = {record["case"]: record["verdict"] for record in records if record["arm"] == ARM}
+    scored = [s for s in answered(samples, records, arm=ARM) if s.subset in SCORED_SUBSETS]
+    if not scored:
         raise UserError("no scored case with a picture was answered; there is nothing to look into; check the limit")
-    return AnsweredCases(tuple(kept), tuple(own[sample.id] for sample in kept))
+    return AnsweredCases(tuple(scored), tuple(verdicts[sample.id] for sample in scored))
 
 
 def select(
     cases: AnsweredCases, records: Sequence[Mapping[str, Any]], *, limit: int | None, seed: int
 ) -> Selection | None:
-    """At most ``limit`` failures of the subset with the most failures, and their matches; None without a failure."""
+    """Return at most ``limit`` failures of the subset with the most failures, and their matches; None without one."""
     matched = match_failures(cases.samples, records, arm=ARM, limit=limit, seed=seed)
     subset = max(matched, key=lambda name: matched[name].failures)
     if not matched[subset].failures:
         return None
     index_of = {sample.id: index for index, sample in enumerate(cases.samples)}
+    chosen = matched[subset]
     failures, successes = (
-        [index_of[case.sample.id] for case in matched[subset].cases if case.failed == failed]
+        np.array([index_of[case.sample.id] for case in chosen.cases if case.failed == failed], dtype=int)
         for failed in (True, False)
     )
-    return Selection(
-        subset,
-        np.array(failures, dtype=int),
-        np.array(successes, dtype=int),
-        twin_indices(cases, seed=seed)[[*failures, *successes]],
-        matched[subset].failures,
-        matched[subset].successes,
-    )
+    twin = twin_indices(cases, seed=seed)[np.concatenate([failures, successes])]
+    return Selection(subset, failures, successes, twin, chosen.failures, chosen.successes)
 
 
 def twin_indices(cases: AnsweredCases, *, seed: int) -> Int[np.ndarray, " case"]:
-    """``experiments.metrics.pairs.twins``, −1 where there is none."""
+    """Return ``experiments.metrics.pairs.twins``, −1 without a twin."""
     return np.array([-1 if index is None else index for index in twins(cases.samples, seed=seed)])
 
 
@@ -180,7 +177,7 @@ def other_questions(
     tokens: Callable[[str], int],
     seed: int,
 ) -> list[list[str]]:
-    """For each selected case up to ``QUESTIONS_TRIED`` questions of as many tokens that got the other verdict.
+    """Return up to ``QUESTIONS_TRIED`` questions of as many tokens, with the other verdict, for each selected case.
 
     Args:
         samples: the cases whose questions may be taken.
@@ -188,7 +185,7 @@ def other_questions(
         tokens: the number of tokens of a text.
     """
     length = {prompt: tokens(prompt) for prompt in {sample.prompt for sample in (*samples, *selected)}}
-    found = []
+    questions = []
     for case in selected:
         others = {
             other.prompt
@@ -197,5 +194,5 @@ def other_questions(
             and other.prompt != case.prompt
             and length[other.prompt] == length[case.prompt]
         }
-        found.append(sorted(others, key=lambda prompt: hash_key(seed, case.id, prompt))[:QUESTIONS_TRIED])
-    return found
+        questions.append(sorted(others, key=lambda prompt: hash_key(seed, case.id, prompt))[:QUESTIONS_TRIED])
+    return questions

@@ -1,21 +1,20 @@
-"""Directions at the verdict: "alarming words", "unsafe picture", "will refuse", and the angles between them.
+"""Directions at the verdict: "alarming words", "unsafe picture", "will refuse", and how far failures are along them.
 
 States in, directions and rows out; no model is involved.
 """
 
 from collections.abc import Sequence
-from itertools import combinations
 from typing import Any
 
 import numpy as np
 
-from experiments.metrics.estimates import Entry, Resamples
-from experiments.metrics.findings import SMALL
-from experiments.metrics.paired import rate_floor
-from experiments.studies.mechanism.cases import AnsweredCases
+from experiments.metrics.claims import SMALL
+from experiments.metrics.estimates import Resamples, rate_floor
+from experiments.runs.results_table import Row, group_of, row
+from experiments.studies.mechanism.cases import ARM, AnsweredCases
 from interp.errors import UserError
 from interp.hooks.residual import Residuals
-from interp.tools.directions import Direction, cosines, fit_direction, project
+from interp.tools.directions import Direction, fit_direction, project
 
 WILL_REFUSE, WORDS, PICTURE = "will refuse", "alarming words", "unsafe picture"
 KINDS = ("mean_difference", "discriminant")
@@ -25,79 +24,67 @@ POSITION = "verdict"
 def fit_directions(
     states: Residuals, cases: AnsweredCases, layers: Sequence[int], *, seed: int
 ) -> tuple[list[Direction], dict[str, str]]:
-    """Every direction whose labels the benchmark has, at each layer and of each kind; name → why there is none.
+    """Fit every direction whose labels the benchmark has, at each layer and of each kind.
 
-    "Alarming words" holds out templates instead of clusters: it has to be read in sentences that were not fitted on.
+    "Alarming words" holds out templates instead of clusters: it must be read in sentences that it was not fitted on.
+
+    Returns:
+        The directions, and why there is none: name → reason.
     """
     labels: dict[str, tuple[np.ndarray, Any]] = {WILL_REFUSE: (~cases.says_yes, cases.clusters)}
     missing: dict[str, str] = {}
     for name, tag in ((WORDS, "words"), (PICTURE, "picture")):
         column = cases.tag(tag)
         if column is None:
-            column_of = {WORDS: "alarming_words", PICTURE: "dangerous"}[name]
-            missing[name] = (
-                f"the benchmark does not say which cases have {name}; a table does, in a column “{column_of}”"
-            )
+            heading = {WORDS: "alarming_words", PICTURE: "dangerous"}[name]
+            missing[name] = f"the benchmark does not say which cases have {name}; a table does, in a column “{heading}”"
         else:
             labels[name] = (column == "alarming", cases.templates if name == WORDS else cases.clusters)
-    found = []
+    directions = []
     for name, (label, groups) in labels.items():
         for kind in KINDS:
             for layer in layers:
                 try:
-                    found.append(fit_direction(states.at(POSITION, layer), label, groups, name=name, place=POSITION,
-                                               layer=layer, kind=kind, seed=seed))  # fmt: skip
+                    directions.append(fit_direction(states.at(POSITION, layer), label, groups, name=name,
+                                                    place=POSITION, layer=layer, kind=kind, seed=seed))  # fmt: skip
                 except UserError as error:  # such as layer 0, where the verdict's column holds the same token always
                     missing.setdefault(name, str(error))
-    for direction in found:
+    for direction in directions:
         missing.pop(direction.name, None)
-    return found, missing
+    return directions, missing
 
 
 def direction_rows(
-    directions: Sequence[Direction],
-    states: Residuals,
-    cases: AnsweredCases,
-    subset: str | None,
-    estimator: Resamples,
-) -> list[dict[str, Any]]:
-    """A row for each direction: what it reads on held-out cases, and ``gap``: how far failures lie along it.
+    directions: Sequence[Direction], states: Residuals, cases: AnsweredCases, subset: str | None, estimator: Resamples
+) -> list[Row]:
+    """Return what each direction reads on held-out cases, and how far failures are along it.
 
-    ``gap`` is the mean of the failures of ``subset`` minus that of its successes, in units of the distance between the
-    means of the direction's two classes.
+    ``direction_gap`` is the mean of the failures of ``subset`` minus that of its successes, in units of the distance
+    between the means of the direction's two classes.
     """
     rows = []
-    for one in directions:
-        row: dict[str, Any] = {"name": one.name, "kind": one.kind, "layer": one.layer, "auroc": one.auroc,
-                               "accuracy": one.accuracy, "n": one.n, "groups": one.groups, "gap": None}  # fmt: skip
-        if subset is not None and one.gap:
-            along = project(states.at(one.place, one.layer), one).double().numpy() / one.gap
+    for direction in directions:
+        group = group_of(direction=direction.name, kind=direction.kind, layer=direction.layer)
+        rows.append(row("direction_auroc", arm=ARM, group=group, value=direction.auroc, n=direction.n,
+                        clusters=direction.groups))  # fmt: skip
+        if subset is not None and direction.gap:
+            along = project(states.at(direction.place, direction.layer), direction).double().numpy() / direction.gap
             here = cases.in_subset(subset)
-            row["gap"] = estimator.gap(along, here & cases.failed, here & ~cases.failed)
-        rows.append(row)
+            gap = estimator.gap(along, here & cases.failed, here & ~cases.failed)
+            rows.append(row("direction_gap", arm=ARM, group=group, subset=subset, against="successes", entry=gap))
     return rows
 
 
-def alarm_effect(cases: AnsweredCases, *, draws: int, seed: int) -> Entry | None:
-    """How much more often cases with alarming words are called unsafe; None where words have no label.
+def alarm_rows(cases: AnsweredCases, *, draws: int, seed: int) -> list[Row]:
+    """Return how much more often cases with alarming words are called unsafe; nothing if words have no label.
 
     Templates are resampled, since the words belong to them.
     """
     words = cases.tag("words")
     if words is None:
-        return None
+        return []
     alarming, refuses = words == "alarming", (~cases.says_yes).astype(float)
-    floor = sum(rate_floor(int(some.sum())) for some in (alarming, ~alarming))
-    some = Resamples.of_names(cases.templates, draws=draws, seed=seed)
-    return some.gap(refuses, alarming, ~alarming, small=SMALL, floor=floor)
-
-
-def cosine_rows(directions: Sequence[Direction], layers: Sequence[int]) -> list[dict[str, Any]]:
-    """The cosine of every two mean differences, layer by layer."""
-    rows = []
-    for layer in layers:
-        here = [direction for direction in directions if (direction.layer, direction.kind) == (layer, KINDS[0])]
-        for first, second in combinations(here, 2):
-            cosine = float(cosines([first, second])[0, 1])
-            rows.append({"layer": layer, "one": first.name, "other": second.name, "cosine": cosine})
-    return rows
+    floor = sum(rate_floor(int(side.sum())) for side in (alarming, ~alarming))
+    estimator = Resamples.of_names(cases.templates, draws=draws, seed=seed)
+    more = estimator.gap(refuses, alarming, ~alarming, small=SMALL, floor=floor)
+    return [row("called_unsafe", arm=ARM, group=group_of(words="alarming"), against="other words", entry=more)]

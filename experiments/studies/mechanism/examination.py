@@ -1,10 +1,11 @@
-"""The causal tools on one model and its baseline's answers: runs the model, and makes rows of what it measures.
+"""The causal tools on one model and its baseline's answers: run the model, and make rows of what is measured.
 
 The functions at the end run forwards and return arrays on the CPU, in the batches of ``interp.batching``.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,42 +14,20 @@ from jaxtyping import Float
 from torch import Tensor
 
 from experiments.evaluation.attention_log import prompts_of
-from experiments.metrics.estimates import Resamples
-from experiments.metrics.findings import plain
-from experiments.studies.mechanism.cases import (
-    ARM,
-    AnsweredCases,
-    Selection,
-    answered_cases,
-    other_questions,
-    select,
-    twin_indices,
-)
-from experiments.studies.mechanism.controls import CLAIMED, UNTRAINED, control_rows
+from experiments.runs.results_table import Results, Row
+from experiments.studies.mechanism import interventions, probes
+from experiments.studies.mechanism.cases import ARM, Selection, answered_cases, other_questions, select, twin_indices
 from experiments.studies.mechanism.directions import (
     KINDS,
     POSITION,
     WILL_REFUSE,
     WORDS,
-    alarm_effect,
-    cosine_rows,
+    alarm_rows,
     direction_rows,
     fit_directions,
 )
-from experiments.studies.mechanism.interventions import (
-    ALL_LAYERS,
-    PRIOR,
-    arrives_at,
-    knockout_rows,
-    mean_gap,
-    other_words,
-    patching_rows,
-    pointing,
-    prior_shares,
-    reversal_rows,
-    twin_gaps,
-)
-from experiments.studies.mechanism.probes import lens_rows, probe_rows
+from experiments.studies.mechanism.findings import conclusions
+from experiments.studies.mechanism.interventions import PICTURE, SENTENCE, other_words, pointing
 from experiments.types import Sample
 from interp.hooks.residual import LayerStates, Place, Residuals, edit_residual, last_layer, residuals
 from interp.tools.directions import Direction
@@ -64,10 +43,9 @@ if TYPE_CHECKING:
 EDGES: tuple[Edge, ...] = (("image", "verdict"), ("image", "user"), ("user", "verdict"))
 READ = ("image", "user", "last_user", "verdict")
 PATCHED: dict[str, tuple[Place, ...]] = {
-    "picture": ("image", "user", pointing, other_words, "template", "verdict"),
-    "sentence": ("user", "template", "verdict"),
+    PICTURE: ("image", "user", pointing, other_words, "template", "verdict"),
+    SENTENCE: ("user", "template", "verdict"),
 }
-PICTURE, SENTENCE = PATCHED
 
 
 class Examination:
@@ -92,93 +70,91 @@ class Examination:
         vlm.layout.require_image_tokens(vlm.name)
         self.samples = [sample for sample in samples if sample.image is not None]
         self.verdicts = {record["case"]: record["verdict"] for record in records if record["arm"] == ARM}
-        self.cases: AnsweredCases = answered_cases(samples, records)
-        self.selection: Selection | None = select(self.cases, records, limit=failures, seed=seed)
+        self.cases = answered_cases(samples, records)
+        self.selection = select(self.cases, records, limit=failures, seed=seed)
         self.scored = any(record.get("protocol") == "score" for record in records)
         self.prompts = prompts_of(self.cases.samples)
         self.layers = spaced_layers(last_layer(vlm), layers)
         self.windows = windows(vlm, width, stride)
         names = (f"{part[0]}–{part[-1]}" if len(part) > 1 else str(part[0]) for part in self.windows)
-        self.window_names = [ALL_LAYERS, *names]
-        self.estimator: Resamples = self.cases.resamples(draws=draws, seed=seed)
+        self.window_names = [interventions.ALL_LAYERS, *names]
+        self.estimator = self.cases.resamples(draws=draws, seed=seed)
 
-    def examine(self) -> dict[str, Any]:
-        """The contents of mechanism.json but for what is concluded from them."""
-        cases = self.cases
-        subset = None if self.selection is None else self.selection.subset
+    def examine(self) -> tuple[dict[str, Any], list[Row]]:
+        """Return what mechanism.json says of the examination, and its rows of the results table."""
+        cases, selection, estimator = self.cases, self.selection, self.estimator
+        subset = None if selection is None else selection.subset
         states = residuals(self.vlm, self.prompts, places=READ, layers=self.layers)
-        lens = torch.stack([lens_margins(self.vlm, states.at(POSITION, at)) for at in self.layers])
-        curves = lens.double().numpy()
-        margins = curves[-1]  # the last layer of the verdict is what the model says
-        routes = self._routes(margins)
+        by_layer = [lens_margins(self.vlm, states.at(POSITION, layer)) for layer in self.layers]
+        lens = torch.stack(by_layer).double().numpy()
+        margins = lens[-1]  # the last layer of the verdict is what the model says
+        routes, refused = self._routes(margins)
+        arrives = {other: interventions.arrives_at(Results(routes), other, POSITION, self.layers) for other in PATCHED}
+        # For ablations: where the sentence has arrived, else the middle. Layer 0 holds the same token in every case.
+        ablated = arrives[SENTENCE] or self.layers[len(self.layers) // 2]
         directions, missing = fit_directions(states, cases, self.layers, seed=self.seed)
-        return plain({
-            "cases": self._counts(),
-            "layers": self.layers,
-            "windows": self.window_names,
-            "probes": probe_rows(states, cases, margins, self.estimator, seed=self.seed),
-            **self._controls(states, margins),
-            **routes,
-            "lens": lens_rows(curves, cases, self.estimator),
-            "directions": direction_rows(directions, states, cases, subset, self.estimator),
-            "cosines": cosine_rows(directions, self.layers),
-            "missing": missing,
-            "alarm": alarm_effect(cases, draws=self.draws, seed=self.seed),
-            **self._reversal(margins, states, directions, self._overruled_at(routes)),
-        })  # fmt: skip
-
-    def _controls(self, states: Residuals, margins: np.ndarray) -> dict[str, Any]:
-        """Probe this model for the claims, and models with random weights if memory allows."""
         why = why_not(self.vlm)
-        places = sorted({place for _, place in CLAIMED})
+        positions = sorted({position for _, position in probes.CLAIMED})
         random = [
-            residuals(untrained(self.vlm, seed=self.seed + number), self.prompts, places=places, layers=self.layers)
-            for number in range(0 if why else UNTRAINED)
+            residuals(untrained(self.vlm, seed=self.seed + number), self.prompts, places=positions, layers=self.layers)
+            for number in range(0 if why else probes.UNTRAINED)
         ]
-        rows = control_rows(states, random, self.cases, margins, self.estimator, seed=self.seed)
-        return {"controls": rows, "no_untrained": why}
-
-    def _counts(self) -> dict[str, Any]:
-        cases, selection = self.cases, self.selection
-        counts = {
-            "n": len(cases.samples),
-            "failures": int(cases.failed.sum()),
-            "clusters": len(set(cases.clusters)),
-            "subset": None,
-            "protocol": "score" if self.scored else "generate",
+        wanted = [*((*key, probes.CLUSTER) for key in product(probes.TARGETS, READ)), *probes.CLAIMS]
+        probed, unread = probes.probe_rows(states, random, cases, margins, estimator, wanted=wanted, seed=self.seed)
+        rows = [
+            *probed,
+            *routes,
+            *probes.lens_rows(lens, self.layers, cases, estimator),
+            *direction_rows(directions, states, cases, subset, estimator),
+            *alarm_rows(cases, draws=self.draws, seed=self.seed),
+            *self._reversal(margins, states, directions, ablated),
+        ]
+        results = Results(rows)
+        counts = {"n": len(cases.samples), "failures": int(cases.failed.sum()), "clusters": len(set(cases.clusters)),
+                  "protocol": "score" if self.scored else "generate"}  # fmt: skip
+        details = {
+            "cases": counts | ({"subset": None} if selection is None else selection.counts()),
+            "layers": self.layers,
+            "unread": unread,
+            "no_untrained": why,
+            "refused": refused,
+            "least_gap": LEAST_GAP,
+            "arrives": arrives,
+            "carried_from": probes.holds_from(results, "truth", POSITION, self.layers),
+            "missing": missing,
+            "prior": self.prior,
+            "ablated_at": ablated,
+            "conclusions": conclusions(results, self.layers, failed=selection is not None),
         }
-        return counts if selection is None else counts | selection.counts()
+        return details, rows
 
-    def _routes(self, margins: np.ndarray) -> dict[str, Any]:
-        """Knockouts and patching on the selected cases."""
-        twins = twin_gaps(margins, self.cases, twin_indices(self.cases, seed=self.seed), self.estimator)
-        found: dict[str, Any] = {"twins": twins, "knockout": [], "patching": [], "gaps": {}, "refused": {},
-                                 "least_gap": LEAST_GAP}  # fmt: skip
+    def _routes(self, margins: np.ndarray) -> tuple[list[Row], dict[str, int]]:
+        """Cut and patch the selected cases, and count the failures without a partner by what is exchanged."""
+        twins = twin_indices(self.cases, seed=self.seed)
+        rows = interventions.twin_rows(margins, self.cases, twins, self.estimator)
+        refused: dict[str, int] = {}
         if self.selection is None:
-            return found
-        some = [self.prompts[index] for index in self.selection.everyone]
-        cut = cut_margins(self.vlm, some, windows=self.windows)
-        found["knockout"] = knockout_rows(
-            cut, margins, self.cases, self.selection, self.estimator, edges=EDGES, windows=self.window_names
-        )
+            return rows, refused
+        selected = [self.prompts[index] for index in self.selection.everyone]
+        cut = cut_margins(self.vlm, selected, windows=self.windows)
+        rows += interventions.knockout_rows(cut, margins, self.cases, self.selection, self.estimator, edges=EDGES,
+                                            windows=self.window_names)  # fmt: skip
         clean = [self.prompts[index] for index in self.selection.failures]
-        for what, partners in self._partners(self.selection).items():
-            effects, rows = patch_effects(self.vlm, clean, partners, positions=PATCHED[what], layers=self.layers)
-            found["refused"][what] = len(clean) - len(rows)
+        for other, partners in self._partners(self.selection).items():
+            effects, partnered = patch_effects(self.vlm, clean, partners, positions=PATCHED[other], layers=self.layers)
+            refused[other] = len(clean) - len(partnered)
             if effects is not None:
-                indices = self.selection.failures[rows]
-                found["patching"] += patching_rows(effects, indices, self.estimator, other=what)
-                found["gaps"][what] = mean_gap(effects, indices, self.estimator)
-        return found
+                members = self.selection.failures[partnered]
+                rows += interventions.patching_rows(effects, members, self.estimator, other=other)
+        return rows, refused
 
     def _partners(self, selection: Selection) -> "dict[str, list[list[Prompt]]]":
         """For each failure: its twin (same sentence, other picture), and the same picture with other sentences."""
         failures = selection.failures.tolist()
         twins = selection.twin[: len(failures)].tolist()
-        tokenizer = self.vlm.tokenizer
         selected = [self.cases.samples[index] for index in failures]
         questions = other_questions(self.samples, self.verdicts, selected, seed=self.seed,
-                                    tokens=lambda text: len(tokenizer(text).input_ids))  # fmt: skip
+                                    tokens=lambda text: len(self.vlm.tokenizer(text).input_ids))  # fmt: skip
         return {
             PICTURE: [[] if twin < 0 else [self.prompts[twin]] for twin in twins],
             SENTENCE: [
@@ -187,18 +163,12 @@ class Examination:
             ],
         }
 
-    def _overruled_at(self, routes: Mapping[str, Any]) -> int:
-        """Return the layer for ablations: where the sentence has arrived at the verdict, else the middle."""
-        sentence = [row for row in routes["patching"] if row["other"] == SENTENCE]
-        arrived = arrives_at(sentence, POSITION, self.layers) if sentence else None
-        return arrived or self.layers[len(self.layers) // 2]  # layer 0 holds the same token in every case
-
     def _reversal(
         self, margins: np.ndarray, states: Residuals, directions: Sequence[Direction], layer: int
-    ) -> dict[str, Any]:
+    ) -> list[Row]:
         priors = prior_margins_of(self.vlm, self.prompts, self.prior, seed=self.seed)
-        share = prior_shares(margins, priors, self.cases.questions, self.estimator)
-        arms = {PRIOR: margins - share["weight"] * priors}
+        share, rows = interventions.prior_rows(margins, priors, self.cases.questions, self.estimator)
+        arms = {interventions.PRIOR: margins - share.weight * priors}
         fitted = {(direction.name, direction.layer, direction.kind): direction.vector for direction in directions}
         drawn = torch.randn(states.values.shape[-1], generator=torch.Generator().manual_seed(self.seed))
         vectors = {f"“{name}”": fitted.get((name, layer, KINDS[0])) for name in (WILL_REFUSE, WORDS)}
@@ -206,58 +176,54 @@ class Examination:
             if vector is not None:
                 level = float((states.at(POSITION, layer) @ vector).mean())
                 arms[f"{name} ablated"] = ablated_margins(self.vlm, self.prompts, vector, level, layer=layer)
-        rows = reversal_rows(margins, arms, self.cases.safe, self.estimator)
-        return {"prior": share | {"prior": self.prior}, "undo": rows, "ablated_at": layer}
+        return [*rows, *interventions.reversal_rows(margins, arms, self.cases.safe, self.estimator)]
 
 
 def spaced_layers(last: int, count: int) -> list[int]:
-    """At most ``count`` layers from 0 to ``last``, both included, as evenly as whole numbers allow."""
+    """Return at most ``count`` layers from 0 to ``last``, both included, as evenly as whole numbers allow."""
     return sorted({round(float(x)) for x in np.linspace(0, last, min(count, last + 1))})
 
 
 def cut_margins(
     vlm: "VLM", prompts: "Sequence[Prompt]", *, windows: Sequence[Sequence[int]], edges: Sequence[Edge] = EDGES
 ) -> Float[np.ndarray, "edge one_and_window row"]:
-    """Margins with each of ``edges`` cut in all layers, and in each of ``windows`` of them."""
-    every = [Cut([edge], layers) for edge in edges for layers in (None, *windows)]
+    """Return margins with each of ``edges`` cut in all layers, and in each of ``windows`` of them."""
+    cuts = [Cut([edge], layers) for edge in edges for layers in (None, *windows)]
 
-    def margins(places: list[int]) -> Tensor:
-        some = [prompts[place] for place in places]
-        return cut_scores(vlm, some, vlm.encode(some), every)[:, 1:]
+    def margins(indices: list[int]) -> Tensor:
+        batch = [prompts[index] for index in indices]
+        return cut_scores(vlm, batch, vlm.encode(batch), cuts)[:, 1:]
 
-    found = vlm.batches.measured(prompts, margins)
-    return found.T.double().numpy().reshape(len(edges), 1 + len(windows), len(prompts))
+    scores = vlm.batches.measured(prompts, margins)
+    return scores.T.double().numpy().reshape(len(edges), 1 + len(windows), len(prompts))
 
 
 def patch_effects(
-    vlm: "VLM",
-    clean: "Sequence[Prompt]",
-    others: "Sequence[Sequence[Prompt]]",
-    *,
-    positions: Sequence[Place],
+    vlm: "VLM", clean: "Sequence[Prompt]", others: "Sequence[Sequence[Prompt]]", *, positions: Sequence[Place],
     layers: Sequence[int],
-) -> tuple[PatchEffects | None, list[int]]:
-    """Patches each prompt with the first of its ``others`` that aligns with it; also which prompts have one.
+) -> tuple[PatchEffects | None, list[int]]:  # fmt: skip
+    """Patch each prompt with the first of its ``others`` that aligns with it.
 
-    The effects are None where no prompt has one.
+    Returns:
+        The effects (None if no prompt has an aligned one), and the prompts that have one.
     """
     partner: dict[int, Prompt] = {}
-    for row, some in enumerate(others):
-        aligned = (one for one in some if not misaligned(vlm, [clean[row]], [one], places=positions)[0])
-        if (found := next(aligned, None)) is not None:
-            partner[row] = found
+    for index, candidates in enumerate(others):
+        for other in candidates:
+            if not misaligned(vlm, [clean[index]], [other], places=positions)[0]:
+                partner[index] = other
+                break
     if not partner:
         return None, []
-    own = [clean[row] for row in partner]
-    effects = patch(vlm, own, list(partner.values()), places=positions, layers=layers)
-    return effects, list(partner)
+    aligned = [clean[index] for index in partner]
+    return patch(vlm, aligned, list(partner.values()), places=positions, layers=layers), list(partner)
 
 
 def prior_margins_of(vlm: "VLM", prompts: "Sequence[Prompt]", prior: str, *, seed: int) -> np.ndarray:
-    """The margin that each sentence has without its picture (``mitigation.prior_correction``)."""
+    """Return the margin that each sentence has without its picture (``mitigation.prior_correction``)."""
 
-    def margins(places: list[int]) -> Tensor:
-        return prior_margins(vlm, [prompts[place] for place in places], prior, seed=seed)
+    def margins(indices: list[int]) -> Tensor:
+        return prior_margins(vlm, [prompts[index] for index in indices], prior, seed=seed)
 
     return vlm.batches.measured(prompts, margins).double().numpy()
 
@@ -265,10 +231,11 @@ def prior_margins_of(vlm: "VLM", prompts: "Sequence[Prompt]", prior: str, *, see
 def ablated_margins(
     vlm: "VLM", prompts: "Sequence[Prompt]", vector: Float[Tensor, " width"], level: float, *, layer: int
 ) -> Float[np.ndarray, " row"]:
-    """Margins with the verdict's state at ``layer`` set to ``level`` along a unit ``vector``, the same for all cases.
+    """Return margins with the verdict's state at ``layer`` set to ``level`` along a unit ``vector`` in all cases.
 
-    With the mean of all cases as the level, what differs from case to case is gone and the states stay in their usual
-    range; projecting to zero would move every case by the same large step (Marshall et al. 2024, arXiv 2411.09003).
+    If the level is the mean of all cases, only what differs from case to case is gone, and the states stay in their
+    usual range. Projecting to zero would move every case by the same large step (Marshall et al. 2024, arXiv
+    2411.09003).
     """
 
     def edit(here: LayerStates) -> Tensor:

@@ -4,39 +4,41 @@ Margins in, rows out; no model is involved.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from experiments.metrics.bootstrap import percentile_interval
-from experiments.metrics.estimates import Entry, Resamples, first_lasting
+from experiments.metrics.estimates import Resamples, first_lasting
 from experiments.metrics.statistical_tests import mcnemar, wilson
-from experiments.studies.mechanism.cases import AnsweredCases, Selection
+from experiments.runs.results_table import Results, Row, group_of, row
+from experiments.studies.mechanism.cases import ARM, AnsweredCases, Selection
 from interp.hooks.residual import place_name
 from interp.segments import RowSegments
 from interp.tools.knockout import Edge
 from interp.tools.patching import LEAST_GAP, PatchEffects
-from mitigation.prior_correction import prior_share
+from mitigation.prior_correction import PriorShare, prior_share
 
-AS_IT_IS = "as it is"
 PRIOR = "sentence’s prior taken away"
+CONSTANT = "a constant that says Yes as often"
 ALL_LAYERS = "all"
+PICTURE, SENTENCE = "picture", "sentence"  # what another prompt differs in
 ARRIVED = 0.5  # of the way to the other prompt's margin
-PLACES = {"image": "picture", "user": "question", "pointing": "“this”", "other_words": "its other words",
-          "template": "template", "verdict": "verdict"}  # fmt: skip
-"""What the places that are patched are called."""
+POSITIONS = {"image": "picture", "user": "question", "pointing": "“this”", "other_words": "its other words",
+             "template": "template", "verdict": "verdict"}  # fmt: skip
+"""What the positions that are patched are called."""
 
 
-def pointing(row: RowSegments) -> list[int]:
-    """The columns of "this" and "these" in the question."""
-    return sorted({column for word in row.words if word.text.lower() in ("this", "these") for column in word.columns})
+def pointing(segments: RowSegments) -> list[int]:
+    """Return the columns of "this" and "these" in the question."""
+    words = (word for word in segments.words if word.text.lower() in ("this", "these"))
+    return sorted({column for word in words for column in word.columns})
 
 
-def other_words(row: RowSegments) -> list[int]:
-    """The columns of a question that says "this" or "these", without them."""
-    points = pointing(row)
-    return sorted(set(row.columns("user")) - set(points)) if points else []
+def other_words(segments: RowSegments) -> list[int]:
+    """Return the columns of a question that says "this" or "these", without them."""
+    points = pointing(segments)
+    return sorted(set(segments.columns("user")) - set(points)) if points else []
 
 
 def knockout_rows(
@@ -48,74 +50,85 @@ def knockout_rows(
     *,
     edges: Sequence[Edge],
     windows: Sequence[str],
-) -> list[dict[str, Any]]:
-    """A row for each edge and window of layers (named by ``windows``): what cutting it does to the selected cases.
+) -> list[Row]:
+    """Return what cutting each edge in each window of layers (named by ``windows``) does to the selected cases.
 
-    ``failures`` and ``successes`` are the mean change of the margin towards the truth, ``difference`` is theirs.
-    ``auroc`` is that of members and twins with the edge cut, ``change`` its difference from before, and ``right`` the
-    share of failures whose margin then lies on the truth's side. The rows of ``cut`` are ``selection.everyone``.
+    ``knockout_margin`` is the mean change of the margin towards the truth, of failures, of successes, and their
+    difference. ``knockout_right`` is the share of failures whose margin is then on the truth's side. ``knockout_auroc``
+    is over members and twins. The rows of ``cut`` are ``selection.everyone``.
     """
     towards = np.where(cases.safe, 1.0, -1.0)
-    fails, successes = (np.isin(np.arange(len(margins)), of) for of in (selection.failures, selection.successes))
+    members = selection.failures, selection.successes
+    fails, successes = (np.isin(np.arange(len(margins)), chosen) for chosen in members)
     rows = []
     for edge, by_window in zip(edges, cut, strict=True):
         for name, values in zip(windows, by_window, strict=True):
-            now = np.full(len(margins), np.nan)
-            now[selection.everyone] = values
-            moved = towards * (now - margins)
-            rows.append({
-                "edge": f"{edge[0]} → {edge[1]}",
-                "layers": name,
-                "failures": estimator.effect(moved, fails),
-                "successes": estimator.effect(moved, successes),
-                "difference": estimator.gap(moved, fails, successes),
-                "right": estimator.mean((towards * now > 0).astype(float), fails),
-                "auroc": estimator.auroc(now, cases.safe),
-                "change": estimator.auroc_change(margins, now, cases.safe),
-            })  # fmt: skip
+            after = np.full(len(margins), np.nan)
+            after[selection.everyone] = values
+            moved = towards * (after - margins)
+            key = {"arm": f"{edge[0]} → {edge[1]} cut", "group": group_of(layers=name)}
+            changes = {"failures": estimator.effect(moved, fails), "successes": estimator.effect(moved, successes),
+                       "failures − successes": estimator.gap(moved, fails, successes)}  # fmt: skip
+            rows += [
+                *(row("knockout_margin", **key, against=ARM, subset=subset, entry=entry)
+                  for subset, entry in changes.items()),
+                row("knockout_right", **key, subset="failures",
+                    entry=estimator.mean((towards * after > 0).astype(float), fails)),
+                row("knockout_auroc", **key, entry=estimator.auroc(after, cases.safe)),
+                row("knockout_auroc", **key, against=ARM, entry=estimator.auroc_change(margins, after, cases.safe)),
+            ]  # fmt: skip
     return rows
 
 
 def patching_rows(
-    effects: PatchEffects, rows: Int[np.ndarray, " pair"], estimator: Resamples, *, other: str
-) -> list[dict[str, Any]]:
-    """A row for each position and layer: how much of the way to the other prompt's margin its states there bring.
+    effects: PatchEffects, members: Int[np.ndarray, " pair"], estimator: Resamples, *, other: str
+) -> list[Row]:
+    """Return how much of the way to the other prompt's margin its states bring, for each position and layer.
 
     The mean over pairs weighs each by the distance of its two margins (Σ moved / Σ gap, both counted towards the
-    other): where they hardly differ, there is hardly anything to bring. Pairs less than ``LEAST_GAP`` apart are left
-    out, and so are a place that no pair has and image tokens in layers that the picture is added behind again. ``rows``
-    are the clean prompts' cases.
+    other): if they hardly differ, there is hardly anything to bring. Left out are pairs less than ``LEAST_GAP`` apart,
+    a position that no pair has, and image tokens in layers after which the picture is added again. The clean prompts'
+    cases are ``members``. ``patching_gap`` is the mean distance between the two margins of a pair, in logits.
     """
     gap = (effects.other - effects.clean).double().numpy()
+    distance = np.full(estimator.cases, np.nan)
+    distance[members] = np.abs(gap)
     gap = np.where(np.abs(gap) < LEAST_GAP, np.nan, gap)
-    found = []
+    rows = [row("patching_gap", arm=ARM, group=group_of(other=other), entry=estimator.mean(distance))]
     for i, position in enumerate(effects.places):
         for j, layer in enumerate(effects.layers):
             if not bool(effects.moved[i, j].isfinite().any()):
                 continue
             top, bottom = np.full((2, estimator.cases), np.nan)
-            top[rows] = np.sign(gap) * effects.moved[i, j].double().numpy()
-            bottom[rows] = np.abs(gap)
-            effect = estimator.ratio(top, bottom)
-            found.append({"other": other, "place": place_name(position), "layer": layer, "effect": effect})
-    return found
+            top[members] = np.sign(gap) * effects.moved[i, j].double().numpy()
+            bottom[members] = np.abs(gap)
+            group = group_of(other=other, position=place_name(position), layer=layer)
+            rows.append(row("patching_effect", arm=ARM, group=group, entry=estimator.ratio(top, bottom)))
+    return rows
 
 
-def mean_gap(effects: PatchEffects, rows: Int[np.ndarray, " pair"], estimator: Resamples) -> Entry:
-    """The mean distance between the margins of a pair's two members, in logits."""
-    values = np.full(estimator.cases, np.nan)
-    values[rows] = (effects.other - effects.clean).abs().double().numpy()
-    return estimator.mean(values)
+def effect_at(results: Results, other: str, position: str, layer: int) -> Row | None:
+    """Return one effect of ``patching_rows``."""
+    return results.get(ARM, "patching_effect", group=group_of(other=other, position=position, layer=layer))
 
 
-def twin_gaps(
+def arrives_at(
+    results: Results, other: str, position: str, layers: Sequence[int], *, share: float = ARRIVED
+) -> int | None:
+    """Return the first layer from which on patching only ``position`` brings at least ``share``; None if none does."""
+    effects = [effect_at(results, other, position, layer) for layer in layers]
+    first = first_lasting([int(((effect and effect.value) or 0.0) >= share) for effect in effects], 1)
+    return None if first is None else layers[first]
+
+
+def twin_rows(
     margins: Float[np.ndarray, " case"], cases: AnsweredCases, twin: Int[np.ndarray, " case"], estimator: Resamples
-) -> dict[str, Entry]:
-    """What the picture adds under one sentence, beside what sentences add.
+) -> list[Row]:
+    """Return what the picture adds under one sentence, compared with what sentences add.
 
-    ``gap`` is the mean margin of the safe minus the unsafe member of a pair, in logits, ``ranked`` the share of pairs
-    in the right order, ``apart`` the distance of the two in either direction, and ``spread`` the distance of cases of
-    different sentences. ``difference`` is spread − apart. ``twin`` is each case's twin, −1 without one.
+    ``twin_gap`` is the mean margin of the safe minus the unsafe member of a pair, in logits. ``twins_ordered`` is the
+    share of pairs in the right order. ``margin_distance`` is the distance of the two in either direction, and that of
+    cases of different sentences. ``twin`` is the twin of each case, −1 without one.
     """
     gap = np.where(cases.safe & (twin >= 0), margins - margins[twin], np.nan)
     codes = np.unique(cases.questions, return_inverse=True)[1]
@@ -124,27 +137,15 @@ def twin_gaps(
     others = sizes * (codes[:, None] != np.arange(len(sizes)))
     away = np.abs(margins[:, None] - np.bincount(codes, margins) / sizes)
     spread = (away * others).sum(1) / np.maximum(others.sum(1), 1) if len(sizes) > 1 else np.full(len(codes), np.nan)
-    return {
-        "gap": estimator.effect(gap),
-        "apart": estimator.mean(np.abs(gap)),
-        "ranked": estimator.mean(np.where(np.isnan(gap), np.nan, gap > 0)),
-        "spread": estimator.mean(spread),
-        "difference": estimator.further(spread, np.abs(gap)),
-    }
-
-
-def effect_at(rows: Sequence[dict[str, Any]], position: str, layer: int) -> Entry:
-    """One effect of ``patching_rows``."""
-    return next(row["effect"] for row in rows if (row["place"], row["layer"]) == (position, layer))
-
-
-def arrives_at(
-    rows: Sequence[dict[str, Any]], position: str, layers: Sequence[int], *, share: float = ARRIVED
-) -> int | None:
-    """The first layer from which on patching ``position`` alone brings at least ``share``; None where none does."""
-    reached = [int((effect_at(rows, position, layer)["value"] or 0.0) >= share) for layer in layers]
-    first = first_lasting(reached, 1)
-    return None if first is None else layers[first]
+    sentences, pictures = group_of(between="sentences"), group_of(between="pictures")
+    difference = estimator.further(spread, np.abs(gap))
+    return [
+        row("twin_gap", arm=ARM, against="unsafe twins", entry=estimator.effect(gap)),
+        row("twins_ordered", arm=ARM, entry=estimator.mean(np.where(np.isnan(gap), np.nan, gap > 0))),
+        row("margin_distance", arm=ARM, group=pictures, entry=estimator.mean(np.abs(gap))),
+        row("margin_distance", arm=ARM, group=sentences, entry=estimator.mean(spread)),
+        row("margin_distance", arm=ARM, group=sentences, against="pictures", entry=difference),
+    ]
 
 
 def reversal_rows(
@@ -152,29 +153,30 @@ def reversal_rows(
     arms: Mapping[str, Float[np.ndarray, " case"]],
     safe: Bool[np.ndarray, " case"],
     estimator: Resamples,
-) -> list[dict[str, Any]]:
-    """A row for each arm (name → margins), the model as it is first; a case is called safe where its margin is above 0.
+) -> list[Row]:
+    """Return the AUROC of the model as it is and of each arm (name → margins), and what becomes of the verdicts.
 
-    ``change`` is the AUROC minus that of the margins as they are, on the same cases. ``fixed`` wrong answers turn right
-    and ``broken`` right ones wrong. ``shift`` is what a constant does that is added to every margin and says Yes as
-    often: it moves the threshold and discriminates no better.
+    A case is called safe if its margin is above 0. ``undo_mended`` is the share of wrong answers that turn right,
+    ``undo_broken`` that of right answers that turn wrong. The rule ``CONSTANT`` has what a constant does that is added
+    to every margin and says Yes as often: it moves the threshold and discriminates no better.
     """
     rows = []
-    for name, now in {AS_IT_IS: margins, **arms}.items():
-        yes = int((now > 0).sum())
-        rows.append({
-            "arm": name,
-            "auroc": estimator.auroc(now, safe),
-            "change": None if name == AS_IT_IS else estimator.auroc_change(margins, now, safe),
-            "yes": yes / len(now),
-            **_flips(margins, now, safe, estimator),
-            "shift": _flips(margins, shifted_margins(margins, yes), safe, estimator),
-        })  # fmt: skip
+    for name, after in {ARM: margins, **arms}.items():
+        yes = int((after > 0).sum())
+        rows += [
+            row("undo_auroc", arm=name, entry=estimator.auroc(after, safe)),
+            row("undo_yes_rate", arm=name, value=yes / len(after)),
+            *_flips(name, margins, after, safe, estimator),
+            *_flips(name, margins, shifted_margins(margins, yes), safe, estimator, rule=CONSTANT),
+        ]
+        if name != ARM:
+            change = estimator.auroc_change(margins, after, safe)
+            rows.append(row("undo_auroc", arm=name, against=ARM, entry=change))
     return rows
 
 
 def shifted_margins(margins: Float[np.ndarray, " case"], yes: int) -> Float[np.ndarray, " case"]:
-    """The margins plus the constant with which ``yes`` of them are above 0 (but for ties)."""
+    """Return the margins plus the constant with which ``yes`` of them are above 0 (but for ties)."""
     ordered = np.sort(margins)[::-1]
     if yes <= 0:
         return margins - ordered[0] - 1.0
@@ -183,25 +185,23 @@ def shifted_margins(margins: Float[np.ndarray, " case"], yes: int) -> Float[np.n
     return margins - (edge + below) / 2
 
 
-def _flips(before: np.ndarray, after: np.ndarray, safe: np.ndarray, estimator: Resamples) -> dict[str, Any]:
-    was, now = (before > 0) == safe, (after > 0) == safe
-    flips = mcnemar(was, now)
-    wrong, right = int((~was).sum()), int(was.sum())
-    return {
-        "fixed": flips.fixed,
-        "wrong": wrong,
-        "fixed_interval": wilson(flips.fixed, wrong, clusters=estimator.bootstrap.clusters(~was)),
-        "broken": flips.broken,
-        "right": right,
-        "broken_interval": wilson(flips.broken, right, clusters=estimator.bootstrap.clusters(was)),
-        "p": flips.p,
-    }
+def _flips(
+    arm: str, before: np.ndarray, after: np.ndarray, safe: np.ndarray, estimator: Resamples, *, rule: str = ""
+) -> list[Row]:
+    was, is_right = (before > 0) == safe, (after > 0) == safe
+    flips, rows = mcnemar(was, is_right), []
+    for quantity, count, where in (("undo_mended", flips.fixed, ~was), ("undo_broken", flips.broken, was)):
+        n, clusters = int(where.sum()), estimator.bootstrap.clusters(where)
+        low, high = wilson(count, n, clusters=clusters) or (None, None)
+        rows.append(row(quantity, arm=arm, rule=rule, value=count / n if n else None, low=low, high=high, n=n,
+                        clusters=clusters, p=flips.p))  # fmt: skip
+    return rows
 
 
-def prior_shares(
+def prior_rows(
     margins: np.ndarray, priors: np.ndarray, questions: np.ndarray, estimator: Resamples
-) -> dict[str, Any]:
-    """``mitigation.prior_correction.prior_share`` of the cases, with a bootstrap interval of R²."""
+) -> tuple[PriorShare, list[Row]]:
+    """Return ``mitigation.prior_correction.prior_share`` of the cases, and R² with a bootstrap interval."""
     share = prior_share(margins, priors, questions.tolist())
     bootstrap = estimator.bootstrap
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -210,7 +210,7 @@ def prior_shares(
         ]
         explained = np.array([table[0, 1] ** 2 / (table[0, 0] * table[1, 1]) for table in covariances])
     clusters = bootstrap.clusters()
-    interval = percentile_interval(np.where(np.isfinite(explained), explained, np.nan), clusters=clusters)
-    low, high = interval or (None, None)
-    r2 = {"value": share.explained, "low": low, "high": high, "n": len(margins), "clusters": clusters}
-    return {**share._asdict(), "r2": r2}
+    explained[~np.isfinite(explained)] = np.nan
+    low, high = percentile_interval(explained, clusters=clusters) or (None, None)
+    r2 = row("prior_r2", arm=ARM, value=share.explained, low=low, high=high, n=len(margins), clusters=clusters)
+    return share, [r2, row("prior_weight", arm=ARM, value=share.weight)]

@@ -1,7 +1,7 @@
 """``+exp=mechanism``: why the baseline fails, by causal tools on its failures and matched successes.
 
-In the run's directory, beside the baseline's study: ``mechanism.json`` (all numbers and the sentences),
-``figures/mechanism.svg`` and ``.png``, and a section of the report.
+In the run's directory: rows in ``results.csv``, ``mechanism.json`` (settings, counts and conclusions),
+``figures/mechanism_*.svg`` and ``.png``, and a section of the report.
 """
 
 from dataclasses import asdict, dataclass
@@ -13,17 +13,13 @@ from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.looking_inside import Presented, look_inside
-from experiments.report.sections import Section, SectionFigure
-from experiments.report.sentences.mechanism import notes, sentences, told_first
+from experiments.report.sections import Section
+from experiments.report.text import lines
+from experiments.runs.results_table import Results, Row
 from interp.errors import UserError
 from mitigation.validation import check_prior
 
 NAME = "mechanism"
-ALT = ("Four panels: what linear probes read at each residual layer; the Yes/No margin that each layer "
-       "would give, for failures and successes; how much of another picture's or sentence's answer each place brings "
-       "at each layer; and the AUROC with what overrules the picture taken away.")  # fmt: skip
-CAPTION = ("Probes by layer; the margin by layer (bands and bars: 95% intervals over clusters); failures run "
-           "with another prompt's states, place by place and layer by layer; what is taken away.")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -67,29 +63,33 @@ class Mechanism:
             work.conclude([Analysis(NAME, "the mechanism was not examined", self._examined)])
 
     def _examined(self, work: study.Study) -> list[RenderableType]:
-        """Writes mechanism.json, the figure and the report's section; what to print."""
-        from experiments.studies.mechanism import figure, tables
-        from experiments.studies.mechanism.controls import UNTRAINED
+        """Write rows, mechanism.json, figures and the report's section, and return what to print."""
         from experiments.studies.mechanism.examination import Examination
-        from experiments.studies.mechanism.findings import findings
+        from experiments.studies.mechanism.figure import figures
+        from experiments.studies.mechanism.probes import UNTRAINED
+        from experiments.studies.mechanism.tables import tables
 
         records = work.records()
         options = asdict(self) | {"draws": min(self.draws, work.run.draws)}
-        settings = options | {"untrained": UNTRAINED}
 
-        def examine() -> dict[str, Any]:
-            result = Examination(work.vlm, work.samples, records, seed=work.run.seed, **options).examine()
-            found = findings(result)
-            texts = {"sentences": sentences(found), "notes": notes(result)}
-            return result | {"findings": [finding.as_json() for finding in found]} | texts
-
-        def present(result: dict[str, Any]) -> Presented:
+        def present(details: dict[str, Any], results: Results) -> Presented:
             title = f"Why it fails: {work.model_title} on {work.run.benchmark.name}"
-            numbered = [f"{number}. {sentence}" for number, sentence in enumerate(told_first(result), start=1)]
-            figures = {NAME: SectionFigure(figure.draw(result), ALT, CAPTION)}
-            section = Section(title, numbered, tables.tables(result), note=" ".join(result["notes"]))
-            return section, figures
+            notes = " ".join(lines(NAME, part="notes", results=results, details=details))
+            section = Section(title, sentences(details, results), tables(details, results), note=notes)
+            return section, figures(details, results)
+
+        def examine() -> tuple[dict[str, Any], list[Row]]:
+            return Examination(work.vlm, work.samples, records, seed=work.run.seed, **options).examine()
 
         answers = [(record["case"], record["verdict"]) for record in records]
         status = "causal tools on failures and matched successes"
-        return look_inside(work, NAME, settings, work.samples, examine, present, status=status, of=answers)
+        return look_inside(work, NAME, options | {"untrained": UNTRAINED}, work.samples, examine, present,
+                           status=status, of=answers)  # fmt: skip
+
+
+def sentences(details: dict[str, Any], results: Results) -> list[str]:
+    """Return a numbered sentence for each question; those that cannot be told come last."""
+    answered = lines(NAME, part="answers", results=results, details=details)
+    untold = [conclusion == "cannot be told" for conclusion in details["conclusions"].values()]
+    in_order = [line for _, line in sorted(zip(untold, answered, strict=True), key=lambda pair: pair[0])]
+    return [f"{number}. {line}" for number, line in enumerate(in_order, start=1)]

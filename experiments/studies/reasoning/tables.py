@@ -1,128 +1,61 @@
-"""reasoning.json as tables, for the report and the terminal."""
+"""The study's rows as tables and figures, for report and terminal."""
 
-from collections.abc import Mapping
-from typing import Any
+import pandas as pd
 
+from experiments.report.figures import SCREEN, Line, Mark, lines_by_layer, points
 from experiments.report.numbers import fixed, percent
-from experiments.report.sentences.reasoning import DIFFERS
-from experiments.report.table import Cell, Column, Table, change, estimate, percentage
+from experiments.report.sections import SectionFigure
+from experiments.report.tables import pivot, unit
+from experiments.runs.results_table import Results, Row, group_of
+from experiments.studies.reasoning.decision_curve import ARM, EXCHANGED, OWN, SHARES, TRUTH
+from experiments.studies.reasoning.mediation import DIRECT, EFFECT, SHARE, THROUGH
 
-Result = Mapping[str, Any]
-
-
-def tables(result: Result, metrics: Result) -> list[Table]:
-    """Every table that has rows; ``metrics`` are the run's, of its arms."""
-    found = [
-        arms(metrics),
-        curve(result),
-        *(mediation(result, differs) for differs in result["mediation"]),
-        said(result),
-        looks(result),
-    ]
-    return [table for table in found if table.rows]
+unit(EFFECT, 2)
 
 
-def arms(metrics: Result) -> Table:
-    """How long each arm thinks, and what its verdicts are worth."""
-    thoughts = metrics.get("thoughts") or {}
-
-    def cells(arm: str, one: Result) -> dict[str, str | Cell]:
-        matched, within = one.get("matched_over_safety") or {}, one.get("auroc_within") or {}
-        told = thoughts.get(arm) or {}
-        return {
-            "arm": arm,
-            "cases": str(one["n"]),
-            "with a thought": str(told.get("thought", 0)),
-            "tokens": "–" if told.get("tokens") is None else fixed(told["tokens"], 1),
-            "cut off": str(told.get("cut_off", 0)),
-            "AUROC": "–" if one.get("auroc") is None else fixed(one["auroc"], 2),
-            "within sentences": "–" if within.get("value") is None else fixed(within["value"], 2),
-            "answered at equal strictness": "–" if matched.get("value") is None else f"{percent(matched['value'])}%",
-        }
-
-    return Table.of(
-        "How long arms think (mean tokens of a thought, its marks included), and what their verdicts are worth.",
-        (cells(arm, one) for arm, one in metrics["arms"].items()),
-        layout=[Column("arm", "left", fold=16)],
-    )
-
-
-def curve(result: Result) -> Table:
-    """The order within sentences by place and label."""
-    return Table.of(
-        "When it was decided: of two cases of one sentence, how often the margin, with the thought broken off and "
-        "closed there, puts the one first that is in the end called safe (its own verdict) or is (the truth).",
-        (
-            {
-                "by": row["label"],
-                "thought left": f"{percent(row['place'], 0)}%",
-                "pairs": str(row["order"]["pairs"]),
-                "right order": percentage(row["order"]) if row["order"]["value"] is not None else "–",
-                "more than with none": change(row["change"]) if row["place"] else "",
-                "exchanged cases": percentage(row["permuted"]) if row["permuted"]["value"] is not None else "–",
-                "sign agrees": percentage(row["agrees"]),
-            }
-            for row in result["curve"]
+def tables(results: Results) -> list[pd.DataFrame]:
+    """Return every table that has rows."""
+    listed = [
+        pivot(
+            results.select(quantity=("decision_order", "decision_sign")),
+            {"by": lambda row: row.part("by"), "thought left (%)": lambda row: percent(float(row.part("left")), 0)},
+            _decision, title="When it was decided",
+            note="In %. Right order: of two cases of one sentence, the margin of the thought broken off there puts the "
+            "case first that the model says Yes to in the end (its own verdict), or the safe case (the truth).",
         ),
-        layout=[Column("by", "left", fold=16)],
-    )
-
-
-def mediation(result: Result, differs: str) -> Table:
-    """Total, through and direct, by what stands for the thought."""
-    block = result["mediation"][differs]
-
-    def cells(row: Result) -> dict[str, str | Cell]:
-        orders = " / ".join(estimate(one, sign=True).value for one in row["orders"])
-        return {
-            "thought": row["mediator"],
-            "part": row["part"],
-            "n": str(row["effect"]["n"]),
-            "logits": estimate(row["effect"], sign=True),
-            "its two orders": orders or "–",
-            "of the total": percentage(row["share"]) if row["share"] else "–",
-        }
-
-    return Table.of(
-        f"What the thought carries: {DIFFERS[block['shares']].rstrip(',')}, {block['pairs']} pairs; margins with own "
-        "and exchanged thoughts.",
-        map(cells, block["rows"]),
-        layout=[Column("thought", "left", fold=16), Column("part", "left", fold=18)],
-    )
-
-
-def said(result: Result) -> Table:
-    """What thoughts name, what they call the request, and the answer."""
-    return Table.of(
-        "What thoughts say and answers do (cases): the thing named, the request called, the verdict.",
-        (
-            {
-                "cases": row["subset"].replace("_", " "),
-                "names": row["names"] or "not known",
-                "calls it": row["calls"],
-                "answers": row["answers"],
-                "n": str(row["n"]),
-            }
-            for row in result["said"]
+        pivot(
+            [row for row in results.select(quantity=(EFFECT, SHARE)) if not row.part("order")],
+            {"another": lambda row: row.part("differs"), "thought": lambda row: row.part("thought"),
+             "part": lambda row: row.part("part")},
+            lambda row: "logits" if row.quantity == EFFECT else "of the total (%)", title="What the thought carries",
+            note="Difference of the margins of a safe and an unsafe case, with exchanged thoughts.",
         ),
-        layout=[Column(name, "left") for name in ("cases", "names", "calls it", "answers")],
-    )
+    ]  # fmt: skip
+    return [frame for frame in listed if len(frame)]
 
 
-def looks(result: Result) -> Table:
-    """The picture's share of attention along the thought."""
-    return Table.of(
-        "Where it looks: the picture's share of attention (without the sink, mean of layers and heads), in %.",
-        (
-            {
-                "while it writes": row["place"] if row["place"] == "verdict" else f"{row['place']} of the thought",
-                "n": str(row["all"]["n"]),
-                "all": percentage(row["all"]),
-                "failures": percentage(row["failures"]) if row["failures"]["value"] is not None else "–",
-                "successes": percentage(row["successes"]) if row["successes"]["value"] is not None else "–",
-                "failures − successes": change(row["gap"]),
-            }
-            for row in result["looks"]["rows"]
-        ),
-        layout=[Column("while it writes", "left", fold=20)],
-    )
+def figures(results: Results) -> dict[str, SectionFigure]:
+    """Return the decision curve and mediation."""
+    curves = [
+        Line(name, [100 * share for share in SHARES],
+             [results.get(ARM, "decision_order", group=group_of(by=name, left=share)) for share in SHARES])
+        for name in (OWN, TRUTH)
+    ]  # fmt: skip
+    decision = lines_by_layer({"": curves}, x="% of the thought’s sentences left", y="right order (AUROC)", guide=0.5)
+    drawn = {"reasoning_decision": SectionFigure(decision, "When it was decided. The numbers are in the table.")}
+    parts = [row for row in results.select(quantity=EFFECT) if row.part("part") in (THROUGH, DIRECT)]
+    marks = [
+        Mark(f"{row.part('differs')}, {row.part('thought')}: {row.part('part')}", row.value, row.interval)
+        for row in parts if not row.part("order")
+    ]  # fmt: skip
+    if marks:
+        mediation = points(marks, x="part of the difference, in logits", digits=2, form=SCREEN._replace(name_length=60))
+        alt = f"What the thought carries. {'; '.join(f'{mark.name} {fixed(mark.x, 2)}' for mark in marks)}."
+        drawn["reasoning_mediation"] = SectionFigure(mediation, alt, "What another picture or sentence changes.")
+    return drawn
+
+
+def _decision(row: Row) -> str:
+    if row.quantity == "decision_sign":
+        return "sign agrees"
+    return EXCHANGED if row.arm == EXCHANGED else "more than with none" if row.against else "right order"

@@ -1,7 +1,7 @@
-"""Thoughts as tokens: where their sentences end, and the margin behind a thought that is put into an answer's place.
+"""Thoughts as tokens: where their sentences end, and the margin after a thought that is put before an answer.
 
-A thought is closed as the model closed it, and with what stood between its end and the verdict, since the first token
-behind a thought need not be the verdict.
+A thought is closed as the model closed it, with the tokens between its end and the verdict: the first token after a
+thought need not be the verdict.
 """
 
 import re
@@ -102,14 +102,15 @@ def thought_in(vlm: "VLM", generation: "Generation", row: int) -> Thought | None
 def margins_behind(
     vlm: "VLM", prompts: "Sequence[Prompt]", thoughts: Sequence[Thought]
 ) -> Float[np.ndarray, " prompt"]:
-    """The verdict's margin of each prompt behind the thought at its place, by one forward each."""
-    found = np.full(len(prompts), np.nan)
-    for answers in dict.fromkeys((tuple(one.answers.yes), tuple(one.answers.no)) for one in thoughts):
-        places = [at for at, one in enumerate(thoughts) if (tuple(one.answers.yes), tuple(one.answers.no)) == answers]
+    """Return the verdict's margin of each prompt after the thought of the same index, by one forward each."""
+    margins = np.full(len(prompts), np.nan)
+    answers = [(tuple(thought.answers.yes), tuple(thought.answers.no)) for thought in thoughts]
+    for ids in dict.fromkeys(answers):
 
-        def margin(logits: "Tensor", of: tuple[Tokens, Tokens] = answers) -> "Tensor":
-            return margin_of(logits[:, list(of[0])], logits[:, list(of[1])])
+        def margin(logits: "Tensor", ids: tuple[Tokens, Tokens] = ids) -> "Tensor":
+            return margin_of(logits[:, list(ids[0])], logits[:, list(ids[1])])
 
-        begun = [replace(prompts[at], begun=thoughts[at].begun()) for at in places]
-        found[places] = vlm.batches.scores(begun, metric=margin).numpy()
-    return found
+        rows = [row for row, each in enumerate(answers) if each == ids]
+        begun = [replace(prompts[row], begun=thoughts[row].begun()) for row in rows]
+        margins[rows] = vlm.batches.scores(begun, metric=margin).numpy()
+    return margins

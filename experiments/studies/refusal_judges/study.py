@@ -8,7 +8,7 @@ from rich.console import Console
 
 from experiments.config import Run
 from experiments.report import judge_card
-from experiments.report.table import Table, say, terminal
+from experiments.report.tables import in_terminal, say, table
 from experiments.runs.resumption import open_run
 from experiments.studies.refusal_judges.agreement import annotators, by_language, judged_by, measured, offline_judges
 from experiments.studies.refusal_judges.labelled import read_labelled
@@ -43,7 +43,7 @@ class JudgeCard:
             path = store.path / "judge_card.json"
             path.write_text(f"{_lines(card)}\n", encoding="utf-8")
             store.finish()
-        tables = [terminal(Table.of(title, rows)) for title, rows in judge_card.tables(card).items()]
+        tables = [in_terminal(table(rows, title=title)) for title, rows in judge_card.tables(card).items()]
         say(judge_card.TITLE, *tables, judge_card.METHOD, judge_card.ATTRIBUTION, f"judge card: {path}")
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from experiments.metrics.yes_no.answers import align, scored_and_controls
 from safetensors import safe_open
 
 from experiments.api.config import ApiConfig
 from experiments.api.contrast import margin_of_lists, words_in
 from experiments.api.engine_model import write_engine_model
 from experiments.api.model import ApiModel
-from experiments.metrics.yes_no.answers import align, scored_and_controls
 from interp.checkpoints.config import ModelConfig
 from interp.errors import UserError
 from interp.loading import load

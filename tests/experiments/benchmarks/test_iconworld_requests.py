@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from experiments.report.words import foreign
 
 from experiments.benchmarks.checks import checked
 from experiments.benchmarks.iconworld import IconWorld, IconWorldRequests
 from experiments.command_line.help_page import top_level_options
 from experiments.judges.refusal_classifier import RefusalClassifier
 from experiments.judges.refusal_rules import RefusalRule
-from experiments.report.words import foreign
 from experiments.types import Item, Judge, Sample, Verdict
 from interp.errors import UserError
 from tests.experiments.benchmarks.test_iconworld import SPLITS, best_guess

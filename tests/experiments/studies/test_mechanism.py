@@ -1,6 +1,6 @@
-"""The mechanism's analyses on arrays whose answer is known, and its sentences whichever way the numbers layer."""
+"""The mechanism's analyses on arrays whose answer is known, and its sentences for each conclusion."""
 
-import copy
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +10,11 @@ import torch
 from scipy.stats import t as student_t
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from experiments.metrics.claims import claim_of, side
 from experiments.metrics.estimates import Resamples, first_lasting
-from experiments.metrics.findings import Answer, side, statement
-from experiments.report.sentences.mechanism import notes, sentences
-from experiments.report.table import terminal
-from experiments.studies.mechanism import figure, tables
+from experiments.report.tables import in_terminal
+from experiments.report.text import lines
+from experiments.runs.results_table import Results, Row, group_of, row
 from experiments.studies.mechanism.cases import (
     AnsweredCases,
     Selection,
@@ -23,12 +23,12 @@ from experiments.studies.mechanism.cases import (
     select,
     twin_indices,
 )
-from experiments.studies.mechanism.controls import ONE_TRUTH, control_rows, holds, holds_from, of_claim
-from experiments.studies.mechanism.directions import alarm_effect
+from experiments.studies.mechanism.directions import alarm_rows
 from experiments.studies.mechanism.examination import ablated_margins, spaced_layers
-from experiments.studies.mechanism.findings import findings
+from experiments.studies.mechanism.figure import figures
+from experiments.studies.mechanism.findings import conclusions
 from experiments.studies.mechanism.interventions import (
-    AS_IT_IS,
+    CONSTANT,
     PRIOR,
     arrives_at,
     effect_at,
@@ -36,13 +36,30 @@ from experiments.studies.mechanism.interventions import (
     other_words,
     patching_rows,
     pointing,
-    prior_shares,
+    prior_rows,
     reversal_rows,
     shifted_margins,
-    twin_gaps,
+    twin_rows,
 )
-from experiments.studies.mechanism.probes import lens_rows, probe_rows
-from experiments.studies.mechanism.study import Mechanism
+from experiments.studies.mechanism.probes import (
+    AS_RANDOM,
+    CLAIMS,
+    CLUSTER,
+    KIND,
+    NO_CONCEPT,
+    NO_GUESS,
+    NO_RANDOM,
+    ONE_TRUTH,
+    SENTENCE,
+    TARGETS,
+    YES,
+    holds,
+    holds_from,
+    lens_rows,
+    probe_rows,
+)
+from experiments.studies.mechanism.study import Mechanism, sentences
+from experiments.studies.mechanism.tables import tables
 from experiments.types import Sample
 from interp.errors import UserError
 from interp.hooks.residual import Residuals
@@ -51,6 +68,8 @@ from interp.tools.patching import PatchEffects
 from interp.vlm import VLM, Prompt
 from tests.planted import coloured
 from tests.tiny import picture
+
+BASE = "baseline"
 
 
 class Plain:
@@ -99,7 +118,7 @@ def test_entries_are_what_a_slow_bootstrap_gives() -> None:
     assert (found["value"] - found["low"], found["high"] - found["value"]) == pytest.approx((reach, reach))
     change = some.auroc_change(score, 2 * score, positive)
     assert (change["value"], change["low"], change["high"]) == (0, 0, 0)
-    assert change["statement"] == "no change"
+    assert change["claim"] == "no relevant difference"
     two = Resamples.of({"cluster": clusters, "template": clusters % 11, "concept": clusters}, draws=400, seed=1)
     wide = two.gap(values, positive, ~positive)
     assert wide["high"] - wide["low"] >= found["high"] - found["low"]
@@ -108,7 +127,7 @@ def test_entries_are_what_a_slow_bootstrap_gives() -> None:
 def test_what_is_missing_is_left_out_and_one_cluster_gives_no_interval() -> None:
     some = Resamples.of_names(["a", "a", "b", "b"], draws=50, seed=0)
     few = some.gap(np.array([1.0, 1, 5, 5]), np.arange(4) < 2, np.arange(4) >= 2)
-    assert (few["value"], few["low"], few["clusters"], few["statement"]) == (-4, None, 1, "too few")
+    assert (few["value"], few["low"], few["clusters"], few["claim"]) == (-4, None, 1, "too few cases")
     found = some.mean(np.array([1.0, np.nan, 3.0, np.nan]))
     assert (found["value"], found["n"], found["clusters"]) == (2, 2, 2)
     assert some.mean(np.array([1.0, 3.0, np.nan, np.nan]))["low"] is None
@@ -163,20 +182,41 @@ def test_probes_find_what_is_planted_where_it_is_planted() -> None:
     states[1, 1, :, 0] += 6 * cases.safe  # truth at the verdict, layer 1 alone
     for thing in range(3):  # concept at the picture, both layers
         states[0, :, :, thing] += 8 * (np.arange(96) // 2 % 3 == thing)
-    read = Residuals(torch.from_numpy(states).float(), ("image", "verdict"), (0, 1))
-    rows = probe_rows(read, cases, np.zeros(96), Resamples.of_names(cases.clusters, draws=100, seed=0), seed=0)
+    results, _ = curves(cases, states)
     read_at = {
-        (row["quantity"], row["place"], row["layer"]) for row in rows
-        if row["quantity"] != "verdict" and row["low"] > max(row["control"], 1 / row["classes"]) + 0.1
-    }  # fmt: skip
-    assert read_at == {("concept", "image", 0), ("concept", "image", 1), ("truth", "verdict", 1)}
-    found = next(r for r in rows if (r["quantity"], r["place"], r["layer"]) == ("truth", "verdict", 1))
-    assert found["beyond"]["value"] == pytest.approx(found["value"] - 0.5)
-    untold = AnsweredCases(tuple(sample(i, safe=i % 2 == 0) for i in range(96)), cases.verdicts)
-    rows = probe_rows(read, untold, np.zeros(96), Resamples.of_names(cases.clusters, draws=10, seed=0), seed=0)
-    assert {row["reason"] for row in rows if row["quantity"] == "concept"} == {
-        "the benchmark says of no picture what it shows; a table says it in a column “shows”"
+        (level.part("target"), level.part("position"), level.part("layer"))
+        for level in results.select(arm=BASE, against="")
+        if level.part("target") != "verdict" and (level.low or 0) > max(references(results, level)) + 0.1
     }
+    assert read_at == {("concept", "image", "0"), ("concept", "image", "1"), ("truth", "verdict", "1")}
+    group = group_of(target="truth", position="verdict", layer=1)
+    level, beyond = (value_of(results, "probe_auroc", group=group, against=other) for other in ("", "margin"))
+    assert beyond == pytest.approx(level - 0.5)
+    untold = AnsweredCases(tuple(sample(i, safe=i % 2 == 0) for i in range(96)), cases.verdicts)
+    _, reasons = curves(untold, states)
+    assert {why for name, why in reasons.items() if name.startswith("concept")} == {NO_CONCEPT}
+
+
+def curves(cases: AnsweredCases, states: np.ndarray) -> tuple[Results, dict[str, str]]:
+    """What probes read of states [position (image, verdict), layer, case, width] on clusters that they never saw."""
+    read = Residuals(torch.from_numpy(states).float(), ("image", "verdict"), tuple(range(states.shape[1])))
+    some = Resamples.of_names(cases.clusters, draws=100, seed=0)
+    wanted = [(target, position, CLUSTER) for target in TARGETS for position in read.places]
+    rows, reasons = probe_rows(read, [], cases, np.zeros(states.shape[2]), some, wanted=wanted, seed=0)  # type: ignore[arg-type]
+    return Results(rows), reasons
+
+
+def value_of(results: Results, quantity: str, *, arm: str = BASE, **key: str) -> float:
+    found = results.get(arm, quantity, **key)
+    assert found is not None
+    assert found.value is not None
+    return found.value
+
+
+def references(results: Results, level: Row) -> list[float]:
+    """A guess, and shuffled labels."""
+    rows = results.select(arm=("a guess", "shuffled labels"), group=level.group, rule=level.rule)
+    return [found.value for found in rows if found.value is not None]
 
 
 def designed(kinds: int, sentences: int, *, each: int = 4) -> AnsweredCases:
@@ -191,8 +231,8 @@ def designed(kinds: int, sentences: int, *, each: int = 4) -> AnsweredCases:
 
 def claimed(
     cases: AnsweredCases, states: np.ndarray, *random: np.ndarray, margins: np.ndarray | None = None
-) -> list[dict[str, Any]]:
-    """``control_rows`` of states [place (image, verdict), layer, case, width] and those of untrained models."""
+) -> tuple[Results, dict[str, str]]:
+    """The claims of states [position (image, verdict), layer, case, width] and those of untrained models."""
     trained, *others = (
         Residuals(torch.from_numpy(one).float(), ("image", "verdict"), (0, 1)) for one in (states, *random)
     )
@@ -200,9 +240,9 @@ def claimed(
     some = Resamples.of_cases(
         cases.clusters, [one.text for one in given], [one.tags for one in given], draws=200, seed=0
     )
-    return control_rows(
-        trained, others, cases, np.zeros(len(cases.samples)) if margins is None else margins, some, seed=0
-    )
+    margins = np.zeros(len(cases.samples)) if margins is None else margins
+    rows, reasons = probe_rows(trained, others, cases, margins, some, wanted=CLAIMS, seed=0)
+    return Results(rows), reasons
 
 
 def noise(cases: AnsweredCases, seed: int = 1) -> np.ndarray:
@@ -214,15 +254,18 @@ def test_a_truth_that_is_there_for_every_kind_and_sentence_is_claimed() -> None:
     cases = designed(12, 12, each=2)
     states, margins = noise(cases), noise(cases, 3)[0, 0, :, 0]
     states[1, 1, :, 0] += 4 * cases.safe
-    rows = claimed(cases, states, noise(cases, 2), margins=margins)
-    assert holds(of_claim(rows, "truth", "verdict", 1)) is Answer.YES
-    assert holds(of_claim(rows, "truth", "verdict", 0)) is Answer.NOT_SHOWN
-    assert holds_from(rows, "truth", "verdict", [0, 1]) == 1
-    (within,) = [row["within"] for row in of_claim(rows, "truth", "verdict", 1) if row["within"]]
-    assert within["beyond"]["statement"] == "rose"
-    assert within["probe"]["pairs"] == len(cases.within_sentences) == 12 * 12 * 12
+    results, _ = claimed(cases, states, noise(cases, 2), margins=margins)
+    assert holds(results, "truth", "verdict", 1) == YES
+    assert holds(results, "truth", "verdict", 0) == NO_GUESS
+    assert holds_from(results, "truth", "verdict", [0, 1]) == 1
+    key = {"group": group_of(target="truth", position="verdict", layer=1), "rule": SENTENCE}
+    beyond, probe = (results.get(BASE, "pairs_ordered", against=other, **key) for other in ("margin", ""))
+    assert beyond
+    assert beyond.claim == "higher"
+    assert probe
+    assert probe.n == len(cases.within_sentences) == 12 * 12 * 12
     order = margins[cases.within_sentences]
-    assert within["margin"]["value"] == pytest.approx((order[:, 0] > order[:, 1]).mean())
+    assert value_of(results, "pairs_ordered", arm="margin", **key) == pytest.approx((order[:, 0] > order[:, 1]).mean())
 
 
 @pytest.mark.long
@@ -230,8 +273,8 @@ def test_what_random_weights_hold_as_well_is_not_claimed_nor_anything_without_th
     cases = designed(12, 12, each=2)
     states = noise(cases)
     states[1, 1, :, 0] += 4 * cases.safe
-    for random in ((states,), (noise(cases, 2), states), ()):
-        assert holds(of_claim(claimed(cases, states, *random), "truth", "verdict", 1)) is Answer.NOT_SHOWN
+    for random, answer in (((states,), AS_RANDOM), ((noise(cases, 2), states), AS_RANDOM), ((), NO_RANDOM)):
+        assert holds(claimed(cases, states, *random)[0], "truth", "verdict", 1) == answer
 
 
 @pytest.mark.long
@@ -247,32 +290,31 @@ def test_a_probe_of_the_kind_of_picture_is_no_probe_of_the_truth() -> None:
     width = np.zeros((len(kept.samples), 12))
     width[np.arange(len(width)), kind[leaning]] = 5.0
     states = np.concatenate([states, np.broadcast_to(width, (2, 2, *width.shape))], axis=-1)
-    curve = probe_rows(
-        Residuals(torch.from_numpy(states).float(), ("verdict",) * 2, (0, 1)), AnsweredCases(
-            tuple(replace(s, tags={}, shows=s.tags["concept"]) for s in kept.samples), kept.verdicts
-        ), np.zeros(len(kept.samples)), Resamples.of_names(kept.clusters, draws=50, seed=0), seed=0
-    )  # fmt: skip
-    assert max(row["value"] for row in curve if row["quantity"] == "truth") > 0.7
-    assert holds(of_claim(claimed(kept, states, noise(kept, 2)), "truth", "verdict", 1)) is Answer.NOT_SHOWN
+    told = tuple(replace(s, tags={}, shows=s.tags["concept"]) for s in kept.samples)
+    curve, _ = curves(AnsweredCases(told, kept.verdicts), states)
+    truth = [
+        found for found in curve.select(quantity="probe_auroc", arm=BASE, against="") if "target=truth" in found.group
+    ]
+    assert max(found.value or 0 for found in truth) > 0.7
+    assert holds(claimed(kept, states, noise(kept, 2))[0], "truth", "verdict", 1) in (NO_GUESS, AS_RANDOM)
 
 
 @pytest.mark.long
 def test_where_each_kind_or_each_sentence_has_one_truth_nothing_is_claimed_of_it() -> None:
     cases = designed(12, 12, each=2)
-    for name, tag in (("kind", "concept"), ("sentence", "template")):
+    for name, tag in ((KIND, "concept"), (SENTENCE, "template")):
         samples = tuple(replace(s, tags={**s.tags, tag: f"{s.tags[tag]} {s.gold}"}) for s in cases.samples)
         one = AnsweredCases(samples, cases.verdicts)
         states = noise(one)
         states[:, :, :, 0] += 9 * one.safe
-        rows = of_claim(claimed(one, states, noise(one, 2)), "truth", "verdict", 1)
-        assert holds(rows) is Answer.CANNOT_TELL
-        assert {row["reason"] for row in rows} == {ONE_TRUTH[name]}
+        results, reasons = claimed(one, states, noise(one, 2))
+        assert holds(results, "truth", "verdict", 1) == "cannot be told"
+        assert {why for key, why in reasons.items() if key.startswith("truth")} == {ONE_TRUTH[name]}
     few = designed(4, 12)
-    assert "there are 4 kinds of picture to hold out, and it takes 5" in {
-        row["reason"] for row in claimed(few, noise(few), noise(few, 2))
-    }
+    _, reasons = claimed(few, noise(few), noise(few, 2))
+    assert "there are 4 kinds of picture to hold out, and it takes 5" in reasons.values()
     untagged = AnsweredCases(tuple(replace(s, tags={}, picture=f"{s.id}") for s in cases.samples), cases.verdicts)
-    assert holds(of_claim(claimed(untagged, noise(untagged)), "truth", "verdict", 1)) is Answer.CANNOT_TELL
+    assert holds(claimed(untagged, noise(untagged))[0], "truth", "verdict", 1) == "cannot be told"
 
 
 def test_words_alone_do_not_read_the_truth_worse_than_chance() -> None:
@@ -285,10 +327,11 @@ def test_words_alone_do_not_read_the_truth_worse_than_chance() -> None:
     words = torch.eye(6)[torch.tensor([t for t, _ in cells])] + 0.01 * torch.randn(
         len(cells), 6, generator=torch.Generator().manual_seed(0)
     )
-    read = Residuals(words[None, None], ("verdict",), (0,))
-    rows = probe_rows(read, cases, np.zeros(len(cells)), Resamples.of_names(cases.clusters, draws=20, seed=0), seed=0)
-    (truth,) = [row["value"] for row in rows if row["quantity"] == "truth"]
-    assert truth > 0.35  # a template whose one cell is held out leans the other way: .1 and less if fitted as it stands
+    results, _ = curves(cases, words[None, None].expand(2, -1, -1, -1).numpy())
+    group = group_of(target="truth", position="verdict", layer=0)
+    assert (
+        value_of(results, "probe_auroc", group=group) > 0.35
+    )  # a template whose one cell is held out leans the other way: .1 and less if fitted as it stands
 
 
 def test_patching_weighs_by_the_gap_and_arrival_is_where_it_stays() -> None:
@@ -296,14 +339,15 @@ def test_patching_weighs_by_the_gap_and_arrival_is_where_it_stays() -> None:
     effects = PatchEffects(
         moved, torch.zeros(3), torch.tensor([2.0, -4.0, 0.05]), ("verdict",), (0, 1, 2), (("",) * 3,)
     )
-    rows = patching_rows(
-        effects, np.array([0, 2, 3]), Resamples.of_names(["a", "a", "b", "c"], draws=50, seed=0), other="x"
-    )
-    assert [effect_at(rows, "verdict", layer)["value"] for layer in (0, 1, 2)] == pytest.approx([0, 2 / 6, 1])
-    assert effect_at(rows, "verdict", 0)["n"] == 2  # a pair whose margins are all but equal says nothing
-    assert arrives_at(rows, "verdict", [0, 1, 2]) == 2
-    assert arrives_at(rows, "verdict", [0, 1, 2], share=0.3) == 1
-    assert arrives_at(rows, "verdict", [0, 1]) is None
+    some = Resamples.of_names(["a", "a", "b", "c"], draws=50, seed=0)
+    results = Results(patching_rows(effects, np.array([0, 2, 3]), some, other="x"))
+    found = [effect_at(results, "x", "verdict", layer) for layer in (0, 1, 2)]
+    assert [one and one.value for one in found] == pytest.approx([0, 2 / 6, 1])
+    assert [one and one.n for one in found] == [2, 2, 2]  # a pair whose margins are all but equal says nothing
+    assert value_of(results, "patching_gap", group="other=x") == pytest.approx((2 + 4 + 0.05) / 3)
+    assert arrives_at(results, "x", "verdict", [0, 1, 2]) == 2
+    assert arrives_at(results, "x", "verdict", [0, 1, 2], share=0.3) == 1
+    assert arrives_at(results, "x", "verdict", [0, 1]) is None
 
 
 def test_a_place_that_no_pair_has_is_left_out() -> None:
@@ -311,7 +355,8 @@ def test_a_place_that_no_pair_has_is_left_out() -> None:
     places = ("verdict", pointing, other_words)
     effects = PatchEffects(torch.stack([one, one, none]), torch.zeros(2), torch.ones(2), places, (0,), (("",) * 2,) * 3)
     rows = patching_rows(effects, np.arange(2), Resamples.of_names(["a", "b"], draws=20, seed=0), other="picture")
-    assert [(row["place"], row["effect"]["value"]) for row in rows] == [("verdict", 0.5), ("pointing", 0.5)]
+    effects_of = [(found.part("position"), found.value) for found in rows if found.quantity == "patching_effect"]
+    assert effects_of == [("verdict", 0.5), ("pointing", 0.5)]
 
 
 def test_the_question_is_parted_at_what_points(vlm: VLM) -> None:
@@ -327,29 +372,35 @@ def test_knockouts_count_towards_the_truth() -> None:
     cases = AnsweredCases(samples, ("no", "no", "no", "no", "yes", "no"))
     margins = np.array([-1.0, -2, -1, -2, 1, -2])
     looked = Selection("over_safety", np.array([0, 2]), np.array([4]), np.array([1, 3, 5]), 2, 1)
-    cut = np.array([[[0.5, -2, 0, -2, 0.5, -2.0]]])
-    (row,) = knockout_rows(cut, margins, cases, looked, Resamples.of_names(cases.clusters, draws=50, seed=0),
-                       edges=[("image", "verdict")], windows=["all"])  # fmt: skip
-    assert row["failures"]["value"] == pytest.approx(1.25)
-    assert row["successes"]["value"] == pytest.approx(-0.5)
-    assert row["difference"]["value"] == pytest.approx(1.75)
-    assert row["right"]["value"] == pytest.approx(0.5)
-    assert row["change"]["value"] == pytest.approx(0.0)
+    some = Resamples.of_names(cases.clusters, draws=50, seed=0)
+
+    def after(cut: list[float], looked: Selection) -> dict[str, float | None]:
+        rows = knockout_rows(
+            np.array([[cut]]), margins, cases, looked, some, edges=[("image", "verdict")], windows=["all"]
+        )
+        assert {found.arm for found in rows} == {"image → verdict cut"}
+        return {f"{found.quantity}, {found.subset}, {found.against}": found.value for found in rows}
+
+    found = after([0.5, -2, 0, -2, 0.5, -2.0], looked)
+    assert found["knockout_margin, failures, baseline"] == pytest.approx(1.25)
+    assert found["knockout_margin, successes, baseline"] == pytest.approx(-0.5)
+    assert found["knockout_margin, failures − successes, baseline"] == pytest.approx(1.75)
+    assert found["knockout_right, failures, "] == pytest.approx(0.5)
+    assert found["knockout_auroc, , baseline"] == pytest.approx(0.0)
     looked = Selection("typical", np.array([1]), np.array([3]), np.array([0, 2]), 1, 1)
-    cut = np.array([[[-1.0, -2.5, -1, -2]]])
-    (row,) = knockout_rows(cut, margins, cases, looked, Resamples.of_names(cases.clusters, draws=50, seed=0),
-                       edges=[("image", "verdict")], windows=["all"])  # fmt: skip
-    assert row["failures"]["value"] == pytest.approx(0.5)  # towards No, which is the truth there
+    found = after([-1.0, -2.5, -1, -2], looked)
+    assert found["knockout_margin, failures, baseline"] == pytest.approx(0.5)  # towards No, which is the truth there
 
 
 def test_twins_and_sentences_are_told_apart() -> None:
     samples = paired(4, lambda pair: f"s{pair % 2}")
     cases = AnsweredCases(samples, ("no",) * 8)
     margins = np.array([4.2, 4.0, -3.8, -4.0, 4.2, 4.0, -3.8, -4.0])
-    found = twin_gaps(margins, cases, twin_indices(cases, seed=0), Resamples.of_names(cases.clusters, draws=50, seed=0))
-    assert found["gap"]["value"] == pytest.approx(0.2)
-    assert found["ranked"]["value"] == 1
-    assert found["spread"]["value"] == pytest.approx(8, abs=0.01)
+    some = Resamples.of_names(cases.clusters, draws=50, seed=0)
+    results = Results(twin_rows(margins, cases, twin_indices(cases, seed=0), some))
+    assert value_of(results, "twin_gap", against="unsafe twins") == pytest.approx(0.2)
+    assert value_of(results, "twins_ordered") == 1
+    assert value_of(results, "margin_distance", group="between=sentences") == pytest.approx(8, abs=0.01)
 
 
 def test_the_lens_has_a_curve_for_the_failures_and_the_successes_of_each_subset() -> None:
@@ -357,14 +408,16 @@ def test_the_lens_has_a_curve_for_the_failures_and_the_successes_of_each_subset(
     failed = np.arange(48) % 4 == 0  # every second safe case
     cases = AnsweredCases(samples, tuple("no" if fails or i % 2 else "yes" for i, fails in enumerate(failed)))
     lens = np.stack([np.zeros(48), np.where(failed, -2.0, 1.0), np.where(cases.safe, 1.0, -1.0)])
-    found = lens_rows(lens, cases, Resamples.of_names(cases.clusters, draws=50, seed=0))
-    curves = {(row["subset"], row["failed"]): [entry["value"] for entry in row["margin"]] for row in found["curves"]}
-    assert curves == {
-        ("over_safety", True): [0, -2, 1],
-        ("over_safety", False): [0, 1, 1],
-        ("typical", False): [0, 1, -1],
+    rows = lens_rows(lens, [0, 1, 2], cases, Resamples.of_names(cases.clusters, draws=50, seed=0))
+    found: dict[tuple[str, str], list[float | None]] = {}
+    for one in rows:
+        found.setdefault((one.subset, one.part("cases")), []).append(one.value)
+    assert found == {
+        ("over_safety", "failures"): [0, -2, 1],
+        ("over_safety", "successes"): [0, 1, 1],
+        ("typical", "successes"): [0, 1, -1],
+        ("", ""): [0.5, 0.25, 1],  # AUROC
     }
-    assert [row["value"] for row in found["auroc"]] == [0.5, 0.25, 1]
 
 
 def test_taking_the_prior_away_brings_back_what_it_hid_and_a_constant_does_not() -> None:
@@ -372,16 +425,22 @@ def test_taking_the_prior_away_brings_back_what_it_hid_and_a_constant_does_not()
     safe, prior = np.arange(80) % 2 == 0, rng.normal(size=80) * 5
     margins = prior + 0.5 * np.where(safe, 1, -1) + 0.1 * rng.normal(size=80)
     some = Resamples.of_names(np.arange(80) // 2, draws=200, seed=0)
-    share = prior_shares(margins, prior, np.arange(80).astype(str), some)
-    assert 0.9 < share["r2"]["low"] <= share["r2"]["value"] <= share["r2"]["high"] <= 1
-    rows = reversal_rows(margins, {PRIOR: margins - share["weight"] * prior, "shifted": margins + 3}, safe, some)
-    plain, without, moved = rows
-    assert (plain["arm"], plain["fixed"], plain["broken"]) == (AS_IT_IS, 0, 0)
-    assert without["auroc"]["value"] > 0.95
-    assert side(without["change"]) == 1
-    assert without["fixed"] > without["shift"]["fixed"]
-    assert moved["change"]["value"] == 0
-    assert moved["shift"]["fixed"] == moved["fixed"]
+    share, rows = prior_rows(margins, prior, np.arange(80).astype(str), some)
+    r2 = Results(rows).get(BASE, "prior_r2")
+    assert r2
+    assert 0.9 < (r2.low or 0) <= (r2.value or 0) <= (r2.high or 0) <= 1
+    arms = {PRIOR: margins - share.weight * prior, "shifted": margins + 3}
+    results = Results(reversal_rows(margins, arms, safe, some))
+    assert value_of(results, "undo_mended") == value_of(results, "undo_broken") == 0
+    assert value_of(results, "undo_auroc", arm=PRIOR) > 0.95
+    change = results.get(PRIOR, "undo_auroc", against=BASE)
+    assert change
+    assert side(change._asdict()) == 1
+    mended = {(arm, rule): value_of(results, "undo_mended", arm=arm, rule=rule)
+              for arm in arms for rule in ("", CONSTANT)}  # fmt: skip
+    assert mended[PRIOR, ""] > mended[PRIOR, CONSTANT]
+    assert value_of(results, "undo_auroc", arm="shifted", against=BASE) == 0
+    assert mended["shifted", ""] == mended["shifted", CONSTANT]
     assert [int((shifted_margins(margins, yes) > 0).sum()) for yes in (0, 1, 37, 80)] == [0, 1, 37, 80]
 
 
@@ -389,195 +448,240 @@ def test_alarm_resamples_sentences() -> None:
     samples = tuple(
         sample(i, safe=True, template=f"t{i % 4}", words="alarming" if i % 2 else "harmless") for i in range(16)
     )
-    found = alarm_effect(AnsweredCases(samples, tuple("no" if i % 2 else "yes" for i in range(16))), draws=50, seed=0)
-    assert found is not None
-    assert (found["value"], found["clusters"], found["statement"]) == (1, 2, "too few")
-    assert alarm_effect(AnsweredCases(paired(2), ("no",) * 4), draws=50, seed=0) is None
+    said = tuple("no" if i % 2 else "yes" for i in range(16))
+    (found,) = alarm_rows(AnsweredCases(samples, said), draws=50, seed=0)
+    assert (found.value, found.clusters, found.claim) == (1, 2, "too few cases")
+    assert alarm_rows(AnsweredCases(paired(2), ("no",) * 4), draws=50, seed=0) == []
 
 
 def entry(value: float | None, width: float = 0.05, n: int = 19) -> dict[str, Any]:
     ends = (None, None) if value is None or n < 10 else (value - width, value + width)
     found = {"value": value, "low": ends[0], "high": ends[1], "n": n, "clusters": n}
-    return found | {"statement": statement(found).value}
+    return found | {"claim": claim_of(found)}
 
 
-def told() -> dict[str, Any]:
-    """A result in which the sentence overrules the picture before it arrives, and the prior's removal mends it."""
-    measure = {"concept": "balanced accuracy", "truth": "AUROC", "verdict": "AUROC"}
-    high = {("concept", "image"): (0.9, 0.9, 0.9), ("concept", "verdict"): (0.1, 0.1, 0.8),
-            ("truth", "verdict"): (0.5, 0.5, 0.8), ("verdict", "verdict"): (0.5, 0.95, 0.95)}  # fmt: skip
-    probes = [
-        {"quantity": q, "place": p, "layer": layer, "measure": measure[q], "control": 0.1, "classes": 9,
-         "reason": None, "beyond": entry(value - 0.6) if q == "truth" else None, **entry(value)}
-        for (q, p), values in high.items() for layer, value in enumerate(values)
-    ]  # fmt: skip
-    pairs = {"pairs": 40}
-    within = {"probe": entry(0.8) | pairs, "margin": entry(0.6) | pairs, "beyond": entry(0.2) | pairs}
-    rests_on = [("truth", "verdict", out, layer) for out in ("kind", "sentence") for layer in (0, 1, 2)]
-    rests_on += [("concept", place, "sentence", 2) for place in ("image", "verdict")]
-    controls = [
-        {"quantity": q, "place": p, "held_out": out, "layer": layer, "measure": measure[q], "classes": 9,
-         "shuffled": 0.1, "untrained": [{"value": 0.3, "gain": entry(high[q, p][layer] - 0.3)}], "reason": None,
-         "within": within if (q, out) == ("truth", "sentence") else None, **entry(high[q, p][layer])}
-        for q, p, out, layer in rests_on
-    ]  # fmt: skip
-    effects = {"picture": (0.0, 0.0, 1.0), "sentence": (0.0, 1.0, 1.0)}
-    flips = {
-        "fixed": 5,
-        "wrong": 9,
-        "broken": 1,
-        "right": 20,
-        "fixed_interval": None,
-        "broken_interval": None,
-        "p": 0.1,
-    }
-    knocked = {key: entry(-0.1) for key in ("failures", "successes", "difference", "right", "auroc", "change")}
-    return {
-        "controls": controls,
-        "no_untrained": None,
-        "cases": {"n": 29, "protocol": "score", "failures": 9, "clusters": 9, "subset": "over_safety",
-                  "failures_in_subset": 9,
-                  "successes_in_subset": 5, "failures_looked_at": 9, "successes_looked_at": 5, "looked_at": 28},
-        "layers": [0, 1, 2],
-        "windows": ["all", "0", "1"],
-        "probes": probes,
-        "twins": {"gap": entry(0.3), "apart": entry(0.3), "ranked": entry(0.8), "spread": entry(2.0),
-                  "difference": entry(1.7)},
-        "knockout": [{"edge": "image → verdict", "layers": "all", **knocked}],
-        "patching": [{"other": other, "place": "verdict", "layer": layer, "effect": entry(value)}
-                     for other, values in effects.items() for layer, value in enumerate(values)],
-        "gaps": {"picture": entry(0.3), "sentence": entry(2.0)},
-        "least_gap": 0.25,
-        "refused": {"picture": 0, "sentence": 2},
-        "lens": {"curves": [{"subset": "over_safety", "failed": True, "margin": [entry(-1.0)] * 3}], "auroc": []},
-        "directions": [{"name": "will refuse", "kind": "logistic", "layer": 1, "auroc": 0.9, "accuracy": 0.8, "n": 29,
-                        "groups": 9, "gap": entry(1.0)}],
-        "cosines": [{"layer": 1, "one": "a", "other": "b", "cosine": 0.5}],
-        "missing": {"unsafe picture": "too few"},
-        "alarm": entry(0.02),
-        "prior": {"weight": 0.9, "prior": "blank", "r2": entry(0.9)},
-        "undo": [{"arm": AS_IT_IS, "auroc": entry(0.6), "change": None, "yes": 0.1, **flips, "shift": flips},
-                 {"arm": PRIOR, "auroc": entry(0.8), "change": entry(0.2), "yes": 0.5, **flips, "shift": flips},
-                 {"arm": "a random direction ablated", "auroc": entry(0.6), "change": entry(0.0), "yes": 0.1, **flips,
-                  "shift": flips}],
-        "ablated_at": 1,
-    }  # fmt: skip
+def matches(found: Row, wanted: dict[str, str]) -> bool:
+    """Whether columns of a row, or parts of its group, have these values."""
+    return all((getattr(found, name, None) or found.part(name)) == value for name, value in wanted.items())
+
+
+class Told:
+    """Rows in which the sentence overrules the picture before it arrives, and the prior's removal mends it."""
+
+    def __init__(self) -> None:
+        self.details: dict[str, Any] = {
+            "cases": {"n": 29, "protocol": "score", "failures": 9, "clusters": 9, "subset": "over_safety",
+                      "failures_in_subset": 9, "successes_in_subset": 5, "failures_looked_at": 9,
+                      "successes_looked_at": 5, "looked_at": 28},
+            "layers": [0, 1, 2], "unread": {}, "no_untrained": None, "refused": {"picture": 0, "sentence": 2},
+            "least_gap": 0.25, "missing": {"unsafe picture": "too few"}, "prior": "blank", "ablated_at": 1,
+        }  # fmt: skip
+        self.rows: list[Row] = []
+        high = {("concept", "image"): (0.9, 0.9, 0.9), ("concept", "verdict"): (0.1, 0.1, 0.8),
+                ("truth", "verdict"): (0.5, 0.5, 0.8), ("verdict", "verdict"): (0.5, 0.95, 0.95)}  # fmt: skip
+        rests_on = [(target, position, CLUSTER, layer) for target, position in high for layer in (0, 1, 2)]
+        rests_on += [("truth", "verdict", rule, layer) for rule in (KIND, SENTENCE) for layer in (0, 1, 2)]
+        rests_on += [("concept", position, SENTENCE, 2) for position in ("image", "verdict")]
+        for target, position, rule, layer in rests_on:
+            quantity = "probe_accuracy" if target == "concept" else "probe_auroc"
+            key = {"group": group_of(target=target, position=position, layer=layer), "rule": rule}
+            value = high[target, position][layer]
+            self.add(quantity, value, **key)
+            self.add(quantity, 0.1, arm="shuffled labels", **key)
+            if rule:
+                self.add(quantity, 1 / 9 if target == "concept" else 0.5, arm="a guess", **key)
+                self.add(quantity, 0.3, arm="random weights 1", **key)
+                self.add(quantity, value - 0.3, against="random weights 1", **key)
+            if (target, rule) == ("truth", SENTENCE):
+                self.add("pairs_ordered", 0.8, **key)
+                self.add("pairs_ordered", 0.6, arm="margin", **key)
+                self.add("pairs_ordered", 0.2, against="margin", **key)
+        for other, values in {"picture": (0.0, 0.0, 1.0), "sentence": (0.0, 1.0, 1.0)}.items():
+            self.add("patching_gap", 0.3, group=group_of(other=other))
+            for layer, value in enumerate(values):
+                self.add("patching_effect", value, group=group_of(other=other, position="verdict", layer=layer))
+        for between, value in (("pictures", 0.3), ("sentences", 2.0)):
+            self.add("margin_distance", value, group=f"between={between}")
+        self.add("margin_distance", 1.7, group="between=sentences", against="pictures")
+        self.add("twins_ordered", 0.8)
+        self.add("called_unsafe", 0.02, group="words=alarming", against="other words")
+        self.add("knockout_auroc", -0.1, arm="image → verdict cut", against=BASE, group="layers=all")
+        self.add("lens_margin", -1.0, subset="over_safety", group=group_of(cases="failures", layer=0))
+        self.add("direction_auroc", 0.9, group=group_of(direction="will refuse", kind="mean_difference", layer=1))
+        self.add("prior_r2", 0.9)
+        self.add("prior_weight", 0.9)
+        for arm, auroc in ((BASE, 0.6), (PRIOR, 0.8), ("a random direction ablated", 0.6)):
+            self.add("undo_auroc", auroc, arm=arm)
+            if arm != BASE:
+                self.add("undo_auroc", auroc - 0.6, arm=arm, against=BASE)
+            for rule in ("", CONSTANT):
+                self.rows.append(row("undo_mended", arm=arm, rule=rule, value=5 / 9, n=9))
+                self.rows.append(row("undo_broken", arm=arm, rule=rule, value=1 / 20, n=20))
+
+    def add(self, quantity: str, value: float, *, arm: str = BASE, **key: str) -> None:
+        self.rows.append(row(quantity, arm=arm, entry=entry(value), **key))
+
+    def put(self, quantity: str, value: float, *, width: float = 0.05, n: int = 19, **match: str) -> None:
+        """Replace the numbers of rows; ``match`` names columns and parts of the group."""
+        for index, found in enumerate(self.rows):
+            columns = {"against": "", "arm": BASE} | match
+            if found.quantity == quantity and matches(found, columns):
+                self.rows[index] = found._replace(**entry(value, width, n))
+
+    def drop(self, **match: str) -> None:
+        self.rows = [found for found in self.rows if not matches(found, match)]
+
+    def unread(self) -> None:
+        """No random model was read."""
+        self.details["no_untrained"] = "it takes 40.0 GiB beside the model, of which 1.0 are free"
+        self.rows = [found for found in self.rows if "random weights" not in found.arm + found.against]
+
+    def as_random(self, quantity: str) -> None:
+        """Random weights hold as much of it."""
+        self.put(quantity, 0.0, against="random weights 1")
+
+    def untold(self) -> None:
+        self.rows = [found for found in self.rows if not (found.rule and found.part("target") == "truth")]
+        self.details["unread"] = {f"truth, verdict, {KIND}": ONE_TRUTH[KIND]}
+
+    def concluded(self) -> tuple[dict[str, Any], Results]:
+        results, layers = Results(self.rows), self.details["layers"]
+        failed = self.details["cases"]["subset"] is not None
+        return self.details | {
+            "arrives": {other: arrives_at(results, other, "verdict", layers) for other in ("picture", "sentence")},
+            "carried_from": holds_from(results, "truth", "verdict", layers),
+            "conclusions": conclusions(results, layers, failed=failed),
+        }, results
+
+    def sentences(self) -> list[str]:
+        details, results = self.concluded()
+        return lines("mechanism", part="answers", results=results, details=details)
 
 
 STARTS = (
-    "Is the picture read? Yes",
-    "Is it carried to the verdict? Yes, and more of it than is said",
-    "Where is it overruled? Before the picture arrives, at layer 1 of 2",
-    "By what? By the sentence",
-    "How much returns when that is undone? Part of it (AUROC +0.20",
+    "Is the picture read? Yes.",
+    "Is it carried to the verdict? Yes, and more of it than the model says.",
+    "Where is it overruled? Before the picture arrives. At layer 1 of 2",
+    "By what? By the sentence.",
+    "How much returns when that is undone? Part of it.",
 )
 
 
 def test_the_story_has_five_sentences_with_intervals() -> None:
-    said = sentences(findings(told()))
+    told = Told()
+    said = told.sentences()
     assert len(said) == len(STARTS)
     for sentence, start in zip(said, STARTS, strict=True):
         assert sentence.startswith(start)
         assert "[" in sentence
         assert "n = " in sentence
-    assert "5 of 9 wrong answers turn right and 1 of 20 right ones wrong" in said[4]
-    assert "not shown" in said[3]
-    assert len(notes(told())) == 4
-    assert "A verdict is the sign of the margin here (protocol=score)" in notes(told())[1]
-    assert "less than 0.25 logits apart" in notes(told())[2]
+    assert "(+0.20 [" in said[4]
+    assert "5 of 9 wrong answers turn right, and 1 of 20 right answers turn wrong" in said[4]
+    assert "Alarming words as such: inconclusive." in said[3]
+    details, results = told.concluded()
+    notes = lines("mechanism", part="notes", results=results, details=details)
+    assert "A verdict is the sign of the margin (protocol=score)" in notes[4]
+    assert "less than 0.25 logits apart" in notes[6]
+    assert "No direction “unsafe picture”: too few." in notes
+    assert [line.split(". ", 1)[1] for line in sentences(details, results)] == said
 
 
-def _set(result: dict[str, Any], quantity: str, place: str, value: float, n: int = 19) -> Any:
-    for row in result["controls"]:
-        if (row["quantity"], row["place"]) == (quantity, place):
-            row |= entry(value, n=n)
+def test_questions_that_cannot_be_told_come_last() -> None:
+    told = Told()
+    told.untold()
+    last = sentences(*told.concluded())[-1]
+    assert last.startswith("5. Is it carried to the verdict? This cannot be told here: no kind of picture is shown")
 
 
-def _as_random(result: dict[str, Any], quantity: str) -> Any:
-    """Random weights hold as much of it."""
-    for row in result["controls"]:
-        if row["quantity"] == quantity:
-            row["untrained"].append({"value": 0.9, "gain": entry(0.0)})
+TRUTH: dict[str, Any] = {"target": "truth", "position": "verdict"}
+READ, CARRIED, WHERE, MADE = (
+    "Is the picture read? ", "Is it carried to the verdict? ", "Where is it overruled? ", "Where is the verdict made? "
+)  # fmt: skip
+WORDS: dict[str, Any] = {"group": "between=sentences", "against": "pictures"}
+CHANGE: dict[str, Any] = {"arm": PRIOR, "against": BASE}
+NOT_A_GUESS = "Inconclusive: the probe is not shown to be better than a guess."
+NOT_RANDOM = "Inconclusive: the probe is not shown to read more than in random weights."
 
 
-def _unread(result: dict[str, Any]) -> Any:
-    """No random model was read."""
-    result["no_untrained"] = "it takes 40.0 GiB beside the model, of which 1.0 are free"
-    for row in result["controls"]:
-        row["untrained"] = []
+def patched(other: str, layer: int) -> dict[str, Any]:
+    return {"other": other, "layer": str(layer)}
+
+
+def put(quantity: str, value: float, *, width: float = 0.05, n: int = 19, **match: str) -> Callable[[Told], None]:
+    return lambda told: told.put(quantity, value, width=width, n=n, **match)
+
+
+def truth(value: float, n: int = 19) -> Callable[[Told], None]:
+    return put("probe_auroc", value, n=n, **TRUTH)
+
+
+def concept(position: str, value: float, n: int = 19) -> Callable[[Told], None]:
+    return put("probe_accuracy", value, n=n, target="concept", position=position)
 
 
 @pytest.mark.parametrize(
-    ("number", "change", "start"),
+    ("number", "changes", "start"),
     [
-        (0, lambda r: _set(r, "concept", "image", 0.1), "Is the picture read? That a linear probe finds it is not "
-         "shown"),
-        (0, lambda r: _set(r, "concept", "image", 0.9, 4), "Is the picture read? Too few cases to tell (4 "),
-        (1, lambda r: _set(r, "truth", "verdict", 0.5), "Is it carried to the verdict? What it shows is"),
-        (2, lambda r: _set(r, "truth", "verdict", 0.5), "Where is the verdict made? Before the picture arrives"),
-        (2, lambda r: (_set(r, "truth", "verdict", 0.5), r["cases"].update(subset=None)), "Where is it overruled? "
-         "Nowhere"),
-        (1, lambda r: (_set(r, "truth", "verdict", 0.5), _set(r, "concept", "verdict", 0.1)), "Is it carried to the "
-         "verdict? That a linear probe finds it is not shown"),
-        (1, lambda r: _set(r, "truth", "verdict", 0.8, 4), "Is it carried to the verdict? Too few cases to tell (4 "),
-        (0, lambda r: _as_random(r, "concept"), "Is the picture read? That a linear probe finds more of it than in "
-         "random weights is not shown"),
-        (1, lambda r: _as_random(r, "truth"), "Is it carried to the verdict? What it shows is"),
-        (1, lambda r: (_as_random(r, "truth"), _as_random(r, "concept")), "Is it carried to the verdict? That a linear "
-         "probe finds more of it than in random weights is not shown"),
-        (1, _unread, "Is it carried to the verdict? That is not claimed, since no model of the same shape with random "
-         "weights was read to compare with (it takes 40.0 GiB beside the model, of which 1.0 are free)"),
-        (1, lambda r: r["controls"][0 + 2].update(entry(0.5)), "Is it carried to the verdict? What it shows is"),
-        (1, lambda r: [row.update(entry(None), reason=ONE_TRUTH["kind"]) for row in r["controls"][:6]], "Is it carried "
-         "to the verdict? That cannot be told here: no kind of picture is shown with both truths"),
-        (1, lambda r: r["controls"][5]["within"].update(beyond=entry(-0.2) | {"pairs": 40}), "Is it carried to the "
-         "verdict? Yes, though less than is said"),
-        (1, lambda r: r["controls"][5]["within"].update(beyond=entry(0.0) | {"pairs": 40}), "Is it carried to the "
-         "verdict? Yes; whether more of it than is said, or less, is not shown"),
-        (2, lambda r: r["patching"][1].update(effect=entry(0.9)), "Where is it overruled? Where the picture arrives"),
-        (2, lambda r: (r["patching"][1].update(effect=entry(0.9)), r["patching"][4].update(effect=entry(0.1))),
-         "Where is it overruled? After the picture has arrived, at layer 2"),
-        (2, lambda r: r["patching"][4].update(effect=entry(0.54)), "Where is it overruled? Whether the sentence "
-         "arrives before the picture is not shown"),
-        (2, lambda r: r["patching"][4].update(effect=entry(1.0, n=6)), "Where is it overruled? Too few cases to tell"),
-        (2, lambda r: r["cases"].update(subset=None), "Where is it overruled? Nowhere: none of 29"),
-        (2, lambda r: r.update(patching=[]), "Where is it overruled? Patching cannot tell"),
-        (2, lambda r: r["patching"][2].update(effect=entry(0.1)), "Where is it overruled? Where the sentence arrives"),
-        (2, lambda r: r["patching"][2].update(effect=entry(0.48)), "Where is it overruled? Whether the sentence"),
-        (3, lambda r: r["twins"].update(difference=entry(-2.0)), "By what? Not by the sentence"),
-        (3, lambda r: r["twins"].update(difference=entry(0.04)), "By what? That the sentence outweighs the picture, or "
-         "the picture the sentence, is not shown"),
-        (3, lambda r: r["twins"].update(difference=entry(1.7, n=3)), "By what? Too few cases to tell (3 "),
-        (4, lambda r: r["undo"][1].update(change=entry(0.04)), "How much returns when that is undone? That anything "
-         "returns is not shown"),
-        (4, lambda r: r["undo"][1].update(change=entry(0.001, 0.01)), "How much returns when that is undone? No change "
-         "of more than .02"),
-        (4, lambda r: r["undo"][1].update(change=entry(0.01, 0.004)), "How much returns when that is undone? Part of "
-         "it (AUROC +0.01 [0.01–0.01] by less than .02)"),
-        (4, lambda r: r["undo"][1].update(change=entry(0.2, n=7)), "How much returns when that is undone? Too few"),
-        (4, lambda r: r["undo"][1].update(change=entry(-0.2)), "How much returns when that is undone? It gets worse"),
+        (0, [concept("image", 0.1)], READ + NOT_A_GUESS),
+        (0, [concept("image", 0.9, 4)], f"{READ}Too few cases (4 "),
+        (1, [truth(0.5)], f"{CARRIED}What the picture shows is."),
+        (2, [truth(0.5)], f"{MADE}Before the picture arrives."),
+        (2, [truth(0.5), lambda told: told.details["cases"].update(subset=None)], f"{WHERE}Nowhere"),
+        (1, [truth(0.5), concept("verdict", 0.1)], CARRIED + NOT_A_GUESS),
+        (1, [truth(0.8, 4)], f"{CARRIED}Too few cases (4 "),
+        (0, [lambda told: told.as_random("probe_accuracy")], READ + NOT_RANDOM),
+        (1, [lambda told: told.as_random("probe_auroc")], f"{CARRIED}What the picture shows is."),
+        (1, [lambda told: told.as_random("probe_auroc"), lambda told: told.as_random("probe_accuracy")],
+         CARRIED + NOT_RANDOM),
+        (1, [Told.unread], f"{CARRIED}Not claimed: no model with random weights was read to compare with (it takes "
+         "40.0 GiB beside the model, of which 1.0 are free)"),
+        (1, [put("probe_auroc", 0.5, rule=KIND, layer="2", **TRUTH)], f"{CARRIED}What the picture shows is."),
+        (1, [Told.untold], f"{CARRIED}This cannot be told here: no kind of picture is shown with both truths"),
+        (1, [put("pairs_ordered", -0.2, against="margin")], f"{CARRIED}Yes, but the model says more than it carries."),
+        (1, [put("pairs_ordered", 0.0, against="margin")], f"{CARRIED}Yes. Whether the model says less or more: incon"),
+        (1, [put("pairs_ordered", 0.0, width=0.01, against="margin")], f"{CARRIED}Yes, and the model says as much"),
+        (2, [put("patching_effect", 0.9, **patched("picture", 1))], f"{WHERE}Where the picture arrives."),
+        (2, [put("patching_effect", 0.9, **patched("picture", 1)),
+             put("patching_effect", 0.1, **patched("sentence", 1))],
+         f"{WHERE}After the picture has arrived. At layer 2"),
+        (2, [put("patching_effect", 0.54, **patched("sentence", 1))], f"{WHERE}Inconclusive: the sentence is not"),
+        (2, [put("patching_effect", 1.0, n=6, **patched("sentence", 1))], f"{WHERE}Too few cases to tell"),
+        (2, [lambda told: told.details["cases"].update(subset=None)], f"{WHERE}Nowhere: none of 29"),
+        (2, [lambda told: told.drop(quantity="patching_effect")], f"{WHERE}Patching cannot tell"),
+        (2, [put("patching_effect", 0.1, **patched("picture", 2))], f"{WHERE}Where the sentence arrives."),
+        (2, [put("patching_effect", 0.48, **patched("picture", 2))], f"{WHERE}Inconclusive: the sentence"),
+        (3, [put("margin_distance", -2.0, **WORDS)], "By what? Not by the sentence."),
+        (3, [put("margin_distance", 0.04, **WORDS)], "By what? Inconclusive."),
+        (3, [put("margin_distance", 1.7, n=3, **WORDS)], "By what? Too few cases (3 "),
+        (4, [put("undo_auroc", 0.04, **CHANGE)], "How much returns when that is undone? Inconclusive."),
+        (4, [put("undo_auroc", 0.001, width=0.01, **CHANGE)], "How much returns when that is undone? No relevant diff"),
+        (4, [put("undo_auroc", 0.01, width=0.004, **CHANGE)], "How much returns when that is undone? Part of it."),
+        (4, [put("undo_auroc", 0.2, n=7, **CHANGE)], "How much returns when that is undone? Too few cases (7 "),
+        (4, [put("undo_auroc", -0.2, **CHANGE)], "How much returns when that is undone? It gets worse."),
     ],
 )  # fmt: skip
-def test_each_sentence_says_the_opposite_where_the_numbers_do(number: int, change: Any, start: str) -> None:
-    result = copy.deepcopy(told())
-    change(result)
-    assert sentences(findings(result))[number].startswith(start)
+def test_each_sentence_says_the_opposite_where_the_numbers_do(
+    number: int, changes: list[Callable[[Told], None]], start: str
+) -> None:
+    told = Told()
+    for change in changes:
+        change(told)
+    assert told.sentences()[number].startswith(start)
 
 
-def test_tables_and_figure_show_every_part() -> None:
-    found = tables.tables(told())
-    assert len(found) == 9
+def test_tables_and_figures_show_every_part() -> None:
+    details, results = Told().concluded()
+    found = tables(details, results)
+    assert len(found) == 7
     for table in found:
-        assert len({tuple(row) for row in table.records()}) == 1
-        terminal(table)
-    drawn = figure.draw(told())
-    assert len(drawn.get_axes()) == 5
-    many = {name: [row | {"layer": at} for at in range(11) for row in told()[name][::3]]
-            for name in ("probes", "patching")}  # fmt: skip
-    drawn = figure.draw(told() | many | {"layers": list(range(11)), "lens": told()["lens"] | {"curves": []}})
-    assert len(drawn.get_axes()) == 5
-    nothing = told() | {"patching": []}
-    assert len(figure.draw(nothing).get_axes()) == 5
+        assert len(table)
+        in_terminal(table)
+    names = {f"mechanism_{name}" for name in ("probes", "lens", "patching", "undo")}
+    assert figures(details, results).keys() == names
+    nothing = Told()
+    nothing.drop(quantity="patching_effect")
+    details, results = nothing.concluded()
+    assert figures(details, results).keys() == names
 
 
 @pytest.mark.parametrize(("key", "value"), [("failures", 0), ("width", 0), ("layers", 1), ("draws", 0)])

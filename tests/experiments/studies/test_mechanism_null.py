@@ -7,9 +7,9 @@ import pytest
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.evaluation.attention_log import prompts_of
 from experiments.metrics.estimates import Resamples
-from experiments.metrics.findings import Answer
+from experiments.runs.results_table import Results
 from experiments.studies.mechanism.cases import AnsweredCases
-from experiments.studies.mechanism.controls import CLAIMED, UNTRAINED, control_rows, holds, of_claim
+from experiments.studies.mechanism.probes import CLAIMED, CLAIMS, UNTRAINED, YES, holds, of_claim, probe_rows
 from interp.hooks.residual import last_layer, residuals
 from interp.tools.untrained import untrained
 from interp.vlm import VLM
@@ -34,9 +34,10 @@ def claims(family: Callable[[int], Pieces], seed: int) -> list[tuple[str, str]]:
     )
     texts, tags = [case.text for case in scored], [case.tags for case in scored]
     some = Resamples.of_cases(cases.clusters, texts, tags, draws=500, seed=seed)
-    rows = control_rows(states, random, cases, margins, some, seed=seed)
-    assert all(row["value"] is not None for row in rows if row["quantity"] == "truth")
-    return [claim for claim in CLAIMED if holds(of_claim(rows, *claim, layers[-1])) is Answer.YES]
+    rows, _ = probe_rows(states, random, cases, margins, some, wanted=CLAIMS, seed=seed)
+    results = Results(rows)
+    assert all(row and row.value is not None for row in of_claim(results, "truth", "verdict", layers[-1]))
+    return [claim for claim in CLAIMED if holds(results, *claim, layers[-1]) == YES]
 
 
 @pytest.mark.long

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from experiments.report.sentences.mechanism import sentences
+from experiments.report.text import lines
+from experiments.runs.results_table import Results
 from experiments.studies.mechanism.examination import Examination
-from experiments.studies.mechanism.findings import findings
 from experiments.studies.mechanism.interventions import effect_at
 from experiments.types import Sample
 from interp.vlm import VLM
@@ -47,56 +47,62 @@ def asked(vlm: VLM, *, red_is_safe: bool = True) -> tuple[list[Sample], list[dic
                      for s, m in zip(samples, margins, strict=True)]  # fmt: skip
 
 
-def examined(vlm: VLM, **how: Any) -> dict[str, Any]:
+def examined(vlm: VLM, **how: Any) -> tuple[dict[str, Any], Results]:
     samples, records = asked(vlm, **how)
     hooks = _hooks(vlm)
-    result = Examination(vlm, samples, records, failures=4, seed=0, draws=60).examine()
+    details, rows = Examination(vlm, samples, records, failures=4, seed=0, draws=60).examine()
     assert _hooks(vlm) == hooks
-    return result
+    return details, Results(rows)
 
 
 def _hooks(vlm: VLM) -> int:
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in vlm.model.modules())
 
 
-def cut(result: dict[str, Any], edge: str, layers: str) -> float:
-    row = next(row for row in result["knockout"] if (row["edge"], row["layers"]) == (edge, layers))
-    value: float = row["failures"]["value"]
-    return value
+def cut(results: Results, edge: str, layers: str) -> float:
+    row = results.get(f"{edge} cut", "knockout_margin", against="baseline", subset="failures", group=f"layers={layers}")
+    assert row is not None
+    assert row.value is not None
+    return row.value
+
+
+def effect(results: Results, other: str, position: str, layer: int) -> float | None:
+    row = effect_at(results, other, position, layer)
+    return row and row.value
 
 
 @pytest.mark.long
 def test_a_sentence_that_overrules_is_found_where_it_was_planted() -> None:
-    result = examined(planted(Plan(reads=0, heeds=1, writes=2, layers=3)))
-    assert result["cases"]["subset"] == "over_safety"
-    assert result["ablated_at"] == 2  # what layer 1 heard
-    rows = [row for row in result["patching"] if row["other"] == "sentence"]
-    effects = [effect_at(rows, "verdict", layer)["value"] for layer in range(4)]
+    details, results = examined(planted(Plan(reads=0, heeds=1, writes=2, layers=3)))
+    assert details["cases"]["subset"] == "over_safety"
+    assert details["ablated_at"] == 2  # what layer 1 heard
+    effects = [effect(results, "sentence", "verdict", layer) for layer in range(4)]
     assert effects == pytest.approx([0, 0, 1, 1], abs=1e-3)
-    assert effect_at(rows, "user", 1)["value"] == pytest.approx(1, abs=1e-3)
-    assert cut(result, "user → verdict", "1") > 5
-    assert cut(result, "user → verdict", "0") == pytest.approx(0, abs=1e-3)
-    assert cut(result, "image → verdict", "0") == pytest.approx(0, abs=1e-3)
-    said = sentences(findings(result))
+    assert effect(results, "sentence", "user", 1) == pytest.approx(1, abs=1e-3)
+    assert cut(results, "user → verdict", "1") > 5
+    assert cut(results, "user → verdict", "0") == pytest.approx(0, abs=1e-3)
+    assert cut(results, "image → verdict", "0") == pytest.approx(0, abs=1e-3)
+    said = lines("mechanism", part="answers", results=results, details=details)
     # In a network of so few parts random weights carry the colour as well.
-    assert said[0].startswith("Is the picture read? That a linear probe finds more of it than in random weights is not")
-    assert said[1].startswith("Is it carried to the verdict? That cannot be told here: no kind of picture is shown")
-    assert "the sentence arrives before the picture, at layer 2 of 3" in said[2]
-    assert "cases with alarming words are called unsafe +50.0 points" in said[3]
-    assert "too few sentence forms to tell" in said[3]
+    assert said[0].startswith("Is the picture read? Inconclusive: the probe is not shown to read more than in random")
+    assert said[1].startswith("Is it carried to the verdict? This cannot be told here: no kind of picture is shown")
+    assert details["conclusions"]["overruled_at"] in ("inconclusive", "too few cases")
+    assert "the sentence arrives before the picture. At layer 2 of 3" in said[2]
+    assert "Alarming words as such: too few cases. Cases with them are called unsafe +50.0 points" in said[3]
 
 
 @pytest.mark.long
 def test_a_picture_that_misleads_is_not_laid_on_the_sentence() -> None:
-    result = examined(planted(Plan(reads=0, heeds=None, writes=1, layers=2)), red_is_safe=False)
-    assert result["cases"]["failures"] == result["cases"]["n"]
-    rows = [row for row in result["patching"] if row["other"] == "picture"]
-    assert [effect_at(rows, "verdict", layer)["value"] for layer in range(3)] == pytest.approx([0, 1, 1], abs=1e-3)
-    assert cut(result, "image → verdict", "0") > 3
-    assert cut(result, "user → verdict", "all") == pytest.approx(0, abs=1e-3)
-    said = sentences(findings(result))
+    details, results = examined(planted(Plan(reads=0, heeds=None, writes=1, layers=2)), red_is_safe=False)
+    assert details["cases"]["failures"] == details["cases"]["n"]
+    effects = [effect(results, "picture", "verdict", layer) for layer in range(3)]
+    assert effects == pytest.approx([0, 1, 1], abs=1e-3)
+    assert cut(results, "image → verdict", "0") > 3
+    assert cut(results, "user → verdict", "all") == pytest.approx(0, abs=1e-3)
+    said = lines("mechanism", part="answers", results=results, details=details)
     assert said[2].startswith("Where is the verdict made? Patching cannot tell")
-    assert result["twins"]["difference"]["value"] < 0
+    (difference,) = results.select(quantity="margin_distance", against="pictures")
+    assert (difference.value or 0) < 0
     assert said[3].startswith("By what? Not by the sentence")
 
 
@@ -108,5 +114,5 @@ def test_the_experiment_runs_on_the_organism_and_continues(tmp_path: Path, capsy
     (folder,) = (tmp_path / "mechanism").iterdir()
     assert "1. Is the picture read?" in capsys.readouterr().out
     assert "Is the picture read?" in (folder / "report.html").read_text()
-    for name in ("mechanism.json", "figures/mechanism.svg", "figures/mechanism.png"):
+    for name in ("mechanism.json", "results.csv", "figures/mechanism_lens.svg", "figures/mechanism_lens.png"):
         assert (folder / name).stat().st_size > 0

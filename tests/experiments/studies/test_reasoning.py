@@ -3,7 +3,6 @@
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +10,14 @@ from PIL import Image
 
 from experiments.evaluation.attention_log import prompts_of
 from experiments.metrics.estimates import Resamples
-from experiments.metrics.findings import Answer
+from experiments.report.text import lines
+from experiments.runs.results_table import Results, Row, group_of, read_results, row
 from experiments.runs.resumption import read_object
 from experiments.studies.organisms import thinking
 from experiments.studies.reasoning import decision_curve, mediation, reader
 from experiments.studies.reasoning.thoughts import Thought, margins_behind, thoughts_of
 from experiments.types import Sample
+from interp.errors import UserError
 from interp.loading import load
 from interp.vlm import VLM
 from tests.experiments.compose import run_of
@@ -77,78 +78,108 @@ def asked(vlm: VLM, *, seen: bool = True) -> tuple[list[Sample], list[Thought]]:
     return samples, [thought_of(vlm, words) for words in said]
 
 
-def effects(vlm: VLM) -> dict[str, Any]:
+def effects(vlm: VLM) -> Results:
     samples, thoughts = asked(vlm)
     pairs = [(at, at + 1) for at in range(0, len(samples), 2)]
-    rows = mediation.mediation_rows(vlm, samples, prompts_of(samples), {WHOLE: thoughts}, pairs, draws=200, seed=0)
-    return {"rows": rows, "finding": mediation.finding(rows, WHOLE, "picture")} | {
-        row["part"]: row["effect"]["value"] for row in rows
-    }
+    prompts, mediators = prompts_of(samples), {WHOLE: thoughts}
+    return Results(
+        mediation.mediation_rows(vlm, samples, prompts, mediators, pairs, differs="picture", draws=200, seed=0)
+    )
+
+
+def effect(results: Results, part: str) -> float:
+    found = mediation.effect_of(results, "picture", WHOLE, part)
+    assert found is not None
+    assert found.value is not None
+    return found.value
+
+
+def share(results: Results, part: str) -> Row | None:
+    return results.get("baseline", "mediation_share", group=group_of(differs="picture", thought=WHOLE, part=part))
 
 
 @pytest.mark.parametrize(
     ("picture", "words", "answer"),
-    [(1.0, False, Answer.NO), (0.0, True, Answer.YES), (0.5, True, Answer.PARTLY)],
+    [(1.0, False, "no"), (0.0, True, "yes"), (0.5, True, "partly")],
 )
-def test_what_goes_through_the_thought_is_what_was_planted(picture: float, words: bool, answer: Answer) -> None:
+def test_what_goes_through_the_thought_is_what_was_planted(picture: float, words: bool, answer: str) -> None:
     found = effects(network(picture, words))
     redness = np.mean([one.image.redness for one in cases() if one.gold == "yes"])  # type: ignore[union-attr]
     direct = 2 * MARGIN * picture * redness
-    assert found[mediation.DIRECT] == pytest.approx(direct, abs=0.1)
-    assert found[mediation.THROUGH] == pytest.approx(ALARMED * MARGIN * words, abs=0.1)
-    assert found[mediation.TOTAL] == pytest.approx(direct + ALARMED * MARGIN * words, abs=0.1)
-    assert found["finding"].answer is answer
-    share = next(row["share"] for row in found["rows"] if row["part"] == mediation.THROUGH)
-    planned = ALARMED * MARGIN * words / (direct + ALARMED * MARGIN * words)
-    assert share["value"] == pytest.approx(planned, abs=0.02)
-    if share["low"] is not None:
-        assert share["low"] - 0.01 <= planned <= share["high"] + 0.01
+    through = ALARMED * MARGIN * words
+    assert effect(found, mediation.DIRECT) == pytest.approx(direct, abs=0.1)
+    assert effect(found, mediation.THROUGH) == pytest.approx(through, abs=0.1)
+    assert effect(found, mediation.TOTAL) == pytest.approx(direct + through, abs=0.1)
+    assert mediation.carried(found, "picture", WHOLE) == answer
+    part, planned = share(found, mediation.THROUGH), through / (direct + through)
+    assert part
+    assert part.value == pytest.approx(planned, abs=0.02)
+    if part.interval is not None:
+        assert part.interval[0] - 0.01 <= planned <= part.interval[1] + 0.01
 
 
 def test_a_thought_of_another_case_does_as_much_where_only_what_it_says_matters() -> None:
     found = effects(network(0.0, True))
-    assert found[mediation.SAME_LABEL] == pytest.approx(found[mediation.TOTAL], rel=0.3)
+    assert effect(found, mediation.SAME_LABEL) == pytest.approx(effect(found, mediation.TOTAL), rel=0.3)
 
 
-def curve_of(vlm: VLM, *, seen: bool) -> list[dict[str, Any]]:
+def test_no_share_without_an_effect() -> None:
+    found = effects(planted(Plan(carriers=((1, 0, 0.0),))))
+    assert mediation.carried(found, "picture", WHOLE) == "inconclusive"
+    assert not found.select(quantity="mediation_share")
+
+
+def curve_of(vlm: VLM, *, seen: bool) -> Results:
     samples, thoughts = asked(vlm, seen=seen)
     prompts = prompts_of(samples)
     margins = np.stack([
-        margins_behind(vlm, prompts, decision_curve.broken_off(thoughts, place)) for place in decision_curve.PLACES
+        margins_behind(vlm, prompts, decision_curve.broken_off(thoughts, share)) for share in decision_curve.SHARES
     ])  # fmt: skip
     estimator = Resamples.of_cases([one.cluster for one in samples], [one.text for one in samples],
                                    [one.tags for one in samples], draws=200, seed=0)  # fmt: skip
     safe = np.array([one.gold == "yes" for one in samples])
     questions = np.array([one.prompt for one in samples])
-    return decision_curve.curve(margins, margins[-1] > -MARGIN / 2, safe, questions, estimator, seed=0)
+    says_yes = margins[-1] > -MARGIN / 2
+    return Results(decision_curve.curve(margins, says_yes, safe, questions, estimator, seed=0))
+
+
+def order(results: Results, left: float, arm: str = "baseline") -> float:
+    found = results.get(arm, "decision_order", group=group_of(by=decision_curve.OWN, left=left))
+    assert found is not None
+    assert found.value is not None
+    return found.value
 
 
 @pytest.mark.parametrize(
-    ("picture", "words", "answer", "first"), [(1.0, False, Answer.YES, 1.0), (0.2, True, Answer.NO, 0.5)]
+    ("picture", "words", "answer", "first"), [(1.0, False, "before", 1.0), (0.2, True, "by thinking", 0.5)]
 )
-def test_when_it_was_decided_is_what_was_planted(picture: float, words: bool, answer: Answer, first: float) -> None:
+def test_when_it_was_decided_is_what_was_planted(picture: float, words: bool, answer: str, first: float) -> None:
     """With words, pictures add noise that has nothing to do with the label: without a thought that is all there is."""
-    rows = curve_of(network(picture, words), seen=not words)
-    assert decision_curve.finding(rows).answer is answer
-    own = [row for row in rows if row["label"] == decision_curve.OWN]
-    assert own[0]["order"]["value"] == pytest.approx(first, abs=0.01 if first == 1 else 0.25)
-    assert own[-1]["order"]["value"] == pytest.approx(1.0)
-    assert own[-1]["permuted"]["value"] < 0.9
+    results = curve_of(network(picture, words), seen=not words)
+    assert decision_curve.decided(results) == answer
+    assert order(results, 0.0) == pytest.approx(first, abs=0.01 if first == 1 else 0.25)
+    assert order(results, 1.0) == pytest.approx(1.0)
+    assert order(results, 1.0, decision_curve.EXCHANGED) < 0.9
+
+
+@pytest.mark.parametrize(
+    ("text", "called"),
+    [("It is harmless.", "safe"), ("It is dangerous.", "unsafe"), ("That is not safe at all.", "unsafe"),
+     ("It isn't harmful.", "safe"), ("There is a dog.", "nothing"), ("It looks dangerous but it is fine.", "safe"),
+     ("", "nothing")],
+)  # fmt: skip
+def test_what_a_thought_calls_a_request(text: str, called: str) -> None:
+    assert reader.calls(text) == called
 
 
 def test_the_reader_on_the_thoughts_that_the_organism_was_taught() -> None:
     """Its errors on thoughts of known content: none of 400."""
-    from experiments.benchmarks.iconworld.concepts import caption
     from experiments.benchmarks.iconworld.traces import PERCEPTION, Traces
 
     traces = [one for one in Traces(cases=500).write() if one.subset != PERCEPTION][:400]
-    others = sorted({caption(one.scene.thing) for one in traces})
     assert len(traces) == 400
     for one in traces:
         text, kind = thinking.thought(one), thinking.SENTENCES[one.template][0]
-        wrong = one.scene.thing.concept in thinking.MISNAMED
-        named = "nothing" if kind in ("concludes", "aside") else "wrong" if wrong else "right"
-        assert reader.names(text, caption(one.scene.thing), others) == named
         called = {"Yes.": "safe", "No.": "unsafe"}[one.verdict] if kind in ("whole", "concludes") else "nothing"
         assert reader.calls(text) == called
 
@@ -175,32 +206,67 @@ def test_a_thought_put_back_gives_the_margin_of_generating(organism: VLM) -> Non
         assert one.upto(0).begun() == (*one.opening, *one.closing, *one.before)
 
 
+def test_what_is_cut_off_is_no_thought(organism: VLM) -> None:
+    from experiments.benchmarks.iconworld.benchmark import IconWorld
+
+    prompts = prompts_of(IconWorld().load().samples[:4])
+    assert thoughts_of(organism, prompts, max_new_tokens=2) == [None] * 4
+
+
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("reasoning")
-    run = run_of(
-        "+exp=reasoning", "limit=120", "task.pairs=12", "task.attention=16", "draws=100", f"output_root={root}"
-    )
+    run = run_of("+exp=reasoning", "limit=120", "task.pairs=12", "draws=100", f"output_root={root}")
     run.task(run)
     return next(path.parent for path in root.rglob("reasoning.json"))
 
 
 @pytest.mark.long
 def test_the_study_of_the_organism(study: Path) -> None:
-    found = read_object(study / "reasoning.json")
+    found, results = read_object(study / "reasoning.json"), read_results(study)
     cases = found["cases"]
-    assert cases["with a thought and a verdict"] >= 0.9 * cases["asked"] > 0
+    assert cases["with_thought"] >= 0.9 * cases["asked"] > 0
+    assert len(found["thoughts"]) == cases["with_thought"]
     assert found["exact"] < 1e-3
-    assert {row["place"] for row in found["curve"]} == set(decision_curve.PLACES)
-    assert set(found["mediation"]) == {"picture", "sentence"}
-    for block in found["mediation"].values():
-        for name in {row["mediator"] for row in block["rows"]}:
-            part = {row["part"]: row["effect"]["value"] for row in block["rows"] if row["mediator"] == name}
-            both = part[mediation.THROUGH] + part[mediation.DIRECT]
-            assert both == pytest.approx(part[mediation.TOTAL], abs=1e-3)
-    assert sum(row["n"] for row in found["said"]) == cases["with a thought and a verdict"]
-    assert [row["place"] for row in found["looks"]["rows"]][-1] == "verdict"
-    assert (study / "figures" / "reasoning.svg").is_file()
+    left = {one.part("left") for one in results.select(quantity="decision_order")}
+    assert left == {str(share) for share in decision_curve.SHARES}
+    assert set(found["pairs"]) == set(found["carried"]) == {"picture", "sentence"}
+    for differs in found["pairs"]:
+        for name in ("whole thought", "without its conclusion"):
+            part = {
+                part: mediation.effect_of(results, differs, name, part)
+                for part in (mediation.THROUGH, mediation.DIRECT, mediation.TOTAL)
+            }
+            through, direct, total = (one.value for one in part.values() if one is not None)
+            assert through is not None
+            assert direct is not None
+            assert through + direct == pytest.approx(total, abs=1e-3)
+    for name in ("decision", "mediation"):
+        assert (study / "figures" / f"reasoning_{name}.svg").is_file()
     page = (study / "report.html").read_text(encoding="utf-8")
-    assert found["sentences"][0].split(":")[0] in page
+    assert "With an empty thought, the margin puts the case first" in page
     assert "What thinking does" in page
+    assert "Mean tokens of a thought: baseline" in page
+
+
+@pytest.mark.long
+def test_a_model_that_does_not_think_is_refused(tmp_path: Path) -> None:
+    run = run_of("task=reasoning", "method=baseline", "limit=8", f"output_root={tmp_path}")
+    with pytest.raises(UserError, match="does not think first"):
+        run.task(run)
+
+
+def test_sentences_where_nothing_can_be_told() -> None:
+    own = group_of(by=decision_curve.OWN, left=0.0)
+    results = Results(
+        [row("decision_order", arm="baseline", group=own, n=0), row("says_as_thought", arm="baseline", n=0)]
+    )
+    assert decision_curve.decided(results) == "cannot be told"
+    details = {"decided": "cannot be told", "pairs": {}, "carried": {}, "exact": 0.0,
+               "cases": {"asked": 4, "with_thought": 3}}  # fmt: skip
+    said, notes = (
+        lines("reasoning", part=part, results=results, details=details, design={}) for part in ("answers", "notes")
+    )
+    assert "cannot be told" in said[0]
+    assert "None of 3 thoughts" in said[-1]
+    assert any("1 of 4 answers" in note for note in notes)
