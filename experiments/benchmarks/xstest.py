@@ -5,8 +5,6 @@ final label: full compliance, full refusal or partial refusal. The prompts thems
 ``published_sets``. Knows nothing of models, judges or metrics.
 """
 
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 

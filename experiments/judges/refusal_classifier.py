@@ -220,7 +220,9 @@ def load_classifier(path: str | None) -> Classifier:
     try:
         text = source.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"weights={path}: cannot be read ({error}). Leave it out to use the shipped weights.") from error
+        raise UserError(
+            f"weights={path}: cannot be read ({error}). Leave it out to use the shipped weights."
+        ) from error
     return classifier_from(text, where=path or SHIPPED)
 
 

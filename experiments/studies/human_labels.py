@@ -13,6 +13,7 @@ from experiments.evaluation import finished_runs
 from experiments.evaluation.human_verdicts import agreement_of_raters
 from experiments.metrics.agreement import agreement
 from experiments.report.tables import say
+from experiments.report.text import lines
 from experiments.runs.labels import (
     LABELS,
     Labels,

@@ -34,7 +34,6 @@ from interp.errors import UserError
 
 if TYPE_CHECKING:
     from sklearn.feature_extraction.text import TfidfTransformer
-    from sklearn.linear_model import LogisticRegression
 
 LEAST_GROUPS = 4  # a term must occur in answers to this many groups of requests
 FOLDS = 5  # of requests
@@ -102,7 +101,7 @@ class CrossValidation:
 
     def __init__(self, rows: Sequence[Labelled], *, requests: bool = True) -> None:
         if len(models := models_of(rows)) < 2:
-            raise UserError(f"task.root: the classifier learns from XSTest and MSTS; there is only {[*models][0]}. "
+            raise UserError(f"task.root: the classifier learns from XSTest and MSTS; there is only {next(iter(models))}. "
                             "Give a clone of each: task.root=[<clone>,<clone>].")  # fmt: skip
         self.rows = rows
         self.label = np.array([row.label for row in rows])
@@ -156,9 +155,7 @@ class CrossValidation:
                 chances[here] = self.chances(held, (team, fold))[here]
         return tuple(self._threshold(at, chances[:, at], rest) for at in range(len(CLASSES)))
 
-    def _threshold(
-        self, label: int, chance: Float[np.ndarray, " answer"], used: Bool[np.ndarray, " answer"]
-    ) -> float:
+    def _threshold(self, label: int, chance: Float[np.ndarray, " answer"], used: Bool[np.ndarray, " answer"]) -> float:
         """Return the threshold of the highest κ of a class; of equal ones the lowest."""
         parts = [used & (self.source == source) for source in np.unique(self.source)]
         parts = [part for part in parts if label == 0 or (self.label[part] >= 0).all()]

@@ -10,6 +10,9 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from experiments.metrics.refusal.results import evaluate
+from experiments.report.opening import opening
+from experiments.report.words import worded
 
 from experiments.benchmarks.checks import checked
 from experiments.benchmarks.images import open_image
@@ -25,9 +28,6 @@ from experiments.benchmarks.published_sets import (
     VSCBench,
     XSTest,
 )  # fmt: skip
-from experiments.metrics.refusal.results import evaluate
-from experiments.report.opening import opening
-from experiments.report.words import worded
 from experiments.types import Loaded, Sample
 from interp.errors import UserError
 from tests.experiments.benchmarks.test_images import noise

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from experiments.evaluation.classifier_training import labelled_answers, train
 
 from experiments.config import Run
-from experiments.evaluation.classifier_training import labelled_answers, train
 from experiments.evaluation.scoring import evaluate
 from experiments.judges.refusal_classifier import RefusalClassifier, ThreeClasses
 from experiments.judges.refusal_rules import RefusalRule

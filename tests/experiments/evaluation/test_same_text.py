@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from experiments.report.words import same_text
 from PIL import Image
 
 from experiments.evaluation.scoring import same_texts

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from PIL import Image
-
 from experiments.metrics.findings import Answer
 from experiments.report.words import with_sentences
+from PIL import Image
+
 from experiments.runs.saved_run import read_run, thumbnail_name
 from interp.errors import UserError
 from tests.experiments.compose import run_of

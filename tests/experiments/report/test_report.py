@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from experiments.metrics.leaderboard import COLUMNS
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from experiments.benchmarks.published import PUBLISHED
-from experiments.metrics.leaderboard import COLUMNS
 from experiments.report import arms, cases, figures
 from experiments.report.build import build, drawings, thumbnail_name
 from experiments.report.numbers import MISSING

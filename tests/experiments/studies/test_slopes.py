@@ -12,10 +12,6 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from experiments.metrics.claims import HIGHER, INCONCLUSIVE, LOWER, NO_DIFFERENCE, TOO_FEW, claim_of
-<<<<<<< HEAD:tests/experiments/metrics/test_slopes.py
-from experiments.metrics.slopes import HOLDS, SPLITS, holding, ratios, split_claims, strongest, unit_sums
-=======
->>>>>>> i69-s3:tests/experiments/studies/test_slopes.py
 from experiments.metrics.statistical_tests import wilson
 from experiments.studies.localise.cases import SPLITS
 from experiments.studies.localise.slopes import HOLDS, ratios, slope_sums, split_claims, strongest, unit_sums
@@ -36,13 +32,8 @@ def test_no_part_is_named_more_often_than_it_may_where_none_has_an_effect(templa
     named = 0
     for at in range(RESAMPLINGS):
         drawn = rng.integers(len(bottom), size=templates)
-<<<<<<< HEAD:tests/experiments/metrics/test_slopes.py
-        found = ratios(rest[drawn], bottom[drawn], seed=at, draws=500).entries
-        named += any(claim_of(entry) in (HIGHER, LOWER) for entry in found)
-=======
         entries = ratios(rest[drawn], bottom[drawn], seed=at, draws=500)
         named += any(claim_of(entry) in (HIGHER, LOWER) for entry in entries)
->>>>>>> i69-s3:tests/experiments/studies/test_slopes.py
     rate, interval = named / RESAMPLINGS, wilson(named, RESAMPLINGS)
     print(f"{templates} templates: any of {top.shape[1]} parts named in {rate:.2%} {interval} of {RESAMPLINGS}")
     assert rate <= MOST
@@ -75,17 +66,6 @@ def test_a_ratio_is_of_sums_and_its_interval_that_of_quiet_units_is_short() -> N
     rng = np.random.default_rng(0)
     bottom = rng.uniform(0.5, 4, 24)
     quiet, loud = 0.3 * bottom + rng.normal(0, 0.05, 24), 0.3 * bottom + rng.normal(0, 2, 24)
-<<<<<<< HEAD:tests/experiments/metrics/test_slopes.py
-    found = ratios(np.stack([quiet, loud], 1), bottom, seed=0)
-    assert found.value == pytest.approx([quiet.sum() / bottom.sum(), loud.sum() / bottom.sum()])
-    entries = found.entries
-    assert claim_of(entries[0]) == HIGHER
-    assert claim_of(entries[1]) == INCONCLUSIVE
-    assert entries[0]["low"] < 0.3 < entries[0]["high"]  # type: ignore[operator]
-    power = found.power(0.2)
-    assert power[0] > 0.99 > 0.6 > power[1] > 0.01
-    assert ratios(quiet[:, None], bottom, seed=0).reach < found.reach
-=======
     entries = ratios(np.stack([quiet, loud], 1), bottom, seed=0)
     assert [entry["value"] for entry in entries] == pytest.approx(
         [quiet.sum() / bottom.sum(), loud.sum() / bottom.sum()]
@@ -96,28 +76,18 @@ def test_a_ratio_is_of_sums_and_its_interval_that_of_quiet_units_is_short() -> N
     assert entries[0]["power"] > 0.99 > 0.6 > entries[1]["power"] > 0.01
     (single,) = ratios(quiet[:, None], bottom, seed=0)
     assert single["high"] < entries[0]["high"]
->>>>>>> i69-s3:tests/experiments/studies/test_slopes.py
 
 
 def test_an_inert_part_widens_nothing_and_few_units_have_no_interval() -> None:
     bottom = np.ones(12)
     exact = np.full(12, 0.5)
     both = ratios(np.stack([exact, np.zeros(12)], 1), bottom, seed=0)
-<<<<<<< HEAD:tests/experiments/metrics/test_slopes.py
-    assert [(entry["low"], entry["high"]) for entry in both.entries] == [(0.5, 0.5), (0.0, 0.0)]
-    assert claim_of(both.entries[1]) == NO_DIFFERENCE
-    few = ratios(exact[:9, None], bottom[:9], seed=0)
-    assert few.entries[0]["low"] is None
-    assert claim_of(few.entries[0]) == TOO_FEW
-    assert np.isnan(few.power(0.2)).all()
-=======
     assert [(entry["low"], entry["high"]) for entry in both] == [(0.5, 0.5), (0.0, 0.0)]
     assert claim_of(both[1]) == NO_DIFFERENCE
     (few,) = ratios(exact[:9, None], bottom[:9], seed=0)
     assert few["low"] is None
     assert few["power"] is None
     assert claim_of(few) == TOO_FEW
->>>>>>> i69-s3:tests/experiments/studies/test_slopes.py
 
 
 def test_the_interval_covers_the_slope_that_units_are_drawn_from() -> None:
