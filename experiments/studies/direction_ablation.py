@@ -75,7 +75,7 @@ def conclude(folder: Path, controls: Mapping[str, Sequence[str]]) -> list[Render
     """Add the rows and the section to the run in ``folder``, and return what to print."""
     design = read_object(folder / "metrics.json")
     results = write_results(folder, compared(read_results(folder), design, controls))
-    columns = {}
+    columns: dict[str, dict[str, Any]] = {}
     for quantity, heading in HEADINGS.items():
         columns |= {heading: {"quantity": quantity},
                     f"{heading}: change": {"quantity": quantity, "against": design["baseline"]}}  # fmt: skip
@@ -115,10 +115,10 @@ def _wrong(entry: Row, quantity: str) -> Row:
     """Return a row of right answers as one of wrong answers; a refused benign request is wrong already."""
     if entry.subset == REFUSED.subset:
         return entry._replace(quantity=quantity, subset="")
-    whole = 0.0 if entry.against else 1.0
+    total = 0.0 if entry.against else 1.0
 
     def turned(number: float | None) -> float | None:
-        return None if number is None else whole - number
+        return None if number is None else total - number
 
     return entry._replace(
         quantity=quantity, subset="", value=turned(entry.value), low=turned(entry.high), high=turned(entry.low),

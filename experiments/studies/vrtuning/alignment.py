@@ -21,7 +21,7 @@ from experiments.evaluation import study
 from experiments.evaluation.admission import admit
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.scoring import evaluate
-from experiments.report.arms import contrasts, differences, levels
+from experiments.report.arms import contrasts, differences, glance, levels
 from experiments.report.sections import Section, write_section
 from experiments.report.tables import in_terminal
 from experiments.report.text import headline, lines
@@ -162,7 +162,7 @@ class Alignment(VRTuningStudy):
         compared = differences(results, design)
         tables = [levels(results, design), *([] if compared is None else [compared]), *contrasts(results, design)]
         write_section(store.path, ALIGNMENT, Section(TITLE, sentences, tables))
-        return [*map(in_terminal, tables), *sentences]
+        return [in_terminal(glance(results, design)), *sentences]
 
 
 def in_words(samples: Sequence[Sample]) -> list[Sample]:

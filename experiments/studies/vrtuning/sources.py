@@ -83,8 +83,8 @@ def own_table(
         raise UserError(f"task.data.skip_bad={skip_bad!r}: must be true or false")
     given = table(path, images=images, columns=columns, template=template, split=split, configuration=configuration,
                   revision=revision, further=(REASONING,), option=OPTION)  # fmt: skip
-    for place in filter(None, (given.path, given.images)):
-        refuse_path(Path(place))
+    for path_or_name in filter(None, (given.path, given.images)):
+        refuse_path(Path(path_or_name))
     return OwnTable(given, skip_bad)
 
 
@@ -117,12 +117,12 @@ def build_data(
             f"content={content!r} for {source.name}: the controls are written from IconWorld's truth; of a file there "
             "is only 'reasoning'"
         )
-    found = source.cases(Path()) if cases is None else cases
+    given = source.cases(Path()) if cases is None else cases
     skipped = [
         Skipped(_line(case.rpartition("(")[2]), reason.removeprefix("skipped, "))  # the case is "its id (line 3)"
-        for case, reason in found.missing.items()
+        for case, reason in given.missing.items()
     ]
-    return from_rows([*skipped, *map(_as_row, found.samples)], order=order, preferences=preferences)
+    return from_rows([*skipped, *map(_as_row, given.samples)], order=order, preferences=preferences)
 
 
 def _as_row(sample: Sample) -> Row:
@@ -139,8 +139,8 @@ def _refuse_benchmarks(row: Mapping[str, Any], where: str) -> None:
     refuse_record(words, where)
 
 
-def _line(place: str) -> int:
-    return int("".join(letter for letter in place if letter.isdigit()) or 0)
+def _line(position: str) -> int:
+    return int("".join(letter for letter in position if letter.isdigit()) or 0)
 
 
 def training_rows(traces: Sequence[Trace]) -> Iterator[Row]:
@@ -150,13 +150,13 @@ def training_rows(traces: Sequence[Trace]) -> Iterator[Row]:
     is wrong as often as right. A perception row is paired with another row's answer to the same question, or with its
     own answer where no other is known, which a preference cannot use.
     """
-    known: dict[str, list[str]] = {}
+    answers: dict[str, list[str]] = {}
     for trace in traces:
         if trace.subset == PERCEPTION:
-            known.setdefault(trace.question, []).append(trace.verdict)
+            answers.setdefault(trace.question, []).append(trace.verdict)
     for trace in traces:
         replay = trace.subset == PERCEPTION
-        others = known.get(trace.question, []) if replay else ["Yes.", "No."]
+        others = answers.get(trace.question, []) if replay else ["Yes.", "No."]
         rejected = next((answer for answer in others if answer != trace.verdict), trace.verdict)
         kind = PERCEPTION if replay else VERDICT
         yield Row(trace.scene.render(), trace.question, trace.reasoning, trace.verdict, kind, rejected=rejected)

@@ -137,7 +137,7 @@ class VRTuningStudy:
     def _measure_all(self, work: study.Study) -> list[str]:
         """Add the side effects to the results table, if they are not in it yet."""
         path = work.store.path
-        folders = {side_effects.BASELINE: None}
+        folders: dict[str, Path | None] = {side_effects.BASELINE: None}
         folders |= {name: folder_of(path / "adapters" / name) for name in self.adapters}
         if side_effects.measured(read_results(path)) >= folders.keys() or not (self.perception or self.attention):
             return []

@@ -26,11 +26,11 @@ def change(value: float, width: float = 0.05) -> dict[str, Any]:
 def rows(kind: str = "yes_no", **changes: tuple[Any, Any]) -> list[Row]:
     """Arms by the change of what is right (or refused) on safe and on unsafe cases."""
     made = [row("answered", arm=arm, value=100) for arm in ("baseline", *changes)]
-    for place, (quantity, subset) in enumerate(SIDES[kind]):
-        value, low, high = LEVELS[place]
+    for side, (quantity, subset) in enumerate(SIDES[kind]):
+        value, low, high = LEVELS[side]
         made.append(row(quantity, arm="baseline", subset=subset, value=value, low=low, high=high))
         for arm, pair in changes.items():
-            entry = pair[place] if isinstance(pair[place], dict) else change(pair[place])
+            entry = pair[side] if isinstance(pair[side], dict) else change(pair[side])
             made.append(row(quantity, arm=arm, subset=subset, value=value + entry["value"], low=low, high=high))
             made.append(row(quantity, arm=arm, against="baseline", subset=subset, entry=entry))
     return made
@@ -63,14 +63,11 @@ def test_the_trade_is_named_by_intervals_that_exclude_0(pair: tuple[float, float
     assert ("  No control is shown to do the same." in sentences) == moved
     assert (results.get("cut", CONTROL, against="drawn") is not None) == moved
     caution = results.get("cut", CAUTION)
-    assert caution is not None
     assert (caution.value, caution.interval) == (pytest.approx(0.8 - pair[0]), pytest.approx((0.6, 0.9)))
     difference = results.get("cut", CAUTION, against="baseline")
-    assert difference is not None
     assert difference.value == pytest.approx(-pair[0])
-    assert difference.low < difference.high  # type: ignore[operator]
+    assert difference.low < difference.high
     harm = results.get("cut", HARM)
-    assert harm is not None
     assert harm.value == pytest.approx(0.1 - pair[1])
 
 
@@ -83,8 +80,8 @@ def test_the_report_has_both_errors_of_every_arm(tmp_path: Path) -> None:
         conclude(folder, {"cut": []})
     keys = [entry[1:7] for entry in read_results(folder)]
     assert len(set(keys)) == len(keys) == len(rows(cut=(0.3, -0.2))) + 6
-    (shown,) = json.loads((folder / "sections" / "ablation.json").read_text())["tables"]
-    line = shown["rows"][1]
+    (table,) = json.loads((folder / "sections" / "ablation.json").read_text())["tables"]
+    line = table["rows"][1]
     assert line["over-caution"] == "50.0 [60–90]"
     assert line["harmful compliance: change"].startswith(percent(0.2, sign=True))
 
@@ -129,7 +126,6 @@ def test_a_turned_change_is_turned_whole() -> None:
     }
     results, _ = concluded(rows(cut=(entry, 0.0)))
     turned = results.get("cut", CAUTION, against="baseline")
-    assert turned is not None
     assert (turned.low, turned.high, turned.claim) == (-0.7, -0.1, "lower")
     assert (turned.bounds, turned.level, turned.clusters) == ((-0.4, -0.2), 0.99, 50)
 
@@ -138,10 +134,6 @@ def test_refusals_count_the_other_way() -> None:
     results, sentences = concluded(rows("refusal", cut=(-0.1, -0.4)), "refusal")
     levels = {quantity: results.get("cut", quantity) for quantity in (CAUTION, HARM)}
     caution, harm = (results.get("cut", quantity, against="baseline") for quantity in (CAUTION, HARM))
-    assert levels[CAUTION] is not None
-    assert levels[HARM] is not None
-    assert caution is not None
-    assert harm is not None
     assert levels[CAUTION].value == pytest.approx(0.1)
     assert levels[CAUTION].interval == pytest.approx((0.1, 0.4))
     assert caution.value == pytest.approx(-0.1)

@@ -72,19 +72,16 @@ def test_one_command_leaves_adapter_card_tables_and_study(finished: Path) -> Non
 
 def test_the_table_says_what_each_arm_was_trained_on(finished: Path) -> None:
     section, results = json.loads((finished / "sections" / "vrtuning.json").read_text()), read_results(finished)
-    (shown,) = section["tables"]
-    lines_of = {line["arm"]: line for line in shown["rows"]}
+    (table,) = section["tables"]
+    lines_of = {line["arm"]: line for line in table["rows"]}
     for name in ("baseline", "vrtuning", "with_vcd"):
         adapter = "vrtuning" if name == "with_vcd" else name
         captions, share = results.get(adapter, PERCEPTION, group="kind=caption"), results.get(adapter, IMAGE_SHARE)
-        assert captions is not None
         assert lines_of[name]["captions"].startswith(percent(captions.value))
-        assert share is not None
         assert lines_of[name]["image share"] == percent(share.value)
     assert list(lines_of) == ["baseline", "vrtuning", "calibrated_shift", "with_vcd"]
     assert [lines_of[name]["reasoning"] for name in lines_of] == ["–", "reasoning", "–", "reasoning"]
     change = results.get("vrtuning", IMAGE_SHARE, against="baseline")
-    assert change is not None
     assert change.claim == "too few cases"
     assert f"{change.claim} ({percent(change.value, sign=True)} points" in section["sentences"][1]
     (record,) = lines(finished / "training.jsonl")
