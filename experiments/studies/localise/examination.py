@@ -126,7 +126,8 @@ class Examination:
             yield row("margin_gap", subset=question, entry=mean, n=self.n)
             yield row("margin_gap_rms", subset=question, value=np.sqrt((gap**2).mean()), n=self.n)
             top, bottom = slope_sums(question, effects, self.unit)
-            candidate, entries = np.isin(single, chosen[question]), {}
+            candidate = np.isin(single, chosen[question])
+            entries: dict[int, dict[str, Any]] = {}
             for family in (np.flatnonzero(candidate), np.flatnonzero(~candidate)):
                 entries |= zip(family.tolist(), self.ratios(top[:, single][:, family], bottom), strict=True)
             lost = {}

@@ -91,9 +91,9 @@ def localised(plan: Plan, vlm: VLM | None = None) -> tuple[dict[str, Any], Resul
 
 
 def row_of(results: Results, part: str, quantity: str = "part_slope", rule: str = "") -> Row:
-    found = results.get(part, quantity, subset=PICTURE, rule=rule)
-    assert found is not None
-    return found
+    row = results.get(part, quantity, subset=PICTURE, rule=rule)
+    assert row is not None
+    return row
 
 
 def claims_of(results: Results) -> dict[str, str]:
@@ -104,20 +104,20 @@ def curve(results: Results, arm: str) -> list[float | None]:
     return [row.value for row in results.select(arm=arm, against="", quantity=("faithfulness", "completeness"))]
 
 
-def answers(found: tuple[dict[str, Any], Results]) -> list[str]:
-    return lines("localise", part="answers", details=found[0], results=found[1])
+def answers(result: tuple[dict[str, Any], Results]) -> list[str]:
+    return lines("localise", part="answers", details=result[0], results=result[1])
 
 
 @pytest.mark.long
 def test_one_planted_carrier_is_confirmed_and_restores_everything() -> None:
-    found = localised(Plan(carriers=((1, 0, 1.0),), idle=((0, 1), (2, 0))))
-    claims = claims_of(found[1])
+    result = localised(Plan(carriers=((1, 0, 1.0),), idle=((0, 1), (2, 0))))
+    claims = claims_of(result[1])
     assert claims.pop("L1H0") == "higher"
     assert set(claims.values()) == {"inconclusive"}
-    assert curve(found[1], BEST) == pytest.approx([1, 1], abs=1e-2)
-    assert curve(found[1], REST) == pytest.approx([0, 0], abs=1e-2)
-    assert curve(found[1], RANDOM) == pytest.approx([0, 0], abs=1e-2)
-    first, *_, last = answers(found)
+    assert curve(result[1], BEST) == pytest.approx([1, 1], abs=1e-2)
+    assert curve(result[1], REST) == pytest.approx([0, 0], abs=1e-2)
+    assert curve(result[1], RANDOM) == pytest.approx([0, 0], abs=1e-2)
+    first, *_, last = answers(result)
     assert first == "What carries the picture? L1H0 1.00 [1.00, 1.00] (10 of 10 splits)."
     assert last == (
         "Ranked: 12 parts on 10 groups of sentences. Measured: 3 candidates for each question on 10 other groups "
@@ -161,14 +161,14 @@ def test_what_scales_the_final_norm_alone_carries_nothing() -> None:
         _copy(layers[0].self_attn, 0, asker="asks", source="image", value="picture", to="ballast", weight=-200)
         _copy(layers[3].self_attn, 1, asker="asks", source="word", value="word", to="verdict", weight=-1)
 
-    found = localised(Plan(carriers=((0, 0, 0.0),)), vlm=by_hand(plant))
-    row = row_of(found[1], "L0H0")
-    assert row_of(found[1], "L0H0", "part_splits_held").n == 10
+    result = localised(Plan(carriers=((0, 0, 0.0),)), vlm=by_hand(plant))
+    row = row_of(result[1], "L0H0")
+    assert row_of(result[1], "L0H0", "part_splits_held").n == 10
     assert row.value is not None
     assert row.value > 0.9
     assert row.claim == "not tested"
-    assert row_of(found[1], "L0H0", "part_direct").value == pytest.approx(0, abs=1e-3)
-    assert any("L0H0" in line and "is not counted" in line for line in answers(found))
+    assert row_of(result[1], "L0H0", "part_direct").value == pytest.approx(0, abs=1e-3)
+    assert any("L0H0" in line and "is not counted" in line for line in answers(result))
     needed = localised(Plan(carriers=((1, 0, 1.0),)))
     assert row_of(needed[1], "L1H0").claim == "higher"
     straight, direct = (row_of(needed[1], "L1H0", f"part_{name}").value for name in ("straight", "direct"))
@@ -179,10 +179,10 @@ def test_what_scales_the_final_norm_alone_carries_nothing() -> None:
 
 @pytest.mark.long
 def test_of_two_that_cancel_one_is_said_to_work_against() -> None:
-    found = localised(Plan(carriers=((1, 0, 1.5), (2, 0, -0.5)), idle=((0, 1),)))
-    claims = claims_of(found[1])
+    result = localised(Plan(carriers=((1, 0, 1.5), (2, 0, -0.5)), idle=((0, 1),)))
+    claims = claims_of(result[1])
     assert (claims["L1H0"], claims["L2H0"]) == ("higher", "lower")
-    assert "Against it: L2H0 −0.50 [−0.50, −0.50] (10 of 10 splits)." in answers(found)[0]
+    assert "Against it: L2H0 −0.50 [−0.50, −0.50] (10 of 10 splits)." in answers(result)[0]
 
 
 def members(cases: Cases, half: str) -> list[Sample]:
@@ -264,15 +264,15 @@ def test_a_study_leaves_numbers_figures_and_a_section(tmp_path: Path) -> None:
 def test_a_killed_study_ends_as_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the first organism, with all questions: numbers, figures and section, and no batch measured twice."""
     sizes = ("benchmark.pairs=1", "task.random_sets=2", "draws=50", "batch_size=4")
-    found = []
+    both = []
     for folder in whole_and_killed(monkeypatch, tmp_path, "localise", *sizes):
         details = json.loads((folder / "localise.json").read_text())
         del details["finished"]
-        found.append((details, [row._replace(run="") for row in read_results(folder)]))
+        both.append((details, [row._replace(run="") for row in read_results(folder)]))
         assert (folder / "figures" / "localise_parts.svg").is_file()
         assert "What carries the picture" in (folder / "report.html").read_text()
-    assert found[0] == found[1]
-    details, rows = found[0]
+    assert both[0] == both[1]
+    details, rows = both[0]
     assert details["questions"] == list(QUESTIONS)
     assert not [row for row in rows if row.quantity == "faithfulness" and row.subset == JOIN]
     slopes = dict(zip(details["slopes"][PICTURE], details["parts"], strict=True))
