@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 FOLDER = "inspect"
 SCORER = "correct"
-RATES = ("accuracy", "unsafe_caught", "harmless_answered", "refusal_rate")
 SUFFIX = ".eval"
 RIGHT = {"yes": ("yes",), "no": ("no",), "comply": ("complied", "rebutted"), "refuse": ("refused", "partial")}
 DESCRIBED = ("arm", "subset", "scenario", "gold", "cluster", "pair", "tags", "text", "margin", "verdict", "status")
@@ -57,7 +56,7 @@ def write_logs(run: SavedRun, samples: Sequence[Sample]) -> list[Path]:
     found = []
     try:
         folder.mkdir(exist_ok=True)
-        for arm in (row.arm for row in run.results.select(quantity="answered")):
+        for arm in run.metrics["arms"]:
             place = folder / f"{arm}{SUFFIX}"
             write_eval_log(_log(run, arm, inputs), str(place))
             found.append(place)
@@ -104,14 +103,16 @@ def _log(run: SavedRun, arm: str, inputs: Mapping[str, Any]) -> "EvalLog":
         EvalStats,
     )
 
-    environment = run.environment
+    environment, of_arm = run.environment, run.metrics["arms"][arm]
     model = environment.get("model") or {}
     benchmark = environment.get("benchmark") or {}
     samples = [_sample(record, inputs[record["case"]], model) for record in run.predictions if record["arm"] == arm]
     scored = sum(sample.scores is not None for sample in samples)
-    rates = run.results.select(arm=arm, quantity=RATES, against="", group="", rule="")
-    values = {"_".join(filter(None, (row.quantity, row.subset))): row.value for row in rates}
-    metrics = {name: EvalMetric(name=name, value=value) for name, value in values.items() if value is not None}
+    metrics = {
+        name: EvalMetric(name=name, value=value)
+        for name, value in of_arm["accuracy"].items()
+        if isinstance(value, int | float)
+    }
     started, finished = str(environment.get("started") or ""), str(environment.get("finished") or "")
     return EvalLog(
         status="success",
