@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from experiments.runs.results_table import read_results
 from tests.experiments.compose import composed, run_of
+from tests.experiments.synthetic_run import metrics_of
 
 SMALL = ("limit=6", "draws=20", "batch_size=6", "max_new_tokens=2", "method=baseline")
 
@@ -81,9 +81,10 @@ def title(folder: Path) -> str:
 @pytest.mark.long
 def test_headline_and_report_carry_the_name_and_the_hash_of_the_weights(two_runs: tuple[Path, Path]) -> None:
     for folder in two_runs:
+        assert metrics_of(folder)["summary"][0].startswith(f"{title(folder)} on iconworld: ")
         assert read(folder, "environment.json")["model"]["title"] == title(folder)
         page = (folder / "report.html").read_text(encoding="utf-8")
-        assert f"How well does {title(folder)} (baseline) separate safe from unsafe" in page
+        assert f"How well does {title(folder)} (baseline) tell safe from unsafe" in page
         assert "llava_organism" not in page
 
 
@@ -97,5 +98,7 @@ def test_two_runs_of_different_weights_under_one_name_are_told_apart_in_a_join(
     (folder,) = (tmp_path / "joined").iterdir()
     names = [title(part) for part in two_runs]
     assert len(set(names)) == 2
-    assert read_results(folder).arms == [f"{name}: baseline" for name in names]
+    metrics = metrics_of(folder)
+    assert list(metrics["arms"]) == [f"{name}: baseline" for name in names]
+    assert metrics["summary"][0].startswith(f"{names[0]} and {names[1]} on iconworld: ")
     assert read(folder, "environment.json")["joined"] == dict(zip(names, map(str, two_runs), strict=True))
