@@ -125,7 +125,7 @@ def test_the_table_compares_with_every_rival_on_the_same_cases() -> None:
     levels = [results.get(arm, "auroc") for arm in ("sees", "shift")]
     assert over_shift.value == pytest.approx(levels[0].value - levels[1].value)  # type: ignore[union-attr, operator]
     assert results.get("shift", "auroc", against="baseline", rule=RULE).value == 0  # type: ignore[union-attr]
-    family = {row.level for row in results.select(arm="sees", rule=RULE, quantity=ORDERED)}
+    family = {row.level for row in results.select(arm="sees", against=tuple(rivals), rule=RULE, quantity=ORDERED)}
     assert len(family) == 1, "all intervals hold together"
     assert results.get("sees", "wins", against="baseline", rule=RULE).value == 1  # type: ignore[union-attr]
     context = {
