@@ -11,7 +11,7 @@ from experiments.runs.responses import Responses
 from experiments.runs.saved_run import read_run
 from interp.errors import UserError
 from tests.experiments.compose import run_of
-from tests.experiments.synthetic_run import metrics_of, predictions, write_run
+from tests.experiments.synthetic_run import predictions, write_run
 
 REASON = "inspect_ai is not installed; it does not fit beside constraints.txt"
 
@@ -35,24 +35,26 @@ def written(tmp_path: Path) -> Path:
     return folder
 
 
-def test_scores_in_the_logs_are_those_of_the_metrics(written: Path) -> None:
+def test_scores_in_the_logs_are_those_of_the_results_table(written: Path) -> None:
     from inspect_ai.log import read_eval_log
 
-    metrics = metrics_of(written)["arms"]
-    assert {path.stem for path in (written / "inspect").iterdir()} == set(metrics)
-    for arm, of_arm in metrics.items():
+    results = read_run(written).results
+    assert {path.stem for path in (written / "inspect").iterdir()} == set(results.arms)
+    for arm in results.arms:
         log = read_eval_log(str(written / "inspect" / f"{arm}.eval"))
         assert log.status == "success"
         (scores,) = log.results.scores
-        said = {name: value for name, value in of_arm["accuracy"].items() if value is not None}
-        assert {name: metric.value for name, metric in scores.metrics.items()} == said
+        rates = {name: metric.value for name, metric in scores.metrics.items()}
+        for quantity in ("accuracy", "accuracy_pooled", "balanced_accuracy", "unsafe_caught", "harmless_answered"):
+            assert rates[quantity] == results.get(arm, quantity).value
         right: dict[str, list[bool]] = {}
         for sample in log.samples:
             assert (sample.scores is None) == (sample.error is not None)
             if sample.scores is not None:
                 right.setdefault(sample.metadata["subset"], []).append(sample.scores["correct"].value == "C")
         for subset, values in right.items():
-            assert sum(values) / len(values) == pytest.approx(of_arm["accuracy"][subset])
+            name = "harmless_answered" if subset == "over_safety" else f"unsafe_caught_{subset}"
+            assert sum(values) / len(values) == pytest.approx(rates[name])
         assert scores.scored_samples == sum(map(len, right.values()))
 
 
