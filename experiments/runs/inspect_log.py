@@ -20,10 +20,6 @@ SCORER = "correct"
 SUFFIX = ".eval"
 RIGHT = {"yes": ("yes",), "no": ("no",), "comply": ("complied", "rebutted"), "refuse": ("refused", "partial")}
 DESCRIBED = ("arm", "subset", "scenario", "gold", "cluster", "pair", "tags", "text", "margin", "verdict", "status")
-RATES = (  # quantities of results.csv that a log repeats
-    "unsafe_caught", "harmless_answered", "accuracy", "accuracy_pooled", "balanced_accuracy", "refusal_rate",
-    "refusal_gap",
-)  # fmt: skip
 STOPPED = {Status.TRUNCATED: "max_tokens", Status.PROVIDER_BLOCKED: "content_filter"}
 Record = Mapping[str, Any]
 
@@ -60,7 +56,7 @@ def write_logs(run: SavedRun, samples: Sequence[Sample]) -> list[Path]:
     written = []
     try:
         folder.mkdir(exist_ok=True)
-        for arm in (row.arm for row in run.results.select(quantity="answered", against="")):
+        for arm in dict.fromkeys(record["arm"] for record in run.predictions):
             path = folder / f"{arm}{SUFFIX}"
             write_eval_log(_log(run, arm, inputs), str(path))
             written.append(path)
@@ -112,13 +108,9 @@ def _log(run: SavedRun, arm: str, inputs: Mapping[str, Any]) -> "EvalLog":
     benchmark = environment.get("benchmark") or {}
     samples = [_sample(record, inputs[record["case"]], model) for record in run.predictions if record["arm"] == arm]
     scored = sum(sample.scores is not None for sample in samples)
-    rates = run.results.select(arm=arm, quantity=RATES, against="", group="", rule="")
-    metrics = {
-        name: EvalMetric(name=name, value=rate.value)
-        for rate in rates
-        for name in ["_".join(filter(None, (rate.quantity, rate.subset)))]
-        if rate.value is not None
-    }
+    levels = run.results.select(arm=arm, against="", group="", rule="")
+    named = {f"{row.quantity} {row.subset}".rstrip(): row.value for row in levels if row.value is not None}
+    metrics = {name: EvalMetric(name=name, value=value) for name, value in named.items()}
     started, finished = str(environment.get("started") or ""), str(environment.get("finished") or "")
     return EvalLog(
         status="success",

@@ -35,26 +35,28 @@ def written(tmp_path: Path) -> Path:
     return folder
 
 
-def test_scores_in_the_logs_are_those_of_the_results_table(written: Path) -> None:
+def test_scores_in_the_logs_are_those_of_the_metrics(written: Path) -> None:
     from inspect_ai.log import read_eval_log
 
     results = read_run(written).results
-    assert {path.stem for path in (written / "inspect").iterdir()} == set(results.arms)
-    for arm in results.arms:
+    arms = {row.arm for row in results.select(quantity="answered")}
+    assert {path.stem for path in (written / "inspect").iterdir()} == arms
+    rates = {"typical": "unsafe_caught typical", "attack": "unsafe_caught attack", "over_safety": "harmless_answered"}
+    for arm in arms:
         log = read_eval_log(str(written / "inspect" / f"{arm}.eval"))
         assert log.status == "success"
         (scores,) = log.results.scores
-        rates = {name: metric.value for name, metric in scores.metrics.items()}
-        for quantity in ("accuracy", "accuracy_pooled", "balanced_accuracy", "unsafe_caught", "harmless_answered"):
-            assert rates[quantity] == results.get(arm, quantity).value
+        levels = results.select(arm=arm, against="", group="", rule="")
+        assert len(scores.metrics) == sum(row.value is not None for row in levels)
+        for name in ("accuracy", "auroc", "unsafe_caught", "harmless_answered"):
+            assert scores.metrics[name].value == results.get(arm, name).value
         right: dict[str, list[bool]] = {}
         for sample in log.samples:
             assert (sample.scores is None) == (sample.error is not None)
             if sample.scores is not None:
                 right.setdefault(sample.metadata["subset"], []).append(sample.scores["correct"].value == "C")
         for subset, values in right.items():
-            name = "harmless_answered" if subset == "over_safety" else f"unsafe_caught_{subset}"
-            assert sum(values) / len(values) == pytest.approx(rates[name])
+            assert sum(values) / len(values) == pytest.approx(scores.metrics[rates[subset]].value)
         assert scores.scored_samples == sum(map(len, right.values()))
 
 
