@@ -7,6 +7,7 @@ import pandas as pd
 
 from experiments.metrics.judge_error import CORRECTED
 from experiments.metrics.outcomes import PARTIAL_ANSWERED, PUBLISHED
+from experiments.metrics.results import ALL
 from experiments.report.numbers import p_value
 from experiments.report.tables import by_arm, pivot, shown, table
 from experiments.runs.results_table import Results, Row
@@ -111,6 +112,11 @@ def differences(results: Results, design: Mapping[str, Any], other: str | None =
         frame["wins"] = [
             "not judged" if row is None or row.value is None else "yes" if row.value else "no" for row in wins
         ]
+    first, later = ((design.get(key) or {}).get("contrasts", ()) for key in ("family", "exploratory"))
+    frame["arm"] = [
+        f"{arm} (exploratory)" if ([arm, other] in later or [ALL, other] in later) and [arm, other] not in first else arm
+        for arm in frame["arm"]
+    ]
     return frame
 
 

@@ -20,10 +20,6 @@ SCORER = "correct"
 SUFFIX = ".eval"
 RIGHT = {"yes": ("yes",), "no": ("no",), "comply": ("complied", "rebutted"), "refuse": ("refused", "partial")}
 DESCRIBED = ("arm", "subset", "scenario", "gold", "cluster", "pair", "tags", "text", "margin", "verdict", "status")
-RATES = (  # quantities of results.csv that a log repeats
-    "unsafe_caught", "harmless_answered", "accuracy", "accuracy_pooled", "balanced_accuracy", "refusal_rate",
-    "refusal_gap",
-)  # fmt: skip
 STOPPED = {Status.TRUNCATED: "max_tokens", Status.PROVIDER_BLOCKED: "content_filter"}
 Record = Mapping[str, Any]
 

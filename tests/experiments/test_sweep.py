@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from experiments.runs.results_table import read_results
+from experiments.report.arms import arms_of
 from experiments.runs.resumption import PREDICTIONS
+from experiments.runs.saved_run import read_run
 from tests.experiments.compose import run_of
 from tests.forked import typed
 
@@ -36,10 +37,10 @@ def test_a_sweep_asks_unchanged_arms_once_and_ends_in_one_table(tmp_path: Path) 
     assert (cost["baseline"]["shared_seconds"], cost["baseline"]["cases"]) == (0.0, 12)
     assert cost["mine"]["shared_seconds"] > 0
     (joined,) = (tmp_path / "o" / "joined").iterdir()
-    arms = ["baseline", "strength=0.5: mine", "strength=2: mine"]
-    assert read_results(joined).arms == arms
-    assert [row.split(",")[0].strip('"') for row in (joined / "arms.csv").read_text().splitlines()[1:]] == arms
+    saved = read_run(joined)
+    assert arms_of(saved.results, saved.metrics) == ["baseline", "strength=0.5: mine", "strength=2: mine"]
     end = swept.partition("the 2 runs of this sweep beside each other")[2]
+    assert f"table: {joined}/results.csv" in end
     assert f"figure: {joined}/figures/safety.svg" in end
     assert (joined / "figures" / "safety.svg").is_file()
     assert (joined / "report.html").is_file()
@@ -47,4 +48,6 @@ def test_a_sweep_asks_unchanged_arms_once_and_ends_in_one_table(tmp_path: Path) 
     alone = run_of(*command[:-1], "++method.settings.strength=2", f"output_root={tmp_path}/alone")
     alone.task(alone)
     (folder,) = (tmp_path / "alone" / "study").iterdir()
-    assert [row[1:] for row in read_results(folder)] == [row[1:] for row in read_results(second)]
+    assert json.loads((folder / "metrics.json").read_text()) == json.loads((second / "metrics.json").read_text())
+    one, other = ([row._replace(run="") for row in read_run(each).results] for each in (folder, second))
+    assert one == other

@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-from experiments.metrics.findings import Answer
-from experiments.report.words import with_sentences
 from PIL import Image
 
-from experiments.runs.saved_run import read_run, thumbnail_name
+from experiments.metrics.claims import NO_DIFFERENCE
+from experiments.report.arms import arms_of
+from experiments.report.text import summary
+from experiments.runs.results_table import read_results
+from experiments.runs.saved_run import SavedRun, read_run, thumbnail_name
 from interp.errors import UserError
 from tests.experiments.compose import run_of
 from tests.experiments.synthetic_run import ARMS, predictions, write_run
@@ -42,7 +44,7 @@ def test_a_report_is_built_again_from_a_runs_files(tmp_path: Path) -> None:
     report(f"run={folder}")
     assert (folder / "report.html").read_bytes() == first
     report(f"run={folder}", "task.format=pdf")
-    assert {path.name for path in (folder / "figures").glob("*.pdf")} == {"auroc_column.pdf", "trade_off_column.pdf"}
+    assert {path.name for path in (folder / "figures").glob("*.pdf")} == {"auroc_column.pdf", "safety_column.pdf"}
     assert (folder / "report.html").read_bytes() == first
     with pytest.raises(UserError, match=r"task.format=png: must be one of svg, pdf"):
         run_of("task=report", "task.format=png")
@@ -54,22 +56,28 @@ def test_runs_of_two_models_become_one_comparison(tmp_path: Path) -> None:
     other = renamed(write_run(tmp_path / "other", predictions(40, seed=1)), "bigger")
     report(f"runs=[{one},{other}]", f"output_root={tmp_path / 'out'}")
     (folder,) = (tmp_path / "out" / "joined").iterdir()
-    metrics = json.loads((folder / "metrics.json").read_text())
-    assert list(metrics["arms"]) == [f"{name}: {arm}" for name in (OWN, OTHER) for arm in ARMS]
-    assert {block["against"] for block in metrics["comparisons"].values()} == {f"{OWN}: baseline"}
-    alone = json.loads((other / "metrics.json").read_text())["arms"]["vcd"]["accuracy"]
-    assert metrics["arms"][f"{OTHER}: vcd"]["accuracy"] == alone
+    saved = read_run(folder)
+    assert arms_of(saved.results, saved.metrics) == [f"{name}: {arm}" for name in (OWN, OTHER) for arm in ARMS]
+    assert saved.metrics["baseline"] == f"{OWN}: baseline"
+    compared = {(row.arm, row.against) for row in saved.results.select(quantity="wins")}
+    assert compared == {(arm, f"{OWN}: baseline") for arm in saved.results.arms if arm != f"{OWN}: baseline"}
+    assert set(map(tuple, saved.metrics["contrasts"])) == {(f"{OTHER}: {arm}", f"{OWN}: {arm}") for arm in list(ARMS)[1:]} | {
+        (f"{OTHER}: {arm}", f"{OTHER}: baseline") for arm in list(ARMS)[1:]
+    }
+    for quantity in ("accuracy", "unsafe_caught", "harmless_answered"):
+        alone = read_results(other).get("vcd", quantity)
+        assert saved.results.get(f"{OTHER}: vcd", quantity).value == alone.value
     page = (folder / "report.html").read_text()
     assert f"{OTHER}: vcd" in page
-    assert f"Which arm of {OWN} and {OTHER} best tells safe from unsafe on iconworld?" in page
+    assert f"Which arm of {OWN} and {OTHER} best separates safe from unsafe on iconworld?" in page
     assert f"<dt>run of {OTHER}</dt><dd>{other}</dd>" in page
-    assert len(read_run(folder).predictions) == 2 * 4 * 40
+    assert len(saved.predictions) == 2 * 4 * 40
 
 
-def joined_of(tmp_path: Path, *folders: Path) -> Path:
+def joined_of(tmp_path: Path, *folders: Path) -> SavedRun:
     report(f"runs=[{','.join(map(str, folders))}]", f"output_root={tmp_path / 'out'}")
     (folder,) = (tmp_path / "out" / "joined").iterdir()
-    return folder
+    return read_run(folder)
 
 
 def changed(folder: Path, arm: str, settings: str, **environment: object) -> Path:
@@ -91,33 +99,29 @@ def test_before_and_after_an_edit_are_paired_and_what_both_asked_stands_once(
     )
     edited = [one if one["arm"] != "vcd" else one | {"margin": 2 * one["margin"]} for one in predictions(40)]
     after = changed(write_run(tmp_path / "b", edited), "vcd", "new", code={"vcd": "bbbbbbbbbbbb", "other": "cccc"})
-    folder = joined_of(tmp_path, before, after)
-    metrics = json.loads((folder / "metrics.json").read_text())
+    saved = joined_of(tmp_path, before, after)
     old, new = "vcd aaaaaaaa: vcd", "vcd bbbbbbbb: vcd"
-    assert list(metrics["arms"]) == ["baseline", old, "calibrated_shift", "prompt", new]
-    assert metrics["study"] == new
-    assert metrics["method"]["control"] == "calibrated_shift"
-    assert metrics["method"]["contrasts"] == [[new, old]]
-    assert (
-        metrics["comparisons"][new]["versus"][old]["auroc"]["statement"] == Answer.NO_CHANGE.value
-    )  # only the scale is another
-    assert "exploratory" not in metrics
-    said = with_sentences(metrics, json.loads((folder / "environment.json").read_text()))["summary"]
-    assert said[0].startswith("llava_organism (ffffffff) with vcd aaaaaaaa and vcd bbbbbbbb on iconworld: ")
-    assert said[1].startswith(f"{new} beside {old}: at equal safety, 0.0 points")
-    assert (
-        old.removesuffix(" vcd") in capsys.readouterr().out.partition("report:")[0].rpartition("─")[2]
-    )  # in the terminal's short table
+    assert arms_of(saved.results, saved.metrics) == ["baseline", old, "calibrated_shift", "prompt", new]
+    assert saved.metrics["study"] == new
+    assert saved.metrics["control"] == "calibrated_shift"
+    assert saved.metrics["contrasts"] == [[new, old]]
+    assert saved.results.get(new, "auroc", against=old).claim == NO_DIFFERENCE  # only the scale differs
+    assert "exploratory" not in saved.metrics
+    assert saved.environment["model"]["name"] == f"{OWN} with vcd aaaaaaaa and vcd bbbbbbbb"
+    said = summary(saved.results, saved.metrics, saved.environment).headline
+    assert said[0].startswith(f"{new} vs. baseline: ")
+    terminal = capsys.readouterr().out
+    assert old in terminal.partition("table:")[0].rpartition("─")[2]  # in the terminal's short table
+    assert f"table: {saved.directory / 'results.csv'}" in terminal
 
 
 @pytest.mark.long
 def test_cases_of_one_run_alone_are_left_out_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, other = write_run(tmp_path / "one", predictions(40)), write_run(tmp_path / "other", predictions(48))
-    folder = joined_of(tmp_path, changed(one, "vcd", "a"), changed(other, "vcd", "b", seed=1))
-    metrics = json.loads((folder / "metrics.json").read_text())
-    assert {(arm["n"], arm["n_of"]) for arm in metrics["arms"].values()} == {(40, 40)}
-    assert json.loads((folder / "environment.json").read_text())["benchmark"]["n"] == 40
-    assert "40 cases were asked by every run; 8 others are left out" in " ".join(capsys.readouterr().out.split())
+    saved = joined_of(tmp_path, changed(one, "vcd", "a"), changed(other, "vcd", "b", seed=1))
+    assert {(row.n, row.n_of) for row in saved.results.select(quantity="answered")} == {(40, 40)}
+    assert saved.environment["benchmark"]["n"] == 40
+    assert "every run asked 40 cases; 8 others do not count" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.long
