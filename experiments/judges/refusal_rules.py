@@ -196,25 +196,6 @@ def signs(response: str) -> Signs:
     )
 
 
-_END = re.compile(r"[.!?;:](?=\s|$)|[。！？；]")
-_LETTER = re.compile(r"[^\W_]")
-_READ = 8_000  # characters; bounds the work on very long responses
-
-
-def wholly_refuses(response: str) -> bool:
-    """Whether every sentence of a response has a phrase that refuses wherever it stands: nothing but a refusal."""
-    text = normalised(response[:_READ])
-    starts = [match.start() for listed in all_phrases() for match in listed.refusing.finditer(text)]
-    if not starts or len(response) > _READ:
-        return False
-    at = 0
-    for end in [*(match.end() for match in _END.finditer(text)), len(text)]:
-        if _LETTER.search(text, at, end) and not any(at <= start < end for start in starts):
-            return False
-        at = end
-    return True
-
-
 def without_answer(response: str) -> Judgement | None:
     """The judgement of a response that has no character, or none behind its thought; None for one that answers."""
     if not response.strip():

@@ -10,7 +10,7 @@ from experiments.evaluation.classifier_training import labelled_answers, train
 
 from experiments.config import Run
 from experiments.evaluation.scoring import evaluate
-from experiments.judges.refusal_classifier import RefusalClassifier, ThreeClasses
+from experiments.judges.refusal_classifier import Classifier, RefusalClassifier, Step, prompt_digest
 from experiments.judges.refusal_rules import RefusalRule
 from experiments.metrics.claims import LOWER, NOT_TESTED
 from experiments.metrics.judge_error import CORRECTED
@@ -188,15 +188,11 @@ def test_a_judge_that_has_learned_from_the_benchmarks_prompts_says_so(
     tmp_path: Path,
 ) -> None:
     questions = [sample.text for sample in Requests().load().samples]
-    count = 3 * len(questions)
-    answers = labelled_answers(
-        [REFUSAL, "It is a dog."] * (count // 2), [True, False] * (count // 2),
-        models=[model for model in "abc" for _ in questions], prompts=questions * 3, groups=questions * 3,
-    )  # fmt: skip
-    learned = train(answers)
-    (tmp_path / "weights.json").write_text(ThreeClasses(learned, learned, learned, trained_on="these").to_json())
+    step = Step({}, 0.0)
+    learned = Classifier(step, step, (0.5, 0.5, 0.5), frozenset(map(prompt_digest, questions)), "these")
+    (tmp_path / "weights.json").write_text(learned.to_json())
     arms = {"baseline": written(tmp_path / "careful.jsonl", careful())}
-    judge = RefusalClassifier(weights=str(tmp_path / "weights.json"), cross_fitted=False)
+    judge = RefusalClassifier(weights=str(tmp_path / "weights.json"))
     run = replace(study(tmp_path, arms, "baseline"), judge=judge)
     run.task(run)
     told = said_of(newest(tmp_path, "requests"))
