@@ -47,7 +47,8 @@ TOKENS_PER_WORD = 1.4  # assumed for English, if the tokenizer is a stand-in
 NOTE = (
     "This is an estimate of each arm's answers; a run reads prompts that arms share once. It does not count learning, "
     "training, attention, knockout and patching. On an H200 peaks were within 1% of the measured ones; "
-    "on CPUs they can be 10 to 20 MiB too low. On the H200 times were 41% too short (docs/gpu.md); for a CPU there are none."
+    "on CPUs they can be 10 to 20 MiB too low. On the H200 times were 41% too short (docs/gpu.md); "
+    "for a CPU there are none."
 )
 
 
