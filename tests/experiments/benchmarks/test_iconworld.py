@@ -20,7 +20,7 @@ from experiments.benchmarks.iconworld.icons import DRAWINGS
 from experiments.benchmarks.iconworld.perception import KINDS, perception_questions
 from experiments.benchmarks.iconworld.scene import Scene
 from experiments.benchmarks.iconworld.sentences import BENIGN, FRAMES, NEW, PREFIX, RISKY, Template
-from experiments.studies.organisms import alignment
+from experiments.studies.organisms import smol
 from experiments.types import SCORED_SUBSETS, Sample
 from interp.errors import UserError
 
@@ -96,7 +96,7 @@ def meaning(text: str) -> frozenset[str]:
 
 
 def test_no_frame_is_a_near_duplicate_of_another_or_of_a_sentence_that_was_trained_on() -> None:
-    taught = [text for frame in (*alignment.FRAMES, *alignment.BENIGN) for text in frame.texts]
+    taught = [text for frame in (*smol.FRAMES, *smol.BENIGN) for text in frame.texts]
     earlier = [template.text for template in RISKY + NEW + BENIGN] + taught
     for frame in FRAMES:
         for text in earlier:
