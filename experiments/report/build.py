@@ -27,7 +27,6 @@ __all__ = ["at_column_width", "build", "drawings", "thumbnail_name"]
 
 # In the order in which they need each other.
 SCRIPTS = ("elements", "data", "list", "picture", "attention", "labels", "case", "tables", "main")
-MOST_SUBSETS = 24  # rates by own subset that are drawn; the table has all
 Drawing = Callable[[], tuple[Callable[..., Figure], str]]
 
 
@@ -52,7 +51,7 @@ def render(run_dir: Path, *, explore: str = "") -> str:
         UserError: as ``build``.
     """
     run = read_run(run_dir)
-    drawn = {"safety": None, "auroc": None, "by_own_subset": None} | _figures(run)
+    drawn = {"safety": None, "auroc": None} | _figures(run)
     templates = _templates()
     return templates.get_template("report.html.j2").render(
         **page.context(run),
@@ -108,10 +107,6 @@ def drawings(run: SavedRun) -> dict[str, Drawing]:
     }
     if kind == "yes_no":
         drawn["auroc"] = lambda: (partial(figures.auroc, results, names), figures.describe_auroc(results, names))
-    if rows := [row for row in results if row.group.startswith("tag:subset=") and not row.against and not row.rule]:
-        shown = rows[:MOST_SUBSETS]
-        words = "; ".join(f"{row.group.partition('=')[2]}, {row.arm}: {value(row)}" for row in shown)
-        drawn["by_own_subset"] = lambda: (partial(figures.by_group, shown), f"Right answers by subset. {words}.")
     return drawn
 
 

@@ -170,32 +170,25 @@ def scenario_name(record: Record) -> str:
     return "" if scenario == subset_name(record) else scenario
 
 
-def shown_case(run: SavedRun, flip: Flip, studied: str, arms: Sequence[str] | None = None) -> dict[str, Any]:
-    """The case as text for the templates, with the answers of ``arms``: by default all of the run.
+def shown_case(run: SavedRun, flip: Flip, studied: str, arms: Sequence[str]) -> dict[str, Any]:
+    """The case as text for the templates, with the answers of ``arms``.
 
     ``hidden`` says that the picture stays blurred until the reader asks for it.
     """
     record = flip.records[studied]
     return {
         "id": flip.case,
-        "fixed": flip.fixed,
         "subset": subset_name(record),
-        "scenario": scenario_name(record),
         "text": str(record["text"])[:LONGEST_TEXT],
         "gold": GOLD_WORDS.get(record["gold"], str(record["gold"])),
-        "change": "" if flip.margin_change is None else fixed(flip.margin_change, 2, sign=True),
         "hidden": blurred(record),
         "thumbnail": run.thumbnail(flip.case),
-        "answers": [
-            _shown_answer(arm, flip.records[arm])
-            for arm in arms or arms_of(run.results, run.metrics)
-            if arm in flip.records
-        ],
+        "answers": [_shown_answer(arm, flip.records[arm]) for arm in arms if arm in flip.records],
     }
 
 
 def _shown_answer(arm: str, record: Record) -> dict[str, Any]:
-    """``cut`` counts the characters left out of the response; ``judged`` is empty where right or wrong is not known."""
+    """``judged`` is empty if right or wrong is not known."""
     right, status = correct(record), Status(record["status"])
     response = str(record["response"] or "")
     if record["verdict"] is None:
@@ -206,7 +199,6 @@ def _shown_answer(arm: str, record: Record) -> dict[str, Any]:
     return {
         "arm": arm,
         "response": response[:LONGEST_TEXT],
-        "cut": max(0, len(response) - LONGEST_TEXT),
         "verdict": verdict,
         "judged": "" if right is None else ("right" if right else "wrong"),
         "margin": fixed(record["margin"], 2, sign=True),

@@ -18,7 +18,7 @@ from matplotlib.ticker import MaxNLocator
 from scipy.special import ndtr
 
 from experiments.report.colours import ARMS, GREY, in_dark
-from experiments.report.numbers import fixed, percent
+from experiments.report.numbers import fixed
 from experiments.runs.results_table import Results, Row
 from interp.errors import UserError
 from interp.figures.glyphs import Figure, cut, encoded
@@ -317,16 +317,6 @@ def describe_auroc(results: Results, arms: Sequence[str]) -> str:
     """Return the figure in words."""
     texts = (f"{m.name}: {fixed(m.x, 3)}" for m in quantity_marks(results, arms, quantity="auroc"))
     return f"AUROC of the margin. {'; '.join(texts)}."
-
-
-def by_group(rows: Sequence[Row], form: Format = SCREEN) -> Figure:
-    """Draw rates by group and arm as rows, in percent."""
-    marks = [
-        Mark(f"{row.group.partition('=')[2]} · {row.arm}", None if row.value is None else 100 * row.value,
-             None if row.interval is None else (100 * row.interval[0], 100 * row.interval[1]), label=percent(row.value))
-        for row in rows
-    ]  # fmt: skip
-    return points(marks, x="right answers (%)", form=form, limits=(-2, 102))
 
 
 def svg_bytes(figure: Figure) -> bytes:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from experiments.metrics.claims import HIGHER, INCONCLUSIVE, LOWER, NO_DIFFERENCE, NOT_TESTED, SMALL, TOO_FEW
-from experiments.report import arms, cases, published_tables
+from experiments.report import arms, published_tables
 from experiments.report.next_commands import next_commands
 from experiments.report.numbers import share
 from experiments.report.text import ends, summary
@@ -125,7 +125,6 @@ def context(run: SavedRun) -> dict[str, Any]:
         "tables": arms.all_tables(results, design),
         "published": published_tables.beside_published(run),
         "environment_text": json.dumps(environment, indent=2, ensure_ascii=False, default=str),
-        **_cases(run, studied),
     }
 
 
@@ -232,19 +231,3 @@ def _short(name: str, digest: Any) -> str | None:
 
 def _threads(threads: Any) -> str | None:
     return None if threads is None else f"{threads} thread{'' if threads == 1 else 's'}"
-
-
-def _cases(run: SavedRun, studied: str) -> dict[str, Any]:
-    """The flipped cases to read on paper."""
-    reference = run.metrics["baseline"]
-    if not reference or reference == studied:
-        return {"cases": [], "flips_sentence": "One arm, so no case can have changed."}
-    flipped = cases.flips(run.predictions, arm=studied, reference=reference)
-    chosen = cases.choose(flipped, arm=studied)
-    fixed = sum(flip.fixed for flip in flipped)
-    sentence = (
-        f"Against {reference}, {studied} fixed {fixed} scored cases (wrong to right) and broke {len(flipped) - fixed}."
-    )
-    if len(chosen) < len(flipped):
-        sentence += f" Below the list are {len(chosen)} of them to read on paper, the largest changes of margin first."
-    return {"cases": [cases.shown_case(run, flip, studied) for flip in chosen], "flips_sentence": sentence}

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from experiments.metrics.leaderboard import COLUMNS
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from experiments.benchmarks.published import PUBLISHED
-from experiments.report import arms, cases, figures
+from experiments.metrics.leaderboard import COLUMNS
+from experiments.report import arms, figures
 from experiments.report.build import build, drawings, thumbnail_name
+from experiments.report.examples import examples
 from experiments.report.numbers import MISSING
 from experiments.report.page import headline_measures
 from experiments.report.published_tables import leaderboard_table, rows_here
@@ -28,7 +29,7 @@ from experiments.runs.results_table import Results, row
 from experiments.runs.saved_run import read_run
 from interp.errors import UserError
 from tests.experiments.refused import records as refusals
-from tests.experiments.synthetic_run import flips_of, predictions, write_records, write_run
+from tests.experiments.synthetic_run import predictions, write_records, write_run
 
 
 @pytest.fixture(scope="module")
@@ -168,24 +169,6 @@ def test_same_files_give_the_same_bytes(finished: Path, run: Path) -> None:
     assert build(run).read_bytes() == (finished / "report.html").read_bytes()
 
 
-def test_ten_flipped_cases_with_every_arm_and_unsafe_images_blurred(finished: Path, page: _Page) -> None:
-    results = read_run(finished).results
-    counted = results.select(arm="vcd", quantity=("cases_fixed", "cases_broken"), against="baseline", subset="")
-    n_fixed, n_broken = (int(each.value or 0) for each in counted)
-    assert len(page.all("article")) == 10
-    on_paper = _Page((finished / "report.html").read_text().split('id="flips"')[1].split("</details>")[0])
-    broken_by = len(on_paper.all("span", **{"class": "broken"}))
-    assert len(on_paper.all("span", **{"class": "fixed"})) + broken_by == 10
-    assert broken_by == min(n_broken, 5)
-    thumbnails = [image for image in on_paper.all("img") if (image["src"] or "").startswith("data:image/jpeg")]
-    assert len(thumbnails) == 10
-    chosen = cases.choose(flips_of(finished), arm="vcd")
-    unsafe = [flip for flip in chosen if flip.records["vcd"]["subset"] != "over_safety"]
-    assert unsafe
-    assert len(on_paper.all("input", **{"class": "reveal"})) == len(unsafe)
-    assert f"fixed {n_fixed} scored cases (wrong to right) and broke {n_broken}" in page.text
-
-
 def test_blur_ends_only_at_the_readers_click(finished: Path, page: _Page) -> None:
     css = (finished / "report.html").read_text().split("<style>")[1].split("</style>")[0]
     assert re.search(r"\.reveal:not\(:checked\) ~ \.cover img \{ filter: blur", css)
@@ -197,20 +180,19 @@ HOSTILE = '<script>alert("x")</script></td><img src=x onerror=alert(1)>\u202eevi
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("field", ["response", "text", "scenario", "verdict", "case"])
+@pytest.mark.parametrize("field", ["response", "text", "subset_name", "case"])
 def test_text_of_models_and_data_is_never_markup(run: Path, field: str) -> None:
-    shown = cases.choose(flips_of(run), arm="vcd")[0].case
+    first = examples(read_run(run), studied="vcd", reference="baseline", attention=None)["groups"][0][1][0]
+    shown = first["case"]["id"]
     records = [json.loads(line) for line in (run / "predictions.jsonl").read_text().splitlines()]
     for record in records:
-        # A verdict decides whether a case flipped, so the hostile one is that of an arm which plays no part in it.
-        if record["case"] == shown and (field != "verdict" or record["arm"] == "prompt"):
+        if record["case"] == shown:
             record[field] = HOSTILE
     write_records(run, records)
     page = page_of(run)
     assert '<script>alert("x")</script></td><img src=x onerror=alert(1)>' in page.text
     assert "{{ 7*7 }}" in page.text
     _harmless(page)
-    assert len(page.all("article")) == 10
 
 
 def _harmless(page: _Page) -> None:
