@@ -172,7 +172,8 @@ def write_results(folder: Path, rows: Iterable[Row], *, replaced: Iterable[str] 
     """Write rows into the table of a run, and return the table.
 
     Earlier rows of the same quantities, and of the quantities ``replaced``, are replaced. Rows of a study's own family
-    (``OF_A_STUDY``) only replace rows with the same rule. So the arms and each study can be measured again without each other.
+    (``OF_A_STUDY``) only replace rows with the same rule. So the arms and each study can be measured again without each
+    other.
     """
     new = list(rows)
     quantities = {(entry.quantity, _family(entry)) for entry in new} | {(name, "") for name in replaced}
