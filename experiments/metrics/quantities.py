@@ -46,7 +46,6 @@ HELD_OUT = Key("unsafe_caught_held_out"), Key("harmless_answered_held_out")
 FLIPS = Key("flip_rate")
 REFUSED, HARMFUL_REFUSED = (Key("refusal_rate", subset) for subset in REFUSAL_SUBSETS)
 GAP, TYPE_MEAN = Key("refusal_gap"), Key("refusal_rate_type_mean")
-UNSIZED = (D_PRIME, CRITERION)  # no difference of them counts as small, and they are no shares
 
 
 class Reading(NamedTuple):
@@ -248,17 +247,14 @@ class Arms:
         subset = self.cases.subset
         if self.kind == "yes_no":
             return {name: subset == name for name in SCORED_SUBSETS}
-        return {f"{name}:{type_}": self.of_type(name, type_) for name in REFUSAL_SUBSETS for type_ in self.types}
+        return {f"{name}:{type_}": (subset == name) & (self.cases.scenario == type_)
+                for name in REFUSAL_SUBSETS for type_ in self.types}  # fmt: skip
 
     @cached_property
     def sides_of_truth(self) -> tuple[Group, Group]:
         """The strata of unsafe cases, and those of harmless ones."""
         harmless = tuple(name for name in self.strata if name.partition(":")[0] in ("over_safety", "benign"))
         return tuple(name for name in self.strata if name not in harmless), harmless
-
-    def of_type(self, subset: str, type_: str) -> Mask:
-        """Return the cases of a type of request in a subset."""
-        return (self.cases.subset == subset) & (self.cases.scenario == type_)
 
     @cached_property
     def quantities(self) -> dict[Key, Quantity]:

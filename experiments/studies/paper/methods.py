@@ -18,13 +18,13 @@ def methods(saved: SavedRun, page: Mapping[str, Any]) -> str:
     """Return the page in Markdown; ``page`` is what the report prints (``report.page.context``)."""
     environment, config = saved.environment, saved.environment["config"]
     facts = [(str(name), str(value)) for name, value in page["facts"]]
-    asked = [fact for fact in facts if fact[0].startswith(OF_THE_MODEL)]
-    rest = [fact for fact in facts if fact not in asked and fact[0] not in LEFT_OUT]
+    about_model = [fact for fact in facts if fact[0].startswith(OF_THE_MODEL)]
+    rest = [fact for fact in facts if fact not in about_model and fact[0] not in LEFT_OUT]
     arms = {name: node for name, node in config["arms"].items() if name in saved.results.arms}
     software = [*(environment.get("versions") or {}).items(), *rest, ("commit", environment.get("commit"))]
     return text.page(
         "methods.md.j2", **{name: page[name] for name in ("question", "headline", "notes")}, results=saved.results,
-        design=saved.metrics, environment=environment, facts=dict(facts), asked=asked, software=software, small=SMALL,
-        config=without_paths(config), arms=without_paths(arms),
+        design=saved.metrics, environment=environment, facts=dict(facts), about_model=about_model, software=software,
+        config=without_paths(config), arms=without_paths(arms), small=SMALL,
         settings=without_paths({key: config[key] for key in OF_THE_RUN if key in config}),
     )  # fmt: skip

@@ -14,31 +14,33 @@ USED_BY = "% used by: "
 
 
 def bibliography(saved: SavedRun) -> str:
-    """The entries of what the run used, by ``used``."""
-    known, model = used(saved), saved.environment.get("model") or {}
-    found = [_entry("forestlens", title="forestlens", author="{The forestlens contributors}",
+    """Return the entries of what the run used, by ``used``."""
+    names, model = used(saved), saved.environment.get("model") or {}
+    entries = [_entry("forestlens", title="forestlens", author="{The forestlens contributors}",
                     note=f"commit {saved.environment.get('commit') or 'not recorded'}")]  # fmt: skip
     if model.get("name") and not str(model.get("path") or "").startswith(ORGANISM):
         path, revision = str(model.get("path") or model["name"]), model.get("revision")
-        at = rf"\url{{https://huggingface.co/{path}}}" if HUB_ID.fullmatch(path) else ""
+        link = rf"\url{{https://huggingface.co/{path}}}" if HUB_ID.fullmatch(path) else ""
         note = f"revision {revision}" if revision else ""
-        found.append(_entry("model", title=Path(path).name if path.startswith(("/", "~")) else path, note=note, at=at))
+        entries.append(
+            _entry("model", title=Path(path).name if path.startswith(("/", "~")) else path, note=note, link=link)
+        )
     for paragraph in ENTRIES.read_text(encoding="utf-8").split("\n\n"):
         users, _, entry = paragraph.partition("\n")
-        if known & set(users.removeprefix(USED_BY).split(", ")):
-            found.append(entry.strip())
-    return "\n\n".join(found) + "\n"
+        if names & set(users.removeprefix(USED_BY).split(", ")):
+            entries.append(entry.strip())
+    return "\n\n".join(entries) + "\n"
 
 
 def used(saved: SavedRun) -> set[str]:
-    """What entries may name: classes of arms, benchmark and task, alone and with each setting; judge and software."""
+    """Return what entries may name: classes of arms, benchmark and task (also with each setting), judge, software."""
     environment, metrics = saved.environment, saved.metrics
     config, model = environment["config"], environment.get("model") or {}
     nodes = [*config["arms"].values(), *(config.get(key) for key in ("benchmark", "task"))]
-    found = {name for node in nodes for name in _classes(node)} | {str(environment.get("judge"))}
-    found |= {"transformers", "torch"} if model.get("path") else set()
-    found |= {"McNemar"} if saved.results.select(quantity="cases_fixed") else set()
-    return found | ({"corrected"} if metrics.get("corrected") else set())
+    names = {name for node in nodes for name in _classes(node)} | {str(environment.get("judge"))}
+    names |= {"transformers", "torch"} if model.get("path") else set()
+    names |= {"McNemar"} if saved.results.select(quantity="cases_fixed") else set()
+    return names | ({"corrected"} if metrics.get("corrected") else set())
 
 
 def _classes(node: Any) -> Iterator[str]:
@@ -53,7 +55,7 @@ def _classes(node: Any) -> Iterator[str]:
             yield from _classes(value)
 
 
-def _entry(key: str, *, title: str, author: str = "", note: str = "", at: str = "") -> str:
-    values = {"title": f"{{{latex_text(title)}}}", "author": author, "note": latex_text(note), "howpublished": at}
+def _entry(key: str, *, title: str, author: str = "", note: str = "", link: str = "") -> str:
+    values = {"title": f"{{{latex_text(title)}}}", "author": author, "note": latex_text(note), "howpublished": link}
     lines = ",\n".join(f"  {name} = {{{value}}}" for name, value in values.items() if value)
     return f"@misc{{{key},\n{lines}\n}}"

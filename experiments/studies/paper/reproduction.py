@@ -82,10 +82,10 @@ def compare(made: Path, folder: Path) -> list[str]:
                         f"{'; '.join([*differing[:MOST], *notes])}{more}; ask the same code, model and cases again"
                         )  # fmt: skip
     number = len(expected) - len(absent)
-    said = [f"{run / FILE}: {number} of {len(expected)} rows are those of {folder}, to {TOLERANCE:g}"]
+    lines = [f"{run / FILE}: {number} of {len(expected)} rows are those of {folder}, to {TOLERANCE:g}"]
     if excused:
-        said += [f"Missing rows: {', '.join(absent[:MOST])}{' …' if len(absent) > MOST else ''}.", *excused]
-    return [*said, *notes]
+        lines += [f"Missing rows: {', '.join(absent[:MOST])}{' …' if len(absent) > MOST else ''}.", *excused]
+    return [*lines, *notes]
 
 
 def _check_unchanged(folder: Path) -> None:
@@ -114,9 +114,9 @@ def _name(row: Row) -> str:
     return " ".join(filter(None, parts))
 
 
-def differences(expected: Results, found: Results) -> Iterator[str]:
+def differences(expected: Results, results: Results) -> Iterator[str]:
     """Yield how rows of both differ, as ``vcd auroc: value 0.6 and 0.7``; numbers to 1e-6."""
-    rows = {row[KEY]: row for row in found}
+    rows = {row[KEY]: row for row in results}
     for row in expected:
         other = rows.get(row[KEY], row)
         parts = [f"{column} {first} and {second}" for column, first, second in zip(COLUMNS, row, other, strict=True)

@@ -115,13 +115,13 @@ def contents_of(saved: SavedRun) -> dict[str, str | bytes | Path]:
         contents[f"tables/{name}.tex"] = FLOAT % (latex_text(f"{title}. {note}".strip()), name, parts)
         contents[f"tables/{name}.csv"] = csv_text(frame) + "\r\n"
     contents |= {f"figures/{name}.pdf": pdf_bytes(drawn) for name, drawn in at_column_width(saved).items()}
-    shown = [
+    included = [
         rf"\begin{{figure}}[t]\centering\includegraphics[{WITHIN}]{{{name}}}\end{{figure}}"
         for name in contents
         if name.endswith(".pdf")
     ]
     contents |= dict(_drawn(saved, sections))
-    contents["tables.tex"] = DOCUMENT % "\n".join([*(rf"\input{{tables/{name}}}" for name in tables), *shown])
+    contents["tables.tex"] = DOCUMENT % "\n".join([*(rf"\input{{tables/{name}}}" for name in tables), *included])
     contents["methods.md"] = methods(saved, context)
     contents["references.bib"] = references.bibliography(saved)
     settings = json.dumps(reproduction.settings(saved), indent=2, sort_keys=True, ensure_ascii=False)
