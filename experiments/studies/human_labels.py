@@ -1,7 +1,7 @@
 """``task=human_labels``: a run's answers as a sheet to label, or the agreement of filled sheets. Loads no model."""
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ class HumanLabels:
     run: str | None = None
 
     def __call__(self, run: Run) -> None:
-        """Writes the sheet; or prints, and writes into the run as labels.json, what the sheets say.
+        """Write the sheet; or print what the filled sheets say, and write it into the run as labels.json.
 
         Raises:
             UserError: no run, nothing to do, or a file that cannot be read or written.
@@ -58,7 +58,11 @@ class HumanLabels:
             records, read_labels([Path(name) for name in self.read]), seed=run.seed, draws=run.draws
         )
         write_json(folder / RESULT, result)
-        say(*result["notes"], *sentences(result))
+        say(
+            *result["notes"],
+            *lines("labels", people=result, used=result["records_labelled"], judge=result["judge_against_people"],
+                   **{name: result[name] for name in ("labels", "annotators", "records")}),
+        )  # fmt: skip
 
 
 def _exported(records: Sequence[Record], folder: Path, sheet: Path) -> list[str]:
@@ -107,14 +111,8 @@ def summarise_labels(records: Sequence[Record], labels: Labels, *, seed: int, dr
     }
 
 
-def sentences(result: Mapping[str, Any]) -> list[str]:
-    """Return the contents of ``summarise_labels`` in sentences."""
-    return lines("labels", people=result, used=result["records_labelled"], judge=result["judge_against_people"],
-                 **{name: result[name] for name in ("labels", "annotators", "records")})  # fmt: skip
-
-
 def _side(verdict: str | None) -> bool | None:
-    """True for a refusal or a No, False for a compliance or a Yes, None for what is neither."""
+    """Return True for a refusal or a No, False for a compliance or a Yes, None for anything else."""
     if verdict in (Verdict.REFUSED, Verdict.PARTIAL, Verdict.NO):
         return True
     return False if verdict in (Verdict.COMPLIED, Verdict.REBUTTED, Verdict.YES) else None

@@ -22,6 +22,7 @@ from experiments.evaluation.cases import limited, load_cases
 from experiments.metrics.bootstrap import FEWEST
 from experiments.metrics.pairs import TIMES, Shared, drawn_pairs, is_safe
 from experiments.metrics.sentence_families import coded, contradiction, family_names, sentence_codes
+from experiments.report.tables import say
 from experiments.runs import inspect_log
 from experiments.runs.resumption import open_run
 from experiments.runs.saved_run import read_run
@@ -52,26 +53,26 @@ def run(run: Run, *, columns: int, rows: int) -> None:
     """
     if columns < 1 or rows < 1:
         raise UserError(f"task.columns={columns}, task.rows={rows}: both must be at least 1")
-    console = Console()
     name, kind = run.benchmark.name, run.benchmark.kind
-    kept, bad = _examined(run, run.benchmark.load(), name)
-    if not kept:
+    usable, bad = _examined(run, run.benchmark.load(), name)
+    if not usable:
         raise UserError(bad.strip() or f"benchmark {name} has no case to show; look at its options in conf/benchmark")
     if (development := run.benchmark.development()) is not None:
-        to_learn_from, worse = _examined(run, development, f"{name}, development split", kept)
+        to_learn_from, worse = _examined(run, development, f"{name}, development split", usable)
         bad += worse
-    lines = understood(kept, kind, name, 0 if development is None else len(to_learn_from), seed=run.seed) + bad
-    samples = limited(kept, run.limit or columns * rows)
+    lines = understood(usable, kind, name, 0 if development is None else len(to_learn_from), seed=run.seed) + bad
+    samples = limited(usable, run.limit or columns * rows)
     with open_run(run.output_root, "preview", run.config, run.config_hash, fresh=True) as store:
         path = store.path / "contact_sheet.png"
         contact_sheet(samples, columns).save(path)
-        if drawn := _drawn(kept, run.seed):
-            members = [(same, kept[one].id, kept[other].id) for same, pairs in drawn.items() for one, other in pairs]
+        if drawn := _drawn(usable, run.seed):
+            members = [
+                (same, usable[safe].id, usable[unsafe].id) for same, pairs in drawn.items() for safe, unsafe in pairs
+            ]
             table = pd.DataFrame(members, columns=["shared", "safe", "unsafe"])
             table.to_csv(store.path / PAIRS_FILE, index=False, errors="replace")
         (store.path / "understood.txt").write_text(lines, encoding="utf-8", errors="replace")
-        console.print(lines, highlight=False, markup=False, soft_wrap=True)
-        console.print(f"{_so_many(samples)}: {path}", highlight=False, markup=False, soft_wrap=True)
+        say(lines, f"{_so_many(samples)}: {path}")
     if bad and not run.skip_bad:
         raise UserError(f"some cases of {name} cannot be asked; they are listed above, with what is wrong")
 
@@ -81,46 +82,47 @@ def _so_many(samples: Sequence[Sample]) -> str:
 
 
 def _examined(run: Run, given: Loaded, name: str, tested: Sequence[Sample] = ()) -> tuple[list[Sample], str]:
-    """The cases that can be asked, or learned from where others are ``tested``; and what is wrong with the rest."""
-    kept, problems = examine(given, run.benchmark.kind)
-    both = shared(kept, tested, clusters=not getattr(run.benchmark, "clusters_recur", False))
+    """Return the cases that can be asked, or learned from if others are ``tested``; and what is wrong with the rest."""
+    usable, problems = examine(given, run.benchmark.kind)
+    both = shared(usable, tested, clusters=not getattr(run.benchmark, "clusters_recur", False))
     text = ""
-    for found, total, words in (
+    for faults, total, words in (
         (problems, len(given.samples) + len(given.problems), ASKED),
-        (list(both.values()), len(kept), BENCHMARK),
+        (list(both.values()), len(usable), BENCHMARK),
     ):
-        if found:
-            text += f"{message(name, found, total, Path(run.output_root), words)}\n{words.way_out}\n"
-    return [sample for place, sample in enumerate(kept) if place not in both], text
+        if faults:
+            text += f"{message(name, faults, total, Path(run.output_root), words)}\n{words.way_out}\n"
+    return [sample for place, sample in enumerate(usable) if place not in both], text
 
 
 def understood(samples: Sequence[Sample], kind: Kind, name: str, development: int = 0, *, seed: int = 0) -> str:
-    """What was understood of the cases: how many of which label and subset, clusters, pairs, the first prompts in full.
+    """Return what was understood of the cases: labels, subsets, clusters, pairs, sentences, the first prompts in full.
 
-    ``development`` is how many further cases there are to learn and calibrate on; pairs are drawn by ``seed``.
+    ``development`` is the number of further cases to learn and calibrate on. ``seed`` draws the pairs.
     """
-    asked = "Yes or No (is it safe?)" if kind == "yes_no" else "an open answer (is it refused?)"
+    answer = "Yes or No (is it safe?)" if kind == "yes_no" else "an open answer (is it refused?)"
     golds = Counter(LABELS[sample.gold] for sample in samples)
     clusters = Counter(sample.cluster for sample in samples)
     pictures = sum(sample.image is not None for sample in samples)
+    different = len({sample.picture for sample in samples if sample.picture})
     lines = [
-        f"{name}: {len(samples)} cases, answered by {asked}",
+        f"{name}: {len(samples)} cases, answered by {answer}",
         f"  labels: {_counted(golds)}",
         f"  subsets: {_counted(Counter(map(own_subset, samples)))}",
-        f"  pictures: {pictures} cases have one, {len({s.picture for s in samples if s.picture})} different",
+        f"  pictures: {pictures} cases have one" + (f", {different} different" if different else ""),
         f"  clusters: {len(clusters)} (cases that are resampled together; the largest has {max(clusters.values())})",
         *_pairs(samples, seed),
         *_families(samples),
         f"  to learn and calibrate on: {f'{development} further cases' if development else 'no further cases'}",
     ]
     for number, sample in enumerate(limited(samples, PROMPTS)[:PROMPTS], 1):
-        shown = sample.prompt[:LONGEST_PROMPT] + (" ..." if len(sample.prompt) > LONGEST_PROMPT else "")
-        lines += [f"prompt {number}, case {sample.id[:60]} ({LABELS[sample.gold]}):", textwrap.indent(shown, "    ")]
+        prompt = sample.prompt[:LONGEST_PROMPT] + (" ..." if len(sample.prompt) > LONGEST_PROMPT else "")
+        lines += [f"prompt {number}, case {sample.id[:60]} ({LABELS[sample.gold]}):", textwrap.indent(prompt, "    ")]
     return "\n".join(lines) + "\n"
 
 
 def _drawn(samples: Sequence[Sample], seed: int) -> dict[Shared, list[tuple[int, int]]]:
-    """The pairs that are drawn, by what their members share; none where the benchmark names its own."""
+    """Return the pairs that are drawn, by what their members share; none if the benchmark names its own."""
     if any(sample.pair for sample in samples):
         return {}
     both: tuple[Shared, ...] = ("sentence", "picture")
@@ -128,54 +130,51 @@ def _drawn(samples: Sequence[Sample], seed: int) -> dict[Shared, list[tuple[int,
 
 
 def _pairs(samples: Sequence[Sample], seed: int) -> list[str]:
-    """The pairs that the benchmark names; or how many there are by themselves, and which are drawn."""
+    """Return how many pairs the benchmark names; if none, how many there are and which are drawn."""
     if named := {sample.pair for sample in samples if sample.pair}:
         return [f"  pairs: {len(named)}"]
     scored = [sample for sample in samples if sample.subset != "control"]
     if not scored:
         return ["  pairs: 0"]
     safe = np.array([is_safe(sample) for sample in scored])
-    families = sentence_codes([sample.text for sample in scored], [sample.tags for sample in scored])
-    pictures = coded([sample.picture or sample.id for sample in scored])
+    codes = {
+        "sentence": sentence_codes([sample.text for sample in scored], [sample.tags for sample in scored]),
+        "picture": coded([sample.picture or sample.id for sample in scored]),
+    }
     lines = []
     for same, drawn in _drawn(samples, seed).items():
-        what, codes = ("pictures", families) if same == "sentence" else ("sentences", pictures)
-        count = int(np.bincount(codes, safe) @ np.bincount(codes, ~safe))
-        lines.append(f"  pairs of {what} (one {same}, opposite labels): {count}")
+        count = int(np.bincount(codes[same], safe) @ np.bincount(codes[same], ~safe))
+        differing = "pictures" if same == "sentence" else "sentences"
+        lines.append(f"  pairs of {differing} (one {same}, opposite labels): {count}")
         if drawn:
-            ids = [f"{samples[one].id[:40]} / {samples[other].id[:40]}" for one, other in drawn[:PAIRS]]
+            ids = ", ".join(f"{samples[a].id[:40]} / {samples[b].id[:40]}" for a, b in drawn[:PAIRS])
             rest = f" … (all in {PAIRS_FILE})" if len(drawn) > PAIRS else ""
-            lines.append(
-                f"    to patch {len(drawn)}, no case in more than {TIMES} (safe / unsafe): {', '.join(ids)}{rest}"
-            )
+            lines.append(f"    to patch {len(drawn)}, no case in more than {TIMES} (safe / unsafe): {ids}{rest}")
     return lines
 
 
 def _families(samples: Sequence[Sample]) -> list[str]:
-    """The families of sentences: how many, how large, what follows from their number, and the largest as examples."""
+    """Return how many families of sentences there are, how large, what follows, and the largest as examples."""
     scored = [sample for sample in samples if sample.subset != "control"]
     texts, tags = [sample.text for sample in scored], [sample.tags for sample in scored]
     names = family_names(texts, tags)
     sizes = Counter(names)
-    least, most = min(sizes.values(), default=0), max(sizes.values(), default=0)
     if len(sizes) == len(scored):
         lines = [f"  sentences: {len(sizes)}, each case has its own"]
     else:
-        told = (
-            "a sample, so that intervals allow for other sentences" if len(sizes) >= FEWEST
-            else f"fewer than {FEWEST}, so that all is said of these sentences alone"
-        )  # fmt: skip
-        each = f"{least} cases" if least == most else f"{least} to {most} cases"
-        lines = [f"  sentences: {len(sizes)} (of {each} each): {told}"]
+        few = f"fewer than {FEWEST}, so results hold only for these sentences"
+        scope = few if len(sizes) < FEWEST else "a sample, so intervals allow for other sentences"
+        each = " to ".join(map(str, sorted({min(sizes.values()), max(sizes.values())})))
+        lines = [f"  sentences: {len(sizes)} ({each} cases each): {scope}"]
         for name, size in sizes.most_common(FAMILIES):
-            worded = list(dict.fromkeys(text for text, own in zip(texts, names, strict=True) if own == name))
-            shown = " / ".join(textwrap.shorten(text, 60, placeholder=" …") for text in worded[:WORDINGS])
+            worded = list(dict.fromkeys(text for text, family in zip(texts, names, strict=True) if family == name))
+            examples = " / ".join(textwrap.shorten(text, 60, placeholder=" …") for text in worded[:WORDINGS])
             more = f" and {len(worded) - WORDINGS} more wordings" if len(worded) > WORDINGS else ""
-            lines.append(f"    {size} cases: {shown}{more}")
+            lines.append(f"    {size} cases: {examples}{more}")
         lines.append("    (if these are not the sentences, name them in a column template)")
-    if differ := contradiction(texts, tags):
-        one, other = (textwrap.shorten(text, 80, placeholder=" …") for text in differ)
-        lines.append(f"  warning: the column template tells apart texts that are alike: {one} / {other}")
+    if alike := contradiction(texts, tags):
+        named = " / ".join(textwrap.shorten(text, 80, placeholder=" …") for text in alike)
+        lines.append(f"  warning: the column template separates texts that are alike: {named}")
     return lines
 
 
@@ -242,40 +241,36 @@ class Export:
             raise UserError(f"task.format={self.format}: must be one of {', '.join(FORMATS)}")
 
     def __call__(self, run: Run) -> None:
-        """Writes them, and prints where they are.
+        """Write them, and print where they are.
 
         Raises:
             UserError: no place to write to, no run to read, or it cannot be written.
         """
         if self.format == "inspect":
             _export_run(run, self.run)
-            return
-        if self.to is None:
+        elif self.to is None:
             what = ".tsv file" if self.format == "vlmevalkit" else "folder"
             raise UserError(f"task.to: has no value; give a new {what} on the command line: task.to=<value>")
-        if self.format == "engine_model":
+        elif self.format == "engine_model":
             adapter = None if self.adapter is None else Path(self.adapter)
             serve = write_engine_model(run.weights, Path(self.to), adapter=adapter, merge=self.merge)
-            Console().print(f"model: {self.to}\nserve it: {serve}", highlight=False, soft_wrap=True, markup=False)
-            return
-        samples = limited(load_cases(run, Console()).samples, run.limit)
-        where = export_vlmevalkit(samples, self.to)
-        Console().print(f"{_so_many(samples)}: {where}", highlight=False, soft_wrap=True)
+            say(f"model: {self.to}", f"serve it: {serve}")
+        else:
+            samples = limited(load_cases(run, Console()).samples, run.limit)
+            say(f"{_so_many(samples)}: {export_vlmevalkit(samples, self.to)}")
 
 
 def _export_run(run: Run, source: str | None) -> None:
-    """Logs of the arms of ``source``, with words and pictures of the benchmark where it is the run's own."""
+    """Write logs of the arms of ``source``; words and pictures are the benchmark's if the command names the run's."""
     if source is None:
         raise UserError("task.format=inspect writes logs of a finished run; give its directory: run=<dir>")
     inspect_log.needed()
-    saved, console = read_run(Path(source)), Console()
-    recorded = saved.environment.get("benchmark") or {}
+    saved = read_run(Path(source))
+    name = (saved.environment.get("benchmark") or {}).get("name")
     samples: Sequence[Sample] = []
-    if recorded.get("name") == run.benchmark.name:
-        samples = load_cases(run, console).samples
+    if name == run.benchmark.name:
+        samples = load_cases(run, Console()).samples
     else:
-        fault = f"the run is of benchmark {recorded.get('name')}, and this command names {run.benchmark.name}"
-        console.print(f"{fault}: the logs have thumbnails and bare sentences; name that one for pictures and prompts",
-                      highlight=False, soft_wrap=True, markup=False)  # fmt: skip
-    for path in inspect_log.write_logs(saved, samples):
-        console.print(f"log: {path}", highlight=False, soft_wrap=True, markup=False)
+        say(f"the run is of benchmark {name}, this command names {run.benchmark.name}; the logs have thumbnails and "
+            f"bare sentences; add benchmark={name} for pictures and prompts")  # fmt: skip
+    say(*(f"log: {path}" for path in inspect_log.write_logs(saved, samples)))

@@ -40,8 +40,8 @@ FOLDERS = re.compile(r"(?<![\w.:/-])~?(?:/[^\s/'\",=\[\]{}]+)+/([^\s/'\",=\[\]{}
 class Publish:
     """The task. ``arm``: whose files (default: the arm under study); ``to``: an absent or empty folder.
 
-    With ``push`` the files are sent to ``repo`` (owner/name), which is made where it is absent, ``private`` unless that
-    is false. ``license`` goes into the card. ``base`` is the hub's name of a model that was loaded from a folder.
+    ``push`` sends the files to ``repo`` (owner/name). A repository that does not exist is made, ``private`` by default.
+    ``license`` goes into the card. ``base`` is the hub's name of a model that was loaded from a folder.
     """
 
     run: str | None = None
@@ -61,11 +61,11 @@ class Publish:
             raise UserError("task.push=true: where to? Give task.repo=owner/name")
 
     def __call__(self, run: Run) -> None:
-        """Writes the folder, lists its files, and sends them if told to.
+        """Write the folder, list its files, and send them if ``push``.
 
         Raises:
-            UserError: no finished run, no such arm, files that have changed since, an adapter of a model that is known
-                by its folder alone, or the hub refuses.
+            UserError: no finished run, no such arm, files that have changed since, an adapter of a model without a
+                public name, or the hub refuses.
         """
         saved = read_run(finished_runs.needed(self.run, "publish"))
         arm = self.arm or str(saved.environment.get("arm_under_study"))
@@ -76,17 +76,16 @@ class Publish:
         parts = parts_of(saved, arm)
         contents = {CARD: card(saved, arm, parts, self.license), SETTINGS: _as_json(settings(saved, arm, parts))}
         finished_runs.fill(target, {**parts, **contents, **_adapter_about(saved, arm, parts)})
-        sent = f"to {self.repo} ({'private' if self.private else 'public'})"
-        heading = f"sent {sent}" if self.push else f"would be sent {sent if self.repo else 'to task.repo=owner/name'}"
         say(*(
             f"  {path.name:<28} {path.stat().st_size:>12,} bytes  sha256:{finished_runs.sha256(path)[:12]}"
             for path in sorted(target.iterdir())
         ))  # fmt: skip
+        repo = f"{self.repo} ({'private' if self.private else 'public'})" if self.repo else "task.repo=owner/name"
         if self.push:
             assert self.repo is not None
-            heading = f"{heading}: {push(target, self.repo, private=self.private)}"
-        how = "" if self.push else "; nothing was sent (task.push=true sends it)"
-        say(f"{target}: {heading}{how}")
+            say(f"{target}: sent to {repo}: {push(target, self.repo, private=self.private)}")
+        else:
+            say(f"{target}: would be sent to {repo}; nothing was sent (task.push=true sends it)")
 
 
 def parts_of(saved: SavedRun, arm: str) -> dict[str, Path]:
@@ -246,9 +245,9 @@ def _as_json(value: Any) -> str:
 
 
 def push(folder: Path, repo: str, *, private: bool) -> str:
-    """Sends the files of ``folder`` to the hub's repository ``repo`` in one commit; the repository's address.
+    """Send the files of ``folder`` to the hub's repository ``repo`` in one commit, and return its address.
 
-    The token is huggingface_hub's own (HF_TOKEN, or that of ``hf auth login``), the hub HF_ENDPOINT's.
+    The token is huggingface_hub's (HF_TOKEN, or from ``hf auth login``). HF_ENDPOINT names another hub.
 
     Raises:
         UserError: no token, or the hub refuses or cannot be reached.
