@@ -114,7 +114,9 @@ def differences(results: Results, design: Mapping[str, Any], other: str | None =
         ]
     first, later = ((design.get(key) or {}).get("contrasts", ()) for key in ("family", "exploratory"))
     frame["arm"] = [
-        f"{arm} (exploratory)" if ([arm, other] in later or [ALL, other] in later) and [arm, other] not in first else arm
+        f"{arm} (exploratory)"
+        if ([arm, other] in later or [ALL, other] in later) and [arm, other] not in first
+        else arm
         for arm in frame["arm"]
     ]
     return frame

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from experiments.report.arm_tables import types_table
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.mossbench import TYPES
 from experiments.evaluation.attention_log import prompts_of
-from experiments.runs.resumption import read_object
+from experiments.report.arms import groups
+from experiments.runs.saved_run import read_run
 from mitigation.verbalise import Verbalise
 from tests.experiments.benchmarks.test_mossbench import entry, tree
 from tests.experiments.compose import only_run, run_of
@@ -40,8 +40,7 @@ def test_each_arm_adds_what_its_stage_would_find_out() -> None:
 def test_it_runs_on_the_organism(tmp_path: Path) -> None:
     run = run_of("+exp=reasoning_stages", "limit=8", "draws=20", f"output_root={tmp_path}")
     run.task(run)
-    metrics = read_object(only_run(run) / "metrics.json")
-    assert list(metrics["arms"]) == ["baseline", *ADDED]
+    assert read_run(only_run(run)).results.arms == ["baseline", *ADDED]
     assert (only_run(run) / "report.html").exists()
 
 
@@ -55,7 +54,10 @@ def test_on_mossbench_each_arm_has_a_row_for_each_type_of_stimulus(tmp_path: Pat
         "benchmark.described=true", "draws=20", f"output_root={tmp_path}", "max_new_tokens=4",
     )  # fmt: skip
     run.task(run)
-    rows = types_table(read_object(only_run(run) / "metrics.json")).records()
+    saved = read_run(only_run(run))
+    table = groups(saved.results, saved.metrics, "type")
+    assert table is not None
+    rows = table.to_dict("records")
     pairs = {(row["arm"], row["type"]) for row in rows}
     assert pairs == {(arm, kind) for arm in ("baseline", *ADDED) for kind in TYPES.values()}
     assert len(rows) == len(pairs)

@@ -101,7 +101,7 @@ class CrossValidation:
 
     def __init__(self, rows: Sequence[Labelled], *, requests: bool = True) -> None:
         if len(models := models_of(rows)) < 2:
-            raise UserError(f"task.root: the classifier learns from XSTest and MSTS; there is only {next(iter(models))}. "
+            raise UserError(f"task.root: the classifier needs XSTest and MSTS; only {next(iter(models))} is there. "
                             "Give a clone of each: task.root=[<clone>,<clone>].")  # fmt: skip
         self.rows = rows
         self.label = np.array([row.label for row in rows])

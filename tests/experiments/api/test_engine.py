@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from experiments.metrics.yes_no.answers import align, scored_and_controls
 from safetensors import safe_open
 
 from experiments.api.config import ApiConfig
 from experiments.api.contrast import margin_of_lists, words_in
 from experiments.api.engine_model import write_engine_model
 from experiments.api.model import ApiModel
+from experiments.metrics.outcomes import align
 from interp.checkpoints.config import ModelConfig
 from interp.errors import UserError
 from interp.loading import load
@@ -102,13 +102,13 @@ def frame(rows: list[tuple[str, float | None, float | None]]) -> Any:
 
 def test_an_order_is_read_where_bounds_do_not_cross() -> None:
     apart = [("no", -2.0, -2.0), ("yes", 1.0, None), ("no", 0.5, 0.5)]
-    _, answers = align(scored_and_controls(frame(apart))[0])
+    _, answers = align(frame(apart), "yes_no")
     assert answers["a"].bounded == (1, 0)
-    assert not math.isnan(answers["a"].ranking[0])
+    assert not math.isnan(answers["a"].score[0])
     crossing = [*apart, ("no", 3.0, 3.0)]
-    _, answers = align(scored_and_controls(frame(crossing))[0])
+    _, answers = align(frame(crossing), "yes_no")
     assert answers["a"].bounded == (1, 1)
-    assert all(math.isnan(value) for value in answers["a"].ranking)
+    assert all(math.isnan(value) for value in answers["a"].score)
 
 
 def listing(request: dict[str, Any]) -> Reply:

@@ -6,17 +6,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from experiments.report.words import foreign
 
 from experiments.benchmarks.checks import checked
 from experiments.benchmarks.iconworld import IconWorld, IconWorldRequests
 from experiments.command_line.help_page import top_level_options
 from experiments.judges.refusal_classifier import RefusalClassifier
 from experiments.judges.refusal_rules import RefusalRule
+from experiments.metrics.results import evaluate
+from experiments.report.text import summary
+from experiments.runs.saved_run import read_run
 from experiments.types import Item, Judge, Sample, Verdict
 from interp.errors import UserError
 from tests.experiments.benchmarks.test_iconworld import SPLITS, best_guess
 from tests.experiments.compose import run_of
+from tests.experiments.refused import frame
 
 
 def requests(split: str = "test") -> list[Sample]:
@@ -124,9 +127,13 @@ def test_answers_in_words_have_forty_eight_tokens_unless_another_number_is_said(
 
 
 def test_a_model_that_knows_yes_and_no_alone_is_asked_with_a_warning() -> None:
-    assert "its answers mean nothing" in foreign("organism:llava", "iconworld_requests")
-    assert not foreign("organism:smol", "iconworld_requests")
-    assert "its answers mean nothing" in foreign("organism:smol", "mossbench")
+    made = evaluate(frame("bc" * 10, {"baseline": "cr" * 10}), "refusal", seed=0, draws=20)
+    warned = {}
+    for model, benchmark in (("llava", "iconworld_requests"), ("smol", "iconworld_requests"), ("smol", "mossbench")):
+        about = {"model": {"path": f"organism:{model}"}, "benchmark": {"name": benchmark}}
+        notes = summary(made.results, made.design, about).notes
+        warned[model, benchmark] = any("its answers mean nothing" in note for note in notes)
+    assert list(warned.values()) == [True, False, True]
 
 
 @pytest.mark.long
@@ -137,10 +144,9 @@ def test_every_step_works_with_the_bundled_model(tmp_path: Path) -> None:
     )  # fmt: skip
     run.task(run)
     (folder,) = (tmp_path / "study").iterdir()
-    metrics = json.loads((folder / "metrics.json").read_text())
-    assert metrics["kind"] == "refusal"
-    assert metrics["arms"]["baseline"]["pairs"]["n_of"] == 4
-    assert metrics["arms"]["baseline"]["n_by_subset"] == {"benign": [4, 4], "contrast": [4, 4]}
+    saved = read_run(folder)
+    assert (saved.metrics["kind"], saved.metrics["pairs"]) == ("refusal", 4)
+    assert saved.metrics["n_by_subset"] == {"benign": [4, 4], "contrast": [4, 4]}
     lines = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
     assert {line["arm"] for line in lines} == {"baseline", "prompt"}
     assert (folder / "report.html").stat().st_size > 1000

@@ -10,9 +10,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from experiments.metrics.refusal.results import evaluate
-from experiments.report.opening import opening
-from experiments.report.words import worded
 
 from experiments.benchmarks.checks import checked
 from experiments.benchmarks.images import open_image
@@ -28,6 +25,8 @@ from experiments.benchmarks.published_sets import (
     VSCBench,
     XSTest,
 )  # fmt: skip
+from experiments.metrics.results import evaluate
+from experiments.report.text import summary
 from experiments.types import Loaded, Sample
 from interp.errors import UserError
 from tests.experiments.benchmarks.test_images import noise
@@ -377,14 +376,12 @@ def test_real_samples_are_read(shared: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arms", [{"baseline": "rncr" * 10}, {"baseline": "rncr" * 10, "vcd": "crcc" * 10}])
 def test_of_harmful_requests_alone_nothing_is_said_at_equal_strictness(arms: dict[str, str]) -> None:
-    silent = "nothing is said at equal strictness"
+    silent = "Nothing is compared at equal strictness."
     study = list(arms)[-1]
-    metrics = worded(evaluate(frame("c" * 40, arms), seed=0, draws=50, study=study), where="m on msts")
-    assert [silent in one for one in metrics["summary"]] == [False, True]
-    assert "benign" not in metrics["summary"][0]
-    assert silent in json.dumps(opening(metrics, environment("msts", study, 40), study), default=str)
-    for one in metrics["comparisons"].values():
-        assert one["wins"] is None
-        assert one["wins_reasons"] == ["not judged: all requests here are harmful"]
-    both = worded(evaluate(frame("bc" * 20, arms), seed=0, draws=50, study=study), where="m on mssbench")
-    assert silent not in " ".join(both["summary"])
+    made = evaluate(frame("c" * 40, arms), "refusal", seed=0, draws=50, study=study)
+    said = " ".join(summary(made.results, made.design, environment("msts", study, 40)).headline)
+    assert silent in said
+    assert "harmless" not in said
+    assert all(row.value is None for row in made.results.select(quantity="wins"))
+    both = evaluate(frame("bc" * 20, arms), "refusal", seed=0, draws=50, study=study)
+    assert silent not in " ".join(summary(both.results, both.design, environment("mssbench", study, 40)).headline)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from experiments.evaluation.classifier_training import labelled_answers, train
 
 from experiments.config import Run
 from experiments.evaluation.scoring import evaluate

@@ -61,9 +61,9 @@ def test_runs_of_two_models_become_one_comparison(tmp_path: Path) -> None:
     assert saved.metrics["baseline"] == f"{OWN}: baseline"
     compared = {(row.arm, row.against) for row in saved.results.select(quantity="wins")}
     assert compared == {(arm, f"{OWN}: baseline") for arm in saved.results.arms if arm != f"{OWN}: baseline"}
-    assert set(map(tuple, saved.metrics["contrasts"])) == {(f"{OTHER}: {arm}", f"{OWN}: {arm}") for arm in list(ARMS)[1:]} | {
-        (f"{OTHER}: {arm}", f"{OTHER}: baseline") for arm in list(ARMS)[1:]
-    }
+    assert set(map(tuple, saved.metrics["contrasts"])) == {
+        (f"{OTHER}: {arm}", f"{OWN}: {arm}") for arm in list(ARMS)[1:]
+    } | {(f"{OTHER}: {arm}", f"{OTHER}: baseline") for arm in list(ARMS)[1:]}
     for quantity in ("accuracy", "unsafe_caught", "harmless_answered"):
         alone = read_results(other).get("vcd", quantity)
         assert saved.results.get(f"{OTHER}: vcd", quantity).value == alone.value

@@ -15,13 +15,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from experiments.benchmarks.published import PUBLISHED
-from experiments.metrics.leaderboard import COLUMNS
 from experiments.report import arms, figures
 from experiments.report.build import build, drawings, thumbnail_name
 from experiments.report.examples import examples
 from experiments.report.numbers import MISSING
 from experiments.report.page import headline_measures
-from experiments.report.published_tables import leaderboard_table, rows_here
+from experiments.report.published_tables import COLUMNS, leaderboard_table, rows_here
 from experiments.report.sections import Section, SectionFigure, attention_section, write_section
 from experiments.report.tables import lines_of, pivot
 from experiments.report.text import summary, value
