@@ -125,8 +125,8 @@ def differences(results: Results, design: Mapping[str, Any], other: str | None =
 def contrasts(results: Results, design: Mapping[str, Any]) -> list[pd.DataFrame]:
     """Return a table of differences for each other arm that arms were compared with by name."""
     others = {other for _, other in design["contrasts"]} - {design["baseline"]}
-    tables = (differences(results, design, other) for other in sorted(others))
-    return [frame for frame in tables if frame is not None]
+    frames = (differences(results, design, other) for other in sorted(others))
+    return [frame for frame in frames if frame is not None]
 
 
 def conventions(results: Results, design: Mapping[str, Any]) -> pd.DataFrame:
@@ -198,21 +198,21 @@ def outcomes(results: Results, design: Mapping[str, Any]) -> pd.DataFrame:
     rows = results.select(quantity=("status", "verdict"), subset="")
     named = sorted({row.group for row in rows}, key=lambda group: order.get(group, 999))
     words = {group: group.replace("=", ": ").replace("_", " ") for group in named}
-    records = [
-        {"arm": arm} | {words[group]: row or "0" for group in named
-                        for row in [results.get(arm, group.partition("=")[0], group=group)]}
+    cells = {(row.arm, row.group): row for row in rows}
+    records: list[dict[str, Row | str]] = [
+        {"arm": arm, **{words[group]: cells.get((arm, group), "0") for group in named}}
         for arm in arms_of(results, design)
-    ]  # fmt: skip
+    ]
     return table(records, title="What became of the cases")
 
 
 def all_tables(results: Results, design: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
     """Return every table of a run's arms by name, for a report, a paper or ``verbose=true``."""
-    found = {"glance": glance(results, design), "levels": levels(results, design)}
-    found |= {"differences": differences(results, design), "pairs": pairs(results, design)}  # type: ignore[dict-item]
-    found |= {f"differences_from_{at}": frame for at, frame in enumerate(contrasts(results, design), start=1)}
-    found |= {"conventions": conventions(results, design), "outcomes": outcomes(results, design)}
+    tables = {"glance": glance(results, design), "levels": levels(results, design)}
+    tables |= {"differences": differences(results, design), "pairs": pairs(results, design)}  # type: ignore[dict-item]
+    tables |= {f"differences_from_{at}": frame for at, frame in enumerate(contrasts(results, design), start=1)}
+    tables |= {"conventions": conventions(results, design), "outcomes": outcomes(results, design)}
     for column in group_columns(results):
         if (frame := groups(results, design, column)) is not None:
-            found[f"by_{column.removeprefix('tag:')}"] = frame
-    return {name: frame for name, frame in found.items() if frame is not None and len(frame)}
+            tables[f"by_{column.removeprefix('tag:')}"] = frame
+    return {name: frame for name, frame in tables.items() if frame is not None and len(frame)}

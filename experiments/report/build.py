@@ -124,19 +124,19 @@ def _figures(run: SavedRun) -> dict[str, dict[str, str] | None]:
     None stands for one that could not be drawn.
     """
     drawn = drawings(run)
-    found: dict[str, dict[str, str] | None] = dict.fromkeys(drawn)
+    embedded_figures: dict[str, dict[str, str] | None] = dict.fromkeys(drawn)
     for name, prepared in drawn.items():
         path = run.directory / "figures" / f"{name}.svg"
         missing = f"the figure {path.name} was not drawn"
         with analyses.apart(run.directory, f"figure_{name}", missing, part_of=analyses.REPORT):
             drawing, words = prepared()
             screen, phone = svg_bytes(drawing(form=figures.SCREEN)), svg_bytes(drawing(form=figures.PHONE))
-            found[name] = embedded(name, screen, phone, alt=words)
-        if found[name] is None:
+            embedded_figures[name] = embedded(name, screen, phone, alt=words)
+        if embedded_figures[name] is None:
             path.unlink(missing_ok=True)  # that of an earlier report
         else:
             _write(path, screen)
-    return found
+    return embedded_figures
 
 
 def _write(path: Path, content: bytes) -> Path:

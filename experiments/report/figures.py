@@ -59,8 +59,8 @@ class Mark(NamedTuple):
 class Guide(NamedTuple):
     """A dotted line of the background, with a label at one of its points and the label's turn in degrees."""
 
-    xs: Sequence[float]
-    ys: Sequence[float]
+    xs: Sequence[float] | np.ndarray
+    ys: Sequence[float] | np.ndarray
     label: str = ""
     place: tuple[float, float] = (0.0, 0.0)
     turn: float = 0.0

@@ -102,8 +102,10 @@ def pivot(
         key, heading = tuple(picked(row, pick) for pick in leads.values()), picked(row, columns)
         lines.setdefault(key, {})[heading] = row
         headings[heading] = None
-    records = [dict(zip(leads, key, strict=True)) | {name: line.get(name, "") for name in headings}
-               for key, line in lines.items()]  # fmt: skip
+    records: list[dict[str, Cell]] = [
+        {**dict(zip(leads, key, strict=True)), **{name: line.get(name, "") for name in headings}}
+        for key, line in lines.items()
+    ]
     return table(records, [*leads, *headings], title=title, note=note)
 
 
