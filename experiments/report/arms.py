@@ -113,12 +113,10 @@ def differences(results: Results, design: Mapping[str, Any], other: str | None =
             "not judged" if row is None or row.value is None else "yes" if row.value else "no" for row in wins
         ]
     first, later = ((design.get(key) or {}).get("contrasts", ()) for key in ("family", "exploratory"))
-    frame["arm"] = [
-        f"{arm} (exploratory)"
-        if ([arm, other] in later or [ALL, other] in later) and [arm, other] not in first
-        else arm
-        for arm in frame["arm"]
+    added = [
+        arm for arm in frame["arm"] if [arm, other] not in first and ([arm, other] in later or [ALL, other] in later)
     ]
+    frame["arm"] = [f"{arm} (exploratory)" if arm in added else arm for arm in frame["arm"]]
     return frame
 
 

@@ -134,8 +134,8 @@ class Rejudge:
 
 def _attention(folder: Path) -> list[Row]:
     """Return the rows of the analysis of attention, which does not depend on the new verdicts."""
-    rows = read_results(folder) if (folder / TABLE).is_file() else []
-    return [entry for entry in rows if entry.arm in CURVES or entry.quantity.startswith("attention_")]
+    results = read_results(folder) if (folder / TABLE).is_file() else Results([])
+    return [entry for entry in results if entry.arm in CURVES or entry.quantity.startswith("attention_")]
 
 
 def _judged(before: Sequence[Record], judge: Judge, run: Run) -> list[Record]:

@@ -61,12 +61,14 @@ def test_runs_of_two_models_become_one_comparison(tmp_path: Path) -> None:
     assert saved.metrics["baseline"] == f"{OWN}: baseline"
     compared = {(row.arm, row.against) for row in saved.results.select(quantity="wins")}
     assert compared == {(arm, f"{OWN}: baseline") for arm in saved.results.arms if arm != f"{OWN}: baseline"}
-    assert set(map(tuple, saved.metrics["contrasts"])) == {
-        (f"{OTHER}: {arm}", f"{OWN}: {arm}") for arm in list(ARMS)[1:]
-    } | {(f"{OTHER}: {arm}", f"{OTHER}: baseline") for arm in list(ARMS)[1:]}
+    contrasts = [[f"{OTHER}: {arm}", f"{run}: {base}"] for arm in ARMS if arm != "baseline"
+                 for run, base in ((OWN, arm), (OTHER, "baseline"))]  # fmt: skip
+    assert saved.metrics["contrasts"] == contrasts
     for quantity in ("accuracy", "unsafe_caught", "harmless_answered"):
-        alone = read_results(other).get("vcd", quantity)
-        assert saved.results.get(f"{OTHER}: vcd", quantity).value == alone.value
+        (alone,) = read_results(other).select(arm="vcd", quantity=quantity, against="", subset="", group="", rule="")
+        together = saved.results.get(f"{OTHER}: vcd", quantity)
+        assert together is not None
+        assert together.value == alone.value
     page = (folder / "report.html").read_text()
     assert f"{OTHER}: vcd" in page
     assert f"Which arm of {OWN} and {OTHER} best separates safe from unsafe on iconworld?" in page
@@ -105,7 +107,8 @@ def test_before_and_after_an_edit_are_paired_and_what_both_asked_stands_once(
     assert saved.metrics["study"] == new
     assert saved.metrics["control"] == "calibrated_shift"
     assert saved.metrics["contrasts"] == [[new, old]]
-    assert saved.results.get(new, "auroc", against=old).claim == NO_DIFFERENCE  # only the scale differs
+    (auroc,) = saved.results.select(arm=new, quantity="auroc", against=old)
+    assert auroc.claim == NO_DIFFERENCE  # only the scale differs
     assert "exploratory" not in saved.metrics
     assert saved.environment["model"]["name"] == f"{OWN} with vcd aaaaaaaa and vcd bbbbbbbb"
     said = summary(saved.results, saved.metrics, saved.environment).headline
