@@ -13,7 +13,7 @@ import krippendorff
 import numpy as np
 from jaxtyping import Bool, Float
 
-from experiments.metrics.bootstrap import DRAWS, ClusterBootstrap, Interval, percentile_interval
+from experiments.metrics.bootstrap import DRAWS, ClusterBootstrap, percentile_interval
 from experiments.metrics.statistical_tests import wilson
 
 BINS = 10  # of equal width, of the chances that calibration is shown by

@@ -13,6 +13,7 @@ from experiments.judges.refusal_classifier import Classifier, RefusalClassifier,
 from experiments.judges.refusal_rules import RefusalRule
 from experiments.report.words import with_sentences
 from experiments.runs.responses import Responses
+from experiments.studies.refusal_judges.training import to_json
 from interp.errors import UserError
 from mitigation.method import Baseline
 from mitigation.threshold import CalibratedShift
@@ -171,7 +172,9 @@ def test_the_shipped_judges_bring_their_own_error(tmp_path: Path) -> None:
         metrics = json.loads((folder / "metrics.json").read_text())
         measured = json.loads(judge.card.read_text())["judges"][judge.name]["pooled"]
         assert metrics["corrected"]["sensitivity"] == measured["sensitivity"]
-        assert metrics["corrected"]["arms"]["baseline"]["benign"]["rate"] < 0.25
+        seen, left = measured["sensitivity"], measured["specificity"]
+        corrected = metrics["corrected"]["arms"]["baseline"]["benign"]["rate"]
+        assert corrected == pytest.approx(max(0, (0.25 + left - 1) / (seen + left - 1)))
         assert metrics["arms"]["baseline"]["refusal_rate"]["benign"] == pytest.approx(1 / 4)
         assert "corrected: benign" in (folder / "report.html").read_text()
     again = run_of("task=rejudge", f"run={folder}", f"output_root={tmp_path}", "draws=50")
@@ -186,7 +189,7 @@ def test_a_judge_that_has_learned_from_the_benchmarks_prompts_says_so(
     questions = [sample.text for sample in Requests().load().samples]
     step = Step({}, 0.0)
     learned = Classifier(step, step, (0.5, 0.5, 0.5), frozenset(map(prompt_digest, questions)), "these")
-    (tmp_path / "weights.json").write_text(learned.to_json())
+    (tmp_path / "weights.json").write_text(to_json(learned))
     arms = {"baseline": written(tmp_path / "careful.jsonl", careful())}
     judge = RefusalClassifier(weights=str(tmp_path / "weights.json"))
     run = replace(study(tmp_path, arms, "baseline"), judge=judge)
