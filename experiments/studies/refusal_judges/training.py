@@ -104,8 +104,8 @@ class CrossValidation:
 
     def __init__(self, rows: Sequence[Labelled], *, requests: bool = True) -> None:
         if len(models := models_of(rows)) < 2:
-            raise UserError(f"task.root: has only answers of {', '.join(models)}. The classifier learns from XSTest and "
-                            "MSTS: task.root=[<clone>,<clone>].")  # fmt: skip
+            raise UserError(f"task.root: has only answers of {', '.join(models)}. The classifier learns from XSTest "
+                            "and MSTS: task.root=[<clone>,<clone>].")  # fmt: skip
         self.rows = rows
         self.label = np.array([row.label for row in rows])
         self.source = np.array([row.source for row in rows])
