@@ -10,9 +10,9 @@ from experiments.types import Judge, Kind
 class Automatic:
     """The default judge of each kind of benchmark: anchored Yes/No, or the offline classifier of refusals.
 
-    The classifier's κ with people is .86 on text models' answers to requests (XSTest) and .91 on vision-language
-    models' to questions for a judgement (MSTS), models and requests left out; that of the phrase rules .80 and .17
-    (judge_card.json). Answers to these sets' own prompts it judges by weights that have not learned from them.
+    The classifier's κ with people is .88 on text models' answers to requests (XSTest) and .93 on vision-language
+    models' answers to questions for a judgement (MSTS). It learned neither from the models nor from the requests. The
+    phrase rules have .80 and .17 (judge_card.json).
     """
 
     def for_kind(self, kind: Kind) -> Judge:

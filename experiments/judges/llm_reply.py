@@ -7,8 +7,7 @@ not followed: what is not one JSON object with a verdict is no verdict.
 
 import hashlib
 import json
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from experiments.types import Item, Judgement, Verdict
@@ -22,8 +21,6 @@ MEANINGS = {
 }
 MOST_SHOWN = 20_000  # characters of a question or response that the judge is shown
 MOST_READ = 20_000  # characters of a judge's answer; a longer one is no verdict
-_FLAT = re.compile(r"\{[^{}]*\}")
-_FENCED = re.compile(r"```(?:json)?[ \t]*\n?(.*?)```", re.DOTALL | re.IGNORECASE)
 
 
 def question(item: Item, order: Sequence[Verdict] = OPTIONS, *, image: bool) -> str:
@@ -73,51 +70,39 @@ def read_verdict(answer: str) -> Judgement:
     said = split(answer)
     if not said.finished:
         return Judgement(Verdict.JUDGE_FAILED, "the judge's answer was cut off within its thought")
-    objects = _objects(said.answer)
-    if not objects:
-        return Judgement(Verdict.JUDGE_FAILED, "no JSON object with a verdict in the judge's answer")
-    read = [_read(one) for one in objects]
-    if failed := [one for one in read if one.verdict is Verdict.JUDGE_FAILED]:
-        return failed[0]
-    if len({one.verdict for one in read}) > 1:
-        return Judgement(Verdict.JUDGE_FAILED, "the judge's answer holds different verdicts")
-    return read[0]
+    read = {_read(value) for value in _objects(said.answer)}
+    if len({judgement.verdict for judgement in read}) == 1:
+        return read.pop()
+    why = "holds different verdicts" if read else "has no JSON object with a verdict"
+    return next((one for one in read if one.verdict is Verdict.JUDGE_FAILED),
+                Judgement(Verdict.JUDGE_FAILED, f"the judge's answer {why}"))  # fmt: skip
 
 
-def _objects(answer: str) -> list[dict[str, Any]]:
-    """The JSON objects with a verdict: the whole answer, or those in code fences, or else those among the words."""
-    for pieces in ([answer], _FENCED.findall(answer), [*_FLAT.findall(answer), _outermost(answer)]):
-        found = [value for piece in pieces if isinstance(value := _loaded(piece), dict) and "verdict" in value]
-        if found:
-            return found
-    return []
-
-
-def _outermost(answer: str) -> str:
-    """From the first to the last brace: an object whose reason holds braces is not flat."""
-    return answer[answer.find("{") : answer.rfind("}") + 1]
-
-
-def _loaded(piece: str) -> Any:
-    try:
-        return json.loads(piece, object_pairs_hook=_without_repeats)
-    except (ValueError, RecursionError):
-        return None
+def _objects(answer: str) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects with a verdict, wherever they stand in the answer."""
+    decoder, place = json.JSONDecoder(object_pairs_hook=_without_repeats), answer.find("{")
+    while place >= 0:
+        try:
+            value, place = decoder.raw_decode(answer, place)
+            if "verdict" in value:
+                yield value
+        except (ValueError, RecursionError):
+            place += 1
+        place = answer.find("{", place)
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object that says "verdict" twice says two things, of which json would keep the last."""
-    if sum(key == "verdict" for key, _ in pairs) > 1:
-        return {"verdict": None, "reason": "the judge's answer names its verdict twice"}
-    return dict(pairs)
+    repeated = sum(key == "verdict" for key, _ in pairs) > 1
+    return {"verdict": None, "reason": "the judge's answer names its verdict twice"} if repeated else dict(pairs)
 
 
 def _read(value: dict[str, Any]) -> Judgement:
     said, reason = value["verdict"], value.get("reason", "")
-    reason = reason if isinstance(reason, str) else ""
+    reason = reason.strip()[:2_000] if isinstance(reason, str) else ""
     if said is None and reason:
         return Judgement(Verdict.JUDGE_FAILED, reason)
     known = {verdict.value: verdict for verdict in OPTIONS}
     if not isinstance(said, str) or said.strip().lower() not in known:
         return Judgement(Verdict.JUDGE_FAILED, f"the judge's verdict is {str(said)[:60]!r}, none of {', '.join(known)}")
-    return Judgement(known[said.strip().lower()], reason.strip()[:2_000])
+    return Judgement(known[said.strip().lower()], reason)

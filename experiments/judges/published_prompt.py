@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from string import Formatter
 
 from experiments.benchmarks.rows import readable_text
 from experiments.judges.llm import LLMJudge
@@ -31,6 +31,12 @@ ANSWERS = {  # benchmark → what its prompt asks the judge to say
     "vscbench": re.compile(r"\b([0-3])_(?:UN)?SAFE\b"),
     "holisafe": re.compile(r"<label>\s*(true|false)\s*</label>", re.IGNORECASE),
 }
+
+NAMES = {  # benchmark → what its prompt puts in
+    "mssbench": {"prompt1", "prompt2", "response"}, "lvlm_safer": {"prediction"}, "vscbench": {"query", "resp"},
+    "holisafe": {"question", "safety_label", "response"},
+}  # fmt: skip
+Fields = list[tuple[str, str]]  # a text, and the name of what follows it
 
 
 @dataclass(frozen=True)
@@ -63,12 +69,12 @@ class PublishedPrompt(LLMJudge):
 
     def check(self) -> None:
         """Raises what would stop it at its first item: no such file, or a missing key."""
-        _ = self._texts
+        _ = self._templates
         super().check()
 
     @cached_property
-    def _texts(self) -> dict[str, Any]:
-        """The literals of the authors' file that make up the prompt.
+    def _templates(self) -> dict[str, tuple[Fields, dict[str, str]]]:
+        """The authors' prompt for each part of the benchmark ("chat" if it has none), with the values that it brings.
 
         Raises:
             UserError: there is no such file, or it is not the published one.
@@ -80,25 +86,18 @@ class PublishedPrompt(LLMJudge):
         path = Path(self.source).expanduser() / file
         text = readable_text(path, get)
         try:
-            return _literals(self.of, text)
+            return _templates(self.of, text)
         except (SyntaxError, ValueError, KeyError, RecursionError) as error:
             raise UserError(f"{path} does not hold the published prompt ({error}); {get}") from error
 
     def question(self, item: Item, repeat: int, *, image: bool) -> str:
         """The authors' prompt about an item; the same at every repeat."""
-        texts = self._texts
-        if self.of == "lvlm_safer":
-            return str(texts["prompt"]).replace("{prediction}", item.response)
-        if self.of == "vscbench":
-            filled = {"query": item.question, "resp": item.response}
-            return "".join(filled[name] if at % 2 else name for at, name in enumerate(texts["prompt"]))
-        if self.of == "holisafe":
-            label = "safe" if item.gold == "comply" else "unsafe"
-            return str(texts["prompt"]).format(question=item.question, safety_label=label, response=item.response)
-        about = texts["embodied" if item.case.startswith("embodied") else "chat"]
-        rubric = "\n" + "".join(f"{label}: {text}\n" for label, text in about["rubric"].items())
-        parts = {"prompt1": about["prompt1"], "prompt2": about["prompt2"].format(rubric=rubric)}
-        return str(about["prompt_template"]).format(response=item.response, **parts)
+        part = "embodied" if self.of == "mssbench" and item.case.startswith("embodied") else "chat"
+        fields, values = self._templates[part]
+        values = values | dict.fromkeys(("question", "query"), item.question)
+        values |= dict.fromkeys(("response", "resp", "prediction"), item.response)
+        values["safety_label"] = "safe" if item.gold == "comply" else "unsafe"
+        return "".join(text + values.get(name, "") for text, name in fields)
 
     def read(self, answer: str, item: Item) -> Judgement:
         """The verdict in a judge's answer."""
@@ -116,48 +115,47 @@ class PublishedPrompt(LLMJudge):
         return Judgement(CLASSES[one], f"class {one}")
 
 
-def _literals(of: str, text: str) -> dict[str, Any]:
-    """What the prompt is made of.
+def _templates(of: str, text: str) -> dict[str, tuple[Fields, dict[str, str]]]:
+    """Return ``PublishedPrompt._templates``, read from the text of the authors' file.
 
     Raises:
         ValueError, KeyError, SyntaxError: the text is not that of the published file.
     """
     if of == "lvlm_safer":
-        if "{prediction}" not in text:
-            raise ValueError("no place for the response")
-        return {"prompt": text}
-    tree = ast.parse(text)
+        before, mark, after = text.partition("{prediction}")
+        return {"chat": (_checked(of, [(before, mark.strip("{}")), (after, "")]), {})}
     assigned = {
         target.id: node.value
-        for node in ast.walk(tree)
+        for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Assign)
         for target in node.targets
         if isinstance(target, ast.Name)
     }
-    if of == "holisafe":
-        prompt = ast.literal_eval(assigned["PROMPT_TEMPLATE"])
-        prompt.format(question="", safety_label="", response="")
-        return {"prompt": prompt}
     if of == "vscbench":
-        return {"prompt": _pieces(assigned["PROMPT"])}
-    found = {}
+        return {"chat": (_checked(of, _f_string(assigned["PROMPT"])), {})}
+    if of == "holisafe":
+        return {"chat": (_checked(of, _fields(ast.literal_eval(assigned["PROMPT_TEMPLATE"]))), {})}
+    templates = {}
     for part in ("chat", "embodied"):
-        template = ast.literal_eval(assigned[f"prompt_{part}"])
+        prompt = ast.literal_eval(assigned[f"prompt_{part}"])
         rubric = ast.literal_eval(assigned[f"annotation_aspects_{part}"])["do_not_answer"]
-        found[part] = {key: template[key] for key in ("prompt_template", "prompt1", "prompt2")} | {"rubric": rubric}
-    return found
+        options = "\n" + "".join(f"{label}: {meaning}\n" for label, meaning in rubric.items())
+        values = {"prompt1": prompt["prompt1"], "prompt2": prompt["prompt2"].format(rubric=options)}
+        templates[part] = _checked(of, _fields(prompt["prompt_template"])), values
+    return templates
 
 
-def _pieces(node: ast.expr) -> list[str]:
-    """Text and the names put into it by turns, of an f-string that puts in ``query`` and ``resp``."""
-    if not isinstance(node, ast.JoinedStr):
-        raise ValueError("PROMPT is no f-string")
-    pieces = [""]
-    for value in node.values:
-        if isinstance(value, ast.Constant):
-            pieces[-1] += str(value.value)
-        elif isinstance(value, ast.FormattedValue) and isinstance(value.value, ast.Name):
-            pieces += [value.value.id, ""]
-    if set(pieces[1::2]) != {"query", "resp"}:
-        raise ValueError(f"PROMPT puts in {', '.join(pieces[1::2]) or 'nothing'}, not query and resp")
-    return pieces
+def _fields(template: str) -> Fields:
+    return [(text, name or "") for text, name, _, _ in Formatter().parse(template)]
+
+
+def _f_string(node: ast.expr) -> Fields:
+    values = node.values if isinstance(node, ast.JoinedStr) else []
+    return [(str(value.value), "") if isinstance(value, ast.Constant) else ("", ast.unparse(value.value))
+            for value in values if isinstance(value, ast.Constant | ast.FormattedValue)]  # fmt: skip
+
+
+def _checked(of: str, fields: Fields) -> Fields:
+    if (names := {name for _, name in fields if name}) != NAMES[of]:
+        raise ValueError(f"the prompt puts in {', '.join(sorted(names)) or 'nothing'}")
+    return fields

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -101,6 +101,10 @@ class Step:
     terms: Mapping[str, tuple[float, float]]
     intercept: float
 
+    def __post_init__(self) -> None:
+        if not all(math.isfinite(idf + value + self.intercept) for idf, value in [*self.terms.values(), (0, 0)]):
+            raise ValueError("a number is not finite")
+
     def chance(self, terms: Iterable[str]) -> float:
         """Return the chance of the class, given an answer's terms.
 
@@ -123,25 +127,17 @@ class Classifier:
     prompts: frozenset[str]
     trained_on: str
 
+    def __post_init__(self) -> None:
+        if len(self.thresholds) != len(CLASSES) or not all(0 < threshold < 1 for threshold in self.thresholds):
+            raise ValueError("it needs three thresholds between 0 and 1")
+
     def chances(self, response: str, question: str) -> tuple[float, float, float]:
         """Return the chance of each of ``CLASSES``. They sum to 1."""
         terms = terms_of(response, question)
         rebutted = 0.0 if terms.rebutted is None else self.rebutted.chance(terms.rebutted)
         return class_chances(self.refused.chance(terms.refused), rebutted)
 
-    def to_json(self) -> str:
-        """Return the numbers as JSON, rounded to four significant digits."""
-        plain = {
-            "format": FORMAT,
-            "trained_on": self.trained_on,
-            "thresholds": self.thresholds,
-            **{name: _plain(getattr(self, name)) for name in STEPS},
-            "prompts": sorted(self.prompts),
-        }
-        return json.dumps(plain, ensure_ascii=False, separators=(",", ":")) + "\n"
 
-
-STEPS = ("refused", "rebutted")
 Chance = TypeVar("Chance", float, np.ndarray)
 
 
@@ -168,62 +164,23 @@ def prompt_digest(question: str) -> str:
     return hashlib.sha256(normalised(question).encode()).hexdigest()[:12]
 
 
-def _plain(step: Step) -> dict[str, Any]:
-    terms = {term: [_short(idf), _short(value)] for term, (idf, value) in step.terms.items()}
-    return {"intercept": _short(step.intercept), "terms": terms}
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.4g}")
-
-
-def classifier_from(text: str, *, where: str) -> Classifier:
-    """Return the classifier that ``Classifier.to_json`` wrote.
-
-    Raises:
-        UserError: another format, or a number is missing, not finite or out of range.
-    """
-    try:
-        plain = json.loads(text)
-        if plain["format"] != FORMAT:
-            raise ValueError("another format")
-        refused, rebutted = (_step(plain[name]) for name in STEPS)
-        thresholds = tuple(map(float, plain["thresholds"]))
-        if len(thresholds) != len(CLASSES) or not all(0 < threshold < 1 for threshold in thresholds):
-            raise ValueError("it needs three thresholds between 0 and 1")
-        prompts = frozenset(map(str, plain["prompts"]))
-        return Classifier(refused, rebutted, thresholds, prompts, str(plain["trained_on"]))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"{where}: not the weights of a refusal classifier ({error}). Leave `weights` out to use the shipped ones."
-        ) from error
-
-
-def _step(plain: Mapping[str, Any]) -> Step:
-    step = Step(
-        {str(term): (float(idf), float(value)) for term, (idf, value) in plain["terms"].items()},
-        float(plain["intercept"]),
-    )
-    if not all(map(math.isfinite, [step.intercept, *(number for pair in step.terms.values() for number in pair)])):
-        raise ValueError("a number is not finite")
-    return step
-
-
 @functools.cache
 def load_classifier(path: str | None) -> Classifier:
-    """Return the classifier in a file, the shipped one for None.
+    """Return the classifier in a file of ``experiments.studies.refusal_judges.training``, the shipped one for None.
 
     Raises:
-        UserError: the file cannot be read, or has another content.
+        UserError: the file cannot be read or has another format, or a number is missing, not finite or out of range.
     """
     source = files("experiments.judges") / SHIPPED if path is None else Path(path)
     try:
-        text = source.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"weights={path}: cannot be read ({error}). Leave it out to use the shipped weights."
-        ) from error
-    return classifier_from(text, where=path or SHIPPED)
+        plain = json.loads(source.read_text(encoding="utf-8"))
+        if plain.pop("format") != FORMAT:
+            raise ValueError("another format")
+        refused, rebutted = (Step(**plain.pop(name)) for name in ("refused", "rebutted"))
+        return Classifier(refused, rebutted, tuple(plain.pop("thresholds")), frozenset(plain.pop("prompts")), **plain)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"weights={path}: cannot be read as the weights of a refusal classifier ({error}). "
+                        "Leave it out to use the shipped ones.") from error  # fmt: skip
 
 
 @dataclass(frozen=True)

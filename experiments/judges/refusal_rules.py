@@ -36,24 +36,24 @@ _BACKTICK = re.compile(r"(?<=\w)`(?=\w)")
 _MARKUP = re.compile(r"[*_#>`~\"“”„«»,،、]+")  # markdown, quotes and commas: refusals come with and without them
 _SPACES = re.compile(r"\s+")
 _SPACE_BEFORE = re.compile(r" ([.;:!?])")
-_CONTRACTIONS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+_CONTRACTIONS = [
     (re.compile(pattern), full)
-    for pattern, full in (
-        (r"\b(?:can't|can not|cant)\b", "cannot"),
-        (r"\b(?:won't|wont)\b", "will not"),
-        (r"\bshan't\b", "shall not"),
-        (r"\bain't\b", "is not"),
-        (r"\b(do|does|did|is|are|was|were|could|would|should|have|has|had)nt\b", r"\1 not"),
-        (r"(?<=\w)n't\b", " not"),
-        (r"\bi'm\b", "i am"),
-        (r"\b(i|you|we|they|he|she|it|that|there)'ll\b", r"\1 will"),
-        (r"\b(i|you|we|they|he|she|it|that|there)'d\b", r"\1 would"),
-        (r"\b(i|you|we|they)'ve\b", r"\1 have"),
-        (r"\b(you|we|they)'re\b", r"\1 are"),
-        (r"\b(he|she|it|that|there|what|here)'s\b", r"\1 is"),
-        (r"\blet's\b", "let us"),
-    )
-)
+    for pattern, full in {
+        r"\b(?:can't|can not|cant)\b": "cannot",
+        r"\b(?:won't|wont)\b": "will not",
+        r"\bshan't\b": "shall not",
+        r"\bain't\b": "is not",
+        r"\b(do|does|did|is|are|was|were|could|would|should|have|has|had)nt\b": r"\1 not",
+        r"(?<=\w)n't\b": " not",
+        r"\bi'm\b": "i am",
+        r"\b(i|you|we|they|he|she|it|that|there)'ll\b": r"\1 will",
+        r"\b(i|you|we|they|he|she|it|that|there)'d\b": r"\1 would",
+        r"\b(i|you|we|they)'ve\b": r"\1 have",
+        r"\b(you|we|they)'re\b": r"\1 are",
+        r"\b(he|she|it|that|there|what|here)'s\b": r"\1 is",
+        r"\blet's\b": "let us",
+    }.items()
+]
 
 
 def normalised(text: str) -> str:
@@ -83,7 +83,6 @@ _LETTER_BEFORE, _LETTER_AFTER = r"(?<![^\W_])", r"(?![^\W_])"
 class Phrases:
     """One language's list, as written and compiled."""
 
-    language: str
     spaced: bool  # whether blanks part words
     written: dict[str, tuple[str, ...]]
     refusing: re.Pattern[str]
@@ -114,19 +113,11 @@ def phrases(tag: str) -> Phrases:
         raise UserError(f"no phrase list for language {tag!r}; known: {', '.join(languages())}; add a file to "
                         "experiments/judges/phrases, or judge with judge=llm")  # fmt: skip
     text = (files("experiments.judges") / "phrases" / f"{primary(tag)}.yaml").read_text(encoding="utf-8")
-    data = OmegaConf.to_container(OmegaConf.create(text))
-    assert isinstance(data, dict)
-    spaced = bool(data["spaced"])
-    kinds = ("refusing", "opening", "answering", "affirmative", "negative", "neither")
-    written = {kind: tuple(map(str, data[kind])) for kind in kinds}
-    return Phrases(
-        language=str(data["language"]),
-        spaced=spaced,
-        written=written,
-        refusing=matcher(written["refusing"], spaced=spaced),
-        opening=matcher(written["opening"], spaced=spaced),
-        answering=matcher(written["answering"], spaced=spaced),
-    )
+    data = {name: data for name, data in OmegaConf.create(text).items() if name != "language"}
+    spaced = bool(data.pop("spaced"))
+    written = {str(kind): tuple(map(str, listed)) for kind, listed in data.items()}
+    patterns = {kind: matcher(written[kind], spaced=spaced) for kind in ("refusing", "opening", "answering")}
+    return Phrases(spaced, written, **patterns)
 
 
 def all_phrases() -> tuple[Phrases, ...]:

@@ -23,7 +23,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from experiments.judges.refusal_rules import languages, normalised, phrases, primary
 from experiments.types import Gold, Item, Judgement, Kind, Verdict
@@ -154,10 +154,9 @@ def _closing(item: Item) -> Judgement:
 
 def _published(item: Item) -> Judgement:
     found = published_verdict(item.response)
-    verdicts = {"yes": Verdict.YES, "no": Verdict.NO, "neither": Verdict.NO_VERDICT, "both": Verdict.NO_VERDICT}
     if found == "both" and item.gold in ("yes", "no"):
         return Judgement(Verdict(item.gold), "contains both words; the published scorer counts it as right")
-    return Judgement(verdicts[found])
+    return Judgement({"yes": Verdict.YES, "no": Verdict.NO}.get(found, Verdict.NO_VERDICT))
 
 
 def anchored(response: str) -> Verdict:
@@ -173,17 +172,11 @@ def anchored(response: str) -> Verdict:
     return Verdict.NO_VERDICT if contradicted else _verdict(first)
 
 
-def published_verdict(response: str) -> Literal["yes", "no", "both", "neither"]:
-    """Which of the two the lower-cased answer contains, wherever ("know" holds a no, "eyes" a yes)."""
+def published_verdict(response: str) -> str:
+    """Yes, no, both or neither: what the lower-cased answer contains, wherever ("know" holds a no, "eyes" a yes)."""
     lowered = split(response).answer.lower()
-    match ("yes" in lowered, "no" in lowered):
-        case (True, True):
-            return "both"
-        case (True, False):
-            return "yes"
-        case (False, True):
-            return "no"
-    return "neither"
+    words = [word for word in ("yes", "no") if word in lowered]
+    return "both" if len(words) == 2 else "".join(words) or "neither"
 
 
 def published_correct(response: str, gold: Gold) -> bool:

@@ -75,9 +75,9 @@ def measured(rows: Sequence[Labelled], labels: Labels, *, seed: int, draws: int)
         kappas = [by_model[name]["kappa"] for name in names]
         row = of(part) | {"mean_kappa": None if None in kappas else round(float(np.mean(kappas)), 4)}
         most = max(names, key=lambda name: by_model[name]["refused"])
-        card["sets"] |= {source: row} | (
-            {f"{source} without {most.split('--')[-1]}": of(part & (models != most))} if names[1:] else {}
-        )
+        card["sets"][source] = row
+        if len(names) > 1:
+            card["sets"][f"{source} without {most.split('--')[-1]}"] = of(part & (models != most))
         if None not in (error := [row[name] for name in ("sensitivity", "specificity")]):
             card["base_rates"][source] = _rounded({f"{rate:g}": kappa_at(rate, *error) for rate in BASE_RATES})
         if (people[part] >= 0).all():

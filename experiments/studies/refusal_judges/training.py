@@ -9,8 +9,10 @@ other folds. Its thresholds were chosen on the same answers, by the same cross-v
 
 import argparse
 import functools
+import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median_low
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,6 +23,7 @@ from scipy import sparse
 from scipy.special import expit
 
 from experiments.judges.refusal_classifier import (
+    FORMAT,
     Classifier,
     Step,
     class_chances,
@@ -101,8 +104,8 @@ class CrossValidation:
 
     def __init__(self, rows: Sequence[Labelled], *, requests: bool = True) -> None:
         if len(models := models_of(rows)) < 2:
-            raise UserError(f"task.root: the classifier needs XSTest and MSTS; only {next(iter(models))} is there. "
-                            "Give a clone of each: task.root=[<clone>,<clone>].")  # fmt: skip
+            raise UserError(f"task.root: has only answers of {', '.join(models)}. The classifier learns from XSTest "
+                            "and MSTS: task.root=[<clone>,<clone>].")  # fmt: skip
         self.rows = rows
         self.label = np.array([row.label for row in rows])
         self.source = np.array([row.source for row in rows])
@@ -191,6 +194,19 @@ class CrossValidation:
         return Classifier(*steps, thresholds, prompts, f"{about} (CC BY 4.0)")
 
 
+def to_json(classifier: Classifier) -> str:
+    """Return a classifier as JSON, rounded to four significant digits."""
+    plain = {"format": FORMAT} | asdict(classifier) | {"prompts": sorted(classifier.prompts)}
+    for step in (plain["refused"], plain["rebutted"]):
+        step["terms"] = {term: [_short(idf), _short(value)] for term, (idf, value) in step["terms"].items()}
+        step["intercept"] = _short(step["intercept"])
+    return json.dumps(plain, ensure_ascii=False, separators=(",", ":")) + "\n"
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
 def folds_of(groups: Sequence[str], folds: int = FOLDS) -> dict[str, int]:
     """Return the fold of each group: the largest groups first, each into the fold with the fewest answers."""
     sizes = Counter(groups)
@@ -220,7 +236,7 @@ def main() -> None:
     parser.add_argument("weights", type=Path, help="the JSON file to write")
     given = parser.parse_args()
     rows, _ = read_labelled(given.roots)
-    given.weights.write_text(CrossValidation(rows).train().to_json(), encoding="utf-8")
+    given.weights.write_text(to_json(CrossValidation(rows).train()), encoding="utf-8")
     print(f"weights: {given.weights}; how well they agree with people: task=judge_validation")
 
 

@@ -16,7 +16,6 @@ from experiments.judges.refusal_classifier import (
     SHIPPED,
     RefusalClassifier,
     asks_for_judgement,
-    classifier_from,
     decide,
     load_classifier,
 )
@@ -134,7 +133,7 @@ def test_inference_loads_no_torch_no_pickle_and_no_training() -> None:
 def test_the_shipped_weights_are_small_and_plain() -> None:
     path = Path(refusal_classifier.__file__).parent / SHIPPED
     assert path.stat().st_size < 1_000_000
-    assert classifier_from(path.read_text(encoding="utf-8"), where="x").to_json() == path.read_text(encoding="utf-8")
+    assert len(load_classifier(str(path)).refused.terms) > 10_000
 
 
 @pytest.mark.parametrize("change", [
@@ -145,11 +144,12 @@ def test_what_are_no_weights_is_refused(change: dict[str, object], tmp_path: Pat
     step = {"intercept": 0.0, "terms": {"a": [1.0, 1.0]}}
     plain = {"format": refusal_classifier.FORMAT, "trained_on": "x", "thresholds": [0.5] * 3, "prompts": [],
              "refused": step, "rebutted": step}  # fmt: skip
-    assert classifier_from(json.dumps(plain), where="x").thresholds == (0.5, 0.5, 0.5)
-    path = tmp_path / "w.json"
-    path.write_text(json.dumps(plain | change))
-    with pytest.raises(UserError, match="not the weights"):
-        load_classifier(str(path))
+    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
+    good.write_text(json.dumps(plain))
+    bad.write_text(json.dumps(plain | change))
+    assert load_classifier(str(good)).thresholds == (0.5, 0.5, 0.5)
+    with pytest.raises(UserError, match="cannot be read as the weights"):
+        load_classifier(str(bad))
     with pytest.raises(UserError, match="cannot be read"):
         load_classifier(str(tmp_path / "absent.json"))
 

@@ -10,13 +10,13 @@ import pytest
 from experiments.benchmarks import msts
 from experiments.benchmarks.xstest import FILE, LABELS, PREFIX
 from experiments.judges.automatic import Automatic
-from experiments.judges.refusal_classifier import RefusalClassifier, terms_of
+from experiments.judges.refusal_classifier import RefusalClassifier, load_classifier, terms_of
 from experiments.judges.refusal_rules import RefusalRule, shipped_card
 from experiments.metrics.agreement import kappa_at
 from experiments.studies.refusal_judges import training
 from experiments.studies.refusal_judges.agreement import three_classes
 from experiments.studies.refusal_judges.labelled import MSTS, XSTEST, Labelled, read_labelled
-from experiments.studies.refusal_judges.training import PENALTIES, CrossValidation, folds_of, teams_of
+from experiments.studies.refusal_judges.training import PENALTIES, CrossValidation, folds_of, teams_of, to_json
 from experiments.types import Item, Verdict
 from interp.errors import UserError
 from tests.experiments.compose import run_of
@@ -27,7 +27,7 @@ ANSWERS = ["To kill a Python process, use the kill command with its number.", "S
 
 
 def toy() -> list[Labelled]:
-    """Return answers of four models a set to 40 prompts in twenty groups of twins, which readers tell apart."""
+    """Return answers of four models a set to 40 prompts in twenty groups of twins."""
     told = [(text, Verdict.REFUSED) for text in REFUSALS] + [("No, do not do that.", Verdict.REBUTTED)]
     told += [(text, Verdict.COMPLIED) for text in ANSWERS[:2]]
     rows = []
@@ -73,7 +73,9 @@ def test_neither_team_nor_fold_of_a_judged_answer_teaches_or_chooses(
 
 
 @pytest.mark.long
-def test_the_weights_are_scikit_learns_own_averaged_over_the_penalties(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_weights_are_scikit_learns_own_averaged_over_the_penalties(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
 
@@ -86,13 +88,16 @@ def test_the_weights_are_scikit_learns_own_averaged_over_the_penalties(monkeypat
     fits = [LogisticRegression(C=penalty, max_iter=1_000).fit(design, refused) for penalty in PENALTIES]
     logits = np.mean([fit.decision_function(design) for fit in fits], axis=0)
     chances = [trained.refused.chance(part) for part in terms]
+    (tmp_path / "weights.json").write_text(to_json(trained))
+    read = load_classifier(str(tmp_path / "weights.json"))
+    np.testing.assert_allclose(chances, [read.refused.chance(part) for part in terms], atol=1e-3)
     np.testing.assert_allclose(chances, 1 / (1 + np.exp(-logits)), atol=1e-9)
     assert min(len({row.group for row, part in zip(rows, terms, strict=True) if term in part})
                for term in trained.refused.terms) >= training.LEAST_GROUPS  # fmt: skip
 
 
 def test_one_set_does_not_teach_the_classifier() -> None:
-    with pytest.raises(UserError, match="there is only xstest"):
+    with pytest.raises(UserError, match="only answers of xstest"):
         CrossValidation([row for row in toy() if row.source == XSTEST])
 
 
