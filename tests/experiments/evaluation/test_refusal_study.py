@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from experiments.report.words import with_sentences
 
 from experiments.config import Run
 from experiments.evaluation.scoring import evaluate
 from experiments.judges.refusal_classifier import Classifier, RefusalClassifier, Step, prompt_digest
 from experiments.judges.refusal_rules import RefusalRule
-from experiments.report.words import with_sentences
 from experiments.runs.responses import Responses
 from experiments.studies.refusal_judges.training import to_json
 from interp.errors import UserError
