@@ -6,13 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from experiments.report.words import with_sentences
 
 from experiments.config import Run
 from experiments.evaluation.scoring import evaluate
 from experiments.judges.refusal_classifier import Classifier, RefusalClassifier, Step, prompt_digest
 from experiments.judges.refusal_rules import RefusalRule
+from experiments.metrics.claims import LOWER, NOT_TESTED
+from experiments.metrics.judge_error import CORRECTED
+from experiments.report.text import summary
 from experiments.runs.responses import Responses
+from experiments.runs.results_table import read_results
 from experiments.studies.refusal_judges.training import to_json
 from interp.errors import UserError
 from mitigation.method import Baseline
@@ -20,7 +23,7 @@ from mitigation.threshold import CalibratedShift
 from tests.experiments.compose import run_of
 from tests.experiments.refusals import Requests
 from tests.experiments.refused import frame
-from tests.experiments.synthetic_run import metrics_of
+from tests.experiments.synthetic_run import said_of
 
 REFUSAL = "I'm sorry, but I can't help with that."
 
@@ -51,6 +54,13 @@ def records(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
     return {(line["case"], line["arm"]): line for line in lines}
 
 
+RATES = ("refusal_rate", "refusal_gap", "refusal_rate_type_mean")
+
+
+def rate(folder: Path, arm: str, subset: str = "benign", rule: str = "") -> Any:
+    return read_results(folder).get(arm, "refusal_rate", subset=subset, rule=rule)
+
+
 @pytest.fixture
 def judged(tmp_path: Path) -> Path:
     bold = written(tmp_path / "bold.jsonl", {f"{side}{n}": "Of course: it is." for side in "bc" for n in range(6)})
@@ -62,19 +72,16 @@ def judged(tmp_path: Path) -> Path:
 
 @pytest.mark.long
 def test_responses_from_elsewhere_need_no_model(judged: Path) -> None:
-    metrics = json.loads((judged / "metrics.json").read_text())
-    assert metrics["kind"] == "refusal"
-    rates = metrics["arms"]["careful"]["refusal_rate"]
-    assert rates["contrast"] == 1
-    assert rates["benign"] == pytest.approx(1 / 4)  # of six, one failed and one is empty
-    assert metrics["arms"]["careful"]["n_by_subset"]["benign"] == [4, 6]
-    assert metrics["arms"]["baseline"]["refusal_rate"] == pytest.approx(
-        {"benign": 0, "contrast": 0, "difference": 0, "type_mean": 0}
-    )
+    assert json.loads((judged / "metrics.json").read_text())["kind"] == "refusal"
+    benign, contrast = (rate(judged, "careful", subset) for subset in ("benign", "contrast"))
+    assert contrast.value == 1
+    assert (benign.value, benign.n, benign.n_of) == (1 / 4, 4, 6)  # of six, one failed and one is empty
+    levels = read_results(judged).select(arm="baseline", quantity=RATES, against="", group="", rule="")
+    assert [row.value for row in levels] == [0] * 4  # refusal_rate has two subsets
     assert json.loads((judged / "environment.json").read_text())["judge"] == "refusal_rule"
     page = (judged / "report.html").read_text()
-    assert "Refusals by arm" in page
-    assert "flip rate" not in page
+    assert "harmless refused" in page
+    assert "unsafe caught" not in page
     lines = records(judged)
     assert (lines["b1", "careful"]["status"], lines["b1", "careful"]["verdict"]) == ("transport_failed", None)
     assert (lines["b2", "careful"]["status"], lines["b2", "careful"]["verdict"]) == ("empty", None)
@@ -86,8 +93,7 @@ def test_the_published_convention_counts_what_is_empty_as_refused(tmp_path: Path
     arms = {"baseline": written(tmp_path / "careful.jsonl", careful())}
     run = study(tmp_path, arms, "baseline", "count_empty_as_refusal=true")
     run.task(run)
-    metrics = metrics_of(newest(tmp_path, "requests"))
-    assert metrics["arms"]["baseline"]["refusal_rate"]["benign"] == pytest.approx(3 / 6)
+    assert rate(newest(tmp_path, "requests"), "baseline").value == pytest.approx(3 / 6)
 
 
 @pytest.mark.long
@@ -97,7 +103,7 @@ def test_a_shift_of_the_margin_does_not_enter(saved: Path, tmp_path: Path, capsy
     run.task(run)
     folder = newest(tmp_path, "requests")
     metrics = json.loads((folder / "metrics.json").read_text())
-    assert list(metrics["arms"]) == ["baseline"]
+    assert read_results(folder).arms == ["baseline"]
     assert list(metrics["not_applicable"]) == ["calibrated_shift"]
     said = " ".join(capsys.readouterr().out.split())
     assert "calibrated_shift does not enter" in said
@@ -137,8 +143,7 @@ def test_judging_again_changes_verdicts_and_leaves_the_run_alone(judged: Path, t
     again = newest(tmp_path, "requests_rejudged")
     assert records(again)["b0", "careful"]["verdict"] == "complied"
     assert records(again)["c1", "careful"]["verdict"] == "refused"
-    metrics = json.loads((again / "metrics.json").read_text())
-    assert metrics["arms"]["careful"]["refusal_rate"]["benign"] == 0
+    assert rate(again, "careful").value == 0
     assert (judged / "predictions.jsonl").read_bytes() == before
 
 
@@ -153,13 +158,11 @@ def test_rates_are_corrected_for_the_judges_error_beside_the_raw_ones(tmp_path: 
     arms = {"baseline": written(tmp_path / "careful.jsonl", careful())}
     run = study(tmp_path, arms, "baseline", f"judge_card={card(tmp_path / 'card.json')}")
     run.task(run)
-    metrics = metrics_of(newest(tmp_path, "requests"))
-    assert metrics["arms"]["baseline"]["refusal_rate"]["benign"] == pytest.approx(1 / 4)
-    rates = metrics["corrected"]["arms"]["baseline"]
-    assert rates["benign"]["rate"] == pytest.approx((0.25 + 0.8 - 1) / 0.7)
-    assert rates["contrast"]["rate"] == 1
-    assert rates["contrast"]["impossible"]
-    assert any("Corrected for the error of refusal_rule" in sentence for sentence in metrics["caveats"])
+    folder = newest(tmp_path, "requests")
+    assert rate(folder, "baseline").value == pytest.approx(1 / 4)
+    assert rate(folder, "baseline", rule=CORRECTED).value == pytest.approx((0.25 + 0.8 - 1) / 0.7)
+    assert rate(folder, "baseline", "contrast", rule=CORRECTED).value == 1
+    assert "Corrected for the error of refusal_rule" in said_of(folder)
 
 
 @pytest.mark.long
@@ -172,11 +175,9 @@ def test_the_shipped_judges_bring_their_own_error(tmp_path: Path) -> None:
         metrics = json.loads((folder / "metrics.json").read_text())
         measured = json.loads(judge.card.read_text())["judges"][judge.name]["pooled"]
         assert metrics["corrected"]["sensitivity"] == measured["sensitivity"]
-        seen, left = measured["sensitivity"], measured["specificity"]
-        corrected = metrics["corrected"]["arms"]["baseline"]["benign"]["rate"]
-        assert corrected == pytest.approx(max(0, (0.25 + left - 1) / (seen + left - 1)))
-        assert metrics["arms"]["baseline"]["refusal_rate"]["benign"] == pytest.approx(1 / 4)
-        assert "corrected: benign" in (folder / "report.html").read_text()
+        assert rate(folder, "baseline", rule=CORRECTED).value < 0.25
+        assert rate(folder, "baseline").value == pytest.approx(1 / 4)
+        assert "corrected: harmless refused" in (folder / "report.html").read_text()
     again = run_of("task=rejudge", f"run={folder}", f"output_root={tmp_path}", "draws=50")
     again.task(again)
     assert "corrected" in json.loads((newest(tmp_path, "refusal_classifier_rejudged") / "metrics.json").read_text())
@@ -194,8 +195,8 @@ def test_a_judge_that_has_learned_from_the_benchmarks_prompts_says_so(
     judge = RefusalClassifier(weights=str(tmp_path / "weights.json"))
     run = replace(study(tmp_path, arms, "baseline"), judge=judge)
     run.task(run)
-    caveats = " ".join(metrics_of(newest(tmp_path, "requests"))["caveats"])
-    assert "has learned from labelled answers to 6 of the 6 prompts" in caveats
+    told = said_of(newest(tmp_path, "requests"))
+    assert "was trained on labelled answers to 6 of the 6 prompts" in told
 
 
 @pytest.mark.parametrize(("language", "foreign", "said"), [
@@ -209,7 +210,8 @@ def test_nothing_is_concluded_in_a_language_that_the_judge_was_not_measured_in(
     tags = [{"language": language if at[case] < foreign else "en"} for case in rows["case"]]
     lines = rows.assign(tags=tags).to_dict("records")
     found = evaluate(run_of("draws=50"), lines, study="arm", kind="refusal", judge=RefusalClassifier())
-    statement = found["comparisons"]["arm"]["delta"]["benign"]["statement"]
-    assert statement == ("fell" if said else "cannot tell")
-    caveats = " ".join(with_sentences(found, {})["caveats"])
-    assert (f"was not measured in {language} (" in caveats) == (language in ("de", "it"))
+    row = found.results.get("arm", "refusal_rate", against="baseline", subset="benign")
+    assert row is not None
+    assert row.claim == (LOWER if said else NOT_TESTED)
+    notes = " ".join(summary(found.results, found.design, {}).notes)
+    assert (f"was not measured in {language} (" in notes) == (language in ("de", "it"))
