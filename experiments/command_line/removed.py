@@ -32,6 +32,7 @@ REMOVED = {  # what is typed → what to do instead
     "task.learning_rates": "Name adapters with their settings: '+task.adapters.gentle={learning_rate: 3e-4, seed: 1}'.",
     "task.seeds": "Name adapters with their settings: '+task.adapters.again={seed: 1}'.",
     "task.kinds": "Leave it out: every kind of perception question is asked.",
+    "task.place": "Parts are replaced at the verdict; use interp.part_attribution in Python for other places.",
     "method=opera": "Use method=vcd or method=pai.",
     "method=only": "Use method=vcd or method=pai.",
     "method.rewrite": "Use method.resolve=rule or method.resolve=before.",
