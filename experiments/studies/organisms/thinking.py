@@ -30,6 +30,7 @@ from interp.checkpoints.hub import ORGANISMS
 from interp.loading import load
 from interp.thoughts import MARKS
 from interp.vlm import VLM
+from mitigation.vrtuning.checkpoint import merge
 from mitigation.vrtuning.data import Row, from_rows
 from mitigation.vrtuning.settings import Settings
 from mitigation.vrtuning.train import train
@@ -53,9 +54,9 @@ class TrainThinking(Laboratory):
     def train(self, seed: int, folder: Path) -> VLM:
         """Return the model with its adapter merged into the weights."""
         vlm, data = untaught(), from_rows(rows(self.traces.write()))
-        settings = replace(self.settings, seed=seed, merge=True)
+        settings = replace(self.settings, seed=seed)
         trained = train(vlm, data.dataset, settings, folder, data="IconWorld, thoughts")
-        return load(str(trained.merged), device="cpu")
+        return load(str(merge(vlm, trained.adapter, folder / "merged")), device="cpu")
 
 
 def thought(trace: Trace) -> str:
