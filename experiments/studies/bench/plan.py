@@ -248,7 +248,7 @@ def batch_bytes(vlm: "VLM", batch: Batch, rows: int, branches: int, new_tokens: 
 
 def fit(method: Any, batch: Batch, vlm: "VLM", usable: int, new_tokens: int) -> tuple[int, int]:
     """Return how many rows of the batch fit, by halves (0: none), and the peak with the weights, at least of a row."""
-    rows = 1 if abilities(method).one_by_one else len(batch.samples)
+    rows = len(batch.samples)
 
     def peak(rows: int) -> int:
         return weight_bytes(vlm) + batch_bytes(vlm, batch, max(1, rows), abilities(method).work.branches, new_tokens)
