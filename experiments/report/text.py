@@ -5,7 +5,7 @@ The templates decide nothing. A claim has one phrase (``experiments.metrics.clai
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -30,10 +30,10 @@ def _in_one_line(value: Any) -> Any:
 
 
 @cache
-def _templates() -> Environment:
+def _templates(finalize: Callable[[Any], Any] | None) -> Environment:
     templates = Environment(
         loader=PackageLoader("experiments.report", "templates/text"), undefined=_Missing, trim_blocks=True,
-        lstrip_blocks=True, autoescape=False, finalize=_in_one_line,
+        lstrip_blocks=True, autoescape=False, finalize=finalize,
     )  # fmt: skip
     templates.filters |= {
         "share": share, "points": points, "number": fixed, "count": count, "about": about, "level": level,
@@ -56,12 +56,13 @@ def lines(template: str, **context: Any) -> list[str]:
         template: its name, without ``.txt.j2``.
         context: what it reads, mostly ``results`` (``Results``) and ``design`` (metrics.json).
     """
-    return [line.rstrip() for line in page(f"{template}.txt.j2", **context).splitlines() if line.strip()]
+    text = _templates(_in_one_line).get_template(f"{template}.txt.j2").render(**context)
+    return [line.rstrip() for line in text.splitlines() if line.strip()]
 
 
 def page(template: str, **context: Any) -> str:
     """Return the text of a template, blank lines included; ``template`` is the name of its file."""
-    return _templates().get_template(template).render(**context)
+    return _templates(None).get_template(template).render(**context)
 
 
 def headline(results: Results, design: Mapping[str, Any], arm: str | None = None) -> list[str]:

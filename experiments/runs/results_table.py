@@ -80,7 +80,8 @@ def row(quantity: str, *, arm: str = "", entry: Mapping[str, Any] | None = None,
     found |= {"bound_low": ends[0], "bound_high": ends[1], "quantity": quantity, "arm": arm, **values}
     if found["low"] is not None and found["level"] is None:
         found["level"] = 0.95
-    return Row(**{name: value if name in TEXTS else _number(value) for name, value in found.items()})
+    cells: dict[str, Any] = {name: value if name in TEXTS else _number(value) for name, value in found.items()}
+    return Row(**cells)
 
 
 def _number(value: Any) -> Number:
@@ -92,7 +93,7 @@ class Results:
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self.rows = list(rows)
-        self._by_key = {entry[KEY]: entry for entry in self.rows}
+        self._by_key: dict[Any, Row] = {entry[KEY]: entry for entry in self.rows}
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
@@ -159,7 +160,7 @@ def read_results(folder: Path) -> Results:
             name: [""] for name in COLUMNS if name not in TEXTS
         }, float_precision="round_trip")  # fmt: skip
         return Results(
-            Row(*(value if name in TEXTS else _number(value) for name, value in zip(COLUMNS, values, strict=True)))
+            Row._make(value if name in TEXTS else _number(value) for name, value in zip(COLUMNS, values, strict=True))
             for values in frame[list(COLUMNS)].itertuples(index=False)
         )
     except (OSError, KeyError, ValueError) as error:

@@ -175,7 +175,9 @@ def test_the_shipped_judges_bring_their_own_error(tmp_path: Path) -> None:
         metrics = json.loads((folder / "metrics.json").read_text())
         measured = json.loads(judge.card.read_text())["judges"][judge.name]["pooled"]
         assert metrics["corrected"]["sensitivity"] == measured["sensitivity"]
-        assert rate(folder, "baseline", rule=CORRECTED).value < 0.25
+        seen, left = measured["sensitivity"], measured["specificity"]
+        corrected = rate(folder, "baseline", rule=CORRECTED).value
+        assert corrected == pytest.approx(max(0, (0.25 + left - 1) / (seen + left - 1)))
         assert rate(folder, "baseline").value == pytest.approx(1 / 4)
         assert "corrected: harmless refused" in (folder / "report.html").read_text()
     again = run_of("task=rejudge", f"run={folder}", f"output_root={tmp_path}", "draws=50")

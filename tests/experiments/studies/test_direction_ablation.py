@@ -81,9 +81,9 @@ def test_the_report_has_both_errors_of_every_arm(tmp_path: Path) -> None:
     keys = [entry[1:7] for entry in read_results(folder)]
     assert len(set(keys)) == len(keys) == len(rows(cut=(0.3, -0.2))) + 6
     (table,) = json.loads((folder / "sections" / "ablation.json").read_text())["tables"]
-    line = table["rows"][1]
+    line = dict(zip(table["columns"], table["rows"][1], strict=True))
     assert line["over-caution"] == "50.0 [60–90]"
-    assert line["harmful compliance: change"].startswith(percent(0.2, sign=True))
+    assert line["harmful compliance: change"].startswith(f"▲ {percent(0.2, sign=True)} [")
 
 
 def test_a_control_that_does_the_same_takes_the_claim_away() -> None:

@@ -73,7 +73,8 @@ def test_one_command_leaves_adapter_card_tables_and_study(finished: Path) -> Non
 def test_the_table_says_what_each_arm_was_trained_on(finished: Path) -> None:
     section, results = json.loads((finished / "sections" / "vrtuning.json").read_text()), read_results(finished)
     (table,) = section["tables"]
-    lines_of = {line["arm"]: line for line in table["rows"]}
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
+    lines_of = {line["arm"]: line for line in rows}
     for name in ("baseline", "vrtuning", "with_vcd"):
         adapter = "vrtuning" if name == "with_vcd" else name
         captions, share = results.get(adapter, PERCEPTION, group="kind=caption"), results.get(adapter, IMAGE_SHARE)
