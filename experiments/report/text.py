@@ -126,7 +126,6 @@ def listed(names: Any) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-LETTERS = 80  # of a text in a sentence
 MADE_FOR = {
     "iconworld": ("llava", "smol", "thinking"),
     "iconworld_requests": ("smol", "thinking"),
