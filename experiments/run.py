@@ -52,7 +52,6 @@ def main() -> None:
         print(f"forestlens {version('forestlens')}")
         return
     from experiments.config import register
-    from experiments.runs import stopping
     from experiments.runs.launch import Launch
     from interp.errors import UserError
 
@@ -75,7 +74,6 @@ def main() -> None:
     if analyses := sys.modules.get("experiments.runs.analyses"):  # of a command before this one, in a test
         analyses.UNFINISHED.clear()
     task = update_wrapper(partial(start, arguments, done), start)
-    stopping.heed()
     os.environ[WHOLE_ERRORS] = "1"  # until the task begins: Hydra hands us its errors instead of printing them
     try:
         if {"--help", "-h"} & set(arguments):  # Hydra would list all groups by itself, which takes seconds
@@ -90,8 +88,6 @@ def main() -> None:
     except BrokenPipeError:  # the reader of our output, such as head, has stopped
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except stopping.Stopped as asked:  # before the task began
-        stop(launch, CONTINUES, 128 + asked.number)
     except Exception as error:
         if ASKED_FOR_WHOLE_ERRORS or (message := in_a_sentence(error, composed)) is None:
             raise
@@ -103,11 +99,8 @@ def start(arguments: "Sequence[str]", done: "list[tuple[Run, Path]]", config: "D
 
     ``arguments`` are those that were typed; ``done`` are the runs of the sweep before this one, which joins them.
     """
-    from dataclasses import replace
-
     from experiments.command_line.arguments import of_this_run
     from experiments.config import build_run
-    from experiments.runs import stopping
     from experiments.runs.launch import Launch, check_task
     from interp.errors import UserError
 
@@ -121,9 +114,6 @@ def start(arguments: "Sequence[str]", done: "list[tuple[Run, Path]]", config: "D
         run = build_run(config)
         check_task(run.task, launch)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        if done:
-            alike = [folder for other, folder in done if other.conditions == run.conditions]
-            run = replace(run, earlier=tuple(alike))
         if isinstance(folder := run.task(run), Path):
             done.append((run, folder))
     except UserError as error:
@@ -141,8 +131,6 @@ def start(arguments: "Sequence[str]", done: "list[tuple[Run, Path]]", config: "D
         stop(launch, f"error: not enough memory for {model.name}; {MORE_MEMORY}", 2)
     except KeyboardInterrupt:
         stop(launch, CONTINUES, INTERRUPTED)
-    except stopping.Stopped as asked:
-        stop(launch, CONTINUES, 128 + asked.number)
 
 
 def _say_what_failed() -> None:
@@ -159,9 +147,6 @@ def stop(launch: "Launch", sentence: str, code: int) -> NoReturn:
     the run was stopped is rank 0's to say.
     """
     if not launch.first and sentence != CONTINUES:
-        from experiments.runs import stopping
-
-        stopping.forget()
         time.sleep(OTHERS_WAIT)
     if launch.first or sentence != CONTINUES:
         print(sentence, file=sys.stderr, flush=True)

@@ -23,6 +23,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from interp.atomic import atomic_write
 from interp.errors import UserError
 
 if TYPE_CHECKING:
@@ -408,7 +409,5 @@ def _keep(path: Path | None, rows: "Tensor") -> None:
     from safetensors.torch import save
 
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.part")
-        part.write_bytes(save({"rows": rows.contiguous()}))
-        part.replace(path)
+        with atomic_write(path) as draft:
+            draft.write_bytes(save({"rows": rows.contiguous()}))

@@ -37,9 +37,8 @@ class Generation:
     ``branch`` is how a method ran a second picture (``mitigation.vcd.VCD``), "" if it did not. ``branch_margins`` are
     each answer's margins by the name of the branch (``mitigation.branches``), before its method's formula. ``steps``
     are each answer's texts by name from the questions that a method asked before it, and ``spent`` what these took
-    (``mitigation.steps``). ``shift_ranges`` say between which constants on the margin each first token stays
-    (``mitigation.processors.ShiftRangeLogitsProcessor``). ``bounds`` are the lowest and highest value of each
-    margin where replies give it (equal where it is exact); None where all are. ``statuses`` and ``reasons`` describe
+    (``mitigation.steps``). ``bounds`` are the lowest and highest value of each margin where replies give it (equal
+    where it is exact); None where all are. ``statuses`` and ``reasons`` describe
     the outcome of each request to an API. ``prompts`` are the rendered prompts, ``keys`` their ``Prompt.key``.
     """
 
@@ -57,7 +56,6 @@ class Generation:
     branch_margins: list[dict[str, float]] | None = None
     steps: list[dict[str, str]] | None = None
     spent: dict[str, int | float] | None = None
-    shift_ranges: list[dict[str, float | None]] | None = None
     bounds: list[tuple[float, float]] | None = None
     thoughts: list[str] | None = None
     thought_tokens: list[int] | None = None
@@ -87,12 +85,14 @@ class Generation:
             for prompt, place, ids in zip(prompts, self.verdicts, self.token_ids, strict=True)
         ]
 
-    def first(self, rows: int) -> "Generation":
-        """The first ``rows`` answers, without the others."""
-        kept: dict[str, Any] = {
-            name: value[:rows] for name, value in vars(self).items() if isinstance(value, list | Tensor)
+    def take(self, rows: Sequence[int]) -> "Generation":
+        """Return the answers of these rows, in this order."""
+        taken: dict[str, Any] = {
+            name: value[list(rows)] if isinstance(value, Tensor) else [value[row] for row in rows]
+            for name, value in vars(self).items()
+            if isinstance(value, list | Tensor)
         }
-        return replace(self, **kept)
+        return replace(self, **taken)
 
     def with_rows(self, rows: Sequence[int], others: "Generation") -> "Generation":
         """These answers, with ``others`` in place of those in ``rows``; what either lacks stays as it is."""

@@ -99,35 +99,6 @@ class ConstantShiftLogitsProcessor(LogitsProcessor):
         return torch.where(fresh[:, None], chosen.index_add(1, ids, halves), scores)
 
 
-class ShiftRangeLogitsProcessor(LogitsProcessor):
-    """Notes with which constants on the margin a greedy first token stays what it is; changes nothing.
-
-    ``ranges`` [row 2] are, after the first step of one ``generate`` call, a lowest and a highest constant as
-    ``ConstantShiftLogitsProcessor`` adds it: strictly between them the token, and so the whole answer, is the same.
-    """
-
-    def __init__(self, answers: AnswerIds) -> None:
-        self._yes, self._no = torch.tensor(answers.yes), torch.tensor(answers.no)
-        self.ranges: Tensor | None = None
-
-    def __call__(
-        self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
-    ) -> Float[Tensor, "row vocab"]:
-        """The scores as they are."""
-        if self.ranges is None:
-            ids = [to_device(some, scores.device) for some in (self._yes, self._no)]
-            first, raw = scores.argmax(1), scores.float()
-            yes, no = (raw[:, some].amax(1) for some in ids)
-            other = raw.index_fill(1, torch.cat(ids), -torch.inf).amax(1)
-            is_yes, is_no = (torch.isin(first, some) for some in ids)
-            above = torch.where(is_no, -torch.inf, 2 * (no - other))
-            below = torch.where(is_yes, torch.inf, 2 * (other - yes))
-            low = torch.where(is_yes, torch.maximum(no - yes, 2 * (other - yes)), above)
-            high = torch.where(is_no, torch.minimum(no - yes, 2 * (no - other)), below)
-            self.ranges = torch.stack([low, high], dim=1)
-        return scores
-
-
 class _Steps:
     """Counts the decoding steps of one ``generate`` call, from 0."""
 

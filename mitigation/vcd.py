@@ -146,4 +146,4 @@ class VCD(Contrast):
         both = vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[pairing], encoded=inputs)
         assert pairing.first_branches is not None
         margins = branch_margins(pairing.first_branches, vlm.answer_ids)
-        return self.with_branch_margins(both.first(len(prompts)), margins, pairing.later)
+        return self.with_branch_margins(both.take(range(len(prompts))), margins, pairing.later)

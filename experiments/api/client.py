@@ -6,20 +6,19 @@ the cache holds neither prompts nor keys.
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from threading import Event, Lock
 from typing import Any
 
 from experiments.api.config import SHORTEST_SECRET, ApiConfig
 from experiments.api.reply import FailureKind, Garbage, Reply, classify, first_token_list, one_line, read_completion
 from experiments.runs.failure_text import failure_text
-from experiments.runs.resumption import read_object
+from experiments.runs.store import read_object
 from experiments.types import Status
+from interp.atomic import atomic_write
 from interp.errors import UserError
 
 KEPT = (Status.ANSWERED, Status.TRUNCATED)  # cached; any other outcome may differ next time
@@ -117,10 +116,8 @@ class AnswerCache:
         """
         path = self._path(key)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as draft:
-                json.dump(value, draft)
-            os.replace(draft.name, path)
+            with atomic_write(path) as draft:
+                draft.write_text(json.dumps(value), encoding="utf-8")
         except OSError as error:
             raise UserError(
                 f"cannot write {path} ({error.strerror}); answers are kept there; make room and run the command again"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from experiments.benchmarks.images import data_url, open_image
 from experiments.types import Sample
+from interp.atomic import atomic_write
 from interp.errors import UserError
 
 VLMEVALKIT = ("index", "image", "question", "answer", "category", "id")
@@ -26,19 +27,14 @@ def export_vlmevalkit(samples: Sequence[Sample], path: str | Path) -> Path:
         raise UserError("no sample to export; a file has at least one; raise limit")
     if target.suffix != ".tsv" or target.exists():
         raise UserError(f"{target} is there already or does not end in .tsv; give the name of a new .tsv file")
-    draft = target.with_name(f".{target.name}.part")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("w", encoding="utf-8", newline="") as file:
+        with atomic_write(target) as draft, draft.open("w", encoding="utf-8", newline="") as file:
             rows = csv.writer(file, delimiter="\t", lineterminator="\n")
             rows.writerow(VLMEVALKIT)
             for index, sample in enumerate(samples, start=1):
                 answer = ANSWERS.get(sample.gold, sample.gold)
                 shown = "" if sample.image is None else data_url(open_image(sample.image)).partition(",")[2]
                 rows.writerow([index, shown, sample.prompt, answer, sample.subset, sample.id])
-        draft.replace(target)
     except OSError as error:
         raise UserError(f"cannot write {target} ({error.strerror or error}); name another file") from error
-    finally:
-        draft.unlink(missing_ok=True)
     return target

@@ -2,9 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.runs.responses import NoModel, Responses
@@ -22,8 +21,6 @@ NOT_IN_HASH = (
     "force", "fresh", "output_root", "task", "plan", "image_workers", "feature_cache_mib", "verbose",
     "contrasts", "skip_trained", "guard",
 )  # fmt: skip
-# What an arm's record says itself (the hash of its settings), or what changes no answer.
-NOT_OF_AN_ARM = ("method", "arms", "seed", "name", "note", "draws", "unsafe_margin", "operating_point")
 SKIP = "skip_bad"  # of a benchmark's node
 
 
@@ -81,8 +78,7 @@ class Run(Settings):
     ``arm`` names the method under study among ``arms``; ``model`` is a ``NoModel`` where no arm calls one;
     ``attention_analysis`` gives an answered study's analyses of attention (None without ``attention=true``); ``guard``
     are questions about pictures that every arm is asked too, or None;
-    ``config`` is the composed configuration; ``skip_bad`` whether cases that fail their checks are left out;
-    ``earlier`` are the directories of a sweep's runs before this one under the same ``conditions``.
+    ``config`` is the composed configuration; ``skip_bad`` whether cases that fail their checks are left out.
     """
 
     task: "Callable[[Run], object]"
@@ -95,7 +91,6 @@ class Run(Settings):
     guard: Benchmark | None = None
     config: dict[str, Any]
     skip_bad: bool = False
-    earlier: tuple[Path, ...] = ()
 
     @property
     def endpoint(self) -> "ApiConfig | None":
@@ -137,15 +132,7 @@ class Run(Settings):
 
         ``_target_`` paths are hashed too: after a module was renamed, an unfinished run is not continued.
         """
-        return self._hash(NOT_IN_HASH)
-
-    @property
-    def conditions(self) -> str:
-        """Equal for two runs that answer and judge an arm of the same settings alike, whatever else they ask."""
-        return self._hash((*NOT_IN_HASH, *NOT_OF_AN_ARM))
-
-    def _hash(self, without: Collection[str]) -> str:
-        hashed = {key: value for key, value in self.config.items() if key not in without}
+        hashed = {key: value for key, value in self.config.items() if key not in NOT_IN_HASH}
         hashed["benchmark"] = without_skipping(self.config["benchmark"])
         if isinstance(model := hashed.get("model"), dict):
             unset = [

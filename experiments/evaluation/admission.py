@@ -11,8 +11,9 @@ from typing import Any
 from rich.console import Console
 
 from experiments.config import Run
-from experiments.evaluation import training
+from experiments.evaluation import controls
 from experiments.evaluation.cases import development_cases, guarding, limited, load_cases
+from experiments.evaluation.folds import SAFE, learning_folds
 from experiments.evaluation.training_overlap import limited_apart
 from experiments.metrics.results import ALL
 from experiments.report.text import shortfall
@@ -70,7 +71,7 @@ def admit(run: Run, console: Console | None = None, *, to_come: Collection[str] 
         note = shortfall(len(development.samples), development.missing)
         console.print(f"To learn and calibrate on: {note}", highlight=False, markup=False)
     for method in fitted:
-        training.arms_needed(method, run.arm, run.arms)
+        controls.arms_needed(method, run.arm, run.arms)
     teaching = None if development is None else limited(development.samples, run.limit)
     check_learning(learning, run.benchmark, loaded.samples, teaching)
     for arm, method in run.arms.items():
@@ -151,7 +152,7 @@ def check_learning(
     """Refuses arms that these cases cannot teach; by arm, the methods that learn.
 
     Without ``development`` cases an arm learns in folds of the ``samples`` to be answered
-    (``training.learning_folds``), where answers are verdicts and the benchmark's licence does not forbid it (its
+    (``folds.learning_folds``), where answers are verdicts and the benchmark's licence does not forbid it (its
     attribute ``untrainable`` says why).
 
     Raises:
@@ -170,7 +171,7 @@ def check_learning(
                 f"arm {arm} ({kind}) learns from a development split, and benchmark {benchmark.name} has none; leave "
                 "it out, or of a table of your own name a second one: benchmark.development=<file>"
             )
-        folds = training.learning_folds(samples)
+        folds = learning_folds(samples)
         splits = {
             f", without fold {fold}": [sample for sample in samples if folds[sample.id] != fold]
             for fold in sorted(set(folds.values()))
@@ -184,7 +185,7 @@ def check_learning(
                     "it, or raise limit"
                 )
             try:
-                check_cases(method, [s.prompt for s in teaching], [training.SAFE[s.gold] for s in teaching])
+                check_cases(method, [s.prompt for s in teaching], [SAFE[s.gold] for s in teaching])
             except UserError as error:
                 raise UserError(f"arm {arm} cannot learn{where}: {error}") from error
 

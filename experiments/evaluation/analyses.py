@@ -11,7 +11,7 @@ from experiments.config import Run, digest
 from experiments.metrics.claims import RULES
 from experiments.report.build import build
 from experiments.runs import analyses as states
-from experiments.runs.resumption import RunStore
+from experiments.runs.store import RunStore
 from interp.errors import UserError
 
 NOTE = "note: "  # what an analysis' remarks begin with

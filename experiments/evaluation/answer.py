@@ -16,7 +16,6 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from rich.console import Console
@@ -25,15 +24,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from experiments.benchmarks.checks import content_of
 from experiments.benchmarks.images import BadImage
 from experiments.config import Run, digest
-from experiments.evaluation import earlier_runs
 from experiments.evaluation.case_batches import Opened, by_prefill, form, opened, prompt_of
 from experiments.evaluation.cost import CostLog
+from experiments.evaluation.folds import InFolds, part_of
 from experiments.evaluation.judging import judge_batch, scored
-from experiments.evaluation.shift_ranges import take_over
 from experiments.runs import records
 from experiments.runs.responses import Responses
-from experiments.runs.resumption import PREDICTIONS, RunStore
-from experiments.runs.stopping import written_first
+from experiments.runs.store import PREDICTIONS, RunStore
 from experiments.types import Sample, Status
 from interp.batching import BatchContext, merged, out_of_memory
 from interp.errors import UserError
@@ -46,7 +43,6 @@ if TYPE_CHECKING:
     from interp.speed.vision_cache import FeatureCache
     from interp.vlm import VLM, Generation, Prompt
     from mitigation.method import Method
-    from mitigation.threshold import ConstantShift
 
 BASELINE = "baseline"
 PREFILLS = ("prefills", "prefills_reused")
@@ -75,32 +71,19 @@ class _Arm:
         given = (self.latest.get(sample.id) for sample in samples if not self.holds(sample))
         return sum(record is not None and record["status"] != Status.TRANSPORT_FAILED for record in given)
 
-    def waiting(self, batches: Iterable[Sequence[Sample]]) -> int:
-        """How many cases there are in batches with an answer that is not recorded."""
-        return sum(len(batch) for batch in batches if self.lacks(batch))
-
     def lacks(self, batch: Sequence[Sample]) -> bool:
-        """Whether an answer to the batch is not recorded."""
+        """Return whether an answer to the batch is not recorded."""
         return not all(map(self.holds, batch))
 
     def to_ask(self, batch: Sequence[Sample], *, each_costs: bool) -> list[Sample]:
-        """Of the batch, what is asked now: what is due, or all of it, so that the answers have the same bits.
+        """Return which cases of the batch to ask.
 
-        What is due is asked alone where each request costs money, and of a batch that was answered before and of which
-        cases have changed since.
+        Ask only the missing cases if requests are billed, or if the batch was complete and some cases changed.
+        Otherwise ask the whole batch again, so that results are bit-identical.
         """
-        due = [sample for sample in batch if not self.holds(sample)]
-        alone = each_costs or all(sample.id in self.latest for sample in due)
-        return due if alone else list(batch)
-
-    def described_anew(self, samples: Sequence[Sample]) -> list[dict[str, Any]]:
-        """The records of cases that are described otherwise than when they were answered, with today's description."""
-        found = []
-        for sample in filter(self.holds, samples):
-            record, described = self.latest[sample.id], records.description(sample)
-            if any(record.get(name) != value for name, value in described.items()):
-                found.append(record | described)
-        return found
+        missing = [sample for sample in batch if not self.holds(sample)]
+        only_missing = each_costs or all(sample.id in self.latest for sample in missing)
+        return missing if only_missing else list(batch)
 
 
 @dataclass
@@ -118,20 +101,21 @@ class Answering:
         samples: Sequence[Sample],
         *,
         file: str = PREDICTIONS,
-        labels: Mapping[str, str] = MappingProxyType({}),
-        fold: int | None = None,
+        label: str = "",
         on_fault: Callable[[str, MethodFault], Set[str]] | None = None,
     ) -> None:
-        """Records the answers of all ``arms`` to ``samples``; skips recorded ones that did not fail in transport.
+        """Record the answers of all ``arms`` to ``samples``; skip recorded ones that did not fail in transport.
 
         All arms answer a batch before the next one, so that what they ask alike is computed once
-        (``interp.speed.prefills``). A case whose content was changed since is asked again; one that was only described
-        anew (cluster, subset, pair) keeps its answer.
+        (``interp.speed.prefills``). A case whose content changed is asked again. A case with another description only
+        (cluster, subset, pair) keeps its answer.
 
         Args:
-            labels: what the progress bars of arms say, if not their names.
-            fold: that of the cases, where the methods were learned from the others.
-            on_fault: is called where an arm's method fails, and says which arms are not asked any more.
+            arms: the methods by arm.
+            samples: the cases.
+            file: the JSON lines that get the records.
+            label: what the progress bars say after an arm's name.
+            on_fault: is called if an arm's method fails, and returns the arms that are not asked any more.
 
         Raises:
             UserError: a method cannot be asked by this run's protocol, or one prompt alone does not fit into memory.
@@ -155,15 +139,12 @@ class Answering:
             self._steps(),
             closing(opened(work, workers=self.run.image_workers)) as ready,
         ):
-            bars = {
-                name: progress.add_task(
-                    labels.get(name, name), total=len(samples), completed=len(samples) - arm.waiting(pending)
-                )
-                for name, arm in recorded.items()
-            }
+            bars = {name: progress.add_task(f"{name}{label}", total=len(samples)) for name in recorded}
+            for name, arm in recorded.items():
+                progress.advance(bars[name], sum(len(batch) for batch in formed if not arm.lacks(batch)))
             for turn, (batch, pictures) in enumerate(ready):
                 shown = {sample.id: picture for sample, picture in zip(batch, pictures, strict=True)}
-                for name, fault in self._answer_side_by_side(present, batch, shown, file, fold):
+                for name, fault in self._answer_side_by_side(present, batch, shown, file):
                     if on_fault is None:
                         raise fault
                     for left in {name, *on_fault(name, fault)}:
@@ -173,10 +154,7 @@ class Answering:
                     self.features.clear()
                 answered = pending[turn * launch.size : (turn + 1) * launch.size]  # by the other processes too
                 for name, arm in present.items():
-                    progress.advance(bars[name], arm.waiting(answered))
-        for arm in recorded.values() if launch.first else ():
-            if anew := arm.described_anew(samples):
-                self.store.append(anew, file)
+                    progress.advance(bars[name], sum(len(each) for each in answered if arm.lacks(each)))
         self.store.wait()
 
     def _answer_side_by_side(
@@ -185,7 +163,6 @@ class Answering:
         batch: Sequence[Sample],
         pictures: Mapping[str, Opened],
         file: str,
-        fold: int | None,
     ) -> Iterator[tuple[str, MethodFault]]:
         """Answers one batch under all arms, one after the other; yields each arm whose method fails."""
         for name, arm in list(arms.items()):
@@ -193,7 +170,7 @@ class Answering:
                 if self._computes:
                     self.prefills.turn()  # what one way of asking has read is for the next one
                 try:
-                    self._answer_batch(arm, due, pictures, file, fold)
+                    self._answer_batch(arm, due, pictures, file)
                 except MethodFault as fault:
                     yield name, fault
 
@@ -220,17 +197,7 @@ class Answering:
                 latest[line["arm"]][line["case"]] = line
         self.store.wait()  # all processes have read the same records before one adds to them
         settings = {name: self.settings(one, samples) for name, one in arms.items()}
-        if said := earlier_runs.take_over(self.run.earlier, self.store, file, settings, latest):
-            self.console.print(said, highlight=False, soft_wrap=True, markup=False)
         return {name: _Arm(name, one, settings[name], latest[name]) for name, one in arms.items()}
-
-    def take_over(self, arm: str, shift: "ConstantShift", samples: Sequence[Sample]) -> list[Sample]:
-        """Records the answers under a constant that are the baseline's; returns the cases that have to be asked."""
-        to_ask, tokens = take_over(self.store, arm, shift, self.settings(shift, samples), samples)
-        left = {sample.id for sample in to_ask}
-        if self.store.launch.first:
-            self.costs.add_taken_over(arm, [sample.id for sample in samples if sample.id not in left], tokens)
-        return to_ask
 
     def batching(self, work: str) -> AbstractContextManager[object]:
         """While open, ``vlm.batches`` forms batches by the run's rule, for an arm's answers or any other ``work``.
@@ -312,45 +279,51 @@ class Answering:
         return recorded_by(_StepStore(self.store, self.vlm, _identity(self.run, self.vlm)))
 
     def settings(self, method: "Method | Responses", samples: Sequence[Sample]) -> dict[str, str]:
-        """By case, a hash of everything that can change its answer: model, method, token budget, and its content."""
-        shared, with_description = self._settings(method), abilities(method).needs_description
+        """Return by case a hash of all that can change its answer: model, method, token budget and content."""
+        with_description = abilities(method).needs_description
+        parts = method.parts.values() if isinstance(method, InFolds) else [method]
+        shared = {id(part): self._settings(part) for part in parts}
         return {
-            sample.id: digest([shared, content_of(sample), *([sample.described] if with_description else [])])
+            sample.id: digest([
+                shared[id(part_of(method, sample.id))],
+                content_of(sample),
+                *([sample.described] if with_description else []),
+            ])
             for sample in samples
-        }
+        }  # fmt: skip
 
     def _settings(self, method: "Method | Responses") -> list[object]:
         if isinstance(method, Responses):
             return [repr(method), method.fingerprint()]
         return [*_identity(self.run, self.vlm), repr(method), self._new_tokens, *(["score"] if self._scored else [])]
 
-    def _answer_batch(
-        self, arm: _Arm, batch: Sequence[Sample], pictures: Mapping[str, Opened], file: str, fold: int | None
-    ) -> None:
-        """Answers a batch under an arm, has the answers judged, and records those that were not recorded before."""
+    def _answer_batch(self, arm: _Arm, batch: Sequence[Sample], pictures: Mapping[str, Opened], file: str) -> None:
+        """Answer a batch under an arm, have the answers judged, and record those that were not recorded before."""
         name, method = arm.name, arm.method
-        known = {sample.id for sample in batch if arm.holds(sample)}
-        with written_first(), self.batching(name):
+        before = {sample.id for sample in batch if arm.holds(sample)}
+        with self.batching(name):
             if isinstance(method, Responses):
-                asked, generation = method.answers(batch)
-                found = [*judge_batch(asked, name, "", generation, self.run.judge)]
+                samples, generation = method.answers(batch)
+                lines = judge_batch(samples, name, generation, self.run.judge)
             else:
-                reasons = {sample.id: self._unseen(pictures[sample.id]) for sample in batch}
-                found = [
-                    records.failed(sample, name, "", Status.BAD_IMAGE, reasons[sample.id])
+                reasons = {sample.id: reason for sample in batch if (reason := self._unseen(pictures[sample.id]))}
+                lines = [
+                    records.failed(sample, name, Status.BAD_IMAGE, reasons[sample.id])
                     for sample in batch
-                    if reasons[sample.id]
+                    if sample.id in reasons
                 ]
-                if asked := [sample for sample in batch if not reasons[sample.id]]:
-                    prompts = [prompt_of(sample, _own(pictures[sample.id])) for sample in asked]
+                if samples := [sample for sample in batch if sample.id not in reasons]:
+                    prompts = [prompt_of(sample, _own(pictures[sample.id])) for sample in samples]
                     generation = self._generate(name, method, prompts)
                     if self._scored:
-                        found += scored(asked, name, "", generation)
+                        lines += scored(samples, name, generation)
                     else:
-                        found += judge_batch(asked, name, "", generation, self.run.judge)
-            own = {} if fold is None else {"fold": fold}
-            lines = [r | {"settings": arm.settings[r["case"]]} | own for r in found if r["case"] not in known]
-            self.store.append(lines, file)
+                        lines += judge_batch(samples, name, generation, self.run.judge)
+            for line in lines:
+                line["settings"] = arm.settings[line["case"]]
+                if isinstance(method, InFolds):
+                    line["fold"] = method.fold(line["case"])
+            self.store.append([line for line in lines if line["case"] not in before], file)
 
     def _unseen(self, picture: Opened) -> str:
         """Why the model cannot be shown the picture: its file, or its size for the model's processor; "" if it can."""

@@ -19,7 +19,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 from experiments.benchmarks.images import open_image
 from experiments.evaluation.case_batches import prompt_of
 from experiments.report.cases import choose, correct, flips
-from experiments.runs.resumption import write_json
+from experiments.runs.store import write_json
 from experiments.types import Sample
 from interp.errors import UserError
 

@@ -4,13 +4,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from experiments.runs.resumption import RunStore
+from experiments.runs.store import RunStore
 
 if TYPE_CHECKING:
     from interp.vlm import Generation, Prompt
 
 COST = "cost.jsonl"  # a line a batch: its cases, tokens, seconds, and what its steps took
-BASELINE = "baseline"
 
 
 class CostLog:
@@ -26,17 +25,6 @@ class CostLog:
         tokens = sum(map(len, generation.token_ids))
         taken = {"cases": len(prompts), "tokens": tokens, **spent, **(generation.spent or {})}
         self._store.append([{"arm": arm, "first": prompts[0].key, **taken}], COST)
-
-    def add_taken_over(
-        self, arm: str, cases: Sequence[str], tokens: int, *, of: Mapping[str, float] | None = None
-    ) -> None:
-        """Keeps that the answers to ``cases``, of so many tokens, are those of an arm with the cost ``of`` (as in
-        ``by_arm``), by default the baseline's."""
-        if cases:
-            plain = of or self.by_arm()[BASELINE]
-            known = len(cases) * plain["seconds"] / plain["cases"]
-            line = {"arm": arm, "first": cases[0], "cases": len(cases), "tokens": tokens, "seconds": 0.0}
-            self._store.append([line | {"known_seconds": known}], COST)
 
     def by_arm(self) -> dict[str, dict[str, float]]:
         """By arm, its cases with their tokens and seconds in the run so far, its development split's among them.

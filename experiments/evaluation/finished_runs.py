@@ -11,7 +11,7 @@ from experiments.evaluation import study
 from experiments.report.build import build
 from experiments.runs.provenance import model_title
 from experiments.runs.results_table import Results, read_results
-from experiments.runs.resumption import PREDICTIONS, open_run, read_object
+from experiments.runs.store import PREDICTIONS, open_run, read_object
 from interp.errors import UserError
 
 

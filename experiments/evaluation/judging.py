@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 JUDGE = "margin"  # the judge in records of scored verdicts
 
 
-def judge_batch(
-    samples: Sequence[Sample], arm: str, settings: str, generation: "Generation", judge: Judge
-) -> list[dict[str, Any]]:
+def judge_batch(samples: Sequence[Sample], arm: str, generation: "Generation", judge: Judge) -> list[dict[str, Any]]:
     """The records of one batch, its answers judged together."""
     generation = _told_apart(generation)
     statuses = [records.status_of(generation, index) for index in range(len(samples))]
@@ -32,12 +30,11 @@ def judge_batch(
     for index, (sample, status) in enumerate(zip(samples, statuses, strict=True)):
         reason = "" if generation.reasons is None else generation.reasons[index]
         if status.excluded:
-            found.append(records.failed(sample, arm, settings, status, reason))
+            found.append(records.failed(sample, arm, status, reason))
             continue
         judgement, response = judgements.get(index, judgement_without_text(judge)), generation.texts[index]
-        record = _answered(sample, arm, settings, generation, index, status=status, response=response,
-                           judgement=judgement, judge=judge.name, reason=reason)  # fmt: skip
-        found.append(record)
+        found.append(_answered(sample, arm, generation, index, status=status, response=response,
+                               judgement=judgement, judge=judge.name))  # fmt: skip
     return found
 
 
@@ -63,7 +60,7 @@ def _told_apart(generation: "Generation") -> "Generation":
     return replace(generation, texts=texts, thoughts=[one.thought for one in said], statuses=statuses)
 
 
-def scored(samples: Sequence[Sample], arm: str, settings: str, generation: "Generation") -> list[dict[str, Any]]:
+def scored(samples: Sequence[Sample], arm: str, generation: "Generation") -> list[dict[str, Any]]:
     """The records of one batch under ``protocol=score``: verdicts are the signs of the margins; no judge is called.
 
     Raises:
@@ -85,42 +82,24 @@ def scored(samples: Sequence[Sample], arm: str, settings: str, generation: "Gene
     for index, (sample, margin) in enumerate(zip(samples, margins, strict=True)):
         if (status := statuses[index]) is not None and lost[index]:
             reason = "" if generation.reasons is None else generation.reasons[index]
-            found.append(records.failed(sample, arm, settings, status, reason))
+            found.append(records.failed(sample, arm, status, reason))
             continue
         verdict = Verdict.YES if margin > 0 else Verdict.NO
         response = f"{verdict.value.title()}."  # the word that the margin stands for
         if undecided[index]:
             verdict, response = Verdict.NO_VERDICT, ""
-        record = _answered(sample, arm, settings, generation, index, status=Status.ANSWERED, response=response,
+        record = _answered(sample, arm, generation, index, status=Status.ANSWERED, response=response,
                            judgement=Judgement(verdict), judge=JUDGE)  # fmt: skip
         found.append(record | {"protocol": "score"})
     return found
 
 
 def _answered(
-    sample: Sample, arm: str, settings: str, generation: "Generation", index: int, *, response: str, **judged: Any
+    sample: Sample, arm: str, generation: "Generation", index: int, *, response: str, **judged: Any
 ) -> dict[str, Any]:
-    """A record of one answer and how it came about, with the published yes/no rule's verdict beside the judge's."""
-    return records.answered(
-        sample,
-        arm,
-        settings,
-        response=response,
-        margin=float(generation.margins[index]),
-        unshifted=None if generation.unshifted is None else float(generation.unshifted[index]),
-        sampled=generation.sampled,
-        branch=generation.branch,
-        branch_margins={} if generation.branch_margins is None else generation.branch_margins[index],
-        shift_range=None if generation.shift_ranges is None else generation.shift_ranges[index],
-        bounds=None if generation.bounds is None else generation.bounds[index],
-        steps={} if generation.steps is None else generation.steps[index],
-        prompt=None if generation.prompts is None else generation.prompts[index],
-        published_verdict=published_verdict(response) if sample.gold in ("yes", "no") else None,
-        thought="" if generation.thoughts is None else generation.thoughts[index],
-        thought_tokens=0 if generation.thought_tokens is None else generation.thought_tokens[index],
-        verdict_step=None if generation.verdicts is None else generation.verdicts[index].step,
-        **judged,
-    )
+    """Return the record of an answer, with the published yes/no rule's verdict next to the judge's."""
+    published = published_verdict(response) if sample.gold in ("yes", "no") else None
+    return records.answered(sample, arm, generation, index, response=response, published_verdict=published, **judged)
 
 
 def judgement_without_text(judge: Judge) -> Judgement | None:

@@ -13,7 +13,7 @@ from experiments.report.sections import Section, SectionFigure, write_section
 from experiments.report.tables import in_terminal
 from experiments.runs.records import now
 from experiments.runs.results_table import FILE, Results, Row, read_results, write_results
-from experiments.runs.resumption import KEPT, read_object
+from experiments.runs.store import KEPT, read_object
 from experiments.types import Sample
 from interp.figures.glyphs import encoded
 

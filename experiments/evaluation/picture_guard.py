@@ -46,7 +46,7 @@ def _ask(study: Any) -> list[str]:
     asked = {
         arm: method
         for arm, method in answered.items()
-        if arm not in study.schedule.absent
+        if arm not in study.arms.absent
         and method is not None
         and not isinstance(method, Responses)
         and not abilities(method).needs_description

@@ -21,9 +21,9 @@ from experiments.evaluation import scoring, what_next
 from experiments.evaluation.admission import Admitted, admit, excluded_arms
 from experiments.evaluation.analyses import Analysis, perform
 from experiments.evaluation.answer import Answering
+from experiments.evaluation.arms import Arms
 from experiments.evaluation.environment import branches, describe
 from experiments.evaluation.picture_guard import guard
-from experiments.evaluation.schedule import Schedule
 from experiments.metrics.results import Evaluation
 from experiments.report import next_commands, terminal
 from experiments.report.build import build
@@ -33,8 +33,8 @@ from experiments.runs import provenance, records
 from experiments.runs.launch import Launch, sharded, whole_weights
 from experiments.runs.responses import Responses
 from experiments.runs.results_table import write_results
-from experiments.runs.resumption import PREDICTIONS, RunStore, open_run, read_object
 from experiments.runs.saved_run import write_thumbnails
+from experiments.runs.store import PREDICTIONS, RunStore, open_run, read_object
 from experiments.types import Loaded, Sample, Status
 from interp.errors import UserError
 from mitigation.method import MethodFault
@@ -181,8 +181,8 @@ class Study:
     def __post_init__(self) -> None:
         self.loaded = self.admitted.loaded
         self.answering = Answering(self.run, self.vlm, self.store, self.console)
-        self.schedule = Schedule(self.admitted, self.answering)
-        self.methods: dict[str, Method] = {}  # that answered, by arm; of an arm that learns in folds the last one's
+        self.arms = Arms(self.admitted, self.answering)
+        self.methods: dict[str, Method] = {}  # that answered or were computed, by arm
 
     @property
     def samples(self) -> list[Sample]:
@@ -195,28 +195,32 @@ class Study:
         return provenance.model_title(self.environment["model"])
 
     def records(self) -> list[dict[str, Any]]:
-        """The records of this run's arms and cases; a later record of a case and arm replaces an earlier one.
+        """Return the latest record of each case and arm, as the cases are described now, by arm and case.
 
-        Without those of arms that failed; by arm and case.
+        Records of arms that failed are left out.
         """
-        cases = {sample.id for sample in self.samples}
-        arms = [arm for arm in self.run.arms if arm not in self.schedule.faults]
-        here = (r for r in self.store.records(PREDICTIONS) if r["arm"] in arms and r["case"] in cases)
-        return records.ordered(records.current(here), arms)
+        described = {sample.id: records.description(sample) for sample in self.samples}
+        arms = [arm for arm in self.run.arms if arm not in self.arms.faults]
+        here = [r for r in self.store.records(PREDICTIONS) if r["arm"] in arms and r["case"] in described]
+        return records.ordered((r | described[r["case"]] for r in records.current(here)), arms)
 
     def attention(self) -> list[Analysis]:
         """The analyses of attention that the run asks for."""
         return [] if self.run.attention_analysis is None else self.run.attention_analysis(self)
 
     def answer_all(self) -> None:
-        """Answers every case under every arm, skipping recorded ones, in the order of the schedule.
+        """Answer every case under every arm in four stages; skip recorded answers.
 
-        The judge reads the answers batch by batch. An arm whose method fails (``MethodFault``) leaves the study with a
-        sentence, and so do arms fitted to it; the others go on (``Schedule.leave``).
+        (1) Answer the development cases that controls are fitted on. (2) Fit: each arm becomes a method that can
+        answer. (3) Answer all cases in one pass. (4) Compute the controls that only add a constant, from saved
+        margins. An arm whose method fails (``MethodFault``) leaves the study with a sentence; the others go on.
         """
-        for turn in self.schedule.turns():
-            self.methods |= turn.arms
-            self.answering.answer(**turn._asdict(), on_fault=self.schedule.leave)
+        self.arms.answer_development()
+        self.methods = self.arms.fit()
+        self.answering.answer(self.methods, self.samples, on_fault=self.arms.drop_arm)
+        constants = self.arms.constants()
+        self.arms.compute(constants)
+        self.methods |= constants
 
     def conclude(self, analyses: Sequence[Analysis] = (), *, alone: bool = True) -> None:
         """Measures and prints the results, does the ``analyses``, each on its own, and builds the report.
@@ -231,7 +235,7 @@ class Study:
             MethodFault: at the very end, where an arm has failed; that of the arm under study comes first.
         """
         by_itself = all(analysis.detail for analysis in analyses)
-        faults = self.schedule.faults
+        faults = self.arms.faults
         analyses = [*map(_failed_arm, faults, faults.values()), *analyses, *guard(self)]
         first = self.store.launch.first
         if first:
@@ -249,16 +253,19 @@ class Study:
     def measure(self, to_come: Mapping[str, str]) -> Evaluation:
         """Write results.csv, metrics.json, thumbnails and environment.json; the analyses are still ``to_come``."""
         current = self.records()
+        written = {(record["case"], record["arm"]) for record in current}
+        others = [r for r in records.current(self.store.records()) if (r["case"], r["arm"]) not in written]
+        self.store.replace([*current, *others])
         evaluation = scoring.evaluate(
             self.run,
             current,
-            study="baseline" if self.run.arm in self.schedule.faults else self.run.arm,
-            missing=self.schedule.absent,
+            study="baseline" if self.run.arm in self.arms.faults else self.run.arm,
+            missing=self.arms.absent,
             first=self.environment["family"],
         )
         model, benchmark = self.environment["model"], self.run.benchmark.name
         design = scoring.with_published_rows(evaluation.design, benchmark, model, current)
-        if fault := self.schedule.faults.get(self.run.arm):
+        if fault := self.arms.faults.get(self.run.arm):
             design["failed"] = str(fault)
         write_results(self.store.path, evaluation.results)
         self.store.write_json("metrics.json", design)

@@ -23,8 +23,8 @@ from experiments.report.figures import PHONE, SCREEN, embedded, svg_bytes
 from experiments.report.numbers import percent
 from experiments.report.tables import lines_of, table
 from experiments.runs.results_table import Results
-from experiments.runs.resumption import write_json
 from experiments.runs.saved_run import SavedRun, thumbnail_name
+from experiments.runs.store import write_json
 from interp.errors import UserError
 from interp.figures.glyphs import Figure
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from experiments.runs.resumption import IDENTITY, read_object, write_json
+from experiments.runs.store import IDENTITY, read_object, write_json
 from interp.errors import UserError
 
 FILE = "analyses.json"

@@ -1,12 +1,11 @@
 """The processes of one ``accelerate launch`` or ``torchrun``: this one's rank, its share of the work, and barriers.
 
-torch is imported only where there is more than one process. They communicate over gloo, whatever device the model
-runs on.
+Accelerate starts the process group. torch is imported only if there is more than one process. They communicate over
+gloo, whatever device the model runs on.
 """
 
 import atexit
 import os
-import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -27,7 +26,6 @@ T = TypeVar("T")
 MEETING = timedelta(minutes=5)  # within which all processes must have started
 PATIENCE = timedelta(days=30)  # longest wait at a barrier: for the slowest share, or for rank 0's own work
 MOMENT = 2.0  # seconds after which a process says what it waits for
-ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True)
@@ -69,22 +67,30 @@ class Launch:
         return list(items[self.rank :: self.size])
 
     def join(self) -> None:
-        """Waits until all processes have started; other libraries' progress bars are shown on rank 0 only.
+        """Wait until all processes have started; other libraries' progress bars are shown on rank 0 only.
 
         Raises:
             UserError: not all of them came.
         """
-        if self.size > 1:
-            if not self.first:
-                os.environ.setdefault("TQDM_DISABLE", "1")
-            with _heard(self.size):
-                try:
-                    _group()
-                except (RuntimeError, ValueError, OSError) as error:
-                    raise UserError(
-                        f"{_waiting(self.size)}, and not all came ({str(error).splitlines()[0][:120]}); start all of "
-                        "them with accelerate launch or torchrun, or unset WORLD_SIZE and RANK for one process alone"
-                    ) from error
+        if self.size == 1:
+            return
+        if not self.first:
+            os.environ.setdefault("TQDM_DISABLE", "1")
+        place = f"{os.environ.get('MASTER_ADDR', 'no MASTER_ADDR')}:{os.environ.get('MASTER_PORT', 'no MASTER_PORT')}"
+        meeting = f"WORLD_SIZE={self.size}: {self.size} processes of one launch meet at {place}"
+        words = f"{meeting}; waiting for the others, 5 minutes at most (alone? unset WORLD_SIZE and RANK)"
+        timer = threading.Timer(MOMENT, print, (words,), {"file": sys.stderr, "flush": True})
+        timer.daemon = True
+        timer.start()
+        try:
+            _group()
+        except (RuntimeError, ValueError, OSError) as error:
+            raise UserError(
+                f"{meeting}, and not all came ({str(error).splitlines()[0][:120]}); start all of them with accelerate "
+                "launch or torchrun, or unset WORLD_SIZE and RANK for one process alone"
+            ) from error
+        finally:
+            timer.cancel()
 
     def wait(self) -> None:
         """Waits until all processes have reached this point."""
@@ -176,46 +182,22 @@ def check_task(task: Any, launch: Launch) -> None:
 
 @cache
 def _group() -> Any:
-    """The gloo group of the launch. It is not accelerate's, whose state ``transformers.TrainingArguments`` resets."""
-    import torch
-    import torch.distributed as dist
+    """Return a gloo group of the launch, which waits as long as ``PATIENCE``.
 
-    store, rank, size = next(dist.rendezvous("env://", timeout=MEETING))
-    # Training in the same processes finds its own backend here: accelerate takes a group that is there.
-    gpus = torch.cuda.is_available() and dist.is_nccl_available()
-    dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", store=store, rank=rank, world_size=size)
+    Training in the same processes later finds the default group of ``PartialState`` there.
+    """
+    import torch.distributed as dist
+    from accelerate import PartialState
+
+    PartialState(timeout=MEETING)
     atexit.register(_leave)
     return dist.new_group(backend="gloo", timeout=PATIENCE)
 
 
 def _leave() -> None:
-    """Ends the groups' threads, which else are now and then still there when the process ends, and abort it."""
+    """End the threads of the groups; otherwise they may abort a process that ends."""
     import torch.distributed as dist
 
     _group.cache_clear()
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def _waiting(size: int) -> str:
-    """What this process waits for."""
-    place = f"{os.environ.get('MASTER_ADDR', 'no MASTER_ADDR')}:{os.environ.get('MASTER_PORT', 'no MASTER_PORT')}"
-    return f"WORLD_SIZE={size}: {size} processes of one launch meet at {place}"
-
-
-@contextmanager
-def _heard(size: int) -> Iterator[None]:
-    """While open, it is said after a moment what is waited for, and signals end the process, which cannot hear them."""
-    minutes = int(MEETING.total_seconds() // 60)
-    words = f"{_waiting(size)}; waiting for the others, {minutes} minutes at most (alone? unset WORLD_SIZE and RANK)"
-    timer = threading.Timer(MOMENT, print, (words,), {"file": sys.stderr, "flush": True})
-    timer.daemon = True
-    main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in ENDING} if main else {}
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        for number, handler in before.items():
-            signal.signal(number, handler)

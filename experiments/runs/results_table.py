@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from experiments.runs.store import write_text
 from interp.errors import UserError
 
 FILE = "results.csv"
@@ -133,9 +134,7 @@ class Results:
         path = folder / FILE
         name = f"{folder.absolute().parent.name}/{folder.absolute().name}"
         text = self.frame().assign(run=name).to_csv(index=False, lineterminator="\n")
-        temporary = path.with_name(path.name + ".part")
-        temporary.write_text(text, encoding="utf-8", errors="replace")
-        temporary.replace(path)
+        write_text(path, text)
         return path
 
 

@@ -1,6 +1,6 @@
 """The files of a saved run, read and checked: for reports, rejudging, joining and comparing runs.
 
-While a run is open, its ``predictions.jsonl`` is read through ``experiments.runs.resumption.RunStore``.
+While a run is open, its ``predictions.jsonl`` is read through ``experiments.runs.store.RunStore``.
 """
 
 import base64
@@ -15,8 +15,9 @@ from experiments.benchmarks.images import BadImage, open_image
 from experiments.benchmarks.rows import json_file
 from experiments.runs import records
 from experiments.runs.results_table import Results, read_results, rebuild
-from experiments.runs.resumption import PREDICTIONS, read_object
+from experiments.runs.store import PREDICTIONS, files_of, parsed, read_object
 from experiments.types import Sample, Status
+from interp.atomic import atomic_write
 from interp.errors import UserError
 
 THUMBNAIL_QUALITY = 75  # of JPEG: 1,500 pictures must fit a file that can be mailed
@@ -101,8 +102,8 @@ def read_records(run_dir: Path, keys: Sequence[str] = ("case", "arm")) -> list[d
         UserError: there are none, or a line is not such a record.
     """
     found = []
-    for path in records.files_of(run_dir / PREDICTIONS) or [run_dir / PREDICTIONS]:
-        for number, record in records.parsed(_text(path).split("\n")):
+    for path in files_of(run_dir / PREDICTIONS) or [run_dir / PREDICTIONS]:
+        for number, record in parsed(_text(path).split("\n")):
             if isinstance(record, ValueError):
                 raise UserError(f"{path}, line {number}: not JSON ({record}); {_WAY_OUT}")
             if not isinstance(record, dict) or (absent := [key for key in keys if key not in record]):
@@ -121,7 +122,6 @@ def read_records(run_dir: Path, keys: Sequence[str] = ("case", "arm")) -> list[d
 def write_thumbnails(run_dir: Path, samples: Sequence[Sample]) -> None:
     """Writes the missing ``thumbnails/`` of ``run_dir``; a case with a bad image gets none."""
     folder = run_dir / "thumbnails"
-    folder.mkdir(exist_ok=True)
     for sample in samples:
         path = folder / thumbnail_name(sample.id)
         if sample.image is not None and not path.exists():
@@ -130,6 +130,5 @@ def write_thumbnails(run_dir: Path, samples: Sequence[Sample]) -> None:
             except BadImage:
                 continue  # its record says so
             image.thumbnail((THUMBNAIL, THUMBNAIL))
-            part = path.with_name(path.name + ".part")  # so that a full disk leaves no broken image
-            image.save(part, format="JPEG", quality=THUMBNAIL_QUALITY)
-            part.replace(path)
+            with atomic_write(path) as draft:
+                image.save(draft, format="JPEG", quality=THUMBNAIL_QUALITY)

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from experiments.config import Run
-from experiments.evaluation import training
-from experiments.evaluation.schedule import DEVELOPMENT
+from experiments.evaluation.arms import DEVELOPMENT
+from experiments.evaluation.controls import fitted, is_fitted
+from experiments.evaluation.learning import FOLDER
 from experiments.runs import records
 from experiments.runs.responses import Responses
-from experiments.runs.resumption import read_object
+from experiments.runs.store import complete_lines, read_object
 from interp.errors import UserError
-from mitigation.method import TrainableMethod, abilities
+from mitigation.method import TrainableMethod
 
 BASELINE = "baseline"
 
@@ -57,7 +58,7 @@ def _name(run: Run, arm: str) -> str:
 
 
 def _learns(method: Any) -> bool:
-    return isinstance(method, TrainableMethod) or bool(abilities(method).fitted_to)
+    return isinstance(method, TrainableMethod) or is_fitted(method)
 
 
 def _ready(run: Run, arm: str, method: Any) -> Any:
@@ -93,7 +94,7 @@ def _check_settings(run: Run, arm: str, saved: Mapping[str, Any]) -> None:
 
 
 def _read(folder: Path, arm: str, method: TrainableMethod) -> Any:
-    out = folder / training.FOLDER / f"{arm}.safetensors"
+    out = folder / FOLDER / f"{arm}.safetensors"
     if not out.is_file():
         folds = list(out.parent.glob(f"{arm}-without-fold-*.safetensors"))
         why = "was learned in folds, so there is no single one" if folds else "has no saved file"
@@ -103,10 +104,10 @@ def _read(folder: Path, arm: str, method: TrainableMethod) -> Any:
 
 def _fitted(folder: Path, arm: str, method: Any, saved: Mapping[str, Any]) -> Any:
     """The constant of a control, fitted again on the development split as that study did."""
-    answers = [line for *_, line in records.complete_lines(folder / DEVELOPMENT) if isinstance(line, dict)]
+    answers = [line for *_, line in complete_lines(folder / DEVELOPMENT) if isinstance(line, dict)]
     if not answers:
         raise UserError(
             f"{arm} was fitted in folds in run={folder}, so there is no single one; give the run of a study on a "
             "benchmark with a development split"
         )
-    return training.fitted(method, records.current(answers), study=str(saved.get("arm_under_study")))
+    return fitted(method, records.current(answers), study=str(saved.get("arm_under_study")))

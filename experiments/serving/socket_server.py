@@ -6,7 +6,6 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
-from experiments.runs.stopping import forget
 from interp.errors import UserError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
@@ -50,7 +49,6 @@ def configured(server: Any) -> Any:
     """uvicorn's server for ``server.app()``. Of its log only errors are kept: any client can cause its warnings."""
     import uvicorn
 
-    forget()  # uvicorn handles signals, and then lets them end the process
     for name in ("uvicorn", "asyncio"):
         logging.getLogger(name).setLevel(logging.ERROR)
     return uvicorn.Server(

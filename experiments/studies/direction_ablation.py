@@ -23,7 +23,7 @@ from experiments.report.tables import by_arm, in_terminal, unit
 from experiments.report.text import lines
 from experiments.runs.launch import sharded
 from experiments.runs.results_table import Results, Row, read_results, row, write_results
-from experiments.runs.resumption import read_object
+from experiments.runs.store import read_object
 from experiments.types import Kind
 from interp.errors import UserError
 

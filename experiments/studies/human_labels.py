@@ -24,8 +24,8 @@ from experiments.runs.labels import (
     read_labels,
     write_sheet,
 )
-from experiments.runs.resumption import write_json
 from experiments.runs.saved_run import read_records, thumbnail_name
+from experiments.runs.store import write_json
 from experiments.types import Verdict
 from interp.errors import UserError
 

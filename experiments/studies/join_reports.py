@@ -24,8 +24,8 @@ from experiments.report.tables import say
 from experiments.runs import analyses, records
 from experiments.runs.provenance import SHOWN, arm_title, model_title
 from experiments.runs.results_table import FILE as TABLE
-from experiments.runs.resumption import read_object
 from experiments.runs.saved_run import SavedRun, read_run
+from experiments.runs.store import read_object
 from interp.errors import UserError
 
 BASELINE, SHIFT = "baseline", "calibrated_shift"

@@ -24,8 +24,8 @@ from experiments.metrics.pairs import TIMES, Shared, drawn_pairs, is_safe
 from experiments.metrics.sentence_families import coded, contradiction, family_names, sentence_codes
 from experiments.report.tables import say
 from experiments.runs import inspect_log
-from experiments.runs.resumption import open_run
 from experiments.runs.saved_run import read_run
+from experiments.runs.store import open_run
 from experiments.types import Kind, Loaded, Sample
 from interp.errors import UserError
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from experiments.config import Run
 from experiments.evaluation import finished_runs
-from experiments.evaluation.training import FOLDER as LEARNED
+from experiments.evaluation.learning import FOLDER as LEARNED
 from experiments.report.arms import arms_of, differences, levels
 from experiments.report.tables import markdown, say
 from experiments.report.text import page, summary

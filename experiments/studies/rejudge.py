@@ -29,8 +29,8 @@ from experiments.runs import records
 from experiments.runs.labels import apply, read_labels
 from experiments.runs.results_table import FILE as TABLE
 from experiments.runs.results_table import Results, Row, read_results
-from experiments.runs.resumption import read_object
 from experiments.runs.saved_run import RECORD_KEYS, read_records
+from experiments.runs.store import read_object
 from experiments.types import Item, Judge, Judgement, Kind, Sample, Status
 from interp.errors import UserError
 

@@ -31,6 +31,7 @@ from torch import nn
 from torch.nn.functional import pad
 from transformers import PrinterCallback, Trainer, TrainerCallback
 
+from interp.atomic import atomic_write
 from interp.checkpoints.config import ModelConfig
 from interp.checkpoints.load import resolve_device
 from interp.errors import UserError
@@ -264,10 +265,8 @@ def _claim(out: Path, origin: checkpoint.Origin) -> None:
                 f"{out} holds an unfinished training with other settings, data or base; name a new folder, or remove it"
             )
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(f".{os.getpid()}")  # every process writes the same; renames are atomic
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
+    with atomic_write(path) as draft:  # every process writes the same
+        draft.write_text(text, encoding="utf-8")
 
 
 def _arguments(vlm: VLM, settings: Settings, out: Path, steps: int) -> dict[str, Any]:
@@ -382,9 +381,7 @@ def _publish(
     losses: list[tuple[int, float]],
     seconds: float,
 ) -> None:
-    draft = out / "adapter.part"
-    shutil.rmtree(draft, ignore_errors=True)
-    checkpoint.save(adapted, draft, origin, rows)
-    (out / "training.json").write_text(json.dumps({"losses": losses, "seconds": seconds}) + "\n", encoding="utf-8")
-    draft.rename(out / "adapter")
+    with atomic_write(out / "adapter") as draft:
+        checkpoint.save(adapted, draft, origin, rows)
+        (out / "training.json").write_text(json.dumps({"losses": losses, "seconds": seconds}) + "\n", encoding="utf-8")
     shutil.rmtree(out / "trainer")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from experiments.runs.resumption import write_json
 from PIL import Image
 from rich.console import Console
 
@@ -16,7 +17,6 @@ from experiments.report.build import thumbnail_name
 from experiments.report.cases import Flip, flips
 from experiments.report.terminal import shown
 from experiments.report.text import summary
-from experiments.runs.resumption import write_json
 from experiments.runs.saved_run import SavedRun, read_run
 from experiments.types import Kind
 

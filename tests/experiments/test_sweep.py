@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from experiments.runs.resumption import PREDICTIONS
 
 from experiments.report.arms import arms_of
-from experiments.runs.resumption import PREDICTIONS
 from experiments.runs.saved_run import read_run
 from tests.experiments.compose import run_of
 from tests.forked import typed

@@ -164,7 +164,7 @@ def _learns(method: Any) -> bool:
 
 def _of_run(node: Any, name: str, run: Path | None) -> Offered:
     """The arm of a run's own configuration, of a shipped class; what it has learned is read from safetensors."""
-    from experiments.evaluation.training import FOLDER  # slow to import: the page is there first
+    from experiments.evaluation.learning import FOLDER  # slow to import: the page is there first
 
     kind = SHIPPED.get(str(node.get("_target_"))) if isinstance(node, dict) else None
     if kind is None:

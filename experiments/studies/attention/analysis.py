@@ -27,7 +27,7 @@ from experiments.report.figures import FORMATS
 from experiments.report.text import lines
 from experiments.runs.analyses import apart
 from experiments.runs.results_table import write_results
-from experiments.runs.resumption import write_json
+from experiments.runs.store import write_json
 from experiments.studies.attention.figures import SCREEN_ALONE, attribute_cases, draw_by_layer, draw_case
 from experiments.studies.attention.summary import summarise
 from experiments.studies.attention.tables import (

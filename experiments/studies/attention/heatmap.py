@@ -22,7 +22,7 @@ from experiments.judges.yes_no import anchored
 from experiments.report.figures import check_format
 from experiments.report.text import lines
 from experiments.runs.records import now
-from experiments.runs.resumption import open_run
+from experiments.runs.store import open_run
 from experiments.studies.attention.analysis import check_selection, intervention_margins, self_test
 from experiments.studies.attention.figures import SCREEN_ALONE, draw_answers, draw_case
 from experiments.studies.attention.tables import (

@@ -15,8 +15,8 @@ from experiments.evaluation.cases import load_cases
 from experiments.report.build import build
 from experiments.report.figures import check_format
 from experiments.runs import analyses
-from experiments.runs.resumption import PREDICTIONS, reopened
 from experiments.runs.saved_run import read_records
+from experiments.runs.store import PREDICTIONS, reopened
 from experiments.studies.attention.analysis import FIGURES, LIMIT, check_selection
 from experiments.studies.attention.figures import SCREEN_ALONE
 from experiments.studies.attention.within_study import of_failures

@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from experiments.evaluation.analyses import Analysis
+from experiments.evaluation.controls import only_shifts
 from experiments.runs.responses import Responses
-from mitigation.method import abilities
 
 if TYPE_CHECKING:
     from experiments.evaluation.study import Study
@@ -73,11 +73,11 @@ def _cases(study: "Study") -> list[str]:
     from experiments.evaluation.attention_log import cases_to_show, record_cases
 
     run = study.run
-    alike = {arm: run.arms[arm] for arm in (BASELINE, run.arm) if arm not in study.schedule.absent}
+    alike = {arm: run.arms[arm] for arm in (BASELINE, run.arm) if arm not in study.arms.absent}
     arms = {
-        arm: study.schedule.ready(arm)
+        arm: study.arms.ready(arm)
         for arm, method in alike.items()
-        if not isinstance(method, Responses) and not abilities(method).fitted_to and not study.schedule.in_folds(arm)
+        if not isinstance(method, Responses) and not only_shifts(method) and not study.arms.in_folds(arm)
     }
     samples = cases_to_show(
         study.samples, study.records(), studied=run.arm, reference=BASELINE, limit=run.attention_cases

@@ -17,7 +17,7 @@ from experiments.config import Run
 from experiments.evaluation.answer import Answering
 from experiments.evaluation.case_batches import prompt_of
 from experiments.evaluation.cases import limited
-from experiments.runs.resumption import open_run
+from experiments.runs.store import open_run
 from experiments.studies.bench.harness import PLAIN, Bench, Job, Row, Variants
 from experiments.studies.bench.models import ORGANISM_SIZE, model_of
 from experiments.studies.bench.plan import batches_of, fit, largest_of, weight_bytes

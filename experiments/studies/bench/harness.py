@@ -20,7 +20,7 @@ from rich.table import Table
 
 from experiments.config import Run
 from experiments.runs.host_memory import return_freed_blocks
-from experiments.runs.resumption import open_run
+from experiments.runs.store import open_run
 from experiments.studies.bench.models import ORGANISM_SIZE, SIZES
 from interp.errors import UserError
 

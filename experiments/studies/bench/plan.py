@@ -15,13 +15,13 @@ from PIL import Image
 from rich.console import Console
 
 from experiments.config import Run
-from experiments.evaluation import training
+from experiments.evaluation import controls
 from experiments.evaluation.admission import not_applicable
 from experiments.evaluation.case_batches import size_of
 from experiments.evaluation.cases import development_cases, limited, load_cases
 from experiments.runs import provenance
 from experiments.runs.responses import Responses
-from experiments.runs.resumption import open_run
+from experiments.runs.store import open_run
 from experiments.studies.bench.harness import table
 from experiments.studies.bench.models import built, configured, shipped, stand_in
 from experiments.types import Sample
@@ -108,10 +108,11 @@ def cases_by_arm(run: Run, arms: Mapping[str, Any], every: Sequence[Sample]) -> 
     Raises:
         UserError: as ``development_cases`` does, or an arm has nothing to be fitted to.
     """
-    counts = dict.fromkeys(arms, len(limited(every, run.limit)))
+    asked = len(limited(every, run.limit))
+    counts = {arm: 0 if controls.only_shifts(method) else asked for arm, method in arms.items()}
     fitted = [method for method in arms.values() if abilities(method).fitted_to]
     if fitted and (development := development_cases(run, every)) is not None:
-        for arm in {name for method in fitted for name in training.arms_needed(method, run.arm, run.arms)}:
+        for arm in {name for method in fitted for name in controls.arms_needed(method, run.arm, run.arms)}:
             counts[arm] += len(limited(development.samples, run.limit))
     return counts
 

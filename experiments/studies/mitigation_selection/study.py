@@ -17,15 +17,16 @@ import numpy as np
 from rich.console import Console, RenderableType
 
 from experiments.config import Run
-from experiments.evaluation import study, training
+from experiments.evaluation import learning, study
 from experiments.evaluation.admission import admit
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.answer import Answering
 from experiments.evaluation.cases import limited
+from experiments.evaluation.folds import FOLDS, fold_of
 from experiments.metrics.results import ALL
 from experiments.runs import records
 from experiments.runs.launch import Launch, sharded
-from experiments.runs.resumption import RunStore, read_object
+from experiments.runs.store import RunStore, complete_lines, read_object
 from experiments.studies.mitigation_selection.candidates import (
     Candidate,
     DevelopmentMargins,
@@ -167,7 +168,7 @@ class _Choosing:
         self.samples = limited(scored, limit)
         self.answering = Answering(self.run, vlm, store, console)
         # Every candidate that learns reads the same states, in each fold again.
-        self.states = StateMemory(vlm, lambda: training.examples(self.samples)[0])
+        self.states = StateMemory(vlm, lambda: learning.examples(self.samples)[0])
 
     def take_over(self, other: Path) -> None:
         """Copies what the run in ``other`` measured on these development cases, and what it learned from them.
@@ -185,7 +186,7 @@ class _Choosing:
                 f"task.chosen_in={other}: made no choice, or another one ({', '.join(differing or lacking)}); give the "
                 "directory of a run with the same model, candidates and seed, or choose anew"
             )
-        lines = [line for *_, line in records.complete_lines(other / CHOOSING) if isinstance(line, dict)]
+        lines = [line for *_, line in complete_lines(other / CHOOSING) if isinstance(line, dict)]
         asked = {line["case"] for line in lines}
         if asked != {sample.id for sample in self.samples}:
             raise UserError(
@@ -193,8 +194,8 @@ class _Choosing:
                 f"{len(self.samples)} of this run; give limit and task.development as they were there"
             )
         if not self.store.records(CHOOSING):
-            if (other / training.FOLDER).is_dir():
-                shutil.copytree(other / training.FOLDER, self.store.path / training.FOLDER, dirs_exist_ok=True)
+            if (other / learning.FOLDER).is_dir():
+                shutil.copytree(other / learning.FOLDER, self.store.path / learning.FOLDER, dirs_exist_ok=True)
             self.store.append(records.current(lines), CHOOSING)
 
     def ask(self, candidates: Mapping[str, Candidate]) -> None:
@@ -208,14 +209,13 @@ class _Choosing:
             if not candidate.learns:
                 plain |= settings(name, candidate, candidate.method)
         self.answering.answer(plain, self.samples, file=CHOOSING)
-        learning = {name: candidate for name, candidate in candidates.items() if candidate.learns}
-        for fold in range(training.FOLDS) if learning else ():
+        learners = {name: candidate for name, candidate in candidates.items() if candidate.learns}
+        for fold in range(FOLDS) if learners else ():
             if held_out := [sample for sample in self.samples if _fold(sample) == fold]:
                 taught: dict[str, Method] = {}
-                for name, candidate in learning.items():
+                for name, candidate in learners.items():
                     taught |= settings(name, candidate, self.ready(name, candidate.method, fold))
-                labels = {arm: f"{arm}, fold {fold}" for arm in taught}
-                self.answering.answer(taught, held_out, file=CHOOSING, labels=labels)
+                self.answering.answer(taught, held_out, file=CHOOSING, label=f", fold {fold}")
 
     def choose(self, name: str, candidate: Candidate) -> dict[str, Any]:
         """``{"method", "settings": [{"setting", "shift", "overall", …}], "chosen"}`` of a candidate that was asked."""
@@ -240,7 +240,7 @@ class _Choosing:
             return method
         samples = [s for s in self.samples if fold is None or _fold(s) != fold]
         with self.answering.batching(f"{name}, learning"), self.states.open():
-            return training.learned_in(self.store, name, method, self.vlm, samples, fold)
+            return learning.learned_in(self.store, name, method, self.vlm, samples, fold)
 
     def margins(self, arm: str) -> np.ndarray:
         """The margins of an arm, once all are asked; NaN where it gave none."""
@@ -286,7 +286,7 @@ def _applies(name: str, candidate: Candidate, vlm: "VLM", console: Console) -> b
 
 
 def _fold(sample: Sample) -> int:
-    return training.fold_of(sample.pair or sample.cluster)
+    return fold_of(sample.pair or sample.cluster)
 
 
 def _familiar(benchmark: Benchmark) -> dict[str, int]:

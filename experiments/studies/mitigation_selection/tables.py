@@ -20,8 +20,8 @@ from experiments.report.sections import Section, SectionFigure, write_section
 from experiments.report.tables import by_arm, in_terminal, markdown
 from experiments.report.text import lines
 from experiments.runs.results_table import OF_A_STUDY, Results, Row, write_results
-from experiments.runs.resumption import read_object
 from experiments.runs.saved_run import read_run
+from experiments.runs.store import read_object
 from experiments.studies.mitigation_selection.candidates import setting_name
 
 RULE = f"{OF_A_STUDY}all mitigations at once"

@@ -6,7 +6,6 @@ checkpoint in it; the next fetch removes that.
 """
 
 import hashlib
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.config import Run
+from interp.atomic import atomic_write
 from interp.checkpoints.cache import (
     HASH,
     SMOLLM2,
@@ -143,23 +143,17 @@ def _there(target: Path) -> Record | None:
 
 @contextmanager
 def _draft(target: Path) -> Iterator[Path]:
-    """A folder that takes the place of ``target`` at the end; removed on any error, after a kill by the next fetch."""
-    draft = target.with_name(f".{target.name}.part")
+    """Yield an empty folder that takes the place of ``target`` at the end; removed on any error."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir()
     except OSError as error:
         raise UserError(
             f"cannot write to {target.parent} ({error.strerror}); weights are kept there; set FORESTLENS_CACHE to "
             "another folder"
         ) from error
-    try:
+    with atomic_write(target) as draft:
+        draft.mkdir()
         yield draft
-        shutil.rmtree(target, ignore_errors=True)
-        draft.rename(target)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _downloaded(scratch: Path) -> Path:

@@ -15,7 +15,7 @@ from transformers import get_cosine_schedule_with_warmup
 from experiments.benchmarks.iconworld.concepts import Thing
 from experiments.benchmarks.iconworld.scene import Scene
 from experiments.config import Run
-from experiments.runs.resumption import open_run
+from experiments.runs.store import open_run
 from interp.errors import UserError
 from interp.vlm import VLM
 from mitigation.vrtuning.collator import IGNORED, Collator

@@ -12,8 +12,8 @@ from experiments.report.next_commands import PROGRAM, typed, without
 from experiments.runs import analyses
 from experiments.runs.provenance import HUB_ID, without_paths
 from experiments.runs.results_table import COLUMNS, FILE, KEY, Results, Row, read_results
-from experiments.runs.resumption import read_object
 from experiments.runs.saved_run import SavedRun
+from experiments.runs.store import read_object
 from interp.errors import UserError
 
 MANIFEST, SETTINGS = "manifest.sha256", "settings.json"

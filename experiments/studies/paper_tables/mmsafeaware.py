@@ -21,7 +21,7 @@ from experiments.report import text
 from experiments.report.numbers import fixed, percent
 from experiments.report.tables import in_terminal, say, table
 from experiments.runs.launch import Launch, sharded
-from experiments.runs.resumption import open_run
+from experiments.runs.store import open_run
 from interp.errors import UserError
 
 PUBLISHED_CASES = {"typical": 171, "attack": 855, "over_safety": 497}

@@ -24,7 +24,7 @@ from experiments.report.published_tables import COLUMNS, leaderboard, snake
 from experiments.report.tables import in_terminal, say, table
 from experiments.runs.records import now
 from experiments.runs.results_table import Results
-from experiments.runs.resumption import open_run
+from experiments.runs.store import open_run
 from experiments.types import Item, Judge, Judgement, Status, Verdict
 from interp.errors import UserError
 

@@ -23,7 +23,7 @@ from experiments.metrics.pairs import Shared, drawn_pairs
 from experiments.report.sections import Section
 from experiments.report.text import lines
 from experiments.runs.results_table import Results, Row, row
-from experiments.runs.resumption import read_object
+from experiments.runs.store import read_object
 from experiments.studies.reasoning import decision_curve, mediation, reader
 from experiments.types import SCORED_SUBSETS, Sample
 from interp.errors import UserError

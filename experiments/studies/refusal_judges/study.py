@@ -9,7 +9,7 @@ from rich.console import Console
 from experiments.config import Run
 from experiments.report import judge_card
 from experiments.report.tables import in_terminal, say, table
-from experiments.runs.resumption import open_run
+from experiments.runs.store import open_run
 from experiments.studies.refusal_judges.agreement import annotators, by_language, judged_by, measured, offline_judges
 from experiments.studies.refusal_judges.labelled import read_labelled
 from interp.errors import UserError

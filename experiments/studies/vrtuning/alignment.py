@@ -28,7 +28,7 @@ from experiments.report.text import headline, lines
 from experiments.runs.launch import Launch, sharded
 from experiments.runs.records import current
 from experiments.runs.results_table import OF_A_STUDY, write_results
-from experiments.runs.resumption import read_object
+from experiments.runs.store import read_object
 from experiments.studies.vrtuning.arms import NewAdapter
 from experiments.studies.vrtuning.safety_rows import Source, check_rows, exclude_trained
 from experiments.studies.vrtuning.study import VRTuningStudy, check_adapters
@@ -143,8 +143,7 @@ class Alignment(VRTuningStudy):
         samples = in_words(work.samples)
         arms = {arm: method for arm, method in run.arms.items() if _answers_words(method)}
         if samples:
-            labels = {arm: f"{arm}, in words" for arm in arms}
-            work.answering.answer(arms, samples, file=IN_WORDS, labels=labels)
+            work.answering.answer(arms, samples, file=IN_WORDS, label=", in words")
         cases = {sample.id for sample in samples}
         records = [line for line in current(store.records(IN_WORDS)) if line["case"] in cases and line["arm"] in arms]
         if not (store.launch.first and records):

@@ -26,7 +26,7 @@ from experiments.report.sections import Section, write_section
 from experiments.report.tables import in_terminal, table
 from experiments.report.text import lines
 from experiments.runs.results_table import Results, Row, read_results, row
-from experiments.runs.resumption import read_object
+from experiments.runs.store import read_object
 from experiments.studies.vrtuning.arms import new_adapters
 from experiments.types import SCORED_SUBSETS, Sample
 from interp.errors import UserError

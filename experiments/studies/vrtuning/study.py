@@ -24,7 +24,7 @@ from experiments.evaluation.admission import Admitted, admit
 from experiments.evaluation.analyses import Analysis
 from experiments.runs.launch import sharded
 from experiments.runs.results_table import read_results, write_results
-from experiments.runs.resumption import RunStore
+from experiments.runs.store import RunStore
 from experiments.studies.vrtuning import side_effects
 from experiments.studies.vrtuning.arms import new_adapters
 from experiments.studies.vrtuning.sources import build_data, exclude_tested

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from experiments.evaluation.training import FOLDS, cross_fitted, fitted, fold_of
+
 from interp.errors import UserError
 from mitigation.controls import CutoffOnly, SelfContrast, TextOnly, YesBias
 from mitigation.method import Baseline

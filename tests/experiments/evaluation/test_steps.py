@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from experiments.runs.resumption import PREDICTIONS, open_run
 from rich.console import Console
 
 from experiments.benchmarks.iconworld import IconWorld
@@ -14,7 +15,6 @@ from experiments.evaluation.answer import STEPS, Answering
 from experiments.evaluation.cases import limited
 from experiments.report.cases import payload
 from experiments.report.page import cost_sentences
-from experiments.runs.resumption import PREDICTIONS, open_run
 from experiments.runs.saved_run import read_run
 from interp.loading import load
 from interp.vlm import VLM

@@ -11,13 +11,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from experiments.runs.resumption import open_run
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.config import Run
 from experiments.evaluation import shift_ranges
 from experiments.evaluation.cases import limited
 from experiments.runs.results_table import read_results
-from experiments.runs.resumption import open_run
 from interp.attention.record import record_attention
 from interp.vlm import VLM, Prompt
 from mitigation.threshold import ConstantShift

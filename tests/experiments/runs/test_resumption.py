@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from experiments.runs.resumption import RunStore, open_run, write_json
 from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.runs.launch import Launch
-from experiments.runs.resumption import RunStore, open_run, write_json
 from interp.errors import UserError
 from tests.experiments.alone import Alone
 

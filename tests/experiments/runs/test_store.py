@@ -6,12 +6,12 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from experiments.runs.resumption import IDENTITY, PREDICTIONS, RunStore, open_run, read_object
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from experiments.runs import records
-from experiments.runs.resumption import IDENTITY, PREDICTIONS, RunStore, open_run, read_object
 from experiments.runs.saved_run import read_records
 from interp.errors import UserError
 from tests.experiments.alone import Alone

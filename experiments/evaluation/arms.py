@@ -1,0 +1,185 @@
+"""The arms of one study: which are in it, and the method with which each answers.
+
+An arm that learns does so on the benchmark's development split; without one in folds of the cases, as one method.
+Controls that only add a constant are fitted on the answers to the development split, or across folds of the cases.
+"""
+
+from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from experiments.evaluation import controls
+from experiments.evaluation.admission import Admitted
+from experiments.evaluation.answer import Answering
+from experiments.evaluation.case_batches import size_of
+from experiments.evaluation.cases import development_cases, limited
+from experiments.evaluation.controls import BASELINE
+from experiments.evaluation.folds import FOLDS, InFolds, fold_of, in_folds, learning_folds, part_of
+from experiments.evaluation.learning import learned_in
+from experiments.types import Loaded, Sample
+from mitigation.method import MethodFault, TrainableMethod
+
+if TYPE_CHECKING:
+    from mitigation.method import Method
+
+DEVELOPMENT = "development.jsonl"
+
+
+class Arms:
+    """``absent`` says by arm why it does not answer; ``faults`` are those of arms whose method failed on the way."""
+
+    def __init__(self, admitted: Admitted, answering: Answering) -> None:
+        self.run, self.answering = answering.run, answering
+        self.vlm: Any = answering.vlm  # a VLM, an ApiModel, or None
+        self.store, self.console = answering.store, answering.console
+        self.samples = admitted.loaded.samples
+        self.absent: dict[str, str] = dict(admitted.excluded)
+        self.faults: dict[str, MethodFault] = {}
+        self._admitted = admitted
+        self._fitted: dict[str, Method] = {}
+
+    @property
+    def entering(self) -> list[str]:
+        """The arms that are still in the study."""
+        return [arm for arm in self.run.arms if arm not in self.absent]
+
+    def answer_development(self) -> None:
+        """Stage 1: answer the development cases that controls are fitted on."""
+        for arm, reason in self.absent.items():
+            self._say(f"{arm} does not enter: {reason}")
+        needed = {name for arm in self._fitted_controls() for name in self._needed(arm)}
+        if needed and self.development is not None:
+            methods = self._methods([arm for arm in self.entering if arm in needed])
+            self.answering.answer(
+                methods, self._teaching(), file=DEVELOPMENT, label=", development split", on_fault=self.drop_arm
+            )
+
+    def fit(self) -> "dict[str, Method]":
+        """Stage 2: return the methods of all arms that ask the model, trained if they learn."""
+        return self._methods([arm for arm in self.entering if not controls.only_shifts(self.run.arms[arm])])
+
+    def constants(self) -> "dict[str, Any]":
+        """Stage 4: return the constant of each control, from saved margins; in folds without a development split."""
+        constants: dict[str, Any] = {}
+        records = self.store.records() if self.development is None else self.store.records(DEVELOPMENT)
+        for arm in [arm for arm in self.entering if controls.only_shifts(self.run.arms[arm])]:
+            method = self.run.arms[arm]
+
+            def without(fold: int, method: Any = method) -> Any:
+                others = [record for record in records if fold_of(record["cluster"]) != fold]
+                return controls.fitted(method, others, study=self.run.arm)
+
+            with self._excused(arm):
+                if arm not in self._fitted_controls() or self.development is not None:
+                    constants[arm] = controls.fitted(method, records, study=self.run.arm)
+                else:
+                    constants[arm] = in_folds(self.samples, without)
+                    self._say(f"{arm}: in each of {FOLDS} folds of the cases, one constant, fitted on the others")
+        return constants
+
+    def compute(self, constants: "dict[str, Any]") -> None:
+        """Record the cases of the controls, computed from the baseline's records; rank 0 writes."""
+        latest = {(line["case"], line["arm"]): line for line in self.store.records()}
+        lines = [
+            controls.computed(plain, arm, part_of(constant, sample.id))
+            for arm, constant in constants.items()
+            for sample in self.samples
+            if (plain := latest.get((sample.id, BASELINE))) is not None
+        ]
+        if self.store.launch.first:
+            self.store.append(line for line in lines if latest.get((line["case"], line["arm"])) != line)
+
+    def ready(self, arm: str) -> "Method":
+        """Return the arm's method. Train it first if it can learn: on the development split, or in folds."""
+        method = self.run.arms[arm]
+        if not isinstance(method, TrainableMethod):
+            return method
+        if arm not in self._fitted:
+            self._fitted[arm] = self._learned(arm, method) if self.development is not None else self._cross(arm, method)
+        return self._fitted[arm]
+
+    def in_folds(self, arm: str) -> bool:
+        """Return whether the arm learns in folds of the cases, because there is no development split."""
+        return isinstance(self.run.arms[arm], TrainableMethod) and self.development is None
+
+    @cached_property
+    def development(self) -> Loaded | None:
+        """The development split, without pictures that the model cannot take; None if the benchmark has none."""
+        loaded = self._admitted.development or development_cases(self.run, self.samples)
+        return None if loaded is None else loaded._replace(samples=self.seen(loaded.samples))
+
+    def seen(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Return the samples whose pictures the model's processor can take; print which it cannot."""
+        lengths = None if self.vlm is None else self.vlm.batches.lengths
+        if lengths is None:
+            return list(samples)
+        sizes = {sample.id: size_of(sample.image) for sample in samples}
+        reasons = {case: reason for case, size in sizes.items() if size and (reason := lengths.refusal(size))}
+        for case, reason in reasons.items():
+            self._say(f"case {case} is left out: {reason}")
+        return [sample for sample in samples if sample.id not in reasons]
+
+    def drop_arm(self, arm: str, fault: MethodFault) -> Set[str]:
+        """Drop an arm whose method failed, and the arms that are fitted to it; return all of them.
+
+        Raises:
+            MethodFault: the baseline cannot leave, and no arm can with several processes, which could no longer agree.
+        """
+        if arm == BASELINE or self.store.launch.size > 1:
+            raise fault
+        faults = {arm: fault}
+        for other in self._fitted_controls():
+            if other != arm and arm in self._needed(other):
+                faults[other] = MethodFault(f"arm {other} is fitted to arm {arm}, which failed")
+        self.faults |= faults
+        self.absent |= {name: str(reason) for name, reason in faults.items()}
+        for reason in faults.values():
+            self._say(str(reason))
+        return faults.keys()
+
+    @contextmanager
+    def _excused(self, arm: str) -> Iterator[None]:
+        """Open a block of the arm's own work: if its method fails, the arm leaves the study."""
+        try:
+            yield
+        except MethodFault as fault:
+            self.drop_arm(arm, fault)
+
+    def _methods(self, arms: Sequence[str]) -> "dict[str, Method]":
+        methods: dict[str, Method] = {}
+        for arm in arms:
+            with self._excused(arm):
+                methods[arm] = self.ready(arm)
+        return methods
+
+    def _fitted_controls(self) -> list[str]:
+        return [arm for arm in self.entering if controls.is_fitted(self.run.arms[arm])]
+
+    def _needed(self, arm: str) -> tuple[str, ...]:
+        return controls.arms_needed(self.run.arms[arm], self.run.arm, self.run.arms)
+
+    def _teaching(self) -> list[Sample]:
+        """The cases of the development split that are learned from."""
+        assert self.development is not None  # checked by ``admit``
+        return limited(self.development.samples, self.run.limit)
+
+    def _learned(self, arm: str, method: TrainableMethod) -> "Method":
+        samples = self._teaching()
+        label = f"{arm} learns from {len(samples)} cases of the development split"
+        with self.console.status(label), self.answering.batching(f"{arm}, learning"):
+            return learned_in(self.store, arm, method, self.vlm, samples)
+
+    def _cross(self, arm: str, method: TrainableMethod) -> "Method":
+        """Train the arm once for each fold of the cases, on the cases of the other folds."""
+        folds, parts = learning_folds(self.samples), {}
+        for fold in sorted(set(folds.values())):
+            others = [sample for sample in self.samples if folds[sample.id] != fold]
+            label = f"{arm}, fold {fold + 1} of {len(set(folds.values()))}"
+            status = f"{label}, learns from the {len(others)} cases of the others"
+            with self.console.status(status), self.answering.batching(f"{label}, learning"):
+                parts[fold] = learned_in(self.store, arm, method, self.vlm, self.seen(others), fold)
+        return InFolds(parts, folds)
+
+    def _say(self, sentence: str) -> None:
+        self.console.print(sentence, highlight=False, soft_wrap=True, markup=False)

@@ -1,0 +1,123 @@
+"""Folds of cases, for arms that learn or are fitted without a development split.
+
+No case is answered by a part of an arm that learned from its fold. Imports neither torch nor transformers.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from experiments.types import Sample
+from interp.errors import UserError
+
+if TYPE_CHECKING:
+    from interp.vlm import VLM, Generation, Prompt
+
+FOLDS = 5
+SAFE = {"yes": True, "comply": True, "no": False, "refuse": False}
+
+
+@dataclass(frozen=True)
+class InFolds:
+    """A method that was fitted in folds: each case is answered by the part that was fitted without the case's fold.
+
+    ``parts`` are by fold, ``folds`` by case id. Another prompt, as a question about a picture, gets the last part.
+    """
+
+    parts: Mapping[int, Any]
+    folds: Mapping[str, int] = field(repr=False)
+
+    @property
+    def wraps(self) -> Any:
+        """See ``mitigation.method.Abilities``."""
+        return self.part("")
+
+    def fold(self, case: str) -> int:
+        """Return the fold of a case."""
+        return self.folds.get(case, max(self.parts))
+
+    def part(self, case: str) -> Any:
+        """Return the method that answers a case."""
+        return self.parts[self.fold(case)]
+
+    def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
+        """See ``mitigation.method.Method``; a part answers the prompts of its fold, found by ``Prompt.key``."""
+        from interp.batching import merged
+
+        folds = [self.fold(prompt.key) for prompt in prompts]
+        order = sorted(range(len(prompts)), key=folds.__getitem__)
+        answers = [
+            self.parts[fold].generate(
+                vlm, [prompts[row] for row in order if folds[row] == fold], max_new_tokens=max_new_tokens
+            )
+            for fold in sorted(set(folds))
+        ]
+        return merged(answers).take([order.index(row) for row in range(len(prompts))])
+
+
+def part_of(method: Any, case: str) -> Any:
+    """Return what answers a case: the part of a method in folds, else the method."""
+    return method.part(case) if isinstance(method, InFolds) else method
+
+
+def fold_of(cluster: str) -> int:
+    """Return the fold of a case, by a hash of its cluster, so that the cases of a cluster are on one side."""
+    return int(_hashed(cluster), 16) % FOLDS
+
+
+def in_folds(samples: Sequence[Sample], fit: Callable[[int], Any]) -> InFolds:
+    """Return the method whose part for a fold of clusters (``fold_of``) is ``fit(fold)``."""
+    return InFolds({fold: fit(fold) for fold in range(FOLDS)}, {s.id: fold_of(s.cluster) for s in samples})
+
+
+def learning_folds(samples: Sequence[Sample]) -> dict[str, int]:
+    """Return the fold of each case by id, for arms that learn in folds; clusters and pairs stay whole.
+
+    Clusters are dealt in turn to at most five folds, in an order that a hash of their names gives: first those with
+    cases of both labels, then safe, then unsafe ones. So each fold leaves both labels to learn from if that is
+    possible. Depends on the cases only. Both cases of a pair are in the same fold.
+
+    Raises:
+        UserError: some fold would leave a single label to learn from, or no case.
+    """
+    home = _joined(samples)
+    labels: dict[str, set[bool]] = {}
+    for sample in samples:
+        if sample.subset != "control":
+            labels.setdefault(home[sample.id], set()).add(SAFE[sample.gold])
+    units = sorted(
+        dict.fromkeys(home.values()),
+        key=lambda unit: (-len(labels.get(unit, ())), sorted(labels.get(unit, ())), _hashed(unit)),
+    )
+    folds = {unit: number % min(FOLDS, len(units)) for number, unit in enumerate(units)}
+    for fold in set(folds.values()):
+        left = set().union(*(labels.get(unit, set()) for unit in units if folds[unit] != fold))
+        if len(left) < 2:
+            raise UserError(
+                f"{len(units)} clusters of cases are too few to learn from in folds; safe and unsafe cases are "
+                "needed in at least two clusters each; add cases, or give others to learn from: "
+                "benchmark.development=<file>"
+            )
+    return {sample.id: folds[home[sample.id]] for sample in samples}
+
+
+def _joined(samples: Sequence[Sample]) -> dict[str, str]:
+    """Case → the first, in alphabetical order, of the clusters that pairs join to its own."""
+    parent = {sample.cluster: sample.cluster for sample in samples}
+
+    def root(cluster: str) -> str:
+        while parent[cluster] != cluster:
+            cluster = parent[cluster]
+        return cluster
+
+    twins: dict[str, str] = {}
+    for sample in samples:
+        if sample.pair is not None:
+            first, second = sorted((root(sample.cluster), root(twins.setdefault(sample.pair, sample.cluster))))
+            parent[second] = first
+    return {sample.id: root(sample.cluster) for sample in samples}
+
+
+def _hashed(cluster: str) -> str:
+    return hashlib.sha256(cluster.encode(errors="replace")).hexdigest()
