@@ -74,43 +74,43 @@ def fitted(method: Any, records: Sequence[Mapping[str, Any]], *, study: str = ""
 
 
 def computed(plain: Record, arm: str, constant: ConstantShift) -> Record:
-    """Return the record of a case under a constant, from the baseline's record ``plain``; there is no response.
-
-    The margin is the baseline's plus the constant. There is a verdict only if the baseline has one: the baseline's own
-    if the margin keeps its sign, else that of the new sign. A drawn answer's sign always decides. Without a margin the
-    verdict is unknown.
-    """
-    margin, verdict, published = plain["margin"], plain["verdict"], plain["published_verdict"]
-    moved = None if margin is None else margin + constant.shift
-    if verdict in ("yes", "no") and (moved is None or (margin > 0) != (moved > 0) or plain.get("sampled")):
-        verdict = published = None if moved is None else "yes" if moved > 0 else "no"
+    """Return the record of a case under a constant, from the baseline's record ``plain``; there is no response."""
     carried = (
-        "case",
-        "subset",
-        "scenario",
-        "cluster",
-        "pair",
-        "tags",
-        "alarming",
-        "subset_name",
-        "gold",
-        "text",
-        "protocol",
-        "reason",
+        *("case", "subset", "scenario", "cluster", "pair", "tags", "alarming", "subset_name", "gold", "text"),
+        *("status", "protocol", "reason"),
     )
+    margin = plain["margin"]
     record: Record = {name: plain[name] for name in carried if name in plain}
-    return record | {
+    record |= {
         "arm": arm,
         "settings": digest([plain["settings"], repr(constant)]),
-        "status": plain["status"],
         "computed": True,
-        "verdict": verdict,
-        "judge": plain.get("judge", ""),
-        "published_verdict": published,
         "response": None,
-        "margin": moved,
+        "margin": None if margin is None else margin + constant.shift,
         "margin_unshifted": margin,
     }
+    return record | _judged(plain, record["margin"])
+
+
+def recomputed(lines: Sequence[Record]) -> list[Record]:
+    """Return the records, of which computed ones follow the verdict that the baseline's record has now."""
+    plain = {line["case"]: line for line in lines if line["arm"] == BASELINE}
+    return [
+        line | _judged(plain[line["case"]], line["margin"]) if line.get("computed") and line["case"] in plain else line
+        for line in lines
+    ]
+
+
+def _judged(plain: Record, moved: float | None) -> Record:
+    """Return the verdicts at the margin ``moved``; there is one only if the baseline has one.
+
+    If the margin keeps its sign, the verdict is the baseline's, else that of the new sign. If the answer was drawn, the
+    sign always decides. Without a margin the verdict is unknown.
+    """
+    margin, verdict, published = plain["margin"], plain["verdict"], plain.get("published_verdict")
+    if verdict in ("yes", "no") and (moved is None or (margin > 0) != (moved > 0) or plain.get("sampled")):
+        verdict = published = None if moved is None else "yes" if moved > 0 else "no"
+    return {"verdict": verdict, "judge": plain.get("judge", ""), "published_verdict": published}
 
 
 def _margins(records: Iterable[Mapping[str, Any]]) -> Float[np.ndarray, " case"]:

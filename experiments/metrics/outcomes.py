@@ -287,9 +287,13 @@ def _numbers(table: pd.DataFrame, column: str, answered: Mask) -> Values:
 
 
 def _published_right(table: pd.DataFrame) -> Mask:
-    """Return whether the published scorer counts each response as right."""
-    responses = [text if isinstance(text, str) else "" for text in table["response"]]
-    right = (published_correct(text, gold) for text, gold in zip(responses, table["gold"], strict=True))
+    """Return whether the published scorer counts each response as right. A computed record brings its verdict."""
+    right = (
+        published_correct(text, gold) if isinstance(text, str) else verdict == gold
+        for text, verdict, gold in zip(
+            table["response"], _column(table, "published_verdict"), table["gold"], strict=True
+        )
+    )
     return np.fromiter(right, dtype=bool)
 
 

@@ -128,6 +128,7 @@ def attention_of_cases(run_dir: Path) -> Mapping[str, Any] | None:
     return {"note": note, "cases": cases} if whole and cases else None
 
 
+COMPUTED = "(no answer: computed from the baseline's margin)"
 LONGEST_TEXT = 2000  # characters of one text; a model that never stops must not bury the page
 LONGEST_NAME = 200  # characters of an id, a scenario, a tag
 HIDDEN_SUBSETS = (*UNSAFE_SUBSETS, "contrast")
@@ -190,7 +191,7 @@ def shown_case(run: SavedRun, flip: Flip, studied: str, arms: Sequence[str]) -> 
 def _shown_answer(arm: str, record: Record) -> dict[str, Any]:
     """``judged`` is empty if right or wrong is not known."""
     right, status = correct(record), Status(record["status"])
-    response = str(record["response"] or "")
+    response = _response(record)
     if record["verdict"] is None:
         verdict = _silence(status)
     else:
@@ -203,6 +204,10 @@ def _shown_answer(arm: str, record: Record) -> dict[str, Any]:
         "judged": "" if right is None else ("right" if right else "wrong"),
         "margin": fixed(record["margin"], 2, sign=True),
     }
+
+
+def _response(record: Record) -> str:
+    return COMPUTED if record.get("computed") else str(record["response"] or "")
 
 
 class _Pool(dict[str, int]):
@@ -282,7 +287,7 @@ def _case(run: SavedRun, case: str, record: Mapping[str, Any], images: _Pool) ->
 
 
 def _answer(record: Mapping[str, Any], verdicts: list[str], texts: _Pool) -> list[Any]:
-    response, right, margin = str(record["response"] or ""), correct(record), record["margin"]
+    response, right, margin = _response(record), correct(record), record["margin"]
     reason = str(record.get("explanation") or record.get("reason") or "")
     steps: Mapping[str, str] = record.get("steps") or {}
     if record.get("thought"):

@@ -18,6 +18,7 @@ from experiments.config import Run
 from experiments.evaluation import finished_runs, scoring
 from experiments.evaluation.admission import check_contrasts
 from experiments.evaluation.case_batches import batches
+from experiments.evaluation.controls import recomputed
 from experiments.evaluation.human_verdicts import agreement_of_raters, share_sentence
 from experiments.evaluation.judging import judgement_without_text
 from experiments.judges.automatic import Automatic
@@ -82,6 +83,7 @@ class Rejudge:
             labelled = apply(after, labels)
             after, notes = labelled.records, labelled.notes
             people = [share_sentence(labelled.used, len(after), agreement_of_raters(after, labels))]
+        after = recomputed(after)
         changed = sum(a["verdict"] != b["verdict"] for a, b in zip(before, after, strict=True))
         named = judge.name if judge else str(environment.get("judge"))
         judged_by = " and ".join([*([named] if judge or not self.labels else []), *(["people"] if self.labels else [])])
@@ -141,7 +143,7 @@ def _attention(folder: Path) -> list[Row]:
 def _judged(before: Sequence[Record], judge: Judge, run: Run) -> list[Record]:
     """Return the records with the judge's verdicts; a record without text keeps none."""
     pictures = {sample.id: sample for sample in run.benchmark.load().samples} if getattr(judge, "looks", False) else {}
-    readable = [record for record in before if Status(record["status"]).has_text]
+    readable = [record for record in before if Status(record["status"]).has_text and not record.get("computed")]
     judgements = {}
     for batch in batches(readable, ANSWERS_A_STEP):
         items = [_item(record, pictures) for record in batch]
@@ -151,7 +153,7 @@ def _judged(before: Sequence[Record], judge: Judge, run: Run) -> list[Record]:
 
 
 def _rejudged(record: Record, judgement: Judgement | None, judge: Judge) -> Record:
-    if Status(record["status"]).excluded:
+    if Status(record["status"]).excluded or record.get("computed"):
         return record
     others = {key: value for key, value in record.items() if key not in records.OF_JUDGES}
     return others | records.judge_fields(judgement or judgement_without_text(judge), judge.name)

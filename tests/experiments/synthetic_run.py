@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from experiments.runs.resumption import write_json
 from PIL import Image
 from rich.console import Console
 
@@ -18,6 +17,7 @@ from experiments.report.cases import Flip, flips
 from experiments.report.terminal import shown
 from experiments.report.text import summary
 from experiments.runs.saved_run import SavedRun, read_run
+from experiments.runs.store import write_json
 from experiments.types import Kind
 
 Records = list[dict[str, Any]]

@@ -1,14 +1,14 @@
-"""Sweeps: what a sweep leaves as it is is asked once, and its runs end in one table."""
+"""Sweeps end in one table."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from experiments.runs.resumption import PREDICTIONS
 
 from experiments.report.arms import arms_of
 from experiments.runs.saved_run import read_run
+from experiments.runs.store import PREDICTIONS
 from tests.experiments.compose import run_of
 from tests.forked import typed
 
@@ -23,19 +23,13 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.long
-def test_a_sweep_asks_unchanged_arms_once_and_ends_in_one_table(tmp_path: Path) -> None:
+def test_a_sweep_ends_in_one_table(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(RULE)
     command = ["method=file", f"method.path={tmp_path}/mine.py", "limit=12", "draws=50", f"output_root={tmp_path}/o"]
     ended = typed("experiments.run", "-m", *command, "method.settings.strength=0.5,2")
     assert ended.returncode == 0, ended.stderr
     swept = ended.stdout
     first, second = sorted((tmp_path / "o" / "study").iterdir())
-    assert f"12 answers of baseline are those of {first}: nothing about them is swept" in swept
-    baselines = [[line for line in lines_of(folder) if line["arm"] == "baseline"] for folder in (first, second)]
-    assert baselines[0] == baselines[1]
-    cost = json.loads((second / "environment.json").read_text())["cost"]
-    assert (cost["baseline"]["shared_seconds"], cost["baseline"]["cases"]) == (0.0, 12)
-    assert cost["mine"]["shared_seconds"] > 0
     (joined,) = (tmp_path / "o" / "joined").iterdir()
     saved = read_run(joined)
     assert arms_of(saved.results, saved.metrics) == ["baseline", "strength=0.5: mine", "strength=2: mine"]

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from experiments.evaluation.training import examples
 from torch import Tensor
 from transformers import LogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, WatermarkingConfig
 
 from experiments.benchmarks.iconworld.benchmark import IconWorld
 from experiments.evaluation.cases import limited
+from experiments.evaluation.learning import examples
 from interp.errors import UserError
 from interp.hooks.forward import replaced
 from interp.loading import load

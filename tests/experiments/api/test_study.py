@@ -5,11 +5,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from experiments.runs.resumption import IDENTITY
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.images import open_image
 from experiments.config import Run
+from experiments.runs.store import IDENTITY
 from experiments.types import Status
 from interp.errors import UserError
 from interp.loading import load

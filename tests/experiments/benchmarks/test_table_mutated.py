@@ -13,12 +13,12 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
-from experiments.evaluation.training import learning_folds
 from PIL import Image
 
 from experiments.benchmarks.checks import checked
 from experiments.benchmarks.images import open_image
 from experiments.benchmarks.table import table
+from experiments.evaluation.folds import learning_folds
 from experiments.runs import records
 from experiments.studies.preview import contact_sheet, understood
 from experiments.types import Loaded

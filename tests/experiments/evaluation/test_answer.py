@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from experiments.runs.resumption import open_run
 from rich.console import Console
 
 from experiments.config import Run
 from experiments.evaluation.answer import MEMORY, Answering
 from experiments.evaluation.cases import limited
+from experiments.runs.store import open_run
 from experiments.studies.vrtuning.arms import NewAdapter
 from interp.errors import UserError
 from interp.speed import prefills

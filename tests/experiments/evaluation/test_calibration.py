@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from experiments.evaluation.training import FOLDS, cross_fitted, fitted, fold_of
 
+from experiments.evaluation.controls import computed, fitted, recomputed
 from interp.errors import UserError
 from mitigation.controls import CutoffOnly, SelfContrast, TextOnly, YesBias
 from mitigation.method import Baseline
@@ -46,23 +46,35 @@ def test_a_calibrated_shift_reads_the_baseline_alone() -> None:
     assert fitted(CalibratedShift(), [r for r in baseline if r["gold"] == "yes"]) == ConstantShift(0.0)
 
 
-@pytest.mark.parametrize("method", [YesBias(), CalibratedShift()])
-def test_a_fold_is_fitted_on_the_others(method: Any) -> None:
-    subsets, margins = world(80)
-    answers = "".join("y" if margin > 0 else "n" for margin in margins["sees"])
-    both = [
-        *records(subsets, {"baseline": "n" * 80}, {"baseline": list(margins["baseline"])}),
-        *records(subsets, {"vcd": answers}, {"vcd": list(margins["sees"])}),
+def test_a_control_changes_the_verdict_with_the_sign_and_only_there() -> None:
+    lines = said("baseline", "tttto", "nnyxy", [-3.0, -1.0, 2.0, -0.5, 0.5])
+    after = [
+        computed(line | {"settings": "s", "published_verdict": line["verdict"]}, "shift", ConstantShift(1.5))
+        for line in lines
     ]
-    shifts = cross_fitted(method, both, study="vcd")
-    assert set(shifts) == set(range(FOLDS))
-    for fold, shift in shifts.items():
-        own = [record for record in both if fold_of(record["cluster"]) == fold]
-        others = [record for record in both if fold_of(record["cluster"]) != fold]
-        assert own
-        assert shift == fitted(method, others, study="vcd")
-        changed = [{**record, "margin": 99.0, "verdict": "yes"} for record in own]
-        assert cross_fitted(method, [*changed, *others], study="vcd")[fold] == shift
+    assert [record["margin"] for record in after] == [-1.5, 0.5, 3.5, 1.0, 2.0]
+    assert [record["verdict"] for record in after] == ["no", "yes", "yes", lines[3]["verdict"], "yes"]
+    assert all(record["computed"] and record["response"] is None for record in after)
+    assert [record["margin_unshifted"] for record in after] == [line["margin"] for line in lines]
+
+
+def test_a_control_without_a_margin_has_no_verdict_and_a_drawn_answer_follows_the_sign() -> None:
+    (line,) = said("baseline", "t", "y", [-1.0])
+    plain = line | {"settings": "s", "published_verdict": "yes"}
+    assert computed(plain, "shift", ConstantShift(0.5))["verdict"] == "yes"  # as answered: the margin keeps its sign
+    assert computed(plain | {"sampled": True}, "shift", ConstantShift(0.5))["verdict"] == "no"
+    assert computed(plain | {"margin": None}, "shift", ConstantShift(0.5))["verdict"] is None
+
+
+def test_a_control_follows_the_verdict_that_the_baseline_is_given_later() -> None:
+    (line,) = said("baseline", "t", "n", [-1.0])
+    plain = line | {"settings": "s", "published_verdict": "no"}
+    control = computed(plain, "shift", ConstantShift(0.5))
+    assert control["verdict"] == "no"
+    assert recomputed([plain | {"verdict": "yes", "judge": "human"}, control])[1] == control | {
+        "verdict": "yes",
+        "judge": "human",
+    }
 
 
 def test_a_yes_bias_with_nothing_to_match_is_refused_before_weights_load(no_weights: None, tmp_path: Any) -> None:

@@ -5,10 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
-from experiments.runs.resumption import IDENTITY
 
 from experiments.config import Run
 from experiments.runs.results_table import read_results
+from experiments.runs.store import IDENTITY
 from interp.errors import UserError
 from interp.vlm import VLM, Prompt
 from mitigation.method import MethodFault, check_answers

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from experiments.evaluation.training import examples, learned, learned_in
-from experiments.runs.resumption import open_run
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.config import Run
+from experiments.evaluation.learning import examples, learned, learned_in
 from experiments.runs.launch import Launch
+from experiments.runs.store import open_run
 from interp.errors import UserError
 from interp.tensor_file import read_tensors
 from interp.vlm import VLM, Prompt

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from experiments.runs.resumption import PREDICTIONS, open_run
 from rich.console import Console
 
 from experiments.benchmarks.iconworld import IconWorld
@@ -16,6 +15,7 @@ from experiments.evaluation.cases import limited
 from experiments.report.cases import payload
 from experiments.report.page import cost_sentences
 from experiments.runs.saved_run import read_run
+from experiments.runs.store import PREDICTIONS, open_run
 from interp.loading import load
 from interp.vlm import VLM
 from mitigation.method import Baseline

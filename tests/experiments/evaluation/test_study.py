@@ -11,16 +11,18 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from experiments.runs.resumption import open_run
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.config import Run
-from experiments.evaluation import shift_ranges
 from experiments.evaluation.cases import limited
+from experiments.evaluation.controls import fitted
+from experiments.evaluation.folds import fold_of
 from experiments.runs.results_table import read_results
+from experiments.runs.store import open_run
 from interp.attention.record import record_attention
 from interp.vlm import VLM, Prompt
-from mitigation.threshold import ConstantShift
+from mitigation.controls import YesBias
+from mitigation.threshold import CalibratedShift
 from tests.experiments.compose import run_of
 from tests.experiments.evaluation.test_training import WithoutDevelopment
 
@@ -134,9 +136,10 @@ def test_without_a_development_split_the_shift_is_cross_fitted(
 ) -> None:
     run = study(saved, tmp_path, "limit=24", "attention=false")
     folder = evaluate(replace(run, benchmark=WithoutDevelopment()))
-    said = capsys.readouterr().out
-    assert "calibrated_shift: in each of 5 folds of the cases, one constant, fitted on those of the others" in said
-    assert "calibrated_shift, fold 5 of 5" in said
+    assert (
+        "calibrated_shift: in each of 5 folds of the cases, one constant, fitted on the others"
+        in capsys.readouterr().out
+    )
     margins: dict[str, dict[str, float]] = {}
     for record in lines(folder):
         margins.setdefault(record["arm"], {})[record["case"]] = record["margin"]
@@ -144,47 +147,21 @@ def test_without_a_development_split_the_shift_is_cross_fitted(
     shifts = {round(margins["calibrated_shift"][case] - margin, 3) for case, margin in margins["baseline"].items()}
     assert len(shifts) > 1
     assert not (folder / "development.jsonl").exists()
+    assert {record.get("computed", False) for record in lines(folder) if record["arm"] == "calibrated_shift"} == {True}
 
 
 @pytest.mark.long
-def test_a_cross_fitted_shift_asks_only_where_the_first_token_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-    generate = ConstantShift.generate
-
-    def counted(self: ConstantShift, vlm: VLM, prompts: Sequence[Prompt], **options: Any) -> Any:
-        asked.extend(prompt.key for prompt in prompts)
-        return generate(self, vlm, prompts, **options)
-
-    monkeypatch.setattr(ConstantShift, "generate", counted)
-    words = ("method=calibrated_shift", "limit=60", "draws=20", "attention=false")
-    run = replace(run_of(*words, f"output_root={tmp_path}"), benchmark=WithoutDevelopment())
-    folder = evaluate(run)
-    few, found = list(asked), {record["case"]: record for record in shifted(folder)}
-    asked.clear()
-    monkeypatch.setattr(shift_ranges, "_same", lambda *_: False)
-    everything = {record["case"]: record for record in shifted(evaluate(replace(run, name="apart")))}
-    assert len(asked) == len(found) == len(everything) == 60
-    flipped = [case for case, record in everything.items() if record["response"] != baseline(folder)[case]["response"]]
-    assert 0 < len(few) < 30
-    assert set(flipped) <= set(few)
-    for case, record in everything.items():
-        assert found[case]["margin"] == pytest.approx(record["margin"], abs=1e-5)
-        assert found[case]["margin_unshifted"] == pytest.approx(record["margin_unshifted"], abs=1e-5)
-        same = {name: value for name, value in record.items() if not name.startswith("margin")}
-        assert {name: value for name, value in found[case].items() if not name.startswith("margin")} == same
-    cost = json.loads((folder / "environment.json").read_text())["cost"]["calibrated_shift"]
-    assert cost["cases"] == 60
-    assert cost["seconds"] > cost["shared_seconds"]
-
-
-def shifted(folder: Path) -> list[dict[str, Any]]:
-    return [record for record in lines(folder) if record["arm"] == "calibrated_shift"]
-
-
-def baseline(folder: Path) -> dict[str, dict[str, Any]]:
-    return {record["case"]: record for record in lines(folder) if record["arm"] == "baseline"}
+@pytest.mark.parametrize("method", [CalibratedShift(), YesBias()])
+def test_the_constant_of_a_fold_comes_from_the_other_folds(saved: Path, tmp_path: Path, method: Any) -> None:
+    run = study(saved, tmp_path, "limit=24", "attention=false", "method=text_only", "method.alpha=1.0")
+    arms = {"baseline": run.arms["baseline"], run.arm: run.arms[run.arm], "control": method}
+    folder = evaluate(replace(run, arms=arms, benchmark=WithoutDevelopment()))
+    records = [record for record in lines(folder) if record["arm"] != "control"]
+    for record in lines(folder):
+        if record["arm"] == "control":
+            others = [other for other in records if fold_of(other["cluster"]) != fold_of(record["cluster"])]
+            constant = fitted(method, others, study=run.arm)
+            assert record["margin"] == record["margin_unshifted"] + constant.shift
 
 
 def test_limits_take_the_subsets_by_turns_in_the_benchmarks_order() -> None:

@@ -11,8 +11,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from experiments.evaluation.training import FOLDS, learned, learned_in, learning_folds
-from experiments.runs.resumption import open_run
 from safetensors.torch import load_file, save_file
 
 from experiments.benchmarks.iconworld import IconWorld
@@ -21,7 +19,10 @@ from experiments.benchmarks.mossbench import MOSSBench
 from experiments.config import Run
 from experiments.evaluation.admission import check_learning
 from experiments.evaluation.cases import limited
+from experiments.evaluation.folds import FOLDS, learning_folds
+from experiments.evaluation.learning import learned, learned_in
 from experiments.runs.launch import Launch
+from experiments.runs.store import open_run
 from experiments.types import Benchmark, Kind, Loaded, Sample
 from interp.batching import BatchContext
 from interp.errors import UserError

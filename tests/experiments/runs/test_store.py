@@ -3,16 +3,20 @@
 import json
 import shutil
 import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
-from experiments.runs.resumption import IDENTITY, PREDICTIONS, RunStore, open_run, read_object
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from experiments.runs import records
+from experiments.runs.launch import Launch
 from experiments.runs.saved_run import read_records
+from experiments.runs.store import IDENTITY, PREDICTIONS, RunStore, open_run, read_object
 from interp.errors import UserError
 from tests.experiments.alone import Alone
 
@@ -43,11 +47,7 @@ class Store(RuleBasedStateMachine):
         first = open_run(str(self.root), "x", {"a": 1}, "hash", fresh=False, launch=Alone(0, size))
         assert first.resumed is self.begun
         self.begun = True
-        others = [
-            RunStore(first.path, (first.path / ".lock").open("a+"), resumed=True, launch=Alone(rank, size),
-                     process=first.process + rank)
-            for rank in range(1, size)
-        ]  # fmt: skip
+        others = [RunStore(first.path, None, resumed=True, launch=Alone(rank, size)) for rank in range(1, size)]
         self.processes = [first, *others]
 
     @rule(file=FILES, arm=st.sampled_from(ARMS), cases=st.lists(st.integers(0, 4), min_size=1, max_size=4))
@@ -72,8 +72,9 @@ class Store(RuleBasedStateMachine):
     def end(self, torn: bool, rank: int, file: str, finished: bool, size: int) -> None:
         """The run ends, or all processes are killed and one was writing a line; then the command is given again."""
         store = self.processes[rank % len(self.processes)]
-        own = records.process_file(store.path / file, store.process)
-        with pytest.raises(UserError, match="another process is writing"):  # as long as one of them lives
+        name = f"{Path(file).stem}.{store.launch.rank}.jsonl" if store.launch.rank else file
+        own = store.path / name
+        with pytest.raises(UserError, match="another process is writing"):  # as long as the first one lives
             self.launch(size)
         if finished:
             store.finish()
@@ -122,15 +123,39 @@ def test_the_order_is_the_same_no_matter_which_process_wrote(tmp_path: Path) -> 
     with one, three:
         one.append(answers)
         for rank in (2, 0, 1):
-            own = RunStore(three.path, (three.path / ".lock").open("a+"), resumed=True, process=rank)
-            own.append(answers[rank::3])
-            own.close()
+            RunStore(three.path, None, resumed=True, launch=Alone(rank, 3)).append(answers[rank::3])
         expected = [{"case": f"c{case}", "arm": arm} for arm in ARMS for case in (1, 2, 10)]
         for store in (one, three):
             store.write_json("environment.json", {"config": {"arms": dict.fromkeys(ARMS)}})
             assert records.ordered(store.records(), ARMS) == read_records(store.path) == expected
         assert [path.name for path in sorted(one.path.glob("*.jsonl"))] == [PREDICTIONS]
         assert len(list(three.path.glob("*.jsonl"))) == 3
+    with open_run(str(tmp_path / "3"), "x", {"a": 1}, "h", fresh=False) as again:  # merged by the next launch
+        assert [path.name for path in again.path.glob("*.jsonl")] == [PREDICTIONS]
+        assert read_records(again.path) == expected
+
+
+def test_processes_that_wait_merge_their_files(tmp_path: Path) -> None:
+    meeting = threading.Barrier(2)
+    told: dict[int, Any] = {}
+
+    class Two(Launch):
+        def everyones(self, value: Any) -> list[Any]:
+            told[self.rank] = value
+            meeting.wait(10)
+            values = [told[0], told[1]]
+            meeting.wait(10)
+            return values
+
+    first = open_run(str(tmp_path), "x", {"a": 1}, "h", fresh=True, launch=Alone(0, 2))
+    stores = [RunStore(first.path, None, resumed=True, launch=Two(rank, 2)) for rank in range(2)]
+    for rank, store in enumerate(stores):
+        store.append([{"case": str(rank), "arm": "a"}])
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(RunStore.wait, stores))
+    assert [path.name for path in first.path.glob("*.jsonl")] == [PREDICTIONS]
+    assert [line["case"] for line in stores[1].records()] == ["0", "1"]
+    first.close()
 
 
 def test_what_a_later_launch_answers_replaces_what_another_process_had_answered() -> None:

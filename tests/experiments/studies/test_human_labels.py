@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from experiments.runs.resumption import PREDICTIONS
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import cohen_kappa_score
@@ -14,6 +13,7 @@ from sklearn.metrics import cohen_kappa_score
 from experiments.evaluation.human_verdicts import agreement_of_raters, share_sentence
 from experiments.metrics.agreement import agreement, kappa, krippendorff_alpha, pairwise_kappa
 from experiments.runs.labels import answer_id, apply, read_labels
+from experiments.runs.store import PREDICTIONS
 from tests.experiments.compose import run_of
 from tests.experiments.runs.test_labels import labelled, record
 

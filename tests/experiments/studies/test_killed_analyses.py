@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from experiments.evaluation.training import learned
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.evaluation.cases import limited
+from experiments.evaluation.learning import learned
 from experiments.runs.launch import Launch
 from interp.batching import BatchRule, MemoryLimit
 from interp.loading import load

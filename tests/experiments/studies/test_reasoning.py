@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from experiments.runs.resumption import read_object
 from PIL import Image
 
 from experiments.evaluation.attention_log import prompts_of
 from experiments.metrics.estimates import Resamples
 from experiments.report.text import lines
 from experiments.runs.results_table import Results, Row, group_of, read_results, row
+from experiments.runs.store import read_object
 from experiments.studies.organisms import thinking
 from experiments.studies.reasoning import decision_curve, mediation, reader
 from experiments.studies.reasoning.thoughts import Thought, margins_behind, thoughts_of

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from experiments.runs.resumption import RunStore
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.traces import Traces
@@ -17,6 +16,7 @@ from experiments.evaluation import study
 from experiments.report.numbers import percent
 from experiments.runs.provenance import subject
 from experiments.runs.results_table import read_results
+from experiments.runs.store import RunStore
 from experiments.studies.vrtuning.arms import NewAdapter
 from experiments.studies.vrtuning.side_effects import IMAGE_SHARE, PERCEPTION, compare_shares, image_shares, measured
 from experiments.studies.vrtuning.sources import OwnTable, build_data

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from experiments.runs.resumption import read_object
 from PIL import Image
 
 from experiments.benchmarks.mmsafeaware import PREFIX
+from experiments.runs.store import read_object
 from experiments.studies.vrtuning.sources import OwnTable, build_data, exclude_tested
 from interp.errors import UserError
 from tests.conftest import REPOSITORY

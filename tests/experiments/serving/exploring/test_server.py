@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from experiments.evaluation.training import FOLDER
 from PIL import Image
 from safetensors.torch import save_file
 
+from experiments.evaluation.learning import FOLDER
 from experiments.serving.exploring import explore
 from experiments.serving.exploring.desk import MOST_WAITING, NO_MEMORY, REPLACED
 from interp.prompt import Prompt

@@ -3,14 +3,15 @@
 import errno
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
-from experiments.runs.resumption import RunStore, open_run, write_json
 from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.runs.launch import Launch
+from experiments.runs.store import RunStore, open_run, write_json
 from interp.errors import UserError
 from tests.experiments.alone import Alone
 
@@ -29,7 +30,7 @@ def record(case: str, arm: str = "a") -> dict[str, str]:
 
 def member(store: RunStore, rank: int, size: int) -> RunStore:
     """Another process of the launch that has opened ``store``."""
-    return RunStore(store.path, (store.path / ".lock").open("a+"), resumed=True, launch=Alone(rank, size))
+    return RunStore(store.path, None, resumed=True, launch=Alone(rank, size))
 
 
 def cases(store: RunStore) -> list[str]:
@@ -73,10 +74,11 @@ def test_a_half_written_last_line_is_cut_and_the_rest_kept(tmp_path_factory: pyt
         raw = path.read_bytes()
         cut = min(cut, len(raw))
         path.write_bytes(raw[:cut])
-        kept = store.records()
-        assert [record["case"] for record in kept] == [str(number) for number in range(raw[:cut].count(b"\n"))]
+        before = store.records()
+        assert [record["case"] for record in before] == [str(number) for number in range(raw[:cut].count(b"\n"))]
+    with open_x(path.parents[2]) as store:
         store.append([{"case": "next"}])
-        assert [record["case"] for record in store.records()] == [*(record["case"] for record in kept), "next"]
+        assert [record["case"] for record in store.records()] == [*(record["case"] for record in before), "next"]
 
 
 def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
@@ -135,7 +137,8 @@ def test_only_the_first_process_writes_tables_and_finishes(tmp_path: Path) -> No
 def test_a_full_disk_is_one_sentence_and_the_run_goes_on(tmp_path: Path) -> None:
     with open_x(tmp_path) as store:
         store.append([{"case": "1"}])
-        for name in ("skips.jsonl", "metrics.json.part"):
+        draft = f".metrics.{os.getpid()}-{threading.get_ident()}.part.json"
+        for name in ("skips.jsonl", draft):
             (store.path / name).symlink_to("/dev/full")
         with pytest.raises(UserError, match=r"cannot write .*skips\.jsonl \(No space left on device\); make room"):
             store.append([{"case": "2"}], "skips.jsonl")
