@@ -29,7 +29,7 @@ def test_a_sweep_ends_in_one_table(tmp_path: Path) -> None:
     ended = typed("experiments.run", "-m", *command, "method.settings.strength=0.5,2")
     assert ended.returncode == 0, ended.stderr
     swept = ended.stdout
-    first, second = sorted((tmp_path / "o" / "study").iterdir())
+    _, second = sorted((tmp_path / "o" / "study").iterdir())
     (joined,) = (tmp_path / "o" / "joined").iterdir()
     saved = read_run(joined)
     assert arms_of(saved.results, saved.metrics) == ["baseline", "strength=0.5: mine", "strength=2: mine"]

@@ -136,10 +136,8 @@ def test_without_a_development_split_the_shift_is_cross_fitted(
 ) -> None:
     run = study(saved, tmp_path, "limit=24", "attention=false")
     folder = evaluate(replace(run, benchmark=WithoutDevelopment()))
-    assert (
-        "calibrated_shift: in each of 5 folds of the cases, one constant, fitted on the others"
-        in capsys.readouterr().out
-    )
+    said = capsys.readouterr().out
+    assert "calibrated_shift: in each of 5 folds of the cases, one constant, fitted on the others" in said
     margins: dict[str, dict[str, float]] = {}
     for record in lines(folder):
         margins.setdefault(record["arm"], {})[record["case"]] = record["margin"]

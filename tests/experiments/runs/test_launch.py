@@ -13,9 +13,10 @@ import pytest
 from experiments import config
 from experiments import run as door
 from experiments.runs.launch import Launch, check_task
-from experiments.runs.records import complete_lines, ordered
+from experiments.runs.records import ordered
 from experiments.runs.results_table import read_results
 from experiments.runs.saved_run import read_records
+from experiments.runs.store import complete_lines
 from experiments.studies.vrtuning.study import VRTuningStudy
 from interp.errors import UserError
 from tests.experiments.compose import run_of
