@@ -20,6 +20,7 @@ REMOVED = {  # what is typed → what to do instead
     **{name: _FOLDER.format(name) for name in ("mssbench", "lvlm_safer", "vscbench", "holisafe")},
     "benchmark=mossbench_contrast": "Use benchmark=mossbench benchmark.sets=contrast.",
     "benchmark.source": "Clone turningpoint-ai/MOSSBench and set benchmark.root to the clone.",
+    "task.format=inspect": "Read predictions.jsonl and results.csv of the run; logs of Inspect are still read.",
     "task.format=mmsafeaware": "Use task=export task.format=vlmevalkit task.to=cases.tsv.",
     "task=mossbench_safety": "Join the runs instead: task=report runs=[a,b].",
     "method=distilled": "Use method=verbalise, which judges in words without training.",

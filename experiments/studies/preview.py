@@ -23,8 +23,6 @@ from experiments.metrics.bootstrap import FEWEST
 from experiments.metrics.pairs import TIMES, Shared, drawn_pairs, is_safe
 from experiments.metrics.sentence_families import coded, contradiction, family_names, sentence_codes
 from experiments.report.tables import say
-from experiments.runs import inspect_log
-from experiments.runs.saved_run import read_run
 from experiments.runs.store import open_run
 from experiments.types import Kind, Loaded, Sample
 from interp.errors import UserError
@@ -219,20 +217,19 @@ def _cell(sample: Sample) -> Image.Image:
     return cell
 
 
-FORMATS = ("vlmevalkit", "inspect", "engine_model")
+FORMATS = ("vlmevalkit", "engine_model")
 
 
 @dataclass(frozen=True)
 class Export:
-    """The task: writes the benchmark's cases to ``to``, the finished ``run`` as logs of Inspect, or the model.
+    """The task: write the benchmark's cases or the model to ``to``.
 
-    ``format``: ``vlmevalkit`` (a TSV file), ``inspect`` (into the run's folder ``inspect``), or ``engine_model`` (a
-    folder that vLLM loads: the model, with the LoRA ``adapter`` merged or, without ``merge``, beside it).
+    ``format``: ``vlmevalkit`` (a TSV file), or ``engine_model`` (a folder that vLLM loads: the model, with the LoRA
+    ``adapter`` merged or, without ``merge``, next to it).
     """
 
     format: str = "vlmevalkit"
     to: str | None = None
-    run: str | None = None
     adapter: str | None = None
     merge: bool = True
 
@@ -244,11 +241,9 @@ class Export:
         """Write them, and print where they are.
 
         Raises:
-            UserError: no place to write to, no run to read, or it cannot be written.
+            UserError: no place to write to, or it cannot be written.
         """
-        if self.format == "inspect":
-            _export_run(run, self.run)
-        elif self.to is None:
+        if self.to is None:
             what = ".tsv file" if self.format == "vlmevalkit" else "folder"
             raise UserError(f"task.to: has no value; give a new {what} on the command line: task.to=<value>")
         elif self.format == "engine_model":
@@ -258,19 +253,3 @@ class Export:
         else:
             samples = limited(load_cases(run, Console()).samples, run.limit)
             say(f"{_so_many(samples)}: {export_vlmevalkit(samples, self.to)}")
-
-
-def _export_run(run: Run, source: str | None) -> None:
-    """Write logs of the arms of ``source``; words and pictures are the benchmark's if the command names the run's."""
-    if source is None:
-        raise UserError("task.format=inspect writes logs of a finished run; give its directory: run=<dir>")
-    inspect_log.needed()
-    saved = read_run(Path(source))
-    name = (saved.environment.get("benchmark") or {}).get("name")
-    samples: Sequence[Sample] = []
-    if name == run.benchmark.name:
-        samples = load_cases(run, Console()).samples
-    else:
-        say(f"the run is of benchmark {name}, this command names {run.benchmark.name}; the logs have thumbnails and "
-            f"bare sentences; add benchmark={name} for pictures and prompts")  # fmt: skip
-    say(*(f"log: {path}" for path in inspect_log.write_logs(saved, samples)))

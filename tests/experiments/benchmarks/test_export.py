@@ -42,7 +42,7 @@ def test_the_tsv_is_a_new_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["task.format=hdf5"], "task.format=hdf5: must be one of vlmevalkit, inspect, engine_model"),
+        (["task.format=hdf5"], "task.format=hdf5: must be one of vlmevalkit, engine_model"),
         ([], "task.to: has no value; give a new .tsv file"),
         (["task.format=engine_model"], "task.to: has no value; give a new folder"),
     ],
