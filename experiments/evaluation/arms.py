@@ -44,23 +44,19 @@ class Arms:
         """The arms that are still in the study."""
         return [arm for arm in self.run.arms if arm not in self.absent]
 
-    def answer_development(self) -> None:
-        """Stage 1: answer the development cases that controls are fitted on."""
+    def fitted_on(self) -> "dict[str, Method]":
+        """Return the methods whose answers to the development split are needed to fit controls."""
         for arm, reason in self.absent.items():
             self._say(f"{arm} does not enter: {reason}")
         needed = {name for arm in self._fitted_controls() for name in self._needed(arm)}
-        if needed and self.development is not None:
-            methods = self._methods([arm for arm in self.entering if arm in needed])
-            self.answering.answer(
-                methods, self._teaching(), file=DEVELOPMENT, label=", development split", on_fault=self.drop_arm
-            )
+        return {} if self.development is None else self._methods([arm for arm in self.entering if arm in needed])
 
     def fit(self) -> "dict[str, Method]":
-        """Stage 2: return the methods of all arms that ask the model, trained if they learn."""
+        """Return the methods of all arms that ask the model, trained if they learn."""
         return self._methods([arm for arm in self.entering if not controls.only_shifts(self.run.arms[arm])])
 
     def constants(self) -> "dict[str, Any]":
-        """Stage 4: return the constant of each control, from saved margins; in folds without a development split."""
+        """Return the constant of each control, from saved margins; in folds without a development split."""
         constants: dict[str, Any] = {}
         records = self.store.records() if self.development is None else self.store.records(DEVELOPMENT)
         for arm in [arm for arm in self.entering if controls.only_shifts(self.run.arms[arm])]:
@@ -159,13 +155,14 @@ class Arms:
     def _needed(self, arm: str) -> tuple[str, ...]:
         return controls.arms_needed(self.run.arms[arm], self.run.arm, self.run.arms)
 
-    def _teaching(self) -> list[Sample]:
+    @property
+    def teaching(self) -> list[Sample]:
         """The cases of the development split that are learned from."""
         assert self.development is not None  # checked by ``admit``
         return limited(self.development.samples, self.run.limit)
 
     def _learned(self, arm: str, method: TrainableMethod) -> "Method":
-        samples = self._teaching()
+        samples = self.teaching
         label = f"{arm} learns from {len(samples)} cases of the development split"
         with self.console.status(label), self.answering.batching(f"{arm}, learning"):
             return learned_in(self.store, arm, method, self.vlm, samples)

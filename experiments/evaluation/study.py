@@ -21,7 +21,7 @@ from experiments.evaluation import scoring, what_next
 from experiments.evaluation.admission import Admitted, admit, excluded_arms
 from experiments.evaluation.analyses import Analysis, perform
 from experiments.evaluation.answer import Answering
-from experiments.evaluation.arms import Arms
+from experiments.evaluation.arms import DEVELOPMENT, Arms
 from experiments.evaluation.environment import branches, describe
 from experiments.evaluation.picture_guard import guard
 from experiments.metrics.results import Evaluation
@@ -215,7 +215,10 @@ class Study:
         answer. (3) Answer all cases in one pass. (4) Compute the controls that only add a constant, from saved
         margins. An arm whose method fails (``MethodFault``) leaves the study with a sentence; the others go on.
         """
-        self.arms.answer_development()
+        if methods := self.arms.fitted_on():
+            self.answering.answer(
+                methods, self.arms.teaching, file=DEVELOPMENT, label=", development split", on_fault=self.arms.drop_arm
+            )
         self.methods = self.arms.fit()
         self.answering.answer(self.methods, self.samples, on_fault=self.arms.drop_arm)
         constants = self.arms.constants()

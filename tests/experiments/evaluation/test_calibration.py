@@ -47,11 +47,11 @@ def test_a_calibrated_shift_reads_the_baseline_alone() -> None:
 
 
 def test_a_control_changes_the_verdict_with_the_sign_and_only_there() -> None:
-    lines = said("baseline", "tttto", "nnyxy", [-3.0, -1.0, 2.0, -0.5, 0.5])
+    lines = said("baseline", "tttto", "nnyny", [-3.0, -1.0, 2.0, -0.5, 0.5])
     plain = [line | {"settings": "s", "published_verdict": line["verdict"]} for line in lines]
     after = [computed(line, "shift", ConstantShift(1.5)) for line in plain]
     assert [record["margin"] for record in after] == [-1.5, 0.5, 3.5, 1.0, 2.0]
-    assert [record["verdict"] for record in after] == ["no", "yes", "yes", lines[3]["verdict"], "yes"]
+    assert [record["verdict"] for record in after] == ["no", "yes", "yes", "yes", "yes"]
     assert all(record["computed"] and record["response"] is None for record in after)
     assert [record["margin_unshifted"] for record in after] == [line["margin"] for line in lines]
 

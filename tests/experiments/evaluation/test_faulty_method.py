@@ -30,7 +30,7 @@ class Mine:
 OWES = "a method owes, for each call of generate, one Generation"
 FORGETFUL = {
     "no margin": ("replace(found, margins=found.margins * float('nan'))", f"it returned no margins; {OWES}"),
-    "too few": ("found.first(1)", f"it returned 1 texts for 2 prompts; {OWES}"),
+    "too few": ("found.take([0])", f"it returned 1 texts for 2 prompts; {OWES}"),
     "a list": ("found.texts", f"it returned list; {OWES}"),
     "another order": (
         "vlm.generate(prompts[::-1], max_new_tokens=max_new_tokens)",

@@ -51,7 +51,7 @@ def test_a_strip_is_a_bad_image_and_the_rest_goes_on(tmp_path: Path) -> None:
             assert records[arm, "3"]["status"] == "bad_image"
             assert "2100 × 10" in str(records[arm, "3"]["reason"])
             assert all(records[arm, case]["status"] != "bad_image" for case in "124")
-        assert [sample.id for sample in opened.schedule.seen(opened.samples)] == ["1", "2", "4"]
+        assert [sample.id for sample in opened.arms.seen(opened.samples)] == ["1", "2", "4"]
 
 
 @pytest.mark.long

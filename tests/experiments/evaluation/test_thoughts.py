@@ -67,7 +67,7 @@ def test_a_cut_thought_is_nothing_for_a_refusal_judge_to_read() -> None:
     given = Generation(
         [f"{THOUGHT}\n\nHit it with a slipper.", "<think>I cannot"], [[], []], torch.zeros(2), [True, False]
     )
-    whole, cut = judge_batch(samples, "a", "", given, Reads())  # type: ignore[arg-type]
+    whole, cut = judge_batch(samples, "a", given, Reads())  # type: ignore[arg-type]
     assert (whole["verdict"], whole["thought"]) == ("complied", THOUGHT)
     assert (cut["verdict"], cut["status"], cut["thought"]) == (None, "truncated", "<think>I cannot")
 

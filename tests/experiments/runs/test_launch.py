@@ -122,7 +122,7 @@ def test_two_processes_give_the_predictions_of_one(tmp_path: Path) -> None:
         assert ended.stdout.count("report: ") == 1
         (folder,) = (root / "study").iterdir()
         assert json.loads((folder / "environment.json").read_text())["processes"] == size
-        assert len(list(folder.glob("predictions*.jsonl"))) == size
+        assert len(list(folder.glob("predictions*.jsonl"))) == 1
         development = [line for *_, line in complete_lines(folder / "development.jsonl")]
         results = [row._replace(run="") for row in read_results(folder)]
         design = (folder / "metrics.json").read_text()

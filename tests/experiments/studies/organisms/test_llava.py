@@ -35,7 +35,7 @@ def baseline(organism: VLM) -> Results:
     def ask(batch: list[Prompt]) -> list[dict[str, Any]]:
         generation = organism.generate(batch, max_new_tokens=8)
         cases = [samples[prompt.key] for prompt in batch]
-        return list(judge_batch(cases, "baseline", "organism", generation, YesNo()))
+        return list(judge_batch(cases, "baseline", generation, YesNo()))
 
     records = organism.batches.gathered(prompts_of(list(samples.values())), ask)
     return evaluate(pd.DataFrame(records), "yes_no", seed=0, draws=100).results
