@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,41 +29,36 @@ UNFINISHED: set[Path] = set()
 
 @dataclass
 class Outcome:
-    """What came of an analysis: its result in ``sentences``, or why it ``failed``."""
+    """Why an analysis ``failed``; empty if it did not."""
 
-    sentences: list[str] = field(default_factory=list)
     failed: str = ""
 
 
 def expect(folder: Path, missing: Mapping[str, str]) -> None:
-    """Notes which analyses are to come: name → what a reader would miss, as ``attention was not analysed``.
+    """Note which analyses are to come: name → what a reader would miss, as ``attention was not analysed``.
 
-    What is done stays done; entries of analyses that this run no longer has go, and those of the report's figures.
+    What is done stays done. Entries of analyses that this run no longer has go, and those of the report's figures.
 
     Raises:
         UserError: the directory cannot be written.
     """
     before = _states(folder)
-    found = {name: before.get(name) or {"missing": words, "state": PENDING} for name, words in missing.items()}
-    for name, words in missing.items():
-        if found[name]["state"] != DONE:
-            found[name] = {"missing": words, "state": PENDING}
-    found |= {name: one for name, one in before.items() if one.get("part_of") in missing}
-    if found or before:
-        write_json(folder / FILE, found)
+    after = {name: {"missing": words, "state": PENDING} for name, words in missing.items()}
+    after |= {name: state for name, state in before.items() if name in missing and state["state"] == DONE}
+    after |= {name: state for name, state in before.items() if state.get("part_of") in missing}
+    if after or before:
+        write_json(folder / FILE, after)
 
 
 @contextmanager
-def apart(
-    folder: Path, name: str, missing: str, *, part_of: str | None = None, of: str | None = None
-) -> Iterator[Outcome]:
-    """Keeps whatever exception the block raises to itself: it becomes ``Outcome.failed`` and the state of ``name``.
+def apart(folder: Path, name: str, missing: str, *, part_of: str | None = None) -> Iterator[Outcome]:
+    """Turn whatever exception the block raises into ``Outcome.failed`` and the state of ``name``.
 
     KeyboardInterrupt and SystemExit still end the run. ``missing`` as in ``expect``. A part of another analysis
-    (``part_of``) is noted only where it fails, and forgotten when the whole begins again. ``of`` says what a result is
-    valid for (``finished_result``). Nothing is raised where the state itself cannot be written: it then stays pending.
+    (``part_of``) is noted only if it fails, and forgotten when the analysis begins again. If the state itself cannot be
+    written, nothing is raised: it stays pending.
     """
-    _note(folder, name, {"missing": missing, "state": PENDING} if part_of is None else None, anew=True)
+    _note(folder, name, {"missing": missing, "state": PENDING} if part_of is None else None, again=True)
     outcome = Outcome()
     try:
         yield outcome
@@ -73,17 +68,9 @@ def apart(
         _note(folder, name, entry | ({} if part_of is None else {"part_of": part_of}))
     else:
         if part_of is None:
-            _note(folder, name, {"missing": missing, "state": DONE, "of": of, "sentences": outcome.sentences})
+            _note(folder, name, {"missing": missing, "state": DONE})
     if outcome.failed:
         _free()  # what the error's frames held
-
-
-def finished_result(folder: Path, name: str, of: str) -> list[str] | None:
-    """The sentences of a done analysis, where its result is of ``of`` and none of its parts failed; else None."""
-    states = _states(folder)
-    one = states.get(name, {})
-    whole = not any(part.get("part_of") == name for part in states.values())
-    return list(one["sentences"]) if whole and one.get("state") == DONE and one.get("of") == of else None
 
 
 def unfinished(folder: Path) -> list[str]:
@@ -126,10 +113,10 @@ def _states(folder: Path) -> dict[str, dict[str, Any]]:
     return {name: one for name, one in found.items() if isinstance(one, dict) and {"missing", "state"} <= one.keys()}
 
 
-def _note(folder: Path, name: str, entry: Mapping[str, Any] | None, *, anew: bool = False) -> None:
-    """Replaces the entry of ``name`` (None: removes it); where it begins ``anew``, those of its parts go."""
+def _note(folder: Path, name: str, entry: Mapping[str, Any] | None, *, again: bool = False) -> None:
+    """Replaces the entry of ``name`` (None: removes it); if it begins ``again``, those of its parts go."""
     before = _states(folder)
-    after = {one: value for one, value in before.items() if not (anew and value.get("part_of") == name)}
+    after = {one: value for one, value in before.items() if not (again and value.get("part_of") == name)}
     after.pop(name, None)
     after |= {} if entry is None else {name: dict(entry)}
     if after != before:

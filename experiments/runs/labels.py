@@ -21,7 +21,7 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -48,9 +48,9 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Label:
-    """One person's verdict on one answer; ``settings`` is that of the labelled record, None where not given.
+    """One person's verdict on one answer; ``settings`` is that of the labelled record, None if not given.
 
-    A label of a blind sheet has the ``answer``'s id alone until ``resolved``.
+    A label of a blind sheet has the ``answer``'s id instead of a case and an arm.
     """
 
     case: str
@@ -59,6 +59,16 @@ class Label:
     annotator: str
     verdict: Verdict
     answer: str = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What the label is about."""
+        return ("", self.answer) if self.answer else (self.case, self.arm)
+
+    @property
+    def place(self) -> str:
+        """What the label is about, in words."""
+        return f"answer {self.answer[:80]!r}" if self.answer else f"case {self.case[:80]} of arm {self.arm[:80]}"
 
 
 @dataclass(frozen=True)
@@ -153,16 +163,15 @@ def read_labels(path: Path | Sequence[Path]) -> Labels:
     Raises:
         UserError: no such file, not UTF-8, or a needed column is missing.
     """
-    found: dict[tuple[str, str, str, str], Label] = {}
+    first: dict[Any, Label] = {}
     notes: list[str] = []
-    for one in [path] if isinstance(path, Path) else path:
-        for where, label in _read(one, notes):
-            earlier = found.setdefault((label.case, label.arm, label.answer, label.annotator), label)
+    for file in [path] if isinstance(path, Path) else path:
+        for where, label in _read(file, notes):
+            earlier = first.setdefault((label.key, label.annotator), label)
             if earlier.verdict is not label.verdict:
-                what = f"answer {label.answer}" if label.answer else f"case {label.case} of arm {label.arm}"
-                notes.append(f"{where}: {label.annotator} labelled {what} twice, as {earlier.verdict} and "
+                notes.append(f"{where}: {label.annotator} labelled {label.place} twice, as {earlier.verdict} and "
                              f"{label.verdict}; the first counts")  # fmt: skip
-    return Labels(tuple(found.values()), notes)
+    return Labels(tuple(first.values()), notes)
 
 
 def _read(path: Path, notes: list[str]) -> Iterable[tuple[str, Label]]:
@@ -188,54 +197,33 @@ def _read(path: Path, notes: list[str]) -> Iterable[tuple[str, Label]]:
             yield where, Label(cells["case"], cells["arm"], cells.get("settings") or None, annotator, known[label])
 
 
-def resolved(records: Sequence[Record], labels: Labels) -> Labels:
-    """The labels of blind sheets as labels of every record with that answer; notes say which are of no answer here."""
-    having: dict[str, list[Record]] = defaultdict(list)
-    for record in records:
-        if record.get("response"):
-            having[answer_id(record)].append(record)
-    found: list[Label] = []
-    notes = list(labels.notes)
-    for label in labels.labels:
-        if not label.answer:
-            found.append(label)
-            continue
-        if label.answer not in having:
-            notes.append(f"label of answer {label.answer[:80]!r} by {label.annotator}, which the run does not hold, or "
-                         "which has changed since; left out")  # fmt: skip
-        for record in having.get(label.answer, []):
-            found.append(replace(label, case=record["case"], arm=record["arm"], settings=record["settings"]))
-    return Labels(tuple(found), notes)
-
-
 def apply(records: Sequence[Record], labels: Labels) -> Applied:
-    """The records with human verdicts where there are labels: the verdict of most annotators.
+    """Return the records with human verdicts if there are labels: the verdict of most annotators.
 
-    A record keeps the judge's verdict under ``judged_before`` and all labels under ``labels``. Where annotators are
-    evenly split the judge's verdict stays. ``notes`` lists the labels that were not used: of cases or arms that are not
-    in the run, of answers that have changed since, and of the other kind of benchmark.
+    A record keeps the judge's verdict under ``judged_before`` and all labels under ``labels``. If annotators are evenly
+    split, the judge's verdict stays. ``notes`` lists the labels that were not used: of cases or arms that are not in
+    the run, of answers that changed since, and of the other kind of benchmark.
     """
-    labels = resolved(records, labels)
-    notes = list(labels.notes)
-    by_answer: dict[tuple[str, str], list[Label]] = defaultdict(list)
+    notes, by_key = list(labels.notes), defaultdict(list)
     for label in labels.labels:
-        by_answer[label.case, label.arm].append(label)
-    after = []
-    used = 0
+        by_key[label.key].append(label)
+    after, keys = [], set()
     for record in records:
-        given = by_answer.get((record["case"], record["arm"]), [])
-        usable = [label for label in given if _fits(label, record, notes)]
+        here = [(record["case"], record["arm"]), *([("", answer_id(record))] if record.get("response") else [])]
+        keys.update(here)
+        usable = [label for key in here for label in by_key.get(key, []) if _fits(label, record, notes)]
         counts = Counter(label.verdict for label in usable).most_common(2)
         if len(counts) == 2 and counts[0][1] == counts[1][1]:
             notes.append(f"annotators are evenly split on case {record['case']} of arm {record['arm']}; the judge's "
                          "verdict stays")  # fmt: skip
         elif counts:
-            used += 1
-            record = _labelled(record, counts[0][0], usable)
+            after.append(_labelled(record, counts[0][0], usable))
+            continue
         after.append(record)
-    for case, arm in sorted(by_answer.keys() - {(record["case"], record["arm"]) for record in records}):
-        notes.append(f"labels of case {case[:80]!r} in arm {arm[:80]!r}, which the run does not hold; left out")
-    return Applied(after, used, notes)
+    for key in sorted(by_key.keys() - keys):
+        notes.append(f"label of {by_key[key][0].place} by {by_key[key][0].annotator}, which the run does not hold, or "
+                     "which has changed since; left out")  # fmt: skip
+    return Applied(after, sum(new is not old for new, old in zip(after, records, strict=True)), notes)
 
 
 def _fits(label: Label, record: Record, notes: list[str]) -> bool:

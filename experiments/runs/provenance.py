@@ -81,17 +81,6 @@ def arm_title(model: Mapping[str, Any] | None, arm: str) -> str:
     return f"{arm}{_in_brackets(adapter and f'adapter {_short_hash(adapter)}')}"
 
 
-def subject(model: Mapping[str, Any] | None, arm: str) -> str:
-    """What a summary is about: the model's title, and the adapter of the arm under study, if it has one.
-
-    Of responses made elsewhere it is what answered, "against" what they are compared with, if anything.
-    """
-    if sides := sides_of(model, arm):
-        return " against ".join(sides)
-    adapted = arm_title(model, arm)
-    return model_title(model) + ("" if adapted == arm else f", {adapted}")
-
-
 def sides_of(model: Mapping[str, Any] | None, arm: str) -> list[str]:
     """Of an arm of responses made elsewhere: what answered, then what it is compared with, if anything; else empty."""
     responses = (model or {}).get("responses") or {}

@@ -57,7 +57,7 @@ class FailureAnalysis:
         """The analysis with this task's options."""
         options = {"limit": self.failures, "layers": self.layers, "segments": self.segments, "figures": self.figures,
                    "form": self.format}  # fmt: skip
-        return of_failures(run, options, in_full=True)
+        return of_failures(options, in_full=True)
 
     def _of_a_run(self, run: Run, folder: Path) -> None:
         """Analyses a run where it lies.
@@ -87,7 +87,7 @@ class FailureAnalysis:
         read_records(folder)  # whether they can be read
         with reopened(folder) as store:
             work = study.Study(run, Admitted(loaded, loaded), vlm, store, console, environment)
-            whole = perform(work, [self.analysis(run)], again=True)
+            whole = perform(work, [self.analysis(run)])
             console.print(f"report: {build(folder)}", highlight=False, soft_wrap=True, markup=False)
             analyses.settle(folder)
         if not whole:

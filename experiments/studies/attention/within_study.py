@@ -25,23 +25,21 @@ def attention_of_study(study: "Study") -> list[Analysis]:
     if study.run.endpoint is not None or study.vlm is None:
         unseen = "attention was not analysed: it is that of a model whose weights are here"
         return [Analysis(FAILURES, "attention was not analysed", lambda _: [unseen])]
-    return [of_failures(study.run), of_cases()]
+    return [of_failures(), of_cases()]
 
 
-def of_failures(run: Any, options: Mapping[str, Any] = MappingProxyType({}), *, in_full: bool = False) -> Analysis:
-    """Failures and matched successes compared, for ``run``; the options are those of ``analyse_failures``.
+def of_failures(options: Mapping[str, Any] = MappingProxyType({}), *, in_full: bool = False) -> Analysis:
+    """Compare failures and matched successes; the options are those of ``analyse_failures``.
 
     With ``in_full`` the words that draw most attention are printed as well, and where all is.
     """
-    rest = (run.seed, run.draws, run.max_new_tokens, run.attribution)
     work = partial(_failures, options=options, in_full=in_full)
-    settings = repr((dict(options), rest, in_full))
-    return Analysis(FAILURES, "attention was not analysed", work, settings=settings, detail=not in_full)
+    return Analysis(FAILURES, "attention was not analysed", work, detail=not in_full)
 
 
 def of_cases() -> Analysis:
     """Attention of single cases under the baseline and the arm under study, for the report."""
-    return Analysis(CASES, "the attention of single cases was not recorded", _cases, settings="", detail=True)
+    return Analysis(CASES, "the attention of single cases was not recorded", _cases, detail=True)
 
 
 def _failures(study: "Study", *, options: Mapping[str, Any], in_full: bool) -> list[str]:

@@ -14,7 +14,7 @@ from experiments.benchmarks.table import Table
 from experiments.config import Run
 from experiments.evaluation import study
 from experiments.report.numbers import percent
-from experiments.runs.provenance import subject
+from experiments.runs.provenance import arm_title
 from experiments.runs.results_table import read_results
 from experiments.runs.store import RunStore
 from experiments.studies.vrtuning.arms import NewAdapter
@@ -214,8 +214,7 @@ def test_the_seven_billion_settings_run_on_a_tiny_llava(saved: Path, tmp_path: P
     assert (folder / "report.html").is_file()
     model = json.loads((folder / "environment.json").read_text())["model"]
     assert model["adapters"]["vrtuning"].startswith("sha256:")
-    name = f"tiny-saved ({model['revision'][7:15]}), vrtuning (adapter {model['adapters']['vrtuning'][7:15]})"
-    assert subject(model, "vrtuning") == name
+    assert arm_title(model, "vrtuning") == f"vrtuning (adapter {model['adapters']['vrtuning'][7:15]})"
 
 
 def test_the_seven_billion_settings_are_what_they_say() -> None:
