@@ -1,10 +1,15 @@
 """The graph of imports: lazy ones inside functions count, and so do those for annotations alone."""
 
+import subprocess
+import sys
 from collections.abc import Mapping, Set
 from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
 
 import grimp
 import pytest
+
+from tests.conftest import REPOSITORY
 
 PACKAGES = ("interp", "mitigation", "experiments")
 
@@ -30,3 +35,17 @@ def test_no_circle_of_files() -> None:
 )
 def test_a_circle_is_found(imports: dict[str, set[str]], found: set[str]) -> None:
     assert set(circle(imports)) == found
+
+
+@pytest.mark.long
+def test_a_study_runs_where_fcntl_does_not_exist(saved: Path, tmp_path: Path) -> None:
+    """As on Windows, which has no ``signal.SIGUSR1`` either."""
+    words = ["forestlens", "method=prompt", f"model.path={saved}", "limit=4", "max_new_tokens=2", "draws=20"]
+    program = (
+        "import signal, sys; sys.modules['fcntl'] = None; del signal.SIGUSR1\n"
+        f"sys.argv = {[*words, f'output_root={tmp_path}']!r}\n"
+        "from experiments.run import main; main()"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    assert list(tmp_path.glob("*/*/results.csv"))
