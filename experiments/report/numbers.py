@@ -39,27 +39,10 @@ def points(difference: float, *, unit: str = " points") -> str:
     return percent(difference, sign=True) + unit
 
 
-def complete(interval: Interval) -> tuple[float, float] | None:
-    """The two ends of ``interval``, or None where either is missing."""
-    if interval is None or len(interval) != 2:
-        return None
-    low, high = interval
-    return None if low is None or high is None else (float(low), float(high))
-
-
-def percent_interval(interval: Interval, digits: int = 0) -> str:
-    """An interval of fractions in percent: ``88–94``, ``−2.1…4.0``; empty where there is none."""
-    ends = complete(interval)
-    return "" if ends is None else fixed_interval((100 * ends[0], 100 * ends[1]), digits)
-
-
-def fixed_interval(interval: Interval, digits: int = 2) -> str:
-    """An interval of plain numbers; beside a minus sign a dash would be misread, so dots stand between the ends."""
-    ends = complete(interval)
-    if ends is None:
-        return ""
-    low, high = (fixed(end, digits) for end in ends)
-    return f"{low}{'…' if MINUS in low + high else TO}{high}"
+def span(numbers: Interval, digits: int, factor: float = 1, *, sign: bool = False) -> str:
+    """Return numbers from low to high: ``88–94``; if one is negative, dots are between them. None is ""."""
+    ends = [fixed(number if number is None else factor * number, digits, sign=sign) for number in numbers or ()]
+    return ("…" if MINUS in "".join(ends) else TO).join(ends)
 
 
 def p_value(p: float | None) -> str:

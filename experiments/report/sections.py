@@ -5,7 +5,6 @@ can be built again without the study. The section on attention is read from atte
 this as text; nothing in it is marked as safe HTML.
 """
 
-import base64
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -17,25 +16,14 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from experiments.metrics.claims import RULES
-from experiments.report import attention_figure
-from experiments.report.cases import LONGEST_TEXT, blurred
-from experiments.report.figures import PHONE, SCREEN, embedded, svg_bytes
+from experiments.report.figures import embedded, svg_bytes
 from experiments.report.numbers import percent
 from experiments.report.tables import lines_of, table
-from experiments.runs.results_table import Results
 from experiments.runs.resumption import write_json
-from experiments.runs.saved_run import SavedRun, thumbnail_name
 from interp.errors import UserError
 from interp.figures.glyphs import Figure
 
 FOLDER = "sections"
-LARGEST = 6_000_000  # bytes of all heatmaps of single cases together
-OVER = {
-    "image": "over the picture, by layers",
-    "words": "over the words, by layers",
-    "heads": "on the picture, by layer and head",
-    "answers": "over the picture, by arm",
-}
 WORDS = 8  # of those that draw most attention, how many are listed
 
 
@@ -125,56 +113,14 @@ def _read(folder: Path, name: str, content: Mapping[str, Any]) -> dict[str, Any]
             "note": str(content["note"]), "figures": figures}  # fmt: skip
 
 
-def attention_section(run: SavedRun) -> dict[str, Any] | None:
-    """What attention.json of the run says; None where there is none or it cannot be read.
-
-    Returns:
-        ``sentences``, ``words``, ``curves`` by layer, ``heatmaps`` of single cases, and ``left_out``, the number of
-        heatmaps beyond the limit.
-    """
+def attention_section(folder: Path, figures: list[dict[str, str]]) -> dict[str, Any] | None:
+    """Return what attention.json of the run says as a section with ``figures``; None if it cannot be read."""
     try:
-        found = json.loads((run.directory / "attention.json").read_text(encoding="utf-8"))
-        sentences = [str(sentence) for sentence in found["sentences"]]
+        content = json.loads((folder / "attention.json").read_text(encoding="utf-8"))
+        sentences = [str(sentence) for sentence in content["sentences"]]
+        words = [f"{word['word']} ({percent(word['mass'])}%)" for word in (content.get("words") or [])[:WORDS]]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    words = [f"{word['word']} ({percent(word['mass'])}%)" for word in (found.get("words") or [])[:WORDS]]
-    attributed = [one for one in (found.get("attribution") or {}).values() if isinstance(one, Mapping)]
-    named = [name for one in (found, *attributed) for name in one.get("figures") or ()]
-    heatmaps, left_out = _heatmaps(run, [Path(str(name)).name for name in named])  # no path leaves the run
-    return {"sentences": sentences, "words": words, "curves": _curves(run.results), "heatmaps": heatmaps,
-            "left_out": left_out}  # fmt: skip
-
-
-def _curves(results: Results) -> list[dict[str, str]]:
-    """The subsets' curves as one figure; empty without any."""
-    if not (lines := attention_figure.panels(results)):
-        return []
-    screen, phone = (svg_bytes(attention_figure.share_by_layer(lines, form)) for form in (SCREEN, PHONE))
-    return [embedded("attention_by_layer", screen, phone, alt=attention_figure.describe(results))]
-
-
-def _heatmaps(run: SavedRun, names: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
-    """The heatmaps among ``names`` that are in the run and whose case is known, by case, and how many were too many."""
-    records = {Path(thumbnail_name(str(record["case"]))).stem: record for record in run.predictions}
-    by_case: dict[str, dict[str, Any]] = {}
-    room, left_out = LARGEST, 0
-    for name in names:
-        match = re.fullmatch(r"(attention|attribution)_(.+)_(image|words|heads|answers)\.png", name)
-        path = run.directory / "figures" / name
-        if not match or match[2] not in records or not path.is_file():
-            continue
-        room -= path.stat().st_size
-        if room < 0:
-            left_out += 1
-            continue
-        record, kind = records[match[2]], f"{match[1]} {OVER[match[3]]}"
-        one = {
-            "name": path.stem,
-            "kind": kind,
-            "uri": "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode("ascii"),
-            "alt": f"{kind}, case {record['case']}",
-            "hidden": match[3] in ("image", "answers") and blurred(record),
-        }
-        text = str(record["text"])[:LONGEST_TEXT]
-        by_case.setdefault(match[2], {"case": str(record["case"]), "text": text, "maps": []})["maps"].append(one)
-    return list(by_case.values()), left_out
+    note = f"Words that draw most attention in failures (mean share): {', '.join(words)}." if words else ""
+    return {"name": "attention", "title": "Where failures look", "sentences": sentences, "tables": [], "note": note,
+            "figures": figures}  # fmt: skip

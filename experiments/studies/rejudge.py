@@ -22,8 +22,8 @@ from experiments.evaluation.human_verdicts import agreement_of_raters, share_sen
 from experiments.evaluation.judging import judgement_without_text
 from experiments.judges.automatic import Automatic
 from experiments.report import terminal
-from experiments.report.attention_figure import CURVES
 from experiments.report.cases import FILE as CASES
+from experiments.report.figures import CURVES
 from experiments.report.tables import say
 from experiments.runs import records
 from experiments.runs.labels import apply, read_labels
