@@ -56,7 +56,7 @@ def render(run_dir: Path, *, explore: str = "") -> str:
         small=SMALL,
         figures=[figure for figure in drawn.values() if figure],
         attention=attention,
-        sections=[*read_sections(run_dir), *([attention] if attention else [])],
+        sections=read_sections(run_dir),
         missing=analyses.missing(run_dir),
         **_browser(run, templates, explore),
     )

@@ -78,16 +78,14 @@ def flips(predictions: Iterable[Record], *, arm: str, reference: str) -> list[Fl
     return [one for one, flipped in judged(predictions, arm=arm, reference=reference) if flipped]
 
 
-def choose(found: Sequence[Flip], *, arm: str, count: int = 10) -> list[Flip]:
-    """At most ``count`` flips, half fixed and half broken where there are enough, spread over the subsets.
+def choose(found: Sequence[Flip], *, arm: str, count: int = 10, **order: Any) -> list[Flip]:
+    """Return at most ``count`` flips, half fixed and half broken if there are enough, spread over the subsets.
 
-    Where one direction has too few, the other fills the places.
+    If one direction has too few, the other fills the places. ``order`` as in ``in_turns``.
     """
-    fixed = in_turns([flip for flip in found if flip.fixed], arm)
-    broken = in_turns([flip for flip in found if not flip.fixed], arm)
-    half = count // 2
-    take_fixed = max(min(len(fixed), half), min(len(fixed), count - min(len(broken), count - half)))
-    return fixed[:take_fixed] + broken[: count - take_fixed]
+    fixed, broken = (in_turns([flip for flip in found if flip.fixed is way], arm, **order) for way in (True, False))
+    take_fixed = max(min(len(fixed), count // 2), count - len(broken))
+    return fixed[:take_fixed] + broken[: count - min(take_fixed, len(fixed))]
 
 
 def in_turns(

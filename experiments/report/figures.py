@@ -103,7 +103,7 @@ def points(
         style: dict[str, Any] = {"color": GREY, "linestyle": ":", "linewidth": 1, "zorder": 1, **named}
         axes.plot(guide.xs, guide.ys, **style) if y else axes.axvline(guide.xs[0], **style)
         if guide.place:
-            axes.annotate(guide.label, guide.place, fontsize=form.label, color=GREY, ha="center", va="center",
+            axes.annotate(guide.label, guide.place, fontsize=form.label, color=GREY, ha="center", va="center", zorder=1,
                           bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # fmt: skip
     names = []
     for place, mark in enumerate(marks):

@@ -127,20 +127,22 @@ def facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
     missing = benchmark.get("missing") or 0
     absent = missing if isinstance(missing, int) else len(missing)
     count = f"{benchmark.get('n', UNKNOWN)} cases" + (f", {absent} published cases cannot run here" if absent else "")
-    about = (model_title(model) if model else None, model.get("path"), _short("revision", model.get("revision")),
-             model.get("dtype"))  # fmt: skip
     return [
-        ("responses made elsewhere" if model.get("made_elsewhere") else "model", _joined(*about)),
+        (
+            "responses made elsewhere" if model.get("made_elsewhere") else "model",
+            _joined(model_title(model) if model else "", model.get("path"), model.get("dtype")),
+        ),
+        ("model revision", _joined(model.get("revision"))[:12]),
         *((f"counted as {kind}", ", ".join(texts)) for kind, texts in (model.get("answers_counted") or {}).items()),
         *((f"adapter of {arm}", revision) for arm, revision in (model.get("adapters") or {}).items()),
         *((f"arm {arm}", model_title(responses)) for arm, responses in (model.get("responses") or {}).items()),
-        ("benchmark", _joined(benchmark.get("name"), count, _short("manifest", benchmark.get("manifest")))),
-        ("judge", _known(environment.get("judge"))),
-        ("seed", _known(environment.get("seed"))),
+        ("benchmark", _joined(benchmark.get("name"), count)),
+        ("benchmark manifest", _joined(benchmark.get("manifest"))[:12]),
+        *((name, _joined(environment.get(name))) for name in ("judge", "seed", "command")),
+        ("machine", _joined(environment.get("device"))),
+        ("threads", _joined(environment.get("threads"))),
         ("code", commit),
-        ("machine", _joined(environment.get("device"), _threads(environment.get("threads")))),
-        ("started, finished", f"{_known(environment.get('started'))}, {_known(environment.get('finished'))}"),
-        ("command", _known(environment.get("command"))),
+        ("started, finished", f"{_joined(environment.get('started'))}, {_joined(environment.get('finished'))}"),
         *(("cost", sentence) for sentence in cost_sentences(environment.get("cost") or {})),
         *((f"run of {name}", str(folder)) for name, folder in (environment.get("joined") or {}).items()),
     ]
@@ -160,17 +162,5 @@ def cost_sentences(cost: Mapping[str, Mapping[str, float]]) -> list[str]:
     return sentences
 
 
-def _known(entry: Any) -> str:
-    return UNKNOWN if entry is None or entry == "" else str(entry)
-
-
 def _joined(*values: Any) -> str:
     return " · ".join(dict.fromkeys(str(entry) for entry in values if entry not in (None, ""))) or UNKNOWN
-
-
-def _short(name: str, digest: Any) -> str | None:
-    return None if not digest else f"{name} {str(digest)[:12]}"
-
-
-def _threads(threads: Any) -> str | None:
-    return None if threads is None else f"{threads} thread{'' if threads == 1 else 's'}"

@@ -18,7 +18,7 @@ import pandas as pd
 from experiments.metrics.claims import RULES
 from experiments.report.figures import embedded, svg_bytes
 from experiments.report.numbers import percent
-from experiments.report.tables import lines_of, table
+from experiments.report.tables import lines_of
 from experiments.runs.resumption import write_json
 from interp.errors import UserError
 from interp.figures.glyphs import Figure
@@ -94,23 +94,17 @@ def read_sections(folder: Path) -> list[dict[str, Any]]:
 
 
 def _read(folder: Path, name: str, content: Mapping[str, Any]) -> dict[str, Any]:
-    tables = [
-        table(
-            [dict(zip(map(str, kept["columns"]), map(str, cells), strict=True)) for cells in kept["rows"]],
-            title=str(kept["caption"]),
-            note=str(kept["note"]),
-        )
-        for kept in content["tables"]
-        if kept["rows"]
-    ]
+    tables = [pd.DataFrame(kept["rows"], columns=kept["columns"]).astype(str) for kept in content["tables"]]
+    for frame, kept in zip(tables, content["tables"], strict=True):
+        frame.attrs = {"title": str(kept["caption"]), "note": str(kept["note"])}
     figures = []
     for one in content["figures"]:
         path = folder / "figures" / f"{Path(str(one['name'])).name}.svg"  # the name alone: no path leaves the run
         if path.is_file():
             figures.append(embedded(path.stem, path.read_bytes(), alt=str(one["alt"]), caption=str(one["caption"])))
     sentences = [str(sentence) for sentence in content["sentences"]]
-    return {"name": name, "title": str(content["title"]), "sentences": sentences, "tables": tables,
-            "note": str(content["note"]), "figures": figures}  # fmt: skip
+    return {"name": name, "title": str(content["title"]), "sentences": sentences, "note": str(content["note"]),
+            "tables": [frame for frame in tables if len(frame)], "figures": figures}  # fmt: skip
 
 
 def attention_section(folder: Path, figures: list[dict[str, str]]) -> dict[str, Any] | None:
