@@ -10,17 +10,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from experiments.metrics.claims import SMALL
-from experiments.report import arms, cases, colours, examples, figures, page
+from experiments.report import cases, colours, examples, figures, page
 from experiments.report.cases import address, attention_of_cases
 from experiments.report.numbers import points, share
 from experiments.report.sections import attention_section, read_sections
 from experiments.report.tables import copies, lines_of
-from experiments.report.text import count, level, value
+from experiments.report.text import count, ends, level, value
 from experiments.runs import analyses
-from experiments.runs.saved_run import SavedRun, read_run, thumbnail_name
+from experiments.runs.saved_run import SavedRun, read_run
 from interp.errors import UserError
-
-__all__ = ["build", "drawings", "thumbnail_name"]
 
 # In the order in which they need each other.
 SCRIPTS = ("elements", "data", "list", "picture", "attention", "labels", "case", "tables", "main")
@@ -69,14 +67,16 @@ def _templates() -> Environment:
     templates = Environment(loader=PackageLoader("experiments.report"), autoescape=True, undefined=StrictUndefined,
                             trim_blocks=True, lstrip_blocks=True)  # fmt: skip
     templates.filters |= {"copies": copies, "address": address, "in_points": lambda change: points(change, unit=""),
-                          "lines_of": lines_of, "value": value, "count": count, "level": level,
+                          "lines_of": lines_of, "value": value, "ends": ends, "count": count, "level": level,
                           "share": share}  # fmt: skip
     return templates
 
 
 def _browser(run: SavedRun, templates: Environment, explore: str) -> dict[str, Any]:
     """Single cases: those shown first, the browser's data and script, and the hash that lets no other script run."""
-    script = "'use strict';\n(() => {\n" + "".join(_source(templates, f"js/{name}.js") for name in SCRIPTS) + "})();\n"
+    assert templates.loader is not None
+    sources = (templates.loader.get_source(templates, f"js/{name}.js")[0] for name in SCRIPTS)
+    script = "'use strict';\n(() => {\n" + "".join(sources) + "})();\n"
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     studied = str(run.metrics["study"])
     reference = str(run.metrics["baseline"] or studied)
@@ -92,20 +92,10 @@ def _browser(run: SavedRun, templates: Environment, explore: str) -> dict[str, A
     }
 
 
-def _source(templates: Environment, name: str) -> str:
-    assert templates.loader is not None
-    return templates.loader.get_source(templates, name)[0]
-
-
-def drawings(run: SavedRun) -> dict[str, figures.Drawing]:
-    """Return the figures of a run's results by name."""
-    return figures.drawings(run.results, run.metrics["kind"], arms.arms_of(run.results, run.metrics))
-
-
 def _figures(run: SavedRun) -> dict[str, dict[str, str] | None]:
     """Draw the figures into figures/, and return them as data URIs; None is a figure that could not be drawn."""
     drawn: dict[str, dict[str, str] | None] = {}
-    for name, drawing in drawings(run).items():
+    for name, drawing in figures.drawings(run).items():
         path, drawn[name] = run.directory / "figures" / f"{name}.svg", None
         path.unlink(missing_ok=True)  # that of an earlier report
         missing = f"the figure {path.name} was not drawn"

@@ -295,9 +295,5 @@ def _answer(record: Mapping[str, Any], verdicts: list[str], texts: _Pool) -> lis
         texts.place(reason[:LONGEST_TEXT]),
         texts.place(str(record.get("prompt") or "")[:LONGEST_TEXT]),
         texts.place(str(record.get("settings") or "")[:LONGEST_NAME]),
-        *([[_step(name, text, texts) for name, text in steps.items()]] if steps else []),
+        *([[[texts.place(str(part)[:LONGEST_TEXT]) for part in step] for step in steps.items()]] if steps else []),
     ]
-
-
-def _step(name: str, text: str, texts: _Pool) -> list[int]:
-    return [texts.place(str(name)[:LONGEST_NAME]), texts.place(str(text)[:LONGEST_TEXT])]

@@ -4,7 +4,7 @@ Of a run with one arm: three that went wrong and two that went right. The choice
 whose attention was logged come first, and harmless ones before unsafe ones.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,9 @@ def examples(run: SavedRun, *, studied: str, reference: str, attention: Mapping[
         seen = [flip for flip in cases if flip.case in logged]
         chosen.append(choose(seen if len(seen) >= count else cases, arm=studied, count=count, first=logged,
                              subsets=HARMLESS_FIRST, largest=tone != names[False]))  # fmt: skip
-    maps = {flip.case: _maps(logged.get(flip.case), arms) for part in chosen for flip in part}
+    blocks = {flip.case: logged.get(flip.case) or {} for part in chosen for flip in part}
+    maps = {case: {arm: values for arm in arms if (values := heat.image_map(block.get(arm))) is not None}
+            for case, block in blocks.items()}  # fmt: skip
     most = max((float(values.max()) for of_case in maps.values() for values in of_case.values()), default=0.0)
 
     def example(flip: Flip) -> dict[str, Any]:
@@ -61,11 +63,6 @@ def examples(run: SavedRun, *, studied: str, reference: str, attention: Mapping[
         "most": f"{fixed(100 * most, 1)}%" if with_maps else "",
         "glance": next((each["maps"][0] for each in with_maps if not each["case"]["hidden"]), None),
     }
-
-
-def _maps(blocks: Mapping[str, Any] | None, arms: Sequence[str]) -> dict[str, np.ndarray]:
-    maps = {arm: heat.image_map((blocks or {}).get(arm)) for arm in arms}
-    return {arm: values for arm, values in maps.items() if values is not None}
 
 
 def _drawn(run: SavedRun, case: str, maps: Mapping[str, np.ndarray], most: float) -> list[dict[str, str]]:

@@ -18,11 +18,12 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from scipy.special import ndtr
 
-from experiments.report.arms import RATES
+from experiments.report.arms import RATES, arms_of
 from experiments.report.colours import ARMS, GREY, in_dark
 from experiments.report.numbers import fixed
 from experiments.report.text import value
 from experiments.runs.results_table import Results, Row
+from experiments.runs.saved_run import SavedRun
 from interp.errors import UserError
 from interp.figures.glyphs import Figure, cut, encoded
 
@@ -230,8 +231,9 @@ def safety(results: Results, kind: str, arms: Sequence[str], *further: Guide) ->
     return Drawing(partial(points, marks, x=x, y=y, guides=guides), words, CAPTIONS[kind])
 
 
-def drawings(results: Results, kind: str, arms: Sequence[str]) -> dict[str, Drawing]:
+def drawings(run: SavedRun) -> dict[str, Drawing]:
     """Return the figures of a run's arms by name, and attention by layer if it was analysed."""
+    results, kind, arms = run.results, run.metrics["kind"], arms_of(run.results, run.metrics)
     drawn = {"safety": safety(results, kind, arms)}
     if kind == "yes_no":
         marks = marks_of(results, arms, {"quantity": "auroc"})
@@ -282,9 +284,7 @@ def check_format(wanted: str, *others: str) -> None:
 
 def embedded(name: str, svg: bytes, *, alt: str, caption: str = "") -> dict[str, str]:
     """Return an SVG file as ``templates/drawn.html.j2`` prints it: as data, for light and dark pages."""
-    dark = b"" if b"<image" in svg else in_dark(svg)  # words on a picture need their own ink
-    return {"name": name, "alt": alt, "caption": caption, "uri": _data_uri(svg), "dark_uri": _data_uri(dark)}
-
-
-def _data_uri(svg: bytes) -> str:
-    return "data:image/svg+xml;base64," + base64.b64encode(svg).decode("ascii") if svg else ""
+    dark_svg = b"" if b"<image" in svg else in_dark(svg)  # words on a picture need their own ink
+    light, dark = ("data:image/svg+xml;base64," + base64.b64encode(each).decode("ascii") if each else ""
+                   for each in (svg, dark_svg))  # fmt: skip
+    return {"name": name, "alt": alt, "caption": caption, "uri": light, "dark_uri": dark}

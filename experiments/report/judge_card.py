@@ -32,12 +32,12 @@ def tables(card: Mapping[str, Any]) -> dict[str, list[dict[str, str]]]:
 
 
 def _record(answers: str, row: Mapping[str, Any]) -> dict[str, str]:
-    rates = {"sens.": "sensitivity", "spec.": "specificity"}
     counts = {"n": "n", "refused": "refused", "no class": "judge_failed"}
     return {
         "answers": answers.split("--")[-1][:24],
         "κ": fixed(row.get("kappa"), 3),
         "95%": "not measured" if row.get("kappa") is None else span(row.get("kappa_interval"), 3),
-        **{heading: fixed(row.get(name), 3) for heading, name in rates.items()},
+        "sens.": fixed(row.get("sensitivity"), 3),
+        "spec.": fixed(row.get("specificity"), 3),
         **{heading: str(row[name]) for heading, name in counts.items() if name in row},
     }

@@ -50,37 +50,29 @@ def next_commands(
     words, path = typed(environment), str(model.get("path") or "")
     if not path or words is None or environment.get("joined"):
         return {}
-    found: list[tuple[list[str], str]] = []
-    task = str((config.get("task") or {}).get("_target_"))
-    if task == "experiments.evaluation.study.run" and not refusals and not config.get("attention"):
-        same = without(words, "task", *OF_RUN)
-        found.append(([*same, "task=attention", f"run={folder}"], "where the attention of its failures went"))
+    task, bundled = str((config.get("task") or {}).get("_target_")), path.startswith(ORGANISM)
     model, cases = _same_model(words, path), [] if refusals else about(words, "benchmark")  # both ask for verdicts
-    why = ([*model, *cases, "+exp=mechanism"], "why it fails")
+    method = about(words, "method")
+    chosen = method if any(word.startswith("method=") for word in method) else []  # else an experiment's own
+    same = without(words, "task", *OF_RUN)
     told = task.startswith("experiments.studies.mechanism.") or path == f"{ORGANISM}thinking"  # has a thought before
-    if path.startswith(ORGANISM):
-        method = about(words, "method")
-        asked = method if any(word.startswith("method=") for word in method) else []  # else an experiment's own
-        drawn = [*model, *cases, *asked, "+exp=heatmap_llava"]
-        found.append((drawn, "one case, its answers, and where the model looked"))
-        if cases and not told:
-            found.append(why)
-        found.append(([*without(words, *OF_MODEL, *OF_RUN), OWN_MODEL], "the same with your own model"))
-        if not about(words, "benchmark"):
-            found.append((shlex.split(PREVIEW), "your own cases"))
-    elif not told:
-        found.append(why)
+    of_study = task == "experiments.evaluation.study.run" and not refusals and not config.get("attention")
+    listed = [
+        (of_study, [*same, "task=attention", f"run={folder}"], "where the attention of its failures went"),
+        (bundled, [*model, *cases, *chosen, "+exp=heatmap_llava"], "one case, its answers, and where the model looked"),
+        (not told and (cases or not bundled), [*model, *cases, "+exp=mechanism"], "why it fails"),
+        (bundled, [*without(words, *OF_MODEL, *OF_RUN), OWN_MODEL], "the same with your own model"),
+        (bundled and not about(words, "benchmark"), shlex.split(PREVIEW), "your own cases"),
+    ]
+    found = [(command, why) for wanted, command, why in listed if wanted]
     return {f"{program} {shlex.join(command)}": why for command, why in found[:MOST]}
 
 
 def without(words: Sequence[str], *keys: str) -> list[str]:
     """The arguments but for those that set one of ``keys``; of ``task`` also its options, ``task.…``."""
-    kept = []
-    for word in words:
-        key = word.lstrip("+~").partition("=")[0]
-        if key not in keys and not ("task" in keys and key.startswith("task.")):
-            kept.append(word)
-    return kept
+    names = [word.lstrip("+~").partition("=")[0] for word in words]
+    options = ("task.",) if "task" in keys else ()
+    return [word for word, name in zip(words, names, strict=True) if name not in keys and not name.startswith(options)]
 
 
 def about(words: Sequence[str], group: str) -> list[str]:

@@ -8,7 +8,7 @@ from experiments.metrics.claims import HIGHER, LOWER, NOT_TESTED, SMALL
 from experiments.report import arms
 from experiments.report.next_commands import next_commands
 from experiments.report.tables import SIGNS
-from experiments.report.text import ends, summary
+from experiments.report.text import summary
 from experiments.runs.provenance import arm_title, model_title, sides_of
 from experiments.runs.results_table import Row
 from experiments.runs.saved_run import SavedRun
@@ -46,11 +46,6 @@ class Measure(NamedTuple):
         """The claim's sign."""
         return SIGNS[self.claim]
 
-    @property
-    def interval(self) -> str:
-        """The interval of the difference with its name, or ""."""
-        return ends(self.difference, name=True).strip("[]") if self.difference and self.difference.interval else ""
-
     def place(self, difference: float) -> float:
         """Return where ``difference`` lies on an axis from 0 to 360 with 0 in its middle."""
         assert self.difference is not None
@@ -68,7 +63,6 @@ def context(run: SavedRun) -> dict[str, Any]:
     question = _question(environment, studied, compared=bool(base) and studied != base)
     names = arms.arms_of(results, design)
     return {
-        "title": f"forestlens: {question}",
         "question": question,
         "headline": said.headline,
         "notes": said.notes,
@@ -77,9 +71,8 @@ def context(run: SavedRun) -> dict[str, Any]:
         "bundled": TOYS.get(toy, TOYS["llava"]) if toy else "",
         "about": f"{benchmark.get('name') or 'the benchmark'}, {benchmark.get('n', UNKNOWN)} cases, asked in "
         + (f"{len(names)} ways" if len(names) > 1 else "one way"),
-        "results": results,
         "before": base or studied,
-        "rates": list(arms.RATES[design["kind"]].values()),
+        "rates_before": [results.get(base or studied, **key) for key in arms.RATES[design["kind"]].values()],
         "commands": next_commands(environment, str(run.directory), refusals=design["kind"] == "refusal"),
         "facts": facts(environment),
         "studied": studied,
@@ -151,9 +144,7 @@ def facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
 def cost_sentences(cost: Mapping[str, Mapping[str, float]]) -> list[str]:
     """Return what arms cost that ask questions before their answers, next to the baseline."""
     sentences = []
-    for arm, own in cost.items():
-        if not own.get("steps"):
-            continue
+    for arm, own in ((arm, own) for arm, own in cost.items() if own.get("steps")):
         questions, tokens, seconds = (own[name] / own["cases"] for name in ("steps", "step_tokens", "seconds"))
         plain = cost.get("baseline")
         times = "" if plain is None else f", {seconds / plain['seconds'] * plain['cases']:.1f} times the baseline's"

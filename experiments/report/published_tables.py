@@ -1,6 +1,7 @@
 """MOSSBench's leaderboard: the rows that its authors printed, next to models counted in the same way."""
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -35,17 +36,14 @@ def leaderboard(results: Results, models: Sequence[str], counted: Results | None
     if counted is not None:
         tables[NO_TO_A_QUESTION] = (counted, BY_AUTHORS)
     records = []
-    for model in models:
-        for convention, (source, rule) in tables.items():
-            cells = {name: source.get(model, "refusal_rate", subset="benign", group=f"type={name}", rule=rule)
-                     for name in COLUMNS}  # fmt: skip
-            rates = {name: cell and cell.value and 100 * cell.value for name, cell in cells.items()}
-            printed = dict(zip((*COLUMNS, "average"), mossbench_row(model) or [None] * 4, strict=True))
-            record: dict[str, Any] = {"model": model, "convention": convention}
-            record |= {snake(name): rate for name, rate in rates.items()}
-            record |= {f"n_{snake(name)}": int(cell.n or 0) if cell else 0 for name, cell in cells.items()}
-            record |= {f"published_{snake(name)}": rate for name, rate in printed.items()}
-            records.append(record)
+    for model, (convention, (source, rule)) in product(models, tables.items()):
+        cells = {snake(name): source.get(model, "refusal_rate", subset="benign", group=f"type={name}", rule=rule)
+                 for name in COLUMNS}  # fmt: skip
+        printed = zip((*cells, "average"), mossbench_row(model) or [None] * 4, strict=True)
+        record: dict[str, Any] = {"model": model, "convention": convention}
+        record |= {name: cell and cell.value and 100 * cell.value for name, cell in cells.items()}
+        record |= {f"n_{name}": int(cell.n or 0) if cell else 0 for name, cell in cells.items()}
+        records.append(record | {f"published_{name}": rate for name, rate in printed})
     frame = pd.DataFrame(records)
     for name in map(snake, COLUMNS):
         frame[name] = frame[name].astype(float)

@@ -7,7 +7,7 @@ this as text; nothing in it is marked as safe HTML.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -17,14 +17,13 @@ import pandas as pd
 
 from experiments.metrics.claims import RULES
 from experiments.report.figures import embedded, svg_bytes
-from experiments.report.numbers import percent
-from experiments.report.tables import lines_of
+from experiments.report.tables import lines_of, table
+from experiments.report.text import lines
 from experiments.runs.resumption import write_json
 from interp.errors import UserError
 from interp.figures.glyphs import Figure
 
 FOLDER = "sections"
-WORDS = 8  # of those that draw most attention, how many are listed
 
 
 @dataclass(frozen=True)
@@ -80,31 +79,31 @@ def write_section(
 
 
 def read_sections(folder: Path) -> list[dict[str, Any]]:
-    """The sections in ``folder`` as the template prints them, by name.
+    """Return the sections in ``folder`` as the template prints them, by name.
 
     Files that are not sections and missing figures are passed over.
     """
-    found = []
+    sections = []
     for path in sorted((folder / FOLDER).glob("*.json")):
         try:
-            found.append(_read(folder, path.stem, json.loads(path.read_text(encoding="utf-8"))))
+            content = json.loads(path.read_text(encoding="utf-8"))
+            section = {key: str(content[key]) for key in ("title", "note")} | {"name": path.stem}
+            sentences = [str(sentence) for sentence in content["sentences"]]
+            tables = [table([dict(zip(kept["columns"], map(str, cells), strict=True)) for cells in kept["rows"]],
+                            title=str(kept["caption"]), note=str(kept["note"]))
+                      for kept in content["tables"] if kept["rows"]]  # fmt: skip
+            figures = list(_figures(folder / "figures", content["figures"]))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
-    return found
+        sections.append({**section, "sentences": sentences, "tables": tables, "figures": figures})
+    return sections
 
 
-def _read(folder: Path, name: str, content: Mapping[str, Any]) -> dict[str, Any]:
-    tables = [pd.DataFrame(kept["rows"], columns=kept["columns"]).astype(str) for kept in content["tables"]]
-    for frame, kept in zip(tables, content["tables"], strict=True):
-        frame.attrs = {"title": str(kept["caption"]), "note": str(kept["note"])}
-    figures = []
-    for one in content["figures"]:
-        path = folder / "figures" / f"{Path(str(one['name'])).name}.svg"  # the name alone: no path leaves the run
+def _figures(folder: Path, listed: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, str]]:
+    for drawn in listed:
+        path = folder / f"{Path(str(drawn['name'])).name}.svg"  # the name only: no path leaves the run
         if path.is_file():
-            figures.append(embedded(path.stem, path.read_bytes(), alt=str(one["alt"]), caption=str(one["caption"])))
-    sentences = [str(sentence) for sentence in content["sentences"]]
-    return {"name": name, "title": str(content["title"]), "sentences": sentences, "note": str(content["note"]),
-            "tables": [frame for frame in tables if len(frame)], "figures": figures}  # fmt: skip
+            yield embedded(path.stem, path.read_bytes(), alt=str(drawn["alt"]), caption=str(drawn["caption"]))
 
 
 def attention_section(folder: Path, figures: list[dict[str, str]]) -> dict[str, Any] | None:
@@ -112,9 +111,8 @@ def attention_section(folder: Path, figures: list[dict[str, str]]) -> dict[str, 
     try:
         content = json.loads((folder / "attention.json").read_text(encoding="utf-8"))
         sentences = [str(sentence) for sentence in content["sentences"]]
-        words = [f"{word['word']} ({percent(word['mass'])}%)" for word in (content.get("words") or [])[:WORDS]]
+        note = " ".join(lines("words", words=content.get("words") or []))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    note = f"Words that draw most attention in failures (mean share): {', '.join(words)}." if words else ""
     return {"name": "attention", "title": "Where failures look", "sentences": sentences, "tables": [], "note": note,
             "figures": figures}  # fmt: skip

@@ -180,10 +180,7 @@ def say(*renderables: RenderableType) -> None:
     """Print tables as they are, and lines without markup, colours or breaks."""
     console = Console()
     for each in renderables:
-        if isinstance(each, str):
-            console.print(each, highlight=False, soft_wrap=True, markup=False)
-        else:
-            console.print(each)
+        console.print(each, highlight=False, soft_wrap=isinstance(each, str), markup=False)
 
 
 def markdown(frame: pd.DataFrame) -> str:

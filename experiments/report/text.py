@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from jinja2 import ChainableUndefined, Environment, PackageLoader
 
-from experiments.report.numbers import MISSING, fixed, percent, points, share
-from experiments.report.tables import PLAIN, markdown_text
+from experiments.report.numbers import MISSING, fixed, points, share
+from experiments.report.tables import PLAIN, markdown_text, shown
 from experiments.runs.results_table import Results, Row
 from interp.checkpoints.config import ORGANISM
 
@@ -80,14 +80,14 @@ def about(number: float) -> str:
     return f"{float(f'{number:.2g}'):,.0f}"
 
 
-def value(row: Row | None, *, unit: str = "%") -> str:
-    """Return the value of a row in its unit: ``17.3%``, ``0.661``."""
-    if row is None or row.value is None:
-        return MISSING
-    digits = PLAIN.get(row.quantity)
-    if row.against:
-        return points(row.value) if digits is None else fixed(row.value, digits, sign=True)
-    return f"{percent(row.value)}{unit}" if digits is None else fixed(row.value, digits)
+def value(row: Row | None) -> str:
+    """Return the value of a row in its unit: ``17.3%``, ``0.661``, ``+4.5 points``."""
+    text = shown(row).value
+    return (
+        text
+        if text == MISSING or (row and row.quantity in PLAIN)
+        else text + (" points" if row and row.against else "%")
+    )
 
 
 def ends(row: Row, *, name: bool = False) -> str:

@@ -17,9 +17,9 @@ from experiments.config import Run, digest
 from experiments.evaluation import finished_runs, scoring
 from experiments.evaluation.admission import check_contrasts
 from experiments.report import next_commands, terminal
-from experiments.report.build import build, drawings
+from experiments.report.build import build
 from experiments.report.cases import FILE, attention_of_cases
-from experiments.report.figures import COLUMN, FORMATS, check_format
+from experiments.report.figures import COLUMN, FORMATS, check_format, drawings
 from experiments.report.tables import say
 from experiments.runs import analyses, records
 from experiments.runs.provenance import SHOWN, arm_title, model_title

@@ -12,12 +12,11 @@ from PIL import Image
 from rich.console import Console
 
 from experiments.metrics.results import evaluate
-from experiments.report.build import thumbnail_name
 from experiments.report.cases import Flip, flips
 from experiments.report.terminal import shown
 from experiments.report.text import summary
 from experiments.runs.resumption import write_json
-from experiments.runs.saved_run import SavedRun, read_run
+from experiments.runs.saved_run import SavedRun, read_run, thumbnail_name
 from experiments.types import Kind
 
 Records = list[dict[str, Any]]

@@ -19,8 +19,7 @@ from experiments.config import Run
 from experiments.evaluation import finished_runs
 from experiments.report import page
 from experiments.report.arms import LEVELS
-from experiments.report.build import drawings
-from experiments.report.figures import COLUMN, pdf_bytes
+from experiments.report.figures import COLUMN, drawings, pdf_bytes
 from experiments.report.next_commands import typed
 from experiments.report.sections import read_sections
 from experiments.report.tables import csv_text, latex, latex_text, say, texts

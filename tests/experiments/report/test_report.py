@@ -14,14 +14,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from experiments.report import arms, figures
-from experiments.report.build import build, drawings, thumbnail_name
+from experiments.report.build import build
 from experiments.report.examples import examples
 from experiments.report.page import headline_measures
 from experiments.report.sections import Section, SectionFigure, attention_section, write_section
 from experiments.report.tables import lines_of, pivot
-from experiments.report.text import summary, value
+from experiments.report.text import ends, summary, value
 from experiments.runs.results_table import Results, row
-from experiments.runs.saved_run import read_run
+from experiments.runs.saved_run import read_run, thumbnail_name
 from interp.errors import UserError
 from tests.experiments.refused import records as refusals
 from tests.experiments.synthetic_run import predictions, write_records, write_run
@@ -110,7 +110,7 @@ def test_the_first_screen_says_what_the_terminal_says(tmp_path: Path, arm: tuple
     for line in (*said.headline, *said.notes):
         assert plain(line) in words
     assert f"{value(measure.bars[0][1])} → to {value(measure.bars[1][1])}" in words
-    assert f"{value(difference)} [{measure.interval}]" in words
+    assert f"{value(difference)} {ends(difference, name=True)}" in words
 
 
 @pytest.mark.parametrize(("arms_", "study", "titles"), [
@@ -128,7 +128,7 @@ def test_a_refusal_run_opens_with_both_rates(
 
 def test_figures_have_a_text_alternative_with_their_numbers(finished: Path, page: _Page) -> None:
     run = read_run(finished)
-    for name, (_, words, caption) in drawings(run).items():
+    for name, (_, words, caption) in figures.drawings(run).items():
         assert caption in page.text
         quantity = "auroc" if name == "auroc" else "unsafe_caught"
         for arm in arms.arms_of(run.results, run.metrics):
@@ -207,7 +207,11 @@ def test_the_other_files_of_a_run_are_not_trusted_either(run: Path) -> None:
     (run / "environment.json").write_text(json.dumps(environment))
     frame = pivot([row("probe", arm=tame, group=tame, value=0.5)], "arm", "group", title=tame)
     write_section(run, "study", Section(tame, [tame], [frame, frame], note=tame))
-    words = {"sentences": [HOSTILE], "words": [{"word": HOSTILE, "mass": 0.5}], "figures": ["../../etc/passwd"]}
+    words = {
+        "sentences": [HOSTILE],
+        "words": [{"word": HOSTILE, "mass": 0.5, "in_sentence": True}],
+        "figures": ["../../etc/passwd"],
+    }
     (run / "attention.json").write_text(json.dumps(words))
     page = page_of(run)
     assert page.text.count("{{ 7*7 }}") > 12
@@ -270,14 +274,14 @@ def test_a_section_of_a_study_shows_sentences_tables_and_figures(run: Path) -> N
 
 @pytest.mark.long
 def test_what_attention_json_says_is_a_section_and_a_broken_file_is_passed_over(run: Path) -> None:
-    content = {"sentences": ["They look away."], "words": [{"word": "kill", "mass": 0.125}]}
+    content = {"sentences": ["They look away."], "words": [{"word": "kill", "mass": 0.125, "in_sentence": True}]}
     (run / "attention.json").write_text(json.dumps(content))
     found = attention_section(run, [])
     assert found is not None
     assert (found["sentences"], found["figures"]) == (content["sentences"], [])
     section = build(run).read_text(encoding="utf-8").split('<section id="section-attention">')[1].split("</section>")[0]
     assert "They look away." in section
-    assert "kill (12.5%)" in section
+    assert "“kill” 12.5%" in section
     for broken in ("{broken", "[]", '{"sentences": 3}'):
         (run / "attention.json").write_text(broken)
         assert attention_section(run, []) is None
