@@ -39,7 +39,7 @@ def build(run_dir: Path) -> Path:
 
 
 def render(run_dir: Path, *, explore: str = "") -> str:
-    """The page that ``build`` writes; each case has a link to ``explore``, a page that asks it live, where that is.
+    """Return the page that ``build`` writes; with ``explore``, each case has a link to that page, which asks it live.
 
     Raises:
         UserError: as ``build``.
@@ -73,7 +73,7 @@ def _templates() -> Environment:
 
 
 def _browser(run: SavedRun, templates: Environment, explore: str) -> dict[str, Any]:
-    """Single cases: those shown first, the browser's data and script, and the hash that lets no other script run."""
+    """Return the first cases, the browser's data and script, and the hash that lets no other script run."""
     assert templates.loader is not None
     sources = (templates.loader.get_source(templates, f"js/{name}.js")[0] for name in SCRIPTS)
     script = "'use strict';\n(() => {\n" + "".join(sources) + "})();\n"

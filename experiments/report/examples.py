@@ -29,17 +29,17 @@ def examples(run: SavedRun, *, studied: str, reference: str, attention: Mapping[
     """
     logged: Mapping[str, Any] = (attention or {}).get("cases") or {}
     arms, alone = list(dict.fromkeys((reference, studied))), studied == reference
-    known = judged(run.predictions, arm=studied, reference=reference)
+    cases = judged(run.predictions, arm=studied, reference=reference)
     names = {True: ("broken", "fixed"), False: ("wrong", "right")}  # by whether the case flipped
-    tones = {flip.case: names[flipped][flip.fixed] for flip, flipped in known}
+    tones = {flip.case: names[flipped][flip.fixed] for flip, flipped in cases}
     groups: dict[str, tuple[str, ...]] = {"changed": names[True], "did not change": names[False]}
     if alone:
         groups = {"went wrong": ("wrong",), "went right": ("right",)}
     chosen = []
     for tone, count in zip(groups.values(), (CHANGED, SAME), strict=True):
-        cases = [flip for flip, _ in known if tones[flip.case] in tone]
-        seen = [flip for flip in cases if flip.case in logged]
-        chosen.append(choose(seen if len(seen) >= count else cases, arm=studied, count=count, first=logged,
+        flips = [flip for flip, _ in cases if tones[flip.case] in tone]
+        seen = [flip for flip in flips if flip.case in logged]
+        chosen.append(choose(seen if len(seen) >= count else flips, arm=studied, count=count, first=logged,
                              subsets=HARMLESS_FIRST, largest=tone != names[False]))  # fmt: skip
     blocks = {flip.case: logged.get(flip.case) or {} for part in chosen for flip in part}
     maps = {case: {arm: values for arm in arms if (values := heat.image_map(block.get(arm))) is not None}

@@ -62,7 +62,7 @@ class Guide(NamedTuple):
     xs: Sequence[float] | np.ndarray
     ys: Sequence[float] | np.ndarray
     label: str = ""
-    place: tuple[float, float] | None = None
+    label_at: tuple[float, float] | None = None
 
 
 class Line(NamedTuple):
@@ -100,16 +100,16 @@ def points(
     figure = Figure(figsize=(form.width, height), dpi=100, layout=ConstrainedLayoutEngine(h_pad=0.13 if y else None))
     axes = figure.add_subplot()
     for guide in guides:
-        named = {"label": guide.label} if y and not guide.place else {}
+        named = {"label": guide.label} if y and not guide.label_at else {}
         style: dict[str, Any] = {"color": GREY, "linestyle": ":", "linewidth": 1, "zorder": 1, **named}
         axes.plot(guide.xs, guide.ys, **style) if y else axes.axvline(guide.xs[0], **style)
-        if guide.place:
-            axes.annotate(guide.label, guide.place, fontsize=form.label, color=GREY, ha="center", va="center", zorder=1,
-                          bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # fmt: skip
+        if guide.label_at:
+            axes.annotate(guide.label, guide.label_at, fontsize=form.label, color=GREY, ha="center", va="center",
+                          zorder=1, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # fmt: skip
     names = []
-    for place, mark in enumerate(marks):
-        style = {"color": ARMS[place % len(ARMS)], "marker": MARKERS[place % len(MARKERS)], "markersize": 8}
-        height_of = mark.y if y else place
+    for number, mark in enumerate(marks):
+        style = {"color": ARMS[number % len(ARMS)], "marker": MARKERS[number % len(MARKERS)], "markersize": 8}
+        height_of = mark.y if y else number
         present = mark.x is not None and height_of is not None
         names.append(cut(mark.name, form.name_length) + ("" if present else ": not available"))
         if mark.x is None or height_of is None:
@@ -120,7 +120,7 @@ def points(
         # Open markers: those that hide each other can all be seen.
         axes.plot(mark.x, height_of, linestyle="", fillstyle="none", markeredgewidth=1.8, label=names[-1], **style)
         if not y:
-            axes.annotate(fixed(mark.x, digits), (mark.x, place), (0, 8), textcoords="offset points",
+            axes.annotate(fixed(mark.x, digits), (mark.x, number), (0, 8), textcoords="offset points",
                           fontsize=form.label, ha="center")  # fmt: skip
     _label(axes, form, x, y)
     if y:
@@ -163,9 +163,9 @@ def lines_by_layer(
         dict.fromkeys(line.name for listed in panels.values() for line in listed))}  # fmt: skip
     for axes, (title, listed) in zip(drawn.flat, panels.items(), strict=True):
         for line in listed:
-            known = [(at, row) for at, row in zip(line.xs, line.rows, strict=True) if row and row.value is not None]
-            xs = [at for at, _ in known]
-            values = np.array([[row.value, *(row.interval or (row.value,) * 2)] for _, row in known], dtype=float)
+            present = [(at, row) for at, row in zip(line.xs, line.rows, strict=True) if row and row.value is not None]
+            xs = [at for at, _ in present]
+            values = np.array([[row.value, *(row.interval or (row.value,) * 2)] for _, row in present], dtype=float)
             middle, low, high = scale * values.reshape(-1, 3).T
             colour, marker = styles[line.name]
             axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
@@ -191,8 +191,8 @@ def contours() -> list[Guide]:
     for d_prime in range(4):
         # d′ = z(hit) − z(false alarm) and c = −(z(hit) + z(false alarm)) / 2
         xs, ys = 100 * ndtr(d_prime / 2 + criteria), 100 * ndtr(d_prime / 2 - criteria)
-        place = float(xs[222]), float(ys[222])  # where "safe" is said readily: most models lie on the other side
-        guides.append(Guide(xs, ys, f"d′ = {d_prime}" if d_prime else "d′ = 0 (chance)", place))
+        label_at = float(xs[222]), float(ys[222])  # where "safe" is said readily: most models lie on the other side
+        guides.append(Guide(xs, ys, f"d′ = {d_prime}" if d_prime else "d′ = 0 (chance)", label_at))
     return guides
 
 

@@ -14,7 +14,7 @@ Interval = Sequence[float | None] | None  # (low, high)
 
 
 def fixed(value: float | None, digits: int, *, sign: bool = False) -> str:
-    """``value`` with ``digits`` decimals."""
+    """Return ``value`` with ``digits`` decimals."""
     if value is None or math.isnan(value):
         return MISSING
     text = f"{value:+.{digits}f}" if sign else f"{value:.{digits}f}"
@@ -24,18 +24,18 @@ def fixed(value: float | None, digits: int, *, sign: bool = False) -> str:
 
 
 def percent(rate: float | None, digits: int = 1, *, sign: bool = False) -> str:
-    """A fraction of 1 as percent (or, for differences, percentage points), without the sign %."""
+    """Return a fraction of 1 as percent (or, for differences, percentage points), without the sign %."""
     return fixed(None if rate is None else 100 * rate, digits, sign=sign)
 
 
 def share(rate: float | None) -> str:
-    """A fraction of 1 in percent, with the sign %: ``44.1%``."""
+    """Return a fraction of 1 in percent, with the sign %: ``44.1%``."""
     text = percent(rate)
     return text if text == MISSING else f"{text}%"
 
 
 def points(difference: float, *, unit: str = " points") -> str:
-    """A difference of fractions of 1 in percentage points, signed: ``+4.4 points``."""
+    """Return a difference of fractions of 1 in percentage points, signed: ``+4.4 points``."""
     return percent(difference, sign=True) + unit
 
 
@@ -46,7 +46,7 @@ def span(numbers: Interval, digits: int, factor: float = 1, *, sign: bool = Fals
 
 
 def p_value(p: float | None) -> str:
-    """Three decimals, or ``<0.001``."""
+    """Return a p value with three decimals, or ``<0.001``."""
     if p is None:
         return MISSING
     return "<0.001" if p < 0.001 else f"{p:.3f}"

@@ -46,7 +46,7 @@ class Measure(NamedTuple):
         """The claim's sign."""
         return SIGNS[self.claim]
 
-    def place(self, difference: float) -> float:
+    def position(self, difference: float) -> float:
         """Return where ``difference`` lies on an axis from 0 to 360 with 0 in its middle."""
         assert self.difference is not None
         reach = 1.1 * max(3 * SMALL, abs(self.difference.value or 0), *map(abs, self.difference.interval or ()))
@@ -57,15 +57,15 @@ def context(run: SavedRun) -> dict[str, Any]:
     """Return everything the template names, except the figures."""
     design, results, environment = run.metrics, run.results, run.environment
     studied, base = str(design["study"]), design["baseline"]
-    said = summary(results, design, environment)
+    words = summary(results, design, environment)
     model, benchmark = environment.get("model") or {}, environment.get("benchmark") or {}
     toy = str(model.get("path") or "").removeprefix(ORGANISM) if str(model.get("path")).startswith(ORGANISM) else ""
     question = _question(environment, studied, compared=bool(base) and studied != base)
     names = arms.arms_of(results, design)
     return {
         "question": question,
-        "headline": said.headline,
-        "notes": said.notes,
+        "headline": words.headline,
+        "notes": words.notes,
         "measures": headline_measures(run),
         "subject": model_title(model) if model else "the model",
         "bundled": TOYS.get(toy, TOYS["llava"]) if toy else "",
@@ -144,8 +144,8 @@ def facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
 def cost_sentences(cost: Mapping[str, Mapping[str, float]]) -> list[str]:
     """Return what arms cost that ask questions before their answers, next to the baseline."""
     sentences = []
-    for arm, own in ((arm, own) for arm, own in cost.items() if own.get("steps")):
-        questions, tokens, seconds = (own[name] / own["cases"] for name in ("steps", "step_tokens", "seconds"))
+    for arm, spent in ((arm, spent) for arm, spent in cost.items() if spent.get("steps")):
+        questions, tokens, seconds = (spent[name] / spent["cases"] for name in ("steps", "step_tokens", "seconds"))
         plain = cost.get("baseline")
         times = "" if plain is None else f", {seconds / plain['seconds'] * plain['cases']:.1f} times the baseline's"
         sentences.append(f"{arm}: {questions:.2g} questions a case before its answer, {tokens:.1f} tokens; "

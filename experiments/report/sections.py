@@ -28,7 +28,7 @@ FOLDER = "sections"
 
 @dataclass(frozen=True)
 class Section:
-    """What a section says; all of it is shown as text."""
+    """A section of the report; all of it is printed as text."""
 
     title: str
     sentences: Sequence[str]
@@ -47,18 +47,18 @@ class SectionFigure(NamedTuple):
 def write_section(
     folder: Path, name: str, section: Section, figures: Mapping[str, SectionFigure] = MappingProxyType({})
 ) -> None:
-    """Writes ``section`` and its ``figures`` (name → figure, kept as ``figures/<name>.svg``) into the run's ``folder``.
+    """Write ``section`` and its ``figures`` (``figures/<name>.svg``) into the run's ``folder``.
 
     Raises:
         UserError: a name has other characters than letters, digits and ``_``.
     """
-    for one in (name, *figures):
-        if not re.fullmatch(r"[A-Za-z0-9_]+", one):
-            raise UserError(f"section or figure {one!r}: must be a file's name; use letters, digits and _ alone")
+    for each in (name, *figures):
+        if not re.fullmatch(r"[A-Za-z0-9_]+", each):
+            raise UserError(f"section or figure {each!r}: must be a file's name; use letters, digits and _ only")
     (folder / "figures").mkdir(exist_ok=True)
     (folder / FOLDER).mkdir(exist_ok=True)
-    for one, drawn in figures.items():
-        (folder / "figures" / f"{one}.svg").write_bytes(svg_bytes(drawn.figure))
+    for each, drawn in figures.items():
+        (folder / "figures" / f"{each}.svg").write_bytes(svg_bytes(drawn.figure))
     content = {
         "rules": RULES,
         "title": section.title,
@@ -73,7 +73,7 @@ def write_section(
             for frame in section.tables
         ],
         "note": section.note,
-        "figures": [{"name": one, "alt": drawn.alt, "caption": drawn.caption} for one, drawn in figures.items()],
+        "figures": [{"name": key, "alt": drawn.alt, "caption": drawn.caption} for key, drawn in figures.items()],
     }
     write_json(folder / FOLDER / f"{name}.json", content)
 

@@ -50,7 +50,7 @@ class Shown(NamedTuple):
         return " ".join([self.value, *ends, *([f"{{{self.bounds}}}"] if self.bounds else [])])
 
 
-def shown(cell: Cell, *, interval: bool = True, sign: bool = False) -> Shown:
+def cell_text(cell: Cell, *, interval: bool = True, sign: bool = False) -> Shown:
     """Return a cell as text: fractions in percent, differences in points and with their sign.
 
     Args:
@@ -139,13 +139,13 @@ def table(
 def lines_of(frame: pd.DataFrame) -> list[tuple[bool, list[Shown]]]:
     """Return whether each line is marked, and its cells as text."""
     marks = frame.attrs.get("marked") or [False] * len(frame)
-    cells = [[shown(cell, sign=True) for cell in line] for line in frame.itertuples(index=False, name=None)]
+    cells = [[cell_text(cell, sign=True) for cell in line] for line in frame.itertuples(index=False, name=None)]
     return list(zip(marks, cells, strict=True))
 
 
 def texts(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the table with every cell as one line of text, and headings without the breaks of a terminal."""
-    cells = [[str(shown(cell)) for cell in line] for line in frame.itertuples(index=False, name=None)]
+    cells = [[str(cell_text(cell)) for cell in line] for line in frame.itertuples(index=False, name=None)]
     return pd.DataFrame(cells, columns=[str(name).replace("|", " ") for name in frame.columns], dtype=object)
 
 
@@ -162,13 +162,13 @@ def in_terminal(frame: pd.DataFrame, *, bare: Collection[str] = (), stacked: boo
     drawn = RichTable(
         title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False
     )
-    for place, name in enumerate(frame.columns):
-        drawn.add_column(Text(str(name).replace("|", "\n")), justify="right" if place else "left", overflow="fold")
+    for number, name in enumerate(frame.columns):
+        drawn.add_column(Text(str(name).replace("|", "\n")), justify="right" if number else "left", overflow="fold")
     marks = frame.attrs.get("marked") or [False] * len(frame)
     for marked, line in zip(marks, frame.itertuples(index=False, name=None), strict=True):
         cells = []
         for name, cell in zip(frame.columns, line, strict=True):
-            parts = shown(cell, interval=name not in bare, sign=True)
+            parts = cell_text(cell, interval=name not in bare, sign=True)
             value = [parts.value, *([parts.interval if stacked else f"[{parts.interval}]"] if parts.interval else [])]
             cells.append(Text("\n" if stacked else " ").join(map(Text, value)))
         drawn.add_row(*cells, style="bold" if marked else None)
@@ -190,7 +190,7 @@ def markdown(frame: pd.DataFrame) -> str:
         return "| " + " | ".join(re.sub(r"[\\|<]", r"\\\g<0>", " ".join(cell.splitlines())) for cell in cells) + " |"
 
     plain = texts(frame)
-    rule = "|" + "".join(" ---: |" if place else " --- |" for place in range(len(plain.columns)))
+    rule = "|" + "".join(" ---: |" if number else " --- |" for number in range(len(plain.columns)))
     return "\n".join([line(plain.columns), rule, *map(line, plain.to_numpy().tolist())])
 
 

@@ -17,7 +17,7 @@ BLANK = 8  # of these lines: empty ones, the table's head, and how many arms are
 FEWEST_ROWS = 3  # of the table, however long the headline is
 
 
-def shown(
+def render(
     results: Results, design: Mapping[str, Any], environment: Mapping[str, Any], *, verbose: bool, width: int,
     named: Collection[str] = (), complete: bool = True,
 ) -> Group:  # fmt: skip
@@ -32,10 +32,10 @@ def shown(
         named: arms that the command names; they are shown before others.
         complete: False if the arms are not what the run was begun for.
     """
-    said = summary(results, design, environment)
+    words = summary(results, design, environment)
     # Text, not str: a line that quotes "[red]" must not be read as markup.
-    top = [Text(line, style="" if place else "bold") for place, line in enumerate(said.headline)]
-    notes = [Text(f"note: {note}") for note in said.notes]
+    top = [Text(line, style="" if place else "bold") for place, line in enumerate(words.headline)]
+    notes = [Text(f"note: {note}") for note in words.notes]
     if verbose:
         tables = [in_terminal(frame) for frame in arms.all_tables(results, design).values()]
         return Group(*(part for each in tables for part in (each, "")), *top, "", *notes)

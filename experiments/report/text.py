@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from jinja2 import ChainableUndefined, Environment, PackageLoader
 
 from experiments.report.numbers import MISSING, fixed, points, share
-from experiments.report.tables import PLAIN, markdown_text, shown
+from experiments.report.tables import PLAIN, cell_text, markdown_text
 from experiments.runs.results_table import Results, Row
 from interp.checkpoints.config import ORGANISM
 
@@ -45,8 +45,8 @@ def _templates(finalize: Callable[[Any], Any] | None) -> Environment:
 
 
 def _json(content: Mapping[str, Any]) -> str:
-    known = {name: entry for name, entry in content.items() if not isinstance(entry, _Missing)}
-    return json.dumps(known, indent=2, ensure_ascii=False, default=str)
+    content = {name: entry for name, entry in content.items() if not isinstance(entry, _Missing)}
+    return json.dumps(content, indent=2, ensure_ascii=False, default=str)
 
 
 def lines(template: str, **context: Any) -> list[str]:
@@ -82,7 +82,7 @@ def about(number: float) -> str:
 
 def value(row: Row | None) -> str:
     """Return the value of a row in its unit: ``17.3%``, ``0.661``, ``+4.5 points``."""
-    text = shown(row).value
+    text = cell_text(row).value
     return (
         text
         if text == MISSING or (row and row.quantity in PLAIN)

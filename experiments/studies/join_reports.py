@@ -60,7 +60,7 @@ class BuildReport:
         saved = read_run(page.parent)
         named = saved.results.arms if self.runs else next_commands.named_arms(saved.environment)
         say(
-            terminal.shown(saved.results, saved.metrics, saved.environment, verbose=run.verbose,
+            terminal.render(saved.results, saved.metrics, saved.environment, verbose=run.verbose,
                            width=Console().width, named=named),
             *filter(None, [note]),
             *analyses.failures(page.parent, analyses.REPORT),

@@ -115,7 +115,7 @@ class Rejudge:
         )
         width = Console().width
         say(
-            terminal.shown(results, design, environment, verbose=run.verbose, width=width),
+            terminal.render(results, design, environment, verbose=run.verbose, width=width),
             *([] if run.verbose else people),
             *notes,
             f"{changed} of {len(after)} verdicts changed.",

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from experiments.metrics.results import evaluate
 from experiments.report.cases import Flip, flips
-from experiments.report.terminal import shown
+from experiments.report.terminal import render
 from experiments.report.text import summary
 from experiments.runs.resumption import write_json
 from experiments.runs.saved_run import SavedRun, read_run, thumbnail_name
@@ -121,5 +121,5 @@ def printed(run: SavedRun | Path, width: int = 80, *, verbose: bool = False, **o
     """Return what a terminal of this width shows of a run."""
     run = read_run(run) if isinstance(run, Path) else run
     console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(shown(run.results, run.metrics, run.environment, verbose=verbose, width=width, **options))
+    console.print(render(run.results, run.metrics, run.environment, verbose=verbose, width=width, **options))
     return console.file.getvalue()  # type: ignore[attr-defined]
