@@ -12,7 +12,7 @@ from markupsafe import Markup
 from experiments.metrics.claims import SMALL
 from experiments.report import cases, colours, examples, figures, page
 from experiments.report.cases import address, attention_of_cases
-from experiments.report.numbers import points, share
+from experiments.report.numbers import percent, share
 from experiments.report.sections import attention_section, read_sections
 from experiments.report.tables import copies, lines_of
 from experiments.report.text import count, ends, level, value
@@ -66,7 +66,7 @@ def _templates() -> Environment:
     # Everything a template prints is escaped, whatever the template's name: models and data are not trusted.
     templates = Environment(loader=PackageLoader("experiments.report"), autoescape=True, undefined=StrictUndefined,
                             trim_blocks=True, lstrip_blocks=True)  # fmt: skip
-    templates.filters |= {"copies": copies, "address": address, "in_points": lambda change: points(change, unit=""),
+    templates.filters |= {"copies": copies, "address": address, "in_points": lambda change: percent(change, sign=True),
                           "lines_of": lines_of, "value": value, "ends": ends, "count": count, "level": level,
                           "share": share}  # fmt: skip
     return templates

@@ -34,11 +34,6 @@ def share(rate: float | None) -> str:
     return text if text == MISSING else f"{text}%"
 
 
-def points(difference: float, *, unit: str = " points") -> str:
-    """Return a difference of fractions of 1 in percentage points, signed: ``+4.4 points``."""
-    return percent(difference, sign=True) + unit
-
-
 def span(numbers: Interval, digits: int, factor: float = 1, *, sign: bool = False) -> str:
     """Return numbers from low to high: ``88–94``; if one is negative, dots are between them. None is ""."""
     ends = [fixed(number if number is None else factor * number, digits, sign=sign) for number in numbers or ()]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from jinja2 import ChainableUndefined, Environment, PackageLoader
 
-from experiments.report.numbers import MISSING, fixed, points, share
+from experiments.report.numbers import MISSING, fixed, share
 from experiments.report.tables import PLAIN, cell_text, markdown_text
 from experiments.runs.results_table import Results, Row
 from interp.checkpoints.config import ORGANISM
@@ -36,10 +36,8 @@ def _templates(finalize: Callable[[Any], Any] | None) -> Environment:
         lstrip_blocks=True, autoescape=False, finalize=finalize,
     )  # fmt: skip
     templates.filters |= {
-        "share": share, "points": points, "number": fixed, "count": count, "about": about, "level": level,
-        "change": change, "ends": ends, "value": value, "listed": listed,
-        "markdown": lambda text: markdown_text(str(text)),
-        "json": _json,
+        "share": share, "number": fixed, "count": count, "about": about, "change": change, "ends": ends,
+        "value": value, "listed": listed, "json": _json, "markdown": lambda text: markdown_text(str(text)),
     }  # fmt: skip
     return templates
 

@@ -73,10 +73,11 @@ def draw_answers(folder: Path, shown: Mapping[str, AttendedCase], form: str = SC
 def draw_by_layer(folder: Path, results: Results, form: str) -> list[str]:
     """Draw attention on the image by layer, if ``form`` is one of ``FORMATS``, and return the figure's name."""
     drawn = attention_by_layer(results) if form in FORMATS else {}
+    names = {f"figures/{name}_column.{form}": drawing for name, drawing in drawn.items()}  # the report's are wider
     (folder / "figures").mkdir(exist_ok=True)
-    for name, drawing in drawn.items():
-        (folder / "figures" / f"{name}.{form}").write_bytes(FORMATS[form](drawing.draw(form=COLUMN)))
-    return [f"figures/{name}.{form}" for name in drawn]
+    for name, drawing in names.items():
+        (folder / name).write_bytes(FORMATS[form](drawing.draw(form=COLUMN)))
+    return list(names)
 
 
 def _finest(shown: AttendedCase) -> "PatchGrid":
