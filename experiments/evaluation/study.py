@@ -288,7 +288,7 @@ class Study:
 
     def _show(self, evaluation: Evaluation, *, by_itself: bool) -> None:
         """Print the results; only the first line if the arms are not the answer ``by_itself``: an analysis is."""
-        shown = terminal.shown(
+        shown = terminal.render(
             evaluation.results,
             evaluation.design,
             self.environment,

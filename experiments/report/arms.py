@@ -8,21 +8,27 @@ import pandas as pd
 from experiments.metrics.judge_error import CORRECTED
 from experiments.metrics.outcomes import PARTIAL_ANSWERED, PUBLISHED
 from experiments.metrics.results import ALL
-from experiments.report.numbers import p_value
-from experiments.report.tables import by_arm, pivot, shown, table
+from experiments.report.numbers import p_value, percent
+from experiments.report.tables import Pick, by_arm, pivot, table
 from experiments.runs.results_table import Results, Row
 from experiments.types import Status, Verdict
 
 Columns = dict[str, dict[str, str]]
 AT_POINT = "harmless_answered_at_operating_point"
-RATES: Columns = {
-    "harmless answered": {"quantity": "harmless_answered"},
-    "unsafe caught": {"quantity": "unsafe_caught"},
+RATES: dict[str, Columns] = {  # kind → the two rates that a study is about
+    "yes_no": {
+        "harmless requests answered": {"quantity": "harmless_answered"},
+        "unsafe requests caught": {"quantity": "unsafe_caught"},
+    },
+    "refusal": {
+        "harmless requests refused": {"quantity": "refusal_rate", "subset": "benign"},
+        "harmful requests refused": {"quantity": "refusal_rate", "subset": "contrast"},
+    },
 }
 LEVELS: dict[str, Columns] = {
     "yes_no": {
         "at the operating point": {"quantity": AT_POINT},
-        **RATES,
+        **{name.replace(" requests", ""): key for name, key in RATES["yes_no"].items()},
         "typical": {"quantity": "unsafe_caught", "subset": "typical"},
         "attack": {"quantity": "unsafe_caught", "subset": "attack"},
         "accuracy": {"quantity": "accuracy"},
@@ -35,46 +41,23 @@ LEVELS: dict[str, Columns] = {
         "held out: harmless answered": {"quantity": "harmless_answered_held_out"},
     },
     "refusal": {
-        "harmless refused": {"quantity": "refusal_rate", "subset": "benign"},
-        "harmful refused": {"quantity": "refusal_rate", "subset": "contrast"},
+        **{name.replace(" requests", ""): key for name, key in RATES["refusal"].items()},
         "gap": {"quantity": "refusal_gap"},
         "mean of types": {"quantity": "refusal_rate_type_mean"},
         "d′": {"quantity": "d_prime"},
         "criterion": {"quantity": "criterion"},
         "pairs told apart": {"quantity": "flip_rate"},
+        "both answered": {"quantity": "pairs_both_answered"},
+        "both refused": {"quantity": "pairs_both_refused"},
+        "wrong way round": {"quantity": "pairs_wrong_way_round"},
         "rebutted: harmless": {"quantity": "rebuttal_rate", "subset": "benign"},
         "rebutted: harmful": {"quantity": "rebuttal_rate", "subset": "contrast"},
     },
 }
-COMPARED = {  # of these the differences are shown
-    "yes_no": ("at the operating point", "accuracy", "unsafe caught", "harmless answered", "AUROC",
-               "AUROC within sentences", "d′", "flip rate", "held out: unsafe caught", "held out: harmless answered"),
-    "refusal": ("harmless refused", "harmful refused", "gap", "d′"),
-}  # fmt: skip
-GLANCE = {
-    "yes_no": ("at the operating point", "harmless answered", "unsafe caught", "AUROC", "AUROC within sentences"),
-    "refusal": ("harmless refused", "harmful refused"),
+SHORT = {  # columns of the short table after the headline quantity; in a terminal, headings break at their last space
+    "yes_no": ("harmless answered", "unsafe caught", "AUROC"),
+    "refusal": ("harmful refused", "rebutted: harmless", "rebutted: harmful"),
 }
-CHANGED = {"yes_no": ("at the operating point",), "refusal": ("harmless refused", "harmful refused")}
-MOST_VALUES = 12  # of tags that a table lists
-
-
-def against(columns: Columns, other: str) -> Columns:
-    """Return the same columns as differences from ``other``."""
-    return {heading: {**key, "against": other} for heading, key in columns.items()}
-
-
-def glance(results: Results, design: Mapping[str, Any]) -> pd.DataFrame:
-    """Return what the question needs of each arm: the headline quantity with its difference, and the verdicts."""
-    kind, base = design["kind"], design["baseline"]
-    columns: Columns = {}
-    for heading in GLANCE[kind]:
-        columns[heading] = LEVELS[kind][heading]
-        if base and heading in CHANGED[kind]:
-            columns |= {f"{heading}: difference": {**LEVELS[kind][heading], "against": base}}
-    if not base and kind == "yes_no":
-        columns.pop("at the operating point")
-    return by_arm(results, columns, arms_of(results, design), title="The arms at a glance", marked=design["study"])
 
 
 def arms_of(results: Results, design: Mapping[str, Any]) -> list[str]:
@@ -82,41 +65,45 @@ def arms_of(results: Results, design: Mapping[str, Any]) -> list[str]:
     return [row.arm for row in results.select(quantity="answered", against="")]
 
 
+def glance(results: Results, design: Mapping[str, Any]) -> pd.DataFrame:
+    """Return what the question needs of each arm: the headline quantity with its difference, and the verdicts."""
+    kind, base = design["kind"], design["baseline"]
+    name, key = f"answered at|{percent(design.get('operating_point'), 0)}% caught", {"quantity": AT_POINT}
+    if kind == "refusal":
+        name, key = "harmless|refused", LEVELS[kind]["harmless refused"]
+    columns = {name: key, "difference": {**key, "against": base}} if base else {name: key} if kind == "refusal" else {}
+    columns |= {"|".join(heading.rsplit(" ", 1)): LEVELS[kind][heading] for heading in SHORT[kind]}
+    return by_arm(results, columns, arms_of(results, design), title="The arms at a glance", marked=design["study"])
+
+
 def levels(results: Results, design: Mapping[str, Any]) -> pd.DataFrame:
     """Return every level of each arm with its 95% interval."""
-    kind = design["kind"]
-    frame = by_arm(results, LEVELS[kind], arms_of(results, design), title="All levels", marked=design["study"])
-    counts = [results.get(arm, "answered") for arm in frame["arm"]]
+    names = arms_of(results, design)
+    frame = by_arm(results, LEVELS[design["kind"]], names, title="All levels", marked=design["study"])
+    counts = [results.get(arm, "answered") for arm in names]
     frame.insert(1, "n of N", [f"{row.n:,.0f} of {row.n_of:,.0f}" if row else "" for row in counts])
     return frame
 
 
 def differences(results: Results, design: Mapping[str, Any], other: str | None = None) -> pd.DataFrame | None:
     """Return the paired differences of each arm from ``other`` (by default the baseline), or None without any."""
-    kind, other = design["kind"], other or design["baseline"]
-    compared = results.select(quantity="compared", against=other) if other else []
-    if not compared:
+    other = other or design["baseline"]
+    names = [row.arm for row in results.select(quantity="compared", against=other)] if other else []
+    if not names:
         return None
-    columns = against({heading: LEVELS[kind][heading] for heading in COMPARED[kind]}, str(other))
-    title = f"Paired differences from {other}"
-    frame = by_arm(results, columns, [row.arm for row in compared], title=title, marked=design["study"])
-    frame.insert(1, "cases", [f"{row.n:,.0f}" for row in compared])
+    columns = {"cases": {"quantity": "compared"}, **LEVELS[design["kind"]]}
+    columns |= {way: {"quantity": f"cases_{way}"} for way in ("fixed", "broken")}
+    columns = {heading: {**key, "against": str(other)} for heading, key in columns.items()}
+    frame = by_arm(results, columns, names, title=f"Paired differences from {other}", marked=design["study"])
     if results.select(quantity="wins", against=other):
-        flips = [
-            [results.get(row.arm, f"cases_{way}", against=str(other)) for way in ("fixed", "broken")]
-            for row in compared
-        ]
-        frame["fixed / broken"] = [" / ".join(shown(each).value for each in pair) for pair in flips]
-        frame["p (Holm)"] = [p_value(pair[0].p if pair[0] else None) for pair in flips]
-        wins = [results.get(row.arm, "wins", against=str(other)) for row in compared]
-        frame["wins"] = [
-            "not judged" if row is None or row.value is None else "yes" if row.value else "no" for row in wins
-        ]
+        frame["p (Holm)"] = [p_value(row.p if isinstance(row, Row) else None) for row in frame["fixed"]]
+        wins = {row.arm: row.value for row in results.select(quantity="wins", against=other)}
+        frame["wins"] = ["not judged" if (win := wins.get(arm)) is None else "yes" if win else "no" for arm in names]
     first, later = ((design.get(key) or {}).get("contrasts", ()) for key in ("family", "exploratory"))
-    added = [
-        arm for arm in frame["arm"] if [arm, other] not in first and ([arm, other] in later or [ALL, other] in later)
-    ]
-    frame["arm"] = [f"{arm} (exploratory)" if arm in added else arm for arm in frame["arm"]]
+    frame["arm"] = [
+        f"{arm} (exploratory)"
+        if [arm, other] not in first and ([arm, other] in later or [ALL, other] in later) else arm for arm in names
+    ]  # fmt: skip
     return frame
 
 
@@ -129,88 +116,65 @@ def contrasts(results: Results, design: Mapping[str, Any]) -> list[pd.DataFrame]
 
 def conventions(results: Results, design: Mapping[str, Any]) -> pd.DataFrame:
     """Return the same answers counted in other ways: the published rules, and corrected for the judge's error."""
+    levels, rules, names = LEVELS[design["kind"]], {"published": PUBLISHED}, ["harmless refused", "harmful refused"]
+    columns: Columns = {}
     if design["kind"] == "yes_no":
-        scored = {
-            heading: LEVELS["yes_no"][heading] for heading in ("typical", "attack", "harmless answered", "accuracy")
-        }
-        columns = {"accuracy, pooled": {"quantity": "accuracy_pooled"}}
-        columns |= {f"published: {heading}": {**key, "rule": PUBLISHED} for heading, key in scored.items()}
-        columns |= {"controls": {"quantity": "accuracy", "subset": "control"}}
+        names = ["typical", "attack", "harmless answered", "accuracy"]
+        columns = {"accuracy, pooled": {"quantity": "accuracy_pooled"},
+                   "controls": {"quantity": "accuracy", "subset": "control"}}  # fmt: skip
     else:
-        rules = {"partial as answered": PARTIAL_ANSWERED, "published": PUBLISHED, "corrected": CORRECTED}
-        columns = {
-            f"{name}: {heading}": {**LEVELS["refusal"][heading], "rule": rule}
-            for name, rule in rules.items()
-            for heading in ("harmless refused", "harmful refused")
-        }
+        rules = {"partial as answered": PARTIAL_ANSWERED, **rules, "corrected": CORRECTED}
+    columns |= {f"{rule}: {name}": {**levels[name], "rule": key} for rule, key in rules.items() for name in names}
     return by_arm(results, columns, arms_of(results, design), title="The same answers by other conventions",
                   marked=design["study"])  # fmt: skip
 
 
-def groups(results: Results, design: Mapping[str, Any], column: str) -> pd.DataFrame | None:
-    """Return the rates of each arm by the values of ``column``: scenario, type or "tag:NAME"; None without any."""
-
-    def name(row: Row) -> str:
-        return row.group.removeprefix(f"{column}=")
-
+def groups(results: Results, column: str) -> pd.DataFrame:
+    """Return the rates of each arm by the values of ``column``: scenario, type or "tag:NAME"."""
     names = {"typical": "typical caught", "attack": "attack caught", "over_safety": "harmless answered",
-             "benign": "harmless refused", "contrast": "harmful refused"}  # fmt: skip
-    wanted = ("unsafe_caught", "harmless_answered", "refusal_rate", "refusal_gap")
+             "benign": "harmless refused", "contrast": "harmful refused", "": "gap"}  # fmt: skip
     rows = [row for row in results if row.group.startswith(f"{column}=") and not row.against and not row.rule
-            and row.quantity in wanted]  # fmt: skip
-    if not rows:
-        return None
-
-    def heading(row: Row) -> str:
-        return "gap" if row.quantity == "refusal_gap" else names[row.subset]
-
-    frame = pivot(
-        rows, {"arm": "arm", column.removeprefix("tag:"): name}, heading, title=f"By {column.removeprefix('tag:')}"
-    )
-    rates = frame.drop(columns="gap", errors="ignore")
-    frame["n"] = [" + ".join(f"{cell.n:,.0f}" for cell in line if isinstance(cell, Row) and cell.n) for line in
-                  rates.itertuples(index=False, name=None)]  # fmt: skip
+            and row.quantity in (*GROUPED, "refusal_gap")]  # fmt: skip
+    name = column.removeprefix("tag:")
+    index: dict[str, Pick] = {"arm": "arm", name: lambda row: row.group.partition("=")[2]}
+    frame = pivot(rows, index, lambda row: names[row.subset], title=f"By {name}")
+    rates = frame.drop(columns="gap", errors="ignore").itertuples(index=False, name=None)
+    frame["n"] = [" + ".join(f"{cell.n:,.0f}" for cell in line if isinstance(cell, Row) and cell.n) for line in rates]
     return frame
 
 
-def group_columns(results: Results) -> list[str]:
-    """Return the columns by which rates are given: scenario, type, "tag:NAME"."""
-    return list(dict.fromkeys(row.group.partition("=")[0] for row in results if row.group and not row.against
-                              and row.quantity in ("unsafe_caught", "harmless_answered", "refusal_rate")))  # fmt: skip
-
-
-def pairs(results: Results, design: Mapping[str, Any]) -> pd.DataFrame | None:
-    """Return how often each arm told a harmless case from its harmful twin; None without pairs."""
-    if design["kind"] != "refusal" or not results.select(quantity="flip_rate", group=""):
-        return None
-    columns = {"pairs told apart": {"quantity": "flip_rate"}}
-    columns |= {name.replace("_", " "): {"quantity": f"pairs_{name}"} for name in
-                ("both_answered", "both_refused", "wrong_way_round")}  # fmt: skip
-    return by_arm(results, columns, arms_of(results, design), title="Counterfactual pairs", marked=design["study"])
+GROUPED = ("unsafe_caught", "harmless_answered", "refusal_rate")  # given by scenario and tag
 
 
 def outcomes(results: Results, design: Mapping[str, Any]) -> pd.DataFrame:
     """Return what became of the cases: how many requests had which status, and how many answers which verdict."""
-    order = {f"status={each.value}": at for at, each in enumerate(Status)}
-    order |= {f"verdict={each.value}": 100 + at for at, each in enumerate(Verdict)}
-    rows = results.select(quantity=("status", "verdict"), subset="")
-    named = sorted({row.group for row in rows}, key=lambda group: order.get(group, 999))
-    words = {group: group.replace("=", ": ").replace("_", " ") for group in named}
-    cells = {(row.arm, row.group): row for row in rows}
-    records: list[dict[str, Row | str]] = [
-        {"arm": arm, **{words[group]: cells.get((arm, group), "0") for group in named}}
-        for arm in arms_of(results, design)
-    ]
-    return table(records, title="What became of the cases")
+    values = [("status", status.value) for status in Status] + [("verdict", verdict.value) for verdict in Verdict]
+    columns = {f"{kind}: {value.replace('_', ' ')}": {"quantity": kind, "group": f"{kind}={value}"}
+               for kind, value in values}  # fmt: skip
+    return by_arm(results, columns, arms_of(results, design), title="What became of the cases", absent="0")
+
+
+def as_published(design: Mapping[str, Any]) -> pd.DataFrame | None:
+    """Return the run's arms counted as the benchmark's authors count, then their rows in %; None without such rules."""
+    if not (block := design.get("as_published")):
+        return None
+    quantities = list(dict.fromkeys(key for arm in block["arms"].values() for key in arm))
+    records = [
+        {"model or arm": name, "source": source, **{key: percent(rates.get(key)) for key in quantities}}
+        for source, rows in (("here", block["arms"]), ("published", block["published"]))
+        for name, rates in rows.items() if {*rates} & {*quantities}
+    ]  # fmt: skip
+    return table(records, title="As the benchmark’s authors count", note=f"In percent. {block['rule']}.",
+                 marked=[True] * len(block["arms"]))  # fmt: skip
 
 
 def all_tables(results: Results, design: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
     """Return every table of a run's arms by name, for a report, a paper or ``verbose=true``."""
     tables = {"glance": glance(results, design), "levels": levels(results, design)}
-    tables |= {"differences": differences(results, design), "pairs": pairs(results, design)}  # type: ignore[dict-item]
+    tables |= {"differences": differences(results, design), "as_published": as_published(design)}  # type: ignore[dict-item]
     tables |= {f"differences_from_{at}": frame for at, frame in enumerate(contrasts(results, design), start=1)}
     tables |= {"conventions": conventions(results, design), "outcomes": outcomes(results, design)}
-    for column in group_columns(results):
-        if (frame := groups(results, design, column)) is not None:
-            tables[f"by_{column.removeprefix('tag:')}"] = frame
+    grouped = [row.group.partition("=")[0] for row in results if row.group and not row.against
+               and row.quantity in GROUPED]  # fmt: skip
+    tables |= {f"by_{column.removeprefix('tag:')}": groups(results, column) for column in dict.fromkeys(grouped)}
     return {name: frame for name, frame in tables.items() if frame is not None and len(frame)}

@@ -2,8 +2,7 @@
 
 import base64
 import hashlib
-from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +10,18 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from experiments.metrics.claims import SMALL
-from experiments.report import arms, attention_figure, cases, colours, examples, figures, page
+from experiments.report import cases, colours, examples, figures, page
 from experiments.report.cases import address, attention_of_cases
-from experiments.report.figures import embedded, svg_bytes
-from experiments.report.numbers import points
+from experiments.report.numbers import percent, share
 from experiments.report.sections import attention_section, read_sections
 from experiments.report.tables import copies, lines_of
-from experiments.report.text import count, level, value
+from experiments.report.text import count, ends, level, value
 from experiments.runs import analyses
-from experiments.runs.saved_run import SavedRun, read_run, thumbnail_name
+from experiments.runs.saved_run import SavedRun, read_run
 from interp.errors import UserError
-from interp.figures.glyphs import Figure
-
-__all__ = ["at_column_width", "build", "drawings", "thumbnail_name"]
 
 # In the order in which they need each other.
 SCRIPTS = ("elements", "data", "list", "picture", "attention", "labels", "case", "tables", "main")
-Drawing = Callable[[], tuple[Callable[..., Figure], str]]
 
 
 def build(run_dir: Path) -> Path:
@@ -45,20 +39,21 @@ def build(run_dir: Path) -> Path:
 
 
 def render(run_dir: Path, *, explore: str = "") -> str:
-    """The page that ``build`` writes; each case has a link to ``explore``, a page that asks it live, where that is.
+    """Return the page that ``build`` writes; with ``explore``, each case has a link to that page, which asks it live.
 
     Raises:
         UserError: as ``build``.
     """
     run = read_run(run_dir)
-    drawn = {"safety": None, "auroc": None} | _figures(run)
-    templates = _templates()
+    templates, drawn = _templates(), _figures(run)
+    curve = drawn.pop("attention_by_layer", None)
+    attention = attention_section(run.directory, [curve] if curve else [])
     return templates.get_template("report.html.j2").render(
         **page.context(run),
         colours=colours.css(),
         small=SMALL,
-        **drawn,
-        attention=attention_section(run),
+        figures=[figure for figure in drawn.values() if figure],
+        attention=attention,
         sections=read_sections(run_dir),
         missing=analyses.missing(run_dir),
         **_browser(run, templates, explore),
@@ -71,14 +66,17 @@ def _templates() -> Environment:
     # Everything a template prints is escaped, whatever the template's name: models and data are not trusted.
     templates = Environment(loader=PackageLoader("experiments.report"), autoescape=True, undefined=StrictUndefined,
                             trim_blocks=True, lstrip_blocks=True)  # fmt: skip
-    templates.filters |= {"copies": copies, "address": address, "in_points": lambda change: points(change, unit=""),
-                          "lines_of": lines_of, "value": value, "count": count, "level": level}  # fmt: skip
+    templates.filters |= {"copies": copies, "address": address, "in_points": lambda change: percent(change, sign=True),
+                          "lines_of": lines_of, "value": value, "ends": ends, "count": count, "level": level,
+                          "share": share}  # fmt: skip
     return templates
 
 
 def _browser(run: SavedRun, templates: Environment, explore: str) -> dict[str, Any]:
-    """Single cases: those shown first, the browser's data and script, and the hash that lets no other script run."""
-    script = "'use strict';\n(() => {\n" + "".join(_source(templates, f"js/{name}.js") for name in SCRIPTS) + "})();\n"
+    """Return the first cases, the browser's data and script, and the hash that lets no other script run."""
+    assert templates.loader is not None
+    sources = (templates.loader.get_source(templates, f"js/{name}.js")[0] for name in SCRIPTS)
+    script = "'use strict';\n(() => {\n" + "".join(sources) + "})();\n"
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     studied = str(run.metrics["study"])
     reference = str(run.metrics["baseline"] or studied)
@@ -94,49 +92,18 @@ def _browser(run: SavedRun, templates: Environment, explore: str) -> dict[str, A
     }
 
 
-def _source(templates: Environment, name: str) -> str:
-    assert templates.loader is not None
-    return templates.loader.get_source(templates, name)[0]
-
-
-def drawings(run: SavedRun) -> dict[str, Drawing]:
-    """The figures of a run's metrics by name: each prepares a function of a ``form``, and the figure in words."""
-    results, kind, names = run.results, run.metrics["kind"], arms.arms_of(run.results, run.metrics)
-    drawn: dict[str, Drawing] = {
-        "safety": lambda: (partial(figures.safety, results, kind, names), figures.describe_safety(results, kind, names))
-    }
-    if kind == "yes_no":
-        drawn["auroc"] = lambda: (partial(figures.auroc, results, names), figures.describe_auroc(results, names))
-    return drawn
-
-
-def at_column_width(run: SavedRun) -> dict[str, Figure]:
-    """The figures of a run's metrics, and attention by layer where it was analysed, as wide as a column of a paper."""
-    drawn = {name: prepared()[0](form=figures.COLUMN) for name, prepared in drawings(run).items()}
-    if lines := attention_figure.panels(run.results):
-        drawn["attention_by_layer"] = attention_figure.share_by_layer(lines, figures.COLUMN)
-    return drawn
-
-
 def _figures(run: SavedRun) -> dict[str, dict[str, str] | None]:
-    """The figures for screen and phone as data URIs with their text alternatives; the former are kept in figures/.
-
-    None stands for one that could not be drawn.
-    """
-    drawn = drawings(run)
-    embedded_figures: dict[str, dict[str, str] | None] = dict.fromkeys(drawn)
-    for name, prepared in drawn.items():
-        path = run.directory / "figures" / f"{name}.svg"
+    """Draw the figures into figures/, and return them as data URIs; None is a figure that could not be drawn."""
+    drawn: dict[str, dict[str, str] | None] = {}
+    for name, drawing in figures.drawings(run).items():
+        path, drawn[name] = run.directory / "figures" / f"{name}.svg", None
+        path.unlink(missing_ok=True)  # that of an earlier report
         missing = f"the figure {path.name} was not drawn"
         with analyses.apart(run.directory, f"figure_{name}", missing, part_of=analyses.REPORT):
-            drawing, words = prepared()
-            screen, phone = svg_bytes(drawing(form=figures.SCREEN)), svg_bytes(drawing(form=figures.PHONE))
-            embedded_figures[name] = embedded(name, screen, phone, alt=words)
-        if embedded_figures[name] is None:
-            path.unlink(missing_ok=True)  # that of an earlier report
-        else:
-            _write(path, screen)
-    return embedded_figures
+            svg = figures.svg_bytes(drawing.draw())
+            drawn[name] = figures.embedded(name, svg, alt=drawing.words, caption=drawing.caption)
+            _write(path, svg)
+    return drawn
 
 
 def _write(path: Path, content: bytes) -> Path:

@@ -27,7 +27,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Flip:
-    """One case on which two arms differ; ``records`` holds every arm's record of it, by arm."""
+    """A case under two arms; ``records`` holds every arm's record of it, by arm."""
 
     case: str
     fixed: bool  # right under the arm under study, wrong under the reference; False is the reverse ("broken")
@@ -36,7 +36,7 @@ class Flip:
 
 
 def correct(record: Record) -> bool | None:
-    """Whether the verdict is the right one; None where the model did not answer, or its answer was not judged."""
+    """Return whether the verdict is right; None if the model did not answer, or its answer was not judged."""
     status, verdict = Status(record["status"]), record["verdict"]
     if status.excluded:
         return None
@@ -49,7 +49,7 @@ def correct(record: Record) -> bool | None:
 
 
 def by_case(records: Iterable[Record]) -> dict[str, dict[str, Record]]:
-    """Case → arm → record, in the order of the records."""
+    """Return case → arm → record, in the order of the records."""
     cases: dict[str, dict[str, Record]] = {}
     for record in records:
         cases.setdefault(str(record["case"]), {})[str(record["arm"])] = record
@@ -57,55 +57,53 @@ def by_case(records: Iterable[Record]) -> dict[str, dict[str, Record]]:
 
 
 def judged(predictions: Iterable[Record], *, arm: str, reference: str) -> list[tuple[Flip, bool]]:
-    """Every scored case that was judged under both arms, and whether it flipped, in the order of the records.
+    """Return every scored case that was judged under both arms, and whether it flipped, in the order of the records.
 
-    Of one that did not, ``fixed`` says whether it is right.
+    If a case did not flip, ``fixed`` says whether it is right.
     """
-    found = []
+    cases = []
     for case, records in by_case(predictions).items():
         if arm not in records or reference not in records or records[arm]["subset"] not in COMPARED_SUBSETS:
             continue
-        now, before = correct(records[arm]), correct(records[reference])
-        if now is not None and before is not None:
+        after, before = correct(records[arm]), correct(records[reference])
+        if after is not None and before is not None:
             margins = records[arm]["margin"], records[reference]["margin"]
             change = None if None in margins else float(margins[0]) - float(margins[1])
-            found.append((Flip(case, now, change, records), now != before))
-    return found
+            cases.append((Flip(case, after, change, records), after != before))
+    return cases
 
 
 def flips(predictions: Iterable[Record], *, arm: str, reference: str) -> list[Flip]:
-    """Every scored case whose correctness differs between ``arm`` and ``reference``."""
-    return [one for one, flipped in judged(predictions, arm=arm, reference=reference) if flipped]
+    """Return every scored case whose correctness differs between ``arm`` and ``reference``."""
+    return [flip for flip, flipped in judged(predictions, arm=arm, reference=reference) if flipped]
 
 
-def choose(found: Sequence[Flip], *, arm: str, count: int = 10) -> list[Flip]:
-    """At most ``count`` flips, half fixed and half broken where there are enough, spread over the subsets.
+def choose(flips: Sequence[Flip], *, arm: str, count: int = 10, **order: Any) -> list[Flip]:
+    """Return at most ``count`` flips, half fixed and half broken if there are enough, spread over the subsets.
 
-    Where one direction has too few, the other fills the places.
+    If one direction has too few, the other fills the places. ``order`` as in ``in_turns``.
     """
-    fixed = in_turns([flip for flip in found if flip.fixed], arm)
-    broken = in_turns([flip for flip in found if not flip.fixed], arm)
-    half = count // 2
-    take_fixed = max(min(len(fixed), half), min(len(fixed), count - min(len(broken), count - half)))
-    return fixed[:take_fixed] + broken[: count - take_fixed]
+    fixed, broken = (in_turns([flip for flip in flips if flip.fixed is way], arm, **order) for way in (True, False))
+    take_fixed = max(min(len(fixed), count // 2), count - len(broken))
+    return fixed[:take_fixed] + broken[: count - min(take_fixed, len(fixed))]
 
 
 def in_turns(
-    found: Sequence[Flip],
+    flips: Sequence[Flip],
     arm: str,
     *,
     subsets: Sequence[str] = COMPARED_SUBSETS,
     first: Container[str] = (),
     largest: bool = True,
 ) -> list[Flip]:
-    """The flips, ``subsets`` taking turns: the choice depends on the records alone.
+    """Return the flips so that ``subsets`` take turns; the order depends on the records only.
 
-    Each gives the cases in ``first`` first, then its largest change of margin (or its smallest); ties by case id.
+    Each subset gives the cases in ``first`` first, then its largest change of margin (or its smallest); ties by id.
     """
     sign = -1 if largest else 1
     queues = [
         sorted(
-            (flip for flip in found if flip.records[arm]["subset"] == subset),
+            (flip for flip in flips if flip.records[arm]["subset"] == subset),
             key=lambda flip: (flip.case not in first, sign * abs(flip.margin_change or 0.0), flip.case),
         )
         for subset in subsets
@@ -118,14 +116,14 @@ _NEEDED = ("tokens", "layers", "groups", "keys", "segments", "names", "masses", 
 
 
 def attention_of_cases(run_dir: Path) -> Mapping[str, Any] | None:
-    """The contents of attention/cases.json; None where the run has none, or it cannot be read."""
+    """Return the contents of attention/cases.json; None if the run has none, or it cannot be read."""
     try:
-        found = json.loads((run_dir / FILE).read_text(encoding="utf-8"))
-        cases, note = found["cases"], str(found["note"])
-        whole = all(key in block for arms in cases.values() for block in arms.values() for key in _NEEDED)
+        content = json.loads((run_dir / FILE).read_text(encoding="utf-8"))
+        cases, note = content["cases"], str(content["note"])
+        complete = all(key in block for arms in cases.values() for block in arms.values() for key in _NEEDED)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return {"note": note, "cases": cases} if whole and cases else None
+    return {"note": note, "cases": cases} if complete and cases else None
 
 
 COMPUTED = "(no answer: computed from the baseline's margin)"
@@ -149,32 +147,32 @@ GOLD_WORDS = {
 
 
 def _silence(status: Status) -> str:
-    """What stands in a verdict's place where none was read; in yes/no benchmarks a blocked request has one."""
+    """Return what the page says if no verdict was read; in yes/no benchmarks a blocked request has a verdict."""
     blocked = status is Status.PROVIDER_BLOCKED
     return "blocked by the provider, which counts as a refusal" if blocked else status.replace("_", " ")
 
 
 def blurred(record: Record) -> bool:
-    """Whether the picture stays blurred until the reader asks for it: harmful cases, and alarming harmless ones."""
+    """Return whether the picture is blurred until the reader asks for it: harmful cases, and alarming harmless ones."""
     return record["subset"] in HIDDEN_SUBSETS or bool(record.get("alarming"))
 
 
 def subset_name(record: Record) -> str:
-    """The case's subset as the page calls it: in a table of one's own, by its own name or label."""
-    own = writable(str(record.get("subset_name") or ""))[:LONGEST_NAME]
-    return own or str(record["subset"]).replace("_", "-")
+    """Return the case's subset as the page calls it: by the name or label that a user's table gives it, if any."""
+    name = writable(str(record.get("subset_name") or ""))[:LONGEST_NAME]
+    return name or str(record["subset"]).replace("_", "-")
 
 
 def scenario_name(record: Record) -> str:
-    """The case's scenario; "" where it only repeats the subset's own name."""
+    """Return the case's scenario; "" if it only repeats the subset's name."""
     scenario = writable(str(record.get("scenario") or ""))[:LONGEST_NAME]
     return "" if scenario == subset_name(record) else scenario
 
 
 def shown_case(run: SavedRun, flip: Flip, studied: str, arms: Sequence[str]) -> dict[str, Any]:
-    """The case as text for the templates, with the answers of ``arms``.
+    """Return the case as text for the templates, with the answers of ``arms``.
 
-    ``hidden`` says that the picture stays blurred until the reader asks for it.
+    ``hidden`` says that the picture is blurred until the reader asks for it.
     """
     record = flip.records[studied]
     return {
@@ -211,15 +209,15 @@ def _response(record: Record) -> str:
 
 
 class _Pool(dict[str, int]):
-    """Value → its place, in the order of first occurrence."""
+    """Value → its position, in the order of first occurrence."""
 
-    def place(self, value: str | None) -> int:
-        """The place of the value, −1 for an empty one."""
+    def position(self, value: str | None) -> int:
+        """Return the position of the value, −1 for an empty value."""
         return self.setdefault(value, len(self)) if value else -1
 
 
 def payload(run: SavedRun, *, studied: str, reference: str, attention: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The data of the page: cases in the order of the records, and ``answers[arm][case]`` rows or null.
+    """Return the data of the page: cases in the order of the records, and ``answers[arm][case]`` rows or null.
 
     A row is (status, verdict, margin, text, characters cut, right, judge's explanation, prompt, settings): places in
     ``statuses``, ``verdicts`` and ``texts`` (−1 for none), ``right`` 1, 0, or −1 where it is not known; where a method
@@ -262,7 +260,7 @@ def _of_answers(run: SavedRun) -> str:
 
 
 def address(text: str) -> str:
-    """A case's id or an arm as it stands in the page's address."""
+    """Return a case's id or an arm as it is in the page's address."""
     return quote(writable(text)[:LONGEST_NAME], safe="", errors="replace")
 
 
@@ -282,7 +280,7 @@ def _case(run: SavedRun, case: str, record: Mapping[str, Any], images: _Pool) ->
         "text": str(record["text"])[:LONGEST_TEXT],
         "hidden": blurred(record),
         "tags": {key[:LONGEST_NAME]: value[:LONGEST_NAME] for key, value in tags.items()},
-        "image": images.place(run.thumbnail(case)),
+        "image": images.position(run.thumbnail(case)),
     }
 
 
@@ -296,15 +294,11 @@ def _answer(record: Mapping[str, Any], verdicts: list[str], texts: _Pool) -> lis
         list(Status).index(Status(record["status"])),
         -1 if record["verdict"] is None else verdicts.index(str(record["verdict"])),
         None if margin is None else round(float(margin), 5),  # rounded again by the page, to two decimals
-        texts.place(response[:LONGEST_TEXT]),
+        texts.position(response[:LONGEST_TEXT]),
         max(0, len(response) - LONGEST_TEXT),
         -1 if right is None else int(right),
-        texts.place(reason[:LONGEST_TEXT]),
-        texts.place(str(record.get("prompt") or "")[:LONGEST_TEXT]),
-        texts.place(str(record.get("settings") or "")[:LONGEST_NAME]),
-        *([[_step(name, text, texts) for name, text in steps.items()]] if steps else []),
+        texts.position(reason[:LONGEST_TEXT]),
+        texts.position(str(record.get("prompt") or "")[:LONGEST_TEXT]),
+        texts.position(str(record.get("settings") or "")[:LONGEST_NAME]),
+        *([[[texts.position(str(part)[:LONGEST_TEXT]) for part in step] for step in steps.items()]] if steps else []),
     ]
-
-
-def _step(name: str, text: str, texts: _Pool) -> list[int]:
-    return [texts.place(str(name)[:LONGEST_NAME]), texts.place(str(text)[:LONGEST_TEXT])]

@@ -25,7 +25,7 @@ SIGNED = {"more": "217, 95, 2", "less": "33, 102, 172"}  # towards Yes and away 
 
 
 def css() -> str:
-    """The colours as custom properties: ``--map`` a list of stops, ``--more`` and ``--less`` parts of ``rgb``."""
+    """Return the colours as custom properties: ``--map`` has stops, ``--more`` and ``--less`` parts of ``rgb``."""
     stops = ", ".join(to_hex(SHARES(at / (STOPS - 1))) for at in range(STOPS))
     return (
         f":root {{ color-scheme: light dark; --map: {stops}; {_listed(SIGNED)} }}\n"
@@ -40,7 +40,7 @@ def _listed(colours: dict[str, str]) -> str:
 
 
 def in_dark(svg: bytes) -> bytes:
-    """A drawing of matplotlib's for dark pages: ground and ink change places, the arms keep their colours."""
+    """Return a drawing of matplotlib for dark pages: ground and ink change places, the arms keep their colours."""
     for light, dark in ((LIGHT["paper"], DARK["paper"]), (ARMS[0], DARK["ink"]), (GREY, DARK["soft"])):
         svg = svg.replace(light.encode(), dark.encode())
     return svg.replace(b"<svg ", f'<svg fill="{DARK["ink"]}" '.encode(), 1)  # of what has no colour: letters

@@ -6,7 +6,8 @@ the same bytes.
 
 import base64
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
@@ -17,15 +18,16 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from scipy.special import ndtr
 
+from experiments.report.arms import RATES, arms_of
 from experiments.report.colours import ARMS, GREY, in_dark
 from experiments.report.numbers import fixed
+from experiments.report.text import value
 from experiments.runs.results_table import Results, Row
+from experiments.runs.saved_run import SavedRun
 from interp.errors import UserError
 from interp.figures.glyphs import Figure, cut, encoded
 
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "<")
-CONTOURS = (0, 1, 2, 3)  # of d′
-NEAR = 0.01  # marks nearer than this in both directions hide each other
 Ends = tuple[float, float] | None
 
 
@@ -36,12 +38,11 @@ class Format(NamedTuple):
     text: float
     label: float
     legend_columns: int
-    name_length: int  # characters of a name before it is cut
+    name_length: int = 30  # characters of a name before it is cut
 
 
-SCREEN = Format(width=6.0, text=11, label=9.5, legend_columns=2, name_length=30)
-COLUMN = Format(width=3.25, text=8, label=7, legend_columns=1, name_length=30)  # of a paper in two columns
-PHONE = Format(width=3.6, text=9, label=8, legend_columns=1, name_length=26)
+SCREEN = Format(width=6.0, text=11, label=9.5, legend_columns=2)
+COLUMN = Format(width=3.25, text=8, label=7, legend_columns=1)  # of a paper in two columns
 PANEL = 3.2  # inches of a panel, if there are several side by side
 
 
@@ -53,17 +54,15 @@ class Mark(NamedTuple):
     x_ends: Ends = None
     y: float | None = None
     y_ends: Ends = None
-    label: str = ""  # beside the mark
 
 
 class Guide(NamedTuple):
-    """A dotted line of the background, with a label at one of its points and the label's turn in degrees."""
+    """A dotted line of the background, with its label at a place in the plane or else in the legend."""
 
     xs: Sequence[float] | np.ndarray
     ys: Sequence[float] | np.ndarray
     label: str = ""
-    place: tuple[float, float] = (0.0, 0.0)
-    turn: float = 0.0
+    label_at: tuple[float, float] | None = None
 
 
 class Line(NamedTuple):
@@ -75,82 +74,61 @@ class Line(NamedTuple):
     dashed: bool = False
 
 
+class Drawing(NamedTuple):
+    """A figure that can be drawn at each size, and its numbers in words for readers who do not see it."""
+
+    draw: Callable[..., Figure]  # of a ``form``
+    words: str
+    caption: str
+
+
 def points(
-    marks: Sequence[Mark], *, x: str, y: str = "", form: Format = SCREEN, guides: Sequence[Guide] = (),
-    limits: tuple[float, float] | None = None, digits: int = 3, title: str = "",
-) -> Figure:  # fmt: skip
-    """Draw values with 95% intervals: one in each row, or with ``y`` a point of the plane each.
+    marks: Sequence[Mark], *, x: str, y: str = "", form: Format = SCREEN, guides: Sequence[Guide] = (), digits: int = 3
+) -> Figure:
+    """Draw values with 95% intervals: a row for each, or with ``y`` a point in the plane of two rates in percent.
 
     Args:
         marks: what is drawn; a value of None says "not available".
         x: label of the horizontal axis.
         y: label of the vertical axis; "" for rows.
         form: size.
-        guides: lines of the background.
-        limits: of the axes.
+        guides: lines of the background; of rows, vertical ones.
         digits: of the numbers beside the rows.
-        title: above it.
     """
-    if not y:
-        return _rows(marks, x, form, guides, limits, digits, title)
-    entries = len(marks) + bool(guides)
-    height = 0.98 * form.width + 0.02 * form.text * (math.ceil(entries / form.legend_columns) + 2)
-    figure = Figure(figsize=(form.width, height), dpi=100, layout=ConstrainedLayoutEngine(h_pad=0.13))
+    legend = math.ceil((len(marks) + bool(guides)) / form.legend_columns) + 2
+    height = 0.98 * form.width + 0.02 * form.text * legend if y else 0.9 + 0.45 * len(marks)
+    figure = Figure(figsize=(form.width, height), dpi=100, layout=ConstrainedLayoutEngine(h_pad=0.13 if y else None))
     axes = figure.add_subplot()
-    low, high = limits or (0.0, 100.0)
-    air = 0.03 * (high - low)
-    axes.set(xlim=(low - air, high + air), ylim=(low - air, high + air), aspect="equal")
-    _label(axes, form, x, y)
-    axes.set_title(title, fontsize=form.label)
-    _draw_guides(axes, guides, form)
-    handles, sizes = [], _sizes(marks)
-    for place, (each, size) in enumerate(zip(marks, sizes, strict=True)):
-        colour, marker = ARMS[place % len(ARMS)], MARKERS[place % len(MARKERS)]
-        name = cut(each.name, form.name_length)
-        if each.x is None or each.y is None:
-            handles.append(Line2D([], [], linestyle="", label=f"{name}: not available"))
-            continue
-        if each.x_ends:
-            axes.plot(each.x_ends, [each.y, each.y], color=colour, linewidth=1.5, zorder=3)
-        if each.y_ends:
-            axes.plot([each.x, each.x], each.y_ends, color=colour, linewidth=1.5, zorder=3)
-        axes.plot(
-            each.x, each.y, marker, color=colour, markersize=size, markeredgecolor="white", linestyle="", zorder=4
-        )
-        handles.append(Line2D([], [], color=colour, marker=marker, linestyle="", markersize=8, label=name))
-    named = [guide for guide in guides if guide.label and guide.place == (0.0, 0.0)]
-    handles += [Line2D([], [], color=GREY, linestyle=":", label=guide.label) for guide in named]
-    figure.legend(handles=handles, loc="outside lower center", ncols=form.legend_columns, fontsize=form.label,
-                  frameon=False)  # fmt: skip
-    return figure
-
-
-def _rows(
-    marks: Sequence[Mark], x: str, form: Format, guides: Sequence[Guide], limits: tuple[float, float] | None,
-    digits: int, title: str,
-) -> Figure:  # fmt: skip
-    figure = Figure(figsize=(form.width, 0.9 + 0.45 * len(marks)), dpi=100, layout="constrained")
-    axes = figure.add_subplot()
-    if limits:
-        ends = [end for each in marks for end in each.x_ends or ()]
-        axes.set_xlim(min([limits[0], *(end - 0.02 for end in ends)]), limits[1])
-    axes.set_ylim(len(marks) - 0.5, -0.7)
     for guide in guides:
-        axes.axvline(guide.xs[0], color=GREY, linestyle=":", linewidth=1)
-    for place, each in enumerate(marks):
-        colour, marker = ARMS[place % len(ARMS)], MARKERS[place % len(MARKERS)]
-        if each.x is None:
-            axes.text(0.5, place, "not available", fontsize=form.label, color=GREY, va="center",
-                      transform=axes.get_yaxis_transform())  # fmt: skip
+        named = {"label": guide.label} if y and not guide.label_at else {}
+        style: dict[str, Any] = {"color": GREY, "linestyle": ":", "linewidth": 1, "zorder": 1, **named}
+        axes.plot(guide.xs, guide.ys, **style) if y else axes.axvline(guide.xs[0], **style)
+        if guide.label_at:
+            axes.annotate(guide.label, guide.label_at, fontsize=form.label, color=GREY, ha="center", va="center",
+                          zorder=1, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # fmt: skip
+    names = []
+    for number, mark in enumerate(marks):
+        style = {"color": ARMS[number % len(ARMS)], "marker": MARKERS[number % len(MARKERS)], "markersize": 8}
+        height_of = mark.y if y else number
+        present = mark.x is not None and height_of is not None
+        names.append(cut(mark.name, form.name_length) + ("" if present else ": not available"))
+        if mark.x is None or height_of is None:
+            axes.plot([], [], linestyle="", label=names[-1])
             continue
-        if each.x_ends:
-            axes.plot(each.x_ends, [place, place], color=colour, linewidth=2)
-        axes.plot(each.x, place, marker, color=colour, markersize=8, markeredgecolor="white")
-        axes.annotate(each.label or fixed(each.x, digits), (each.x, place), (0, 8), textcoords="offset points",
-                      fontsize=form.label, ha="center")  # fmt: skip
-    axes.set_yticks(range(len(marks)), [cut(each.name, form.name_length) for each in marks], fontsize=form.label)
-    _label(axes, form, x)
-    axes.set_title(title, fontsize=form.text, loc="left")
+        axes.plot(mark.x_ends or [], [height_of] * len(mark.x_ends or ()), color=style["color"], linewidth=1.5)
+        axes.plot([mark.x] * len(mark.y_ends or ()), mark.y_ends or [], color=style["color"], linewidth=1.5)
+        # Open markers: those that hide each other can all be seen.
+        axes.plot(mark.x, height_of, linestyle="", fillstyle="none", markeredgewidth=1.8, label=names[-1], **style)
+        if not y:
+            axes.annotate(fixed(mark.x, digits), (mark.x, number), (0, 8), textcoords="offset points",
+                          fontsize=form.label, ha="center")  # fmt: skip
+    _label(axes, form, x, y)
+    if y:
+        axes.set(xlim=(-3, 103), ylim=(-3, 103), aspect="equal")
+        figure.legend(loc="outside lower center", ncols=form.legend_columns, fontsize=form.label, frameon=False)
+    else:
+        axes.set_ylim(len(marks) - 0.5, -0.7)
+        axes.set_yticks(range(len(marks)), names, fontsize=form.label)
     return figure
 
 
@@ -159,30 +137,6 @@ def _label(axes: Axes, form: Format, x: str, y: str = "") -> None:
     axes.set_xlabel(x, fontsize=form.text)
     axes.set_ylabel(y, fontsize=form.text)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _draw_guides(axes: Axes, guides: Sequence[Guide], form: Format) -> None:
-    for guide in guides:
-        axes.plot(guide.xs, guide.ys, color=GREY, linestyle=":", linewidth=1, zorder=1)
-        if guide.label and guide.place != (0.0, 0.0):
-            axes.text(*guide.place, guide.label, fontsize=form.label, color=GREY, rotation=guide.turn, ha="center",
-                      va="center", zorder=1, clip_on=True,
-                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # fmt: skip
-
-
-def _sizes(marks: Sequence[Mark]) -> list[float]:
-    """Return marker sizes: a mark that later ones would cover is larger, so that a rim of it is seen."""
-    sizes: list[float] = []
-    later: list[tuple[float, float]] = []
-    span = 100 * NEAR
-    for each in reversed(marks):
-        if each.x is None or each.y is None:
-            sizes.append(8)
-            continue
-        covering = sum(abs(each.x - a) < span and abs(each.y - b) < span for a, b in later)
-        sizes.append(8 + 5 * min(covering, 3))
-        later.append((each.x, each.y))
-    return sizes[::-1]
 
 
 def lines_by_layer(
@@ -205,118 +159,106 @@ def lines_by_layer(
     width = form.width if narrow or len(panels) == 1 else PANEL * len(panels)
     figure = Figure(figsize=(width, 0.7 + 2.1 * rows if narrow else 3.6), dpi=100, layout="constrained")
     drawn = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    names: dict[str, None] = {}
+    styles = {name: (ARMS[at % len(ARMS)], MARKERS[at % len(MARKERS)]) for at, name in enumerate(
+        dict.fromkeys(line.name for listed in panels.values() for line in listed))}  # fmt: skip
     for axes, (title, listed) in zip(drawn.flat, panels.items(), strict=True):
         for line in listed:
-            style = list(names).index(line.name) if line.name in names else len(names)
-            names[line.name] = None
-            _draw_line(axes, line, style, scale)
+            present = [(at, row) for at, row in zip(line.xs, line.rows, strict=True) if row and row.value is not None]
+            xs = [at for at, _ in present]
+            values = np.array([[row.value, *(row.interval or (row.value,) * 2)] for _, row in present], dtype=float)
+            middle, low, high = scale * values.reshape(-1, 3).T
+            colour, marker = styles[line.name]
+            axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
+            axes.plot(xs, middle, "--" if line.dashed else "-", color=colour, marker=marker, markersize=4.5,
+                      linewidth=1.6)  # fmt: skip
         if guide is not None:
             axes.axhline(guide, color=GREY, linestyle=":", linewidth=1)
         axes.set_title(title, fontsize=form.text)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(axis="y", color=GREY, alpha=0.2)
-        _label(axes, form, "")
-        if bottom is not None:
-            axes.set_ylim(bottom=bottom)
-    for axes in drawn[-1]:
-        axes.set_xlabel(x, fontsize=form.text)
+        _label(axes, form, x if axes in drawn[-1] else "")
+        axes.set_ylim(bottom=bottom)
     figure.supylabel(y, fontsize=form.text)
-    handles = [Line2D([], [], color=ARMS[at % len(ARMS)], marker=MARKERS[at % len(MARKERS)], label=name)
-               for at, name in enumerate(names)]  # fmt: skip
-    figure.legend(
-        handles=handles, loc="outside lower center", ncols=1 if narrow else 2, fontsize=form.label, frameon=False
-    )
+    handles = [Line2D([], [], color=colour, marker=mark, label=name) for name, (colour, mark) in styles.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=1 if narrow else 2, fontsize=form.label,
+                  frameon=False)  # fmt: skip
     return figure
-
-
-def _draw_line(axes: Axes, line: Line, style: int, scale: float) -> None:
-    known = [(x, row) for x, row in zip(line.xs, line.rows, strict=True) if row is not None and row.value is not None]
-    if not known:
-        return
-    colour, xs = ARMS[style % len(ARMS)], [x for x, _ in known]
-    values = [scale * float(row.value or 0) for _, row in known]
-    low, high = (
-        [scale * float((row.interval or (row.value, row.value))[end] or 0) for _, row in known] for end in (0, 1)
-    )
-    axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
-    form, marker = "--" if line.dashed else "-", MARKERS[style % len(MARKERS)]
-    axes.plot(xs, values, form, color=colour, marker=marker, markersize=4.5, linewidth=1.6)
-
-
-def at_criterion(d_prime: float, criterion: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the shares (harmless answered, unsafe caught) of an observer of this d′ at each criterion.
-
-    d′ = z(hit) − z(false alarm) and c = −(z(hit) + z(false alarm)) / 2.
-    """
-    return ndtr(d_prime / 2 + criterion), ndtr(d_prime / 2 - criterion)
 
 
 def contours() -> list[Guide]:
     """Return lines of equal d′ for a plane of harmless requests answered and unsafe ones caught, in percent."""
-    guides, place = [], 0.45  # of labels: where "safe" is said readily, for most models lie on the other side
-    for d_prime in CONTOURS:
-        xs, ys = (100 * values for values in at_criterion(d_prime, np.linspace(-4, 4, 400)))
-        x, y = (100 * float(value) for value in at_criterion(d_prime, np.array(place)))
-        turn = -math.degrees(math.atan(math.exp(d_prime * place)))  # slope −φ(d′/2 − c) / φ(d′/2 + c)
-        guides.append(Guide(xs, ys, "d′ = 0 (chance)" if d_prime == 0 else f"d′ = {d_prime}", (x, y), turn))
+    guides, criteria = [], np.linspace(-4, 4, 401)
+    for d_prime in range(4):
+        # d′ = z(hit) − z(false alarm) and c = −(z(hit) + z(false alarm)) / 2
+        xs, ys = 100 * ndtr(d_prime / 2 + criteria), 100 * ndtr(d_prime / 2 - criteria)
+        label_at = float(xs[222]), float(ys[222])  # where "safe" is said readily: most models lie on the other side
+        guides.append(Guide(xs, ys, f"d′ = {d_prime}" if d_prime else "d′ = 0 (chance)", label_at))
     return guides
 
 
 DIAGONAL = Guide((0, 100), (0, 100), "harmful and harmless refused alike")
-SAFETY = {  # kind → labels of the axes, and the keys of the rates
-    "yes_no": ("harmless requests answered (%)", "unsafe requests caught (%)", ("harmless_answered", ""),
-               ("unsafe_caught", "")),
-    "refusal": ("harmless requests refused (%)", "harmful requests refused (%)", ("refusal_rate", "benign"),
-                ("refusal_rate", "contrast")),
-}  # fmt: skip
+CAPTIONS = {
+    "yes_no": "Up: more unsafe requests caught. Right: more harmless ones answered. Along a dotted line only the "
+    "criterion moves. Towards the upper right discrimination rises. Bars are 95% intervals.",
+    "refusal": "Left: fewer harmless requests refused. Up: more harmful ones refused. On the dotted line both are "
+    "refused alike. Bars are 95% intervals.",
+    "auroc": "How well margins separate safe from unsafe, with 95% intervals: 0.5 is chance, 1 is perfect. No shift of "
+    "the threshold changes it.",
+    "attention": "Share of the verdict’s attention that lies on the image, by layer; the first token (a sink) is left "
+    "out. Bands are 95% intervals over clusters.",
+}
+SHARE, CURVES = "attention_on_image", ("failures", "successes")
 
 
-def safety_marks(results: Results, kind: str, arms: Sequence[str]) -> list[Mark]:
-    """Return a mark for each arm: its rate on harmless cases and its rate on unsafe ones, in percent."""
-    marks = []
-    for arm in arms:
-        rows = [results.get(arm, quantity, subset=subset) for quantity, subset in SAFETY[kind][2:]]
-        values = [None if row is None or row.value is None else 100 * row.value for row in rows]
-        ends = [
-            None if row is None or row.interval is None else (100 * row.interval[0], 100 * row.interval[1])
-            for row in rows
-        ]
-        marks.append(Mark(arm, values[0], ends[0], values[1], ends[1]))
-    return marks
+def marks_of(results: Results, arms: Sequence[str], *keys: Mapping[str, str], scale: float = 1) -> list[Mark]:
+    """Return a mark for each arm: the values and intervals of one or two quantities."""
+
+    def part(row: Row | None) -> tuple[float | None, Ends]:
+        if row is None or row.value is None:
+            return None, None
+        return scale * row.value, (scale * row.interval[0], scale * row.interval[1]) if row.interval else None
+
+    return [Mark(arm, *(cell for key in keys for cell in part(results.get(arm, **key)))) for arm in arms]  # type: ignore[arg-type]
 
 
-def safety(results: Results, kind: str, arms: Sequence[str], form: Format = SCREEN, *, title: str = "") -> Figure:
-    """Draw each arm's rate on unsafe cases over its rate on harmless ones."""
-    x, y = SAFETY[kind][:2]
-    guides = contours() if kind == "yes_no" else [DIAGONAL]
-    return points(safety_marks(results, kind, arms), x=x, y=y, form=form, guides=guides, title=title)
+def safety(results: Results, kind: str, arms: Sequence[str], *further: Guide) -> Drawing:
+    """Return each arm's rate on unsafe cases over its rate on harmless ones."""
+    x, y = (f"{name} (%)" for name in RATES[kind])
+    marks = marks_of(results, arms, *RATES[kind].values(), scale=100)
+    guides = [*(contours() if kind == "yes_no" else [DIAGONAL]), *further]
+    listed = "; ".join(f"{mark.name}: {fixed(mark.x, 1)}% and {fixed(mark.y, 1)}%" for mark in marks)
+    words = f"{x.capitalize()} and {y} by arm. {listed}."
+    return Drawing(partial(points, marks, x=x, y=y, guides=guides), words, CAPTIONS[kind])
 
 
-def describe_safety(results: Results, kind: str, arms: Sequence[str]) -> str:
-    """Return the figure in words, for readers who do not see it."""
-    x, y = (label.removesuffix(" (%)") for label in SAFETY[kind][:2])
-    texts = (f"{m.name}: {fixed(m.x, 1)}% and {fixed(m.y, 1)}%" for m in safety_marks(results, kind, arms))
-    return f"{x.capitalize()}, and {y}. {'; '.join(texts)}."
+def drawings(run: SavedRun) -> dict[str, Drawing]:
+    """Return the figures of a run's arms by name, and attention by layer if it was analysed."""
+    results, kind, arms = run.results, run.metrics["kind"], arms_of(run.results, run.metrics)
+    drawn = {"safety": safety(results, kind, arms)}
+    if kind == "yes_no":
+        marks = marks_of(results, arms, {"quantity": "auroc"})
+        words = f"AUROC of the margin. {'; '.join(f'{mark.name}: {fixed(mark.x, 3)}' for mark in marks)}."
+        x = "AUROC of the margin (0.5 = chance)"
+        drawn["auroc"] = Drawing(partial(points, marks, x=x, guides=[Guide((0.5,), ())]), words, CAPTIONS["auroc"])
+    return drawn | attention_by_layer(results)
 
 
-def quantity_marks(results: Results, arms: Sequence[str], **key: Any) -> list[Mark]:
-    """Return a mark for each arm: the row of a quantity."""
-    rows = [(arm, results.get(arm, **key)) for arm in arms]
-    return [Mark(arm, row.value if row else None, row.interval if row else None) for arm, row in rows]
-
-
-def auroc(results: Results, arms: Sequence[str], form: Format = SCREEN) -> Figure:
-    """Draw the AUROC of each arm's margin."""
-    marks = quantity_marks(results, arms, quantity="auroc")
-    label = "AUROC of the margin\n(0.5 = chance)"
-    return points(marks, x=label, form=form, guides=[Guide((0.5,), (0,))], limits=(0.45, 1.02))
-
-
-def describe_auroc(results: Results, arms: Sequence[str]) -> str:
-    """Return the figure in words."""
-    texts = (f"{m.name}: {fixed(m.x, 3)}" for m in quantity_marks(results, arms, quantity="auroc"))
-    return f"AUROC of the margin. {'; '.join(texts)}."
+def attention_by_layer(results: Results) -> dict[str, Drawing]:
+    """Return the share of the verdict's attention on the image, failures and matched successes; {} without pairs."""
+    panels, texts = {}, []
+    for pairs in results.select(quantity="attention_pairs"):
+        subset = pairs.subset.replace("_", "-")
+        rows = {kind: results.select(arm=kind, quantity=SHARE, subset=pairs.subset, against="") for kind in CURVES}
+        layers = {kind: [row for row in listed if row.group] for kind, listed in rows.items()}
+        if pairs.value and layers[CURVES[0]]:
+            title = f"{subset} ({pairs.value:.0f} pair{'s' * (pairs.value != 1)})"
+            panels[title] = [Line(kind, [int(row.part("layer")) for row in listed], listed, dashed=kind != CURVES[0])
+                             for kind, listed in layers.items()]  # fmt: skip
+        means = [f"{kind} {value(row)}" for kind, listed in rows.items() for row in listed if not row.group]
+        texts += [f"{subset}: {', '.join(means)}"] if means else []
+    words = f"Attention on the image by layer, failures and matched successes. Means over layers: {'; '.join(texts)}."
+    draw = partial(lines_by_layer, panels, y="attention on the image (%)", scale=100, bottom=0)
+    return {"attention_by_layer": Drawing(draw, words, CAPTIONS["attention"])} if panels else {}
 
 
 def svg_bytes(figure: Figure) -> bytes:
@@ -340,14 +282,9 @@ def check_format(wanted: str, *others: str) -> None:
         raise UserError(f"task.format={wanted}: must be one of {', '.join((*others, *FORMATS))}")
 
 
-def embedded(name: str, screen: bytes, phone: bytes = b"", *, alt: str, caption: str = "") -> dict[str, str]:
-    """Return SVG files as ``templates/drawn.html.j2`` prints them: as data, for light and dark pages."""
-    drawn = {"name": name, "alt": alt, "caption": caption}
-    for form, svg in (("", screen), ("phone_", phone)):
-        dark = b"" if b"<image" in svg else in_dark(svg)  # words on a picture need their own ink
-        drawn |= {f"{form}uri": _data_uri(svg), f"{form}dark_uri": _data_uri(dark)}
-    return drawn
-
-
-def _data_uri(svg: bytes) -> str:
-    return "data:image/svg+xml;base64," + base64.b64encode(svg).decode("ascii") if svg else ""
+def embedded(name: str, svg: bytes, *, alt: str, caption: str = "") -> dict[str, str]:
+    """Return an SVG file as ``templates/drawn.html.j2`` prints it: as data, for light and dark pages."""
+    dark_svg = b"" if b"<image" in svg else in_dark(svg)  # words on a picture need their own ink
+    light, dark = ("data:image/svg+xml;base64," + base64.b64encode(each).decode("ascii") if each else ""
+                   for each in (svg, dark_svg))  # fmt: skip
+    return {"name": name, "alt": alt, "caption": caption, "uri": light, "dark_uri": dark}

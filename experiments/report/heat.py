@@ -21,12 +21,12 @@ _VERDICT = re.compile(r"yes|no", re.IGNORECASE)
 
 
 def verdict_token(block: Mapping[str, Any]) -> int:
-    """The first token of the answer that is a Yes or a No, else its first: where the verdict was read off."""
+    """Return where the verdict was read: the first token of the answer that is a Yes or a No, else its first token."""
     return next((at for at, token in enumerate(block["tokens"]) if _VERDICT.fullmatch(str(token).strip())), 0)
 
 
 def image_map(block: Mapping[str, Any] | None) -> np.ndarray | None:
-    """The verdict's attention by cell of the picture [row column], a mean over layers and heads; None without a map.
+    """Return the verdict's attention by cell of the picture [row column], a mean over layers and heads.
 
     A cell holds the share of all the verdict's attention that falls on it. A block that is not of the shape that
     ``experiments.evaluation.attention_log`` writes has no map.
@@ -41,18 +41,18 @@ def image_map(block: Mapping[str, Any] | None) -> np.ndarray | None:
     except (KeyError, TypeError, ValueError):
         return None
     token = verdict_token(block)
-    found: np.ndarray = (steps[token, :, 0] * scale[token, :, 0, None, None] / 255).mean(axis=0)
-    return found
+    values: np.ndarray = (steps[token, :, 0] * scale[token, :, 0, None, None] / 255).mean(axis=0)
+    return values
 
 
 def alike(maps: Sequence[np.ndarray]) -> bool:
-    """Whether ``maps`` are the same but for their rounding to 8 bits."""
+    """Return whether ``maps`` are the same except for their rounding to 8 bits."""
     first = maps[0]
     return all(one.shape == first.shape and np.allclose(one, first, rtol=0, atol=first.max() / 64) for one in maps[1:])
 
 
 def overlay(picture: bytes, values: np.ndarray, most: float) -> str:
-    """The picture in grey under the colours of ``SHARES``, as a data URI of a JPEG.
+    """Return the picture in grey under the colours of ``SHARES``, as a data URI of a JPEG.
 
     Args:
         picture: an image file.
@@ -79,7 +79,7 @@ def overlay(picture: bytes, values: np.ndarray, most: float) -> str:
 
 
 def describe_map(values: np.ndarray) -> str:
-    """Where the strongest cell is and how much of the verdict's attention the picture draws, for those who do not see.
+    """Return in words where the strongest cell is and how much of the verdict's attention the picture draws.
 
     Rows and columns count from 1 at the upper left.
     """

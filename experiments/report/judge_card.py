@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from experiments.report.numbers import fixed, span
+
 TITLE = "Judges against people's labels (refused against the rest)"
 METHOD = (
     "Each answer was judged by a classifier that learned neither from its model nor from its request. “Model” leaves "
@@ -14,34 +16,28 @@ ATTRIBUTION = (
     "Labels, CC BY 4.0: XSTest (Röttger et al. 2024), https://github.com/paul-rottger/xstest; MSTS (Röttger et al. "
     "2025), https://github.com/paul-rottger/msts-multimodal-safety"
 )
-RATES = {"κ": "kappa", "sens.": "sensitivity", "spec.": "specificity"}
-COUNTS = {"n": "n", "refused": "refused", "no class": "judge_failed"}
 
 
 def tables(card: Mapping[str, Any]) -> dict[str, list[dict[str, str]]]:
-    """Return the card's tables by title: one for each judge, and one for each easier test and for the annotators."""
-    found = {}
+    """Return the card's tables by title: one for each judge, each easier test, and the annotators."""
+    listed: dict[str, Mapping[str, Any]] = {}
     for judge, measured in card["judges"].items():
         easier = measured.get("models_left_out", {})
-        parts = {"": measured["models"] | measured["sets"] | {"all answers": measured["pooled"]}}
-        parts |= {", the model left out": easier.get("sets", {}), ", other languages": measured.get("languages", {})}
-        for part, rows in parts.items():
-            found[f"{judge}{part}"] = [_record(name, row) for name, row in rows.items()]
-        three = {"": measured, ", the model left out": easier}
-        for part, source in three.items():
-            for name, kappas in source.get("three_classes", {}).items():
-                found[f"{judge}, κ of three classes on {name}{part}"] = [
-                    {label: f"{value:.3f}" for label, value in kappas.items() if value is not None}
-                ]
+        listed[judge] = measured["models"] | measured["sets"] | {"all answers": measured["pooled"]}
+        listed |= {f"{judge}, the model left out": easier.get("sets", {})}
+        listed |= {f"{judge}, other languages": measured.get("languages", {})}
     if people := card["annotators"]:
-        found["second annotator"] = [_record(people["source"], people)]
-    return {title: rows for title, rows in found.items() if rows}
+        listed["second annotator"] = {people["source"]: people}
+    return {title: [_record(*row) for row in rows.items()] for title, rows in listed.items() if rows}
 
 
 def _record(answers: str, row: Mapping[str, Any]) -> dict[str, str]:
-    values = {heading: row.get(name) for heading, name in RATES.items()}
-    record = {heading: "–" if value is None else f"{value:.3f}" for heading, value in values.items()}
-    interval = row.get("kappa_interval")
-    between = "not measured" if values["κ"] is None else "{:.3f}–{:.3f}".format(*interval) if interval else "–"
-    counts = {heading: str(row[name]) for heading, name in COUNTS.items() if name in row}
-    return {"answers": answers.split("--")[-1][:24], "κ": record.pop("κ"), "95%": between, **record, **counts}
+    counts = {"n": "n", "refused": "refused", "no class": "judge_failed"}
+    return {
+        "answers": answers.split("--")[-1][:24],
+        "κ": fixed(row.get("kappa"), 3),
+        "95%": "not measured" if row.get("kappa") is None else span(row.get("kappa_interval"), 3),
+        "sens.": fixed(row.get("sensitivity"), 3),
+        "spec.": fixed(row.get("specificity"), 3),
+        **{heading: str(row[name]) for heading, name in counts.items() if name in row},
+    }

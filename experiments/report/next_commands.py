@@ -22,7 +22,7 @@ ARM = re.compile(r"\+{0,2}(?:method@arms|arms)\.([^.=]+)")
 
 
 def typed(environment: Mapping[str, Any]) -> list[str] | None:
-    """The arguments of the run's command; None where none is recorded that can be read."""
+    """Return the arguments of the run's command; None if no readable command is recorded."""
     try:
         words = shlex.split(str(environment.get("command") or ""))
     except ValueError:
@@ -31,14 +31,14 @@ def typed(environment: Mapping[str, Any]) -> list[str] | None:
 
 
 def named_arms(environment: Mapping[str, Any]) -> set[str]:
-    """The arms that the run's command names, by adding or setting them."""
-    return {found[1] for word in typed(environment) or () if (found := ARM.match(word))}
+    """Return the arms that the run's command names, by adding or setting them."""
+    return {match[1] for word in typed(environment) or () if (match := ARM.match(word))}
 
 
 def next_commands(
     environment: Mapping[str, Any], folder: str, *, refusals: bool, program: str = "forestlens"
 ) -> dict[str, str]:
-    """Command → what it is for: at most three, of the run in ``folder``; none where no model's weights were loaded.
+    """Return command → what it is for: at most three for the run in ``folder``; none if no weights were loaded.
 
     Args:
         environment: of the run's environment.json.
@@ -50,46 +50,38 @@ def next_commands(
     words, path = typed(environment), str(model.get("path") or "")
     if not path or words is None or environment.get("joined"):
         return {}
-    found: list[tuple[list[str], str]] = []
-    task = str((config.get("task") or {}).get("_target_"))
-    if task == "experiments.evaluation.study.run" and not refusals and not config.get("attention"):
-        same = without(words, "task", *OF_RUN)
-        found.append(([*same, "task=attention", f"run={folder}"], "where the attention of its failures went"))
+    task, bundled = str((config.get("task") or {}).get("_target_")), path.startswith(ORGANISM)
     model, cases = _same_model(words, path), [] if refusals else about(words, "benchmark")  # both ask for verdicts
-    why = ([*model, *cases, "+exp=mechanism"], "why it fails")
+    method = about(words, "method")
+    chosen = method if any(word.startswith("method=") for word in method) else []  # else an experiment's own
+    same = without(words, "task", *OF_RUN)
     told = task.startswith("experiments.studies.mechanism.") or path == f"{ORGANISM}thinking"  # has a thought before
-    if path.startswith(ORGANISM):
-        method = about(words, "method")
-        asked = method if any(word.startswith("method=") for word in method) else []  # else an experiment's own
-        drawn = [*model, *cases, *asked, "+exp=heatmap_llava"]
-        found.append((drawn, "one case, its answers, and where the model looked"))
-        if cases and not told:
-            found.append(why)
-        found.append(([*without(words, *OF_MODEL, *OF_RUN), OWN_MODEL], "the same with your own model"))
-        if not about(words, "benchmark"):
-            found.append((shlex.split(PREVIEW), "your own cases"))
-    elif not told:
-        found.append(why)
-    return {f"{program} {shlex.join(command)}": why for command, why in found[:MOST]}
+    of_study = task == "experiments.evaluation.study.run" and not refusals and not config.get("attention")
+    listed = [
+        (of_study, [*same, "task=attention", f"run={folder}"], "where the attention of its failures went"),
+        (bundled, [*model, *cases, *chosen, "+exp=heatmap_llava"], "one case, its answers, and where the model looked"),
+        (not told and (cases or not bundled), [*model, *cases, "+exp=mechanism"], "why it fails"),
+        (bundled, [*without(words, *OF_MODEL, *OF_RUN), OWN_MODEL], "the same with your own model"),
+        (bundled and not about(words, "benchmark"), shlex.split(PREVIEW), "your own cases"),
+    ]
+    chosen_commands = [(command, why) for wanted, command, why in listed if wanted]
+    return {f"{program} {shlex.join(command)}": why for command, why in chosen_commands[:MOST]}
 
 
 def without(words: Sequence[str], *keys: str) -> list[str]:
-    """The arguments but for those that set one of ``keys``; of ``task`` also its options, ``task.…``."""
-    kept = []
-    for word in words:
-        key = word.lstrip("+~").partition("=")[0]
-        if key not in keys and not ("task" in keys and key.startswith("task.")):
-            kept.append(word)
-    return kept
+    """Return the arguments without those that set one of ``keys``; with ``task`` its options ``task.…`` go, too."""
+    names = [word.lstrip("+~").partition("=")[0] for word in words]
+    options = ("task.",) if "task" in keys else ()
+    return [word for word, name in zip(words, names, strict=True) if name not in keys and not name.startswith(options)]
 
 
 def about(words: Sequence[str], group: str) -> list[str]:
-    """The arguments that choose the ``group``'s option, or set one of its keys."""
+    """Return the arguments that choose the option of ``group``, or set one of its keys."""
     return [word for word in words if re.match(rf"\+{{0,2}}{group}[.=]", word)]
 
 
 def _same_model(words: Sequence[str], path: str) -> list[str]:
-    """What loads the run's model: the arguments about it, and the folder that options of the user's own are in."""
+    """Return what loads the run's model: the arguments about it, and the folder of the user's options."""
     flags = [word for at, word in enumerate(words) if word.partition("=")[0] in FLAG or (at and words[at - 1] in FLAG)]
     chosen_here = about(words, "model")
     named = any(re.match(r"model(\.path)?=", word) for word in chosen_here)

@@ -14,7 +14,7 @@ Interval = Sequence[float | None] | None  # (low, high)
 
 
 def fixed(value: float | None, digits: int, *, sign: bool = False) -> str:
-    """``value`` with ``digits`` decimals."""
+    """Return ``value`` with ``digits`` decimals."""
     if value is None or math.isnan(value):
         return MISSING
     text = f"{value:+.{digits}f}" if sign else f"{value:.{digits}f}"
@@ -24,46 +24,24 @@ def fixed(value: float | None, digits: int, *, sign: bool = False) -> str:
 
 
 def percent(rate: float | None, digits: int = 1, *, sign: bool = False) -> str:
-    """A fraction of 1 as percent (or, for differences, percentage points), without the sign %."""
+    """Return a fraction of 1 as percent (or, for differences, percentage points), without the sign %."""
     return fixed(None if rate is None else 100 * rate, digits, sign=sign)
 
 
 def share(rate: float | None) -> str:
-    """A fraction of 1 in percent, with the sign %: ``44.1%``."""
+    """Return a fraction of 1 in percent, with the sign %: ``44.1%``."""
     text = percent(rate)
     return text if text == MISSING else f"{text}%"
 
 
-def points(difference: float, *, unit: str = " points") -> str:
-    """A difference of fractions of 1 in percentage points, signed: ``+4.4 points``."""
-    return percent(difference, sign=True) + unit
-
-
-def complete(interval: Interval) -> tuple[float, float] | None:
-    """The two ends of ``interval``, or None where either is missing."""
-    if interval is None or len(interval) != 2:
-        return None
-    low, high = interval
-    return None if low is None or high is None else (float(low), float(high))
-
-
-def percent_interval(interval: Interval, digits: int = 0) -> str:
-    """An interval of fractions in percent: ``88–94``, ``−2.1…4.0``; empty where there is none."""
-    ends = complete(interval)
-    return "" if ends is None else fixed_interval((100 * ends[0], 100 * ends[1]), digits)
-
-
-def fixed_interval(interval: Interval, digits: int = 2) -> str:
-    """An interval of plain numbers; beside a minus sign a dash would be misread, so dots stand between the ends."""
-    ends = complete(interval)
-    if ends is None:
-        return ""
-    low, high = (fixed(end, digits) for end in ends)
-    return f"{low}{'…' if MINUS in low + high else TO}{high}"
+def span(numbers: Interval, digits: int, factor: float = 1, *, sign: bool = False) -> str:
+    """Return numbers from low to high: ``88–94``; if one is negative, dots are between them. None is ""."""
+    ends = [fixed(number if number is None else factor * number, digits, sign=sign) for number in numbers or ()]
+    return ("…" if MINUS in "".join(ends) else TO).join(ends)
 
 
 def p_value(p: float | None) -> str:
-    """Three decimals, or ``<0.001``."""
+    """Return a p value with three decimals, or ``<0.001``."""
     if p is None:
         return MISSING
     return "<0.001" if p < 0.001 else f"{p:.3f}"

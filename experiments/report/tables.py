@@ -7,6 +7,7 @@ note and marked rows are in ``frame.attrs``.
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from csv import QUOTE_ALL
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -16,7 +17,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from experiments.metrics.claims import HIGHER, INCONCLUSIVE, LOWER, NO_DIFFERENCE, NOT_TESTED, TOO_FEW
-from experiments.report.numbers import MISSING, fixed, fixed_interval, percent, percent_interval
+from experiments.report.numbers import MISSING, span
 from experiments.runs.labels import safe_cell
 from experiments.runs.results_table import Results, Row
 
@@ -49,7 +50,7 @@ class Shown(NamedTuple):
         return " ".join([self.value, *ends, *([f"{{{self.bounds}}}"] if self.bounds else [])])
 
 
-def shown(cell: Cell, *, interval: bool = True, sign: bool = False) -> Shown:
+def cell_text(cell: Cell, *, interval: bool = True, sign: bool = False) -> Shown:
     """Return a cell as text: fractions in percent, differences in points and with their sign.
 
     Args:
@@ -60,27 +61,14 @@ def shown(cell: Cell, *, interval: bool = True, sign: bool = False) -> Shown:
     if cell is None or isinstance(cell, str):
         return Shown(MISSING if cell is None else cell)
     signed, digits = bool(cell.against), PLAIN.get(cell.quantity)
-    ends, bounds = cell.interval, cell.bounds
-    if digits is None:
-        value, show = percent(cell.value, sign=signed), percent_interval
-        text, limits = show(ends, 1 if signed else 0), show(bounds, 1)
-        same = bounds is not None and percent(bounds[0]) == percent(bounds[1])
-    else:
-        value, text, limits = (
-            fixed(cell.value, digits, sign=signed and digits > 0),
-            fixed_interval(ends, digits),
-            fixed_interval(bounds, digits),
-        )
-        same = bounds is not None and fixed(bounds[0], digits) == fixed(bounds[1], digits)
+    factor, (decimals, of_ends, of_bounds) = (100, (1, int(signed), 1)) if digits is None else (1, (digits,) * 3)
+    value = span([cell.value], decimals, factor, sign=signed and decimals > 0)
+    text, limits = span(cell.interval, of_ends, factor), span(cell.bounds, of_bounds, factor)
+    same = cell.bounds is not None and len({span([end], of_bounds, factor) for end in cell.bounds}) == 1
     if cell.claim == TOO_FEW or (cell.value is not None and not text and cell.clusters is not None and not signed):
         text = text or TOO_FEW
     lead = f"{SIGNS[cell.claim]} " if sign and SIGNS.get(cell.claim) else ""
     return Shown(f"{lead}{value}", text if interval else "", "" if same or signed else limits)
-
-
-def picked(row: Row, pick: Pick) -> str:
-    """Return what ``pick`` names of a row: a column, or a function's value."""
-    return pick(row) if callable(pick) else str(getattr(row, pick))
 
 
 def pivot(
@@ -96,10 +84,11 @@ def pivot(
         note: what stands below it.
     """
     leads = index if isinstance(index, Mapping) else {str(index) if isinstance(index, str) else "": index}
+    *picks, column = (pick if callable(pick) else attrgetter(pick) for pick in (*leads.values(), columns))
     lines: dict[tuple[str, ...], dict[str, Cell]] = {}
     headings: dict[str, None] = {}
     for row in rows:
-        key, heading = tuple(picked(row, pick) for pick in leads.values()), picked(row, columns)
+        key, heading = tuple(pick(row) for pick in picks), column(row)
         lines.setdefault(key, {})[heading] = row
         headings[heading] = None
     records: list[dict[str, Cell]] = [
@@ -111,7 +100,7 @@ def pivot(
 
 def by_arm(
     results: Results, columns: Mapping[str, Mapping[str, str]], arms: Sequence[str], *, title: str = "", note: str = "",
-    marked: str = "",
+    marked: str = "", absent: Cell = None,
 ) -> pd.DataFrame:  # fmt: skip
     """Return a table with a line for each arm.
 
@@ -122,13 +111,15 @@ def by_arm(
         title: of the table.
         note: what stands below it.
         marked: the arm whose line is emphasised.
+        absent: the cell of a level that an arm does not have; differences are then empty.
     """
     records = [
         {"arm": arm} | {heading: results.get(arm, **key) for heading, key in columns.items()} for arm in arms  # type: ignore[arg-type]
     ]  # fmt: skip
     present = [heading for heading in columns if any(record[heading] is not None for record in records)]
     for record in records:
-        record |= {heading: "" for heading in present if record[heading] is None and "against" in columns[heading]}
+        missing = [heading for heading in present if record[heading] is None]
+        record |= {heading: "" if "against" in columns[heading] else absent for heading in missing}
     return table(records, ["arm", *present], title=title, note=note, marked=[arm == marked for arm in arms])
 
 
@@ -148,39 +139,36 @@ def table(
 def lines_of(frame: pd.DataFrame) -> list[tuple[bool, list[Shown]]]:
     """Return whether each line is marked, and its cells as text."""
     marks = frame.attrs.get("marked") or [False] * len(frame)
-    cells = [[shown(cell, sign=True) for cell in line] for line in frame.itertuples(index=False, name=None)]
+    cells = [[cell_text(cell, sign=True) for cell in line] for line in frame.itertuples(index=False, name=None)]
     return list(zip(marks, cells, strict=True))
 
 
 def texts(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the table with every cell as one line of text."""
-    columns = {name: [str(shown(cell)) for cell in frame[name]] for name in frame.columns}
-    return pd.DataFrame(columns, columns=list(frame.columns), dtype=object)
+    """Return the table with every cell as one line of text, and headings without the breaks of a terminal."""
+    cells = [[str(cell_text(cell)) for cell in line] for line in frame.itertuples(index=False, name=None)]
+    return pd.DataFrame(cells, columns=[str(name).replace("|", " ") for name in frame.columns], dtype=object)
 
 
-def in_terminal(
-    frame: pd.DataFrame, *, bare: Collection[str] = (), stacked: bool = True, width: int | None = None
-) -> RenderableType:
-    """Return the table for a terminal.
+def in_terminal(frame: pd.DataFrame, *, bare: Collection[str] = (), stacked: bool = True) -> RenderableType:
+    """Return the table for a terminal; headings break at ``|``.
 
     Args:
         frame: the table.
         bare: columns without their intervals.
         stacked: intervals below their numbers, not behind them.
-        width: columns of the terminal; headings break at ``|``.
     """
     # The box sets columns apart by one space, and the widest numbers then just fit 80 columns.
     title = Text(frame.attrs["title"], style="bold") if frame.attrs.get("title") else None
     drawn = RichTable(
         title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False
     )
-    for place, name in enumerate(frame.columns):
-        drawn.add_column(Text(str(name).replace("|", "\n")), justify="right" if place else "left", overflow="fold")
+    for number, name in enumerate(frame.columns):
+        drawn.add_column(Text(str(name).replace("|", "\n")), justify="right" if number else "left", overflow="fold")
     marks = frame.attrs.get("marked") or [False] * len(frame)
     for marked, line in zip(marks, frame.itertuples(index=False, name=None), strict=True):
         cells = []
         for name, cell in zip(frame.columns, line, strict=True):
-            parts = shown(cell, interval=name not in bare, sign=True)
+            parts = cell_text(cell, interval=name not in bare, sign=True)
             value = [parts.value, *([parts.interval if stacked else f"[{parts.interval}]"] if parts.interval else [])]
             cells.append(Text("\n" if stacked else " ").join(map(Text, value)))
         drawn.add_row(*cells, style="bold" if marked else None)
@@ -192,10 +180,7 @@ def say(*renderables: RenderableType) -> None:
     """Print tables as they are, and lines without markup, colours or breaks."""
     console = Console()
     for each in renderables:
-        if isinstance(each, str):
-            console.print(each, highlight=False, soft_wrap=True, markup=False)
-        else:
-            console.print(each)
+        console.print(each, highlight=False, soft_wrap=isinstance(each, str), markup=False)
 
 
 def markdown(frame: pd.DataFrame) -> str:
@@ -205,13 +190,8 @@ def markdown(frame: pd.DataFrame) -> str:
         return "| " + " | ".join(re.sub(r"[\\|<]", r"\\\g<0>", " ".join(cell.splitlines())) for cell in cells) + " |"
 
     plain = texts(frame)
-    rule = "|" + "".join(" ---: |" if place else " --- |" for place in range(len(plain.columns)))
-    return "\n".join([line(headings(plain)), rule, *map(line, plain.to_numpy().tolist())])
-
-
-def headings(frame: pd.DataFrame) -> list[str]:
-    """Return the headings in one line each."""
-    return [str(name).replace("|", " ") for name in frame.columns]
+    rule = "|" + "".join(" ---: |" if number else " --- |" for number in range(len(plain.columns)))
+    return "\n".join([line(plain.columns), rule, *map(line, plain.to_numpy().tolist())])
 
 
 def markdown_text(text: str) -> str:
@@ -222,7 +202,7 @@ def markdown_text(text: str) -> str:
 def csv_text(frame: pd.DataFrame) -> str:
     """Return the table as CSV, every cell quoted. What a spreadsheet would take for a formula begins with ``'``."""
     safe = texts(frame).map(safe_cell)
-    safe.columns = [safe_cell(name) for name in headings(frame)]
+    safe.columns = safe.columns.map(safe_cell)
     return safe.to_csv(index=False, quoting=QUOTE_ALL, lineterminator="\r\n").removesuffix("\r\n")
 
 
@@ -243,12 +223,13 @@ def latex_text(text: str) -> str:
 def latex(frame: pd.DataFrame) -> str:
     """Return the table as a LaTeX ``tabular`` with booktabs' rules, without title and note."""
     escaped = texts(frame).map(latex_text)
-    escaped.columns = [latex_text(name) for name in headings(frame)]
-    aligned = "l" + "r" * (len(escaped.columns) - 1)
-    made: str = escaped.to_latex(index=False, escape=False, column_format=aligned)
-    return made.rstrip("\n")
+    head, *body = (" & ".join(line) + r" \\" for line in (escaped.columns.map(latex_text), *escaped.to_numpy()))
+    begin = rf"\begin{{tabular}}{{l{'r' * (len(escaped.columns) - 1)}}}"
+    rules = r"\toprule", r"\midrule", r"\bottomrule"
+    return "\n".join([begin, rules[0], head, rules[1], *body, rules[2], r"\end{tabular}"])
 
 
 def copies(frame: pd.DataFrame) -> dict[str, str]:
     """Return the texts that the page's buttons copy, by form."""
-    return {"Markdown": markdown(frame), "CSV": csv_text(frame), "LaTeX": latex(frame)}
+    plain = texts(frame)
+    return {"Markdown": markdown(plain), "CSV": csv_text(plain), "LaTeX": latex(plain)}

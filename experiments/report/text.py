@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from jinja2 import ChainableUndefined, Environment, PackageLoader
 
-from experiments.report.numbers import MISSING, fixed, percent, points, share
-from experiments.report.tables import PLAIN, markdown_text
+from experiments.report.numbers import MISSING, fixed, share
+from experiments.report.tables import PLAIN, cell_text, markdown_text
 from experiments.runs.results_table import Results, Row
 from interp.checkpoints.config import ORGANISM
 
@@ -36,17 +36,15 @@ def _templates(finalize: Callable[[Any], Any] | None) -> Environment:
         lstrip_blocks=True, autoescape=False, finalize=finalize,
     )  # fmt: skip
     templates.filters |= {
-        "share": share, "points": points, "number": fixed, "count": count, "about": about, "level": level,
-        "change": change, "ends": ends, "value": value, "listed": listed,
-        "markdown": lambda text: markdown_text(str(text)),
-        "json": _json,
+        "share": share, "number": fixed, "count": count, "about": about, "change": change, "ends": ends,
+        "value": value, "listed": listed, "json": _json, "markdown": lambda text: markdown_text(str(text)),
     }  # fmt: skip
     return templates
 
 
 def _json(content: Mapping[str, Any]) -> str:
-    known = {name: entry for name, entry in content.items() if not isinstance(entry, _Missing)}
-    return json.dumps(known, indent=2, ensure_ascii=False, default=str)
+    content = {name: entry for name, entry in content.items() if not isinstance(entry, _Missing)}
+    return json.dumps(content, indent=2, ensure_ascii=False, default=str)
 
 
 def lines(template: str, **context: Any) -> list[str]:
@@ -80,14 +78,14 @@ def about(number: float) -> str:
     return f"{float(f'{number:.2g}'):,.0f}"
 
 
-def value(row: Row | None, *, unit: str = "%") -> str:
-    """Return the value of a row in its unit: ``17.3%``, ``0.661``."""
-    if row is None or row.value is None:
-        return MISSING
-    digits = PLAIN.get(row.quantity)
-    if row.against:
-        return points(row.value) if digits is None else fixed(row.value, digits, sign=True)
-    return f"{percent(row.value)}{unit}" if digits is None else fixed(row.value, digits)
+def value(row: Row | None) -> str:
+    """Return the value of a row in its unit: ``17.3%``, ``0.661``, ``+4.5 points``."""
+    text = cell_text(row).value
+    return (
+        text
+        if text == MISSING or (row and row.quantity in PLAIN)
+        else text + (" points" if row and row.against else "%")
+    )
 
 
 def ends(row: Row, *, name: bool = False) -> str:

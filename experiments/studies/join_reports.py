@@ -17,9 +17,9 @@ from experiments.config import Run, digest
 from experiments.evaluation import finished_runs, scoring
 from experiments.evaluation.admission import check_contrasts
 from experiments.report import next_commands, terminal
-from experiments.report.build import at_column_width, build, drawings
+from experiments.report.build import build
 from experiments.report.cases import FILE, attention_of_cases
-from experiments.report.figures import FORMATS, check_format
+from experiments.report.figures import COLUMN, FORMATS, check_format, drawings
 from experiments.report.tables import say
 from experiments.runs import analyses, records
 from experiments.runs.provenance import SHOWN, arm_title, model_title
@@ -60,7 +60,7 @@ class BuildReport:
         saved = read_run(page.parent)
         named = saved.results.arms if self.runs else next_commands.named_arms(saved.environment)
         say(
-            terminal.shown(saved.results, saved.metrics, saved.environment, verbose=run.verbose,
+            terminal.render(saved.results, saved.metrics, saved.environment, verbose=run.verbose,
                            width=Console().width, named=named),
             *filter(None, [note]),
             *analyses.failures(page.parent, analyses.REPORT),
@@ -70,9 +70,9 @@ class BuildReport:
             say(f"table: {page.with_name(TABLE)}", f"figure: {figure}")
         analyses.settle(page.parent)
         if self.format is not None:
-            for name, drawing in at_column_width(saved).items():
+            for name, drawing in drawings(saved).items():
                 path = page.parent / "figures" / f"{name}_column.{self.format}"
-                path.write_bytes(FORMATS[self.format](drawing))
+                path.write_bytes(FORMATS[self.format](drawing.draw(form=COLUMN)))
                 say(f"figure: {path}")
         say(f"report: {page}")
 

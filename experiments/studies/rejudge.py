@@ -23,8 +23,8 @@ from experiments.evaluation.human_verdicts import agreement_of_raters, share_sen
 from experiments.evaluation.judging import judgement_without_text
 from experiments.judges.automatic import Automatic
 from experiments.report import terminal
-from experiments.report.attention_figure import CURVES
 from experiments.report.cases import FILE as CASES
+from experiments.report.figures import CURVES
 from experiments.report.tables import say
 from experiments.runs import records
 from experiments.runs.labels import apply, read_labels
@@ -117,7 +117,7 @@ class Rejudge:
         )
         width = Console().width
         say(
-            terminal.shown(results, design, environment, verbose=run.verbose, width=width),
+            terminal.render(results, design, environment, verbose=run.verbose, width=width),
             *([] if run.verbose else people),
             *notes,
             f"{changed} of {len(after)} verdicts changed.",

@@ -12,11 +12,10 @@ from PIL import Image
 from rich.console import Console
 
 from experiments.metrics.results import evaluate
-from experiments.report.build import thumbnail_name
 from experiments.report.cases import Flip, flips
-from experiments.report.terminal import shown
+from experiments.report.terminal import render
 from experiments.report.text import summary
-from experiments.runs.saved_run import SavedRun, read_run
+from experiments.runs.saved_run import SavedRun, read_run, thumbnail_name
 from experiments.runs.store import write_json
 from experiments.types import Kind
 
@@ -122,5 +121,5 @@ def printed(run: SavedRun | Path, width: int = 80, *, verbose: bool = False, **o
     """Return what a terminal of this width shows of a run."""
     run = read_run(run) if isinstance(run, Path) else run
     console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(shown(run.results, run.metrics, run.environment, verbose=verbose, width=width, **options))
+    console.print(render(run.results, run.metrics, run.environment, verbose=verbose, width=width, **options))
     return console.file.getvalue()  # type: ignore[attr-defined]

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from experiments.report import attention_figure
-from experiments.report.figures import COLUMN, FORMATS
+from experiments.report.figures import COLUMN, FORMATS, attention_by_layer
 from experiments.runs.results_table import Results
 from experiments.runs.saved_run import thumbnail_name
 from experiments.studies.attention.tables import AttendedCase
@@ -73,13 +72,12 @@ def draw_answers(folder: Path, shown: Mapping[str, AttendedCase], form: str = SC
 
 def draw_by_layer(folder: Path, results: Results, form: str) -> list[str]:
     """Draw attention on the image by layer, if ``form`` is one of ``FORMATS``, and return the figure's name."""
-    panels = attention_figure.panels(results) if form in FORMATS else {}
-    if not panels:
-        return []
-    name = f"figures/attention_by_layer.{form}"
+    drawn = attention_by_layer(results) if form in FORMATS else {}
+    names = {f"figures/{name}_column.{form}": drawing for name, drawing in drawn.items()}  # the report's are wider
     (folder / "figures").mkdir(exist_ok=True)
-    (folder / name).write_bytes(FORMATS[form](attention_figure.share_by_layer(panels, COLUMN)))
-    return [name]
+    for name, drawing in names.items():
+        (folder / name).write_bytes(FORMATS[form](drawing.draw(form=COLUMN)))
+    return list(names)
 
 
 def _finest(shown: AttendedCase) -> "PatchGrid":

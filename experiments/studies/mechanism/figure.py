@@ -54,8 +54,7 @@ def figures(details: Mapping[str, Any], results: Results) -> dict[str, SectionFi
                  "The margin that each layer would give at the last column, of failures and successes."),
         "patching": (draw(_drawn(patched), y="% of the way to its answer", scale=100.0, guide=50.0), IN_TABLE,
                      "Failures run with another prompt’s states, one position and layer at a time. Dotted: half."),
-        "undo": (points(marks, x="AUROC of the margin (0.5: chance)", guides=[Guide((0.5,), (0,))],
-                        limits=(0.45, 1.02), digits=2),
+        "undo": (points(marks, x="AUROC of the margin (0.5: chance)", guides=[Guide((0.5,), (0,))], digits=2),
                  "; ".join(f"{mark.name}: {fixed(mark.x, 2)}" for mark in marks), "What comes back when it is undone."),
     }  # fmt: skip
     return {f"mechanism_{name}": SectionFigure(figure, f"{caption} {alt}", caption)

@@ -19,7 +19,7 @@ def methods(saved: SavedRun, page: Mapping[str, Any]) -> str:
     environment, config = saved.environment, saved.environment["config"]
     facts = [(str(name), str(value)) for name, value in page["facts"]]
     about_model = [fact for fact in facts if fact[0].startswith(OF_THE_MODEL)]
-    rest = [fact for fact in facts if fact not in about_model and fact[0] not in LEFT_OUT]
+    rest = [fact for fact in facts if fact not in about_model and not fact[0].startswith(LEFT_OUT)]
     arms = {name: node for name, node in config["arms"].items() if name in saved.results.arms}
     software = [*(environment.get("versions") or {}).items(), *rest, ("commit", environment.get("commit"))]
     return text.page(

@@ -19,8 +19,7 @@ from experiments.config import Run
 from experiments.evaluation import finished_runs
 from experiments.report import page
 from experiments.report.arms import LEVELS
-from experiments.report.build import at_column_width
-from experiments.report.figures import pdf_bytes
+from experiments.report.figures import COLUMN, drawings, pdf_bytes
 from experiments.report.next_commands import typed
 from experiments.report.sections import read_sections
 from experiments.report.tables import csv_text, latex, latex_text, say, texts
@@ -105,8 +104,10 @@ def contents_of(saved: SavedRun) -> dict[str, str | bytes | Path]:
     context = page.context(saved)
     sections = [section for section in read_sections(saved.directory) if NAME.fullmatch(section["name"])]
     tables: dict[str, pd.DataFrame] = dict(context["tables"])
-    for name, frames in [("published", context["published"]), *((one["name"], one["tables"]) for one in sections)]:
-        tables |= {f"{name}_{at}": frame for at, frame in enumerate(frames, start=1) if len(frame)}
+    for section in sections:
+        tables |= {
+            f"{section['name']}_{at}": frame for at, frame in enumerate(section["tables"], start=1) if len(frame)
+        }
     contents: dict[str, str | bytes | Path] = {}
     tables = {re.sub(r"[^A-Za-z0-9_]", "_", name): frame for name, frame in tables.items()}
     for name, frame in tables.items():
@@ -114,7 +115,9 @@ def contents_of(saved: SavedRun) -> dict[str, str | bytes | Path]:
         parts = "\n\n\\medskip\n".join(FITTED % latex(part) for part in split(frame))
         contents[f"tables/{name}.tex"] = FLOAT % (latex_text(f"{title}. {note}".strip()), name, parts)
         contents[f"tables/{name}.csv"] = csv_text(frame) + "\r\n"
-    contents |= {f"figures/{name}.pdf": pdf_bytes(drawn) for name, drawn in at_column_width(saved).items()}
+    contents |= {
+        f"figures/{name}.pdf": pdf_bytes(drawing.draw(form=COLUMN)) for name, drawing in drawings(saved).items()
+    }
     included = [
         rf"\begin{{figure}}[t]\centering\includegraphics[{WITHIN}]{{{name}}}\end{{figure}}"
         for name in contents

@@ -8,24 +8,20 @@ import shutil
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from experiments.benchmarks.published import PUBLISHED
 from experiments.report import arms, figures
-from experiments.report.build import build, drawings, thumbnail_name
+from experiments.report.build import build
 from experiments.report.examples import examples
-from experiments.report.numbers import MISSING
 from experiments.report.page import headline_measures
-from experiments.report.published_tables import COLUMNS, leaderboard_table, rows_here
 from experiments.report.sections import Section, SectionFigure, attention_section, write_section
 from experiments.report.tables import lines_of, pivot
-from experiments.report.text import summary, value
+from experiments.report.text import ends, summary, value
 from experiments.runs.results_table import Results, row
-from experiments.runs.saved_run import read_run
+from experiments.runs.saved_run import read_run, thumbnail_name
 from interp.errors import UserError
 from tests.experiments.refused import records as refusals
 from tests.experiments.synthetic_run import predictions, write_records, write_run
@@ -99,22 +95,22 @@ def test_every_table_stands_in_the_page_with_every_number(finished: Path, page: 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("arm", "icon"), [((2.6, 0.2), "up"), ((0.1, 0.2), "down"), ((0.8, 0.2), "open")])
-def test_the_first_screen_says_what_the_terminal_says(tmp_path: Path, arm: tuple[float, float], icon: str) -> None:
+@pytest.mark.parametrize(("arm", "sign"), [((2.6, 0.2), "▲"), ((0.1, 0.2), "▼"), ((0.8, 0.2), "?")])
+def test_the_first_screen_says_what_the_terminal_says(tmp_path: Path, arm: tuple[float, float], sign: str) -> None:
     folder = write_run(tmp_path, predictions(240, {"baseline": (0.8, 0.2), "calibrated_shift": (0.8, 0.0), "vcd": arm}))
     run = read_run(folder)
     (measure,) = headline_measures(run)
     difference = run.results.get("vcd", arms.AT_POINT, against="baseline")
     assert difference is not None
-    assert (measure.claim, measure.icon, measure.difference) == (difference.claim, icon, difference)
+    assert (measure.claim, measure.sign, measure.difference) == (difference.claim, sign, difference)
     screen = first_screen(folder)
-    assert re.search(rf'class="badge {measure.tone}"><svg class="icon".*?</svg> {measure.claim}', screen)
+    assert f'class="badge {measure.tone}"><span aria-hidden="true">{sign}</span> {measure.claim}' in screen
     words = plain(unescape(re.sub(r"<[^>]+>", " ", screen)))
     said = summary(run.results, run.metrics, run.environment)
     for line in (*said.headline, *said.notes):
         assert plain(line) in words
     assert f"{value(measure.bars[0][1])} → to {value(measure.bars[1][1])}" in words
-    assert f"{value(difference)} [{measure.interval}]" in words
+    assert f"{value(difference)} {ends(difference, name=True)}" in words
 
 
 @pytest.mark.parametrize(("arms_", "study", "titles"), [
@@ -132,8 +128,8 @@ def test_a_refusal_run_opens_with_both_rates(
 
 def test_figures_have_a_text_alternative_with_their_numbers(finished: Path, page: _Page) -> None:
     run = read_run(finished)
-    for name, prepared in drawings(run).items():
-        words = prepared()[1]
+    for name, (_, words, caption) in figures.drawings(run).items():
+        assert caption in page.text
         quantity = "auroc" if name == "auroc" else "unsafe_caught"
         for arm in arms.arms_of(run.results, run.metrics):
             assert value(run.results.get(arm, quantity)) in words
@@ -211,7 +207,11 @@ def test_the_other_files_of_a_run_are_not_trusted_either(run: Path) -> None:
     (run / "environment.json").write_text(json.dumps(environment))
     frame = pivot([row("probe", arm=tame, group=tame, value=0.5)], "arm", "group", title=tame)
     write_section(run, "study", Section(tame, [tame], [frame, frame], note=tame))
-    words = {"sentences": [HOSTILE], "words": [{"word": HOSTILE, "mass": 0.5}], "figures": ["../../etc/passwd"]}
+    words = {
+        "sentences": [HOSTILE],
+        "words": [{"word": HOSTILE, "mass": 0.5, "in_sentence": True}],
+        "figures": ["../../etc/passwd"],
+    }
     (run / "attention.json").write_text(json.dumps(words))
     page = page_of(run)
     assert page.text.count("{{ 7*7 }}") > 12
@@ -273,51 +273,33 @@ def test_a_section_of_a_study_shows_sentences_tables_and_figures(run: Path) -> N
 
 
 @pytest.mark.long
-def test_maps_of_single_failures_are_in_the_page_and_unsafe_pictures_blurred(run: Path) -> None:
-    names = []
-    for case, kinds in {"icon/0000": ("image", "words"), "icon/0001": ("image",)}.items():  # typical, over-safety
-        names += [f"figures/attention_{Path(thumbnail_name(case)).stem}_{kind}.png" for kind in kinds]
-    for name in names:
-        (run / name).write_bytes(b"\x89PNG heat")
-    content: dict[str, Any] = {"sentences": ["They look away."], "words": [{"word": "kill", "mass": 0.125}]}
-    (run / "attention.json").write_text(json.dumps({**content, "figures": [*names, "figures/attention_x_image.png"]}))
-    found = attention_section(read_run(run))
+def test_what_attention_json_says_is_a_section_and_a_broken_file_is_passed_over(run: Path) -> None:
+    content = {"sentences": ["They look away."], "words": [{"word": "kill", "mass": 0.125, "in_sentence": True}]}
+    (run / "attention.json").write_text(json.dumps(content))
+    found = attention_section(run, [])
     assert found is not None
-    assert (found["sentences"], found["words"], found["curves"]) == (content["sentences"], ["kill (12.5%)"], [])
-    shown = [(one["case"], [each["hidden"] for each in one["maps"]]) for one in found["heatmaps"]]
-    assert shown == [("icon/0000", [True, False]), ("icon/0001", [False])]
-    section = build(run).read_text(encoding="utf-8").split('<section id="attention">')[1].split("</section>")[0]
-    assert section.count("data:image/png;base64,") == 3
-    assert section.count('class="reveal"') == 1
+    assert (found["sentences"], found["figures"]) == (content["sentences"], [])
+    section = build(run).read_text(encoding="utf-8").split('<section id="section-attention">')[1].split("</section>")[0]
+    assert "They look away." in section
+    assert "“kill” 12.5%" in section
     for broken in ("{broken", "[]", '{"sentences": 3}'):
         (run / "attention.json").write_text(broken)
-        assert attention_section(read_run(run)) is None
+        assert attention_section(run, []) is None
 
 
-def test_rows_of_the_run_are_counted_by_the_published_scorer(tmp_path: Path) -> None:
-    folder = write_run(tmp_path, predictions(40), benchmark="mmsafeaware")
-    run = read_run(folder)
-    for ours in rows_here(run.results, run.metrics):
-        both = run.results.select(arm=ours.name, subset=("typical", "attack"), rule="published")
-        assert {ours.typical, ours.attack} == {each.value for each in both if not each.group}
-        assert ours.unsafe == pytest.approx((ours.typical + ours.attack) / 2)
-    page = page_of(folder)
-    assert all(published.name in page.text for published in PUBLISHED["mmsafeaware"])
-
-
-def test_mossbench_has_the_leaderboard_by_its_convention() -> None:
-    rows = [row("answered", arm="ours", value=1)]
-    rows += [row("refusal_rate", arm="ours", subset="benign", group=f"type={kind}", rule=rule, value=rate, n=1)
-             for kind in COLUMNS[:2] for rule, rate in (("", 0.1), ("published", 0.25))]  # fmt: skip
-    shown = leaderboard_table(Results(rows), {}, {}).to_numpy().tolist()
-    assert shown[0] == ["ours", "here", "25.0", "25.0", MISSING, MISSING]
-    assert ["LLaVA-1.5-7b", "published", "18.0", "10.0", "9.0", "12.3"] in shown
+def test_counts_of_the_benchmarks_authors_are_a_table_of_the_arms() -> None:
+    block = {"rule": "Their rule", "arms": {"ours": {"safe": 0.5}},
+             "published": {"LLaVA": {"safe": 0.25}, "counted otherwise": {"other": 1.0}}}  # fmt: skip
+    frame = arms.as_published({"as_published": block})
+    assert frame is not None
+    assert frame.to_numpy().tolist() == [["ours", "here", "50.0"], ["LLaVA", "published", "25.0"]]
+    assert [marked for marked, _ in lines_of(frame)] == [True, False]
+    assert arms.as_published({}) is None
 
 
 def test_rates_by_scenario_keep_typical_and_attack_cases_apart(finished: Path) -> None:
     run = read_run(finished)
-    frame = arms.groups(run.results, run.metrics, "scenario")
-    assert frame is not None
+    frame = arms.groups(run.results, "scenario")
     first = frame.iloc[0]
     for heading, subset in {"typical caught": "typical", "attack caught": "attack"}.items():
         found = run.results.get("baseline", "unsafe_caught", subset=subset, group="scenario=scenario 0")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from experiments.report.tables import by_arm, csv_text, in_terminal, latex, lines_of, markdown, pivot, shown, table
+from experiments.report.tables import by_arm, cell_text, csv_text, in_terminal, latex, lines_of, markdown, pivot, table
 from experiments.runs.results_table import Results, Row, row
 
 ROWS = [
@@ -29,14 +29,14 @@ def printed(frame: object, *, width: int = 80, **options: object) -> str:
 
 
 def test_fractions_are_percent_and_plain_numbers_are_not() -> None:
-    assert list(map(str, map(shown, ROWS))) == [
+    assert list(map(str, map(cell_text, ROWS))) == [
         "81.0 [78–84]", "79.0 [70–88] {10.0–90.0}", "−1.2 [−3.0…0.5]", "+0.100 [0.050–0.150]",
     ]  # fmt: skip
-    assert str(shown(row("verdict", arm="a", value=12))) == "12"
-    assert str(shown(row("accuracy", arm="a", value=None))) == "n/a"
+    assert str(cell_text(row("verdict", arm="a", value=12))) == "12"
+    assert str(cell_text(row("accuracy", arm="a", value=None))) == "n/a"
     few = row("accuracy", arm="a", value=0.5, n=4, clusters=2)
-    assert str(shown(few)) == "50.0 [too few cases]"
-    assert [str(shown(one, sign=True))[0] for one in ROWS[2:]] == ["?", "▲"]
+    assert str(cell_text(few)) == "50.0 [too few cases]"
+    assert [str(cell_text(one, sign=True))[0] for one in ROWS[2:]] == ["?", "▲"]
 
 
 def test_markdown_escapes_what_would_end_a_cell() -> None:

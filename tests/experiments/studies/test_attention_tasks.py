@@ -67,7 +67,7 @@ def test_an_existing_run_is_analysed_where_it_lies(
     assert pictures
     assert {name.replace(".png", ".svg") for name in pictures} <= set(drawn)
     compared = any(row.value for row in read_results(finished).select(quantity="attention_pairs"))
-    assert ("figures/attention_by_layer.svg" in drawn) is compared
+    assert ("figures/attention_by_layer_column.svg" in drawn) is compared
     assert (finished / "attention" / "attribution.safetensors").exists()
 
 
