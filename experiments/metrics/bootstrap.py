@@ -126,12 +126,6 @@ class ClusterBootstrap:
         """The mean of ``values``."""
         return self.ratio(values, np.ones(len(values)), where)
 
-    def gap(self, values: Float[np.ndarray, " case"], ones: Mask, others: Mask) -> Float[np.ndarray, " draw"]:
-        """The mean of ``ones`` less that of ``others``."""
-        kept = np.where(ones | others, values, 0.0)
-        sums = self.sums(np.stack([kept * ones, ones, kept * others, others], axis=1).astype(float))
-        return ratio(sums[:, 0], sums[:, 1]) - ratio(sums[:, 2], sums[:, 3])
-
     def pair_mean(
         self, pairs: Int[np.ndarray, "pair 2"], values: Float[np.ndarray, " pair"]
     ) -> Float[np.ndarray, " draw"]:

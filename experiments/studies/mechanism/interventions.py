@@ -138,7 +138,8 @@ def twin_rows(
     away = np.abs(margins[:, None] - np.bincount(codes, margins) / sizes)
     spread = (away * others).sum(1) / np.maximum(others.sum(1), 1) if len(sizes) > 1 else np.full(len(codes), np.nan)
     sentences, pictures = group_of(between="sentences"), group_of(between="pictures")
-    difference = estimator.further(spread, np.abs(gap))
+    every = np.full(len(gap), True)
+    difference = estimator.gap(spread, every, every, than=np.abs(gap))
     return [
         row("twin_gap", arm=ARM, against="unsafe twins", entry=estimator.effect(gap)),
         row("twins_ordered", arm=ARM, entry=estimator.mean(np.where(np.isnan(gap), np.nan, gap > 0))),

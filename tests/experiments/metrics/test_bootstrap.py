@@ -228,7 +228,7 @@ def test_every_quantity_of_one_bootstrap_comes_from_the_same_samples(seed: int) 
             (drawn.mean(values, ones), chosen[first].mean() if first.any() else np.nan),
             (drawn.ratio(values, np.abs(values)), chosen.sum() / np.abs(chosen).sum()),
             (
-                drawn.gap(values, ones, ~ones),
+                drawn.mean(values, ones) - drawn.mean(values, ~ones),
                 chosen[first].mean() - chosen[~first].mean() if 0 < first.sum() < len(first) else np.nan,
             ),
         ):
