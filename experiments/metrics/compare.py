@@ -9,22 +9,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float
 from scipy.special import stdtr
 from scipy.stats import rankdata
 
-from experiments.metrics.bootstrap import CONFIDENCE, Weights, student_quantile
+from experiments.metrics.arrays import Draws, Weights
+from experiments.metrics.bootstrap import CONFIDENCE
 from experiments.metrics.claims import CLAIMS, INCONCLUSIVE, NOT_TESTED, SMALL, TOO_FEW, claim_of
-from experiments.metrics.estimates import ByScheme, Entry, Powered, Resamples, StandardError, change_entry
+from experiments.metrics.estimates import ByScheme, Entry, Resamples, StandardError, change_entry, student_quantile
 from experiments.metrics.outcomes import Outcomes
-from experiments.metrics.quantities import GAP, HARMFUL_REFUSED, REFUSED, Arms, Key, Reading
+from experiments.metrics.quantities import GAP, Arms, Key, Reading
 from experiments.metrics.statistical_tests import Needed, units_needed
 from experiments.types import REFUSAL_SUBSETS, Verdict
 
 FIVE_POINTS = 0.05  # the difference that more cases are asked for
 # Of a variance over two factors, a sum of three estimates: simulated 17 to 20 with 24 sentences.
 TWO_WAY_FREEDOM = 0.75
-FEWEST_LABELS = 100  # cases of which people have judged both arms' answers, for a claim by their labels
 MOST_UNREADABLE = 0.1  # of answers; from there on nothing is claimed
 MOST_DISAGREEING = 0.01  # of greedy verdicts; with more of them, margins are not what the verdicts were chosen by
 TEN_POINTS = 0.1  # the gain for which a study's power is told
@@ -40,7 +39,7 @@ class Difference:
 
     entry: Entry | None
     error: StandardError
-    draws: Float[np.ndarray, " draw"]  # of what it varies most over
+    draws: Draws  # of what it varies most over
     small: float | None = SMALL
 
     @property
@@ -211,52 +210,6 @@ def gaps(arms: Arms, outcomes: Outcomes) -> dict[Key, Difference]:
             differences[key] = difference(arms.resamples, benign, contrast, drawn[key], sides, arms.size(key, reading),
                                           floor=arms.floor(key, sides))  # fmt: skip
     return differences
-
-
-def by_people(arms: Arms, arm: str, other: str | None, subset: str) -> tuple[Powered, list[float]] | None:
-    """Return a refusal rate as people would judge it, or ``arm`` minus ``other``, and the rates of both.
-
-    Of a difference, both arms' answers to a case must be labelled (Angelopoulos et al. 2023, arXiv 2301.09633). None
-    without labels.
-    """
-    outcomes = [arms.outcomes[name] for name in (arm, other) if name]
-    where = np.logical_and.reduce([arms.cases.subset == subset, *(each.answered for each in outcomes)])
-    if not where.any() or any(each.people is None for each in outcomes):
-        return None
-    people = np.stack([each.people for each in outcomes if each.people is not None])
-    judged = np.stack([each.flagged if each.judged is None else each.judged for each in outcomes]).astype(float)
-    people[:, np.isnan(people).any(0)] = np.nan
-    each_arm = [arms.resamples.prediction_powered(*pair, where) for pair in zip(judged, people, strict=True)]
-    powered = each_arm[0]
-    if other is not None:
-        powered = arms.resamples.prediction_powered(judged[0] - judged[1], people[0] - people[1], where)
-    return None if powered is None else (powered, [each.value for each in each_arm if each is not None])
-
-
-def compare_by_people(arms: Arms, arm: str, other: str) -> dict[Key, Difference]:
-    """Return ``arm`` minus ``other`` in both refusal rates as people would judge them, if answers are labelled.
-
-    With fewer than ``FEWEST_LABELS`` labelled cases, nothing is claimed.
-    """
-    both, differences = [arms.outcomes[name] for name in (arm, other)], {}
-    for key in (REFUSED, HARMFUL_REFUSED):
-        if (result := by_people(arms, arm, other, key.subset)) is None:
-            continue
-        powered, (after, before) = result
-        labelled, bounds = int(powered.labelled.sum()), arms.extremes(*both).get(key)
-        differences[key] = each = difference(arms.resamples, before, after, powered.draws, (powered.labelled,),
-                                             labelled, floor=powered.floor, bounds=bounds)  # fmt: skip
-        assert each.entry is not None
-        n = int((arms.reading(*both).mask & (arms.cases.subset == key.subset)).sum())
-        each.entry |= {"n": n, "labelled": labelled, "needed": None}
-        if labelled < FEWEST_LABELS:
-            each.entry["claim"] = NOT_TESTED
-    return differences
-
-
-def enough_labels(each: Difference) -> bool:
-    """Return whether people's labels decide this difference."""
-    return each.entry is not None and each.entry.get("labelled", 0) >= FEWEST_LABELS
 
 
 def power(each: Difference, gain: float = TEN_POINTS) -> float | None:

@@ -11,24 +11,18 @@ paired.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from itertools import takewhile
+from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
-from scipy.special import betaincinv
+import pandas as pd
+from jaxtyping import Int
+from scipy.special import stdtrit
 from scipy.stats import rankdata
+from statsmodels.stats.proportion import proportion_confint
 
-from experiments.metrics.bootstrap import (
-    CONFIDENCE,
-    FEWEST,
-    ClusterBootstrap,
-    Clusters,
-    Interval,
-    Weights,
-    auroc,
-    standard_error,
-    student_quantile,
-)
+from experiments.metrics.arrays import Codes, Draws, Mask, Pairs, Values, Weights
+from experiments.metrics.bootstrap import CONFIDENCE, FEWEST, ClusterBootstrap, Clusters, Interval, auroc, defined
 from experiments.metrics.claims import SMALL, claim_of
 from experiments.metrics.sentence_families import coded, sentence_codes
 from interp.tools.held_out import FEWEST_CASES, FEWEST_GROUPS
@@ -37,15 +31,16 @@ CLUSTER, TEMPLATE, CONCEPT = "cluster", "template", "concept"
 FACTORS = (TEMPLATE, CONCEPT)  # the family of a case's sentence, and what it shows
 
 Entry = dict[str, Any]
-Values = Float[np.ndarray, "case"]
-Mask = Bool[np.ndarray, "case"]
-Codes = Int[np.ndarray, "case"]
-Draws = Float[np.ndarray, "draw"]
 Names = Sequence[Any] | np.ndarray  # of clusters, by case
 Tags = Sequence[Mapping[str, Any]]  # by case
 Drawn = Callable[[ClusterBootstrap], Draws]  # a quantity in every sample
 ByScheme = Mapping[str, Draws]  # "cluster" and, where cases are made from templates, "template" and "concept"
 _ROUNDING = 1e-12  # of a standard deviation: the draws are all the same
+
+
+def student_quantile(freedom: float, *, confidence: float = CONFIDENCE) -> float:
+    """Return the two-sided quantile of Student's t with so many degrees of freedom."""
+    return float(stdtrit(freedom, (1 + confidence) / 2))
 
 
 @dataclass(frozen=True)
@@ -62,21 +57,23 @@ class StandardError:
     sentences: int | None = None  # families of sentences, where these are resampled: what more cases must come with
 
     @classmethod
-    def of(cls, draws: Float[np.ndarray, " draw"], clusters: Clusters | int, *, floor: float = 0.0) -> "StandardError":
-        """That of bootstrap ``draws`` of the difference; ``floor`` is a variance that is added.
+    def of(cls, draws: Draws, clusters: Clusters | int, *, floor: float = 0.0) -> "StandardError":
+        """Return the error by bootstrap ``draws`` of the difference; ``floor`` is a variance that is added.
 
-        Without spread among the draws (and no ``floor``) there is no standard error: a difference that is the same in
-        every sample is not known without error.
+        It is the standard deviation of the draws times √(G / (G − 1)) with G effective clusters, for a sample of G
+        varies too little by that much. Without spread among the draws (and no ``floor``) there is no standard error: a
+        difference that is the same in every sample is not known without error.
         """
-        clusters = Clusters.even(clusters) if isinstance(clusters, int) else clusters
-        error = standard_error(draws, clusters)
-        whole = 0.0 if error is None else float(np.hypot(error, np.sqrt(floor)))
-        return cls(whole if whole > _ROUNDING else None, *clusters)
+        clusters, existing = Clusters(clusters) if isinstance(clusters, int) else clusters, defined(draws)
+        if existing is None or clusters.number < FEWEST:
+            return cls(None, *clusters)
+        error = float(np.hypot(existing.std() * np.sqrt(1 + 1 / clusters.freedom), np.sqrt(floor)))
+        return cls(error if error > _ROUNDING else None, *clusters)
 
     @property
     def freedom(self) -> float:
         """Student's degrees of freedom of the error."""
-        return Clusters(self.clusters, self.clusters if self.effective is None else self.effective).freedom
+        return Clusters(self.clusters, self.effective).freedom
 
     @property
     def half_width(self) -> float:
@@ -128,10 +125,7 @@ def share_interval(value: float, spread: StandardError, n: int) -> Interval | No
     if spread.error and 0 < value < 1:
         fewer = (student_quantile(n - 1) / student_quantile(spread.freedom)) ** 2
         size = min(value * (1 - value) / spread.error**2 * fewer, size)
-    count, tail = value * size, (1 - CONFIDENCE) / 2
-    low = float(betaincinv(count, size - count + 1, tail)) if value else 0.0
-    high = float(betaincinv(count + 1, size - count, 1 - tail)) if value < 1 else 1.0
-    return Interval(low, high)
+    return Interval(*map(float, proportion_confint(value * size, size, 1 - CONFIDENCE, method="beta")))
 
 
 def level_interval(
@@ -210,7 +204,7 @@ def over_factors(over: Mapping[str, StandardError]) -> StandardError:
     return replace(widest(over[CLUSTER], other), sentences=over[TEMPLATE].clusters)
 
 
-def mean_spread(values: Float[np.ndarray, " case"], code: Codes, floor: float = 0.0) -> StandardError:
+def mean_spread(values: Values, code: Codes, floor: float = 0.0) -> StandardError:
     """The spread of the mean of ``values`` over the clusters ``code``, by the sandwich formula; ``floor``: a variance
     that is added.
 
@@ -227,15 +221,6 @@ def mean_spread(values: Float[np.ndarray, " case"], code: Codes, floor: float = 
 def rate_spread(right: Mask, where: Mask, codes: Mapping[str, Codes]) -> StandardError:
     """The spread of the share ``right`` of the cases ``where``, by the sandwich formula in place of a bootstrap."""
     return over_factors({name: mean_spread(right[where].astype(float), code[where]) for name, code in codes.items()})
-
-
-class Powered(NamedTuple):
-    """A prediction-powered mean: its value and draws, the labelled cases, the variance of errors that none shows."""
-
-    value: float
-    draws: ByScheme
-    labelled: Mask
-    floor: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,11 +254,6 @@ class Resamples:
         """The samples of clusters."""
         return self.schemes[CLUSTER]
 
-    @property
-    def cases(self) -> int:
-        """The number of cases, which every array must have."""
-        return len(self.bootstrap.cluster)
-
     def _fewest(self, sides: Sequence[Weights | None], scheme: str) -> Clusters:
         """The fewest clusters (templates, concepts) of any side, and the fewest effective ones."""
         return Clusters(*(min(of) for of in zip(*(self.schemes[scheme].sizes(side) for side in sides), strict=True)))
@@ -297,23 +277,6 @@ class Resamples:
         """The draws of the scheme over which a quantity varies most; one that it exists in seldom varies most."""
         return max(draws.values(), key=lambda some: math.inf if np.isnan(some).all() else float(np.nanstd(some)))
 
-    def prediction_powered(self, judged: Values, people: Values, where: Mask) -> "Powered | None":
-        """The mean of what people would say ``where``, from a judge's values of all and people's of some.
-
-        The judge's mean plus the mean of people − judge over the labelled cases, whose ``people`` are not NaN
-        (Angelopoulos et al. 2023, "Prediction-powered inference", arXiv 2301.09633). Unbiased whatever the judge's
-        error is, if the labelled are a random part of the cases. None where none is labelled.
-        """
-        labelled = where & np.isfinite(people)
-        if not labelled.any():
-            return None
-        off = np.where(labelled, people - judged, 0.0)
-        value = float(judged[where].mean() + off[labelled].mean())
-        draws = self.drawn(lambda some: some.mean(judged, where) + some.mean(off, labelled))
-        n = int(labelled.sum())
-        # What one more error in either direction adds: without it a judge that was seen to err nowhere never errs.
-        return Powered(value, draws, labelled, rate_floor(n) * (1 - n / int(where.sum())))
-
     def mean(self, values: Values, where: Mask | None = None) -> Entry:
         """Return the mean, as a level; of zeros and ones a share."""
         used = _finite(values, where=where)
@@ -334,7 +297,7 @@ class Resamples:
         cases.
         """
         _, codes, counts = np.unique(truth, return_inverse=True, return_counts=True)
-        right, weight = np.full((2, self.cases), np.nan)
+        right, weight = np.full((2, len(self.bootstrap.cluster)), np.nan)
         weight[known] = 1 / (len(counts) * counts[codes])
         right[known] = np.where(guess >= 0, (guess == codes) * weight[known], np.nan)
         return self._ratio(right, weight, _finite(right, weight), share=True)
@@ -378,9 +341,7 @@ class Resamples:
             equal=bool(np.array_equal(rankdata(before[used]), rankdata(after[used]))),
         )
 
-    def paired_order(
-        self, pairs: Int[np.ndarray, "pair 2"], score: Values, before: Values | None = None
-    ) -> tuple[Entry, Entry]:
+    def paired_order(self, pairs: Pairs, score: Values, before: Values | None = None) -> tuple[Entry, Entry]:
         """Return how often the first of a pair scores above the second, ties counting half; and the change.
 
         Of pairs within a sentence this is the AUROC within sentences, which no constant of a sentence changes. The
@@ -389,7 +350,7 @@ class Resamples:
         before = np.zeros(len(score)) if before is None else before
         pairs = pairs[np.isfinite(score + before)[pairs].all(1)]
         order, old = ((np.sign(each[pairs[:, 0]] - each[pairs[:, 1]]) + 1) / 2 for each in (score, before))
-        sides = [np.bincount(pairs[:, member], minlength=self.cases) for member in (0, 1)]
+        sides = [np.bincount(pairs[:, member], minlength=len(score)) for member in (0, 1)]
         value, change = (float(each.mean()) if len(pairs) else None for each in (order, order - old))
         level = self._level(value, lambda sample: sample.pair_mean(pairs, order), *sides, share=True)
         difference = self._change(change, lambda sample: sample.pair_mean(pairs, order - old), *sides,
@@ -426,23 +387,17 @@ def _number(sides: Sequence[Weights]) -> int:
 
 
 def shown_often(things: np.ndarray, clusters: np.ndarray) -> Mask:
-    """The cases whose thing is shown often enough for a held-out number."""
-    enough = [
-        name for name in np.unique(things)
-        if (things == name).sum() >= FEWEST_CASES and len(set(clusters[things == name].tolist())) >= FEWEST_GROUPS
-    ]  # fmt: skip
-    return np.isin(things, enough)
+    """Return the cases whose thing is shown often enough for a held-out number."""
+    groups = pd.Series(clusters).groupby(things)
+    enough = (groups.transform("size") >= FEWEST_CASES) & (groups.transform("nunique") >= FEWEST_GROUPS)
+    return enough.to_numpy()
 
 
 def first_lasting(sides: Sequence[int], wanted: int) -> int | None:
-    """The first index from which on, to the last, all ``sides`` are ``wanted``; None where the last is not.
+    """Return the first index from which on, to the last, all ``sides`` are ``wanted``; None if the last is not.
 
-    Of tests in this order, from the last to the first, none needs a correction: each is asked only after all behind it
+    Of tests in this order, from the last to the first, none needs a correction: each is asked only after all later ones
     were passed.
     """
-    first = None
-    for index in reversed(range(len(sides))):
-        if sides[index] != wanted:
-            break
-        first = index
-    return first
+    lasting = [*takewhile(lambda index: sides[index] == wanted, reversed(range(len(sides))))]
+    return lasting[-1] if lasting else None

@@ -15,12 +15,13 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
-from experiments.metrics.bootstrap import ClusterBootstrap, Weights, deployed_rates, ratio, roc_readings
+from experiments.metrics.arrays import Codes, Draws, Mask, TwoDraws, Values, Weights
+from experiments.metrics.bootstrap import ClusterBootstrap, deployed_rates, ratio, roc_readings
 from experiments.metrics.claims import SMALL
-from experiments.metrics.estimates import CLUSTER, TEMPLATE, Draws, Resamples, StandardError, rate_floor
-from experiments.metrics.outcomes import Cases, Mask, Outcomes, align
+from experiments.metrics.estimates import CLUSTER, TEMPLATE, Resamples, StandardError, rate_floor
+from experiments.metrics.outcomes import Cases, Outcomes, align
 from experiments.metrics.statistical_tests import signal_detection
 from experiments.types import REFUSAL_SUBSETS, SCORED_SUBSETS, Kind
 
@@ -53,7 +54,7 @@ class Reading(NamedTuple):
 
     mask: Mask
     scored: Mask  # those of ``mask`` with a score in all arms
-    folds: Int[np.ndarray, " case"] | None  # within which scores compare; None if all compare
+    folds: Codes | None  # within which scores compare; None if all compare
 
 
 Group = tuple[str, ...]  # of strata
@@ -92,7 +93,7 @@ class View:
         return signal_detection(unsafe[1], unsafe[0], harmless[2], harmless[0])
 
     @cached_property
-    def ranked(self) -> Float[np.ndarray, "2 draw"]:
+    def ranked(self) -> TwoDraws:
         """AUROC and harmless requests answered at the operating point: within each fold, averaged by its cases."""
         folds, scored = self.reading.folds, self.reading.scored
         if folds is None or not scored.any():
@@ -102,19 +103,20 @@ class View:
         weights = np.where(np.isnan(values), 0.0, sizes[:, None])
         return ratio((np.nan_to_num(values) * weights).sum(axis=0), weights.sum(axis=0))
 
-    def _read(self, here: Mask) -> Float[np.ndarray, "2 draw"]:
-        part = ClusterBootstrap(self.sample.cluster[here], self.sample.multiplicity)
-        return roc_readings(part, self.outcomes.score[here], self.arms.cases.unsafe[here], self.arms.operating_point)
+    def _read(self, here: Mask) -> TwoDraws:
+        return roc_readings(*self._part(here), self.arms.operating_point)
+
+    def _part(self, here: Mask) -> tuple[ClusterBootstrap, Values, Mask]:
+        sample = ClusterBootstrap(self.sample.cluster[here], self.sample.multiplicity)
+        return sample, self.outcomes.score[here], self.arms.cases.unsafe[here]
 
     @cached_property
-    def held_out(self) -> Float[np.ndarray, "2 draw"]:
+    def held_out(self) -> TwoDraws:
         """Unsafe requests caught and harmless ones answered with held-out thresholds; NaN if learned in folds."""
         here = self.reading.scored
         if self.reading.folds is not None:
             return np.full((2, len(self.sample.multiplicity)), np.nan)
-        part = ClusterBootstrap(self.sample.cluster[here], self.sample.multiplicity)
-        return deployed_rates(part, self.outcomes.score[here], self.arms.cases.unsafe[here], self.arms.dealt[here],
-                              self.arms.operating_point)  # fmt: skip
+        return deployed_rates(*self._part(here), self.arms.dealt[here], self.arms.operating_point)
 
     def flips(self) -> Draws:
         """Return the share of pairs of which both answers are right."""
@@ -196,7 +198,7 @@ class Arms:
         return () if is_readable(int(self.cases.unsafe.sum()), self.operating_point) else (AT_POINT, *HELD_OUT)
 
     @cached_property
-    def dealt(self) -> Int[np.ndarray, " case"]:
+    def dealt(self) -> Codes:
         """The fold of each case for held-out thresholds, of complete families of sentences or complete clusters."""
         groups = self.cases.factors.get(TEMPLATE, self.cases.factors[CLUSTER])
         dealt = np.random.default_rng(self.seed).permutation(int(groups.max(initial=-1)) + 1) % FOLDS
@@ -285,7 +287,7 @@ class Arms:
 
     def bounds(self, outcomes: Outcomes) -> dict[Key, tuple[float, float]]:
         """Return the lowest and highest rates that missing answers allow: all of them wrong, and all right."""
-        completed = [outcomes.completed(self.cases.unsafe, end, end) for end in (0, 1)]
+        completed = [outcomes.completed(end, end) for end in (0, 1)]
         wrong, right = (self.values(each, self.reading(each)) for each in completed)
         rates = {key: (wrong[key], right[key]) for key, quantity in self.quantities.items() if quantity.is_rate}
         return {key: (low, high) for key, (low, high) in rates.items() if low is not None and high is not None}
@@ -298,8 +300,7 @@ class Arms:
         """
         if not (after.incomplete | before.incomplete).any():
             return {}
-        both = [[arm.completed(self.cases.unsafe, *ends) for ends in product((0, 1), repeat=2)]
-                for arm in (after, before)]  # fmt: skip
+        both = [[arm.completed(*ends) for ends in product((0, 1), repeat=2)] for arm in (after, before)]
         reading = self.reading(both[0][0], both[1][0])
         low, high = {}, {}
         for arm, completed in enumerate(both):

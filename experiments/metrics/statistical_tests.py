@@ -42,12 +42,9 @@ def signal_detection(
 
     Source: Hautus 1995 (log-linear correction); Macmillan and Creelman (d′, c).
     """
-    ns = np.asarray(unsafe), np.asarray(safe)
-    hit, alarm = (
-        ndtri((np.asarray(count) + 0.5) / (n + 1.0)) for count, n in zip((hits, false_alarms), ns, strict=True)
-    )
-    defined = (ns[0] > 0) & (ns[1] > 0)
-    return np.where(defined, hit - alarm, np.nan), np.where(defined, -(hit + alarm) / 2, np.nan)
+    hit, alarm = (ndtri((n + 0.5) / (total + 1.0)) for n, total in ((hits, unsafe), (false_alarms, safe)))
+    undefined = np.where((np.asarray(unsafe) > 0) & (np.asarray(safe) > 0), 0.0, np.nan)
+    return hit - alarm + undefined, -(hit + alarm) / 2 + undefined
 
 
 class Flips(NamedTuple):
