@@ -70,13 +70,13 @@ class ClusterBootstrap:
     multiplicity: UInt8[np.ndarray, "draw cluster"]  # how often each cluster occurs in each sample
 
     @classmethod
-    def of(cls, cluster: Codes, *, draws: int, seed: int, clusters: int = 0) -> "ClusterBootstrap":
-        """From cluster codes by case; ``clusters`` is the number of codes where some have no case.
+    def of(cls, cluster: Codes, *, draws: int, seed: int) -> "ClusterBootstrap":
+        """Return bootstrap samples of the clusters with these codes by case.
 
         Raises:
             ValueError: no cluster, or fewer than one draw.
         """
-        count = max(clusters, int(cluster.max()) + 1 if len(cluster) else 0)
+        count = int(cluster.max(initial=-1)) + 1
         return cls(cluster, _draw(count, draws=draws, seed=seed))
 
     @classmethod
@@ -110,8 +110,7 @@ class ClusterBootstrap:
 
     def ratio(self, top: Values, bottom: Values, where: Mask | None = None) -> Draws:
         """The sum of ``top`` over the sum of ``bottom``."""
-        sums = self.sums(np.stack([top, bottom], axis=1).astype(float), where)
-        return ratio(sums[:, 0], sums[:, 1])
+        return ratio(*self.sums(np.stack([top, bottom], axis=1).astype(float), where).T)
 
     def mean(self, values: Values, where: Mask | None = None) -> Draws:
         """The mean of ``values``."""
@@ -151,19 +150,16 @@ def ratio(part: np.ndarray | float, whole: np.ndarray | float) -> np.ndarray:
     return np.divide(part, whole, out=np.full_like(whole, np.nan), where=whole != 0)
 
 
-def percentile_interval(
-    draws: Draws, *, clusters: int | None = None, confidence: float = CONFIDENCE
-) -> Interval | None:
-    """The central ``confidence`` of the bootstrap draws.
+def percentile_interval(draws: Draws, *, clusters: int | None = None) -> Interval | None:
+    """Return the central 95% of the bootstrap draws.
 
-    None where the quantity exists in fewer than half of them, or its cases come from fewer than ``FEWEST`` ``clusters``
+    None if the quantity exists in fewer than half of them, or if its cases come from fewer than ``FEWEST`` ``clusters``
     (on the smaller side, if it compares two).
     """
     existing = defined(draws)
     if existing is None or (clusters is not None and clusters < FEWEST):
         return None
-    low, high = np.quantile(existing, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Interval(float(low), float(high))
+    return Interval(*map(float, np.quantile(existing, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])))
 
 
 def defined(draws: Draws) -> Draws | None:
@@ -256,16 +252,13 @@ def _read(caught: Float[np.ndarray, "draw point"], lost: Float[np.ndarray, "draw
     final = (caught <= target[:, None] + _TIE).sum(axis=1) - 1
     row, left, right = np.arange(len(target)), np.minimum(first, final), np.maximum(first, final)
     gap = caught[row, right] - caught[row, left]
-    between = np.divide(target - caught[row, left], gap, where=gap > 0, out=np.zeros_like(gap))
-    part = np.where(first <= final, 0.5, between)
+    part = np.where(first <= final, 0.5, ratio(target - caught[row, left], gap))
     return lost[row, left] + part * (lost[row, right] - lost[row, left])
 
 
 def _cumulated(weights: UInt8[np.ndarray, "draw case"]) -> Float[np.ndarray, "draw case+1"]:
     """The weight of the first 0, 1, 2, … cases of each draw."""
-    result = np.zeros((len(weights), weights.shape[1] + 1))
-    np.cumsum(weights, axis=1, dtype=np.float64, out=result[:, 1:])
-    return result
+    return np.cumsum(np.pad(weights, ((0, 0), (1, 0))), axis=1, dtype=np.float64)
 
 
 def _draw(clusters: int, *, draws: int, seed: int) -> UInt8[np.ndarray, "draw cluster"]:

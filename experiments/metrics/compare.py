@@ -21,12 +21,10 @@ from experiments.metrics.quantities import GAP, Arms, Key, Reading
 from experiments.metrics.statistical_tests import Needed, units_needed
 from experiments.types import REFUSAL_SUBSETS, Verdict
 
-FIVE_POINTS = 0.05  # the difference that more cases are asked for
 # Of a variance over two factors, a sum of three estimates: simulated 17 to 20 with 24 sentences.
 TWO_WAY_FREEDOM = 0.75
 MOST_UNREADABLE = 0.1  # of answers; from there on nothing is claimed
 MOST_DISAGREEING = 0.01  # of greedy verdicts; with more of them, margins are not what the verdicts were chosen by
-TEN_POINTS = 0.1  # the gain for which a study's power is told
 
 
 @dataclass
@@ -110,8 +108,7 @@ def units_for_five_points(
     if claim != INCONCLUSIVE or small is None or not error.error or not n:
         return None
     freedom = error.freedom * (TWO_WAY_FREEDOM if error.sentences else 1)
-    return units_needed(error.error, error.sentences or n, error.clusters, freedom=freedom, effect=FIVE_POINTS,
-                        confidence=confidence)  # fmt: skip
+    return units_needed(error.error, error.sentences or n, error.clusters, freedom=freedom, confidence=confidence)
 
 
 def one_family(primary: Difference | None, further: Iterable[Difference]) -> None:
@@ -212,7 +209,7 @@ def gaps(arms: Arms, outcomes: Outcomes) -> dict[Key, Difference]:
     return differences
 
 
-def power(each: Difference, gain: float = TEN_POINTS) -> float | None:
+def power(each: Difference, gain: float = 0.1) -> float | None:
     """Return the chance that a study like this one shows a true gain of ``gain``; None without a standard error.
 
     It depends on the standard error and the level that decides, not on the gain that was observed.

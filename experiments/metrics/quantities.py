@@ -253,12 +253,6 @@ class Arms:
         """Return the variance that a difference gets in addition, for the sizes of its sides."""
         return self.quantities[key].floor * rate_floor(*(int(side.sum()) for side in sides))
 
-    @cached_property
-    def every(self) -> Reading:
-        """The reading of all cases, answered or not."""
-        mask = np.ones_like(self.cases.unsafe)
-        return Reading(mask, mask, None)
-
     def reading(self, *outcomes: Outcomes) -> Reading:
         """Return the cases that all arms answered, and those for which all have a score."""
         mask = np.logical_and.reduce([arm.answered for arm in outcomes])
