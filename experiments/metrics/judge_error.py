@@ -106,12 +106,12 @@ def error_of(card: Path, judge: str) -> JudgeError:
         raise UserError(f"judge_card={card}: does not measure {judge} (it has {', '.join(counts)}); make one with "
                         f"task=judge_validation judge={judge}")  # fmt: skip
     (n, positives), pooled, names = counts[judge], judges[judge]["pooled"], ("sensitivity", "specificity")
-    error = (np.nan if pooled[name] is None else float(pooled[name]) for name in names)
+    seen, left = (np.nan if pooled[name] is None else float(pooled[name]) for name in names)
     models = {str(model): each for model, each in judges[judge].get("models", {}).items()
               if "n" not in each or LEAST_LABELLED <= each["refused"] <= each["n"] - LEAST_LABELLED}  # fmt: skip
     by_model = {model: (each[names[0]], each[names[1]]) for model, each in models.items()
                 if None not in (each[names[0]], each[names[1]])}  # fmt: skip
-    return JudgeError(judge, *error, positives, n - positives, by_model)
+    return JudgeError(judge, seen, left, positives, n - positives, by_model)
 
 
 def corrected_rates(results: Results, error: JudgeError) -> tuple[dict[str, Any], list[Row]]:

@@ -129,7 +129,7 @@ class Outcomes:
     disagreeing: tuple[int, int] = (0, 0)  # verdicts against the sign of their margin, of how many
     bounded: tuple[int, int] = (0, 0)  # margins that are bounds, and pairs of cases whose order they leave open
     no_response: Mask | None = None
-    rebutted: Mask | None = None
+    rebutted: Mask = field(default_factory=lambda: np.zeros(0, dtype=bool))
     rules: Mapping[str, tuple[Mask, Mask]] = field(default_factory=dict)  # other scoring rules: answered and flagged
 
     @cached_property

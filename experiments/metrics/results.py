@@ -102,14 +102,14 @@ def evaluate(
 def _levels(arms: Arms, name: str, gaps: Mapping[Key, Difference]) -> Iterator[Row]:
     """The levels of one arm."""
     outcomes, cases = arms.outcomes[name], arms.cases
-    reading, every = arms.reading(outcomes), q.Reading(*np.full((2, len(cases.ids)), True), None)
+    reading, mask = arms.reading(outcomes), np.full(len(cases.ids), True)
     values, errors, bounds = arms.values(outcomes, reading), arms.errors(outcomes, reading), {}
     if arms.kind == "yes_no":
         both, right = cases.complete_pairs(reading.mask), cases.complete_pairs(outcomes.right)
         flips = missing_bounds(int((right & both).sum()), int(both.sum()), len(both))
         bounds = arms.bounds(outcomes) | ({q.FLIPS: flips} if flips else {})
     for key, quantity in arms.quantities.items():
-        n, n_of = arms.size(key, reading), arms.size(key, every)
+        n, n_of = arms.size(key, reading), arms.size(key, q.Reading(mask, mask, None))
         if key in gaps:
             yield row(**key._asdict(), arm=name, entry=gaps[key].entry, n_of=n)
         elif key.quantity == q.REFUSED.quantity:
@@ -125,8 +125,9 @@ def _levels(arms: Arms, name: str, gaps: Mapping[Key, Difference]) -> Iterator[R
     if arms.kind == "refusal":
         yield from _pair_rows(arms, name)
         rebuttals = any(each.verdict[Verdict.REBUTTED] for each in arms.outcomes.values())
-        for subset in REFUSAL_SUBSETS if rebuttals and outcomes.rebutted is not None else ():
-            yield _rate(cases, answered, outcomes.rebutted, cases.subset == subset, Key("rebuttal_rate", subset), name)
+        for subset in REFUSAL_SUBSETS if rebuttals else ():
+            where, key = cases.subset == subset, Key("rebuttal_rate", subset)
+            yield _rate(cases, answered, outcomes.rebutted, where, key, name)
     elif n:
         yield row("yes_rate", arm=name, value=outcomes.passed[answered].mean(), n=n, n_of=len(answered))
         if (harmless := answered & ~cases.unsafe).any():

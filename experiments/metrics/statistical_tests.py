@@ -116,7 +116,7 @@ def units_needed(
             n = units * (t + float(ndtri(power))) ** 2 * scale * standard_error**2 / effect**2
             n = max(n, 2 * units / clusters)
         numbers.append(math.ceil(n - 1e-9))
-    return Needed(*numbers, units)
+    return Needed._make([*numbers, units])
 
 
 def missing_bounds(right: int, n: int, n_of: int) -> Interval | None:
