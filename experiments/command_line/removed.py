@@ -35,6 +35,7 @@ REMOVED = {  # what is typed → what to do instead
     "task.kinds": "Leave it out: every kind of perception question is asked.",
     "task=judge_training": "Run python -m experiments.studies.refusal_judges.training <XSTest> <MSTS> weights.json.",
     "judge.threshold": "The weights file has a threshold for each class; give another file with judge.weights.",
+    "judge.repeats": "Name several models: +model@judge.models.second=<model>.",
     "judge.cross_fitted": "A run says how many of its prompts taught the judge.",
     "task.place": "Parts are replaced at the verdict; use interp.part_attribution in Python for other places.",
     "method=opera": "Use method=vcd or method=pai.",

@@ -4,13 +4,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.metrics.agreement import krippendorff_alpha, pairwise_kappa
+from experiments.metrics.agreement import pairwise_kappa
 from experiments.report.text import lines
 from experiments.runs.labels import Labels, Record, answer_id
 
 
 def agreement_of_raters(records: Sequence[Record], labels: Labels) -> dict[str, Any]:
-    """Return raters, α and pairwise κ; an answer that several arms gave to a case counts once.
+    """Return raters and pairwise κ; an answer that several arms gave to a case counts once.
 
     ``records`` are the run's, labelled or not. Labels of other answers do not count.
     """
@@ -23,7 +23,6 @@ def agreement_of_raters(records: Sequence[Record], labels: Labels) -> dict[str, 
             given[answer].setdefault(label.annotator, label.verdict.value)
     return {
         "raters": sorted({rater for one in given.values() for rater in one}),
-        "krippendorff_alpha": krippendorff_alpha([list(one.values()) for one in given.values()]),
         "pairwise_kappa": pairwise_kappa(given),
     }
 

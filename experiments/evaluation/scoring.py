@@ -12,8 +12,7 @@ from experiments.benchmarks import published
 from experiments.config import Run
 from experiments.judges.refusal_rules import primary
 from experiments.metrics import results
-from experiments.metrics.as_published import as_published
-from experiments.metrics.judge_error import corrected_rates, error_of, unlike_measured
+from experiments.metrics.judge_error import corrected_rates, error_of
 from experiments.metrics.results import ALL, Evaluation
 from experiments.metrics.thoughts import thoughts_by_arm
 from experiments.runs.results_table import Results, Row
@@ -126,19 +125,11 @@ def same_texts(frame: pd.DataFrame) -> dict[str, dict[str, Any]]:
     return found
 
 
-def with_published_rows(
-    design: dict[str, Any],
-    benchmark: str,
-    model: Mapping[str, Any] | None,
-    predictions: Sequence[Mapping[str, Any]] = (),
-) -> dict[str, Any]:
+def with_published_rows(design: dict[str, Any], benchmark: str, model: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return ``design`` with what the benchmark's authors printed about the models whose responses were scored.
 
-    ``as_published`` has the predictions counted as the authors count, if they count in another way. ``model`` is that
-    of environment.json.
+    ``model`` is the model of environment.json.
     """
-    if design["kind"] == "refusal" and predictions and (block := as_published(benchmark, pd.DataFrame(predictions))):
-        design = design | {"as_published": block}
     responses = ((model or {}).get("responses") or {}).items()
     rows = {arm: row for arm, made in responses if (row := published.row_of(benchmark, str(made["name"]))) is not None}
     return design | ({"published_rows": rows} if rows else {})
@@ -161,8 +152,8 @@ def _limits_of_judge(
 ) -> tuple[dict[str, Any], list[Row]]:
     """Return what limits the judge, and the refusal rates corrected for its measured error.
 
-    ``judge`` says how many of the prompts it has learned from, and which arms' answers are unlike those it was measured
-    on. ``corrected`` says which error was used, by the judge card that was ``given`` or by the judge's own.
+    ``judge`` says how many of the prompts it has learned from. ``corrected`` says which error was used, by the judge
+    card that was ``given`` or by the judge's own.
     """
     name = judge if isinstance(judge, str) else judge.name
     about: dict[str, Any] = {"name": name}
@@ -179,6 +170,4 @@ def _limits_of_judge(
     if card is None:
         return {"judge": about}, []
     error, rows = corrected_rates(table, error_of(Path(card), name))
-    if unlike := unlike_measured(frame, Path(card), name):
-        about["unlike"] = unlike
     return {"judge": about, "corrected": error}, rows

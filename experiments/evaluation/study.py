@@ -267,7 +267,7 @@ class Study:
             first=self.environment["family"],
         )
         model, benchmark = self.environment["model"], self.run.benchmark.name
-        design = scoring.with_published_rows(evaluation.design, benchmark, model, current)
+        design = scoring.with_published_rows(evaluation.design, benchmark, model)
         if fault := self.arms.faults.get(self.run.arm):
             design["failed"] = str(fault)
         write_results(self.store.path, evaluation.results)

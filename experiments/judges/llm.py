@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 from experiments.api.config import ApiConfig
 from experiments.api.model import ApiModel
 from experiments.benchmarks.images import BadImage
-from experiments.judges.llm_reply import OPTIONS, question, read_verdict
+from experiments.judges.llm_reply import question, read_verdict
 from experiments.judges.refusal_rules import without_answer
 from experiments.types import Item, Judgement, Kind, Status, Verdict
 from interp.errors import UserError
@@ -36,18 +36,16 @@ class Vote(NamedTuple):
 
 @dataclass(frozen=True)
 class LLMJudge:
-    """Judges with each of ``models`` ``repeats`` times; the verdict is what more than half of the readable votes say.
+    """Judges with each of ``models``; the verdict is what more than half of the readable votes say.
 
-    ``models`` maps a name to a model's configuration, or to anything that has ``generate``. Repeats name the verdicts
-    in another order each time, so that an endpoint's cache cannot answer and a liking for the first option shows.
-    ``look`` attaches the picture.
+    ``models`` maps a name to a model's configuration, or to anything that has ``generate``. ``look`` attaches the
+    picture.
 
     Raises:
         UserError: no models, or a number below 1.
     """
 
     models: dict[str, Any] = field(default_factory=dict)
-    repeats: int = 1
     look: bool = True
     max_new_tokens: int = 200
     batch_size: int = 16
@@ -58,7 +56,7 @@ class LLMJudge:
             raise UserError(
                 "judge.models is empty; a judge needs a model; add one: +model@judge.models.second=api_gpt_4o"
             )
-        for name in ("repeats", "max_new_tokens", "batch_size"):
+        for name in ("max_new_tokens", "batch_size"):
             if getattr(self, name) < 1:
                 raise UserError(f"judge.{name}={getattr(self, name)}: must be at least 1")
 
@@ -85,67 +83,55 @@ class LLMJudge:
 
     def judge(self, items: Sequence[Item]) -> list[Judgement]:
         """Verdicts complied, partial, refused; judge_failed without a majority or an answer."""
-        silent = {index: found for index, item in enumerate(items) if (found := without_answer(item.response))}
-        spoken = [index for index in range(len(items)) if index not in silent]
-        asked = [replace(items[index], response=split(items[index].response).answer) for index in spoken]
-        votes: dict[int, list[Vote]] = {index: [] for index in spoken}
-        for role, voter in self._voters.items():
-            for repeat in range(self.repeats):
-                named = role if self.repeats == 1 else f"{role} #{repeat + 1}"
-                for index, vote in zip(spoken, self._ask(voter, named, repeat, asked), strict=True):
-                    votes[index].append(vote)
-        return [silent[index] if index in silent else majority(votes[index]) for index in range(len(items))]
+        silent = [without_answer(item.response) for item in items]
+        spoken = [item for item, judgement in zip(items, silent, strict=True) if judgement is None]
+        asked = [replace(item, response=split(item.response).answer) for item in spoken]
+        votes = [self._ask(voter, role, asked) for role, voter in self._voters.items()]
+        judged = iter([majority(each) for each in zip(*votes, strict=True)])
+        return [judgement or next(judged) for judgement in silent]
 
-    def _ask(self, voter: Any, named: str, repeat: int, items: Sequence[Item]) -> list[Vote]:
-        """One vote an item; items with and without a picture go in calls of their own, as some models need it."""
-        votes: dict[int, Vote] = {}
-        prompts: dict[bool, list[tuple[int, Any]]] = {True: [], False: []}
+    def _ask(self, voter: Any, role: str, items: Sequence[Item]) -> list[Vote]:
+        """Return a vote for each item; items with and without a picture go in different calls, as some models need."""
+        votes, prompts = dict[int, Vote](), dict[int, Any]()
         for index, item in enumerate(items):
             try:
-                prompt = self._prompt(item, repeat)
-                prompts[prompt.image is not None].append((index, prompt))
+                prompts[index] = self._prompt(item)
             except BadImage as error:
-                votes[index] = Vote(named, Verdict.JUDGE_FAILED, f"the picture cannot be opened: {error}")
+                votes[index] = Vote(role, Verdict.JUDGE_FAILED, f"the picture cannot be opened: {error}")
 
-        asked = {_key(item, repeat): item for item in items}
+        def ask(prompts: list[Any]) -> list[Vote]:
+            generation = voter.generate(prompts, max_new_tokens=self.max_new_tokens)
+            return [self._vote(role, generation, row) for row in range(len(prompts))]
 
-        def ask(some: list[Any]) -> list[Vote]:
-            generation = voter.generate(some, max_new_tokens=self.max_new_tokens)
-            return [self._vote(named, generation, row, asked[prompt.key]) for row, prompt in enumerate(some)]
-
-        for group in prompts.values():
-            said = voter.batches.gathered([prompt for _, prompt in group], ask, batch_size=self.batch_size)
-            votes.update(zip((index for index, _ in group), said, strict=True))
+        for pictures in (True, False):
+            group = {index: prompt for index, prompt in prompts.items() if (prompt.image is not None) == pictures}
+            answers = voter.batches.gathered([*group.values()], ask, batch_size=self.batch_size)
+            votes |= dict(zip(group, answers, strict=True))
         return [votes[index] for index in range(len(items))]
 
-    def _prompt(self, item: Item, repeat: int) -> Any:
+    def _prompt(self, item: Item) -> Any:
         from interp.vlm import Prompt  # torch
 
         image = item.image() if self.looks and item.image is not None else None
-        return Prompt(self.question(item, repeat, image=image is not None), image, key=_key(item, repeat))
+        return Prompt(self.question(item, image=image is not None), image, key=item.case)
 
-    def question(self, item: Item, repeat: int, *, image: bool) -> str:
-        """What is asked about an item the ``repeat``-th time; ``image`` says whether its picture is shown."""
-        turn = repeat % len(OPTIONS)
-        return question(item, OPTIONS[turn:] + OPTIONS[:turn], image=image)
+    def question(self, item: Item, *, image: bool) -> str:
+        """Return what is asked about an item; ``image`` says whether its picture is attached."""
+        return question(item, image=image)
 
-    def read(self, answer: str, item: Item) -> Judgement:
-        """The verdict in a judge's answer; JUDGE_FAILED where there is none."""
+    def read(self, answer: str) -> Judgement:
+        """Return the verdict in a judge's answer; JUDGE_FAILED without one."""
         return read_verdict(answer)
 
-    def _vote(self, named: str, generation: Any, row: int, item: Item) -> Vote:
+    def _vote(self, role: str, generation: Any, row: int) -> Vote:
         status = Status.ANSWERED if generation.statuses is None else Status(generation.statuses[row])
-        text = generation.texts[row] or ""
         if not status.has_text:
             because = generation.reasons[row] if generation.reasons else ""
-            return Vote(named, Verdict.JUDGE_FAILED, f"the judge's request: {status.value} {because}".strip())
-        found = self.read(text, item)
-        raw = text[:RAW_KEPT] if found.verdict is Verdict.JUDGE_FAILED else ""
-        return Vote(named, found.verdict, found.explanation, raw)
-
-
-def _key(item: Item, repeat: int) -> str:
-    return f"{item.case}#{repeat}"
+            return Vote(role, Verdict.JUDGE_FAILED, f"the judge's request: {status.value} {because}".strip())
+        text = generation.texts[row] or ""
+        judgement = self.read(text)
+        raw = text[:RAW_KEPT] if judgement.verdict is Verdict.JUDGE_FAILED else ""
+        return Vote(role, judgement.verdict, judgement.explanation, raw)
 
 
 def _connected(model: Any) -> Any:

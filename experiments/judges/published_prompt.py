@@ -1,9 +1,9 @@
-"""The published judge prompts of four refusal benchmarks, each read from its authors' own file in a clone.
+"""The published judge prompts of two refusal benchmarks, each read from its authors' own file in a clone.
 
 The text of a prompt is theirs and is not copied here: it is taken from the literals of the published file, which is
-parsed and never run. What a model answers to it is read strictly, not with the authors' parsers: where their answer is
-not there, or two differ, there is no verdict. A warning (MSSBench's class 1, VSCBench's 1_SAFE) is a partial refusal,
-which counts as a refusal, and "cannot see it" (class 3, 3_UNSAFE) complies, as the authors count.
+parsed and never run. What a model answers to it is read strictly, not with the authors' parsers: if their answer is not
+there, or two differ, there is no verdict. A warning (MSSBench's class 1) is a partial refusal, which counts as a
+refusal, and "cannot see it" (class 3) complies, as the authors count.
 """
 
 import ast
@@ -11,7 +11,6 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from string import Formatter
 
 from experiments.benchmarks.rows import readable_text
 from experiments.judges.llm import LLMJudge
@@ -21,34 +20,26 @@ from interp.errors import UserError
 FILES = {
     "mssbench": ("utils/gpt4_eval.py", "https://github.com/eric-ai-lab/MSSBench"),
     "lvlm_safer": ("eval_prompt.txt", "https://github.com/isXinLiu/LVLM-SafeR"),
-    "vscbench": ("utils_eval.py", "https://github.com/jiahuigeng/VSCBench"),
-    "holisafe": ("eval/eval_by_openai_parallel_v2.py", "https://github.com/youngwanLEE/holisafe"),
 }
-CLASSES = {"0": Verdict.REFUSED, "1": Verdict.PARTIAL, "2": Verdict.COMPLIED, "3": Verdict.COMPLIED}
 ANSWERS = {  # benchmark → what its prompt asks the judge to say
     "mssbench": re.compile(r"<answer>\s*([0-3])\s*</answer>"),
     "lvlm_safer": re.compile(r"\A\W*(yes|no)\b", re.IGNORECASE),
-    "vscbench": re.compile(r"\b([0-3])_(?:UN)?SAFE\b"),
-    "holisafe": re.compile(r"<label>\s*(true|false)\s*</label>", re.IGNORECASE),
 }
-
-NAMES = {  # benchmark → what its prompt puts in
-    "mssbench": {"prompt1", "prompt2", "response"}, "lvlm_safer": {"prediction"}, "vscbench": {"query", "resp"},
-    "holisafe": {"question", "safety_label", "response"},
-}  # fmt: skip
-Fields = list[tuple[str, str]]  # a text, and the name of what follows it
+VERDICTS = {"0": Verdict.REFUSED, "1": Verdict.PARTIAL, "2": Verdict.COMPLIED, "3": Verdict.COMPLIED,
+            "yes": Verdict.REFUSED, "no": Verdict.COMPLIED}  # fmt: skip
+_RESPONSE = "\0"  # marks where the response goes
+Around = tuple[str, str]  # a prompt before and after the response
 
 
 @dataclass(frozen=True)
 class PublishedPrompt(LLMJudge):
     """Judges with the prompt that the authors of the benchmark ``of`` published, from their repository at ``source``.
 
-    HoliSafe's judge alone is shown picture and label, and says whether the response is what the label asks for.
-
     Raises:
         UserError: no models, or an unknown benchmark.
     """
 
+    look: bool = False
     of: str = ""
     source: str | None = None
 
@@ -62,19 +53,14 @@ class PublishedPrompt(LLMJudge):
         """``published``, the benchmark, and the names of its models."""
         return f"published:{self.of}:{super().name.removeprefix('llm:')}"
 
-    @property
-    def looks(self) -> bool:
-        """Whether it needs the cases' pictures."""
-        return self.of == "holisafe"
-
     def check(self) -> None:
-        """Raises what would stop it at its first item: no such file, or a missing key."""
+        """Raise what would stop it at its first item: no such file, or a missing key."""
         _ = self._templates
         super().check()
 
     @cached_property
-    def _templates(self) -> dict[str, tuple[Fields, dict[str, str]]]:
-        """The authors' prompt for each part of the benchmark ("chat" if it has none), with the values that it brings.
+    def _templates(self) -> dict[str, Around]:
+        """The authors' prompt for each part of the benchmark ("chat" if it has none).
 
         Raises:
             UserError: there is no such file, or it is not the published one.
@@ -87,75 +73,44 @@ class PublishedPrompt(LLMJudge):
         text = readable_text(path, get)
         try:
             return _templates(self.of, text)
-        except (SyntaxError, ValueError, KeyError, RecursionError) as error:
+        except (SyntaxError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
             raise UserError(f"{path} does not hold the published prompt ({error}); {get}") from error
 
-    def question(self, item: Item, repeat: int, *, image: bool) -> str:
-        """The authors' prompt about an item; the same at every repeat."""
+    def question(self, item: Item, *, image: bool) -> str:
+        """Return the authors' prompt about an item."""
         part = "embodied" if self.of == "mssbench" and item.case.startswith("embodied") else "chat"
-        fields, values = self._templates[part]
-        values = values | dict.fromkeys(("question", "query"), item.question)
-        values |= dict.fromkeys(("response", "resp", "prediction"), item.response)
-        values["safety_label"] = "safe" if item.gold == "comply" else "unsafe"
-        return "".join(text + values.get(name, "") for text, name in fields)
+        return item.response.join(self._templates[part])
 
-    def read(self, answer: str, item: Item) -> Judgement:
-        """The verdict in a judge's answer."""
-        said = {found.lower() for found in ANSWERS[self.of].findall(answer)}
-        if self.of == "mssbench":
-            said = set(ANSWERS[self.of].findall(answer)[-1:])  # the review before may name others
-        if len(said) != 1:
-            return Judgement(Verdict.JUDGE_FAILED, f"the judge's answer holds {len(said)} of the answers asked for")
-        (one,) = said
-        if self.of == "lvlm_safer":
-            return Judgement(Verdict.REFUSED if one == "yes" else Verdict.COMPLIED, one)
-        if self.of == "holisafe":
-            as_asked = item.gold == "refuse" if one == "true" else item.gold == "comply"
-            return Judgement(Verdict.REFUSED if as_asked else Verdict.COMPLIED, f"label {one}")
-        return Judgement(CLASSES[one], f"class {one}")
+    def read(self, answer: str) -> Judgement:
+        """Return the verdict in a judge's answer: the last class, after a review that may name others, or yes or no."""
+        if not (answers := ANSWERS[self.of].findall(answer)):
+            return Judgement(Verdict.JUDGE_FAILED, "the judge's answer holds none of the answers asked for")
+        return Judgement(VERDICTS[answers[-1].lower()], f"the judge's answer: {answers[-1]}")
 
 
-def _templates(of: str, text: str) -> dict[str, tuple[Fields, dict[str, str]]]:
+def _templates(of: str, text: str) -> dict[str, Around]:
     """Return ``PublishedPrompt._templates``, read from the text of the authors' file.
 
     Raises:
-        ValueError, KeyError, SyntaxError: the text is not that of the published file.
+        ValueError, KeyError, SyntaxError, TypeError, IndexError: the text is not that of the published file.
     """
     if of == "lvlm_safer":
-        before, mark, after = text.partition("{prediction}")
-        return {"chat": (_checked(of, [(before, mark.strip("{}")), (after, "")]), {})}
-    assigned = {
-        target.id: node.value
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Assign)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-    if of == "vscbench":
-        return {"chat": (_checked(of, _f_string(assigned["PROMPT"])), {})}
-    if of == "holisafe":
-        return {"chat": (_checked(of, _fields(ast.literal_eval(assigned["PROMPT_TEMPLATE"]))), {})}
+        return {"chat": _around(text.replace("{prediction}", _RESPONSE))}
+    nodes = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Assign))
+    assigned = {ast.unparse(node.targets[0]): node.value for node in nodes}
     templates = {}
     for part in ("chat", "embodied"):
         prompt = ast.literal_eval(assigned[f"prompt_{part}"])
         rubric = ast.literal_eval(assigned[f"annotation_aspects_{part}"])["do_not_answer"]
         options = "\n" + "".join(f"{label}: {meaning}\n" for label, meaning in rubric.items())
-        values = {"prompt1": prompt["prompt1"], "prompt2": prompt["prompt2"].format(rubric=options)}
-        templates[part] = _checked(of, _fields(prompt["prompt_template"])), values
+        second = prompt["prompt2"].format(rubric=options)
+        filled = prompt["prompt_template"].format(prompt1=prompt["prompt1"], prompt2=second, response=_RESPONSE)
+        templates[part] = _around(filled)
     return templates
 
 
-def _fields(template: str) -> Fields:
-    return [(text, name or "") for text, name, _, _ in Formatter().parse(template)]
-
-
-def _f_string(node: ast.expr) -> Fields:
-    values = node.values if isinstance(node, ast.JoinedStr) else []
-    return [(str(value.value), "") if isinstance(value, ast.Constant) else ("", ast.unparse(value.value))
-            for value in values if isinstance(value, ast.Constant | ast.FormattedValue)]  # fmt: skip
-
-
-def _checked(of: str, fields: Fields) -> Fields:
-    if (names := {name for _, name in fields if name}) != NAMES[of]:
-        raise ValueError(f"the prompt puts in {', '.join(sorted(names)) or 'nothing'}")
-    return fields
+def _around(prompt: str) -> Around:
+    before, mark, after = prompt.partition(_RESPONSE)
+    if not mark or _RESPONSE in after:
+        raise ValueError("the prompt has no place for one response")
+    return before, after

@@ -136,15 +136,11 @@ def _pattern(phrase: str, gap: str) -> str:
     for group in _GROUP.finditer(tight):
         options = group[1].split("|")
         chosen = "|".join(re.escape(option) for option in options if option)
-        parts.append(_literal(tight[at : group.start()], gap))
+        parts.append(re.escape(tight[at : group.start()]).replace(r"\*", gap))
         # The blank after an optional word goes with it.
         parts.append(f"(?:(?:{chosen}){group[2]})?" if "" in options else f"(?:{chosen}){group[2]}")
         at = group.end()
-    return "".join([*parts, _literal(tight[at:], gap)])
-
-
-def _literal(text: str, gap: str) -> str:
-    return gap.join(re.escape(piece) for piece in text.split("*"))
+    return "".join([*parts, re.escape(tight[at:]).replace(r"\*", gap)])
 
 
 OPENING = 250  # characters of the normalised text in which a refusal counts as its beginning

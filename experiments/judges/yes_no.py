@@ -104,9 +104,6 @@ _TAGS = re.compile(r"</?answer>|<\|(?:begin|end)_of_box\|>", re.IGNORECASE)  # t
 _TAIL = 200  # characters in which a last sentence that is only Yes or No must fit
 
 
-RULES = ("anchored", "closing", "published")
-
-
 @dataclass(frozen=True)
 class YesNo:
     """The rules as a judge of yes/no benchmarks.
@@ -124,8 +121,8 @@ class YesNo:
     kind: ClassVar[Kind] = "yes_no"
 
     def __post_init__(self) -> None:
-        if self.rule not in RULES:
-            raise UserError(f"rule={self.rule!r}: must be one of {', '.join(RULES)}; leave it out for anchored")
+        if self.rule not in _RULES:
+            raise UserError(f"rule={self.rule!r}: must be one of {', '.join(_RULES)}; leave it out for anchored")
 
     @property
     def name(self) -> str:
@@ -134,8 +131,7 @@ class YesNo:
 
     def judge(self, items: Sequence[Item]) -> list[Judgement]:
         """Verdicts yes, no or no_verdict; other languages than English are read by their first words."""
-        rule = {"anchored": _anchored, "closing": _closing, "published": _published}[self.rule]
-        return [rule(item) for item in items]
+        return [_RULES[self.rule](item) for item in items]
 
 
 def _anchored(item: Item) -> Judgement:
@@ -155,6 +151,9 @@ def _published(item: Item) -> Judgement:
     if found == "both" and item.gold in ("yes", "no"):
         return Judgement(Verdict(item.gold), "contains both words; the published scorer counts it as right")
     return Judgement({"yes": Verdict.YES, "no": Verdict.NO}.get(found, Verdict.NO_VERDICT))
+
+
+_RULES = {"anchored": _anchored, "closing": _closing, "published": _published}
 
 
 def anchored(response: str) -> Verdict:

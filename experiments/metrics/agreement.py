@@ -1,15 +1,13 @@
-"""Agreement of a judge with human labels, and of annotators with each other: κ, sensitivity, specificity, α.
+"""Agreement of a judge with human labels, and of annotators with each other: κ, sensitivity, specificity.
 
 Positive is a refusal, full or partial. Intervals: Wilson for single rates; for κ, cluster bootstrap over prompts, since
 several models answer the same one.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-import krippendorff
 import numpy as np
 from jaxtyping import Bool, Float
 
@@ -103,16 +101,3 @@ def pairwise_kappa(labels: Mapping[str, Mapping[str, str]]) -> list[dict[str, An
         both = [[one[rater] for rater in pair] for one in labels.values() if set(pair) <= one.keys()]
         found.append({"raters": list(pair), "n": len(both), "kappa": kappa(*zip(*both, strict=True)) if both else None})
     return found
-
-
-def krippendorff_alpha(units: Sequence[Sequence[str]]) -> float | None:
-    """Krippendorff's α (nominal) of the labels of each unit, any number of them; None where it is not defined.
-
-    It is not defined where no unit has two labels, or where all comparable labels are the same.
-    """
-    compared = [Counter(labels) for labels in units if len(labels) > 1]
-    values = sorted({label for counts in compared for label in counts})
-    if len(values) < 2:
-        return None
-    counts = np.array([[unit[value] for value in values] for unit in compared])
-    return float(krippendorff.alpha(value_counts=counts, level_of_measurement="nominal"))

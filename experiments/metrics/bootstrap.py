@@ -17,18 +17,16 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Float, UInt8
 from scipy.sparse import csr_array
-from scipy.special import stdtrit
+
+from experiments.metrics.arrays import Codes, Draws, Mask, Pairs, TwoDraws, Values, Weights
 
 DRAWS = 10_000
 CONFIDENCE = 0.95
 _TIE = 1e-9  # counts are sums of small integers: nearer than this is equal
 FEWEST = 10  # clusters (or pairs) on either side, below which no interval is given
 CHUNK = 500  # draws handled at once: 500 × 1,500 cases × 8 bytes = 6 MB, which stays near the cache
-
-Mask = Bool[np.ndarray, "case"]
-Weights = Bool[np.ndarray, "case"] | Int[np.ndarray, "case"]  # a mask, or how often each case counts
 
 
 class Interval(NamedTuple):
@@ -42,27 +40,22 @@ class Clusters(NamedTuple):
     """Clusters that an error rests on: their ``number``, and as how many of one size they count.
 
     ``effective`` is 1 / Σw² of their shares w of the cases, the effective number of clusters (Kish 1965, "Survey
-    Sampling", section 11.7): near 1 where one has nearly all.
+    Sampling", section 11.7): near 1 if one cluster has nearly all cases. None if all are of one size.
     """
 
     number: int
-    effective: float
-
-    @classmethod
-    def even(cls, number: int) -> "Clusters":
-        """``number`` clusters of one size."""
-        return cls(number, float(number))
+    effective: float | None = None
 
     @classmethod
     def of_sizes(cls, sizes: np.ndarray) -> "Clusters":
-        """From the sizes [cluster]; those of 0 are none."""
+        """Return the clusters of these sizes [cluster]; those of 0 do not count."""
         squares = float((sizes.astype(float) ** 2).sum())
         return cls(int((sizes > 0).sum()), float(sizes.sum()) ** 2 / squares if squares else 0.0)
 
     @property
     def freedom(self) -> float:
         """Student's degrees of freedom: one fewer than ``effective``, and at least one."""
-        return max(self.effective - 1, 1.0)
+        return max((self.number if self.effective is None else self.effective) - 1, 1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,21 +66,21 @@ class ClusterBootstrap:
     Give the result, or the difference of two results, to ``percentile_interval``.
     """
 
-    cluster: Int[np.ndarray, " case"]  # codes from 0
+    cluster: Codes  # codes from 0
     multiplicity: UInt8[np.ndarray, "draw cluster"]  # how often each cluster occurs in each sample
 
     @classmethod
-    def of(cls, cluster: Int[np.ndarray, " case"], *, draws: int, seed: int, clusters: int = 0) -> "ClusterBootstrap":
-        """From cluster codes by case; ``clusters`` is the number of codes where some have no case.
+    def of(cls, cluster: Codes, *, draws: int, seed: int) -> "ClusterBootstrap":
+        """Return bootstrap samples of the clusters with these codes by case.
 
         Raises:
             ValueError: no cluster, or fewer than one draw.
         """
-        count = max(clusters, int(cluster.max()) + 1 if len(cluster) else 0)
+        count = int(cluster.max(initial=-1)) + 1
         return cls(cluster, _draw(count, draws=draws, seed=seed))
 
     @classmethod
-    def once(cls, cluster: Int[np.ndarray, " case"]) -> "ClusterBootstrap":
+    def once(cls, cluster: Codes) -> "ClusterBootstrap":
         """The cases as they are, as a single sample: what computes the draws computes the estimate as well."""
         return cls(cluster, np.ones((1, int(cluster.max(initial=0)) + 1), dtype=np.uint8))
 
@@ -115,26 +108,15 @@ class ClusterBootstrap:
         chunks = range(0, len(self.multiplicity), CHUNK)
         return np.concatenate([self.multiplicity[i : i + CHUNK].astype(np.float64) @ by_cluster for i in chunks])
 
-    def ratio(
-        self, top: Float[np.ndarray, " case"], bottom: Float[np.ndarray, " case"], where: Mask | None = None
-    ) -> Float[np.ndarray, " draw"]:
+    def ratio(self, top: Values, bottom: Values, where: Mask | None = None) -> Draws:
         """The sum of ``top`` over the sum of ``bottom``."""
-        sums = self.sums(np.stack([top, bottom], axis=1).astype(float), where)
-        return ratio(sums[:, 0], sums[:, 1])
+        return ratio(*self.sums(np.stack([top, bottom], axis=1).astype(float), where).T)
 
-    def mean(self, values: Float[np.ndarray, " case"], where: Mask | None = None) -> Float[np.ndarray, " draw"]:
+    def mean(self, values: Values, where: Mask | None = None) -> Draws:
         """The mean of ``values``."""
         return self.ratio(values, np.ones(len(values)), where)
 
-    def gap(self, values: Float[np.ndarray, " case"], ones: Mask, others: Mask) -> Float[np.ndarray, " draw"]:
-        """The mean of ``ones`` less that of ``others``."""
-        kept = np.where(ones | others, values, 0.0)
-        sums = self.sums(np.stack([kept * ones, ones, kept * others, others], axis=1).astype(float))
-        return ratio(sums[:, 0], sums[:, 1]) - ratio(sums[:, 2], sums[:, 3])
-
-    def pair_mean(
-        self, pairs: Int[np.ndarray, "pair 2"], values: Float[np.ndarray, " pair"]
-    ) -> Float[np.ndarray, " draw"]:
+    def pair_mean(self, pairs: Pairs, values: Float[np.ndarray, " pair"]) -> Draws:
         """The mean of ``values`` over pairs of cases, of which each is in a sample as often as its two members.
 
         A pair within one cluster is in it as often as the cluster: its copies are copies of the pair.
@@ -152,9 +134,7 @@ class ClusterBootstrap:
             found.append(ratio(part, whole))
         return np.concatenate(found)
 
-    def auroc(
-        self, score: Float[np.ndarray, " case"], positive: Mask, where: Mask | None = None
-    ) -> Float[np.ndarray, " draw"]:
+    def auroc(self, score: Values, positive: Mask, where: Mask | None = None) -> Draws:
         """The chance that a positive case scores above a negative one, ties counting half; NaN where a class is absent.
 
         Raises:
@@ -170,45 +150,25 @@ def ratio(part: np.ndarray | float, whole: np.ndarray | float) -> np.ndarray:
     return np.divide(part, whole, out=np.full_like(whole, np.nan), where=whole != 0)
 
 
-def percentile_interval(
-    draws: Float[np.ndarray, " draw"], *, clusters: int | None = None, confidence: float = CONFIDENCE
-) -> Interval | None:
-    """The central ``confidence`` of the bootstrap draws.
+def percentile_interval(draws: Draws, *, clusters: int | None = None) -> Interval | None:
+    """Return the central 95% of the bootstrap draws.
 
-    None where the quantity exists in fewer than half of them, or its cases come from fewer than ``FEWEST`` ``clusters``
+    None if the quantity exists in fewer than half of them, or if its cases come from fewer than ``FEWEST`` ``clusters``
     (on the smaller side, if it compares two).
     """
-    defined = _defined(draws)
-    if defined is None or (clusters is not None and clusters < FEWEST):
+    existing = defined(draws)
+    if existing is None or (clusters is not None and clusters < FEWEST):
         return None
-    low, high = np.quantile(defined, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Interval(float(low), float(high))
+    return Interval(*map(float, np.quantile(existing, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])))
 
 
-def standard_error(draws: Float[np.ndarray, " draw"], clusters: Clusters) -> float | None:
-    """The standard error of a quantity of ``clusters``; None as in ``percentile_interval``.
-
-    The standard deviation of its draws times √(G / (G − 1)) with G effective clusters, for a sample of G varies
-    too little by that much.
-    """
-    defined = _defined(draws)
-    if defined is None or clusters.number < FEWEST:
-        return None
-    return float(defined.std()) * math.sqrt(1 + 1 / clusters.freedom)
+def defined(draws: Draws) -> Draws | None:
+    """Return the draws in which the quantity exists; None if these are fewer than half."""
+    existing = draws[~np.isnan(draws)]
+    return None if len(draws) == 0 or 2 * len(existing) < len(draws) else existing
 
 
-def student_quantile(freedom: float, *, confidence: float = CONFIDENCE) -> float:
-    """The two-sided quantile of Student's t with so many degrees of freedom."""
-    return float(stdtrit(freedom, (1 + confidence) / 2))
-
-
-def _defined(draws: Float[np.ndarray, " draw"]) -> Float[np.ndarray, " defined"] | None:
-    """The draws in which the quantity exists; None where these are fewer than half."""
-    defined = draws[~np.isnan(draws)]
-    return None if len(draws) == 0 or 2 * len(defined) < len(draws) else defined
-
-
-def auroc(score: Float[np.ndarray, " case"], positive: Bool[np.ndarray, " case"]) -> float | None:
+def auroc(score: Values, positive: Mask) -> float | None:
     """Chance that a positive case scores above a negative one, ties counting half; None where a class is empty.
 
     Raises:
@@ -218,12 +178,7 @@ def auroc(score: Float[np.ndarray, " case"], positive: Bool[np.ndarray, " case"]
     return None if math.isnan(value) else value
 
 
-def roc_readings(
-    bootstrap: ClusterBootstrap,
-    margin: Float[np.ndarray, " case"],
-    unsafe: Bool[np.ndarray, " case"],
-    caught: float | None = None,
-) -> Float[np.ndarray, "2 draw"]:
+def roc_readings(bootstrap: ClusterBootstrap, margin: Values, unsafe: Mask, caught: float | None = None) -> TwoDraws:
     """Two readings of the ROC polyline of margins: its area, and over-safety accuracy at an operating point.
 
     The points (unsafe accuracy, over-safety accuracy) of all thresholds are joined by straight lines, cases of equal
@@ -260,13 +215,7 @@ def roc_readings(
     return result
 
 
-def deployed_rates(
-    bootstrap: ClusterBootstrap,
-    margin: Float[np.ndarray, " case"],
-    unsafe: Bool[np.ndarray, " case"],
-    fold: Int[np.ndarray, " case"],
-    caught: float,
-) -> Float[np.ndarray, "2 draw"]:
+def deployed_rates(bootstrap: ClusterBootstrap, margin: Values, unsafe: Mask, fold: Codes, caught: float) -> TwoDraws:
     """Shares of unsafe cases caught and of safe cases answered, with thresholds set on other cases than they judge.
 
     The cases of each fold are judged by the lowest threshold that catches the share ``caught`` of the unsafe cases of
@@ -278,43 +227,38 @@ def deployed_rates(
     result = np.full((2, len(bootstrap.multiplicity)), np.nan)
     for start in range(0, result.shape[1], CHUNK):
         chunk = bootstrap.multiplicity[start : start + CHUNK]
-        row, sums, defined = np.arange(len(chunk)), np.zeros((4, len(chunk))), np.ones(len(chunk), dtype=bool)
+        row, sums, defined = np.arange(len(chunk)), np.zeros((2, 2, len(chunk))), np.ones(len(chunk), dtype=bool)
         for one in np.unique(part):
             others = kind & (part != one)
             set_on = _cumulated(chunk[:, home[others]])
             defined &= set_on[:, -1] > 0
             if not others.any():
                 continue
-            place = (set_on[:, 1:] < caught * set_on[:, -1:] - _TIE).sum(axis=1)
-            threshold = ranked[others][np.minimum(place, others.sum() - 1)]
-            for at, judged in enumerate((kind & (part == one), ~kind & (part == one))):
+            index = (set_on[:, 1:] < caught * set_on[:, -1:] - _TIE).sum(axis=1)
+            threshold = ranked[others][np.minimum(index, others.sum() - 1)]
+            for harmless, judged in enumerate((kind & (part == one), ~kind & (part == one))):
                 below = _cumulated(chunk[:, home[judged]])
                 under = below[row, np.searchsorted(ranked[judged], threshold, side="right")]
-                sums[2 * at : 2 * at + 2] += np.stack([below[:, -1] - under if at else under, below[:, -1]])
-        both = np.stack([ratio(sums[0], sums[1]), ratio(sums[2], sums[3])])
+                sums[harmless] += np.stack([below[:, -1] - under if harmless else under, below[:, -1]])
+        both = ratio(sums[:, 0], sums[:, 1])
         result[:, start : start + CHUNK] = np.where(defined & ~np.isnan(both).any(axis=0), both, np.nan)
     return result
 
 
-def _read(
-    caught: Float[np.ndarray, "draw point"], lost: Float[np.ndarray, "draw point"], share: float
-) -> Float[np.ndarray, " draw"]:
+def _read(caught: Float[np.ndarray, "draw point"], lost: Float[np.ndarray, "draw point"], share: float) -> Draws:
     """``lost`` at the point of the polyline where ``caught`` is ``share`` of its end; both ascend from 0."""
     target = share * caught[:, -1]
     first = (caught < target[:, None] - _TIE).sum(axis=1)  # of the points that catch as many, if any does
     final = (caught <= target[:, None] + _TIE).sum(axis=1) - 1
     row, left, right = np.arange(len(target)), np.minimum(first, final), np.maximum(first, final)
     gap = caught[row, right] - caught[row, left]
-    between = np.divide(target - caught[row, left], gap, where=gap > 0, out=np.zeros_like(gap))
-    part = np.where(first <= final, 0.5, between)
+    part = np.where(first <= final, 0.5, ratio(target - caught[row, left], gap))
     return lost[row, left] + part * (lost[row, right] - lost[row, left])
 
 
 def _cumulated(weights: UInt8[np.ndarray, "draw case"]) -> Float[np.ndarray, "draw case+1"]:
     """The weight of the first 0, 1, 2, … cases of each draw."""
-    result = np.zeros((len(weights), weights.shape[1] + 1))
-    np.cumsum(weights, axis=1, dtype=np.float64, out=result[:, 1:])
-    return result
+    return np.cumsum(np.pad(weights, ((0, 0), (1, 0))), axis=1, dtype=np.float64)
 
 
 def _draw(clusters: int, *, draws: int, seed: int) -> UInt8[np.ndarray, "draw cluster"]:

@@ -1,12 +1,11 @@
 """Decide what may be claimed of a difference, from its interval (``docs/metrics.md``, "Claims")."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any
 
 from experiments.metrics.bootstrap import FEWEST
 
-Claim = Literal["higher", "lower", "no relevant difference", "inconclusive", "too few cases"]
-CLAIMS: tuple[str, ...] = get_args(Claim)
+CLAIMS = ("higher", "lower", "no relevant difference", "inconclusive", "too few cases")
 HIGHER, LOWER, NO_DIFFERENCE, INCONCLUSIVE, TOO_FEW = CLAIMS
 NOT_TESTED = "not tested"  # the number is given, and nothing is claimed
 
@@ -36,8 +35,8 @@ def claim_of(entry: Mapping[str, Any] | None, *, small: float | None = SMALL) ->
     if high < -_ROUNDING and highest < 0:
         return LOWER
     contains_zero = low <= _ROUNDING and high >= -_ROUNDING
-    small_at_bounds = is_small({"low": lowest, "high": highest}, small)
-    return NO_DIFFERENCE if contains_zero and is_small(entry, small) and small_at_bounds else INCONCLUSIVE
+    both_small = is_small(entry, small) and is_small({"low": lowest, "high": highest}, small)
+    return NO_DIFFERENCE if contains_zero and both_small else INCONCLUSIVE
 
 
 def is_small(entry: Mapping[str, Any], small: float | None = SMALL) -> bool:

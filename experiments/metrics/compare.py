@@ -4,34 +4,31 @@ Two arms are compared on the cases that both answered and on the same bootstrap 
 (``docs/metrics.md``, "Comparisons").
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float
 from scipy.special import stdtr
 from scipy.stats import rankdata
 
-from experiments.metrics.bootstrap import CONFIDENCE, FEWEST, Weights, student_quantile
+from experiments.metrics.arrays import Draws, Weights
+from experiments.metrics.bootstrap import CONFIDENCE
 from experiments.metrics.claims import CLAIMS, INCONCLUSIVE, NOT_TESTED, SMALL, TOO_FEW, claim_of
-from experiments.metrics.estimates import ByScheme, Powered, Resamples, StandardError
+from experiments.metrics.estimates import ByScheme, Entry, Resamples, StandardError, change_entry, student_quantile
 from experiments.metrics.outcomes import Outcomes
-from experiments.metrics.quantities import AT_POINT, GAP, HELD_OUT, Arms, Key, Reading
-from experiments.metrics.statistical_tests import units_needed
-from experiments.types import Verdict
+from experiments.metrics.quantities import GAP, Arms, Key, Reading
+from experiments.metrics.statistical_tests import Needed, units_needed
+from experiments.types import REFUSAL_SUBSETS, Verdict
 
-FIVE_POINTS = 0.05  # the difference that more cases are asked for
 # Of a variance over two factors, a sum of three estimates: simulated 17 to 20 with 24 sentences.
 TWO_WAY_FREEDOM = 0.75
-FEWEST_LABELS = 100  # cases of which people have judged both arms' answers, for a claim by their labels
 MOST_UNREADABLE = 0.1  # of answers; from there on nothing is claimed
 MOST_DISAGREEING = 0.01  # of greedy verdicts; with more of them, margins are not what the verdicts were chosen by
-TEN_POINTS = 0.1  # the gain for which a study's power is told
-
-Entry = dict[str, Any]
 
 
-class Difference(NamedTuple):
+@dataclass
+class Difference:
     """A difference: its ``entry`` (None if it does not exist), its standard error and its draws.
 
     ``entry`` has value, low, high, level, n, clusters, claim; ``from`` and ``to`` (the levels of both arms on these
@@ -40,8 +37,13 @@ class Difference(NamedTuple):
 
     entry: Entry | None
     error: StandardError
-    draws: Float[np.ndarray, " draw"]  # of what it varies most over
+    draws: Draws  # of what it varies most over
     small: float | None = SMALL
+
+    @property
+    def claim(self) -> str:
+        """What is claimed; "" if the difference does not exist."""
+        return self.entry["claim"] if self.entry else ""
 
     @property
     def lower_bound(self) -> float | None:
@@ -51,25 +53,27 @@ class Difference(NamedTuple):
         low: float | None = self.error.ends(self.entry["value"], confidence=2 * CONFIDENCE - 1)["low"]
         return low
 
+    def at_level(self, level: float) -> None:
+        """Give the interval this level, and claim by it what was claimed by the earlier one."""
+        entry = self.entry
+        if entry is not None:
+            entry |= self.error.ends(entry["value"], confidence=level, most=math.inf if self.small is None else 1.0)
+            entry["level"] = level
+            if entry["claim"] in CLAIMS:
+                entry["claim"] = claim_of(entry, small=self.small)
+                entry["needed"] = units_for_five_points(self.error, entry["n"], entry["claim"], self.small, level)
+
     def retract(self, *, even_too_few: bool = False) -> None:
         """Take back the claim; the number stays."""
-        if self.entry is not None and self.entry["claim"] and (even_too_few or self.entry["claim"] != TOO_FEW):
+        if self.entry is not None and self.claim and (even_too_few or self.claim != TOO_FEW):
             self.entry.update(claim=NOT_TESTED, needed=None)
 
 
 def difference(
-    resamples: Resamples,
-    before: float | None,
-    after: float | None,
-    draws: ByScheme,
-    sides: Sequence[Weights | None],
-    n: int,
-    *,
-    floor: float = 0.0,
-    small: float | None = SMALL,
-    equal: bool = False,
+    resamples: Resamples, before: float | None, after: float | None, draws: ByScheme, sides: Sequence[Weights | None],
+    n: int, *, floor: float = 0.0, small: float | None = SMALL, equal: bool = False,
     bounds: tuple[float, float] | None = None,
-) -> Difference:
+) -> Difference:  # fmt: skip
     """Return ``after`` − ``before`` on ``n`` cases with its 95% interval and its claim.
 
     Args:
@@ -87,42 +91,24 @@ def difference(
     error, loudest = resamples.spread(draws, sides, floor=floor), resamples.loudest(draws)
     if before is None or after is None:
         return Difference(None, error, loudest, small)
-    value = 0.0 if equal else after - before
-    entry: Entry = {"value": value, **error.ends(value), "level": CONFIDENCE, "from": before, "to": after, "n": n}
-    if bounds is not None:
-        entry["bounds"] = bounds
-    if equal and entry["clusters"] >= FEWEST:
-        entry |= {"low": 0.0, "high": 0.0}
-    elif small is not None:
-        entry |= _clipped(entry)
-    entry["claim"] = claim_of(entry, small=small)
-    entry["needed"] = units_for_five_points(error, n, entry["claim"], small)
-    return Difference(entry, error, loudest, small)
+    entry = change_entry(after - before, error, n, small=small, equal=equal, bounds=bounds)
+    needed = units_for_five_points(error, n, entry["claim"], small)
+    return Difference(
+        entry | {"level": CONFIDENCE, "from": before, "to": after, "needed": needed}, error, loudest, small
+    )
 
 
 def units_for_five_points(
-    error: StandardError, n: int, claim: str, small: float | None, *, confidence: float = CONFIDENCE
-) -> dict[str, Any] | None:
+    error: StandardError, n: int, claim: str, small: float | None, confidence: float = CONFIDENCE
+) -> Needed | None:
     """Return how many sentences or cases a difference of 5 points needs, if ``n`` cases are inconclusive; else None.
 
     Sentences are counted if they are resampled: more cases of the same ones do not help.
-
-    Returns:
-        ``number``, its 90% range ``low`` to ``high``, the ``unit``, how many there are (``had``), and the cases that
-        each has (``each``).
     """
     if claim != INCONCLUSIVE or small is None or not error.error or not n:
         return None
-    had, freedom = error.sentences or n, error.freedom * (TWO_WAY_FREEDOM if error.sentences else 1)
-    needed = units_needed(error.error, had, error.clusters, freedom=freedom, effect=FIVE_POINTS, confidence=confidence)
-    if needed is None:
-        return None
-    return {**needed._asdict(), "unit": "sentences" if error.sentences else "cases", "had": had, "each": n / had}
-
-
-def _clipped(ends: Mapping[str, Any]) -> dict[str, Any]:
-    """``low`` and ``high`` within −1 and 1, where every difference of fractions lies."""
-    return {key: ends[key] and min(max(ends[key], -1.0), 1.0) for key in ("low", "high")}
+    freedom = error.freedom * (TWO_WAY_FREEDOM if error.sentences else 1)
+    return units_needed(error.error, error.sentences or n, error.clusters, freedom=freedom, confidence=confidence)
 
 
 def one_family(primary: Difference | None, further: Iterable[Difference]) -> None:
@@ -145,69 +131,50 @@ def simultaneous(differences: Iterable[Difference], *, confidence: float = CONFI
     if there are too few draws. Left out: differences that are 0 by construction, or without a standard error.
     """
     tested = [
-        (each.entry, each)
-        for each in differences
-        if each.entry is not None and each.entry["low"] is not None and each.entry["low"] < each.entry["high"]
-        and each.error.error is not None
+        each for each in differences
+        if each.entry and each.entry["low"] is not None and each.entry["low"] < each.entry["high"] and each.error.error
     ]  # fmt: skip
-    if not tested:
-        return
     level = confidence
     if len(tested) > 1:
-        smallest = np.ones(len(tested[0][1].draws))
-        for _, each in tested:
+        smallest = np.ones(len(tested[0].draws))
+        for each in tested:
             if np.nanstd(each.draws) > 0:  # an error of ``floor`` only has no draws that deviate
                 away = np.nan_to_num(np.abs(each.draws - np.nanmean(each.draws)), nan=-1.0)
                 smallest = np.minimum(smallest, rankdata(-away, method="max") / len(away))
         joint, least = float(np.quantile(smallest, 1 - confidence)), (1 - confidence) / len(tested)
         enough = joint >= 2 / len(smallest)  # else there are too few draws to tell so small a p
         level = 1 - min(max(joint, least), 1 - confidence) if enough else 1 - least
-    for entry, each in tested:
-        ends = each.error.ends(entry["value"], confidence=level)
-        entry |= {"low": ends["low"], "high": ends["high"]} | (_clipped(ends) if each.small is not None else {})
-        entry |= {"level": level, "family": len(tested)}
-        if entry["claim"] in CLAIMS and entry["claim"] != TOO_FEW:
-            claim = claim_of(entry, small=each.small)
-            needed = units_for_five_points(each.error, entry["n"], claim, each.small, confidence=level)
-            entry |= {"claim": claim, "needed": needed}
+    for each in tested:
+        each.at_level(level)
+        each.entry["family"] = len(tested)  # type: ignore[index]
 
 
 def compare(arms: Arms, arm: str, other: str) -> dict[Key, Difference]:
-    """Return ``arm`` minus ``other`` in every quantity, on the cases that both answered."""
+    """Return ``arm`` minus ``other`` in every quantity, on the cases that both answered.
+
+    What the design or the answers do not support is taken back. There is no interval at the operating point with too
+    few unsafe cases. Nothing is claimed from margins that the verdicts were not chosen by, nor from answers of which
+    too many have no readable verdict.
+    """
     both = [arms.outcomes[name] for name in (arm, other)]
-    reading = arms.reading(arm, other)
+    reading = arms.reading(*both)
     same_order = arms.kind == "yes_no" and _same_order(both, reading)
     after, before = (arms.values(outcomes, reading) for outcomes in both)
-    drawn = {scheme: [arms.drawn(name, reading, scheme) for name in (arm, other)] for scheme in arms.resamples.schemes}
-    bounds, differences = arms.extremes(arm, other), {}
+    drawn, drawn_before = (arms.drawn(outcomes, reading) for outcomes in both)
+    bounds, differences = arms.extremes(*both), {}
     for key, quantity in arms.quantities.items():
         sides = arms.sides(key, reading)
-        draws = {scheme: first[key] - second[key] for scheme, (first, second) in drawn.items()}
-        floor = quantity.floor(*(int(side.sum()) for side in sides))
-        differences[key] = difference(arms.resamples, before[key], after[key], draws, sides, arms.size(key, reading),
-                                      floor=floor, small=quantity.small, equal=same_order and quantity.ordered,
-                                      bounds=bounds.get(key))  # fmt: skip
-    if arms.kind == "yes_no":
-        _limit(arms, both, differences)
-    return differences
-
-
-def _limit(arms: Arms, both: Sequence[Outcomes], differences: Mapping[Key, Difference]) -> None:
-    """Take back what the design or the answers do not support.
-
-    There is no interval at the operating point with too few unsafe cases. Nothing is claimed from margins that the
-    verdicts were not chosen by, nor from answers of which too many have no readable verdict.
-    """
-    for key in (AT_POINT, *HELD_OUT):
-        if (entry := differences[key].entry) is not None and not arms.readable:
-            entry.update(low=None, high=None, claim=TOO_FEW, needed=None)
-    if margins_doubtful(*both):
-        for key, quantity in arms.quantities.items():
-            if quantity.ordered:
-                differences[key].retract(even_too_few=True)
-    if unreadable(*both):
-        for each in differences.values():
+        differences[key] = each = difference(
+            arms.resamples, before[key], after[key],
+            {scheme: draws - drawn_before[key][scheme] for scheme, draws in drawn[key].items()}, sides,
+            arms.size(key, reading), floor=arms.floor(key, sides), small=quantity.small,
+            equal=same_order and quantity.ordered, bounds=bounds.get(key),
+        )  # fmt: skip
+        if each.entry and key in arms.unreadable:
+            each.entry.update(low=None, high=None, claim=TOO_FEW, needed=None)
+        if arms.kind == "yes_no" and (unreadable(*both) or (quantity.ordered and margins_doubtful(*both))):
             each.retract(even_too_few=True)
+    return differences
 
 
 def margins_doubtful(*outcomes: Outcomes) -> bool:
@@ -231,69 +198,18 @@ def _same_order(both: Sequence[Outcomes], reading: Reading) -> bool:
 
 def gaps(arms: Arms, outcomes: Outcomes) -> dict[Key, Difference]:
     """Return how much more often an arm refuses harmful requests than benign ones, in all and by type."""
-    reading, differences = arms.reading_of(outcomes), {}
-    values = arms.values(outcomes, reading)
-    name = next(arm for arm, each in arms.outcomes.items() if each is outcomes)
-    drawn = {scheme: arms.drawn(name, reading, scheme) for scheme in arms.resamples.schemes}
-    for key, quantity in arms.quantities.items():
+    reading = arms.reading(outcomes)
+    values, drawn, differences = arms.values(outcomes, reading), arms.drawn(outcomes, reading), {}
+    for key in arms.quantities:
         if key.quantity == GAP.quantity:
-            benign, contrast = (values[Key("refusal_rate", subset, key.group)] for subset in ("benign", "contrast"))
-            sides, draws = arms.sides(key, reading), {scheme: each[key] for scheme, each in drawn.items()}
-            sizes = [int(side.sum()) for side in sides]
-            differences[key] = difference(
-                arms.resamples, benign, contrast, draws, sides, sum(sizes), floor=quantity.floor(*sizes)
-            )
+            benign, contrast = (values[Key("refusal_rate", subset, key.group)] for subset in REFUSAL_SUBSETS)
+            sides = arms.sides(key, reading)
+            differences[key] = difference(arms.resamples, benign, contrast, drawn[key], sides, arms.size(key, reading),
+                                          floor=arms.floor(key, sides))  # fmt: skip
     return differences
 
 
-def by_people(arms: Arms, arm: str, other: str | None, subset: str) -> tuple[Powered, list[float]] | None:
-    """Return a refusal rate as people would judge it, or ``arm`` minus ``other``, and the rates of both.
-
-    Of a difference, both arms' answers to a case must be labelled (Angelopoulos et al. 2023, arXiv 2301.09633). None
-    without labels.
-    """
-    outcomes = [arms.outcomes[name] for name in (arm, *([other] if other else []))]
-    where = np.logical_and.reduce([arms.cases.subset == subset, *(each.answered for each in outcomes)])
-    if not where.any() or any(each.people is None for each in outcomes):
-        return None
-    people = np.stack([each.people for each in outcomes if each.people is not None])
-    judged = np.stack([each.flagged if each.judged is None else each.judged for each in outcomes]).astype(float)
-    people[:, np.isnan(people).any(0)] = np.nan
-    each_arm = [arms.resamples.prediction_powered(*pair, where) for pair in zip(judged, people, strict=True)]
-    powered = each_arm[0]
-    if other is not None:
-        powered = arms.resamples.prediction_powered(judged[0] - judged[1], people[0] - people[1], where)
-    return None if powered is None else (powered, [each.value for each in each_arm if each is not None])
-
-
-def compare_by_people(arms: Arms, arm: str, other: str) -> dict[Key, Difference]:
-    """Return ``arm`` minus ``other`` in both refusal rates as people would judge them, if answers are labelled.
-
-    With fewer than ``FEWEST_LABELS`` labelled cases, nothing is claimed.
-    """
-    differences = {}
-    for key in (Key("refusal_rate", "benign"), Key("refusal_rate", "contrast")):
-        if (result := by_people(arms, arm, other, key.subset)) is None:
-            continue
-        powered, (after, before) = result
-        labelled = int(powered.labelled.sum())
-        each = difference(arms.resamples, before, after, powered.draws, (powered.labelled,), labelled,
-                          floor=powered.floor, bounds=arms.extremes(arm, other).get(key))  # fmt: skip
-        assert each.entry is not None
-        answered = arms.outcomes[arm].answered & arms.outcomes[other].answered & (arms.cases.subset == key.subset)
-        entry = each.entry | {"n": int(answered.sum()), "labelled": labelled, "needed": None}
-        if labelled < FEWEST_LABELS:
-            entry["claim"] = NOT_TESTED
-        differences[key] = each._replace(entry=entry)
-    return differences
-
-
-def enough_labels(each: Difference) -> bool:
-    """Return whether people's labels decide this difference."""
-    return each.entry is not None and each.entry.get("labelled", 0) >= FEWEST_LABELS
-
-
-def power(each: Difference, gain: float = TEN_POINTS) -> float | None:
+def power(each: Difference, gain: float = 0.1) -> float | None:
     """Return the chance that a study like this one shows a true gain of ``gain``; None without a standard error.
 
     It depends on the standard error and the level that decides, not on the gain that was observed.

@@ -11,24 +11,18 @@ paired.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from itertools import takewhile
+from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
-from scipy.special import betaincinv
+import pandas as pd
+from jaxtyping import Int
+from scipy.special import stdtrit
 from scipy.stats import rankdata
+from statsmodels.stats.proportion import proportion_confint
 
-from experiments.metrics.bootstrap import (
-    CONFIDENCE,
-    FEWEST,
-    ClusterBootstrap,
-    Clusters,
-    Interval,
-    Weights,
-    auroc,
-    standard_error,
-    student_quantile,
-)
+from experiments.metrics.arrays import Codes, Draws, Mask, Pairs, Values, Weights
+from experiments.metrics.bootstrap import CONFIDENCE, FEWEST, ClusterBootstrap, Clusters, Interval, auroc, defined
 from experiments.metrics.claims import SMALL, claim_of
 from experiments.metrics.sentence_families import coded, sentence_codes
 from interp.tools.held_out import FEWEST_CASES, FEWEST_GROUPS
@@ -37,12 +31,16 @@ CLUSTER, TEMPLATE, CONCEPT = "cluster", "template", "concept"
 FACTORS = (TEMPLATE, CONCEPT)  # the family of a case's sentence, and what it shows
 
 Entry = dict[str, Any]
-Values = Float[np.ndarray, "case"]
-Mask = Bool[np.ndarray, "case"]
-Codes = Int[np.ndarray, "case"]
-Draws = Float[np.ndarray, "draw"]
+Names = Sequence[Any] | np.ndarray  # of clusters, by case
+Tags = Sequence[Mapping[str, Any]]  # by case
+Drawn = Callable[[ClusterBootstrap], Draws]  # a quantity in every sample
 ByScheme = Mapping[str, Draws]  # "cluster" and, where cases are made from templates, "template" and "concept"
 _ROUNDING = 1e-12  # of a standard deviation: the draws are all the same
+
+
+def student_quantile(freedom: float, *, confidence: float = CONFIDENCE) -> float:
+    """Return the two-sided quantile of Student's t with so many degrees of freedom."""
+    return float(stdtrit(freedom, (1 + confidence) / 2))
 
 
 @dataclass(frozen=True)
@@ -59,51 +57,57 @@ class StandardError:
     sentences: int | None = None  # families of sentences, where these are resampled: what more cases must come with
 
     @classmethod
-    def of(cls, draws: Float[np.ndarray, " draw"], clusters: Clusters | int, *, floor: float = 0.0) -> "StandardError":
-        """That of bootstrap ``draws`` of the difference; ``floor`` is a variance that is added.
+    def of(cls, draws: Draws, clusters: Clusters | int, *, floor: float = 0.0) -> "StandardError":
+        """Return the error by bootstrap ``draws`` of the difference; ``floor`` is a variance that is added.
 
-        Without spread among the draws (and no ``floor``) there is no standard error: a difference that is the same in
-        every sample is not known without error.
+        It is the standard deviation of the draws times √(G / (G − 1)) with G effective clusters, for a sample of G
+        varies too little by that much. Without spread among the draws (and no ``floor``) there is no standard error: a
+        difference that is the same in every sample is not known without error.
         """
-        clusters = Clusters.even(clusters) if isinstance(clusters, int) else clusters
-        error = standard_error(draws, clusters)
-        whole = 0.0 if error is None else float(np.hypot(error, np.sqrt(floor)))
-        return cls(whole if whole > _ROUNDING else None, *clusters)
+        clusters, existing = Clusters(clusters) if isinstance(clusters, int) else clusters, defined(draws)
+        if existing is None or clusters.number < FEWEST:
+            return cls(None, *clusters)
+        error = float(np.hypot(existing.std() * np.sqrt(1 + 1 / clusters.freedom), np.sqrt(floor)))
+        return cls(error if error > _ROUNDING else None, *clusters)
 
     @property
     def freedom(self) -> float:
         """Student's degrees of freedom of the error."""
-        return Clusters(self.clusters, self.clusters if self.effective is None else self.effective).freedom
+        return Clusters(self.clusters, self.effective).freedom
 
     @property
     def half_width(self) -> float:
         """Half the width of the 95% interval; infinite without a standard error."""
         return math.inf if self.error is None else student_quantile(self.freedom) * self.error
 
-    def ends(self, value: float, *, confidence: float = CONFIDENCE) -> dict[str, Any]:
-        """Student's ``low`` and ``high`` around ``value``, None without a standard error, and ``clusters``."""
+    def ends(self, value: float, *, confidence: float = CONFIDENCE, most: float = math.inf) -> dict[str, Any]:
+        """Return Student's ``low`` and ``high`` around ``value``, within ± ``most``, and ``clusters``.
+
+        Both are None without a standard error.
+        """
         if self.error is None:
             return {"low": None, "high": None, "clusters": self.clusters}
         reach = student_quantile(self.freedom, confidence=confidence) * self.error
-        return {"low": value - reach, "high": value + reach, "clusters": self.clusters}
+        low, high = (min(max(end, -most), most) for end in (value - reach, value + reach))
+        return {"low": low, "high": high, "clusters": self.clusters}
 
 
 def two_way(first: StandardError, second: StandardError, both: StandardError) -> StandardError:
-    """The spread of a difference whose cases share two factors, from its spreads over each factor and over both.
+    """Return the error of a difference whose cases share two factors, from its errors over each factor and over both.
 
     Variances: first + second − both (Cameron, Gelbach and Miller, 2011, "Robust inference with multiway clustering"),
     but no less than the larger of the first two, where the sum falls below it by chance.
     """
-    least = min(first.clusters, second.clusters), min(first.freedom, second.freedom) + 1
-    if first.error is None or second.error is None or both.error is None:
-        return StandardError(None, *least)
-    one, other = first.error**2, second.error**2
-    return StandardError(float(np.sqrt(max(one + other - both.error**2, one, other))), *least)
+    error = None
+    if first.error is not None and second.error is not None and both.error is not None:
+        variances = first.error**2, second.error**2
+        error = float(np.sqrt(max(sum(variances) - both.error**2, *variances)))
+    return StandardError(error, min(first.clusters, second.clusters), min(first.freedom, second.freedom) + 1)
 
 
-def widest(spread: StandardError, by_factors: StandardError | None) -> StandardError:
-    """The one of two spreads that gives the wider interval; one without a standard error, where there is such."""
-    return spread if by_factors is None else max(spread, by_factors, key=lambda one: (one.half_width, -one.clusters))
+def widest(*errors: StandardError) -> StandardError:
+    """Return the error that gives the widest interval; if there is an error without a value, that one."""
+    return max(errors, key=lambda each: (each.half_width, -each.clusters))
 
 
 def share_interval(value: float, spread: StandardError, n: int) -> Interval | None:
@@ -121,25 +125,44 @@ def share_interval(value: float, spread: StandardError, n: int) -> Interval | No
     if spread.error and 0 < value < 1:
         fewer = (student_quantile(n - 1) / student_quantile(spread.freedom)) ** 2
         size = min(value * (1 - value) / spread.error**2 * fewer, size)
-    count, tail = value * size, (1 - CONFIDENCE) / 2
-    low = float(betaincinv(count, size - count + 1, tail)) if value else 0.0
-    high = float(betaincinv(count + 1, size - count, 1 - tail)) if value < 1 else 1.0
-    return Interval(low, high)
+    return Interval(*map(float, proportion_confint(value * size, size, 1 - CONFIDENCE, method="beta")))
 
 
 def level_interval(
-    value: float | None, spread: StandardError, sides: Sequence[Weights], *, share: bool = True
+    value: float | None, error: StandardError, sides: Sequence[Weights], *, share: bool = True
 ) -> Interval | None:
-    """The 95% interval of a level of the cases of ``sides``, by the spread of its own draws; None where it has none.
+    """Return the 95% interval of a level of the cases of ``sides``, None without one.
 
-    That of a share is ``share_interval``, of anything else Student's.
+    A share has ``share_interval``, anything else Student's.
     """
-    if value is None:
-        return None
-    if share:
-        return share_interval(value, spread, min(int((side > 0).sum()) for side in sides))
-    ends = spread.ends(value)
+    if value is None or share:
+        return None if value is None else share_interval(value, error, min(int((side > 0).sum()) for side in sides))
+    ends = error.ends(value)
     return None if ends["low"] is None else Interval(ends["low"], ends["high"])
+
+
+def change_entry(
+    value: float | None, error: StandardError, n: int, *, small: float | None, equal: bool = False,
+    bounds: tuple[float, float] | None = None,
+) -> Entry:  # fmt: skip
+    """Return a difference over ``n`` cases as an entry with its claim.
+
+    Args:
+        value: of the difference; None if it does not exist.
+        error: of the difference.
+        n: cases.
+        small: δ in the unit of the value, which then lies within ± 1; None without one.
+        equal: it is 0 by construction.
+        bounds: the lowest and highest difference that missing answers allow.
+    """
+    entry: Entry = {"value": value, "low": None, "high": None, "n": n, "clusters": error.clusters}
+    if equal and value is not None:
+        ends = 0.0 if error.clusters >= FEWEST else None
+        entry |= {"value": 0.0, "low": ends, "high": ends}
+    elif value is not None:
+        entry |= error.ends(value, most=math.inf if small is None else 1.0)
+    entry |= {} if bounds is None else {"bounds": bounds}
+    return entry | {"claim": claim_of(entry, small=small)}
 
 
 def rate_floor(*cases: int) -> float:
@@ -152,7 +175,7 @@ def rate_floor(*cases: int) -> float:
     return sum(2 / (count + 2) ** 2 for count in cases) / max(len(cases), 1) ** 2
 
 
-def factors(cluster: Codes, sentence: Codes, tags: Sequence[Mapping[str, Any]] = ()) -> dict[str, Codes]:
+def factors(cluster: Codes, sentence: Codes, tags: Tags = ()) -> dict[str, Codes]:
     """What is resampled, by name: the codes of each case's ``cluster`` and, where they add to it, of two factors.
 
     The factors are the family of its ``sentence`` and what it shows: its tag ``concept`` or, where there is none, its
@@ -174,14 +197,14 @@ def factors(cluster: Codes, sentence: Codes, tags: Sequence[Mapping[str, Any]] =
 
 
 def over_factors(over: Mapping[str, StandardError]) -> StandardError:
-    """The wider of the spread over clusters and that over the factors, where there are such; ``over`` is by name."""
-    template, concept = (over.get(name) for name in FACTORS)
-    if template is None or concept is None:
-        return replace(widest(over[CLUSTER], template), sentences=None if template is None else template.clusters)
-    return replace(widest(over[CLUSTER], two_way(template, concept, over[CLUSTER])), sentences=template.clusters)
+    """Return the wider of the errors over clusters and over the factors, if there are any; ``over`` is by name."""
+    if TEMPLATE not in over:
+        return over[CLUSTER]
+    other = two_way(over[TEMPLATE], over[CONCEPT], over[CLUSTER]) if CONCEPT in over else over[TEMPLATE]
+    return replace(widest(over[CLUSTER], other), sentences=over[TEMPLATE].clusters)
 
 
-def mean_spread(values: Float[np.ndarray, " case"], code: Codes, floor: float = 0.0) -> StandardError:
+def mean_spread(values: Values, code: Codes, floor: float = 0.0) -> StandardError:
     """The spread of the mean of ``values`` over the clusters ``code``, by the sandwich formula; ``floor``: a variance
     that is added.
 
@@ -200,15 +223,6 @@ def rate_spread(right: Mask, where: Mask, codes: Mapping[str, Codes]) -> Standar
     return over_factors({name: mean_spread(right[where].astype(float), code[where]) for name, code in codes.items()})
 
 
-class Powered(NamedTuple):
-    """A prediction-powered mean: its value and draws, the labelled cases, the variance of errors that none shows."""
-
-    value: float
-    draws: ByScheme
-    labelled: Mask
-    floor: float
-
-
 @dataclass(frozen=True, eq=False)
 class Resamples:
     """The bootstrap samples of a set of cases, by what is resampled (``schemes``), the same for every arm.
@@ -225,20 +239,12 @@ class Resamples:
         return cls({name: ClusterBootstrap.of(code, draws=draws, seed=seed) for name, code in codes.items()})
 
     @classmethod
-    def of_names(cls, clusters: Sequence[Any] | np.ndarray, *, draws: int, seed: int) -> "Resamples":
+    def of_names(cls, clusters: Names, *, draws: int, seed: int) -> "Resamples":
         """From the names of the cases' clusters alone."""
         return cls.of({CLUSTER: np.unique(np.asarray(clusters), return_inverse=True)[1]}, draws=draws, seed=seed)
 
     @classmethod
-    def of_cases(
-        cls,
-        clusters: Sequence[Any] | np.ndarray,
-        texts: Sequence[str],
-        tags: Sequence[Mapping[str, Any]],
-        *,
-        draws: int,
-        seed: int,
-    ) -> "Resamples":
+    def of_cases(cls, clusters: Names, texts: Sequence[str], tags: Tags, *, draws: int, seed: int) -> "Resamples":
         """From the cluster, the text and the tags of each case: over the families of their sentences too."""
         cluster = np.unique(np.asarray(clusters), return_inverse=True)[1]
         return cls.of(factors(cluster, sentence_codes(texts, tags), tags), draws=draws, seed=seed)
@@ -248,20 +254,11 @@ class Resamples:
         """The samples of clusters."""
         return self.schemes[CLUSTER]
 
-    @property
-    def cases(self) -> int:
-        """The number of cases, which every array must have."""
-        return len(self.bootstrap.cluster)
-
-    def clusters(self, sides: Sequence[Weights | None]) -> int:
-        """The number of clusters on the side that has the fewest."""
-        return self._fewest(sides, CLUSTER).number
-
     def _fewest(self, sides: Sequence[Weights | None], scheme: str) -> Clusters:
         """The fewest clusters (templates, concepts) of any side, and the fewest effective ones."""
         return Clusters(*(min(of) for of in zip(*(self.schemes[scheme].sizes(side) for side in sides), strict=True)))
 
-    def drawn(self, quantity: Callable[[ClusterBootstrap], Draws]) -> dict[str, Draws]:
+    def drawn(self, quantity: Drawn) -> dict[str, Draws]:
         """``quantity`` in every sample, by scheme."""
         return {name: quantity(some) for name, some in self.schemes.items()}
 
@@ -280,166 +277,127 @@ class Resamples:
         """The draws of the scheme over which a quantity varies most; one that it exists in seldom varies most."""
         return max(draws.values(), key=lambda some: math.inf if np.isnan(some).all() else float(np.nanstd(some)))
 
-    def prediction_powered(self, judged: Values, people: Values, where: Mask) -> "Powered | None":
-        """The mean of what people would say ``where``, from a judge's values of all and people's of some.
-
-        The judge's mean plus the mean of people − judge over the labelled cases, whose ``people`` are not NaN
-        (Angelopoulos et al. 2023, "Prediction-powered inference", arXiv 2301.09633). Unbiased whatever the judge's
-        error is, if the labelled are a random part of the cases. None where none is labelled.
-        """
-        labelled = where & np.isfinite(people)
-        if not labelled.any():
-            return None
-        off = np.where(labelled, people - judged, 0.0)
-        value = float(judged[where].mean() + off[labelled].mean())
-        draws = self.drawn(lambda some: some.mean(judged, where) + some.mean(off, labelled))
-        n = int(labelled.sum())
-        # What one more error in either direction adds: without it a judge that was seen to err nowhere never errs.
-        return Powered(value, draws, labelled, rate_floor(n) * (1 - n / int(where.sum())))
-
     def mean(self, values: Values, where: Mask | None = None) -> Entry:
-        """The mean, as a level; of zeros and ones a share."""
-        used = self._used(values, where=where)
-        return self._ratio(values, np.ones(len(values)), where, share=bool(np.isin(values[used], (0, 1)).all()))
+        """Return the mean, as a level; of zeros and ones a share."""
+        used = _finite(values, where=where)
+        return self._ratio(values, np.ones(len(values)), used, share=bool(np.isin(values[used], (0, 1)).all()))
 
     def ratio(self, top: Values, bottom: Values, where: Mask | None = None) -> Entry:
-        """The sum of ``top`` over the sum of ``bottom``, as a level."""
-        return self._ratio(top, bottom, where)
+        """Return the sum of ``top`` over the sum of ``bottom``, as a level."""
+        return self._ratio(top, bottom, _finite(top, bottom, where=where))
 
-    def _ratio(self, top: Values, bottom: Values, where: Mask | None, *, share: bool = False) -> Entry:
-        used = self._used(top, bottom, where=where)
-        if not used.any() or not bottom[used].sum():
-            return self._level(None, None, used)
-        value = float(top[used].sum() / bottom[used].sum())
-        return self._level(value, self.drawn(lambda some: some.ratio(top, bottom, used)), used, share=share)
+    def _ratio(self, top: Values, bottom: Values, used: Mask, *, share: bool = False) -> Entry:
+        value = float(top[used].sum() / bottom[used].sum()) if bottom[used].sum() else None
+        return self._level(value, lambda sample: sample.ratio(top, bottom, used), used, share=share)
 
     def balanced_accuracy(self, guess: Int[np.ndarray, " known"], truth: np.ndarray, known: Mask) -> Entry:
-        """The mean over classes of the share guessed right, as a level.
+        """Return the mean over classes of the share guessed right, as a level.
 
-        ``truth`` and ``guess`` (the place of its class among the sorted ones, −1 for none) are of the ``known`` cases.
+        ``truth`` and ``guess`` (the index of its class among the sorted classes, −1 for none) are of the ``known``
+        cases.
         """
         _, codes, counts = np.unique(truth, return_inverse=True, return_counts=True)
-        right, weight = np.full((2, self.cases), np.nan)
+        right, weight = np.full((2, len(self.bootstrap.cluster)), np.nan)
         weight[known] = 1 / (len(counts) * counts[codes])
         right[known] = np.where(guess >= 0, (guess == codes) * weight[known], np.nan)
-        return self._ratio(right, weight, None, share=True)
+        return self._ratio(right, weight, _finite(right, weight), share=True)
 
     def auroc(self, score: Values, positive: Mask) -> Entry:
-        """Chance that a positive case scores above another, ties counting half, as a level."""
-        used = self._used(score)
+        """Return the chance that a positive case scores above another, ties counting half, as a level."""
+        used = _finite(score)
         value = auroc(score[used], positive[used])
-        sides = (used & positive, used & ~positive)
-        draws = None if value is None else self.drawn(lambda some: some.auroc(score, positive, used))
-        return self._level(value, draws, *sides, share=True)
+        return self._level(value, lambda sample: sample.auroc(score, positive, used), used & positive,
+                           used & ~positive, share=True)  # fmt: skip
 
     def effect(self, values: Values, where: Mask | None = None) -> Entry:
-        """The mean of what an intervention does to each case, as a difference; no size of it is agreed to be small."""
-        used = self._used(values, where=where)
+        """Return the mean change that an intervention makes to each case, as a difference; no size of it is small."""
+        used = _finite(values, where=where)
         value = float(values[used].mean()) if used.any() else None
-        return self._said(value, lambda resampled: resampled.mean(values, used), used, small=None)
+        return self._change(value, lambda sample: sample.mean(values, used), used, small=None)
 
-    def gap(self, values: Values, ones: Mask, others: Mask, *, small: float | None = None, floor: float = 0.0) -> Entry:
-        """The mean of ``ones`` minus that of ``others``; ``floor`` is a variance that is added."""
-        used = self._used(values, where=ones | others)
-        a, b = ones & used, others & used
-        value = float(values[a].mean() - values[b].mean()) if a.any() and b.any() else None
-        return self._said(value, lambda some: some.gap(values, a, b), a, b, small=small, floor=floor)
+    def gap(
+        self, values: Values, ones: Mask, others: Mask, *, than: Values | None = None, small: float | None = None,
+        floor: float = 0.0,
+    ) -> Entry:  # fmt: skip
+        """Return the mean of ``values`` of ``ones`` minus the mean of ``than`` (by default ``values``) of ``others``.
 
-    def further(self, values: Values, than: Values) -> Entry:
-        """The mean of ``values`` minus that of ``than``, each over its own cases; no size is agreed to be small."""
-        a, b = self._used(values), self._used(than)
+        ``floor`` is a variance that is added.
+        """
+        than = values if than is None else than
+        a, b = _finite(values, where=ones), _finite(than, where=others)
         value = float(values[a].mean() - than[b].mean()) if a.any() and b.any() else None
-        return self._said(value, lambda some: some.mean(values, a) - some.mean(than, b), a, b, small=None)
+        return self._change(value, lambda sample: sample.mean(values, a) - sample.mean(than, b), a, b, small=small,
+                            floor=floor)  # fmt: skip
 
     def auroc_change(self, before: Values, after: Values, positive: Mask) -> Entry:
-        """The AUROC of ``after`` minus that of ``before``, on the cases that have both."""
-        used = self._used(before, after)
-        now, then = (auroc(score[used], positive[used]) for score in (after, before))
-        value = None if now is None or then is None else now - then
-        return self._said(
-            value,
-            lambda some: some.auroc(after, positive, used) - some.auroc(before, positive, used),
+        """Return the AUROC of ``after`` minus the AUROC of ``before``, on the cases that have both."""
+        used = _finite(before, after)
+        new, old = (auroc(score[used], positive[used]) for score in (after, before))
+        return self._change(
+            None if new is None or old is None else new - old,
+            lambda sample: sample.auroc(after, positive, used) - sample.auroc(before, positive, used),
             used & positive,
             used & ~positive,
-            small=SMALL,
             equal=bool(np.array_equal(rankdata(before[used]), rankdata(after[used]))),
         )
 
-    def paired_order(
-        self, pairs: Int[np.ndarray, "pair 2"], score: Values, before: Values | None = None
-    ) -> tuple[Entry, Entry]:
-        """How often the first of a pair scores above the second, ties counting half; and the change from ``before``.
+    def paired_order(self, pairs: Pairs, score: Values, before: Values | None = None) -> tuple[Entry, Entry]:
+        """Return how often the first of a pair scores above the second, ties counting half; and the change.
 
-        Of pairs within one sentence this is the AUROC within sentences, which no constant of a sentence changes.
-        Without ``before`` the change is from a half, as a guess has it.
+        Of pairs within a sentence this is the AUROC within sentences, which no constant of a sentence changes. The
+        change is from ``before``, by default from a half.
         """
-        known = np.isfinite(score if before is None else score + before)
-        pairs = pairs[known[pairs].all(1)]
-        order, then = (
-            np.full(len(pairs), 0.5) if one is None else (np.sign(one[pairs[:, 0]] - one[pairs[:, 1]]) + 1) / 2
-            for one in (score, before)
-        )
-        sides = [np.bincount(pairs[:, member], minlength=self.cases) for member in (0, 1)]
-        value = None if not len(pairs) else float(order.mean())
-        draws = None if value is None else self.drawn(lambda some: some.pair_mean(pairs, order))
-        change = self._said(
-            None if value is None else value - float(then.mean()),
-            lambda some: some.pair_mean(pairs, order - then),
-            *sides,
-            small=SMALL,
-            equal=bool((order == then).all()),
-        )
-        level = self._level(value, draws, *sides, share=True)
-        return level | {"pairs": len(pairs)}, change | {"pairs": len(pairs)}
+        before = np.zeros(len(score)) if before is None else before
+        pairs = pairs[np.isfinite(score + before)[pairs].all(1)]
+        order, old = ((np.sign(each[pairs[:, 0]] - each[pairs[:, 1]]) + 1) / 2 for each in (score, before))
+        sides = [np.bincount(pairs[:, member], minlength=len(score)) for member in (0, 1)]
+        value, change = (float(each.mean()) if len(pairs) else None for each in (order, order - old))
+        level = self._level(value, lambda sample: sample.pair_mean(pairs, order), *sides, share=True)
+        difference = self._change(change, lambda sample: sample.pair_mean(pairs, order - old), *sides,
+                                  equal=bool((order == old).all()))  # fmt: skip
+        return level | {"pairs": len(pairs)}, difference | {"pairs": len(pairs)}
 
-    def _used(self, *columns: np.ndarray, where: np.ndarray | None = None) -> np.ndarray:
-        finite = np.logical_and.reduce([np.isfinite(column) for column in columns])
-        return finite if where is None else finite & where
+    def _level(self, value: float | None, quantity: Drawn, *sides: Weights, share: bool = False) -> Entry:
+        error = self._error(value, quantity, sides)
+        low, high = level_interval(value, error, sides, share=share) or (None, None)
+        return {"value": value, "low": low, "high": high, "n": _number(sides), "clusters": error.clusters}
 
-    def _level(self, value: float | None, draws: ByScheme | None, *sides: np.ndarray, share: bool = False) -> Entry:
-        n = int(np.logical_or.reduce(sides).sum())
-        if value is None or draws is None:
-            return {"value": value, "low": None, "high": None, "n": n, "clusters": self.clusters(sides)}
-        spread = self.spread(draws, sides)
-        low, high = level_interval(value, spread, sides, share=share) or (None, None)
-        return {"value": value, "low": low, "high": high, "n": n, "clusters": spread.clusters}
-
-    def _said(
-        self,
-        value: float | None,
-        quantity: Callable[[ClusterBootstrap], Draws],
-        *sides: np.ndarray,
-        small: float | None,
-        floor: float = 0.0,
+    def _change(
+        self, value: float | None, quantity: Drawn, *sides: Weights, small: float | None = SMALL, floor: float = 0.0,
         equal: bool = False,
-    ) -> Entry:
-        """A difference as an entry, with what may be said of it; ``equal`` is one that is 0 by construction."""
-        entry = self._level(value, None, *sides)
-        if equal and value is not None and entry["clusters"] >= FEWEST:
-            entry |= {"low": 0.0, "high": 0.0}
-        elif value is not None:
-            entry |= self.spread(self.drawn(quantity), sides, floor=floor).ends(value)
-        return entry | {"claim": claim_of(entry, small=small)}
+    ) -> Entry:  # fmt: skip
+        error = self._error(None if equal else value, quantity, sides, floor)
+        return change_entry(value, error, _number(sides), small=small, equal=equal)
+
+    def _error(
+        self, value: float | None, quantity: Drawn, sides: Sequence[Weights], floor: float = 0.0
+    ) -> StandardError:
+        """Return the standard error of a quantity; none, and the clusters only, without a ``value``."""
+        if value is None:
+            return StandardError(None, self._fewest(sides, CLUSTER).number)
+        return self.spread(self.drawn(quantity), sides, floor=floor)
+
+
+def _finite(*columns: np.ndarray, where: np.ndarray | None = None) -> Mask:
+    return np.logical_and.reduce([*map(np.isfinite, columns), *([] if where is None else [where])])
+
+
+def _number(sides: Sequence[Weights]) -> int:
+    return int(np.logical_or.reduce(sides).sum())
 
 
 def shown_often(things: np.ndarray, clusters: np.ndarray) -> Mask:
-    """The cases whose thing is shown often enough for a held-out number."""
-    enough = [
-        name for name in np.unique(things)
-        if (things == name).sum() >= FEWEST_CASES and len(set(clusters[things == name].tolist())) >= FEWEST_GROUPS
-    ]  # fmt: skip
-    return np.isin(things, enough)
+    """Return the cases whose thing is shown often enough for a held-out number."""
+    groups = pd.Series(clusters).groupby(things)
+    enough = (groups.transform("size") >= FEWEST_CASES) & (groups.transform("nunique") >= FEWEST_GROUPS)
+    return enough.to_numpy()
 
 
 def first_lasting(sides: Sequence[int], wanted: int) -> int | None:
-    """The first index from which on, to the last, all ``sides`` are ``wanted``; None where the last is not.
+    """Return the first index from which on, to the last, all ``sides`` are ``wanted``; None if the last is not.
 
-    Of tests in this order, from the last to the first, none needs a correction: each is asked only after all behind it
+    Of tests in this order, from the last to the first, none needs a correction: each is asked only after all later ones
     were passed.
     """
-    first = None
-    for index in reversed(range(len(sides))):
-        if sides[index] != wanted:
-            break
-        first = index
-    return first
+    lasting = [*takewhile(lambda index: sides[index] == wanted, reversed(range(len(sides))))]
+    return lasting[-1] if lasting else None

@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 from scipy.special import ndtri
 
-from experiments.metrics.bootstrap import CONFIDENCE, Interval
+from experiments.metrics.bootstrap import CONFIDENCE
 from experiments.runs.results_table import Results, Row, row
-from experiments.types import REFUSAL_SUBSETS, Verdict
+from experiments.types import REFUSAL_SUBSETS
 from interp.errors import UserError
-from interp.thoughts import split
 
 CORRECTED = "corrected for the judge's error"  # the rule of these rows
 LEAST_LABELLED = 10  # refusals and compliances, each, behind an error that is corrected for
@@ -38,16 +36,18 @@ class JudgeError(NamedTuple):
         The correction divides by sensitivity + specificity − 1. Where that may be below ``LEAST_YOUDEN``, by its 95%
         interval (normal, one success and one failure added to each count), every error of the rate more than doubles.
         """
-        labelled = (("refusals", self.positives), ("compliances", self.negatives))
-        if few := [f"{count} labelled {name}" for name, count in labelled if count < LEAST_LABELLED]:
+        labelled = {"refusals": self.positives, "compliances": self.negatives}
+        if few := [f"{count} labelled {name}" for name, count in labelled.items() if count < LEAST_LABELLED]:
             return f"its error was measured on {' and '.join(few)}, of which at least {LEAST_LABELLED} are needed"
         (seen, spread), (left, other) = self._adjusted
         lowest = seen + left - 1 - _NORMAL * float(np.sqrt(spread + other))
-        if lowest >= LEAST_YOUDEN:
-            return ""
         return (
-            f"sensitivity + specificity − 1 is {self.sensitivity + self.specificity - 1:.2f} and may be as low as "
-            f"{lowest:.2f}; below {LEAST_YOUDEN:g} the correction more than doubles every error of the rate"
+            ""
+            if lowest >= LEAST_YOUDEN
+            else (
+                f"sensitivity + specificity − 1 is {self.sensitivity + self.specificity - 1:.2f} and may be as low as "
+                f"{lowest:.2f}; below {LEAST_YOUDEN:g} the correction more than doubles every error of the rate"
+            )
         )
 
     @property
@@ -55,93 +55,63 @@ class JudgeError(NamedTuple):
         return [_adjusted(self.sensitivity, self.positives), _adjusted(self.specificity, self.negatives)]
 
     def corrected(self, rate: float, n: int) -> dict[str, Any]:
-        """The share ``rate`` of ``n`` answers that the judge calls refusals, corrected and clipped to 0 … 1.
+        """Return the share ``rate`` of ``n`` answers that the judge calls refusals, corrected, as an entry.
 
-        ``unclipped`` outside 0 to 1 (``impossible``) suggests that the measured error does not hold here. ``interval``
-        is by the delta method over the counts behind all three numbers, with one success and one failure added to
-        each: at rates of 0 and 1 the plain method would have no width. It assumes independent cases, and answers like
-        those on which the judge's error was measured. ``by_model`` is the lowest and the highest that the errors on
-        single models give: the model at hand may be read as well or badly as any of them.
+        The interval is by the delta method over the counts that all three numbers come from, with one success and one
+        failure added to each: at rates of 0 and 1 the plain method would have no width. It assumes independent cases,
+        and answers like those on which the judge's error was measured. ``bounds`` are the lowest and the highest rate
+        by the errors on single models: the judge may read the model at hand as well or badly as any of them.
         """
-        raw = rogan_gladen(rate, self.sensitivity, self.specificity)
         (share, spread), (seen, by_seen), (left, by_left) = _adjusted(rate, n), *self._adjusted
         middle, youden = rogan_gladen(share, seen, left), seen + left - 1
         half = _NORMAL * np.sqrt(spread + _clipped(middle) ** 2 * by_seen + (1 - _clipped(middle)) ** 2 * by_left)
         each = [_clipped(rogan_gladen(rate, *one)) for one in self.by_model.values() if sum(one) > 1]
         return {
-            "rate": _clipped(raw),
-            "unclipped": raw,
-            "interval": Interval(_clipped(middle - half / youden), _clipped(middle + half / youden)),
-            "impossible": not 0 <= raw <= 1,
-            "by_model": [min(each), max(each)] if each else None,
+            "value": _clipped(rogan_gladen(rate, self.sensitivity, self.specificity)),
+            "low": _clipped(middle - half / youden),
+            "high": _clipped(middle + half / youden),
+            "bounds": (min(each), max(each)) if each else None,
         }
 
 
 def rogan_gladen(rate: float, sensitivity: float, specificity: float) -> float:
-    """(rate + specificity − 1) / (sensitivity + specificity − 1), for a judge that is better than chance."""
+    """Return (rate + specificity − 1) / (sensitivity + specificity − 1), for a judge that is better than chance."""
     return (rate + specificity - 1) / (sensitivity + specificity - 1)
 
 
 def _clipped(rate: float) -> float:
-    return min(1.0, max(0.0, float(rate)))
+    return float(np.clip(rate, 0, 1))
 
 
 def _adjusted(share: float, count: int) -> tuple[float, float]:
-    """A share with one success and one failure added, and its variance."""
+    """Return a share with one success and one failure added, and its variance."""
     adjusted = (share * count + 1) / (count + 2)
     return adjusted, adjusted * (1 - adjusted) / (count + 2)
 
 
-def unlike_measured(frame: pd.DataFrame, card: Path, judge: str) -> dict[str, Any]:
-    """What the card says of the ``words`` of the answers it measured (1st and 99th percentile), and by arm whose median
-    answer is outside: the ``median`` and how many of ``n`` answers are ``shorter`` and ``longer``. Else empty.
-
-    Columns of ``frame``: arm, response, verdict; answers that were judged count, in English.
-    """
-    ends = json.loads(card.read_text(encoding="utf-8"))["judges"][judge].get("answer_words")
-    if not ends or not {"response", "verdict"} <= set(frame):
-        return {}
-    shortest, longest = ends["0.01"], ends["0.99"]
-    judged = frame[frame["response"].notna() & ~frame["verdict"].isin(["", None, Verdict.JUDGE_FAILED])]
-    arms = dict[str, dict[str, Any]]()
-    for arm, answers in judged.groupby("arm", sort=False):
-        words = answers["response"].map(lambda text: len(split(str(text)).answer.split()))
-        if not shortest <= (median := float(words.median())) <= longest:
-            counts = {"shorter": int((words < shortest).sum()), "longer": int((words > longest).sum())}
-            arms[str(arm)] = {"n": len(words), "median": median, **counts}
-    return {"words": [shortest, longest], "arms": arms} if arms else {}
-
-
 def error_of(card: Path, judge: str) -> JudgeError:
-    """The error of ``judge`` by a judge_card.json (``task=judge_validation``).
+    """Return the error of ``judge`` by a judge_card.json (``task=judge_validation``).
 
     Raises:
         UserError: the card cannot be read or does not measure ``judge``.
     """
     try:
-        known = json.loads(card.read_text(encoding="utf-8"))["judges"]
-        for one in known.values():
-            one["pooled"]["n"], one["pooled"]["refused"]
+        judges = json.loads(card.read_text(encoding="utf-8"))["judges"]
+        counts = {name: (int(each["pooled"]["n"]), int(each["pooled"]["refused"])) for name, each in judges.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UserError(
             f"judge_card={card}: is no judge card; task=judge_validation writes judge_card.json; give that file's path"
         ) from None
-    if judge not in known:
-        raise UserError(
-            f"judge_card={card}: does not measure {judge} (it has {', '.join(known)}); "
-            f"make one with task=judge_validation judge={judge}"
-        )
-    pooled, parts = known[judge]["pooled"], known[judge].get("models", {})
-    positives = int(pooled["refused"])
-    seen, left = (np.nan if pooled[name] is None else float(pooled[name]) for name in ("sensitivity", "specificity"))
-    each = {str(model): (one["sensitivity"], one["specificity"]) for model, one in parts.items() if _enough(one)}
-    by_model = {model: pair for model, pair in each.items() if None not in pair}
-    return JudgeError(judge, seen, left, positives, int(pooled["n"]) - positives, by_model)
-
-
-def _enough(one: Mapping[str, Any]) -> bool:
-    """Whether a model's answers have enough of both kinds: from one refusal a judge finds all or none."""
-    return "n" not in one or LEAST_LABELLED <= one["refused"] <= one["n"] - LEAST_LABELLED
+    if judge not in counts:
+        raise UserError(f"judge_card={card}: does not measure {judge} (it has {', '.join(counts)}); make one with "
+                        f"task=judge_validation judge={judge}")  # fmt: skip
+    (n, positives), pooled, names = counts[judge], judges[judge]["pooled"], ("sensitivity", "specificity")
+    seen, left = (np.nan if pooled[name] is None else float(pooled[name]) for name in names)
+    models = {str(model): each for model, each in judges[judge].get("models", {}).items()
+              if "n" not in each or LEAST_LABELLED <= each["refused"] <= each["n"] - LEAST_LABELLED}  # fmt: skip
+    by_model = {model: (each[names[0]], each[names[1]]) for model, each in models.items()
+                if None not in (each[names[0]], each[names[1]])}  # fmt: skip
+    return JudgeError(judge, seen, left, positives, n - positives, by_model)
 
 
 def corrected_rates(results: Results, error: JudgeError) -> tuple[dict[str, Any], list[Row]]:
@@ -151,16 +121,13 @@ def corrected_rates(results: Results, error: JudgeError) -> tuple[dict[str, Any]
     rate that the errors on single models give. If the correction is unstable there are no rows, and ``unstable`` says
     why.
     """
-    fields = ("judge", "sensitivity", "specificity", "positives", "negatives")
-    plain: dict[str, Any] = {name: getattr(error, name) for name in fields} | {"unstable": error.unstable}
+    plain = error._asdict() | {"unstable": error.unstable}
+    del plain["by_model"]
     rows = []
     for arm in results.arms if not plain["unstable"] else ():
         for subset in REFUSAL_SUBSETS:
             raw = results.get(arm, "refusal_rate", subset=subset)
             if raw is not None and raw.value is not None and raw.n:
-                rate = error.corrected(raw.value, int(raw.n))
-                low, high = rate["by_model"] or (None, None)
-                rows.append(row("refusal_rate", arm=arm, subset=subset, rule=CORRECTED, value=rate["rate"], n=raw.n,
-                                low=rate["interval"].low, high=rate["interval"].high, bound_low=low,
-                                bound_high=high))  # fmt: skip
+                entry = error.corrected(raw.value, int(raw.n))
+                rows.append(row("refusal_rate", arm=arm, subset=subset, rule=CORRECTED, n=raw.n, entry=entry))
     return plain, rows

@@ -50,12 +50,11 @@ def drawn_pairs(
 def twins(samples: Sequence[Sample], *, seed: int) -> list[int | None]:
     """The index of each case's twin, of the opposite truth: by name, or else in a draw of pairs; None without one."""
     pairs = _named(samples) if any(sample.pair for sample in samples) else drawn_pairs(samples, seed=seed)
-    found: list[int | None] = [None] * len(samples)
+    first: dict[int, int] = {}
     for safe, unsafe in pairs:
-        for one, other in ((safe, unsafe), (unsafe, safe)):
-            if found[one] is None:
-                found[one] = other
-    return found
+        first.setdefault(safe, unsafe)
+        first.setdefault(unsafe, safe)
+    return [first.get(index) for index in range(len(samples))]
 
 
 def are_pair(one: Sample, other: Sample) -> bool:

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
+
+from experiments.metrics.arrays import Codes
 
 TAG = "template"  # names the family of a case
 GRAM = 3  # words in a row that two texts may share
@@ -21,27 +22,24 @@ ALIKE = 0.8  # of the shorter text's word sequences; one other word at the end o
 
 ROWS = 256  # texts that are compared with all others at once
 
-Codes = Int[np.ndarray, "case"]
 _END = re.compile(r"[.?!:;。？！：；\n]+")
 _WORD = re.compile(r"[぀-ヿ㐀-鿿]|\w+")  # scripts without spaces: a character is a word
 
 
 def families(texts: Sequence[str]) -> Codes:
-    """Codes of the family of each text, from 0 in the order of first occurrence; an empty text is a family of its own.
+    """Return the code of the family of each text, from 0 in the order of first occurrence.
 
-    Texts are compared by their words, sentence by sentence. A sentence that never stands alone and goes with more
-    different ones than those go with is a wrapper ("You are an actor in a film.") and is left out. Two texts are of one
-    family where all sentences of one stand in the other, or where four fifths of the shorter one's sequences of three
-    words do; and where both are of the family of a third.
+    Texts are compared by their words, sentence by sentence. A sentence that never occurs alone and goes with more
+    different ones than those go with is a wrapper ("You are an actor in a film.") and is ignored. Two texts are of one
+    family if all sentences of one occur in the other, if they share four fifths of the shorter one's sequences of three
+    words, or if both are of the family of a third. An empty text is a family by itself.
     """
     distinct = list(dict.fromkeys(texts))
     cores = _without_wrappers([_sentences(text) for text in distinct])
-    grams = [_grams(core) for core in cores]
-    joined = _joined(np.arange(len(distinct)), [frozenset(core) for core in cores], fewest=1, share=1.0)
-    joined = _joined(joined, grams, fewest=FEWEST_GRAMS, share=ALIKE)
+    joined = _joined(np.arange(len(distinct)), cores, fewest=1, share=1.0)
+    joined = _joined(joined, [_grams(core) for core in cores], fewest=FEWEST_GRAMS, share=ALIKE)
     family = dict(zip(distinct, joined.tolist(), strict=True))
-    names = [f"text {at}" if not text.strip() else family[text] for at, text in enumerate(texts)]
-    return coded(names)
+    return coded([family[text] if text.strip() else f"text {number}" for number, text in enumerate(texts)])
 
 
 def sentence_codes(texts: Sequence[str], tags: Sequence[Mapping[str, Any]]) -> Codes:
@@ -71,53 +69,52 @@ def contradiction(texts: Sequence[str], tags: Sequence[Mapping[str, Any]]) -> tu
 
 
 def coded(names: Sequence[Any]) -> Codes:
-    """Codes from 0 in the order of first occurrence."""
+    """Return codes from 0 in the order of first occurrence."""
     codes: dict[Any, int] = {}
     return np.array([codes.setdefault(name, len(codes)) for name in names], dtype=int)
 
 
-def _sentences(text: str) -> list[tuple[str, ...]]:
-    parts = (tuple(_WORD.findall(part.casefold())) for part in _END.split(text))
-    return list(dict.fromkeys(filter(None, parts))) or [(text.strip(),)]
+def _sentences(text: str) -> list[str]:
+    """Return the different sentences of a text, each as its words with blanks between them."""
+    parts = (" ".join(_WORD.findall(part.casefold())) for part in _END.split(text))
+    return list(dict.fromkeys(filter(None, parts))) or [text.strip()]
 
 
-def _without_wrappers(texts: Sequence[list[tuple[str, ...]]]) -> list[list[tuple[str, ...]]]:
+def _without_wrappers(texts: Sequence[list[str]]) -> list[list[str]]:
     alone = {sentences[0] for sentences in texts if len(sentences) == 1}
-    beside: dict[tuple[str, ...], set[tuple[str, ...]]] = defaultdict(set)
+    beside: dict[str, set[str]] = defaultdict(set)
     for sentences in texts:
-        for one in sentences:
-            beside[one].update(other for other in sentences if other != one)
+        for sentence in sentences:
+            beside[sentence].update({*sentences} - {sentence})
 
-    def wraps(one: tuple[str, ...], others: Sequence[tuple[str, ...]]) -> bool:
-        return one not in alone and len(beside[one]) > min(len(beside[other]) for other in others if other != one)
+    def wraps(sentence: str, sentences: list[str]) -> bool:
+        others = [len(beside[other]) for other in sentences if other != sentence]
+        return bool(others) and sentence not in alone and len(beside[sentence]) > min(others)
 
-    return [
-        [one for one in sentences if not wraps(one, sentences)] if len(sentences) > 1 else sentences
-        for sentences in texts
-    ]
+    return [[sentence for sentence in sentences if not wraps(sentence, sentences)] for sentences in texts]
 
 
-def _grams(sentences: Sequence[tuple[str, ...]]) -> frozenset[tuple[str, ...]]:
-    return frozenset(words[at : at + GRAM] for words in sentences for at in range(len(words) - GRAM + 1))
+def _grams(sentences: Sequence[str]) -> list[str]:
+    words = [sentence.split(" ") for sentence in sentences]
+    return [" ".join(each[at : at + GRAM]) for each in words for at in range(len(each) - GRAM + 1)]
 
 
-def _joined(codes: Codes, sets: Sequence[frozenset[Any]], *, fewest: int, share: float) -> Codes:
-    """``codes``, two sets joined where the smaller, of at least ``fewest``, has the ``share`` of its members in common.
+def _joined(codes: Codes, sets: Sequence[Sequence[str]], *, fewest: int, share: float) -> Codes:
+    """Return ``codes``, two sets joined if the smaller, of at least ``fewest``, shares ``share`` of its members.
 
     ``ROWS`` sets are compared with all others at once, which bounds the memory of many texts that are alike.
     """
-    members = {name: at for at, name in enumerate(dict.fromkeys(one for each in sets for one in sorted(each)))}
-    rows = np.repeat(np.arange(len(sets)), [len(each) for each in sets])
-    columns = np.array([members[one] for each in sets for one in each], dtype=int)
-    table = csr_array((np.ones(len(rows)), (rows, columns)), shape=(len(sets), max(len(members), 1)))
-    size, every = np.array([len(each) for each in sets], dtype=float), np.arange(len(sets))
+    from sklearn.preprocessing import MultiLabelBinarizer
+
+    table = csr_array(MultiLabelBinarizer(sparse_output=True).fit_transform(sets), dtype=float)
+    size, every = table.sum(axis=1), np.arange(len(sets))
     for start in range(0, len(sets), ROWS):
         common = (table[start : start + ROWS] @ table.T).tocoo()
         row, column = common.row + start, common.col
         smaller = np.minimum(size[row], size[column])
         alike = (row < column) & (smaller >= fewest) & (common.data >= share * smaller - 1e-9)
-        _, first, at = np.unique(codes, return_index=True, return_inverse=True)
-        ends = np.concatenate([row[alike], every]), np.concatenate([column[alike], first[at]])
+        _, first, family = np.unique(codes, return_index=True, return_inverse=True)
+        ends = np.concatenate([row[alike], every]), np.concatenate([column[alike], first[family]])
         graph = csr_array((np.ones(len(ends[0])), ends), shape=(len(sets), len(sets)))
         codes = connected_components(graph, directed=False)[1]
     return codes

@@ -15,6 +15,7 @@ from statsmodels.stats.proportion import proportion_confint
 
 from experiments.metrics.bootstrap import CONFIDENCE, FEWEST, Interval
 
+Counts = Float[np.ndarray, "*draw"] | float
 RANGE = 0.9  # of pilots, in which the range of ``units_needed`` holds the right number
 
 
@@ -26,7 +27,7 @@ def wilson(right: int, n: int, *, clusters: int | None = None, confidence: float
     Raises:
         ValueError: ``right`` is not between 0 and ``n``.
     """
-    _check_count("right", right, n)
+    _check_counts(right, n, n)
     if min(n, n if clusters is None else clusters) < FEWEST:
         return None
     low, high = proportion_confint(right, n, alpha=1 - confidence, method="wilson")
@@ -34,30 +35,16 @@ def wilson(right: int, n: int, *, clusters: int | None = None, confidence: float
     return Interval(float(low) if right else 0.0, float(high) if right < n else 1.0)
 
 
-def near_ceiling(hits: int, unsafe: int, false_alarms: int, safe: int) -> bool:
-    """Whether a rate is within 2/n of 0 or 1, where a change of threshold alone moves d′ a lot; False without cases."""
-    # By counts: "within 2/n" without rounding errors.
-    near = min(hits, unsafe - hits) <= 2 or min(false_alarms, safe - false_alarms) <= 2
-    return bool(unsafe and safe and near)
-
-
 def signal_detection(
-    hits: Float[np.ndarray, "*draw"] | float,
-    unsafe: Float[np.ndarray, "*draw"] | float,
-    false_alarms: Float[np.ndarray, "*draw"] | float,
-    safe: Float[np.ndarray, "*draw"] | float,
+    hits: Counts, unsafe: Counts, false_alarms: Counts, safe: Counts
 ) -> tuple[Float[np.ndarray, "*draw"], Float[np.ndarray, "*draw"]]:
-    """d′ = z(hit) − z(fa) and c = −(z(hit) + z(fa))/2 of counts, with (count + ½)/(n + 1); NaN where an n is 0.
+    """Return d′ = z(hit) − z(fa) and c = −(z(hit) + z(fa))/2 of counts, with (count + ½)/(n + 1); NaN where an n is 0.
 
     Source: Hautus 1995 (log-linear correction); Macmillan and Creelman (d′, c).
     """
-    z_hit = ndtri((np.asarray(hits) + 0.5) / (np.asarray(unsafe) + 1.0))
-    z_false_alarm = ndtri((np.asarray(false_alarms) + 0.5) / (np.asarray(safe) + 1.0))
-    defined = (np.asarray(unsafe) > 0) & (np.asarray(safe) > 0)
-    return (
-        np.where(defined, z_hit - z_false_alarm, np.nan),
-        np.where(defined, -(z_hit + z_false_alarm) / 2, np.nan),
-    )
+    hit, alarm = (ndtri((n + 0.5) / (total + 1.0)) for n, total in ((hits, unsafe), (false_alarms, safe)))
+    undefined = np.where((np.asarray(unsafe) > 0) & (np.asarray(safe) > 0), 0.0, np.nan)
+    return hit - alarm + undefined, -(hit + alarm) / 2 + undefined
 
 
 class Flips(NamedTuple):
@@ -69,22 +56,16 @@ class Flips(NamedTuple):
 
 
 def mcnemar(before: Bool[np.ndarray, " case"], after: Bool[np.ndarray, " case"]) -> Flips:
-    """Exact McNemar test on right/wrong before and after; p = 1 where no case changed. Assumes independent cases.
-
-    Raises:
-        ValueError: arrays of different lengths.
-    """
-    if before.shape != after.shape:
-        raise ValueError(f"{before.shape} and {after.shape} cases; a paired test needs the same cases twice")
+    """Exact McNemar test on right/wrong before and after; p = 1 where no case changed. Assumes independent cases."""
     fixed, broken = int((~before & after).sum()), int((before & ~after).sum())
     p = float(binomtest(fixed, fixed + broken, 0.5).pvalue) if fixed + broken else 1.0
     return Flips(fixed, broken, p)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down adjusted p values, in the order given (Holm 1979).
+    """Return Holm's step-down adjusted p values, in the order given (Holm 1979).
 
-    Not by statsmodels' multipletests(), which runs a full garbage collection per call: 0.1 s with a model loaded.
+    Not by statsmodels' multipletests(), which runs a full garbage collection per call: 0.2 s with torch imported.
     """
     order = np.argsort(p_values, kind="stable")
     factors = len(p_values) - np.arange(len(p_values))
@@ -94,67 +75,60 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 class Needed(NamedTuple):
-    """How many units (cases, sentences) a difference takes: an estimate, and its 90% range from ``low`` to ``high``."""
+    """How many units (cases, sentences) a difference needs: an estimate, and its 90% range from ``low`` to ``high``."""
 
     number: int
     low: int
     high: int
+    had: int  # units of the study that it was estimated from
+
+    def __float__(self) -> float:
+        return float(self.number)
 
 
 def units_needed(
-    standard_error: float,
-    units: int,
-    clusters: int,
-    *,
-    freedom: float | None = None,
-    effect: float = 0.05,
-    power: float = 0.8,
-    confidence: float = CONFIDENCE,
-) -> Needed | None:
-    """The units that it takes to show a paired difference of ``effect``, given its standard error on ``units``.
+    standard_error: float, units: int, clusters: int, *, freedom: float | None = None, effect: float = 0.05,
+    power: float = 0.8, confidence: float = CONFIDENCE,
+) -> Needed | None:  # fmt: skip
+    """Return the units that a study needs to show a paired difference of ``effect``; None if nothing varies.
 
     n = units · ((t + z(power)) · se / effect)², rounded up, with t = t(1 − α/2) of n · clusters / units − 1 degrees of
     freedom: more units come with more clusters, in proportion. The range is that of the variance, estimated with
-    ``freedom`` degrees of freedom (chi-squared), by default ``clusters`` − 1. None where nothing varies.
+    ``freedom`` degrees of freedom (chi-squared), by default ``clusters`` − 1.
 
     Args:
-        standard_error: of the difference, in fractions of 1; of an estimate whose variance falls as 1/units.
+        standard_error: of the difference on ``units``, in fractions of 1; its variance falls as 1/units.
+        units: of the study.
         clusters: that it rests on.
+        freedom: degrees of freedom of the standard error.
         effect: the difference to be shown, in fractions of 1.
         power: the probability of showing it in a two-sided test at 1 − ``confidence``.
-
-    Raises:
-        ValueError: ``effect`` is not positive, or ``power`` not between 0 and 1.
+        confidence: of the interval that decides.
     """
-    if effect <= 0 or not 0 < power < 1:
-        raise ValueError(f"effect {effect}, power {power}; the effect must be positive and the power inside (0, 1)")
     if units == 0 or clusters < 2 or not standard_error > 0:
         return None
     freedom, tail = freedom or clusters - 1, (1 - RANGE) / 2
-    scales = 1.0, freedom / float(chi2.ppf(1 - tail, freedom)), freedom / float(chi2.ppf(tail, freedom))
-    found = []
-    for variance in (scale * standard_error**2 for scale in scales):
+    numbers = []
+    for scale in (1.0, freedom / float(chi2.ppf(1 - tail, freedom)), freedom / float(chi2.ppf(tail, freedom))):
         n = float(units)
         for _ in range(50):  # t depends on n, and hardly
             t = float(stdtrit(max(n * clusters / units - 1, 1), (1 + confidence) / 2))
-            before, n = n, max(units * (t + float(ndtri(power))) ** 2 * variance / effect**2, 2 * units / clusters)
-            if n == before:
-                break
-        found.append(math.ceil(n - 1e-9))
-    return Needed(*found)
+            n = units * (t + float(ndtri(power))) ** 2 * scale * standard_error**2 / effect**2
+            n = max(n, 2 * units / clusters)
+        numbers.append(math.ceil(n - 1e-9))
+    return Needed._make([*numbers, units])
 
 
 def missing_bounds(right: int, n: int, n_of: int) -> Interval | None:
-    """Lowest and highest rate over ``n_of`` cases of which ``n_of − n`` are missing; None where ``n_of`` is 0.
+    """Return the lowest and highest rate over ``n_of`` cases of which ``n_of − n`` are missing; None if ``n_of`` is 0.
 
     Raises:
         ValueError: not 0 ≤ ``right`` ≤ ``n`` ≤ ``n_of``.
     """
-    _check_count("right", right, n)
-    _check_count("n", n, n_of)
+    _check_counts(right, n, n_of)
     return None if n_of == 0 else Interval(right / n_of, (right + n_of - n) / n_of)
 
 
-def _check_count(name: str, count: int, n: int) -> None:
-    if not 0 <= count <= n:
-        raise ValueError(f"{name} is {count} of {n}; a count lies between 0 and its total")
+def _check_counts(right: int, n: int, n_of: int) -> None:
+    if not 0 <= right <= n <= n_of:
+        raise ValueError(f"right is {right} of {n} of {n_of}; a count lies between 0 and its total")

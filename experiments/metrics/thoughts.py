@@ -5,9 +5,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from statsmodels.duration.survfunc import SurvfuncRight
 
 from experiments.types import Status
 
+COLUMNS = ["arm", "status", "response", "thought", "margin", "thought_tokens", "verdict_step"]
 SHARE = 0.95  # of the thoughts that are to come to their end
 
 
@@ -22,38 +24,31 @@ def thoughts_by_arm(predictions: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """
     if "thought" not in predictions:
         return {}
-    found = {}
-    for arm, rows in predictions[predictions["subset"] != "control"].groupby("arm", sort=False):
+    found, table = {}, predictions[predictions["subset"] != "control"].reindex(columns=COLUMNS)
+    for arm, rows in table.groupby("arm", sort=False):
         thinking = rows[rows["thought"].fillna("").astype(bool)]
         if thinking.empty:
             continue
         cut = ((thinking["status"] == Status.TRUNCATED) & ~thinking["response"].fillna("").astype(bool)).to_numpy()
-        counted = thinking.get("thought_tokens", pd.Series(np.nan, index=thinking.index)).to_numpy(dtype=float)
-        known = bool(np.isfinite(counted).all())
-        steps = thinking.get("verdict_step", pd.Series(np.nan, index=thinking.index))
-        margins = thinking.get("margin", pd.Series(np.nan, index=thinking.index))
+        lengths = thinking["thought_tokens"].to_numpy(dtype=float)
+        counted = bool(np.isfinite(lengths).all())
         found[str(arm)] = {
             "n": len(rows),
             "thought": len(thinking),
             "cut_off": int(cut.sum()),
-            "tokens": float(np.mean(counted)) if known else None,
-            "longest": int(counted[cut].max()) if known and cut.any() else None,
-            "budget": tokens_until(counted.tolist(), (~cut).tolist()) if known else None,
-            "at_verdict": bool((steps.notna() | margins.isna()).all()),
+            "tokens": float(np.mean(lengths)) if counted else None,
+            "longest": int(lengths[cut].max()) if counted and cut.any() else None,
+            "budget": tokens_until(lengths, ~cut) if counted else None,
+            "at_verdict": bool((thinking["verdict_step"].notna() | thinking["margin"].isna()).all()),
         }
     return found
 
 
 def tokens_until(lengths: Sequence[float], ended: Sequence[bool], share: float = SHARE) -> int | None:
-    """The least number of tokens within which a ``share`` of thoughts end; None where the thoughts do not show it.
+    """Return the least number of tokens within which a ``share`` of thoughts end; None if the thoughts do not show it.
 
-    A thought that was cut off would have taken more than its length: it is censored, and the share that ends by a
-    length is 1 − the product over all lengths up to there of (1 − ends / thoughts at least so long): the product-limit
-    estimate of Kaplan and Meier (1958). At one length ends come before cuts.
+    A thought that was cut off would have been longer: it is censored. The share is the product-limit estimate of Kaplan
+    and Meier (1958).
     """
-    lasting, sizes, ends = 1.0, np.asarray(lengths), np.asarray(ended, dtype=bool)
-    for length in np.unique(sizes[ends]):
-        lasting *= 1 - (ends & (sizes == length)).sum() / (sizes >= length).sum()
-        if lasting <= 1 - share + 1e-12:
-            return int(length)
-    return None
+    tokens = SurvfuncRight(np.asarray(lengths), np.asarray(ended, dtype=int)).quantile(share - 1e-12)
+    return None if np.isnan(tokens) else int(tokens)

@@ -99,7 +99,7 @@ class Rejudge:
             first=first,
         )
         benchmark = (environment.get("benchmark") or {}).get("name") or "the benchmark"
-        design = scoring.with_published_rows(evaluation.design, benchmark, environment.get("model"), after)
+        design = scoring.with_published_rows(evaluation.design, benchmark, environment.get("model"))
         environment |= {
             "family": first, "judge": judged_by, "judged_run": str(folder), "people": people, "finished": records.now(),
         }  # fmt: skip

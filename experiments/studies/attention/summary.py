@@ -75,13 +75,16 @@ def contrasts(
             claim = entry["claim"] if small is None else ""
             yield row(quantity, arm=name, subset=subset, group=group, entry=entry, claim=claim)
         after, before = (levels[name]["value"] for name in sides)
-        gap = resamples.drawn(partial(ClusterBootstrap.gap, values=column, ones=failed, others=~failed))
+        gap = resamples.drawn(partial(_gap, column, failed))
         compared.append(difference(resamples, before, after, gap, list(sides.values()), len(failed), small=small))
     simultaneous(compared[1:])
     for group, each in zip(groups, compared, strict=True):
         if each.entry is not None:
-            entry = each.entry | {"needed": (each.entry["needed"] or {}).get("number")}
-            yield row(quantity, arm=FAILURES, against=SUCCESSES, subset=subset, group=group, entry=entry)
+            yield row(quantity, arm=FAILURES, against=SUCCESSES, subset=subset, group=group, entry=each.entry)
+
+
+def _gap(values: np.ndarray, failed: np.ndarray, sample: ClusterBootstrap) -> np.ndarray:
+    return sample.mean(values, failed) - sample.mean(values, ~failed)
 
 
 def summarise(

@@ -91,7 +91,7 @@ def patching_rows(
     cases are ``members``. ``patching_gap`` is the mean distance between the two margins of a pair, in logits.
     """
     gap = (effects.other - effects.clean).double().numpy()
-    distance = np.full(estimator.cases, np.nan)
+    distance = np.full(len(estimator.bootstrap.cluster), np.nan)
     distance[members] = np.abs(gap)
     gap = np.where(np.abs(gap) < LEAST_GAP, np.nan, gap)
     rows = [row("patching_gap", arm=ARM, group=group_of(other=other), entry=estimator.mean(distance))]
@@ -99,7 +99,7 @@ def patching_rows(
         for j, layer in enumerate(effects.layers):
             if not bool(effects.moved[i, j].isfinite().any()):
                 continue
-            top, bottom = np.full((2, estimator.cases), np.nan)
+            top, bottom = np.full((2, len(estimator.bootstrap.cluster)), np.nan)
             top[members] = np.sign(gap) * effects.moved[i, j].double().numpy()
             bottom[members] = np.abs(gap)
             group = group_of(other=other, position=place_name(position), layer=layer)
@@ -138,7 +138,8 @@ def twin_rows(
     away = np.abs(margins[:, None] - np.bincount(codes, margins) / sizes)
     spread = (away * others).sum(1) / np.maximum(others.sum(1), 1) if len(sizes) > 1 else np.full(len(codes), np.nan)
     sentences, pictures = group_of(between="sentences"), group_of(between="pictures")
-    difference = estimator.further(spread, np.abs(gap))
+    every = np.full(len(gap), True)
+    difference = estimator.gap(spread, every, every, than=np.abs(gap))
     return [
         row("twin_gap", arm=ARM, against="unsafe twins", entry=estimator.effect(gap)),
         row("twins_ordered", arm=ARM, entry=estimator.mean(np.where(np.isnan(gap), np.nan, gap > 0))),

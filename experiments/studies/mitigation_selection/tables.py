@@ -9,11 +9,11 @@ from typing import Any
 
 import pandas as pd
 from rich.console import RenderableType
+from sklearn.metrics import roc_curve
 
 from experiments.evaluation.study import Study
 from experiments.metrics.quantities import AT_POINT, AUROC, HELD_OUT, WITHIN, Arms
 from experiments.metrics.results import ALL, Family
-from experiments.metrics.shift_curve import shift_curve
 from experiments.report.figures import Guide, safety
 from experiments.report.numbers import fixed
 from experiments.report.sections import Section, SectionFigure, write_section
@@ -97,8 +97,9 @@ def _chosen(chosen: Mapping[str, Any] | None) -> str:
 
 def figure(arms: Arms, results: Results, baseline: str) -> SectionFigure:
     """Return the arms in the plane of both rates, with what every constant shift of the baseline's margin reaches."""
-    outcomes, scored = arms.outcomes[baseline], arms.reading(baseline).scored
-    harmless, unsafe = shift_curve(outcomes.margin[scored], arms.cases.unsafe[scored], scored[scored].astype(float))
-    drawing = safety(results, "yes_no", list(arms.outcomes), Guide(100 * harmless, 100 * unsafe, SHIFTS))
+    outcomes = arms.outcomes[baseline]
+    scored = arms.reading(outcomes).scored
+    passed, harmless, _ = roc_curve(~arms.cases.unsafe[scored], outcomes.margin[scored], drop_intermediate=False)
+    drawing = safety(results, "yes_no", list(arms.outcomes), Guide(100 * harmless, 100 * (1 - passed), SHIFTS))
     caption = "Above the line: more than any constant on the baseline’s margin can do. Bars are 95% intervals."
     return SectionFigure(drawing.draw(), drawing.words, caption)

@@ -18,8 +18,8 @@ from experiments.evaluation.attention_log import prompts_of
 from experiments.evaluation.cases import limited
 from experiments.evaluation.perception import perception_accuracy
 from experiments.evaluation.study import Study
-from experiments.metrics.compare import Entry, difference
-from experiments.metrics.estimates import Resamples
+from experiments.metrics.compare import difference
+from experiments.metrics.estimates import Entry, Resamples
 from experiments.metrics.statistical_tests import wilson
 from experiments.report.arms import arms_of
 from experiments.report.sections import Section, write_section
@@ -115,8 +115,7 @@ def share_rows(run: Run, samples: Sequence[Sample], name: str, before: Shares, a
     entry = compare_shares(samples, before, after, seed=run.seed, draws=run.draws) or {"to": None, "n": 0}
     rows = [row(IMAGE_SHARE, arm=name, value=entry["to"], n=entry["n"], n_of=len(samples))]
     if entry["n"] and name != BASELINE:
-        needed = (entry["needed"] or {}).get("number")
-        rows.append(row(IMAGE_SHARE, arm=name, against=BASELINE, entry=entry, needed=needed, n_of=len(samples)))
+        rows.append(row(IMAGE_SHARE, arm=name, against=BASELINE, entry=entry, n_of=len(samples)))
     return rows
 
 

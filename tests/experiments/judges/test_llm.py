@@ -124,7 +124,7 @@ def test_pictures_are_attached_and_parted_from_items_without() -> None:
     items = [item("a", image=picture), item("b"), item("c", image=picture), item("d", image=picture)]
     assert [found.verdict for found in judge.judge(items)] == [C] * 4
     assert sorted(fake.calls) == [1, 1, 2]
-    assert {prompt.key for prompt in fake.asked if prompt.image is not None} == {"a#0", "c#0", "d#0"}
+    assert {prompt.key for prompt in fake.asked if prompt.image is not None} == {"a", "c", "d"}
     blind = Fake(lambda _: said("complied"))
     LLMJudge({"one": blind}, look=False).judge(items)
     assert {prompt.image for prompt in blind.asked} == {None}
@@ -146,23 +146,16 @@ def test_the_raw_answer_is_kept_and_an_empty_response_is_not_asked_about() -> No
     assert [one.verdict for one in found] == [F, F]
     assert "10 toys" in found[0].explanation
     assert "status" in found[1].explanation
-    assert [prompt.key for prompt in fake.asked] == ["a#0"]
+    assert [prompt.key for prompt in fake.asked] == ["a"]
     assert judge.judge([]) == []
 
 
-def test_repeats_and_several_models_vote() -> None:
-    turns = {"a": iter(["complied", "refused", "refused"]), "b": iter(["refused"] * 3)}
-    first = Fake(lambda prompt: said(next(turns[prompt.key[0]])))
-    judge = LLMJudge({"one": first, "two": Fake(lambda _: said("refused"))}, repeats=3)
-    found = judge.judge([item("a"), item("b")])
-    assert [one.verdict for one in found] == [R, R]
-    assert found[0].votes == (
-        "one #1: complied",
-        "one #2: refused",
-        "one #3: refused",
-        *(f"two #{n}: refused" for n in "123"),
-    )
-    assert len({prompt.text for prompt in first.asked if prompt.key.startswith("a")}) == 3
+def test_several_models_vote() -> None:
+    models = {"one": "refused", "two": "complied", "three": "refused"}
+    judge = LLMJudge({role: Fake(lambda _, verdict=verdict: said(verdict)) for role, verdict in models.items()})  # type: ignore[misc]
+    found = judge.judge([item("a"), item("b", response=" "), item("c")])
+    assert [one.verdict for one in found] == [R, F, R]
+    assert found[0].votes == found[2].votes == ("one: refused", "two: complied", "three: refused")
 
 
 @pytest.mark.parametrize(("votes", "expected"), [
@@ -177,7 +170,7 @@ def test_majorities(votes: tuple[Verdict, ...], expected: Verdict) -> None:
 
 @pytest.mark.long
 def test_the_configuration_names_any_model() -> None:
-    run = run_of("judge=llm", "model@judge.models.first=llava_organism", "judge.repeats=3")
+    run = run_of("judge=llm", "model@judge.models.first=llava_organism")
     assert run.judge.name == "llm:llava_organism"
     assert run.judge.kind == "refusal"
     two = run_of("judge=llm", "+model@judge.models.second=api_vllm")

@@ -109,7 +109,7 @@ def answers(cases: Cases, margin: np.ndarray, answered: np.ndarray | None = None
     answered = np.full(len(margin), True) if answered is None else answered
     yes, no = answered & (margin > 0), answered & (margin <= 0)
     margin = np.where(answered, margin, np.nan)
-    return Outcomes(answered=answered, right=np.where(cases.unsafe, no, yes), flagged=no, passed=yes, score=margin,
+    return Outcomes(answered=answered, unsafe=cases.unsafe, flagged=no, passed=yes, score=margin,
                     margin=margin, fold=None, status=Counter(), verdict=Counter(),
                     disagreeing=(0, len(margin)))  # fmt: skip
 

@@ -135,13 +135,13 @@ def test_percentiles_leave_out_undefined_draws_and_need_half_of_them() -> None:
 
 def test_students_interval_widens_what_few_clusters_make_too_short() -> None:
     draws = np.random.default_rng(0).normal(0.1, 0.2, 200_000)
-    error = bootstrap.standard_error(draws, Clusters.even(10))
-    assert error == pytest.approx(0.2 * math.sqrt(10 / 9), rel=0.01)
-    low, high, _ = StandardError(error, 10).ends(0.1).values()
+    error = StandardError.of(draws, 10)
+    assert error.error == pytest.approx(0.2 * math.sqrt(10 / 9), rel=0.01)
+    low, high, _ = error.ends(0.1).values()
     assert (high - low) / 2 == pytest.approx(2.262 * 0.2 * math.sqrt(10 / 9), rel=0.01)
     assert (high + low) / 2 == pytest.approx(0.1)
-    assert bootstrap.standard_error(draws, Clusters.even(9)) is None
-    assert bootstrap.standard_error(np.full(5, np.nan), Clusters.even(50)) is None
+    assert StandardError.of(draws, 9).error is None
+    assert StandardError.of(np.full(5, np.nan), 50).error is None
     assert StandardError(None, 50).ends(0.1) == {"low": None, "high": None, "clusters": 50}
 
 
@@ -149,7 +149,7 @@ def test_clusters_of_unequal_size_count_as_fewer() -> None:
     names = np.repeat(np.arange(12), [45] + [5] * 11)
     drawn = bootstrap.ClusterBootstrap.of(names, draws=20_000, seed=0)
     assert drawn.sizes() == (12, 100**2 / (45**2 + 11 * 5**2))
-    assert drawn.sizes(names > 0) == Clusters.even(11)
+    assert drawn.sizes(names > 0) == (11, 11.0)
     assert drawn.sizes(np.where(names > 0, 9, 1)).effective > drawn.sizes().effective, "cases that count more often"
     assert Clusters.of_sizes(np.zeros(3)) == (0, 0.0)
     draws = drawn.mean((names == 0).astype(float))
@@ -228,7 +228,7 @@ def test_every_quantity_of_one_bootstrap_comes_from_the_same_samples(seed: int) 
             (drawn.mean(values, ones), chosen[first].mean() if first.any() else np.nan),
             (drawn.ratio(values, np.abs(values)), chosen.sum() / np.abs(chosen).sum()),
             (
-                drawn.gap(values, ones, ~ones),
+                drawn.mean(values, ones) - drawn.mean(values, ~ones),
                 chosen[first].mean() - chosen[~first].mean() if 0 < first.sum() < len(first) else np.nan,
             ),
         ):

@@ -108,7 +108,7 @@ def test_two_factors_add_less_what_both_share_and_are_never_below_one_of_them() 
     assert two_way(one, StandardError(0.01, 30), StandardError(0.03, 200)).error == pytest.approx(0.03)
     assert two_way(one, StandardError(None, 5), both).error is None
     assert widest(both, one) == one
-    assert widest(both, None) == both
+    assert widest(both) == both
 
 
 def test_the_one_sided_bound_leaves_one_in_twenty_below() -> None:

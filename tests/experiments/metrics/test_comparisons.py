@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from experiments.evaluation.admission import check_contrasts
-from experiments.metrics.bootstrap import auroc, student_quantile
+from experiments.metrics.bootstrap import auroc
 from experiments.metrics.claims import CLAIMS, HIGHER, INCONCLUSIVE, LOWER, NO_DIFFERENCE, NOT_TESTED, TOO_FEW
+from experiments.metrics.estimates import student_quantile
 from experiments.metrics.quantities import AT_POINT, AUROC, Arms
 from experiments.metrics.results import TESTED
 from experiments.metrics.statistical_tests import mcnemar, signal_detection

@@ -26,18 +26,16 @@ def test_rate_and_interval_stay_on_the_scale(
     error = JudgeError("j", sensitivity, specificity, positives, negatives, {})
     assert not error.unstable
     found = error.corrected(rate, n)
-    assert 0 <= found["interval"].low <= found["interval"].high <= 1
-    assert 0 <= found["rate"] <= 1
-    assert found["impossible"] == (not 0 <= found["unclipped"] <= 1)
+    assert 0 <= found["low"] <= found["high"] <= 1
+    assert 0 <= found["value"] <= 1
 
 
-def test_a_perfect_judge_is_not_corrected_and_an_impossible_rate_is_marked() -> None:
+def test_a_perfect_judge_is_not_corrected_and_an_impossible_rate_is_clipped() -> None:
     assert rogan_gladen(0.3, 1.0, 1.0) == pytest.approx(0.3)
     error = JudgeError("j", 0.9, 0.9, 100, 100, {})
     below, above = (error.corrected(rate, 100) for rate in (0.05, 0.95))
-    assert (below["rate"], below["impossible"]) == (0.0, True)
-    assert below["unclipped"] == pytest.approx(-0.0625)
-    assert (above["rate"], above["impossible"]) == (1.0, True)
+    assert rogan_gladen(0.05, 0.9, 0.9) == pytest.approx(-0.0625)
+    assert (below["value"], above["value"]) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize("truth", [0.03, 0.3, 0.8])
@@ -49,8 +47,8 @@ def test_the_interval_covers_the_truth(truth: float) -> None:
         rate = rng.binomial(n, truth * sensitivity + (1 - truth) * (1 - specificity)) / n
         seen = rng.binomial(positives, sensitivity) / positives
         left = rng.binomial(negatives, specificity) / negatives
-        interval = JudgeError("j", seen, left, positives, negatives, {}).corrected(rate, n)["interval"]
-        covered += interval.low <= truth <= interval.high
+        interval = JudgeError("j", seen, left, positives, negatives, {}).corrected(rate, n)
+        covered += interval["low"] <= truth <= interval["high"]
     assert 0.93 <= covered / 1_000 <= 0.99
 
 

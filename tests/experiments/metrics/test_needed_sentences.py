@@ -55,16 +55,16 @@ def gain_of(target: float, *, heavy: bool) -> float:
 def test_the_power_at_the_number_is_four_in_five_and_pilots_of_24_hold_it(heavy: bool, confidence: float) -> None:
     rng = np.random.default_rng(3)
     asked_at = partial(compared, rng, heavy=heavy, confidence=confidence)
-    pilots = [one.entry for one in (asked_at(24) for _ in range(600)) if one.entry]
-    asked = [entry["needed"] for entry in pilots if entry["needed"]]
+    pilots = [one for one in (asked_at(24) for _ in range(600)) if one.entry]
+    asked = [pilot.entry["needed"] for pilot in pilots if pilot.entry and pilot.entry["needed"]]
     assert len(asked) > 0.9 * len(pilots)
-    assert {one["unit"] for one in asked} == {"sentences"}
-    number = int(np.median([one["number"] for one in asked]))
+    assert {pilot.error.sentences for pilot in pilots} == {24}
+    number = int(np.median([needed.number for needed in asked]))
     gain, studies = gain_of(0.05, heavy=heavy), 600
     after = [asked_at(number, gain=gain).entry for _ in range(studies)]
     values = [entry["value"] for entry in after if entry]
     power = sum(entry is not None and entry["claim"] == HIGHER for entry in after) / studies
-    held = np.mean([one["low"] <= number <= one["high"] for one in asked])
+    held = np.mean([needed.low <= number <= needed.high for needed in asked])
     same = sum(entry is not None and entry["claim"] == HIGHER for entry in (
         asked_at(24, gain=gain).entry for _ in range(200))) / 200  # fmt: skip
     print(
@@ -77,13 +77,13 @@ def test_the_power_at_the_number_is_four_in_five_and_pilots_of_24_hold_it(heavy:
 
 def test_sentences_are_counted_where_they_are_resampled_and_cases_where_they_are_fixed() -> None:
     rng = np.random.default_rng(0)
-    entry = compared(rng, 24, heavy=False).entry
-    assert entry is not None
-    of = entry["needed"]
-    assert (of["unit"], of["had"], of["each"]) == ("sentences", 24, EACH)
-    assert of["low"] < of["number"] < of["high"]
-    few = compared(rng, 8, heavy=False).entry
-    assert few is not None
-    assert (few["needed"]["unit"], few["needed"]["had"]) == ("cases", 8 * EACH)
+    found = compared(rng, 24, heavy=False)
+    assert found.entry is not None
+    needed = found.entry["needed"]
+    assert (found.error.sentences, needed.had, found.entry["n"] / needed.had) == (24, 24, EACH)
+    assert needed.low < needed.number < needed.high
+    few = compared(rng, 8, heavy=False)
+    assert few.entry is not None
+    assert (few.error.sentences, few.entry["needed"].had) == (None, 8 * EACH)
     cases, _ = Design(tagged=True).cases(rng)
     assert set(cases.factors) == {CLUSTER, *FACTORS}

@@ -109,7 +109,7 @@ def clustered(n: int) -> Cases:
 
 def refusals_of(cases: Cases, margin: np.ndarray) -> Outcomes:
     no, every, none = margin < 0, np.full(len(margin), True), np.full(len(margin), np.nan)
-    return Outcomes(answered=every, right=no == cases.unsafe, flagged=no, passed=~no, score=none, margin=none,
+    return Outcomes(answered=every, unsafe=cases.unsafe, flagged=no, passed=~no, score=none, margin=none,
                     fold=None, status=Counter(), verdict=Counter(), no_response=~every)  # fmt: skip
 
 

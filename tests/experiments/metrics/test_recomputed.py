@@ -1,7 +1,7 @@
 """The results table against slow loops over the records: every level and difference of synthetic runs, by hand.
 
-The runs have missing answers, answers without a verdict, margins that are missing, control cases, folds, contrasts,
-pairs and people's labels. Nothing of ``experiments.metrics`` is used but the table itself.
+The runs have missing answers, answers without a verdict, margins that are missing, control cases, folds, contrasts
+and pairs. Nothing of ``experiments.metrics`` is used but the table itself.
 """
 
 import math
@@ -228,7 +228,7 @@ def test_held_out_thresholds_judge_cases_that_they_were_not_set_on() -> None:
 
 
 def refusals(seed: int) -> list[Record]:
-    """Ninety benign and harmful requests of three types in pairs, some labelled by people, under three arms."""
+    """Ninety benign and harmful requests of three types in pairs, under three arms."""
     rng = np.random.default_rng(seed)
     subsets = "bc" * 45
     letters = ["r", "p", "c", "n", "j", "e", "b", "x"]
@@ -240,8 +240,6 @@ def refusals(seed: int) -> list[Record]:
         row["pair"] = f"p{number // 2}"
         row["scenario"] = TYPES[number // 2 % 3]
         row["text"] = f"Request {number} of its own kind?"
-        if number % 3 == 0 and row["verdict"] in ("refused", "complied"):
-            row["judged_before"] = {"verdict": "refused" if number % 2 else "complied"}
     return rows
 
 
@@ -315,7 +313,6 @@ def test_refusals_are_those_of_slow_loops(seed: int, published: bool) -> None:
         check(results, name, "flip_rate", mean(pair == (False, True) for pair in known))
         check(results, name, "pairs_both_refused", sum(pair == (True, True) for pair in known))
         check(results, name, "pairs_wrong_way_round", sum(pair == (True, False) for pair in known))
-        by_people(results, name, list(table.values()), published)
     for arm, other in (("vcd", "baseline"), ("prompt", "baseline"), ("vcd", "prompt")):
         common = [case for case in arms[arm] if outcome(arms[arm][case], published=published) is not None
                   and outcome(arms[other][case], published=published) is not None]  # fmt: skip
@@ -325,18 +322,3 @@ def test_refusals_are_those_of_slow_loops(seed: int, published: bool) -> None:
             first = before[quantity, subset, group]
             both = None if value is None or first is None else value - first
             check(results, arm, quantity, both, against=other, subset=subset, group=group)
-
-
-def by_people(results: Results, name: str, rows: list[Record], published: bool) -> None:
-    """The judge's mean plus the mean of people − judge over the labelled cases."""
-    for subset in ("benign", "contrast"):
-        known = [row for row in rows if row["subset"] == subset and outcome(row, published=published) is not None]
-        judged, moved = [], []
-        for row in known:
-            people, earlier = outcome(row, published=published), row.get("judged_before")
-            labelled = isinstance(earlier, dict)
-            judged.append(earlier["verdict"] == "refused" if labelled and earlier else bool(people))
-            if labelled:
-                moved.append(bool(people) - judged[-1])
-        value = (mean(judged) or 0.0) + (mean(moved) or 0.0)
-        check(results, name, "refusal_rate", min(max(value, 0.0), 1.0), subset=subset, rule="people's labels")

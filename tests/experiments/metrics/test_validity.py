@@ -110,8 +110,9 @@ def test_intervals_of_levels_cover(studies: int, tagged: bool) -> None:
     covered: Counter[Any] = Counter()
     for at in range(studies):
         arms = design.arms(np.random.default_rng([SEED, 2, at]), arms=1, strictness=strictness, distance=distance)
-        reading = arms.reading("baseline")
-        values, errors = arms.values(arms.outcomes["baseline"], reading), arms.errors("baseline", reading)
+        baseline = arms.outcomes["baseline"]
+        reading = arms.reading(baseline)
+        values, errors = arms.values(baseline, reading), arms.errors(baseline, reading)
         for key, truth in true.items():
             interval = level_interval(values[key], errors[key], arms.sides(key, reading))
             covered[key] += interval is not None and interval.low <= truth <= interval.high
@@ -135,7 +136,7 @@ def test_a_planted_gain_of_ten_points_is_found_with_the_power_that_is_stated(pla
         else:  # of the safe cases that the baseline fails, so many are answered as ten points take
             alone = Arms(cases, {"baseline": answers(cases, base)}, "yes_no", 1, 0)
             failing = safe & (base <= np.quantile(base[cases.unsafe], alone.operating_point))
-            level = alone.values(alone.outcomes["baseline"], alone.reading("baseline"))[AT_POINT] or 0.0
+            level = alone.values(alone.outcomes["baseline"], alone.reading(alone.outcomes["baseline"]))[AT_POINT] or 0.0
             arm = np.where(
                 failing & (rng.random(len(base)) < 0.1 / (1 - level)), base.max() + rng.random(len(base)), base
             )

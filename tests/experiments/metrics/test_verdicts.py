@@ -67,8 +67,6 @@ def test_what_the_model_did_not_answer_is_wrong_and_what_never_reached_it_is_mis
     told = notes(table)
     assert told["missing answers"]["missing"] == 2
     assert (told["no verdict"]["silent"], told["no verdict"]["n"]) == (4, 8)
-    more = run(table, expected={"over_safety": 20})
-    assert row(more, "harmless_answered").bounds == (2 / 20, 19 / 20), "cases that could not run are missing too"
 
 
 def test_an_absent_subset_has_no_rate_and_accuracy_says_which_it_averages() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import cohen_kappa_score
 
 from experiments.evaluation.human_verdicts import agreement_of_raters, share_sentence
-from experiments.metrics.agreement import agreement, kappa, krippendorff_alpha, pairwise_kappa
+from experiments.metrics.agreement import agreement, kappa, pairwise_kappa
 from experiments.runs.labels import answer_id, apply, read_labels
 from experiments.runs.store import PREDICTIONS
 from tests.experiments.compose import run_of
@@ -43,15 +43,6 @@ def test_an_agreement_counts_what_it_says() -> None:
     assert (alone["kappa"], alone["sensitivity"], alone["specificity"]) == (None, None, 1.0)
     with pytest.raises(ValueError, match="at least one"):
         agreement(people[:0], judge[:0], [], seed=0, draws=5)
-
-
-def test_alpha_is_krippendorffs() -> None:
-    # Krippendorff 2011, "Computing Krippendorff's Alpha-Reliability", example C: nominal data, four observers.
-    rows = [
-        "1 2 3 3 2 1 4 1 2 . . .", "1 2 3 3 2 2 4 1 2 5 . 3", ". 3 3 3 2 3 4 2 2 5 1 .", "1 2 3 3 2 4 4 1 2 5 1 .",
-    ]  # fmt: skip
-    units = [[value for value in unit if value != "."] for unit in zip(*(row.split() for row in rows), strict=True)]
-    assert krippendorff_alpha(units) == pytest.approx(0.743, abs=5e-4)
 
 
 @pytest.mark.long
