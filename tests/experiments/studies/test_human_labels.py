@@ -75,7 +75,7 @@ def test_an_answer_that_two_arms_gave_counts_once_for_agreement(tmp_path: Path) 
     used = apply(lines, labels).used
     assert used == 6
     assert share_sentence(used, len(lines), found).startswith(
-        "6 of 8 verdicts are people's (anna, ben), the others the judge's. Krippendorff's α 0.533"
+        "6 of 8 verdicts are people's (anna, ben), the others the judge's. anna and ben κ 0.500 on 4 answers."
     )
     assert "anna and ben κ 0.500 on 4 answers." in share_sentence(used, len(lines), found)
 
