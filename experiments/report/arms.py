@@ -9,7 +9,7 @@ from experiments.metrics.judge_error import CORRECTED
 from experiments.metrics.outcomes import PARTIAL_ANSWERED, PUBLISHED
 from experiments.metrics.results import ALL
 from experiments.report.numbers import p_value, percent
-from experiments.report.tables import Pick, by_arm, pivot, table
+from experiments.report.tables import Pick, by_arm, pivot
 from experiments.runs.results_table import Results, Row
 from experiments.types import Status, Verdict
 
@@ -154,24 +154,10 @@ def outcomes(results: Results, design: Mapping[str, Any]) -> pd.DataFrame:
     return by_arm(results, columns, arms_of(results, design), title="What became of the cases", absent="0")
 
 
-def as_published(design: Mapping[str, Any]) -> pd.DataFrame | None:
-    """Return the run's arms counted as the benchmark's authors count, then their rows in %; None without such rules."""
-    if not (block := design.get("as_published")):
-        return None
-    quantities = list(dict.fromkeys(key for arm in block["arms"].values() for key in arm))
-    records = [
-        {"model or arm": name, "source": source, **{key: percent(rates.get(key)) for key in quantities}}
-        for source, rows in (("here", block["arms"]), ("published", block["published"]))
-        for name, rates in rows.items() if {*rates} & {*quantities}
-    ]  # fmt: skip
-    return table(records, title="As the benchmark’s authors count", note=f"In percent. {block['rule']}.",
-                 marked=[True] * len(block["arms"]))  # fmt: skip
-
-
 def all_tables(results: Results, design: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
     """Return every table of a run's arms by name, for a report, a paper or ``verbose=true``."""
     tables = {"glance": glance(results, design), "levels": levels(results, design)}
-    tables |= {"differences": differences(results, design), "as_published": as_published(design)}  # type: ignore[dict-item]
+    tables |= {"differences": differences(results, design)}
     tables |= {f"differences_from_{at}": frame for at, frame in enumerate(contrasts(results, design), start=1)}
     tables |= {"conventions": conventions(results, design), "outcomes": outcomes(results, design)}
     grouped = [row.group.partition("=")[0] for row in results if row.group and not row.against

@@ -102,15 +102,14 @@ class Plan:
         return self.gpu_gib or (None if here else USUAL)
 
 
-def cases_by_arm(run: Run, arms: Mapping[str, Any], every: Sequence[Sample]) -> dict[str, int]:
+def cases_by_arm(run: Run, every: Sequence[Sample]) -> dict[str, int]:
     """Return each arm's number of cases: the run's, and those of the development split if another arm is fitted to it.
 
     Raises:
         UserError: as ``development_cases`` does, or an arm has nothing to be fitted to.
     """
-    asked = len(limited(every, run.limit))
-    counts = {arm: 0 if controls.only_shifts(method) else asked for arm, method in arms.items()}
-    fitted = [method for method in arms.values() if abilities(method).fitted_to]
+    counts = dict.fromkeys(run.arms, len(limited(every, run.limit)))
+    fitted = [method for method in run.arms.values() if controls.is_fitted(method)]
     if fitted and (development := development_cases(run, every)) is not None:
         for arm in {name for method in fitted for name in controls.arms_needed(method, run.arm, run.arms)}:
             counts[arm] += len(limited(development.samples, run.limit))
@@ -147,8 +146,11 @@ def estimated(run: Run, every: Sequence[Sample], gpu_gib: float | None) -> dict[
     new_tokens = run.max_new_tokens if run.protocol == "generate" else 1
     flops, moved = CARDS[min(CARDS, key=lambda gib: abs(gib - (gpu_gib or USUAL)))]
     absent, rows = not_applicable(run), []
-    arms = {name: arm for name, arm in run.arms.items() if name not in absent and not isinstance(arm, Responses)}
-    counts, batch, longest = cases_by_arm(run, arms, every), largest_of(batches), max(each.columns for each in batches)
+    arms = {
+        name: method for name, method in run.arms.items()
+        if name not in absent and not isinstance(method, Responses) and not controls.only_shifts(method)
+    }  # fmt: skip
+    counts, batch, longest = cases_by_arm(run, every), largest_of(batches), max(each.columns for each in batches)
     for arm, method in arms.items():
         work, count, (fitting, peak) = abilities(method).work, counts[arm], fit(method, batch, vlm, usable, new_tokens)
         prompts, tokens = count * work.prompts, count * (new_tokens + work.step_tokens)

@@ -6,6 +6,7 @@ checkpoint in it; the next fetch removes that.
 """
 
 import hashlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -151,6 +152,8 @@ def _draft(target: Path) -> Iterator[Path]:
             f"cannot write to {target.parent} ({error.strerror}); weights are kept there; set FORESTLENS_CACHE to "
             "another folder"
         ) from error
+    for left in target.parent.glob(f".{target.stem}.*.part"):  # by a fetch that was killed
+        shutil.rmtree(left)
     with atomic_write(target) as draft:
         draft.mkdir()
         yield draft

@@ -122,8 +122,7 @@ def test_the_headline_says_the_claim_in_its_one_phrase(kind: str) -> None:
 def test_every_note_is_a_sentence() -> None:
     thought = {"n": 9, "cut_off": 2, "longest": 64, "budget": 80, "at_verdict": False}
     judge = {"name": "the judge", "learned": {"known": 6, "asked": 8}, "uncorrected": ["de"],
-             "unmeasured": {"languages": ["it", "de"], "share": 0.25},
-             "unlike": {"words": [3, 90], "arms": {"arm": {"n": 9, "shorter": 1, "longer": 7}}}}  # fmt: skip
+             "unmeasured": {"languages": ["it", "de"], "share": 0.25}}  # fmt: skip
     subsets = "t" * 4 + "o" * 4
     first = said(
         answered.frame(subsets, {"baseline": "nnn?nnyx", "arm": "xxxxnyyy"}, {"arm": [1.0] * 8}),

@@ -287,16 +287,6 @@ def test_what_attention_json_says_is_a_section_and_a_broken_file_is_passed_over(
         assert attention_section(run, []) is None
 
 
-def test_counts_of_the_benchmarks_authors_are_a_table_of_the_arms() -> None:
-    block = {"rule": "Their rule", "arms": {"ours": {"safe": 0.5}},
-             "published": {"LLaVA": {"safe": 0.25}, "counted otherwise": {"other": 1.0}}}  # fmt: skip
-    frame = arms.as_published({"as_published": block})
-    assert frame is not None
-    assert frame.to_numpy().tolist() == [["ours", "here", "50.0"], ["LLaVA", "published", "25.0"]]
-    assert [marked for marked, _ in lines_of(frame)] == [True, False]
-    assert arms.as_published({}) is None
-
-
 def test_rates_by_scenario_keep_typical_and_attack_cases_apart(finished: Path) -> None:
     run = read_run(finished)
     frame = arms.groups(run.results, "scenario")
