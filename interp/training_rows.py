@@ -59,14 +59,6 @@ def row_hash(question: str, about: str, image: Image.Image | None) -> bytes:
 
 
 @dataclass(frozen=True)
-class Overlap:
-    """Which of some cases are training rows (``same``), and which only show the picture of one (``picture_alone``)."""
-
-    same: list[bool]
-    picture_alone: list[bool]
-
-
-@dataclass(frozen=True)
 class TrainingRows:
     """The rows of one training: ``rows`` (row × 36 bytes), the first ``MOST`` different ones of its ``examples``."""
 
@@ -114,17 +106,15 @@ class TrainingRows:
         """Writes an adapter's record to its ``folder``, which ``interp.tensor_file.read_rows`` reads."""
         (folder / FILE).write_text(json.dumps(self.as_json()) + "\n", encoding="utf-8")
 
-    def overlap(self, cases: Iterable[bytes]) -> Overlap:
-        """Of cases by their ``row_hash``: which are among the rows."""
-        same, alone = [], []
+    def overlap(self, cases: Iterable[bytes]) -> list[bool]:
+        """Return which cases, given by their ``row_hash``, are among the rows: the text and the picture of one row."""
+        same = []
         texts, pictures = self.rows[:, : 2 * TEXT].reshape(-1, 2, TEXT), self.rows[:, 2 * TEXT :]
         for case in _table(cases):
-            own, shown = case[: 2 * TEXT].reshape(2, TEXT), case[2 * TEXT :]
-            near = _near(pictures, shown)
-            asked = (texts[:, :, None] == own).all(-1).any((1, 2))
+            words, shown = case[: 2 * TEXT].reshape(2, TEXT), case[2 * TEXT :]
+            near, asked = _near(pictures, shown), (texts[:, :, None] == words).all(-1).any((1, 2))
             same.append(bool((near & asked).any()))
-            alone.append(bool((shown != NO_PICTURE[0]).any() and near.any() and not same[-1]))
-        return Overlap(same, alone)
+        return same
 
 
 def _table(rows: Iterable[bytes]) -> Bytes:

@@ -1,12 +1,10 @@
 """Attention of single cases under several arms, small enough for a report: ``attention/cases.json``.
 
-Each map is pooled over the picture, averaged over heads (all of them, and a few groups) and kept in 8 bits. How coarse
-it is follows from how many there are, and the file's ``note`` says so.
+Each map is pooled over the picture, averaged over heads and kept in 8 bits; the file's ``note`` says so.
 """
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,40 +46,9 @@ def at_verdicts(vlm: "VLM", prompts: "Sequence[Prompt]", method: "Method", *, ma
 
 
 FILE = "attention/cases.json"
-BUDGET = 12_000_000  # bytes of all maps together
-TYPICAL_WORDS = 80  # text tokens of a prompt, for the estimate
-
-
-@dataclass(frozen=True)
-class MapResolution:
-    """How fine the maps are: answer tokens, cells along a side of the picture, groups of heads (0: only their mean)."""
-
-    tokens: int
-    cells: int
-    groups: int
-
-    def bytes(self, layers: int) -> int:
-        """Of one case under one arm."""
-        return self.tokens * layers * (1 + self.groups) * (self.cells**2 + TYPICAL_WORDS)
-
-
-# From fine to coarse.
-RESOLUTIONS = (
-    MapResolution(3, 12, 4),
-    MapResolution(3, 12, 2),
-    MapResolution(2, 12, 2),
-    MapResolution(2, 8, 2),
-    MapResolution(2, 8, 0),
-    MapResolution(1, 8, 0),
-)
-
-
-def finest(*, layers: int, maps: int) -> MapResolution:
-    """The finest resolution at which ``maps`` (cases × arms) of ``layers`` layers fit the budget, else the coarsest."""
-    return next(
-        (resolution for resolution in RESOLUTIONS if resolution.bytes(layers) * maps <= BUDGET), RESOLUTIONS[-1]
-    )
-
+TOKENS = 2  # of an answer
+CELLS = 12  # along a side of the picture
+GROUPS = ["mean of all heads"]
 
 WHOLE_PICTURE = ("base", "global")  # grids that cover the picture at once; tiles are left out where there is one
 DROPPED = ("padding",)
@@ -117,20 +84,18 @@ def record_cases(
     [token][layer][group][place], to be multiplied by ``image_scale`` and ``words_scale`` [token][layer][group] over
     255. An arm whose attention cannot be recorded is named in the note.
     """
-    layers = len(vlm.layout.attentions(vlm.model))
-    resolution = finest(layers=layers, maps=len(samples) * len(arms))
     cases: dict[str, dict[str, Any]] = {}
     refused: list[str] = []
     branches: dict[str, str] = {}
     for arm, method in arms.items():
         try:
-            recorded = _recorded(vlm, method, samples, resolution, max_new_tokens)
+            recorded = _recorded(vlm, method, samples, max_new_tokens)
             for sample, entry in zip(samples, recorded, strict=True):
                 branches |= {arm: branch} if (branch := entry.pop("branch")) else {}
                 cases.setdefault(sample.id, {})[arm] = entry
         except UserError as error:
             refused.append(f"{arm}: {error}")
-    result = {"note": _note(resolution, len(samples), refused, branches), "cases": cases}
+    result = {"note": _note(len(samples), refused, branches), "cases": cases}
     (folder / FILE).parent.mkdir(parents=True, exist_ok=True)
     write_json(folder / FILE, result)
     return result
@@ -140,13 +105,12 @@ def _recorded(
     vlm: "VLM",
     method: "Method",
     samples: Sequence[Sample],
-    resolution: MapResolution,
     max_new_tokens: int,
 ) -> list[dict[str, Any]]:
     """What ``record_cases`` says of each case under one arm."""
     from interp.attention.record import record_attention
 
-    steps = range(min(resolution.tokens, max_new_tokens))
+    steps = range(min(TOKENS, max_new_tokens))
 
     def ask(some: "list[Prompt]") -> list[dict[str, Any]]:
         some = at_verdicts(vlm, some, method, max_new_tokens=max_new_tokens)
@@ -161,7 +125,7 @@ def _recorded(
         found = []
         for row, (ids, segments) in enumerate(zip(generation.token_ids, log.rows, strict=True)):
             shown = [step for step in steps if (row, step) in maps and step < max(1, len(ids))]
-            entry = packed(vlm, {step: maps[row, step] for step in shown}, segments, ids, resolution)
+            entry = packed(vlm, {step: maps[row, step] for step in shown}, segments, ids)
             found.append({"branch": generation.branch} | entry)
         return found
 
@@ -173,7 +137,7 @@ def packed(
     maps: "Mapping[int, AttentionMap]",
     segments: "RowSegments",
     ids: Sequence[int],
-    resolution: MapResolution,
+    cells: int = CELLS,
 ) -> dict[str, Any]:
     """The maps of one prompt by step, ascending, as ``record_cases`` has them; ``ids`` are the answer's tokens.
 
@@ -187,7 +151,7 @@ def packed(
     read = [*segments.input_ids, *ids][: len(labels)]
     words = [at for at in words if at < len(read)]
     grid = _grid(segments)
-    weights = torch.stack([_grouped(found, resolution, len(labels)) for found in maps.values()])
+    weights = torch.stack([_averaged(found, len(labels)) for found in maps.values()])
     of_segment = [[at for at, label in enumerate(labels) if label == name] for name in names]
     masses = torch.stack([weights[..., columns].sum(-1) for columns in of_segment], dim=-1)
     decoded = [vlm.tokenizer.decode([token]).strip() or "␣" for token in read]
@@ -198,7 +162,7 @@ def packed(
             decoded[len(segments.labels) - 1 + s] if s < 0 else text for s, text in zip(maps, spelled, strict=True)
         ],
         "layers": list(first.layers),
-        "groups": _group_names(first.weights.shape[1], resolution),
+        "groups": GROUPS,
         "keys": [decoded[at] for at in words],
         "segments": [names.index(labels[at]) for at in words],
         "names": names,
@@ -206,22 +170,14 @@ def packed(
         "masses": np.round(masses.numpy().astype(float), 4).tolist(),
         "grid": None,
         **_quantised("words", weights[..., words]),
-        **({} if grid is None else _picture(weights, grid, resolution)),
+        **({} if grid is None else _picture(weights, grid, cells)),
     }
 
 
-def _grouped(found: "AttentionMap", resolution: MapResolution, width: int) -> Float[Tensor, "layer group column"]:
-    """Mean over all heads, then over each group; columns that were not there yet are 0."""
-    weights = found.weights.float()
-    parts = [weights, *(weights.tensor_split(resolution.groups, dim=1) if resolution.groups else ())]
-    means = torch.stack([part.mean(dim=1) for part in parts if part.shape[1]], dim=1)
-    return torch.nn.functional.pad(means, (0, max(0, width - means.shape[-1])))[..., :width]
-
-
-def _group_names(heads: int, resolution: MapResolution) -> list[str]:
-    parts = [part.tolist() for part in torch.arange(heads).tensor_split(resolution.groups)] if resolution.groups else []
-    spans = [f"heads {part[0]} to {part[-1]}" if len(part) > 1 else f"head {part[0]}" for part in parts if part]
-    return ["mean of all heads", *spans]
+def _averaged(found: "AttentionMap", width: int) -> Float[Tensor, "layer group column"]:
+    """Return the mean over all heads; columns that were not there yet are 0."""
+    mean = found.weights.float().mean(dim=1, keepdim=True)
+    return torch.nn.functional.pad(mean, (0, max(0, width - mean.shape[-1])))[..., :width]
 
 
 def _grid(segments: "RowSegments") -> "PatchGrid | None":
@@ -230,13 +186,11 @@ def _grid(segments: "RowSegments") -> "PatchGrid | None":
     return next(iter([*whole, *segments.grids]), None)
 
 
-def _picture(
-    weights: Float[Tensor, "token layer group column"], grid: "PatchGrid", resolution: MapResolution
-) -> dict[str, Any]:
+def _picture(weights: Float[Tensor, "token layer group column"], grid: "PatchGrid", most: int) -> dict[str, Any]:
     """The share of attention in each cell of the picture."""
     patches = weights[..., grid.columns]
     height, width = grid.columns.shape
-    cells = (min(height, resolution.cells), min(width, resolution.cells))
+    cells = (min(height, most), min(width, most))
     pooled = adaptive_avg_pool2d(patches.flatten(0, 2), cells) * (height * width / (cells[0] * cells[1]))
     return {"grid": list(cells), **_quantised("image", pooled.reshape(*weights.shape[:3], -1))}
 
@@ -248,20 +202,14 @@ def _quantised(name: str, weights: Float[Tensor, "token layer group place"]) -> 
     return {name: packed, f"{name}_scale": np.round(scale.numpy().astype(float), 6).tolist()}
 
 
-def _note(resolution: MapResolution, cases: int, refused: Sequence[str], branches: Mapping[str, str]) -> str:
-    groups = f"all of them and {resolution.groups} groups" if resolution.groups else "all of them together"
-    return " ".join(
-        [
-            f"Attention of {cases} cases, half of them chosen for a changed verdict, the rest failures: pooled to at "
-            f"most {resolution.cells} × {resolution.cells} cells of the picture, heads averaged ({groups}), in 256 "
-            f"steps of each map's largest weight, for the first {resolution.tokens} tokens of an answer. A token's "
-            "attention is that of the position which it was read off. An arm that only changes scores (a contrast, a "
-            "shift) looks like the baseline until its answer differs. Attention shows where a model looked, not why it "
-            "answered.",
-            *(
-                f"Recorded with branch={branch}: {arm}, whatever the branch it was answered with."
-                for arm, branch in branches.items()
-            ),
-            *(f"Not recorded: {reason}" for reason in refused),
-        ]
-    )
+def _note(cases: int, refused: Sequence[str], branches: Mapping[str, str]) -> str:
+    sentences = [
+        f"Attention of {cases} cases: half of them were chosen for a changed verdict, the rest are failures.",
+        f"Maps are pooled to at most {CELLS} × {CELLS} cells of the picture and averaged over heads.",
+        f"They belong to the first {TOKENS} tokens of an answer, each read at the position that predicts it.",
+        "An arm that only changes scores looks like the baseline until its answer differs.",
+        "Attention shows where a model looked, not why it answered.",
+        *(f"{arm} was recorded with branch={branch}." for arm, branch in branches.items()),
+        *(f"Not recorded: {reason}." for reason in refused),
+    ]
+    return " ".join(sentences)

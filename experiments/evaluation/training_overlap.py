@@ -5,7 +5,7 @@ and its picture are, the picture also where it was re-encoded or resized. What a
 kept apart by ``experiments.benchmarks.disjoint``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from experiments.report.text import shortfall
 from experiments.types import Loaded, Sample
 from interp.errors import UserError
 from interp.tensor_file import read_rows
-from interp.training_rows import FILE, NO_PICTURE, ROW, Overlap, TrainingRows, row_hash
+from interp.training_rows import FILE, NO_PICTURE, ROW, row_hash
 from mitigation.method import abilities
 
 ENTRY = "training_rows"  # of environment.json
@@ -56,9 +56,9 @@ def limited_apart(run: Run, complete: Loaded, console: Console) -> tuple[Loaded,
 
 
 def apart_from_training(arms: Mapping[str, Any], model: Any, loaded: Loaded, *, skip: bool) -> Apart:
-    """``loaded`` without cases that one of the ``arms`` was trained on, listed under ``missing``.
+    """Return ``loaded`` without cases that an arm, or an adapter merged into ``model``, was trained on.
 
-    Of a ``model`` that an adapter was merged into the rows are compared too.
+    These are listed under ``missing``.
 
     Raises:
         UserError: there are such cases and ``skip`` is false, or no other is left.
@@ -67,59 +67,36 @@ def apart_from_training(arms: Mapping[str, Any], model: Any, loaded: Loaded, *, 
     merged = Path(getattr(model, "path", "") or "no path").expanduser()
     if (merged / FILE).is_file():
         places[f"the model {model.name}"] = merged
-    known = {arm: rows for arm, place in places.items() if (rows := read_rows(place)) is not None}
-    notes = []
-    if unknown := [f"{arm} ({place})" for arm, place in places.items() if arm not in known]:
-        notes.append(
-            f"The training rows of {', '.join(unknown)} are not known, so whether these cases are among them is not "
-            "known either."
-        )
-    found = _overlaps(known, loaded.samples) if known else {}
-    seen: dict[str, list[str]] = {}
-    for arm, overlap in found.items():
-        for sample, same in zip(loaded.samples, overlap.same, strict=True):
+    rows = {arm: read_rows(place) for arm, place in places.items()}
+    hashes = list(map(_hash, loaded.samples)) if any(rows.values()) else []
+    notes, learned_by = [], dict[str, list[str]]()
+    for arm, trained in rows.items():
+        if trained is None:
+            notes.append(f"The training rows of {arm} ({places[arm]}) are unknown, so cases may be among them.")
+            continue
+        if not trained.whole:
+            notes.append(f"Of the {trained.examples:,} training rows of {arm}, {len(trained.rows):,} are on record.")
+        for sample, same in zip(loaded.samples, trained.overlap(hashes), strict=True):
             if same:
-                seen.setdefault(sample.id, []).append(arm)
-    kept = [sample for sample in loaded.samples if sample.id not in seen]
-    if seen and not (skip and kept):
-        arm = next(arm for arm, overlap in found.items() if any(overlap.same))
-        way_out = f"leave them out of every arm with {OPTION}, or evaluate on others" if kept else "evaluate on others"
+                learned_by.setdefault(sample.id, []).append(arm)
+    others = [sample for sample in loaded.samples if sample.id not in learned_by]
+    if learned_by and not (skip and others):
+        arm = next(iter(learned_by.values()))[0]
+        count = sum(arm in arms for arms in learned_by.values())
+        way_out = (
+            f"leave them out of every arm with {OPTION}, or evaluate on others" if others else "evaluate on others"
+        )
         raise UserError(
-            f"{sum(found[arm].same):,} of the {len(loaded.samples):,} cases are training rows of {arm} ({places[arm]}: "
+            f"{count:,} of the {len(loaded.samples):,} cases are training rows of {arm} ({places[arm]}: "
             f"same text, same picture), and what was learned from a case proves nothing on it; {way_out}"
         )
-    for arm, overlap in found.items():
-        notes += _notes(arm, known[arm], overlap, seen, loaded.samples)
-    missing = {case: LEFT_OUT.format(arms=" and ".join(by)) for case, by in seen.items()}
-    return Apart(loaded._replace(samples=kept, missing={**loaded.missing, **missing}) if seen else loaded, notes)
+    missing = {case: LEFT_OUT.format(arms=" and ".join(arms)) for case, arms in learned_by.items()}
+    return Apart(loaded._replace(samples=others, missing={**loaded.missing, **missing}) if missing else loaded, notes)
 
 
-def _notes(
-    arm: str, rows: TrainingRows, overlap: Overlap, seen: Mapping[str, Sequence[str]], samples: Sequence[Sample]
-) -> list[str]:
-    """What is left to say of an arm whose rows are known."""
-    notes = []
-    pairs = zip(samples, overlap.picture_alone, strict=True)
-    if alone := sum(picture for sample, picture in pairs if sample.id not in seen):
-        notes.append(
-            f"{alone:,} of the {len(samples) - len(seen):,} cases show a picture that {arm} was trained on under other "
-            "words; they are evaluated."
-        )
-    if not rows.whole:
-        notes.append(
-            f"Of the {rows.examples:,} training rows of {arm} the first {len(rows.rows):,} different ones are on "
-            "record; the cases were compared with these alone."
-        )
-    return notes
-
-
-def _overlaps(known: Mapping[str, TrainingRows], samples: Sequence[Sample]) -> dict[str, Overlap]:
-    """By arm; each picture is opened once. One that cannot be opened is no training row."""
-    asked = []
-    for sample in samples:
-        try:
-            image = None if sample.image is None else open_image(sample.image)
-            asked.append(row_hash(sample.prompt, sample.text, image))
-        except BadImage:
-            asked.append(UNREADABLE)
-    return {arm: rows.overlap(asked) for arm, rows in known.items()}
+def _hash(sample: Sample) -> bytes:
+    """The hash of a case as a training row. A picture that cannot be opened is in no row."""
+    try:
+        return row_hash(sample.prompt, sample.text, None if sample.image is None else open_image(sample.image))
+    except BadImage:
+        return UNREADABLE

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import StoppingCriteriaList
 
 from experiments.benchmarks.iconworld.sentences import question
-from experiments.evaluation.attention_log import MapResolution, at_verdicts, packed
+from experiments.evaluation.attention_log import at_verdicts, packed
 from experiments.evaluation.case_batches import prompt_of
 from experiments.serving.exploring.arms import Offered, chosen
 from experiments.serving.exploring.cases import Cases
@@ -294,7 +294,7 @@ def _look(vlm: "VLM", asked: Experiment, material: Material, prompt: Prompt, say
     places = {step: place for place, step in enumerate(maps)}
     share = image_share(log.masses)
     return {
-        "block": packed(vlm, maps, log.rows[0], generation.token_ids[0], MapResolution(count, CELLS, 4)),
+        "block": packed(vlm, maps, log.rows[0], generation.token_ids[0], cells=CELLS),
         "words": [[text, places[step]] for text, step in words],
         "answer": [places[step] for step in maps if step >= 0],
         "share": [None if value != value else float(value) for value in share["share"]],

@@ -41,16 +41,12 @@ function attentionPanel(index, arms) {
   const label = el("output", { class: "layer-name" });
   const name = () => { label.textContent = state.layer === null ? "mean of all layers" : `layer ${first.layers[state.layer]}`; };
   if (state.layer !== null && state.layer >= most) state.layer = null;
-  if (state.group >= first.groups.length) state.group = 0;
   const slider = el("input", { type: "range", class: "layer", min: 0, max: most, step: 1, "aria-label": "layer; 0 is the mean of all layers" });
   slider.value = state.layer === null ? 0 : state.layer + 1;
   slider.addEventListener("input", () => { state.layer = slider.value === "0" ? null : Number(slider.value) - 1; name(); draw(); });
-  const heads = el("select", { class: "heads", "aria-label": "heads" });
-  choices(heads, first.groups.map((group, at) => [String(at), group]), String(state.group));
-  heads.addEventListener("change", () => { state.group = Number(heads.value); draw(); });
   name();
   draw();
-  panel.append(el("p", { class: "controls" }, "layer ", slider, " ", label, " ", heads), views,
+  panel.append(el("p", { class: "controls" }, "layer ", slider, " ", label), views,
     blocks.some((one) => one.block.grid) ? legend : "",
     el("p", { class: "small", text: `On the words, orange is where the token looks most, by each text’s own largest weight. ${data.attention.note}` }));
   return panel;
@@ -59,7 +55,7 @@ function attentionPanel(index, arms) {
 /* Joined runs may be of models of different depth: the shallower one stays at its last layer. */
 function placeIn(block) {
   const last = block.layers.length - 1;
-  return { last, layer: state.layer === null ? null : Math.min(state.layer, last), group: state.group < block.groups.length ? state.group : 0 };
+  return { last, layer: state.layer === null ? null : Math.min(state.layer, last), group: 0 };
 }
 
 function attentionView(index, one, redraw) {
@@ -69,7 +65,6 @@ function attentionView(index, one, redraw) {
     class: "token", "aria-pressed": String(at === one.token), text: token, onclick: () => { one.token = at; redraw(one); } }), " "]));
   const view = el("section", { class: "side", "aria-label": `attention of ${arm}`, "data-arm": arm }, el("h4", { text: arm }), chips);
   if (layer !== state.layer) view.append(el("p", { class: "small", text: `layer ${block.layers[last]}, this model's last` }));
-  if (group !== state.group) view.append(el("p", { class: "small", text: block.groups[group] }));
   if (block.grid) {
     view.append(heat(index, block, one.token, layer, group, one.most));
     if (block.layers.length > 1) {

@@ -2,7 +2,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const cases = data.cases;
 const state = { arm: data.studied, against: data.reference, subset: "", scenario: "", outcome: "", flip: "", words: "",
-                sort: "moved", open: null, shown: [], layer: null, group: 0 };
+                sort: "moved", open: null, shown: [], layer: null };
 
 /* An arm's answer to a case, null where it has none: {status, verdict, margin, text, cut, right, why, prompt, settings, steps}. */
 function answer(index, arm) {
