@@ -117,7 +117,7 @@ def _nearly(learned: Sequence[Sample], tested: Sequence[Sample]) -> dict[int, Sa
         if text not in hashes:
             hashes[text] = [(own, one) for one in known[text] if (own := _hashed(one))]
         if own := _hashed(sample):
-            same = TrainingRows.of_hashes([own]).overlap([other for other, _ in hashes[text]]).same
+            same = TrainingRows.of_hashes([own]).overlap([other for other, _ in hashes[text]])
             ones = [one for (_, one), is_same in zip(hashes[text], same, strict=True) if is_same]
             found |= {place: ones[0]} if ones else {}
     return found

@@ -47,7 +47,7 @@ def test_a_copy_is_known_again(copied: Callable[[Image.Image], Image.Image]) -> 
     for image in pictures:
         alone = TrainingRows.of([("is it SAFE", "", image)])
         case = row_hash("Is it  safe!", "", copied(image))
-        assert alone.overlap([case]).same == rows.overlap([case]).same == [True]
+        assert alone.overlap([case]) == rows.overlap([case]) == [True]
 
 
 def test_text_and_picture_of_one_row_make_a_case() -> None:
@@ -55,19 +55,18 @@ def test_text_and_picture_of_one_row_make_a_case() -> None:
         [("Safe? cut bread", "cut bread", picture(1)), ("Safe? swim", "", picture(2)), ("a", "", None)]
     )
     cases = {
-        ("Safe? cut bread", "", 1): (True, False),
-        ("Another question: cut bread", "Cut bread.", 1): (True, False),  # another template
-        ("Safe? cut bread", "", 2): (False, True),  # both are known, of two rows
-        ("Safe? fly", "fly", 1): (False, True),  # the picture alone
-        ("Safe? cut bread", "cut bread", 3): (False, False),  # the text alone
-        ("a", "", None): (True, False),
-        ("Safe? swim", "", None): (False, False),
-        ("a", "", 3): (False, False),
+        ("Safe? cut bread", "", 1): True,
+        ("Another question: cut bread", "Cut bread.", 1): True,  # another template
+        ("Safe? cut bread", "", 2): False,  # both are known, of two rows
+        ("Safe? fly", "fly", 1): False,  # the picture alone
+        ("Safe? cut bread", "cut bread", 3): False,  # the text alone
+        ("a", "", None): True,
+        ("Safe? swim", "", None): False,
+        ("a", "", 3): False,
     }
     asked = [row_hash(text, about, None if at is None else picture(at)) for text, about, at in cases]
-    found = rows.overlap(asked)
-    assert list(zip(found.same, found.picture_alone, strict=True)) == list(cases.values())
-    assert TrainingRows.of([]).overlap(asked).same == [False] * len(cases)
+    assert rows.overlap(asked) == list(cases.values())
+    assert TrainingRows.of([]).overlap(asked) == [False] * len(cases)
 
 
 def test_plain_colours_are_told_apart() -> None:
@@ -75,7 +74,7 @@ def test_plain_colours_are_told_apart() -> None:
     hashes = [picture_hash(Image.new("RGB", (24, 18), colour)) for colour in colours]
     rows = TrainingRows.of([("x", "", Image.new("RGB", (24, 18), colours[0])), ("x", "", None)])
     assert len(set(hashes)) == len(colours)
-    assert rows.overlap([row_hash("x", "", Image.new("RGB", (24, 18), one)) for one in colours]).same == (
+    assert rows.overlap([row_hash("x", "", Image.new("RGB", (24, 18), one)) for one in colours]) == (
         [True] + [False] * 5
     )
 
