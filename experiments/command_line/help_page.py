@@ -28,73 +28,8 @@ COMMANDS = {
     "task=attention run=outputs/NAME/TIME": "where the attention of a run's failures went",
     "task=report runs=[outputs/NAME/TIME,outputs/NAME/TIME]": "two finished runs in one report",
 }
-MENU = {  # heading → what stands under it; what is in conf/ and in none of these stands under "more"
-    "Start here": (
-        "+exp=vcd_llava",
-        "+exp=heatmap_llava",
-        "+exp=mechanism",
-        "+exp=mitigation_selection",
-        "task=preview",
-    ),
-    "Your model": ("task=prove", "task=plan", "task=serve", "task=export"),
-    "Mitigations": (
-        "+exp=verbalise_llava",
-        "+exp=vrtuning_llava",
-        "+exp=vrtuning_llava_7b",
-        "+exp=vcd_sampled",
-        "+exp=drift",
-        "task=study",
-        "task=setting_selection",
-        "task=vrtuning",
-        "+exp=alignment",
-        "task=align",
-    ),
-    "Inside": (
-        "+exp=reasoning",
-        "+exp=localise",
-        "+exp=reasoning_stages",
-        "+exp=direction_ablation",
-        "task=explore",
-        "task=attention",
-        "task=heatmap",
-    ),
-    "Benchmarks": (
-        "+exp=papers",
-        "+exp=mmsafeaware_table1",
-        "+exp=mmsafeaware_table2",
-        "+exp=mmsafeaware_table3",
-        "task=mmsafeaware_table",
-        "task=mossbench_leaderboard",
-    ),
-    "Our organisms": (
-        "+exp=train_smol_organism",
-        "task=train_organism",
-        "task=train_thinking_organism",
-        "task=fetch_smol",
-    ),
-    "Tools": (
-        "task=report",
-        "task=rejudge",
-        "task=human_labels",
-        "task=judge_validation",
-        "task=paper",
-        "task=publish",
-        "task=doctor",
-        "task=bench_eval",
-        "task=bench_vcd",
-        "task=bench_attention",
-    ),
-}
-METHODS = {  # heading → names of method=
-    "ours": "verbalise verbalise_before prior_correction attention_steering steering readout vrtuning drift",
-    "of models that think": "thinking_off thinking_budget thinking_begun vcd_on_thought vcd_on_verdict",
-    "published": "prompt safety_prompt vcd vcd_cli vcd_fallback vcd_pope icd m3id pai agla vista ecso ablate_direction",
-    "controls": "baseline calibrated_shift yes_bias text_only self_contrast cutoff_only verbalise_oracle",
-    "with sampled tokens": "sampled_baseline sampled_vcd sampled_self_contrast sampled_cutoff_only",
-    "adapters that a run trains": "new_adapter new_adapter_prompt new_adapter_vcd",
-    "your own": "file responses",
-}
 LISTED = {
+    "method": "its options: method.KEY=VALUE",
     "model": "its options: model.KEY=VALUE",
     "benchmark": "most need benchmark.root=DIR",
     "judge": "reads the answers",
@@ -132,9 +67,7 @@ def help_page(arguments: Sequence[str] = ()) -> str:
         f"Usage:\n  {USAGE}",
         "Common commands (after forestlens):\n" + _rows(COMMANDS, 6),
     ]
-    parts += [f"{heading}\n" + _rows(rows, 25) for heading, rows in menu().items()]
-    methods = {heading: "  ".join(names) for heading, names in grouped(METHODS, options_of("method")).items()}
-    parts.append("method=NAME  (its options: method.KEY=VALUE)\n" + _rows(methods, 25))
+    parts += [f"{heading}\n" + _rows(rows, 25) for heading, rows in commands().items()]
     for group, about in LISTED.items():
         listed = textwrap.fill("  ".join(options_of(group)), WIDTH, initial_indent="  ", subsequent_indent="  ")
         parts.append(f"{group}=NAME  ({about}{defaults.get(group, '')})\n{listed}")
@@ -163,26 +96,17 @@ def _page_of(group: str, name: str) -> str:
     return "\n\n".join([*parts, "KEY=VALUE of the run, models, methods and benchmarks: forestlens --help"]) + "\n"
 
 
-def menu() -> dict[str, dict[str, str]]:
-    """Heading → command → the first sentence of its file in ``conf/``, of every experiment and every task.
+def commands() -> dict[str, dict[str, str]]:
+    """Return heading → command → the first sentence of its file in ``conf/``, of every experiment and every task.
 
-    A task that an experiment of the same name runs stands behind that experiment.
+    A task that an experiment of the same name runs is left out.
     """
     experiments = options_of("exp")
-    commands = [f"+exp={name}" for name in experiments]
-    commands += [f"task={name}" for name in options_of("task") if name not in experiments]
+    tasks = [name for name in options_of("task") if name not in experiments]
     return {
-        heading: {command: _first_sentence(*command.lstrip("+").split("=")) for command in listed}
-        for heading, listed in grouped(MENU, commands).items()
+        "Experiments": {f"+exp={name}": _first_sentence("exp", name) for name in experiments},
+        "Tasks": {f"task={name}": _first_sentence("task", name) for name in tasks},
     }
-
-
-def grouped(groups: Mapping[str, str | Sequence[str]], names: Sequence[str]) -> dict[str, list[str]]:
-    """``groups`` with those of ``names`` alone, and what is in none of them under "more"."""
-    wanted = {heading: some.split() if isinstance(some, str) else some for heading, some in groups.items()}
-    found = {heading: [name for name in some if name in names] for heading, some in wanted.items()}
-    rest = [name for name in names if not any(name in some for some in wanted.values())]
-    return {heading: some for heading, some in [*found.items(), ("more", rest)] if some}
 
 
 def greeting() -> str:

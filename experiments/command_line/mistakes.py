@@ -1,7 +1,7 @@
-"""Hydra's complaints about a command line, in one sentence with the word that was meant.
+"""What is wrong with a command line, in one sentence with the word that was probably meant.
 
-``in_a_sentence`` is called once Hydra has refused; what the configuration has is then composed from the arguments that
-are left.
+``in_a_sentence`` is called once Hydra has refused. It looks for the argument at fault itself and does not read Hydra's
+messages.
 """
 
 import re
@@ -11,20 +11,12 @@ from difflib import get_close_matches
 from itertools import pairwise, takewhile
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.config import composed, options_of
 
-ABSENT = re.compile(r"Could not (?:override|append to config|delete from config)\W+'?(?P<key>[\w.@/]+)'?")
-NO_OPTION = re.compile(r"Could not find '(?P<group>[\w/]+)/(?P<name>[^/']+)'")
-THERE = re.compile(
-    r"Could not append to config\. An item is already at '[^']+'\. Either remove \+ prefix: '(?P<override>.*?)' Or add"
-)
-TWICE = re.compile(r"Multiple values for (?P<group>[\w/@.]+)\.")
-SAME_NAME = re.compile(r"'(?P<group>\w+)/(?P<name>\w+)' is validated against ConfigStore schema with the same name")
-WRONG_TYPE = re.compile(r"Error merging override (?P<override>.*)")
 NOISE = ("See https://", "Set the environment variable", "full_key:", "object_type=", "To append to your config")
 OF_HYDRA = (HydraException, OmegaConfBaseException)
 FLAGS = frozenset(  # Hydra's, as its documentation lists them
@@ -37,28 +29,53 @@ NAMED = {"+exp": "exp", "task": "task", "model": "model", "method": "method", "b
 
 
 def in_a_sentence(error: Exception, arguments: Sequence[str]) -> str | None:
-    """What is wrong with the command line and what may have been meant; None where the error is not about it."""
-    if isinstance(error, OverrideParseException):
-        return _unread(error, arguments)
+    """Return what is wrong with the command line and what was probably meant; None if the error is not about it."""
     if not isinstance(error, OF_HYDRA):
         return None
-    message = _plain(error)
-    if isinstance(error, MissingConfigException) and (found := NO_OPTION.search(message)):
-        return _no_option(found["group"], found["name"], error.options, arguments)
-    if found := TWICE.match(message):
-        return f"+{found['group']}=…: {found['group']} has an option already; leave out the +, which adds a second one"
-    if found := THERE.match(message):
-        return f"+{found['override']}: it is there already, and a + adds what is not; write {found['override']}"
-    if found := SAME_NAME.match(message):
-        return (
-            f"{found['group']}={found['name']}: a file of yours has the name of an option that is there already; "
-            "give it another name"
-        )
-    if (found := WRONG_TYPE.match(message)) and error.__cause__ is not None:
-        return f"{found['override']}: {_plain(error.__cause__)}"
-    if found := ABSENT.match(message):
-        return _no_key(found["key"].strip("."), arguments)
-    return message
+    if any(argument.startswith(("-cd", "--config-dir")) for argument in arguments):  # options that are not listed here
+        return _plain(error)
+    words = [argument for argument in arguments if not argument.startswith("-")]
+    for word in words:
+        if not _reads(word) or ("=" not in word.lstrip("~") and not word.startswith("~")):
+            return _unread(error, word, arguments)
+    for word in words:
+        others = [other for other in words if other != word]
+        if (refused := _refusal([word])) is not None and (_refusal([*others, word]) is not None):
+            return _mistake(word, refused, others)
+    return _plain(error)
+
+
+def _refusal(overrides: Sequence[str]) -> Exception | None:
+    """Return Hydra's error about these overrides, or None."""
+    try:
+        composed(overrides)
+    except OF_HYDRA as error:
+        return error
+    return None
+
+
+def _mistake(word: str, refused: Exception, others: Sequence[str]) -> str:
+    key, equals, value = word.partition("=")
+    name, plus = key.lstrip("+~"), key.startswith("+")
+    group = name.partition("@")[0]
+    if known := options_of(group):
+        if value not in known:
+            longer = [option for option in known if value in option]
+            near = (longer if 0 < len(longer) <= MOST else []) or get_close_matches(value, known, n=3)
+            meant = (
+                f"did you mean {' or '.join(f'{key}={option}' for option in near)}? There are" if near else "there are"
+            )
+            return f"{word}: there is no such option; {meant} {', '.join(known)}"
+        if group == "exp" and not plus:
+            return f"{word}: an experiment is written with a plus; did you mean +{word}?"
+        if plus:
+            return f"{word}: {name} has an option already; leave out the +, which adds a second one"
+    keys = _keys(_composed(others))
+    if name in keys and plus:
+        return f"{word}: it is there already, and a + adds what is not; write {word.lstrip('+')}"
+    if name in keys or plus:
+        return f"{word}: {_plain(refused.__cause__ or refused)}"
+    return f"{word}: there is no {name}; {_nearest(name, keys, equals + value)}"
 
 
 def unknown_flag(arguments: Sequence[str]) -> str | None:
@@ -87,16 +104,13 @@ def quoted(override: str) -> str:
     return shlex.quote(f'{key}="{inside}"')
 
 
-def _unread(error: OverrideParseException, arguments: Sequence[str]) -> str:
-    override = error.override if error.override in arguments else next((a for a in arguments if not _reads(a)), "")
-    if not override:
-        return _plain(error)
-    if "=" not in override:
-        return f"{override}: is no KEY=VALUE and no flag; {_of_a_word(override, arguments)}"
-    typed = quoted(override)
+def _unread(error: Exception, word: str, arguments: Sequence[str]) -> str:
+    if "=" not in word:
+        return f"{word}: is no KEY=VALUE and no flag; {_of_a_word(word, arguments)}"
+    typed = quoted(word)
     if not _reads(shlex.split(typed)[0]):
-        return f"{override}: cannot be read ({_plain(error)}); --help has examples"
-    return f"{override}: a value with such a character is put into quotes, which the shell must keep; write {typed}"
+        return f"{word}: cannot be read ({_plain(error)}); --help has examples"
+    return f"{word}: a value with such a character is put into quotes, which the shell must keep; write {typed}"
 
 
 def _of_a_word(word: str, arguments: Sequence[str]) -> str:
@@ -123,28 +137,6 @@ def _plain(error: BaseException) -> str:
     """The message in one line, without Hydra's links and hints."""
     lines = [line.strip() for line in str(error).splitlines()]
     return " ".join(line for line in lines if line and not line.startswith(NOISE))
-
-
-def _no_option(group: str, name: str, options: Sequence[str] | None, arguments: Sequence[str]) -> str:
-    own = re.compile(rf"\+?{re.escape(group)}(@[\w.]+)?=")
-    typed = next((found[0] for one in arguments if (found := own.match(one)) and name in one), f"{group}=")
-    known = sorted(options or options_of(group))
-    longer = [one for one in known if name in one]
-    near = (longer if 0 < len(longer) <= MOST else []) or get_close_matches(name, known, n=3)
-    close = [f"{typed}{one}" for one in near]
-    meant = f"did you mean {' or '.join(close)}? There are" if close else "there are"
-    return f"{typed}{name}: there is no such option; {meant} {', '.join(known)}"
-
-
-def _no_key(key: str, arguments: Sequence[str]) -> str:
-    own = re.compile(rf"[+~]*{re.escape(key)}(?:@[\w.]+)?(?:=|$)")
-    override = next((one for one in arguments if own.match(one)), key)
-    value = "".join(override.partition("=")[1:])
-    if key == "exp" and not override.startswith("+"):
-        return f"{override}: an experiment is written with a plus; did you mean +{override}?"
-    rest = [one for one in arguments if not own.match(one) and not one.startswith("-") and _reads(one)]
-    known = _keys(_composed(rest))
-    return f"{override}: there is no {key}; {_nearest(key, known, value)}"
 
 
 def _composed(overrides: Sequence[str]) -> DictConfig:

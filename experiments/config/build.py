@@ -40,8 +40,6 @@ def register() -> None:
     OmegaConf.set_readonly(schema, None)  # a frozen dataclass would make the whole configuration read-only
     ConfigStore.instance().store(name="run_schema", node=schema)
     register_entries()
-    # Hydra copies the whole store for every composition, a third of its time, and hands out copies of what is in it.
-    ConfigStore.__deepcopy__ = lambda store, _: store  # type: ignore[attr-defined]
 
 
 def composed(arguments: Sequence[str]) -> DictConfig:

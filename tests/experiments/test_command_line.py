@@ -13,9 +13,9 @@ from experiments.command_line.arguments import for_hydra
 from experiments.command_line.help_page import (
     COMMANDS,
     FIRST,
+    commands,
     greeting,
     help_page,
-    menu,
     top_level_options,
 )
 from experiments.config import Schema, options_of
@@ -57,7 +57,7 @@ def test_help_behind_an_experiment_is_that_experiments() -> None:
     assert help_page(["+exp=nothing", "--help"]) == help_page(["--help"]) == help_page()
 
 
-@pytest.mark.parametrize("command", [command for rows in menu().values() for command in rows])
+@pytest.mark.parametrize("command", [command for rows in commands().values() for command in rows])
 def test_every_experiment_and_task_has_help_of_its_own(command: str) -> None:
     page = help_page([command, "--help"])
     assert page.startswith(f"{command}\n\n")
