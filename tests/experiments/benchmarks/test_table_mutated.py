@@ -130,7 +130,7 @@ def outcome(path: Path, options: dict[str, Any], *, skip_bad: bool) -> str:
     except UserError as error:
         return "refused" if 10 < len(str(error)) < 10_000 else f"no sentence: {str(error)[:50]!r}"
     for sample in (sample for loaded in found for sample in loaded.samples):
-        json.dumps(records.failed(sample, "arm", "", records.Status.EMPTY, ""), allow_nan=False).encode()
+        json.dumps(records.failed(sample, "arm", records.Status.EMPTY, ""), allow_nan=False).encode()
         assert sample.text.strip() and sample.prompt.strip() and sample.id.strip() and sample.cluster  # noqa: PT018
         if sample.image is not None:
             open_image(sample.image)
