@@ -68,7 +68,7 @@ class Label:
     @property
     def place(self) -> str:
         """What the label is about, in words."""
-        return f"answer {self.answer[:80]!r}" if self.answer else f"case {self.case[:80]!r} of arm {self.arm[:80]}"
+        return f"answer {self.answer[:80]!r}" if self.answer else f"case {self.case[:80]!r} of arm {self.arm[:80]!r}"
 
 
 @dataclass(frozen=True)
