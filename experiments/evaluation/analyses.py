@@ -74,7 +74,7 @@ def _done(study: Work, analysis: Analysis[Work]) -> bool:
     """Do an analysis, print what came of it, and return whether it did not fail."""
     folder = study.store.path
     lines: list[RenderableType] = []
-    with states.apart(folder, analysis.name, analysis.missing) as outcome:
+    with states.guarded(folder, analysis.name, analysis.missing) as outcome:
         lines = list(analysis.work(study))
     _say(study, _wanted(study, analysis, lines))
     failed = [*filter(None, [outcome.failed, *states.failures(folder, analysis.name)])]

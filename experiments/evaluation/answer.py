@@ -24,7 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from experiments.benchmarks.checks import content_of
 from experiments.benchmarks.images import BadImage
 from experiments.config import Run, digest
-from experiments.evaluation.case_batches import Opened, by_prefill, form, opened, prompt_of
+from experiments.evaluation.case_batches import Opened, by_prefill, form, prefetch_images, prompt_of
 from experiments.evaluation.cost import CostLog
 from experiments.evaluation.folds import InFolds, part_of
 from experiments.evaluation.judging import judge_batch, scored
@@ -137,7 +137,7 @@ class Answering:
             self._features(),
             self._prefills() if shares else nullcontext(),
             self._steps(),
-            closing(opened(work, workers=self.run.image_workers)) as ready,
+            closing(prefetch_images(work, workers=self.run.image_workers)) as ready,
         ):
             bars = {name: progress.add_task(f"{name}{label}", total=len(samples)) for name in recorded}
             for name, arm in recorded.items():

@@ -10,13 +10,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from experiments.evaluation import controls
-from experiments.evaluation.admission import Admitted
 from experiments.evaluation.answer import Answering
 from experiments.evaluation.case_batches import size_of
 from experiments.evaluation.cases import development_cases, limited
 from experiments.evaluation.controls import BASELINE
 from experiments.evaluation.folds import FOLDS, InFolds, fold_of, in_folds, learning_folds, part_of
 from experiments.evaluation.learning import learned_in
+from experiments.evaluation.validated_run import ValidatedRun
 from experiments.types import Loaded, Sample
 from mitigation.method import MethodFault, TrainableMethod
 
@@ -29,14 +29,14 @@ DEVELOPMENT = "development.jsonl"
 class Arms:
     """``absent`` says by arm why it does not answer; ``faults`` are those of arms whose method failed on the way."""
 
-    def __init__(self, admitted: Admitted, answering: Answering) -> None:
+    def __init__(self, validated: ValidatedRun, answering: Answering) -> None:
         self.run, self.answering = answering.run, answering
         self.vlm: Any = answering.vlm  # a VLM, an ApiModel, or None
         self.store, self.console = answering.store, answering.console
-        self.samples = admitted.loaded.samples
-        self.absent: dict[str, str] = dict(admitted.excluded)
+        self.samples = validated.loaded.samples
+        self.absent: dict[str, str] = dict(validated.excluded)
         self.faults: dict[str, MethodFault] = {}
-        self._admitted = admitted
+        self._validated = validated
         self._fitted: dict[str, Method] = {}
 
     @property
@@ -102,7 +102,7 @@ class Arms:
     @cached_property
     def development(self) -> Loaded | None:
         """The development split, without pictures that the model cannot take; None if the benchmark has none."""
-        loaded = self._admitted.development or development_cases(self.run, self.samples)
+        loaded = self._validated.development or development_cases(self.run, self.samples)
         return None if loaded is None else loaded._replace(samples=self.seen(loaded.samples))
 
     def seen(self, samples: Sequence[Sample]) -> list[Sample]:
@@ -158,7 +158,7 @@ class Arms:
     @property
     def teaching(self) -> list[Sample]:
         """The cases of the development split that are learned from."""
-        assert self.development is not None  # checked by ``admit``
+        assert self.development is not None  # checked by ``validate``
         return limited(self.development.samples, self.run.limit)
 
     def _learned(self, arm: str, method: TrainableMethod) -> "Method":

@@ -90,7 +90,9 @@ def size_of(source: Path | Drawable | None) -> tuple[int, int] | None:
         return None
 
 
-def opened(work: Sequence[Sequence[Sample]], *, workers: int) -> Generator[tuple[Sequence[Sample], list[Opened]]]:
+def prefetch_images(
+    work: Sequence[Sequence[Sample]], *, workers: int
+) -> Generator[tuple[Sequence[Sample], list[Opened]]]:
     """Each batch with its images, in order; a ``BadImage`` stands in for one that cannot be opened.
 
     ``workers`` threads meanwhile open those of the next batches (Pillow releases the GIL while it decodes); with 0 each

@@ -41,7 +41,7 @@ def guard(study: Any) -> list[Analysis]:
 
 
 def _ask(study: Any) -> list[str]:
-    run, console, questions = guarding(study.run), study.console, study.admitted.questions
+    run, console, questions = guarding(study.run), study.console, study.validated.questions
     answered = study.methods | {BASELINE: study.run.arms.get(BASELINE)}  # as it is, without what is fitted to it
     asked = {
         arm: method

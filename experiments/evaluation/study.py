@@ -1,9 +1,9 @@
 """A study: the same cases under every arm, recorded as they are answered, then scored, compared and reported.
 
-``run`` does all of it. A study with further measurements opens one with ``opened``, works on it, and ends with
+``run`` does all of it. A study with further measurements opens one with ``open_study``, works on it, and ends with
 ``conclude`` (metrics and a report of the arms, then its analyses) or ``finish`` (its own files only)::
 
-    with study.opened(study.baseline_only(run)) as work:
+    with study.open_study(study.baseline_only(run)) as work:
         work.answer_all()
         work.conclude([Analysis("closer", "nobody looked closer", look_closer)])
 """
@@ -18,12 +18,12 @@ from rich.console import Console
 
 from experiments.config import Run, answered_elsewhere
 from experiments.evaluation import scoring, what_next
-from experiments.evaluation.admission import Admitted, admit, excluded_arms
 from experiments.evaluation.analyses import Analysis, perform
 from experiments.evaluation.answer import Answering
 from experiments.evaluation.arms import DEVELOPMENT, Arms
 from experiments.evaluation.environment import branches, describe
 from experiments.evaluation.picture_guard import guard
+from experiments.evaluation.validated_run import ValidatedRun, excluded_arms, validate
 from experiments.metrics.results import Evaluation
 from experiments.report import next_commands, terminal
 from experiments.report.build import build
@@ -47,7 +47,7 @@ Prepare = Callable[[RunStore], "Mapping[str, Method]"]
 
 @sharded
 def run(
-    run: Run, *, admitted: Admitted | None = None, prepare: Prepare | None = None, after: Sequence[Analysis] = ()
+    run: Run, *, validated: ValidatedRun | None = None, prepare: Prepare | None = None, after: Sequence[Analysis] = ()
 ) -> Path:
     """Evaluates all arms, writes the record, the metrics and the report, prints the summary, returns the directory.
 
@@ -56,9 +56,9 @@ def run(
     before those of ``after`` (``Study.conclude``).
 
     Raises:
-        UserError: see ``admit`` and ``opened``; or an arm cannot answer.
+        UserError: see ``validate`` and ``open_study``; or an arm cannot answer.
     """
-    with opened(run, admitted=admitted, prepare=prepare, announce=True) as study:
+    with open_study(run, validated=validated, prepare=prepare, announce=True) as study:
         study.answer_all()
         study.conclude([*study.attention(), *after])
         return study.store.path
@@ -68,10 +68,10 @@ FOR_A_THOUGHT = 64  # tokens, the fewest that a model which thinks first may be 
 
 
 @contextmanager
-def opened(
+def open_study(
     run: Run,
     *,
-    admitted: Admitted | None = None,
+    validated: ValidatedRun | None = None,
     vlm: Any = None,
     console: Console | None = None,
     prepare: Prepare | None = None,
@@ -79,30 +79,30 @@ def opened(
 ) -> Iterator["Study"]:
     """The study of ``run``, checked and open: its directory (new or continued), its cases and its model.
 
-    ``admitted`` are its arms and cases, where they are checked already; ``vlm`` replaces the model; ``prepare`` as in
+    ``validated`` are its arms and cases, where they are checked already; ``vlm`` replaces the model; ``prepare`` as in
     ``run``. environment.json is written, and has no end time until the study is concluded or finished.
 
     Raises:
-        UserError: see ``admit``; or the directory cannot be written or the model not loaded.
+        UserError: see ``validate``; or the directory cannot be written or the model not loaded.
     """
     launch = Launch.current()
     console = console or launch.console()
-    admitted = admitted or admit(run, console)
+    validated = validated or validate(run, console)
     with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=run.fresh) as store:
         if prepare is not None:
             run = replace(run, arms=dict(prepare(store)))
-            admitted = replace(admitted, excluded=excluded_arms(run, admitted.loaded.samples))
-        loaded, complete = admitted.loaded, len(admitted.complete.samples)
+            validated = replace(validated, excluded=excluded_arms(run, validated.loaded.samples))
+        loaded, complete = validated.loaded, len(validated.complete.samples)
         if announce:
             plan = _plan(run, loaded, complete, store)
             console.print(plan, highlight=False, soft_wrap=run.verbose, markup=False)
         vlm = connected(run) if vlm is None else vlm
         check_budget(run, vlm)
-        environment = {**describe(run, vlm, loaded, complete), **admitted.notes}
+        environment = {**describe(run, vlm, loaded, complete), **validated.notes}
         recorded = read_object(store.path / "environment.json").get("family")
         environment["family"] = recorded or scoring.family(run.arm, run.contrasts)
         store.write_json("environment.json", environment)
-        yield Study(run, admitted, vlm, store, console, environment)
+        yield Study(run, validated, vlm, store, console, environment)
     launch.wait()  # no process leaves before the run is finished
 
 
@@ -169,19 +169,19 @@ def connected(run: Run) -> Any:
 
 @dataclass
 class Study:
-    """An open run, from ``opened``: its model (None where no arm calls one), store and cases."""
+    """An open run, from ``open_study``: its model (None where no arm calls one), store and cases."""
 
     run: Run
-    admitted: Admitted
+    validated: ValidatedRun
     vlm: Any  # a VLM, an ApiModel, or None
     store: RunStore
     console: Console
     environment: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        self.loaded = self.admitted.loaded
+        self.loaded = self.validated.loaded
         self.answering = Answering(self.run, self.vlm, self.store, self.console)
-        self.arms = Arms(self.admitted, self.answering)
+        self.arms = Arms(self.validated, self.answering)
         self.methods: dict[str, Method] = {}  # that answered or were computed, by arm
 
     @property
@@ -247,7 +247,7 @@ class Study:
         perform(self, analyses)
         if first:
             self._report()
-            states.settle(self.store.path)
+            states.mark_finished(self.store.path)
             if alone and not faults:
                 self.say_next()
         if faults:
@@ -335,7 +335,7 @@ class Study:
             states.expect(self.store.path, {analysis.name: analysis.missing for analysis in analyses})
             self._close({}, finished=True)
             perform(self, analyses, reported=False)
-            states.settle(self.store.path)
+            states.mark_finished(self.store.path)
 
     def _close(self, more: Mapping[str, Any], *, finished: bool) -> None:
         ended = {"finished": records.now()} if finished else {}

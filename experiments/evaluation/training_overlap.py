@@ -34,28 +34,28 @@ class Apart(NamedTuple):
     notes: list[str]
 
 
-def limited_apart(run: Run, complete: Loaded, console: Console) -> tuple[Loaded, Loaded, dict[str, Any]]:
+def exclude_and_limit(run: Run, complete: Loaded, console: Console) -> tuple[Loaded, Loaded, dict[str, Any]]:
     """All cases and those within the run's limit, without training rows of its arms, and what environment.json says.
 
     Prints what is left out, and whose training rows are not known.
 
     Raises:
-        UserError: see ``apart_from_training``.
+        UserError: see ``exclude_trained``.
     """
     notes: list[str] = []
     before = len(complete.missing)
     if run.skip_trained:
-        complete, notes = apart_from_training(run.arms, run.model, complete, skip=True)
+        complete, notes = exclude_trained(run.arms, run.model, complete, skip=True)
     loaded = complete._replace(samples=limited(complete.samples, run.limit))
     if not run.skip_trained:
-        loaded, notes = apart_from_training(run.arms, run.model, loaded, skip=False)
+        loaded, notes = exclude_trained(run.arms, run.model, loaded, skip=False)
     left_out = [shortfall(len(complete.samples), complete.missing)] if len(complete.missing) > before else []
     for note in [*left_out, *notes]:
         console.print(note, highlight=False, soft_wrap=True, markup=False)
     return complete, loaded, {ENTRY: notes} if notes else {}
 
 
-def apart_from_training(arms: Mapping[str, Any], model: Any, loaded: Loaded, *, skip: bool) -> Apart:
+def exclude_trained(arms: Mapping[str, Any], model: Any, loaded: Loaded, *, skip: bool) -> Apart:
     """Return ``loaded`` without cases that an arm, or an adapter merged into ``model``, was trained on.
 
     These are listed under ``missing``.

@@ -99,7 +99,7 @@ def _figures(run: SavedRun) -> dict[str, dict[str, str] | None]:
         path, drawn[name] = run.directory / "figures" / f"{name}.svg", None
         path.unlink(missing_ok=True)  # that of an earlier report
         missing = f"the figure {path.name} was not drawn"
-        with analyses.apart(run.directory, f"figure_{name}", missing, part_of=analyses.REPORT):
+        with analyses.guarded(run.directory, f"figure_{name}", missing, part_of=analyses.REPORT):
             svg = figures.svg_bytes(drawing.draw())
             drawn[name] = figures.embedded(name, svg, alt=drawing.words, caption=drawing.caption)
             _write(path, svg)

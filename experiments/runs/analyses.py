@@ -2,8 +2,8 @@
 
 ``analyses.json`` in the run's directory holds the state of each: ``pending`` (not begun, cut off, or at work), ``done``
 or ``failed``. A failed one leaves a sentence there and its traceback in ``tracebacks/<name>.txt``. A run is finished
-only when its arms are reported and none of its analyses is pending or failed (``settle``), so that the same command
-makes up for what is missing.
+only when its arms are reported and none of its analyses is pending or failed (``mark_finished``). The same command
+then makes up for what is missing.
 """
 
 import gc
@@ -51,7 +51,7 @@ def expect(folder: Path, missing: Mapping[str, str]) -> None:
 
 
 @contextmanager
-def apart(folder: Path, name: str, missing: str, *, part_of: str | None = None) -> Iterator[Outcome]:
+def guarded(folder: Path, name: str, missing: str, *, part_of: str | None = None) -> Iterator[Outcome]:
     """Turn whatever exception the block raises into ``Outcome.failed`` and the state of ``name``.
 
     KeyboardInterrupt and SystemExit still end the run. ``missing`` as in ``expect``. A part of another analysis
@@ -91,7 +91,7 @@ def missing(folder: Path) -> list[str]:
     return [*failures(folder), *pending]
 
 
-def settle(folder: Path) -> bool:
+def mark_finished(folder: Path) -> bool:
     """Marks the run as finished where its arms are reported and no analysis is missing; whether that is so.
 
     Where it is not, the folder is one of ``UNFINISHED``, which the command's exit code tells.

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from experiments.config import Run, digest
 from experiments.evaluation import finished_runs, scoring
-from experiments.evaluation.admission import check_contrasts
+from experiments.evaluation.validated_run import check_contrasts
 from experiments.report import next_commands, terminal
 from experiments.report.build import build
 from experiments.report.cases import FILE, attention_of_cases
@@ -68,7 +68,7 @@ class BuildReport:
         if self.runs:
             figure = page.parent / "figures" / f"{next(iter(drawings(saved)))}.svg"
             say(f"table: {page.with_name(TABLE)}", f"figure: {figure}")
-        analyses.settle(page.parent)
+        analyses.mark_finished(page.parent)
         if self.format is not None:
             for name, drawing in drawings(saved).items():
                 path = page.parent / "figures" / f"{name}_column.{self.format}"

@@ -10,8 +10,8 @@ from typing import Any
 from experiments.benchmarks import mmsafeaware, mossbench
 from experiments.config import Run
 from experiments.evaluation import study
-from experiments.evaluation.admission import Admitted, admit
 from experiments.evaluation.cases import on_benchmark
+from experiments.evaluation.validated_run import ValidatedRun, validate
 from experiments.report.tables import say
 from experiments.runs.launch import Launch, sharded
 from interp.errors import UserError
@@ -63,11 +63,11 @@ class Papers:
         if not runs:
             raise UserError(f"{run.name} has no benchmark to ask; give the folder of one at least: "
                             f"{', '.join(TYPED.values())}")  # fmt: skip
-        admitted = {name: _admitted(part, name) for name, part in runs.items()}
+        validated = {name: _validated(part, name) for name, part in runs.items()}
         vlm: Any = None
         lines = []
         for name, part in runs.items():
-            with study.opened(part, admitted=admitted[name], vlm=vlm, announce=True) as work:
+            with study.open_study(part, validated=validated[name], vlm=vlm, announce=True) as work:
                 vlm = work.vlm
                 work.answer_all()
                 work.conclude(work.attention(), alone=False)
@@ -84,9 +84,9 @@ def _on(run: Run, name: str, benchmark: Any, tokens: int) -> Run:
     return on_benchmark(run, benchmark, f"{run.name}_{name}", tokens=tokens, described=asdict(benchmark))
 
 
-def _admitted(run: Run, key: str) -> Admitted:
+def _validated(run: Run, key: str) -> ValidatedRun:
     """The arms and cases of one benchmark; messages name ``key``, which gave its folder."""
     try:
-        return admit(run)
+        return validate(run)
     except UserError as error:
         raise UserError(str(error).replace("benchmark root ", f"{key}=").replace("benchmark.root", key)) from error

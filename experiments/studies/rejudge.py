@@ -16,11 +16,11 @@ from experiments.benchmarks.images import open_image
 from experiments.benchmarks.rows import json_file
 from experiments.config import Run
 from experiments.evaluation import finished_runs, scoring
-from experiments.evaluation.admission import check_contrasts
 from experiments.evaluation.case_batches import batches
 from experiments.evaluation.controls import recomputed
 from experiments.evaluation.human_verdicts import agreement_of_raters, share_sentence
 from experiments.evaluation.judging import judgement_without_text
+from experiments.evaluation.validated_run import check_contrasts
 from experiments.judges.automatic import Automatic
 from experiments.report import terminal
 from experiments.report.cases import FILE as CASES

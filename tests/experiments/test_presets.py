@@ -49,7 +49,7 @@ def test_the_named_command_answers_from_a_local_folder(family: str, folders: dic
         "method=prompt", f"model={PRESETS[family]}", f"model.path={folders[family]}", "limit=2", "max_new_tokens=2",
         f"output_root={tmp_path}",
     )  # fmt: skip
-    with study.opened(run) as opened:
+    with study.open_study(run) as opened:
         opened.answer_all()
     answers = (only_run(run) / "predictions.jsonl").read_text().splitlines()
     assert len(answers) == 4

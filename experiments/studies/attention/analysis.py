@@ -25,7 +25,7 @@ from experiments.metrics.claims import RULES
 from experiments.metrics.pairs import are_pair
 from experiments.report.figures import FORMATS
 from experiments.report.text import lines
-from experiments.runs.analyses import apart
+from experiments.runs.analyses import guarded
 from experiments.runs.results_table import write_results
 from experiments.runs.store import write_json
 from experiments.studies.attention.figures import SCREEN_ALONE, attribute_cases, draw_by_layer, draw_case
@@ -115,11 +115,11 @@ def analyse_failures(
     write_json(out_dir / "attention.json", result)  # which stays, whatever becomes of its figures
     by_turns = [one for turn in zip_longest(*worst) for one in turn if one is not None]
     drawn = by_turns[:figures]
-    with apart(out_dir, "attention_figures", "the figures of attention were not drawn", part_of=NAME):
+    with guarded(out_dir, "attention_figures", "the figures of attention were not drawn", part_of=NAME):
         by_layer = draw_by_layer(out_dir, results, form)
         result["figures"] = [*(name for one in drawn for name in draw_case(out_dir, one, form)), *by_layer]
     if captum:
-        with apart(out_dir, "attribution", "the failures were not attributed to their inputs", part_of=NAME):
+        with guarded(out_dir, "attribution", "the failures were not attributed to their inputs", part_of=NAME):
             result["attribution"] = attribute_cases(vlm, drawn, out_dir, form)
     write_json(out_dir / "attention.json", result)
     return result

@@ -9,9 +9,9 @@ from rich.console import Console
 
 from experiments.config import Run
 from experiments.evaluation import study
-from experiments.evaluation.admission import Admitted
 from experiments.evaluation.analyses import Analysis, perform
 from experiments.evaluation.cases import load_cases
+from experiments.evaluation.validated_run import ValidatedRun
 from experiments.report.build import build
 from experiments.report.figures import check_format
 from experiments.runs import analyses
@@ -86,10 +86,10 @@ class FailureAnalysis:
             )
         read_records(folder)  # whether they can be read
         with reopened(folder) as store:
-            work = study.Study(run, Admitted(loaded, loaded), vlm, store, console, environment)
+            work = study.Study(run, ValidatedRun(loaded, loaded), vlm, store, console, environment)
             whole = perform(work, [self.analysis(run)])
             console.print(f"report: {build(folder)}", highlight=False, soft_wrap=True, markup=False)
-            analyses.settle(folder)
+            analyses.mark_finished(folder)
         if not whole:
             raise UserError(
                 f"run={folder}: the analysis is not whole; its sentences stand above and in the report; mend the cause "
@@ -99,7 +99,7 @@ class FailureAnalysis:
     def _with_baseline(self, run: Run) -> None:
         """A study of the baseline alone, in a run directory of the name ``attention``."""
         alone = replace(study.baseline_only(run), name="attention")
-        with study.opened(alone) as work:
+        with study.open_study(alone) as work:
             check_selection(work.vlm, self.layers, self.segments)
             work.answer_all()
             work.conclude([self.analysis(alone)])

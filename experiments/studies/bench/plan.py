@@ -16,9 +16,9 @@ from rich.console import Console
 
 from experiments.config import Run
 from experiments.evaluation import controls
-from experiments.evaluation.admission import not_applicable
 from experiments.evaluation.case_batches import size_of
 from experiments.evaluation.cases import development_cases, limited, load_cases
+from experiments.evaluation.validated_run import not_applicable
 from experiments.runs import provenance
 from experiments.runs.responses import Responses
 from experiments.runs.store import open_run

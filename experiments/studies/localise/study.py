@@ -12,9 +12,9 @@ from rich.console import RenderableType
 
 from experiments.config import Run
 from experiments.evaluation import study
-from experiments.evaluation.admission import admit
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.looking_inside import MOST_DRAWS, Presented, look_inside
+from experiments.evaluation.validated_run import validate
 from experiments.report.sections import Section
 from experiments.report.text import lines
 from experiments.runs.results_table import Results
@@ -65,9 +65,9 @@ class Localise:
             raise UserError(f"benchmark {run.benchmark.name} does not ask for Yes or No. The study needs that margin.")
         _ = run.weights  # refuse a model without weights
         alone = study.baseline_only(run)
-        admitted = admit(alone)
-        self._cases(admitted.complete.samples, run)  # refuse a benchmark without enough pairs
-        with study.opened(alone, admitted=admitted) as work:
+        validated = validate(alone)
+        self._cases(validated.complete.samples, run)  # refuse a benchmark without enough pairs
+        with study.open_study(alone, validated=validated) as work:
             from interp.tools.part_effects import check_precise
 
             check_precise(work.vlm)

@@ -57,7 +57,7 @@ class Mechanism:
         if run.benchmark.kind != "yes_no":
             raise UserError(f"benchmark {run.benchmark.name} asks for no Yes or No; the tools here follow that margin")
         _ = run.weights  # what looks inside needs them here
-        with study.opened(study.baseline_only(run)) as work:
+        with study.open_study(study.baseline_only(run)) as work:
             study.check_first_token(work.vlm, "+exp=mechanism")
             work.answer_all()
             work.conclude([Analysis(NAME, "the mechanism was not examined", self._examined)])

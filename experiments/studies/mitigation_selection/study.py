@@ -18,11 +18,11 @@ from rich.console import Console, RenderableType
 
 from experiments.config import Run
 from experiments.evaluation import learning, study
-from experiments.evaluation.admission import admit
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.answer import Answering
 from experiments.evaluation.cases import limited
 from experiments.evaluation.folds import FOLDS, fold_of
+from experiments.evaluation.validated_run import validate
 from experiments.metrics.results import ALL
 from experiments.runs import records
 from experiments.runs.launch import Launch, sharded
@@ -101,14 +101,14 @@ class Mitigations:
         run = replace(run, config=run.config | {"mitigations": described}, contrasts=contrasts)
         table = Analysis("mitigations", "the mitigations were not compared", self._conclude)
         to_come = [THRESHOLD, *self.candidates]
-        admitted = admit(run, console, to_come=to_come)
-        if admitted.development is None:
+        validated = validate(run, console, to_come=to_come)
+        if validated.development is None:
             raise UserError(
                 f"benchmark {run.benchmark.name} has no development split to choose settings on; choose them on one "
                 "that has (benchmark=iconworld) and give them to a study: method=… method.shift=…"
             )
-        chosen = partial(self._chosen_arms, run, admitted.development, console)
-        return study.run(run, admitted=admitted, prepare=chosen, after=[table])
+        chosen = partial(self._chosen_arms, run, validated.development, console)
+        return study.run(run, validated=validated, prepare=chosen, after=[table])
 
     def _conclude(self, work: study.Study) -> Iterable[RenderableType]:
         from experiments.studies.mitigation_selection.tables import conclude

@@ -59,7 +59,7 @@ class Reasoning:
         if run.benchmark.kind != "yes_no":
             raise UserError(f"benchmark {run.benchmark.name} asks for no Yes or No; the tools here follow that margin")
         _ = run.weights  # what looks inside needs them here
-        with study.opened(run) as work:
+        with study.open_study(run) as work:
             if not getattr(work.vlm, "thinks", False):
                 raise UserError(
                     f"{work.vlm.name} does not think first, by its chat template; +exp=reasoning asks what a thought "

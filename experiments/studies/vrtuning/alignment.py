@@ -18,9 +18,9 @@ from experiments.benchmarks.iconworld.in_words import QUESTION, named
 from experiments.benchmarks.iconworld.scene import Scene
 from experiments.config import Run, digest
 from experiments.evaluation import study
-from experiments.evaluation.admission import admit
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.scoring import evaluate
+from experiments.evaluation.validated_run import validate
 from experiments.report.arms import contrasts, differences, glance, levels
 from experiments.report.sections import Section, write_section
 from experiments.report.tables import in_terminal
@@ -89,22 +89,22 @@ class Alignment(VRTuningStudy):
         run = self._with_arms(run)
         check_adapters(self, run)
         read_processor(find(run.weights), run.weights)  # refused without a chat template
-        admitted = admit(run)
+        validated = validate(run)
         rows = {name: self._rows(name) for name in self.adapters}
         for name in self.adapters:
             check_rows(rows[name], self.settings_of(name).trainer)
         every = [row for written in rows.values() for row in written]
         loaded, complete = (
-            exclude_trained(every, cases, skip=run.skip_trained) for cases in (admitted.loaded, admitted.complete)
+            exclude_trained(every, cases, skip=run.skip_trained) for cases in (validated.loaded, validated.complete)
         )
-        if left := len(admitted.loaded.samples) - len(loaded.samples):
+        if left := len(validated.loaded.samples) - len(loaded.samples):
             Launch.current().console().print(f"{left} cases left out of every arm: their sentences are trained on")
-        admitted = replace(admitted, loaded=loaded, complete=complete)
+        validated = replace(validated, loaded=loaded, complete=complete)
         described = {
             "settings": {name: dataclasses.asdict(self.settings_of(name)) for name in self.adapters},
             "rows": {name: digest([dataclasses.astuple(row) for row in written]) for name, written in rows.items()},
         }
-        self._run(run, admitted, described, None)
+        self._run(run, validated, described, None)
 
     def analyses(self, run: Run) -> list[Analysis]:
         """What comes after the study of ``run``: the arms in words, and what alignment did."""

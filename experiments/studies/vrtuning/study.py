@@ -20,8 +20,8 @@ from rich.progress import Progress
 from experiments.benchmarks.iconworld.traces import Traces
 from experiments.config import Run
 from experiments.evaluation import study
-from experiments.evaluation.admission import Admitted, admit
 from experiments.evaluation.analyses import Analysis
+from experiments.evaluation.validated_run import ValidatedRun, validate
 from experiments.runs.launch import sharded
 from experiments.runs.results_table import read_results, write_results
 from experiments.runs.store import RunStore
@@ -72,16 +72,16 @@ class VRTuningStudy:
         check_adapters(self, run)
         folder = Path(run.output_root)
         given = None if isinstance(self.data, Traces) else self.data.cases(folder)
-        admitted = admit(run)
-        cases = None if given is None else exclude_tested(self.data, given, admitted.complete.samples, folder)
+        validated = validate(run)
+        cases = None if given is None else exclude_tested(self.data, given, validated.complete.samples, folder)
         rows = {"rows": given.manifest} if given is not None and given.manifest else {}
-        self._run(run, admitted, {**rows, **dataclasses.asdict(self), "data": repr(self.data)}, cases)
+        self._run(run, validated, {**rows, **dataclasses.asdict(self), "data": repr(self.data)}, cases)
 
-    def _run(self, run: Run, admitted: Admitted, described: Mapping[str, Any], cases: Loaded | None) -> None:
+    def _run(self, run: Run, validated: ValidatedRun, described: Mapping[str, Any], cases: Loaded | None) -> None:
         """Run the study. ``described`` says what the adapters learn from, and is part of the run's identity."""
         run = replace(run, config=run.config | {"training": described})
         prepare = partial(self._prepare, run, cases)
-        study.run(run, admitted=admitted, prepare=prepare, after=self.analyses(run))
+        study.run(run, validated=validated, prepare=prepare, after=self.analyses(run))
 
     def analyses(self, run: Run) -> list[Analysis]:
         """Return what comes after the study of ``run`` as configured: side effects, and the tables."""

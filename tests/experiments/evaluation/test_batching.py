@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from experiments.benchmarks.images import BadImage
-from experiments.evaluation.case_batches import form, opened
+from experiments.evaluation.case_batches import form, prefetch_images
 from experiments.types import Sample
 from interp.batching import BatchRule
 
@@ -51,7 +51,7 @@ def test_pictures_come_in_order_and_a_bad_one_in_its_place(workers: int, tmp_pat
     samples = cases(7, blind=[2])
     samples[4] = replace(samples[4], image=tmp_path / "missing.png")
     work = [samples[:3], samples[3:6], samples[6:]]
-    got = list(opened(work, workers=workers))
+    got = list(prefetch_images(work, workers=workers))
     assert [batch for batch, _ in got] == work
     for batch, pictures in got:
         for sample, picture in zip(batch, pictures, strict=True):

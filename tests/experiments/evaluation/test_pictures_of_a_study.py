@@ -43,7 +43,7 @@ def test_a_strip_is_a_bad_image_and_the_rest_goes_on(tmp_path: Path) -> None:
         "method=prompt", "benchmark=table", f"benchmark.path={path}", f"output_root={tmp_path}/o", "max_new_tokens=2",
     )  # fmt: skip
     vlm = VLM(*families.qwen2_5_vl(), name="qwen", revision="1")
-    with study.opened(run, vlm=vlm) as opened:
+    with study.open_study(run, vlm=vlm) as opened:
         opened.answer_all()
         records = read(run)
         assert len(records) == 8
@@ -64,7 +64,7 @@ def test_a_picture_edited_in_place_is_seen_and_reaches_no_other_arm(tmp_path: Pa
     own = ["method=file", f"method.path={rule}", "+method@arms.prompt=prompt"]
     edited = run_of(*own, *common, f"output_root={tmp_path}/o")
     for run in (plain, edited):
-        with study.opened(run) as opened:
+        with study.open_study(run) as opened:
             opened.answer_all()
     before, after = read(plain), read(edited)
     for case in "1234":

@@ -17,10 +17,10 @@ from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.mmsafeaware import MMSafeAware
 from experiments.benchmarks.mossbench import MOSSBench
 from experiments.config import Run
-from experiments.evaluation.admission import check_learning
 from experiments.evaluation.cases import limited
 from experiments.evaluation.folds import FOLDS, learning_folds
 from experiments.evaluation.learning import learned, learned_in
+from experiments.evaluation.validated_run import check_learning
 from experiments.runs.launch import Launch
 from experiments.runs.store import open_run
 from experiments.types import Benchmark, Kind, Loaded, Sample

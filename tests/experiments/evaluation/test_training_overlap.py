@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from experiments.config import Run
-from experiments.evaluation.training_overlap import apart_from_training
+from experiments.evaluation.training_overlap import exclude_trained
 from experiments.types import Loaded, Sample
 from interp.checkpoints.config import ModelConfig
 from interp.errors import UserError
@@ -124,21 +124,21 @@ def test_re_encoded_and_resized_pictures_are_known_again(
     loaded = Loaded(samples(edit)(tmp_path), {}, "")
     arms = {"plain": VCD(), "ours": Shifted(VRTuning(str(adapter)), 0.5)}
     with pytest.raises(UserError, match="24 of the 32 cases are training rows of ours"):
-        apart_from_training(arms, None, loaded, skip=False)
-    apart = apart_from_training(arms, None, loaded, skip=True)
+        exclude_trained(arms, None, loaded, skip=False)
+    apart = exclude_trained(arms, None, loaded, skip=True)
     assert [int(sample.id) for sample in apart.loaded.samples] == list(range(TRAINED, CASES))
     assert len(apart.loaded.missing) == TRAINED
     assert apart.notes == []
     with pytest.raises(UserError, match="proves nothing on it; evaluate on others"):
-        apart_from_training(arms, None, loaded._replace(samples=loaded.samples[:TRAINED]), skip=True)
-    assert apart_from_training({"plain": VCD()}, None, loaded, skip=False) == (loaded, [])
+        exclude_trained(arms, None, loaded._replace(samples=loaded.samples[:TRAINED]), skip=True)
+    assert exclude_trained({"plain": VCD()}, None, loaded, skip=False) == (loaded, [])
 
 
 def test_a_picture_under_other_words_is_evaluated(adapter: Path, tmp_path: Path) -> None:
     given = samples(lambda image, path: image.save(path))(tmp_path)
     other = [replace(sample, text="else", prompt="Safe? else") for sample in given]
     arms = {"ours": VRTuning(str(adapter))}
-    assert apart_from_training(arms, None, Loaded(other, {}, ""), skip=False) == (Loaded(other, {}, ""), [])
+    assert exclude_trained(arms, None, Loaded(other, {}, ""), skip=False) == (Loaded(other, {}, ""), [])
 
 
 def test_a_model_that_it_was_merged_into_is_compared_too(adapter: Path, tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_model_that_it_was_merged_into_is_compared_too(adapter: Path, tmp_path
     model = ModelConfig("own", str(tmp_path / "merged"))
     loaded = Loaded(samples(lambda image, path: image.save(path))(tmp_path), {}, "")
     with pytest.raises(UserError, match="24 of the 32 cases are training rows of the model own"):
-        apart_from_training({"plain": VCD()}, model, loaded, skip=False)
+        exclude_trained({"plain": VCD()}, model, loaded, skip=False)
 
 
 LEARNERS: list[Any] = [TruthReadout(layer=1), DirectionSteering(layer=1), AblateDirection(layer=1, by="truth")]
@@ -170,4 +170,4 @@ def test_what_is_learned_carries_its_cases(learner: Any, vlm: VLM, tmp_path: Pat
     for i in range(26):
         picture(i).save(tmp_path / f"{i}.png")
     with pytest.raises(UserError, match="24 of the 26 cases are training rows of mine"):
-        apart_from_training({"mine": Shifted(taught, 1.0)}, None, Loaded(cases, {}, ""), skip=False)
+        exclude_trained({"mine": Shifted(taught, 1.0)}, None, Loaded(cases, {}, ""), skip=False)

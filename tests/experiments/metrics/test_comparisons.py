@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.evaluation.admission import check_contrasts
+from experiments.evaluation.validated_run import check_contrasts
 from experiments.metrics.bootstrap import auroc
 from experiments.metrics.claims import CLAIMS, HIGHER, INCONCLUSIVE, LOWER, NO_DIFFERENCE, NOT_TESTED, TOO_FEW
 from experiments.metrics.estimates import student_quantile

@@ -1,7 +1,7 @@
-"""Admission: which arms answer which cases, decided once a run, before any weights load.
+"""Which arms answer which cases: decided once a run, before any weights load.
 
-``admit`` makes all checks. What a method needs it declares itself (``mitigation.method.Abilities``); nothing asks for
-its class.
+``validate`` makes all checks. A method declares what it needs (``mitigation.method.Abilities``); nothing asks for its
+class.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -14,7 +14,7 @@ from experiments.config import Run
 from experiments.evaluation import controls
 from experiments.evaluation.cases import development_cases, guarding, limited, load_cases
 from experiments.evaluation.folds import SAFE, learning_folds
-from experiments.evaluation.training_overlap import limited_apart
+from experiments.evaluation.training_overlap import exclude_and_limit
 from experiments.metrics.results import ALL
 from experiments.report.text import shortfall
 from experiments.runs.launch import Launch
@@ -27,7 +27,7 @@ NO_MARGIN = "it is a constant on the margin between Yes and No, which an open an
 
 
 @dataclass(frozen=True)
-class Admitted:
+class ValidatedRun:
     """A run's arms and cases after all checks.
 
     ``complete`` are the benchmark's cases, ``loaded`` those of them within ``run.limit``, which are answered.
@@ -44,7 +44,7 @@ class Admitted:
     questions: Sequence[Sample] = ()
 
 
-def admit(run: Run, console: Console | None = None, *, to_come: Collection[str] = ()) -> Admitted:
+def validate(run: Run, console: Console | None = None, *, to_come: Collection[str] = ()) -> ValidatedRun:
     """Checks all of ``run`` that can be checked without weights, and loads its cases.
 
     ``to_come`` names arms that are chosen on the development split before the study. What cannot run here, and what is
@@ -61,7 +61,7 @@ def admit(run: Run, console: Console | None = None, *, to_come: Collection[str] 
     check_contrasts(run, [*run.arms, *to_come], run.benchmark.kind)
     _check_endpoint(run)
     questions = [] if run.guard is None else load_cases(guarding(run), console).samples
-    complete, loaded, notes = limited_apart(run, load_cases(run, console), console)
+    complete, loaded, notes = exclude_and_limit(run, load_cases(run, console), console)
     excluded = excluded_arms(run, loaded.samples)
     entering = {arm: method for arm, method in run.arms.items() if arm not in excluded}
     learning = {arm: method for arm, method in entering.items() if isinstance(method, TrainableMethod)}
@@ -77,7 +77,7 @@ def admit(run: Run, console: Console | None = None, *, to_come: Collection[str] 
     for arm, method in run.arms.items():
         if isinstance(method, Responses):
             console.print(f"{arm}: {method.check(loaded.samples)}", highlight=False, markup=False)
-    return Admitted(complete, loaded, development, excluded, notes, questions)
+    return ValidatedRun(complete, loaded, development, excluded, notes, questions)
 
 
 def excluded_arms(run: Run, samples: Sequence[Sample]) -> dict[str, str]:
