@@ -5,6 +5,7 @@ from the others, greedy answers, and Yes/No margins. Causes are read off what di
 likely, not proved.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -66,167 +67,106 @@ class Side:
     fault: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Parity:
     """What both sides made of each prompt, and whether that is the same.
 
-    ``close`` is how far margins may lie apart (logits). ``same`` holds where all were asked, tokens are equal where
-    they are given, and margins are close, or, without margins, answers equal.
+    ``close`` is how far margins may lie apart (logits). ``image_token`` is None if the picture is read without tokens
+    of its own.
     """
 
     prompts: Sequence[Prompt]
     here: Sequence[Side]
     there: Sequence[Side]
-    image_token: int | None  # None: the picture is read without tokens of its own
+    image_token: int | None
     close: float
     dtype: str
     decode: Callable[[Sequence[int]], str]
     unasked: str = ""
 
-    @property
-    def rows(self) -> list[int]:
-        """The prompts that the endpoint answered."""
-        return [row for row, side in enumerate(self.there) if not side.fault]
-
-    @property
-    def known(self) -> list[int]:
-        """Those of which it gave the tokens."""
-        return [row for row in self.rows if self.there[row].tokens is not None]
-
-    @property
-    def otherwise(self) -> list[int]:
-        """Those whose tokens differ but for the picture's."""
-        return [row for row in self.known if self._text(self.here[row]) != self._text(self.there[row])]
-
-    @property
-    def pictures(self) -> list[int]:
-        """Those whose picture becomes another number of tokens."""
-        return [row for row in self.known if self._pictured(self.here[row]) != self._pictured(self.there[row])]
-
-    @property
-    def apart(self) -> dict[int, float]:
-        """How far the margins of each prompt lie apart, at least (logits); of those that have any."""
-        found = {}
-        for row in self.rows:
-            own, other = self.here[row].low, self.there[row]
-            if own == own and other.low == other.low and other.high == other.high:
-                found[row] = max(other.low - own, own - other.high, 0.0)
-        return found
-
-    @property
-    def far(self) -> list[int]:
-        """Those whose margins are not close."""
-        return [row for row, off in self.apart.items() if off > self.close]
-
-    @property
-    def answers(self) -> list[int]:
-        """Those whose answers differ."""
-        return [row for row in self.rows if self.here[row].answer != self.there[row].answer]
+    def __post_init__(self) -> None:
+        """Compare each prompt that the endpoint answered."""
+        self.answered = [row for row, side in enumerate(self.there) if not side.fault]
+        self.read = [row for row in self.answered if self.there[row].tokens is not None]
+        self.reworded = [row for row in self.read if self._words(self.here[row]) != self._words(self.there[row])]
+        self.rescaled = [row for row in self.read if self._patches(self.here[row]) != self._patches(self.there[row])]
+        self.distances = {
+            row: max(self.there[row].low - self.here[row].low, self.here[row].low - self.there[row].high, 0.0)
+            for row in self.answered
+            if not any(map(math.isnan, (self.here[row].low, self.there[row].low, self.there[row].high)))
+        }
+        self.far = [row for row, distance in self.distances.items() if distance > self.close]
+        self.parted = [row for row in self.answered if self.here[row].answer != self.there[row].answer]
 
     @property
     def same(self) -> bool:
-        """See the class."""
-        asked = len(self.rows) == len(self.prompts)
-        return asked and not (self.otherwise or self.pictures or self.far or (self.answers and not self.apart))
+        """Whether all prompts were answered, tokens are equal if given, and margins, else answers, agree."""
+        differ = self.reworded or self.rescaled or self.far or (self.parted and not self.distances)
+        return len(self.answered) == len(self.prompts) and not differ
 
     def causes(self) -> list[str]:
-        """Why they differ, as far as that can be read off."""
-        found = []
-        if self.otherwise:
-            found.append(self._written())
-        if lost := [row for row in self.pictures if not self._pictured(self.there[row])]:
-            found.append(
-                f"{len(lost)} pictures do not arrive: no token of them is read there (a model of text alone, or a "
-                "template without a place for a picture)"
+        """Return likely reasons for the differences."""
+        causes = []
+        if self.reworded:
+            row = self.reworded[0]
+            mine, theirs = self._words(self.here[row]), self._words(self.there[row])
+            pairs = enumerate(zip(mine, theirs, strict=False))
+            first = next((at for at, (a, b) in pairs if a != b), min(len(mine), len(theirs)))
+            ours, other = (self.decode(ids[max(0, first - 4) : first + 8]) for ids in (mine, theirs))
+            causes.append(
+                f"{len(self.reworded)} prompts are written otherwise ({self.prompts[row].key}: {ours!r} here, "
+                f"{other!r} there): another chat template, a system prompt or a second beginning token of the server's (vLLM: "
+                "--chat-template; here: model.chat_template, model.template)"
             )
-        if scaled := [row for row in self.pictures if row not in lost]:
-            row = scaled[0]
+        if lost := [row for row in self.rescaled if not self._patches(self.there[row])]:
+            causes.append(f"{len(lost)} pictures do not arrive: no token of them is read there")
+        elif self.rescaled:
+            row = self.rescaled[0]
             image = self.prompts[row].image
-            size = "" if image is None else f" of {image.size[0]}×{image.size[1]} pixels"
-            found.append(
-                f"{len(scaled)} pictures become another number of tokens (one{size}: "
-                f"{self._pictured(self.here[row])} here, {self._pictured(self.there[row])} there): other limits on the "
-                "picture's size (vLLM: --mm-processor-kwargs; here: min_pixels, max_pixels, longest_edge, max_tiles; "
-                "model.max_image_side scales before sending)"
+            width, height = (0, 0) if image is None else image.size
+            causes.append(
+                f"{len(self.rescaled)} pictures become another number of tokens (one of {width}×{height} pixels: "
+                f"{self._patches(self.here[row])} here, {self._patches(self.there[row])} there): other limits on the "
+                "picture's size (vLLM: --mm-processor-kwargs; here: min_pixels, max_pixels, longest_edge, max_tiles)"
             )
-        differ = {*self.otherwise, *self.pictures}
-        far = [row for row in self.far if row not in differ]
-        if far:
-            found.append(self._margins(far))
-        parted = [row for row in self.answers if row not in {*differ, *far}]
-        if parted:
-            row = parted[0]
-            found.append(
-                f"{len(parted)} answers part although prompts and margins agree ({self.prompts[row].key}: "
+        if far := [row for row in self.far if row not in {*self.reworded, *self.rescaled}]:
+            largest = max(self.distances[row] for row in far)
+            coarse = f"{self.dtype} here and a coarser number format there (vLLM: --dtype float32)"
+            weights = "other weights, another image processor, or sampling defaults that change log-probabilities"
+            cause = coarse if largest <= CLOSE[torch.bfloat16] else weights
+            causes.append(f"margins of {len(far)} prompts lie up to {largest:.2g} logits apart: {cause}")
+        if not causes and self.parted:
+            row = self.parted[0]
+            causes.append(
+                f"{len(self.parted)} answers part although prompts and margins agree ({self.prompts[row].key}: "
                 f"{self.here[row].answer!r} here, {self.there[row].answer!r} there): two tokens that are nearly as "
-                "likely, or defaults of the server's sampling, such as a repetition penalty (vLLM: --generation-config "
-                "vllm leaves those of generation_config.json out)"
+                "likely, or defaults of the server's sampling (vLLM: --generation-config vllm)"
             )
-        return found
+        return causes
 
-    def _written(self) -> str:
-        row = self.otherwise[0]
-        own, other = self._text(self.here[row]), self._text(self.there[row])
-        count = len(self.otherwise)
-        if len(other) == len(own) + 1 and other[1:] == own:
-            return (
-                f"{count} prompts begin with one token more there ({self.decode(other[:1])!r}): the template writes "
-                "the token of the beginning and the server adds it again"
-            )
-        at = next((i for i, (a, b) in enumerate(zip(own, other, strict=False)) if a != b), min(len(own), len(other)))
-        one, two = (self.decode(ids[max(0, at - 4) : at + 8]) for ids in (own, other))
-        return (
-            f"{count} prompts are written otherwise ({self.prompts[row].key}: {one!r} here, {two!r} there): "
-            "another chat template, or a system prompt of the server's (vLLM: --chat-template; here: "
-            "model.chat_template, model.template)"
-        )
+    def _words(self, side: Side) -> list[int]:
+        return [token for token in side.tokens or () if token != self.image_token]
 
-    def _margins(self, far: Sequence[int]) -> str:
-        largest = max(self.apart[row] for row in far)
-        pictured = {row for row in far if self.prompts[row].image is not None}
-        in_words = [row for row in self.apart if self.prompts[row].image is None]
-        alike = "with the same tokens " if self.known else ""
-        said = f"margins of {len(far)} prompts {alike}lie up to {largest:.2g} logits apart"
-        if in_words and pictured == set(far):
-            return (
-                f"{said}, all with a picture, while {len(in_words)} in words agree: the picture's pixels are made "
-                "otherwise (another image processor or resampling), or another picture arrives"
-            )
-        if largest <= CLOSE[torch.bfloat16]:
-            return f"{said}: {self.dtype} here and a coarser number format there (vLLM: --dtype float32)"
-        return (
-            f"{said}: other weights (another revision, an adapter, a quantisation), sampling defaults that change "
-            f"log-probabilities{'' if self.known else ', or another prompt, which tokens would tell'}"
-        )
-
-    def _text(self, side: Side) -> list[int]:
-        return [one for one in side.tokens or () if one != self.image_token]
-
-    def _pictured(self, side: Side) -> int:
-        return sum(one == self.image_token for one in side.tokens or ())
+    def _patches(self, side: Side) -> int:
+        return sum(token == self.image_token for token in side.tokens or ())
 
     def __str__(self) -> str:
-        n, known = len(self.prompts), self.known
+        n, answered, read = len(self.prompts), len(self.answered), len(self.read)
         lines = [f"{n} prompts here ({self.dtype}) and there{self.unasked}"]
-        if len(self.rows) < n:
-            row = next(at for at in range(n) if at not in self.rows)
-            lines.append(f"not answered: {n - len(self.rows)} of {n} (the first: {self.there[row].fault})")
-        if known:
-            lines += [
-                f"the same words, as tokens: {len(known) - len(self.otherwise)} of {len(known)}",
-                f"as many tokens of the picture: {len(known) - len(self.pictures)} of {len(known)}",
-            ]
-        else:
-            lines.append("tokens: not given by this endpoint (a vLLM gives them: model.engine=vllm)")
-        lines.append(
-            f"the same answer, up to {TOKENS} tokens: {len(self.rows) - len(self.answers)} of {len(self.rows)}"
-        )
-        if apart := self.apart:
-            bounds = sum(self.there[row].low < self.there[row].high for row in apart)
-            of = f", {bounds} of them by bounds" if bounds else ""
+        if answered < n:
+            fault = next(side.fault for side in self.there if side.fault)
+            lines.append(f"not answered: {n - answered} of {n} (the first: {fault})")
+        lines += [
+            f"the same words, as tokens: {read - len(self.reworded)} of {read}",
+            f"as many tokens of the picture: {read - len(self.rescaled)} of {read}",
+        ] if read else ["tokens: not given by this endpoint (a vLLM gives them: model.engine=vllm)"]  # fmt: skip
+        lines.append(f"the same answer, up to {TOKENS} tokens: {answered - len(self.parted)} of {answered}")
+        if self.distances:
+            bounds = sum(self.there[row].low < self.there[row].high for row in self.distances)
+            by_bounds = f", {bounds} of them by bounds" if bounds else ""
             lines.append(
-                f"margins within {self.close:g} logits: {len(apart) - len(self.far)} of {len(apart)}{of} (largest "
-                f"difference {max(apart.values()):.1e})"
+                f"margins within {self.close:g} logits: {len(self.distances) - len(self.far)} of {len(self.distances)}"
+                f"{by_bounds} (largest difference {max(self.distances.values()):.1e})"
             )
         else:
             lines.append(f"margins: not given by this endpoint ({NO_MARGINS})")

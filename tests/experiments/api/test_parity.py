@@ -77,7 +77,9 @@ def made(here: list[Side], there: list[Side], dtype: str = "float32") -> Parity:
 def test_causes_follow_from_what_differs() -> None:
     own = Side([1, 9, 9, 2], "Yes", 1.0, 1.0)
     assert made([own], [own]).same
-    assert "begin with one token more there ('[1]')" in str(made([own], [replace(own, tokens=[1, 1, 9, 9, 2])]))
+    assert "1 prompts are written otherwise (p0: '[1, 2]' here, '[1, 1, 2]' there)" in str(
+        made([own], [replace(own, tokens=[1, 1, 9, 9, 2])])
+    )
     tiles = str(made([own], [replace(own, tokens=[1, 9, 2])]))
     assert "(one of 10×20 pixels: 2 here, 1 there)" in tiles
     assert "a coarser number format there" in str(made([own], [replace(own, low=1.1, high=1.1)]))
