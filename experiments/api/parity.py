@@ -115,8 +115,8 @@ class Parity:
             ours, other = (self.decode(ids[max(0, first - 4) : first + 8]) for ids in (mine, theirs))
             causes.append(
                 f"{len(self.reworded)} prompts are written otherwise ({self.prompts[row].key}: {ours!r} here, "
-                f"{other!r} there): another chat template, a system prompt or a second beginning token of the server's (vLLM: "
-                "--chat-template; here: model.chat_template, model.template)"
+                f"{other!r} there): another chat template, a system prompt or a second beginning token of the server's "
+                "(vLLM: --chat-template; here: model.chat_template, model.template)"
             )
         if lost := [row for row in self.rescaled if not self._patches(self.there[row])]:
             causes.append(f"{len(lost)} pictures do not arrive: no token of them is read there")
