@@ -53,8 +53,8 @@ def spelled_out(arguments: Sequence[str]) -> list[str]:
     """
     if arguments[:1] == ["explore"]:  # a task that has a word of its own
         arguments = ["task=explore", *arguments[1:]]
-    whole = [f"task.{argument}" if argument.partition("=")[0] in SHORT else argument for argument in arguments]
-    return [f"++{argument}" if SETTING.match(argument) else argument for argument in whole]
+    spelled = [f"task.{argument}" if argument.partition("=")[0] in SHORT else argument for argument in arguments]
+    return [f"++{argument}" if SETTING.match(argument) else argument for argument in spelled]
 
 
 def with_plan_apart(arguments: Sequence[str]) -> list[str]:
@@ -64,11 +64,11 @@ def with_plan_apart(arguments: Sequence[str]) -> list[str]:
     """
     if PLAN not in arguments:
         return list(arguments)
-    own = OmegaConf.load(CONF / "task" / "plan.yaml").keys()
+    options = OmegaConf.load(CONF / "task" / "plan.yaml").keys()
     apart = ["+task@plan=plan"]
     for argument in arguments:
         key, dot, option = argument.partition(".")
-        mine = key == "task" and dot and option.partition("=")[0] in own
+        mine = key == "task" and dot and option.partition("=")[0] in options
         apart += [f"plan.{option}"] if mine else [argument] * (argument != PLAN)
     return apart
 

@@ -95,11 +95,11 @@ class Doctor:
             except Exception as error:  # the others go on
                 message = " ".join(str(error).split()) or "no message"
                 findings = [Finding(State.MISSING, f"could not be checked: {type(error).__name__}: {message}")]
-            for found in findings:
-                word, colour = found.state.value
-                table.add_row(name, Text(word, style=colour), Text(found.detail))
-                notes += found.state is State.NOTE
-                missing += [name] if found.state is State.MISSING else []
+            for finding in findings:
+                word, colour = finding.state.value
+                table.add_row(name, Text(word, style=colour), Text(finding.detail))
+                notes += finding.state is State.NOTE
+                missing += [name] if finding.state is State.MISSING else []
             console.print(table)
         if missing:
             counted = f"{len(missing)} thing{'s are' if len(missing) > 1 else ' is'} missing"
@@ -121,14 +121,18 @@ def packages() -> Iterator[Finding]:
     from packaging.requirements import Requirement
 
     needed = [Requirement(line) for line in requires(DISTRIBUTION) or ()]
-    needed = [one for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})]
+    needed = [
+        requirement
+        for requirement in needed
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+    ]
     wrong = []
-    for one in needed:
-        here = _version(one.name)
+    for requirement in needed:
+        here = _version(requirement.name)
         if here is None:
-            wrong.append(f"'{one.name}{one.specifier}' (not installed)")
-        elif not one.specifier.contains(here, prereleases=True):
-            wrong.append(f"'{one.name}{one.specifier}' (here: {here})")
+            wrong.append(f"'{requirement.name}{requirement.specifier}' (not installed)")
+        elif not requirement.specifier.contains(here, prereleases=True):
+            wrong.append(f"'{requirement.name}{requirement.specifier}' (here: {here})")
     if wrong:
         yield Finding(State.MISSING, f"pip install {', '.join(wrong)}, or `make install` in the clone")
     else:
@@ -199,11 +203,13 @@ def hub(run: Run) -> Iterator[Finding]:
     config = run.model if isinstance(run.model, ModelConfig) and not run.model.path.startswith(ORGANISM) else _real()
     token = "a token is set" if get_token() else "no token is set: gated models need one (`hf auth login` or HF_TOKEN)"
     try:
-        place = find(config)
+        source = find(config)
     except UserError as error:
         yield Finding(State.NOTE, str(error))
     else:
-        where = "a local folder" if Path(place.path).is_dir() else "in the cache" if place.local_only else "on the hub"
+        where = (
+            "a local folder" if Path(source.path).is_dir() else "in the cache" if source.local_only else "on the hub"
+        )
         yield Finding(State.OK, f"{config.path} is {where}")
     yield Finding(State.OK, token)
 
@@ -221,15 +227,15 @@ def language_model() -> Iterator[Finding]:
     """Whether ``model=smol_organism`` was made of its language model."""
     from interp.checkpoints.cache import GET, organism_folder, read_record
 
-    place = organism_folder()
-    record = read_record(place)
+    folder = organism_folder()
+    record = read_record(folder)
     if record is None:
-        yield Finding(State.NOTE, f"for model=smol_organism {GET}: it is not at {place}")
+        yield Finding(State.NOTE, f"for model=smol_organism {GET}: it is not at {folder}")
     elif not record.exact:
-        detail = f"{place} is made of {record.source}, not of what model=smol_organism was trained on"
+        detail = f"{folder} is made of {record.source}, not of what model=smol_organism was trained on"
         yield Finding(State.NOTE, detail)
     else:
-        yield Finding(State.OK, f"for model=smol_organism, at {place}")
+        yield Finding(State.OK, f"for model=smol_organism, at {folder}")
 
 
 def bundled_model() -> Iterator[Finding]:

@@ -83,8 +83,8 @@ def _page_of(group: str, name: str) -> str:
     parts = [title, "\n".join(map(_wrapped, about))]
     task = name
     if group == "exp":
-        found = [line.rpartition(": ")[2] for line in lines if line.strip().startswith("- override /task:")]
-        task = found[-1] if found else "study"
+        tasks = [line.rpartition(": ")[2] for line in lines if line.strip().startswith("- override /task:")]
+        task = tasks[-1] if tasks else "study"
         settings = textwrap.indent("\n".join(lines[lines.index(BODY) :]), "  ")
         parts.append(f"What it sets, where you say nothing else\n{settings}")
     of_task = source_lines("task", task)
@@ -127,7 +127,7 @@ def top_level_options() -> dict[str, str]:
 
 def _options(lines: Sequence[str]) -> list[tuple[str, str, str]]:
     """Key, default and comment of each option at the top of a file that has a comment."""
-    return [(one["key"], one["value"], one["comment"]) for line in lines if (one := OPTION.fullmatch(line))]
+    return [(option["key"], option["value"], option["comment"]) for line in lines if (option := OPTION.fullmatch(line))]
 
 
 def _default(value: str) -> str:

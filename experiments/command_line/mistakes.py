@@ -58,14 +58,14 @@ def _mistake(word: str, refused: Exception, others: Sequence[str]) -> str:
     key, equals, value = word.partition("=")
     name, plus = key.lstrip("+~"), key.startswith("+")
     group = name.partition("@")[0]
-    if known := options_of(group):
-        if value not in known:
-            longer = [option for option in known if value in option]
-            near = (longer if 0 < len(longer) <= MOST else []) or get_close_matches(value, known, n=3)
+    if options := options_of(group):
+        if value not in options:
+            longer = [option for option in options if value in option]
+            near = (longer if 0 < len(longer) <= MOST else []) or get_close_matches(value, options, n=3)
             meant = (
                 f"did you mean {' or '.join(f'{key}={option}' for option in near)}? There are" if near else "there are"
             )
-            return f"{word}: there is no such option; {meant} {', '.join(known)}"
+            return f"{word}: there is no such option; {meant} {', '.join(options)}"
         if group == "exp" and not plus:
             return f"{word}: an experiment is written with a plus; did you mean +{word}?"
         if plus:
@@ -115,12 +115,12 @@ def _unread(error: Exception, word: str, arguments: Sequence[str]) -> str:
 
 def _of_a_word(word: str, arguments: Sequence[str]) -> str:
     """What may have been meant by a word that stands alone."""
-    at = arguments.index(word)
+    index = arguments.index(word)
     if meant := [f"{typed}={word}" for typed, group in NAMED.items() if word in options_of(group)]:
         return f"did you mean {' or '.join(meant)}?"
-    if at and "=" in arguments[at - 1] and not arguments[at - 1].startswith("-"):
-        rest = takewhile(lambda one: "=" not in one, arguments[at:])
-        typed = quoted(" ".join([arguments[at - 1], *rest]))
+    if index and "=" in arguments[index - 1] and not arguments[index - 1].startswith("-"):
+        rest = takewhile(lambda one: "=" not in one, arguments[index:])
+        typed = quoted(" ".join([arguments[index - 1], *rest]))
         return f"a value with spaces is put into quotes, which the shell must keep; write {typed}"
     return "--help lists both"
 
@@ -148,16 +148,16 @@ def _composed(overrides: Sequence[str]) -> DictConfig:
 
 
 def _keys(config: DictConfig, prefix: str = "") -> list[str]:
-    found = []
+    keys = []
     for name in map(str, config):
         if name.startswith("_"):
             continue
         key = f"{prefix}{name}"
-        found.append(key)
+        keys.append(key)
         node = config._get_node(name)
         if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
-            found += _keys(node, f"{key}.")
-    return found
+            keys += _keys(node, f"{key}.")
+    return keys
 
 
 def _nearest(key: str, known: Sequence[str], value: str) -> str:
@@ -166,5 +166,6 @@ def _nearest(key: str, known: Sequence[str], value: str) -> str:
     ending = [one for one in known if one.rpartition(".")[2] == last and one.startswith(key.partition(".")[0])]
     if near := ending[:3] or get_close_matches(key, known, n=1):
         return f"did you mean {' or '.join(f'{one}{value}' for one in near)}?"
-    of = [one.rpartition(".")[2] for one in known if one.rpartition(".")[0] == (node if node in known else "")]
-    return f"{node or 'the run'} has {', '.join(of[:MOST])}{', … (--cfg job shows all)' if len(of) > MOST else ''}"
+    parent = node if node in known else ""
+    siblings = [name.rpartition(".")[2] for name in known if name.rpartition(".")[0] == parent]
+    return f"{node or 'the run'} has {', '.join(siblings[:MOST])}{', … (--cfg job shows all)' if len(siblings) > MOST else ''}"

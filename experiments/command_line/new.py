@@ -43,9 +43,9 @@ def new(arguments: list[str], *, into: Path | None = None) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text.replace("MODULE_NAME", name).replace("CLASS_NAME", _class_name(name)), encoding="utf-8")
     chosen = f"method=file method.path={name}.py" if kind in METHODS else f"--config-dir {FOLDER} {kind}={name}"
-    shown = "\n".join(f"  {path.relative_to(folder)}" for path in written)
+    listed = "\n".join(f"  {path.relative_to(folder)}" for path in written)
     next_steps = f"  {sys.executable} -m pytest test_{name}.py\n  forestlens {chosen} limit=20"
-    return f"Written:\n{shown}\nNext (pytest comes by pip install pytest):\n{next_steps}\n"
+    return f"Written:\n{listed}\nNext (pytest comes by pip install pytest):\n{next_steps}\n"
 
 
 def _check_name(name: str) -> None:
@@ -54,8 +54,8 @@ def _check_name(name: str) -> None:
             f"new … {name}: becomes a Python module; take lower-case letters, digits and _, begin with a letter, and "
             "not with test_"
         )
-    found = importlib.util.find_spec(name) if name not in sys.builtin_module_names else True
-    if found is not None and getattr(found, "origin", None) != str(Path.cwd() / f"{name}.py"):
+    spec = importlib.util.find_spec(name) if name not in sys.builtin_module_names else True
+    if spec is not None and getattr(spec, "origin", None) != str(Path.cwd() / f"{name}.py"):
         raise UserError(f"new … {name}: a module of this name is installed, and would hide yours; choose another name")
 
 

@@ -118,9 +118,9 @@ def _check_values(tree: dict[str, Any]) -> None:
     Raises:
         UserError: names the first value out of range.
     """
-    for key, known in ONE_OF.items():
-        if tree[key] not in known:
-            raise UserError(f"{key}={tree[key]}: must be one of {', '.join(known)}")
+    for key, values in ONE_OF.items():
+        if tree[key] not in values:
+            raise UserError(f"{key}={tree[key]}: must be one of {', '.join(values)}")
     for key, (least, otherwise) in LEAST.items():
         if tree[key] is not None and tree[key] < least:
             raise UserError(f"{key}={tree[key]}: must be at least {least}{otherwise}")
@@ -179,10 +179,10 @@ def named_by_what_is_loaded(node: Any) -> Any:
     """
     if not (isinstance(node, dict) and HydraConfig.initialized()):
         return node
-    place = "model" if "base_url" in node else "path"
+    option = "model" if "base_url" in node else "path"
     given = {override.partition("=")[0].lstrip("+") for override in HydraConfig.get().overrides.task}
-    moved = f"model.{place}" in given and "model.name" not in given
-    return node | {"name": _last_part(str(node[place]))} if moved and node.get(place) else node
+    moved = f"model.{option}" in given and "model.name" not in given
+    return node | {"name": _last_part(str(node[option]))} if moved and node.get(option) else node
 
 
 def _last_part(path: str) -> str:

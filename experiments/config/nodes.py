@@ -49,10 +49,10 @@ def _checked(node: dict[str, Any], key: str) -> dict[str, Any]:
         for name, value in node.items()
         if name not in special
     }
-    known = list(inspect.signature(target).parameters)
+    parameters = list(inspect.signature(target).parameters)
     for name in given:
-        if name not in known:
-            raise UserError(f"{key}.{name}: {special['_target_']} has no such argument; known: {', '.join(known)}")
+        if name not in parameters:
+            raise UserError(f"{key}.{name}: {special['_target_']} has no such argument; known: {', '.join(parameters)}")
     if dataclasses.is_dataclass(target):
         given = _typed(target, given, key)
     return special | given

@@ -58,8 +58,8 @@ def cases_to_show(
     samples: Sequence[Sample], records: Sequence[Mapping[str, Any]], *, studied: str, reference: str, limit: int
 ) -> list[Sample]:
     """At most ``limit`` cases: half of them flips from ``reference`` to ``studied``, then failures of the former."""
-    found = choose(flips(records, arm=studied, reference=reference), arm=studied, count=max(1, limit // 2))
-    flipped = [flip.case for flip in found]
+    flipping = choose(flips(records, arm=studied, reference=reference), arm=studied, count=max(1, limit // 2))
+    flipped = [flip.case for flip in flipping]
     failures = [
         r["case"] for r in records if r["arm"] == reference and correct(r) is False and r["case"] not in flipped
     ]
@@ -122,12 +122,12 @@ def _recorded(
                 "look at it with branch=auto or sequential"
             )
         maps = {(one.row, one.step): one for one in log.maps}
-        found = []
+        entries = []
         for row, (ids, segments) in enumerate(zip(generation.token_ids, log.rows, strict=True)):
-            shown = [step for step in steps if (row, step) in maps and step < max(1, len(ids))]
-            entry = packed(vlm, {step: maps[row, step] for step in shown}, segments, ids)
-            found.append({"branch": generation.branch} | entry)
-        return found
+            recorded = [step for step in steps if (row, step) in maps and step < max(1, len(ids))]
+            entry = packed(vlm, {step: maps[row, step] for step in recorded}, segments, ids)
+            entries.append({"branch": generation.branch} | entry)
+        return entries
 
     return vlm.batches.gathered(prompts_of(samples), ask)
 
@@ -182,8 +182,8 @@ def _averaged(found: "AttentionMap", width: int) -> Float[Tensor, "layer group c
 
 def _grid(segments: "RowSegments") -> "PatchGrid | None":
     """The grid over the whole picture, or else the first there is."""
-    whole = [grid for grid in segments.grids if grid.name in WHOLE_PICTURE]
-    return next(iter([*whole, *segments.grids]), None)
+    covering = [grid for grid in segments.grids if grid.name in WHOLE_PICTURE]
+    return next(iter([*covering, *segments.grids]), None)
 
 
 def _picture(weights: Float[Tensor, "token layer group column"], grid: "PatchGrid", most: int) -> dict[str, Any]:

@@ -82,5 +82,5 @@ def guarding(run: Run) -> Run:
     """The run on the questions about pictures of its ``guard``, all of them."""
     assert run.guard is not None
     tokens = run.max_new_tokens if run.benchmark.kind == run.guard.kind else SHORT
-    asked = on_benchmark(run, run.guard, run.name, tokens=tokens, described={"guard": repr(run.guard)})
-    return replace(asked, limit=None)
+    guarded = on_benchmark(run, run.guard, run.name, tokens=tokens, described={"guard": repr(run.guard)})
+    return replace(guarded, limit=None)

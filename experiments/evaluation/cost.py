@@ -23,8 +23,8 @@ class CostLog:
     ) -> None:
         """Keeps what a batch took and what it was spared."""
         tokens = sum(map(len, generation.token_ids))
-        taken = {"cases": len(prompts), "tokens": tokens, **spent, **(generation.spent or {})}
-        self._store.append([{"arm": arm, "first": prompts[0].key, **taken}], COST)
+        line = {"cases": len(prompts), "tokens": tokens, **spent, **(generation.spent or {})}
+        self._store.append([{"arm": arm, "first": prompts[0].key, **line}], COST)
 
     def by_arm(self) -> dict[str, dict[str, float]]:
         """By arm, its cases with their tokens and seconds in the run so far, its development split's among them.

@@ -26,16 +26,16 @@ def judge_batch(samples: Sequence[Sample], arm: str, generation: "Generation", j
     readable = [index for index, status in enumerate(statuses) if status.has_text and generation.texts[index]]
     items = [item_of(samples[index], generation.texts[index]) for index in readable]
     judgements = dict(zip(readable, judge.judge(items), strict=True)) if items else {}
-    found = []
+    lines = []
     for index, (sample, status) in enumerate(zip(samples, statuses, strict=True)):
         reason = "" if generation.reasons is None else generation.reasons[index]
         if status.excluded:
-            found.append(records.failed(sample, arm, status, reason))
+            lines.append(records.failed(sample, arm, status, reason))
             continue
         judgement, response = judgements.get(index, judgement_without_text(judge)), generation.texts[index]
-        found.append(_answered(sample, arm, generation, index, status=status, response=response,
+        lines.append(_answered(sample, arm, generation, index, status=status, response=response,
                                judgement=judgement, judge=judge.name))  # fmt: skip
-    return found
+    return lines
 
 
 def _told_apart(generation: "Generation") -> "Generation":
@@ -45,19 +45,19 @@ def _told_apart(generation: "Generation") -> "Generation":
     what was said to be answered, a thought that was never closed is truncated, and one without an answer empty.
     """
     if generation.thoughts is not None:
-        said = [Spoken(*both, finished=True) for both in zip(generation.thoughts, generation.texts, strict=True)]
+        spoken = [Spoken(*both, finished=True) for both in zip(generation.thoughts, generation.texts, strict=True)]
     else:
-        said = [split(text) for text in generation.texts]
-    if not any(one.thought for one in said):
+        spoken = [split(text) for text in generation.texts]
+    if not any(one.thought for one in spoken):
         return generation
     statuses = generation.statuses and [
         (Status.EMPTY if one.finished else Status.TRUNCATED).value
         if one.thought and not one.answer and status == Status.ANSWERED
         else status
-        for one, status in zip(said, generation.statuses, strict=True)
+        for one, status in zip(spoken, generation.statuses, strict=True)
     ]
-    texts = [one.answer.strip() if one.thought else one.answer for one in said]
-    return replace(generation, texts=texts, thoughts=[one.thought for one in said], statuses=statuses)
+    texts = [one.answer.strip() if one.thought else one.answer for one in spoken]
+    return replace(generation, texts=texts, thoughts=[one.thought for one in spoken], statuses=statuses)
 
 
 def scored(samples: Sequence[Sample], arm: str, generation: "Generation") -> list[dict[str, Any]]:
@@ -78,11 +78,11 @@ def scored(samples: Sequence[Sample], arm: str, generation: "Generation") -> lis
             f"arm {arm} gives no margins for {missing} of {len(margins)} answers, and protocol=score reads nothing "
             "else; leave protocol out"
         )
-    found = []
+    lines = []
     for index, (sample, margin) in enumerate(zip(samples, margins, strict=True)):
         if (status := statuses[index]) is not None and lost[index]:
             reason = "" if generation.reasons is None else generation.reasons[index]
-            found.append(records.failed(sample, arm, status, reason))
+            lines.append(records.failed(sample, arm, status, reason))
             continue
         verdict = Verdict.YES if margin > 0 else Verdict.NO
         response = f"{verdict.value.title()}."  # the word that the margin stands for
@@ -90,8 +90,8 @@ def scored(samples: Sequence[Sample], arm: str, generation: "Generation") -> lis
             verdict, response = Verdict.NO_VERDICT, ""
         record = _answered(sample, arm, generation, index, status=Status.ANSWERED, response=response,
                            judgement=Judgement(verdict), judge=JUDGE)  # fmt: skip
-        found.append(record | {"protocol": "score"})
-    return found
+        lines.append(record | {"protocol": "score"})
+    return lines
 
 
 def _answered(

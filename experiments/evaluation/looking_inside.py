@@ -79,11 +79,11 @@ def _examined(
     """
     from interp.speed.vision_cache import FeatureCache, shared_features
 
-    vlm, kept = work.vlm, work.store.path / KEPT / name
+    vlm, folder = work.vlm, work.store.path / KEPT / name
     with (
         shared_features(vlm, FeatureCache(work.run.feature_cache_mib)),
         work.answering.batching(name),
-        vlm.batches.resumable(kept, of=digest([of, *vlm.identity])),
+        vlm.batches.resumable(folder, of=digest([of, *vlm.identity])),
         work.console.status(status),
     ):
         return examine()

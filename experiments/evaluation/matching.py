@@ -56,21 +56,19 @@ def match_failures(
         UserError: there is no record of ``arm``.
     """
     records = list(records)
-    own = {record["case"]: record for record in records if record["arm"] == arm}
-    if not own:
-        known = sorted({record["arm"] for record in records})
-        raise UserError(
-            f"no answer of arm {arm!r} in this run; known: {', '.join(known) or 'none'}; choose among these"
-        )
+    by_case = {record["case"]: record for record in records if record["arm"] == arm}
+    if not by_case:
+        arms = sorted({record["arm"] for record in records})
+        raise UserError(f"no answer of arm {arm!r} in this run; known: {', '.join(arms) or 'none'}; choose among these")
     usable = sorted(answered(samples, records, arm=arm), key=lambda sample: hash_key(seed, sample.id))
-    found: dict[str, MatchedSubset] = {}
+    subsets: dict[str, MatchedSubset] = {}
     for subset in SCORED_SUBSETS:
         members = [sample for sample in usable if sample.subset == subset]
-        wrong = [sample for sample in members if own[sample.id]["verdict"] != sample.gold]
-        right = [sample for sample in members if own[sample.id]["verdict"] == sample.gold]
+        wrong = [sample for sample in members if by_case[sample.id]["verdict"] != sample.gold]
+        right = [sample for sample in members if by_case[sample.id]["verdict"] == sample.gold]
         if members:
-            found[subset] = MatchedSubset(_matched(wrong, right, limit), len(wrong), len(right))
-    return found
+            subsets[subset] = MatchedSubset(_matched(wrong, right, limit), len(wrong), len(right))
+    return subsets
 
 
 def answered(samples: Sequence[Sample], records: Iterable[Mapping[str, Any]], *, arm: str) -> list[Sample]:
@@ -84,8 +82,8 @@ def _matched(wrong: Sequence[Sample], right: Sequence[Sample], limit: int | None
     rows, columns = linear_sum_assignment(cost)
     best = np.argsort(cost[rows, columns], kind="stable")[:limit]
     pairs = [(wrong[rows[i]], right[columns[i]]) for i in best]
-    taken = {failure.id for failure, _ in pairs}
-    alone = [sample for sample in wrong if sample.id not in taken]
+    matched = {failure.id for failure, _ in pairs}
+    alone = [sample for sample in wrong if sample.id not in matched]
     alone = alone if limit is None else alone[: limit - len(pairs)]
     return (
         *(MatchedCase(failure, True, success.id) for failure, success in pairs),
@@ -127,6 +125,6 @@ def sample_with_id(samples: Sequence[Sample], case: str) -> Sample:
     for sample in samples:
         if sample.id == case:
             return sample
-    shown = ", ".join(sample.id for sample in samples[:KNOWN_IDS_SHOWN])
+    listed = ", ".join(sample.id for sample in samples[:KNOWN_IDS_SHOWN])
     rest = f" and {len(samples) - KNOWN_IDS_SHOWN} more" if len(samples) > KNOWN_IDS_SHOWN else ""
-    raise UserError(f"no case '{case}' in this benchmark; known: {shown}{rest}; choose among these")
+    raise UserError(f"no case '{case}' in this benchmark; known: {listed}{rest}; choose among these")

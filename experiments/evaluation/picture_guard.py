@@ -43,7 +43,7 @@ def guard(study: Any) -> list[Analysis]:
 def _ask(study: Any) -> list[str]:
     run, console, questions = guarding(study.run), study.console, study.validated.questions
     answered = study.methods | {BASELINE: study.run.arms.get(BASELINE)}  # as it is, without what is fitted to it
-    asked = {
+    methods_asked = {
         arm: method
         for arm, method in answered.items()
         if arm not in study.arms.absent
@@ -51,9 +51,9 @@ def _ask(study: Any) -> list[str]:
         and not isinstance(method, Responses)
         and not abilities(method).needs_description
     }
-    if BASELINE not in asked or study.vlm is None:
+    if BASELINE not in methods_asked or study.vlm is None:
         return ["no questions about pictures were asked: the answers were made elsewhere"]
-    names = {arm: f"{arm}, pictures" for arm in asked}  # so that what they take is not counted as the arm's
+    names = {arm: f"{arm}, pictures" for arm in methods_asked}  # so that what they take is not counted as the arm's
     arm_of = {name: arm for arm, name in names.items()}
     failed: set[str] = set()
 
@@ -64,12 +64,12 @@ def _ask(study: Any) -> list[str]:
         failed.add(arm_of.pop(name))
         return {name}
 
-    methods = {names[arm]: method for arm, method in asked.items()}
+    methods = {names[arm]: method for arm, method in methods_asked.items()}
     Answering(run, study.vlm, study.store, console).answer(methods, questions, file=FILE, on_fault=leave)
     if not study.store.launch.first:
         return []
     answers = [line | {"arm": arm_of[line["arm"]]} for line in study.store.records(FILE) if line["arm"] in arm_of]
-    left_out = sorted((set(study.run.arms) - set(asked)) | failed)
+    left_out = sorted((set(study.run.arms) - set(methods_asked)) | failed)
     results = write_results(study.store.path, measured(records.current(answers), questions))
     context = {"results": results, "baseline": BASELINE, "left_out": left_out}
     headline, notes = lines("perception", **context), lines("perception_note", **context)
@@ -89,21 +89,23 @@ def measured(answers: Sequence[Mapping[str, Any]], questions: Sequence[Sample]) 
     """
     arms = list(dict.fromkeys(line["arm"] for line in answers))
     verdicts = {(line["arm"], line["case"]): line["verdict"] for line in answers if line["verdict"] is not None}
-    asked = [sample for sample in questions if all((arm, sample.id) in verdicts for arm in arms)]
-    names = sorted({sample.cluster for sample in asked})
-    codes = np.array([names.index(sample.cluster) for sample in asked], dtype=int)
+    compared = [sample for sample in questions if all((arm, sample.id) in verdicts for arm in arms)]
+    names = sorted({sample.cluster for sample in compared})
+    codes = np.array([names.index(sample.cluster) for sample in compared], dtype=int)
     confidence = 1 - (1 - CONFIDENCE) / max(2 * (len(arms) - 1), 1)  # two differences for each arm
-    counts = {"n": len(asked), "n_of": len(questions), "clusters": len(names)}
-    rows = [row("perception_gold_yes", value=np.mean([sample.gold == "yes" for sample in asked]) if asked else None)]
+    counts = {"n": len(compared), "n_of": len(questions), "clusters": len(names)}
+    rows = [
+        row("perception_gold_yes", value=np.mean([sample.gold == "yes" for sample in compared]) if compared else None)
+    ]
     for quantity in (ACCURACY, YES):
         values = {
             arm: np.array([verdicts[arm, sample.id] == (sample.gold if quantity == ACCURACY else Verdict.YES)
-                           for sample in asked], dtype=float)
+                           for sample in compared], dtype=float)
             for arm in arms
         }  # fmt: skip
         for arm in arms:
             rows.append(row(quantity, arm=arm, entry=_level(values[arm], codes), **counts))
-            if arm != BASELINE and asked:
+            if arm != BASELINE and compared:
                 entry = _difference(values[BASELINE], values[arm], codes, confidence)
                 rows.append(row(quantity, arm=arm, against=BASELINE, entry=entry, level=confidence, **counts))
     return rows

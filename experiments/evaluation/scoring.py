@@ -100,8 +100,8 @@ def first_family(environment: Mapping[str, Any]) -> Family:
 def _family(result: Mapping[str, Any], baseline: str, first: Family) -> dict[str, Any]:
     """``family``, the first one, and where ``result`` compares what is not in it, ``exploratory``."""
     study = result["study"] if result["study"] not in (first["study"], baseline, None) else None
-    known = first["contrasts"]
-    later = [pair for pair in result["contrasts"] if pair not in known and [ALL, pair[1]] not in known]
+    planned = first["contrasts"]
+    later = [pair for pair in result["contrasts"] if pair not in planned and [ALL, pair[1]] not in planned]
     return {"family": first} | ({"exploratory": {"study": study, "contrasts": later}} if study or later else {})
 
 
@@ -112,17 +112,17 @@ def same_texts(frame: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """
     if not {"status", "response", "verdict"} <= set(frame):
         return {}
-    found: dict[str, dict[str, Any]] = {}
-    said = frame["status"].isin([Status.ANSWERED.value, Status.TRUNCATED.value]) & frame["response"].notna()
-    for arm, answers in frame[said].groupby("arm", sort=False):
+    repeated: dict[str, dict[str, Any]] = {}
+    has_text = frame["status"].isin([Status.ANSWERED.value, Status.TRUNCATED.value]) & frame["response"].notna()
+    for arm, answers in frame[has_text].groupby("arm", sort=False):
         texts = answers["response"].str.strip()
         text = str(texts.iloc[0])
         if not text and "thought" in answers and answers["thought"].notna().any():
             continue  # thoughts alone, which differ
         word = bool(ONE_WORD.fullmatch(text)) and answers["verdict"].iloc[0] in ("yes", "no")
         if texts.nunique() == 1 and len(texts) >= (FEWEST_WORDS if word else FEWEST_TEXTS):
-            found[str(arm)] = {"text": text[:SHOWN], "n": len(texts), "word": word}
-    return found
+            repeated[str(arm)] = {"text": text[:SHOWN], "n": len(texts), "word": word}
+    return repeated
 
 
 def with_published_rows(design: dict[str, Any], benchmark: str, model: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -141,10 +141,10 @@ def _languages(frame: pd.DataFrame) -> list[str]:
 
 def _unmeasured(judge: Judge | str, frame: pd.DataFrame) -> dict[str, Any]:
     """The ``languages`` in which the judge was not measured, and the ``share`` of the answers in them."""
-    asked = _languages(frame)
-    of = getattr(judge, "unmeasured", None)
-    languages = of({*asked}) if of else []
-    return {"languages": languages, "share": sum(one in languages for one in asked) / max(len(asked), 1)}
+    spoken = _languages(frame)
+    unmeasured = getattr(judge, "unmeasured", None)
+    languages = unmeasured({*spoken}) if unmeasured else []
+    return {"languages": languages, "share": sum(one in languages for one in spoken) / max(len(spoken), 1)}
 
 
 def _limits_of_judge(

@@ -288,7 +288,7 @@ class Study:
 
     def _show(self, evaluation: Evaluation, *, by_itself: bool) -> None:
         """Print the results; only the first line if the arms are not the answer ``by_itself``: an analysis is."""
-        shown = terminal.render(
+        rendered = terminal.render(
             evaluation.results,
             evaluation.design,
             self.environment,
@@ -298,7 +298,7 @@ class Study:
             complete=by_itself or "failed" in evaluation.design,
         )
         self.console.print()
-        self.console.print(shown)
+        self.console.print(rendered)
         if self.run.verbose:
             for sentence in cost_sentences(self.answering.costs.by_arm()):
                 self.console.print(sentence, highlight=False, markup=False)
@@ -322,8 +322,8 @@ class Study:
             refusals=self.run.benchmark.kind == "refusal",
             program=what_next.program(),
         )
-        for at, (command, description) in enumerate(commands.items()):
-            line = f"{'next:' if not at else '':<7} {command:<44}  # {description}"
+        for number, (command, description) in enumerate(commands.items()):
+            line = f"{'next:' if not number else '':<7} {command:<44}  # {description}"
             self.console.print(line, highlight=False, soft_wrap=True, markup=False)
 
     def finish(self, analyses: Sequence[Analysis] = ()) -> None:
@@ -372,10 +372,10 @@ def _plan(run: Run, loaded: Loaded, complete: int, store: RunStore) -> str:
     studied = run.arms[run.arm]
     name = studied.name if isinstance(studied, Responses) else run.model.name
     subject = f"{name} on {len(loaded.samples)} cases of {run.benchmark.name}{_composition(loaded.samples, complete)}"
-    place = f"{'continuing' if store.resumed else 'run'} {store.path}"
+    directory = f"{'continuing' if store.resumed else 'run'} {store.path}"
     if not run.verbose:
         others = ", ".join(arm for arm in run.arms if arm != run.arm)
-        asked = f"{subject}, asked as {run.arm}" + (f" and, to compare, as {others}" if others else "")
-        return "\n".join([*what_next.bundled(run), asked, place])
-    lines = [place, subject, *(f"  {arm}: {method}" for arm, method in run.arms.items())]
+        arms = f"{subject}, asked as {run.arm}" + (f" and, to compare, as {others}" if others else "")
+        return "\n".join([*what_next.bundled(run), arms, directory])
+    lines = [directory, subject, *(f"  {arm}: {method}" for arm, method in run.arms.items())]
     return "\n".join([*what_next.bundled(run), *lines, *filter(None, [run.note])])

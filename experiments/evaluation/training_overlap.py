@@ -63,11 +63,11 @@ def exclude_trained(arms: Mapping[str, Any], model: Any, loaded: Loaded, *, skip
     Raises:
         UserError: there are such cases and ``skip`` is false, or no other is left.
     """
-    places = {arm: Path(place) for arm, method in arms.items() if (place := abilities(method).learned_in)}
+    places = {arm: Path(folder) for arm, method in arms.items() if (folder := abilities(method).learned_in)}
     merged = Path(getattr(model, "path", "") or "no path").expanduser()
     if (merged / FILE).is_file():
         places[f"the model {model.name}"] = merged
-    rows = {arm: read_rows(place) for arm, place in places.items()}
+    rows = {arm: read_rows(folder) for arm, folder in places.items()}
     hashes = list(map(_hash, loaded.samples)) if any(rows.values()) else []
     notes, learned_by = [], dict[str, list[str]]()
     for arm, trained in rows.items():

@@ -100,17 +100,17 @@ def mark_finished(folder: Path) -> bool:
         UserError: the directory cannot be written.
     """
     identity = read_object(folder / IDENTITY)
-    whole = bool(read_object(folder / "environment.json").get("finished")) and not unfinished(folder)
-    if whole and identity and not identity.get("finished"):
+    complete = bool(read_object(folder / "environment.json").get("finished")) and not unfinished(folder)
+    if complete and identity and not identity.get("finished"):
         write_json(folder / IDENTITY, identity | {"finished": True})
-    (UNFINISHED.discard if whole else UNFINISHED.add)(folder)
-    return whole
+    (UNFINISHED.discard if complete else UNFINISHED.add)(folder)
+    return complete
 
 
 def _states(folder: Path) -> dict[str, dict[str, Any]]:
     """The entries by name; what is no entry, as in a file from elsewhere, is passed over."""
-    found = read_object(folder / FILE)
-    return {name: one for name, one in found.items() if isinstance(one, dict) and {"missing", "state"} <= one.keys()}
+    entries = read_object(folder / FILE)
+    return {name: one for name, one in entries.items() if isinstance(one, dict) and {"missing", "state"} <= one.keys()}
 
 
 def _note(folder: Path, name: str, entry: Mapping[str, Any] | None, *, again: bool = False) -> None:

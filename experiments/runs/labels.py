@@ -116,11 +116,11 @@ def distinct_answers(records: Iterable[Record]) -> dict[str, Record]:
     The answers of a case stand together, so that whoever labels the first lines labels the same cases under all arms;
     cases, and the answers of each, are in the order of hashes, which is as good as shuffled.
     """
-    found: dict[str, Record] = {}
+    distinct: dict[str, Record] = {}
     for record in records:
         if record.get("response") and record.get("status") != Status.PROVIDER_BLOCKED:
-            found.setdefault(answer_id(record), record)
-    return dict(sorted(found.items(), key=lambda item: (_hashed(str(item[1]["case"])), item[0])))
+            distinct.setdefault(answer_id(record), record)
+    return dict(sorted(distinct.items(), key=lambda item: (_hashed(str(item[1]["case"])), item[0])))
 
 
 def _hashed(text: str) -> str:
@@ -175,26 +175,31 @@ def read_labels(path: Path | Sequence[Path]) -> Labels:
 
 
 def _read(path: Path, notes: list[str]) -> Iterable[tuple[str, Label]]:
-    found = read_file(path, ("label",), get=GET)
-    blind = ID in found.columns and "case" not in found.columns
-    if absent := [name for name in NEEDED if name not in found.columns and not blind]:
+    table = read_file(path, ("label",), get=GET)
+    blind = ID in table.columns and "case" not in table.columns
+    if absent := [name for name in NEEDED if name not in table.columns and not blind]:
         raise UserError(f"{path}: has no column {absent[0]!r}; {GET}")
-    notes += [f"{path.name}, {problem.place}: {problem.reason}; left out" for problem in found.problems]
-    known = {verdict.value: verdict for verdicts in LABELS.values() for verdict in verdicts}
-    for place, row in found.rows:
+    notes += [f"{path.name}, {problem.place}: {problem.reason}; left out" for problem in table.problems]
+    verdicts_by_name = {verdict.value: verdict for verdicts in LABELS.values() for verdict in verdicts}
+    for row_name, row in table.rows:
         cells = {name: plain_cell(str(cell or "").strip()) for name, cell in row.items()}
-        where = f"{path.name}, {place}"
+        where = f"{path.name}, {row_name}"
         if not (label := cells["label"].lower().replace(" ", "_")):
             continue
-        if label not in known:
+        if label not in verdicts_by_name:
             what = f"answer {cells[ID][:80]!r}" if blind else f"case {cells['case'][:80]!r}"
-            notes.append(f"{where}: label {label[:40]!r} of {what} is not one of {', '.join(known)}; left out")
+            notes.append(
+                f"{where}: label {label[:40]!r} of {what} is not one of {', '.join(verdicts_by_name)}; left out"
+            )
             continue
         annotator = cells.get("annotator") or path.stem
         if blind:
-            yield where, Label("", "", None, annotator, known[label], cells[ID])
+            yield where, Label("", "", None, annotator, verdicts_by_name[label], cells[ID])
         else:
-            yield where, Label(cells["case"], cells["arm"], cells.get("settings") or None, annotator, known[label])
+            yield (
+                where,
+                Label(cells["case"], cells["arm"], cells.get("settings") or None, annotator, verdicts_by_name[label]),
+            )
 
 
 def apply(records: Sequence[Record], labels: Labels) -> Applied:
@@ -245,5 +250,5 @@ def _fits(label: Label, record: Record, notes: list[str]) -> bool:
 def _labelled(record: Record, verdict: Verdict, labels: Sequence[Label]) -> Record:
     before = {"verdict": record["verdict"], "judge": record.get("judge")}
     by_annotator = {label.annotator: label.verdict.value for label in labels}
-    kept: Mapping[str, Any] = {k: v for k, v in record.items() if k not in ("explanation", "votes")}
-    return {**kept, "verdict": verdict.value, "judge": HUMAN, "judged_before": before, "labels": by_annotator}
+    others: Mapping[str, Any] = {k: v for k, v in record.items() if k not in ("explanation", "votes")}
+    return {**others, "verdict": verdict.value, "judge": HUMAN, "judged_before": before, "labels": by_annotator}

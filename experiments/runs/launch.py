@@ -76,8 +76,8 @@ class Launch:
             return
         if not self.first:
             os.environ.setdefault("TQDM_DISABLE", "1")
-        place = f"{os.environ.get('MASTER_ADDR', 'no MASTER_ADDR')}:{os.environ.get('MASTER_PORT', 'no MASTER_PORT')}"
-        meeting = f"WORLD_SIZE={self.size}: {self.size} processes of one launch meet at {place}"
+        address = f"{os.environ.get('MASTER_ADDR', 'no MASTER_ADDR')}:{os.environ.get('MASTER_PORT', 'no MASTER_PORT')}"
+        meeting = f"WORLD_SIZE={self.size}: {self.size} processes of one launch meet at {address}"
         words = f"{meeting}; waiting for the others, 5 minutes at most (alone? unset WORLD_SIZE and RANK)"
         timer = threading.Timer(MOMENT, print, (words,), {"file": sys.stderr, "flush": True})
         timer.daemon = True

@@ -56,8 +56,10 @@ def installed(package: str) -> str:
 
 def commit() -> str:
     """The commit of this source tree, for people; a copy of the files alone has none, an archive of git's has one."""
-    found = _commit()
-    return "unknown" if found is None else found + (" with changes" if _git("status", "--porcelain") else "")
+    commit_hash = _commit()
+    return (
+        "unknown" if commit_hash is None else commit_hash + (" with changes" if _git("status", "--porcelain") else "")
+    )
 
 
 def model_title(model: Mapping[str, Any] | None) -> str:
@@ -103,15 +105,15 @@ def code(arms: Mapping[str, Any]) -> dict[str, str]:
 
 def _declared(arms: Mapping[str, Any], of: str, wanted: str) -> dict[str, str]:
     """Arm → the attribute ``wanted`` of its method, or of one inside, that has ``of`` and it; others are left out."""
-    found = {arm: _inside(method, of, wanted) for arm, method in arms.items()}
-    return {arm: value for arm, value in found.items() if value}
+    declared = {arm: _inside(method, of, wanted) for arm, method in arms.items()}
+    return {arm: value for arm, value in declared.items() if value}
 
 
 def _inside(method: Any, of: str, wanted: str) -> str:
     if getattr(method, of, None) and getattr(method, wanted, None):
         return str(getattr(method, wanted))
     inside = (getattr(method, name, None) for name in ("method", "inner"))
-    return next((found for one in inside if one is not None and (found := _inside(one, of, wanted))), "")
+    return next((value for one in inside if one is not None and (value := _inside(one, of, wanted))), "")
 
 
 def _short_hash(revision: Any) -> str:

@@ -30,8 +30,8 @@ def ordered(lines: Iterable[dict[str, Any]], arms: Sequence[str]) -> list[dict[s
     records.
     """
     lines = list(lines)
-    place = {arm: at for at, arm in enumerate(dict.fromkeys([*arms, *(record["arm"] for record in lines)]))}
-    return sorted(lines, key=lambda record: (place[record["arm"]], _natural(str(record["case"]))))
+    order = {arm: at for at, arm in enumerate(dict.fromkeys([*arms, *(record["arm"] for record in lines)]))}
+    return sorted(lines, key=lambda record: (order[record["arm"]], _natural(str(record["case"]))))
 
 
 def _natural(identity: str) -> list[str | int]:

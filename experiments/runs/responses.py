@@ -85,14 +85,14 @@ class Responses:
         Raises:
             UserError: none has, or the file cannot be used.
         """
-        known = sum(self._find(sample) is not None for sample in samples)
-        if not known:
+        count = sum(self._find(sample) is not None for sample in samples)
+        if not count:
             example = next(iter(_read(self.path)))
             raise UserError(
                 f"{self.path}: none of its ids (the first is {example!r}) is a case here (as {samples[0].id!r}); "
                 "give the ids of the benchmark"
             )
-        return f"{self.path}: {known} of {len(samples)} cases have a response"
+        return f"{self.path}: {count} of {len(samples)} cases have a response"
 
     def answers(self, samples: Sequence[Sample]) -> "tuple[list[Sample], Generation]":
         """The cases that have a line, and their answers without margins."""
@@ -100,16 +100,16 @@ class Responses:
 
         from interp.generation import Generation
 
-        known = [(sample, found) for sample in samples if (found := self._find(sample)) is not None]
-        became = [_became(found["response"], self.path) for _, found in known]
+        pairs = [(sample, found) for sample in samples if (found := self._find(sample)) is not None]
+        became = [_became(found["response"], self.path) for _, found in pairs]
         texts = [
-            "" if reason else found["response"].strip() for (_, found), (_, reason) in zip(known, became, strict=True)
+            "" if reason else found["response"].strip() for (_, found), (_, reason) in zip(pairs, became, strict=True)
         ]
-        return [sample for sample, _ in known], Generation(
+        return [sample for sample, _ in pairs], Generation(
             texts=texts,
-            token_ids=[[] for _ in known],
-            margins=torch.full((len(known),), torch.nan),
-            finished=[True] * len(known),
+            token_ids=[[] for _ in pairs],
+            margins=torch.full((len(pairs),), torch.nan),
+            finished=[True] * len(pairs),
             statuses=[status.value for status, _ in became],
             reasons=[reason for _, reason in became],
         )
@@ -139,19 +139,19 @@ def _read(path: str) -> dict[str, dict[str, Any]]:
     Raises:
         UserError: names the line that has no id or response, or an id that occurs twice.
     """
-    found: dict[str, dict[str, Any]] = {}
-    for place, line in _lines(Path(path)):
+    by_id: dict[str, dict[str, Any]] = {}
+    for row_name, line in _lines(Path(path)):
         if "id" not in line or "response" not in line:
-            raise UserError(f"{path}, {place}: has no id or no response; every line has both; complete it")
+            raise UserError(f"{path}, {row_name}: has no id or no response; every line has both; complete it")
         identity, response = str(line["id"]), line["response"]
         if response is not None and not isinstance(response, str):
-            raise UserError(f"{path}, {place}: the response is no text; give a string, or null for none")
-        if identity in found:
-            raise UserError(f"{path}, {place}: id {identity!r} occurs twice; keep one response a case")
-        found[identity] = line
-    if not found:
+            raise UserError(f"{path}, {row_name}: the response is no text; give a string, or null for none")
+        if identity in by_id:
+            raise UserError(f"{path}, {row_name}: id {identity!r} occurs twice; keep one response a case")
+        by_id[identity] = line
+    if not by_id:
         raise UserError(f"{path} holds no response; give at least one line of id and response")
-    return found
+    return by_id
 
 
 def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:

@@ -101,7 +101,7 @@ def read_records(run_dir: Path, keys: Sequence[str] = ("case", "arm")) -> list[d
     Raises:
         UserError: there are none, or a line is not such a record.
     """
-    found = []
+    lines = []
     for path in files_of(run_dir / PREDICTIONS) or [run_dir / PREDICTIONS]:
         for number, record in parsed(_text(path).split("\n")):
             if isinstance(record, ValueError):
@@ -112,11 +112,11 @@ def read_records(run_dir: Path, keys: Sequence[str] = ("case", "arm")) -> list[d
             if record.get("status", Status.ANSWERED) not in list(Status):
                 raise UserError(f"{path}, line {number}: status {record['status']!r} is not one of "
                                 f"{', '.join(Status)}; {_WAY_OUT}")  # fmt: skip
-            found.append(record)
-    if not found:
+            lines.append(record)
+    if not lines:
         raise UserError(f"{run_dir / PREDICTIONS} is empty; there is nothing to read without a prediction; {_WAY_OUT}")
     configured = (read_object(run_dir / "environment.json").get("config") or {}).get("arms") or {}
-    return records.ordered(records.current(found), list(configured))
+    return records.ordered(records.current(lines), list(configured))
 
 
 def write_thumbnails(run_dir: Path, samples: Sequence[Sample]) -> None:

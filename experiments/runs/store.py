@@ -289,8 +289,8 @@ def _merge(folder: Path) -> None:
 
 
 def _number(file: Path) -> int:
-    found = _NUMBERED.search(file.name)
-    return int(found[1]) if found else 0
+    numbered = _NUMBERED.search(file.name)
+    return int(numbered[1]) if numbered else 0
 
 
 def _unwritten(path: Path, error: OSError) -> UserError:
