@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Sequence
 from difflib import get_close_matches
 from itertools import pairwise, takewhile
+from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -32,9 +33,9 @@ def in_a_sentence(error: Exception, arguments: Sequence[str]) -> str | None:
     """Return what is wrong with the command line and what was probably meant; None if the error is not about it."""
     if not isinstance(error, OF_HYDRA):
         return None
-    if any(argument.startswith(("-cd", "--config-dir")) for argument in arguments):  # options that are not listed here
-        return _plain(error)
     words = [argument for argument in arguments if not argument.startswith("-")]
+    if any(argument.startswith(("-cd", "--config-dir")) for argument in arguments):  # options that are not listed here
+        return _name_taken(arguments) or _plain(error)
     for word in words:
         if not _reads(word) or ("=" not in word.lstrip("~") and not word.startswith("~")):
             return _unread(error, word, arguments)
@@ -43,6 +44,20 @@ def in_a_sentence(error: Exception, arguments: Sequence[str]) -> str | None:
         if (refused := _refusal([word])) is not None and (_refusal([*others, word]) is not None):
             return _mistake(word, refused, others)
     return _plain(error)
+
+
+def _name_taken(arguments: Sequence[str]) -> str:
+    """Return the sentence about a file of the user's with the name of one of our options; empty if there is none."""
+    for argument, following in pairwise([*arguments, ""]):
+        flag, _, value = argument.partition("=")
+        if flag in ("-cd", "--config-dir"):
+            for file in Path(value or following).glob("*/*.yaml"):
+                if file.stem in options_of(file.parent.name):
+                    return (
+                        f"{file.parent.name}={file.stem}: a file of yours has the name of an option that is there "
+                        "already; give it another name"
+                    )
+    return ""
 
 
 def _refusal(overrides: Sequence[str]) -> Exception | None:
@@ -168,4 +183,5 @@ def _nearest(key: str, known: Sequence[str], value: str) -> str:
         return f"did you mean {' or '.join(f'{one}{value}' for one in near)}?"
     parent = node if node in known else ""
     siblings = [name.rpartition(".")[2] for name in known if name.rpartition(".")[0] == parent]
-    return f"{node or 'the run'} has {', '.join(siblings[:MOST])}{', … (--cfg job shows all)' if len(siblings) > MOST else ''}"
+    more = ", … (--cfg job shows all)" if len(siblings) > MOST else ""
+    return f"{node or 'the run'} has {', '.join(siblings[:MOST])}{more}"

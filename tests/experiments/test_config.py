@@ -113,9 +113,10 @@ def test_a_default_in_a_file_is_that_of_its_class(group: str) -> None:
 def test_a_file_of_the_user_s_may_not_have_the_name_of_an_entry(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "llava_1_5_7b.yaml").write_text("defaults: [base/weights@_here_, _self_]\nname: mine\n")
+    arguments = ("--config-dir", str(tmp_path), "model=llava_1_5_7b")
     with pytest.raises(ConfigCompositionException) as refused:
-        composed("--config-dir", str(tmp_path), "model=llava_1_5_7b")
-    assert in_a_sentence(refused.value, []) == (
+        composed(*arguments)
+    assert in_a_sentence(refused.value, arguments) == (
         "model=llava_1_5_7b: a file of yours has the name of an option that is there already; give it another name"
     )
 
