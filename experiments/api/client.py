@@ -59,10 +59,10 @@ class Pace:
     def reserve(self) -> float:
         """Reserves the next free slot and returns the seconds until then."""
         with self._lock:
-            now = self._clock()
-            at = max(now, self._free)
-            self._free = at + self._interval
-            return at - now
+            moment = self._clock()
+            start = max(moment, self._free)
+            self._free = start + self._interval
+            return start - moment
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ class AnswerCache:
 
     def get(self, key: str) -> Reply | None:
         """The answer cached under ``key``; None where there is none, it cannot be read, or it is a failure's text."""
-        kept = self.read(key)
+        cached = self.read(key)
         try:
-            status, text, margin = Status(kept["status"]), kept["text"], kept["margin"]
+            status, text, margin = Status(cached["status"]), cached["text"], cached["margin"]
         except (KeyError, ValueError):
             return None
         if status not in KEPT or not isinstance(text, str) or not isinstance(margin, float | int | None):
@@ -84,10 +84,10 @@ class AnswerCache:
             return None
         value, model, bound = (
             math.nan if margin is None else float(margin),
-            str(kept.get("model", "")),
-            kept.get("bound"),
+            str(cached.get("model", "")),
+            cached.get("bound"),
         )
-        thought = str(kept.get("thought", ""))
+        thought = str(cached.get("thought", ""))
         return Reply(status, text, "", value, model, bound if bound in (1, -1) else 0, thought)
 
     def put(self, key: str, answer: Reply) -> None:
@@ -99,9 +99,9 @@ class AnswerCache:
         if answer.status not in KEPT or answer.reason:
             return
         margin = answer.margin if math.isfinite(answer.margin) else None
-        known = {name: value for name in ("bound", "thought") if (value := getattr(answer, name))}
+        extras = {name: value for name in ("bound", "thought") if (value := getattr(answer, name))}
         self.write(
-            key, {"status": answer.status.value, "text": answer.text, "margin": margin, "model": answer.model} | known
+            key, {"status": answer.status.value, "text": answer.text, "margin": margin, "model": answer.model} | extras
         )
 
     def read(self, key: str) -> dict[str, Any]:
@@ -198,14 +198,14 @@ class Endpoint:
         fields = self._fields(messages, 1) | {"logprobs": True, "top_logprobs": TOP_LOGPROBS}
         try:
             body = json.loads(self.sent(fields, with_image=with_image))
-            found = first_token_list(body["choices"][0].get("logprobs"))
+            listed = first_token_list(body["choices"][0].get("logprobs"))
         except (Garbage, ValueError, LookupError, TypeError, AttributeError) as error:
             raise Failed(_failed(self._clean(f"no reply that can be read ({error})"))) from error
-        if not found:
+        if not listed:
             raise Failed(
                 _failed("the reply lists no log-probabilities, which contrasts and protocol=score are read from")
             )
-        return found
+        return listed
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """The reply to a request to the server's own ``path`` (``/tokenize``), outside the protocol's.

@@ -80,8 +80,8 @@ class ApiConfig:
             _check_least(name, getattr(self, name), low)
         for name, low in (("temperature", 0), ("requests_per_minute", 0.01), ("max_image_side", 1)):
             _check_least(name, getattr(self, name), low)
-        if taken := sorted(set(self.extra_body) & set(OWN_FIELDS)):
-            raise UserError(f"model.extra_body.{taken[0]} is set by the request itself; leave it out")
+        if reserved := sorted(set(self.extra_body) & set(OWN_FIELDS)):
+            raise UserError(f"model.extra_body.{reserved[0]} is set by the request itself; leave it out")
         if self.thinking is not None:
             check_marks(self.thinking)
         if self.template:

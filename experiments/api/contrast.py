@@ -192,16 +192,16 @@ def _best(
     yes, no = engine.answers
     tokens = sorted({*plausible, *(() if here else (*yes, *no))})
     complete = []
-    for prompt, one in zip(prompts, lists, strict=True):
-        lacking = [token for token in tokens if token not in one]
-        complete.append(one | engine.name(spent, prompt, here, lacking) if lacking else one)
+    for prompt, listed in zip(prompts, lists, strict=True):
+        lacking = [token for token in tokens if token not in listed]
+        complete.append(listed | engine.name(spent, prompt, here, lacking) if lacking else listed)
     if not here:
         answer.margin = margin_of_lists(method, complete, yes, no)
     columns, logits = _logits(complete, tokens)
     ids = [[columns.index(token) for token in side if token in columns] for side in (yes, no)]
     scores = method.scores(_branch_logits(logits, ids), len(here))
-    kept = torch.tensor([[token in plausible for token in columns] + [False] * (logits.shape[1] - len(columns))])
-    cut = scores.masked_fill(~kept, -torch.inf)
+    mask = torch.tensor([[token in plausible for token in columns] + [False] * (logits.shape[1] - len(columns))])
+    cut = scores.masked_fill(~mask, -torch.inf)
     if not here and method.uncut:
         cut = uncut_answers(cut, scores, [*ids[0], *ids[1]])
     return int(columns[int(cut.argmax())])
@@ -221,8 +221,8 @@ def _logits(lists: Sequence[Listed], tokens: Sequence[Any]) -> "tuple[list[Any],
     left = [max(1 - math.fsum(map(math.exp, row)), 1e-30) for row in rows]
     tops = [math.exp(max(one.values())) for one in lists]
     count = 1 + max(min(int(rest / top), 1_000_000) for rest, top in zip(left, tops, strict=True))
-    whole = [row + [math.log(rest / count)] * count for row, rest in zip(rows, left, strict=True)]
-    return columns, torch.tensor(whole, dtype=torch.float32)
+    completed = [row + [math.log(rest / count)] * count for row, rest in zip(rows, left, strict=True)]
+    return columns, torch.tensor(completed, dtype=torch.float32)
 
 
 def _branch_logits(logits: "Tensor", answers: Sequence[Sequence[int]]) -> Any:

@@ -97,10 +97,10 @@ class Engine:
         """The tokens that end an answer: the special one behind an answer in the chat, and those that ended one."""
         messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": MARK}]
         try:
-            asked = self._tokens({"messages": messages, "add_generation_prompt": False, "return_token_strs": True})
+            tokens = self._tokens({"messages": messages, "add_generation_prompt": False, "return_token_strs": True})
         except UserError:  # a template that takes no answers
             return set()
-        return {token for token in asked[-2:] if re.fullmatch(r"<.*(end|eos|eot|/s).*>", self._text([token]).strip())}
+        return {token for token in tokens[-2:] if re.fullmatch(r"<.*(end|eos|eot|/s).*>", self._text([token]).strip())}
 
     def ask(
         self,
@@ -126,24 +126,24 @@ class Engine:
         name = fields | {"messages": shown.named + fields["messages"][len(shown.messages) :], "picture": shown.pictured}
         key = hashlib.sha256(json.dumps([self.endpoint.config.identity(), name], sort_keys=True).encode()).hexdigest()
         spent["requests"] += 1
-        if self.cache is not None and (kept := _kept(self.cache.read(key))) is not None:
+        if self.cache is not None and (cached := _kept(self.cache.read(key))) is not None:
             spent["requests_cached"] += 1
-            spent["request_tokens"] += kept.read
-            return kept
+            spent["request_tokens"] += cached.read
+            return cached
         for attempt in range(ATTEMPTS):
             self.endpoint.stop.wait(PAUSE * attempt)
             kind = "named" if named else "likeliest" if lists else ""
             with self._turns.of(kind):
-                found = self._read(self._sent(fields, shown.pictured), len(so_far))
-            spent["request_tokens"] += found.read
-            if named and not all(set(named) <= set(one) for one in found.lists):
+                reply = self._read(self._sent(fields, shown.pictured), len(so_far))
+            spent["request_tokens"] += reply.read
+            if named and not all(set(named) <= set(one) for one in reply.lists):
                 raise NamesNoTokens(self.endpoint.config.base_url)
-            if (lists or named) and len(found.lists) != len(found.tokens):
+            if (lists or named) and len(reply.lists) != len(reply.tokens):
                 raise Failed(Reply(Status.TRANSPORT_FAILED, reason=WITHOUT))
-            if named or not lists or all(len(one) >= self.listed for one in found.lists):
+            if named or not lists or all(len(one) >= self.listed for one in reply.lists):
                 if self.cache is not None:
-                    self.cache.write(key, asdict(found))
-                return found
+                    self.cache.write(key, asdict(reply))
+                return reply
             spent["requests"] += 1
         why = (
             f"the server lists fewer than the {self.listed} tokens asked for, as vLLM does while a client names tokens"
@@ -168,13 +168,13 @@ class Engine:
         Raises:
             Failed, NamesNoTokens: as ``ask``; or the text of ``so_far`` gives other tokens back.
         """
-        found: dict[int, float] = {}
+        logprobs: dict[int, float] = {}
         for start in range(0, len(tokens), self.listed):
-            asked = self.ask(spent, shown, so_far, named=tokens[start : start + self.listed])
-            if list(so_far) != asked.before[len(asked.before) - len(so_far) :]:
+            reply = self.ask(spent, shown, so_far, named=tokens[start : start + self.listed])
+            if list(so_far) != reply.before[len(reply.before) - len(so_far) :]:
                 raise OtherTokens
-            found |= asked.lists[0]
-        return found
+            logprobs |= reply.lists[0]
+        return logprobs
 
     def follow(
         self, spent: Counter[str], shown: Shown, answer: Sequence[int], *, then: int | None = None
@@ -186,20 +186,21 @@ class Engine:
         """
         count = len(answer)
         if then is not None:
-            asked = self.ask(spent, shown, [*answer, then], lists=False, before=True)
-            if asked.before[-count - 1 :] == [*answer, then]:
-                return asked.lists_before[-count - 1 :], asked
-        asked = self.ask(spent, shown, answer, before=bool(answer))
-        if not count or asked.before[-count:] == list(answer):
-            return [*asked.lists_before[len(asked.lists_before) - count :], asked.lists[0]], asked
-        own = asked.length - self.ask(spent, shown).length  # tokens of the answer's text
-        if not 0 < own <= len(asked.before):
-            return [], asked
-        given, lists = asked.before[-own:], asked.lists_before[-own:]
+            reply = self.ask(spent, shown, [*answer, then], lists=False, before=True)
+            if reply.before[-count - 1 :] == [*answer, then]:
+                return reply.lists_before[-count - 1 :], reply
+        reply = self.ask(spent, shown, answer, before=bool(answer))
+        if not count or reply.before[-count:] == list(answer):
+            return [*reply.lists_before[len(reply.lists_before) - count :], reply.lists[0]], reply
+        tokens_of_text = reply.length - self.ask(spent, shown).length  # tokens of the answer's text
+        if not 0 < tokens_of_text <= len(reply.before):
+            return [], reply
+        given, lists = reply.before[-tokens_of_text:], reply.lists_before[-tokens_of_text:]
         same = next(
-            (at for at, pair in enumerate(zip(given, answer, strict=False)) if pair[0] != pair[1]), min(own, count)
+            (at for at, pair in enumerate(zip(given, answer, strict=False)) if pair[0] != pair[1]),
+            min(tokens_of_text, count),
         )
-        return lists[: same + 1], asked
+        return lists[: same + 1], reply
 
     def text(self, tokens: Sequence[int]) -> str:
         """The words of an answer's ``tokens``, without the one that ends it."""

@@ -83,9 +83,9 @@ def _published(vlm: "VLM", folder: Path) -> None:
         weights = {_published_name(name): weight for name, weight in load_file(file).items()}
         save_file(weights, file, metadata={"format": "pt"})
     if (index := folder / INDEX).is_file():
-        found = json.loads(index.read_text(encoding="utf-8"))
-        found["weight_map"] = {_published_name(name): file for name, file in found["weight_map"].items()}
-        index.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        listed = json.loads(index.read_text(encoding="utf-8"))
+        listed["weight_map"] = {_published_name(name): file for name, file in listed["weight_map"].items()}
+        index.write_text(json.dumps(listed, indent=2) + "\n", encoding="utf-8")
 
 
 def _published_name(name: str) -> str:

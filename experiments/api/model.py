@@ -129,13 +129,13 @@ class ApiModel:
         """
         named = self.config.thinking
         marks = marks_of(named)
-        found = [
+        spoken = [
             Spoken(reply.thought, reply.text, finished=bool(reply.text))
             if reply.thought
             else split(reply.text, marks, opened=named is not None and reply.status is Status.TRUNCATED)
             for reply in replies
         ]
-        return {"texts": [one.answer.strip() for one in found], "thoughts": [one.thought for one in found]}
+        return {"texts": [one.answer.strip() for one in spoken], "thoughts": [one.thought for one in spoken]}
 
     def tokens_of(self, prompt: "Prompt") -> list[int] | None:
         """The tokens that the server reads of ``prompt``; None where it gives none (``engine`` is not set).
@@ -165,9 +165,9 @@ class ApiModel:
 
         def ask(row: int) -> "tuple[Answer, Reply, Counter[str]]":
             spent: Counter[str] = Counter()
-            asked = [prompts[row], *(other["prompts"][row] for other in others)]
+            rendered = [prompts[row], *(other["prompts"][row] for other in others)]
             try:
-                answer = self._contrast(method, [self._shown(one) for one in asked], max_new_tokens, spent)
+                answer = self._contrast(method, [self._shown(one) for one in rendered], max_new_tokens, spent)
             except Failed as failure:
                 return Answer([], False, Margin(math.nan, math.nan)), failure.reply, spent
             text = self._engine.text(answer.tokens) if self._engine and answer.tokens else ""
@@ -266,14 +266,14 @@ class ApiModel:
 
     def _answer(self, prompt: "Prompt", budget: int) -> Reply:
         try:
-            shown = self._shown(prompt)
+            content = self._shown(prompt)
         except Failed as failure:
             return failure.reply
-        key = self._content_key(shown, budget)
-        kept = self._cache.get(key) if self._cache else None
-        if kept is not None:
-            return kept
-        answer = self._endpoint.ask(shown.messages, budget, with_image=shown.pictured)
+        key = self._content_key(content, budget)
+        cached = self._cache.get(key) if self._cache else None
+        if cached is not None:
+            return cached
+        answer = self._endpoint.ask(content.messages, budget, with_image=content.pictured)
         if self._cache:
             self._cache.put(key, answer)
         return answer

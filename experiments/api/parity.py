@@ -210,18 +210,18 @@ def parity(here: "VLM", there: ApiModel, prompts: Sequence[Prompt] | None = None
             words, unasked = False, "; none in words, which this family cannot be asked in"
         prompts = thirty_prompts(words=words)
     ours = [_here(here, prompt) for prompt in prompts]
-    found = there.generate(prompts, max_new_tokens=TOKENS)
-    bounds = found.bounds or [(margin, margin) for margin in found.margins.tolist()]
+    replies = there.generate(prompts, max_new_tokens=TOKENS)
+    bounds = replies.bounds or [(margin, margin) for margin in replies.margins.tolist()]
     theirs = []
     for row, prompt in enumerate(prompts):
-        status, why = ((column or [""] * len(prompts))[row] for column in (found.statuses, found.reasons))
+        status, why = ((column or [""] * len(prompts))[row] for column in (replies.statuses, replies.reasons))
         fault, tokens = "" if status in ASKED else f"{status}: {why}", None
         if not fault:
             try:
                 tokens = there.tokens_of(prompt)
             except Failed as failure:
                 fault = failure.reply.reason
-        theirs.append(Side(tokens, found.texts[row].strip(), *bounds[row], fault=fault))
+        theirs.append(Side(tokens, replies.texts[row].strip(), *bounds[row], fault=fault))
     return Parity(
         prompts,
         ours,

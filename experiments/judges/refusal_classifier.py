@@ -207,8 +207,8 @@ class RefusalClassifier:
     def unmeasured(self, languages: Iterable[str]) -> list[str]:
         """Return the languages in which the card has too few refusals to measure agreement with people."""
         card = json.loads(shipped_card().read_text(encoding="utf-8"))["judges"][self.name]["languages"]
-        known = {"en", *(language for language, row in card.items() if row.get("kappa") is not None)}
-        return sorted(language for language in languages if primary(language) not in known)
+        measured = {"en", *(language for language, row in card.items() if row.get("kappa") is not None)}
+        return sorted(language for language in languages if primary(language) not in measured)
 
     def judge(self, items: Sequence[Item]) -> list[Judgement]:
         """Return verdicts: complied, rebutted, refused, or judge_failed if the answer has no class (``unfit``)."""

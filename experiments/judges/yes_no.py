@@ -48,8 +48,8 @@ def first_word(response: str, language: str) -> Verdict:
     if _beginning(listed.written["neither"], listed.spaced).match(text):
         return Verdict.NO_VERDICT
     words = listed.written["affirmative"] + listed.written["negative"]
-    if found := _beginning(words, listed.spaced).match(text):
-        return Verdict.YES if found[0] in listed.written["affirmative"] else Verdict.NO
+    if match := _beginning(words, listed.spaced).match(text):
+        return Verdict.YES if match[0] in listed.written["affirmative"] else Verdict.NO
     if english := _ENGLISH.match(response):
         return Verdict(english["word"].lower())
     return Verdict.NO_VERDICT
@@ -147,10 +147,10 @@ def _closing(item: Item) -> Judgement:
 
 
 def _published(item: Item) -> Judgement:
-    found = published_verdict(item.response)
-    if found == "both" and item.gold in ("yes", "no"):
+    published = published_verdict(item.response)
+    if published == "both" and item.gold in ("yes", "no"):
         return Judgement(Verdict(item.gold), "contains both words; the published scorer counts it as right")
-    return Judgement({"yes": Verdict.YES, "no": Verdict.NO}.get(found, Verdict.NO_VERDICT))
+    return Judgement({"yes": Verdict.YES, "no": Verdict.NO}.get(published, Verdict.NO_VERDICT))
 
 
 _RULES = {"anchored": _anchored, "closing": _closing, "published": _published}

@@ -37,11 +37,11 @@ def _drawn_kappa(
 ) -> Float[np.ndarray, " draw"]:
     """κ in every bootstrap sample; NaN where it is not defined."""
     cells = [people & judge, people & ~judge, ~people & judge, ~people & ~judge]
-    found, missed, wrong, left = drawn.sums(np.stack(cells, axis=1).astype(float)).T
-    n = found + missed + wrong + left
+    hits, missed, wrong, left = drawn.sums(np.stack(cells, axis=1).astype(float)).T
+    n = hits + missed + wrong + left
     with np.errstate(invalid="ignore", divide="ignore"):
-        observed = (found + left) / n
-        expected = ((found + missed) * (found + wrong) + (wrong + left) * (missed + left)) / n**2
+        observed = (hits + left) / n
+        expected = ((hits + missed) * (hits + wrong) + (wrong + left) * (missed + left)) / n**2
         return np.where(expected < 1, (observed - expected) / (1 - expected), np.nan)
 
 
@@ -82,13 +82,13 @@ def agreement(
         raise ValueError(f"{len(people)}, {len(judge)} and {len(prompts)} answers; as many of each, and at least one")
     drawn = ClusterBootstrap.of_names(prompts, draws=draws, seed=seed)
     interval = percentile_interval(_drawn_kappa(drawn, people, judge), clusters=drawn.clusters())
-    found: dict[str, Any] = {"n": len(people), "refused": int(people.sum())}
-    found |= {"kappa": kappa(people, judge), "kappa_interval": interval}
+    record: dict[str, Any] = {"n": len(people), "refused": int(people.sum())}
+    record |= {"kappa": kappa(people, judge), "kappa_interval": interval}
     for name, side in (("sensitivity", people), ("specificity", ~people)):
         n, right = int(side.sum()), int((side & (people == judge)).sum())
-        found[name] = right / n if n else None
-        found[f"{name}_interval"] = wilson(right, n, clusters=drawn.clusters(side))
-    return found
+        record[name] = right / n if n else None
+        record[f"{name}_interval"] = wilson(right, n, clusters=drawn.clusters(side))
+    return record
 
 
 def pairwise_kappa(labels: Mapping[str, Mapping[str, str]]) -> list[dict[str, Any]]:
@@ -96,8 +96,10 @@ def pairwise_kappa(labels: Mapping[str, Mapping[str, str]]) -> list[dict[str, An
 
     ``labels`` are answer → rater → label. κ is None without such an answer too.
     """
-    found = []
+    values = []
     for pair in combinations(sorted({rater for one in labels.values() for rater in one}), 2):
         both = [[one[rater] for rater in pair] for one in labels.values() if set(pair) <= one.keys()]
-        found.append({"raters": list(pair), "n": len(both), "kappa": kappa(*zip(*both, strict=True)) if both else None})
-    return found
+        values.append(
+            {"raters": list(pair), "n": len(both), "kappa": kappa(*zip(*both, strict=True)) if both else None}
+        )
+    return values

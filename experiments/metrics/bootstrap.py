@@ -121,18 +121,18 @@ class ClusterBootstrap:
 
         A pair within one cluster is in it as often as the cluster: its copies are copies of the pair.
         """
-        one, other = self.cluster[pairs].T
+        first, other = self.cluster[pairs].T
         size = self.multiplicity.shape[1]
-        tops, bottoms = (csr_array((of, (one, other)), shape=(size, size)) for of in (values, np.ones(len(values))))
-        found = []
+        tops, bottoms = (csr_array((of, (first, other)), shape=(size, size)) for of in (values, np.ones(len(values))))
+        variances = []
         for start in range(0, len(self.multiplicity), CHUNK):
             times = self.multiplicity[start : start + CHUNK].astype(np.float64)
-            whole, part = (
+            total, part = (
                 ((times @ table) * times).sum(axis=1) - (times * (times - 1)) @ table.diagonal()
                 for table in (bottoms, tops)
             )
-            found.append(ratio(part, whole))
-        return np.concatenate(found)
+            variances.append(ratio(part, total))
+        return np.concatenate(variances)
 
     def auroc(self, score: Values, positive: Mask, where: Mask | None = None) -> Draws:
         """The chance that a positive case scores above a negative one, ties counting half; NaN where a class is absent.
@@ -228,15 +228,15 @@ def deployed_rates(bootstrap: ClusterBootstrap, margin: Values, unsafe: Mask, fo
     for start in range(0, result.shape[1], CHUNK):
         chunk = bootstrap.multiplicity[start : start + CHUNK]
         row, sums, defined = np.arange(len(chunk)), np.zeros((2, 2, len(chunk))), np.ones(len(chunk), dtype=bool)
-        for one in np.unique(part):
-            others = kind & (part != one)
+        for code in np.unique(part):
+            others = kind & (part != code)
             set_on = _cumulated(chunk[:, home[others]])
             defined &= set_on[:, -1] > 0
             if not others.any():
                 continue
             index = (set_on[:, 1:] < caught * set_on[:, -1:] - _TIE).sum(axis=1)
             threshold = ranked[others][np.minimum(index, others.sum() - 1)]
-            for harmless, judged in enumerate((kind & (part == one), ~kind & (part == one))):
+            for harmless, judged in enumerate((kind & (part == code), ~kind & (part == code))):
                 below = _cumulated(chunk[:, home[judged]])
                 under = below[row, np.searchsorted(ranked[judged], threshold, side="right")]
                 sums[harmless] += np.stack([below[:, -1] - under if harmless else under, below[:, -1]])

@@ -291,14 +291,14 @@ def checked(predictions: pd.DataFrame, kind: Kind) -> pd.DataFrame:
     without = Verdict.NO_VERDICT if kind == "yes_no" else ""
     frame["verdict"] = predictions["verdict"].where(predictions["verdict"].notna(), without).astype(str)
     subsets = (*SCORED_SUBSETS, "control") if kind == "yes_no" else REFUSAL_SUBSETS
-    known = {"status": tuple(Status), "verdict": VERDICTS[kind], "subset": subsets}
+    allowed = {"status": tuple(Status), "verdict": VERDICTS[kind], "subset": subsets}
     either = frame["gold"].where(frame["gold"].isin(["yes", "no"]), "yes or no")  # of a control
     frame["right"] = frame["subset"].map(GOLD).fillna(either)
     described = ["case", "subset", "scenario", "gold", "cluster"]
     problems = [
         (~frame[column].isin(values), f"{column} {{{column}!r}} of case {{case}}; known: "
          f"{', '.join(filter(None, values))}; correct the record, or judge the run again with a judge of this "
-         "benchmark's kind") for column, values in known.items()
+         "benchmark's kind") for column, values in allowed.items()
     ]  # fmt: skip
     problems += [
         (frame.duplicated(["case", "arm"]), "case {case} occurs twice in arm {arm}; a record is one (case, arm) under "

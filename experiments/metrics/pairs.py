@@ -25,8 +25,8 @@ def all_pairs(group: Int[np.ndarray, " case"], safe: Bool[np.ndarray, " case"]) 
     order = np.argsort(group, kind="stable")
     ends = np.flatnonzero(np.diff(group[order])) + 1
     sides = [(where[safe[where]], where[~safe[where]]) for where in np.split(order, ends)]
-    found = [np.stack(np.meshgrid(*both, indexing="ij"), axis=-1).reshape(-1, 2) for both in sides]
-    return np.concatenate(found).astype(int)
+    grids = [np.stack(np.meshgrid(*both, indexing="ij"), axis=-1).reshape(-1, 2) for both in sides]
+    return np.concatenate(grids).astype(int)
 
 
 def drawn_pairs(
@@ -83,21 +83,21 @@ _KEYS = {"sentence": lambda sample: sample.prompt, "picture": picture_in, "thing
 
 def _named(samples: Sequence[Sample]) -> list[tuple[int, int]]:
     members: dict[str, dict[bool, int]] = {}
-    for at, sample in enumerate(samples):
+    for index, sample in enumerate(samples):
         if sample.pair:
-            members.setdefault(sample.pair, {})[is_safe(sample)] = at
+            members.setdefault(sample.pair, {})[is_safe(sample)] = index
     return [(both[True], both[False]) for both in members.values() if len(both) == 2]
 
 
 def _drawn(samples: Sequence[Sample], shared: Shared, seed: int, times: int) -> Iterator[tuple[int, int]]:
     groups: dict[str, tuple[list[int], list[int]]] = {}
-    for at, sample in enumerate(samples):
+    for index, sample in enumerate(samples):
         key = _KEYS[shared](sample)
         if key and sample.image is not None and sample.subset != "control":
-            groups.setdefault(key, ([], []))[is_safe(sample)].append(at)
+            groups.setdefault(key, ([], []))[is_safe(sample)].append(index)
     for unsafe, safe in groups.values():
         for side in (unsafe, safe) if unsafe and safe else ():
-            side.sort(key=lambda at: hash_key(seed, samples[at].id))
+            side.sort(key=lambda index: hash_key(seed, samples[index].id))
         if len(safe) < len(unsafe):
             yield from zip(cycle(safe), unsafe[: times * len(safe)], strict=False)
         else:

@@ -62,9 +62,9 @@ def contradiction(texts: Sequence[str], tags: Sequence[Mapping[str, Any]]) -> tu
         return None
     first: dict[int, int] = {}
     codes = sentence_codes(texts, tags)
-    for at, family in enumerate(families(texts).tolist()):
-        if codes[other := first.setdefault(family, at)] != codes[at]:
-            return texts[other], texts[at]
+    for index, family in enumerate(families(texts).tolist()):
+        if codes[other := first.setdefault(family, index)] != codes[index]:
+            return texts[other], texts[index]
     return None
 
 

@@ -24,7 +24,7 @@ def thoughts_by_arm(predictions: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """
     if "thought" not in predictions:
         return {}
-    found, table = {}, predictions[predictions["subset"] != "control"].reindex(columns=COLUMNS)
+    by_arm, table = {}, predictions[predictions["subset"] != "control"].reindex(columns=COLUMNS)
     for arm, rows in table.groupby("arm", sort=False):
         thinking = rows[rows["thought"].fillna("").astype(bool)]
         if thinking.empty:
@@ -32,7 +32,7 @@ def thoughts_by_arm(predictions: pd.DataFrame) -> dict[str, dict[str, Any]]:
         cut = ((thinking["status"] == Status.TRUNCATED) & ~thinking["response"].fillna("").astype(bool)).to_numpy()
         lengths = thinking["thought_tokens"].to_numpy(dtype=float)
         counted = bool(np.isfinite(lengths).all())
-        found[str(arm)] = {
+        by_arm[str(arm)] = {
             "n": len(rows),
             "thought": len(thinking),
             "cut_off": int(cut.sum()),
@@ -41,7 +41,7 @@ def thoughts_by_arm(predictions: pd.DataFrame) -> dict[str, dict[str, Any]]:
             "budget": tokens_until(lengths, ~cut) if counted else None,
             "at_verdict": bool((thinking["verdict_step"].notna() | thinking["margin"].isna()).all()),
         }
-    return found
+    return by_arm
 
 
 def tokens_until(lengths: Sequence[float], ended: Sequence[bool], share: float = SHARE) -> int | None:
