@@ -22,7 +22,7 @@ from experiments.benchmarks.images import pixel_digest
 from experiments.config import digest
 from experiments.serving import replies
 from experiments.serving.pictures import read_picture
-from experiments.serving.request_queue import Asked, Waiting
+from experiments.serving.request_queue import QueuedRequest, Waiting
 from experiments.serving.requests import BadRequest, Question, read_question
 from experiments.serving.streamed_decoding import Answer, Row
 from experiments.serving.web import Stream, Talk, application, holds_key, json_body, refusal
@@ -88,8 +88,8 @@ class Server:
         method = self._method(question.asked.model)
         head = replies.Head(question.asked.model, self.fingerprint(question.asked.model))
         talk = _Rows()
-        asked = [
-            Asked(
+        queued = [
+            QueuedRequest(
                 question.asked.model,
                 method,
                 Row(prompt, key, seed, talk.says(place) if question.asked.stream else None),
@@ -98,16 +98,16 @@ class Server:
             )
             for place, (key, seed) in enumerate(_draws(question, prompt.key))
         ]
-        self.waiting.put(asked)
+        self.waiting.put(queued)
         try:
             if question.asked.stream:
                 first = await _unless_gone(request, talk.next())
-                events, drop = _events(head, question, talk, first, asked), partial(_give_up, asked)
+                events, drop = _events(head, question, talk, first, queued), partial(_give_up, queued)
                 return Stream(events, drop, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-            answers = await _unless_gone(request, talk.answers(len(asked)))
+            answers = await _unless_gone(request, talk.answers(len(queued)))
             return JSONResponse(replies.completion(head, _repeated(answers, question)))
         except BaseException:
-            _give_up(asked)
+            _give_up(queued)
             raise
 
     def _method(self, name: str) -> Any:
@@ -117,8 +117,8 @@ class Server:
             BadRequest: there is none.
         """
         if name not in self.served:
-            known = ", ".join(self.served)
-            sentence = f"there is no model {name[:100]!r} here; there are {known}"
+            names = ", ".join(self.served)
+            sentence = f"there is no model {name[:100]!r} here; there are {names}"
             raise BadRequest(sentence, "model", status=404, code="model_not_found")
         return self.served[name]
 
@@ -180,22 +180,22 @@ class _Rows(Talk[tuple[int, str | Answer | Exception]]):
         Raises:
             Exception: what went wrong with a row.
         """
-        place, item = await self.hear()
+        index, item = await self.hear()
         if isinstance(item, Exception):
             raise item
-        return place, item
+        return index, item
 
     async def answers(self, rows: int) -> list[Answer]:
-        found: dict[int, Answer] = {}
-        while len(found) < rows:
-            place, item = await self.next()
+        answers: dict[int, Answer] = {}
+        while len(answers) < rows:
+            index, item = await self.next()
             if isinstance(item, Answer):
-                found[place] = item
-        return [found[place] for place in sorted(found)]
+                answers[index] = item
+        return [answers[index] for index in sorted(answers)]
 
 
 async def _events(
-    head: replies.Head, question: Question, talk: _Rows, first: tuple[int, str | Answer], asked: Sequence[Asked]
+    head: replies.Head, question: Question, talk: _Rows, first: tuple[int, str | Answer], asked: Sequence[QueuedRequest]
 ) -> AsyncIterator[str]:
     """The server-sent events of a streamed answer; an error is the last of them."""
     copies = question.asked.n // len(asked)
@@ -205,15 +205,15 @@ async def _events(
     try:
         heard: tuple[int, str | Answer] | None = first
         while len(ended) < len(asked):
-            place, item = heard or await talk.next()
+            index, item = heard or await talk.next()
             heard = None
-            for choice in range(place, place + copies):
-                for one in replies.chunks(head, choice, item):
-                    yield replies.event(one)
+            for choice in range(index, index + copies):
+                for chunk in replies.chunks(head, choice, item):
+                    yield replies.event(chunk)
             if isinstance(item, Answer):
-                ended[place] = item
+                ended[index] = item
         if question.asked.stream_options.include_usage:
-            answers = [ended[place] for place in sorted(ended)]
+            answers = [ended[index] for index in sorted(ended)]
             yield replies.event(replies.last_chunk(head, _repeated(answers, question)))
     except Exception as error:  # the status is sent already
         yield replies.event(replies.error(refusal(error)))
@@ -231,9 +231,9 @@ def _repeated(answers: Sequence[Answer], question: Question) -> list[Answer]:
     return list(answers) * (question.asked.n // len(answers))
 
 
-def _give_up(asked: Sequence[Asked]) -> None:
-    for one in asked:
-        one.given_up = True
+def _give_up(asked: Sequence[QueuedRequest]) -> None:
+    for request in asked:
+        request.given_up = True
 
 
 async def _unless_gone(request: Request, wanted: Any) -> Any:

@@ -25,7 +25,7 @@ MOST_GATHERING = 5  # times ``gather`` seconds, before those that are there are 
 
 
 @dataclass(eq=False)
-class Asked:
+class QueuedRequest:
     """One row that waits: what ``method`` (by its ``name``) is asked, and whom to tell.
 
     ``deliver`` is called once, in the model's thread, with the answer or what went wrong. ``given_up`` may be set by
@@ -65,15 +65,15 @@ class Waiting:
         self._vlm, self._rule, self._gather = vlm, rule, gather
         self._most, self._most_pixels = most, most_pixels
         self._limit = MemoryLimit(rule.rows, self._lowered)
-        self._asked: list[Asked] = []
+        self._asked: list[QueuedRequest] = []
         self._changed = threading.Condition()
-        self._running: Sequence[Asked] = ()
+        self._running: Sequence[QueuedRequest] = ()
         self._lately: int | None = None  # requests in the last batch, and waiting at its end
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="model", daemon=True)
         self._thread.start()
 
-    def put(self, asked: Sequence[Asked]) -> None:
+    def put(self, asked: Sequence[QueuedRequest]) -> None:
         """Lets all of ``asked`` wait, or none.
 
         Raises:
@@ -92,8 +92,8 @@ class Waiting:
         """Gives up whatever waits or runs, and ends the thread."""
         with self._changed:
             self._closed = True
-            for one in [*self._asked, *self._running]:
-                one.given_up = True
+            for request in [*self._asked, *self._running]:
+                request.given_up = True
             self._changed.notify()
         self._thread.join(seconds)
 
@@ -104,7 +104,7 @@ class Waiting:
                 self._running = ()
                 del batch  # its pictures, while nothing else is asked
 
-    def _next(self) -> list[Asked]:
+    def _next(self) -> list[QueuedRequest]:
         """The next batch, in the order of its requests; empty when closed."""
         while True:
             with self._changed:
@@ -136,39 +136,39 @@ class Waiting:
             if not self._changed.wait_for(lambda before=before: len(self._asked) != before, self._gather):  # type: ignore[misc]
                 return
 
-    def _count(self, asked: Sequence[Asked]) -> None:
+    def _count(self, asked: Sequence[QueuedRequest]) -> None:
         """Counts the tokens of new requests; refuses those that the model cannot hold."""
         lengths = Lengths(self._vlm)  # anew, because it remembers every text
-        for one in asked:
+        for request in asked:
             try:
-                one.length = lengths.of_prompts([one.row.prompt])[0]
-                check_length(self._vlm, one.length, one.decoding.max_tokens)
+                request.length = lengths.of_prompts([request.row.prompt])[0]
+                check_length(self._vlm, request.length, request.decoding.max_tokens)
             except Exception as error:
-                self._end(one, self._judged(error, one))
+                self._end(request, self._judged(error, request))
 
-    def _answer(self, batch: Sequence[Asked]) -> None:
+    def _answer(self, batch: Sequence[QueuedRequest]) -> None:
         """Answers a batch; where that fails, each request by itself, so that none fails for another."""
         try:
-            for one, found in zip(batch, self._asked_together(batch), strict=True):
-                self._end(one, found)
+            for request, answer in zip(batch, self._asked_together(batch), strict=True):
+                self._end(request, answer)
         except Exception as error:
             if len(batch) == 1:
                 self._end(batch[0], self._judged(error, batch[0]))
                 return
-            for one in batch:  # what was streamed of an answer stands, and is continued
-                self._answer([one])
+            for request in batch:  # what was streamed of an answer stands, and is continued
+                self._answer([request])
 
-    def _asked_together(self, batch: Sequence[Asked]) -> list[Answer]:
+    def _asked_together(self, batch: Sequence[QueuedRequest]) -> list[Answer]:
         method, decoding = batch[0].method, batch[0].decoding
         parts = self._limit.parts(
             batch, lambda part: answer(method, self._vlm, [one.row for one in part], decoding), name=_name
         )
-        found = [one for part in parts for one in part]
+        answers = [one for part in parts for one in part]
         with self._changed:  # before anybody who is answered asks again
             self._lately = len(batch) + sum(not one.given_up for one in self._asked)
-        return found
+        return answers
 
-    def _judged(self, error: Exception, asked: Asked) -> Exception:
+    def _judged(self, error: Exception, asked: QueuedRequest) -> Exception:
         """The error that the client is told: whose fault it is."""
         if isinstance(error, UserError):
             return error
@@ -180,7 +180,7 @@ class Waiting:
         log.error("a request to %s failed", asked.name, exc_info=error)
         return Failed()
 
-    def _end(self, one: Asked, found: Answer | Exception) -> None:
+    def _end(self, one: QueuedRequest, found: Answer | Exception) -> None:
         one.given_up = True  # out of the queue
         one.deliver(found)
 
@@ -188,7 +188,7 @@ class Waiting:
         log.warning("out of memory; answering %d requests at once from here on", rows)
 
 
-def _name(asked: Asked) -> str:
+def _name(asked: QueuedRequest) -> str:
     return asked.row.prompt.text[:40]
 
 

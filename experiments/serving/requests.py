@@ -249,10 +249,10 @@ def _refuse_unknown(extra: dict[str, Any]) -> None:
     for name, value in extra.items():
         if name in IGNORED or value in NEUTRAL.get(name, ()):
             continue
-        shown = name if len(name) <= 40 else f"{name[:40]}..."
+        short = name if len(name) <= 40 else f"{name[:40]}..."
         if name in NEUTRAL:
-            raise BadRequest(f"{shown} is not supported here; leave it out", shown)
-        raise BadRequest(f"unknown parameter {shown!r}; leave it out, lest you think that it did something", shown)
+            raise BadRequest(f"{short} is not supported here; leave it out", short)
+        raise BadRequest(f"unknown parameter {short!r}; leave it out, lest you think that it did something", short)
 
 
 def _in_a_sentence(error: ValidationError) -> BadRequest:

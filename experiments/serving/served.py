@@ -40,10 +40,10 @@ def check_model(run: Run, vlm: Any) -> None:
     """
     if _source(run) is None or not any(map(_learns, run.arms.values())):
         return
-    known = read_object(Path(str(_source(run))) / "environment.json").get("model") or {}
-    if other := vlm.other_than(known):
+    model = read_object(Path(str(_source(run))) / "environment.json").get("model") or {}
+    if other := vlm.other_than(model):
         raise UserError(
-            f"run={_source(run)} is of {known.get('name')}, which differs from {vlm.name} in {other}; what was learned "
+            f"run={_source(run)} is of {model.get('name')}, which differs from {vlm.name} in {other}; what was learned "
             "belongs to its model; give a run of this one"
         )
 

@@ -183,8 +183,8 @@ class _Watch(LogitsProcessor):
 
     def stop_in(self, text: str) -> int:
         """Where the first stop string begins, −1 where there is none."""
-        found = [place for stop in self.decoding.stop if (place := text.find(stop)) >= 0]
-        return min(found, default=-1)
+        positions = [place for stop in self.decoding.stop if (place := text.find(stop)) >= 0]
+        return min(positions, default=-1)
 
     def stream_certain(self, row: Row, tokens: Sequence[int]) -> None:
         """Streams what is certain of the answer so far: whole words, and nothing that may begin a stop string."""
@@ -214,7 +214,7 @@ class _Watch(LogitsProcessor):
                 "this method makes its answers in several steps; ask it without temperature, stop and logprobs"
             )
         scores = self._scores(generation.token_ids)
-        found = []
+        answers = []
         for place, (row, ids, ended) in enumerate(
             zip(self.rows, generation.token_ids, generation.finished, strict=True)
         ):
@@ -228,23 +228,23 @@ class _Watch(LogitsProcessor):
                     raise UserError("this method changed its answer after it was streamed; ask without stream")
                 row.on_text(text[len(row.sent) :])
             length = self.lengths[place] if self.lengths else 0
-            found.append(Answer(text, bool(ended), length, len(ids), None if scores is None else scores[place]))
-        return found
+            answers.append(Answer(text, bool(ended), length, len(ids), None if scores is None else scores[place]))
+        return answers
 
     def _scores(self, answers: Sequence[Sequence[int]]) -> list[list[Token]] | None:
         """The tokens of each answer with their log-probabilities; None where none were asked for."""
         if self.decoding.alternatives is None:
             return None
         steps = [tuple(part.tolist() for part in step) for step in self.kept]
-        found = []
+        pieces = []
         for row, ids in enumerate(answers):
             tokens = []
             for step, token in enumerate(ids):
                 chosen, values, which = (part[row] for part in steps[step])
                 listed = [(self._piece(i), v) for i, v in zip(which, values, strict=True) if v > -float("inf")]
                 tokens.append(Token(self._piece(token), chosen, listed[: self.decoding.alternatives]))
-            found.append(tokens)
-        return found
+            pieces.append(tokens)
+        return pieces
 
     def _piece(self, token: int) -> str:
         """One token's text, with the space that it begins with, which decoding alone would drop."""

@@ -75,8 +75,8 @@ class Serve:
             server = self.server(run, arms, vlm, key)
             listener.listen()  # whoever reads the line below can connect
             host, port = listener.getsockname()[:2]
-            shown = f"[{host}]" if ":" in host else host
-            console.print(f"serving {', '.join(arms)}\nat http://{shown}:{port}/v1, until Ctrl-C", highlight=False,
+            address = f"[{host}]" if ":" in host else host
+            console.print(f"serving {', '.join(arms)}\nat http://{address}:{port}/v1, until Ctrl-C", highlight=False,
                           markup=False, soft_wrap=True)  # fmt: skip
             until_stopped(server, listener, server.waiting.close)
         console.print("stopped serving", highlight=False)

@@ -50,7 +50,7 @@ class Prove:
     def _compare(self, run: Run) -> None:
         from experiments.api.parity import both_sides, parity
 
-        found = parity(*both_sides(run.endpoint, run.model.name, self.twin, self.twin_dtype))
-        print(found)
-        if not found.same:
+        compared = parity(*both_sides(run.endpoint, run.model.name, self.twin, self.twin_dtype))
+        print(compared)
+        if not compared.same:
             sys.exit(1)

@@ -59,7 +59,7 @@ class Material:
     arms: Mapping[str, Offered]
 
 
-def prompt_for(material: Material, asked: Experiment, picture: str | None = None) -> Prompt:
+def prompt_for(material: Material, experiment: Experiment, picture: str | None = None) -> Prompt:
     """The prompt of an experiment, or the same with the other ``picture``.
 
     The question of the case's benchmark stands around the words, if the experiment is framed; a key says which noise is
@@ -68,33 +68,33 @@ def prompt_for(material: Material, asked: Experiment, picture: str | None = None
     Raises:
         UserError: there is no such picture, or no words.
     """
-    if not asked.text.strip():
+    if not experiment.text.strip():
         raise UserError("there are no words yet; type what you would ask about the picture")
-    named = asked.picture if picture is None else picture
+    named = experiment.picture if picture is None else picture
     image = material.pictures.open(named)
-    if not asked.picture.startswith("case:"):
-        text = question(asked.text) if asked.framed else asked.text
-        return Prompt(text, image, key=asked.picture, request=asked.text if asked.framed else "")
-    sample = material.cases.sample(asked.picture.removeprefix("case:"))
-    own = prompt_of(sample, image)
-    if not asked.framed:
-        return Prompt(asked.text, image, key=sample.id)
-    return replace(own, text=own.text.replace(sample.text, asked.text), request=asked.text)
+    if not experiment.picture.startswith("case:"):
+        text = question(experiment.text) if experiment.framed else experiment.text
+        return Prompt(text, image, key=experiment.picture, request=experiment.text if experiment.framed else "")
+    sample = material.cases.sample(experiment.picture.removeprefix("case:"))
+    prompt = prompt_of(sample, image)
+    if not experiment.framed:
+        return Prompt(experiment.text, image, key=sample.id)
+    return replace(prompt, text=prompt.text.replace(sample.text, experiment.text), request=experiment.text)
 
 
-def answer(vlm: "VLM", asked: Experiment, material: Material, say: Say) -> dict[str, Any]:
+def answer(vlm: "VLM", experiment: Experiment, material: Material, say: Say) -> dict[str, Any]:
     """What the experiment finds, as the page draws it; ``say`` is told what is known on the way.
 
     Raises:
         UserError: it cannot be done with this model, picture or text.
     """
-    prompt = prompt_for(material, asked)
-    if asked.action != "ask":
-        method = chosen(material.arms, asked.looked_at) if asked.action == "look" else Baseline()
-        (prompt,) = at_verdicts(vlm, [prompt], method, max_new_tokens=asked.tokens)
+    prompt = prompt_for(material, experiment)
+    if experiment.action != "ask":
+        method = chosen(material.arms, experiment.looked_at) if experiment.action == "look" else Baseline()
+        (prompt,) = at_verdicts(vlm, [prompt], method, max_new_tokens=experiment.tokens)
     (length,) = vlm.batches.lengths.of_prompts([prompt]) if vlm.batches.lengths else (0,)
-    check_length(vlm, length, asked.tokens)
-    return _ACTIONS[asked.action](vlm, asked, material, prompt, say)
+    check_length(vlm, length, experiment.tokens)
+    return _ACTIONS[experiment.action](vlm, experiment, material, prompt, say)
 
 
 # By what the page offers: the tool that a proof may refuse, and whether it needs the picture's tokens in the prompt.
@@ -114,7 +114,7 @@ NEEDS = {
 
 def refusals(vlm: "VLM") -> dict[str, str]:
     """By what the page offers, why this model cannot do it: by its proof, or by how its family is built."""
-    found = {}
+    refusals = {}
     for name, (tool, pictured) in NEEDS.items():
         try:
             vlm.require(tool)
@@ -123,8 +123,8 @@ def refusals(vlm: "VLM") -> dict[str, str]:
             if name == "off":
                 layers_of(vlm, "head")
         except UserError as error:
-            found[name] = str(error)
-    return found
+            refusals[name] = str(error)
+    return refusals
 
 
 def run_of_layers(ends: tuple[int, int]) -> range:
@@ -206,28 +206,28 @@ class _Streaming(WrappedVLM):
         return super().generate(prompts, encoded=encoded, stopping_criteria=criteria, **options)
 
 
-def _ask(vlm: "VLM", asked: Experiment, material: Material, prompt: Prompt, say: Say) -> dict[str, Any]:
-    other = prompt_for(material, asked, asked.other) if asked.change.steer and asked.other else None
-    shown = grey_out(vlm, prompt, asked.change.boxes) if asked.change.grey else prompt
-    found: list[dict[str, Any]] = []
-    for place, arm in enumerate(asked.arms):
+def _ask(vlm: "VLM", experiment: Experiment, material: Material, prompt: Prompt, say: Say) -> dict[str, Any]:
+    other = prompt_for(material, experiment, experiment.other) if experiment.change.steer and experiment.other else None
+    edited = grey_out(vlm, prompt, experiment.change.boxes) if experiment.change.grey else prompt
+    blocks: list[dict[str, Any]] = []
+    for place, arm in enumerate(experiment.arms):
 
         def tell(text: str, place: int = place) -> None:
             say({"arm": place, "text": text})
 
         try:
-            found.append(_by_arm(vlm, asked, chosen(material.arms, arm), shown, other, tell))
+            blocks.append(_by_arm(vlm, experiment, chosen(material.arms, arm), edited, other, tell))
         except UserError as error:
-            found.append({"error": str(error)})
-        say({"arm": place, "answer": found[-1]})
-    return {"answers": found, **({"shown": as_url(shown.image)} if asked.change.grey and shown.image else {})}
+            blocks.append({"error": str(error)})
+        say({"arm": place, "answer": blocks[-1]})
+    return {"answers": blocks, **({"shown": as_url(edited.image)} if experiment.change.grey and edited.image else {})}
 
 
 def _by_arm(
-    vlm: "VLM", asked: Experiment, method: Any, prompt: Prompt, other: Prompt | None, tell: Callable[[str], object]
+    vlm: "VLM", experiment: Experiment, method: Any, prompt: Prompt, other: Prompt | None, tell: Callable[[str], object]
 ) -> dict[str, Any]:
-    with changed(vlm, asked.change, prompt, other):
-        generation = method.generate(cast("VLM", _Streaming(vlm, tell)), [prompt], max_new_tokens=asked.tokens)
+    with changed(vlm, experiment.change, prompt, other):
+        generation = method.generate(cast("VLM", _Streaming(vlm, tell)), [prompt], max_new_tokens=experiment.tokens)
     margin = float(generation.margins[0])
     second = _second_picture(vlm, method, prompt)
     return {
@@ -272,20 +272,20 @@ def _second_picture(vlm: "VLM", method: Any, prompt: Prompt) -> Any:
     return Image.fromarray(pixels.permute(1, 2, 0).numpy())
 
 
-def _look(vlm: "VLM", asked: Experiment, material: Material, prompt: Prompt, say: Say) -> dict[str, Any]:
+def _look(vlm: "VLM", experiment: Experiment, material: Material, prompt: Prompt, say: Say) -> dict[str, Any]:
     """Attention of every word of the question, and of the first tokens of the answer: once, for all clicks."""
     vlm.require("record")
-    method = chosen(material.arms, asked.looked_at)
+    method = chosen(material.arms, experiment.looked_at)
     with record_attention(vlm, queries=[], maps=[0]) as first:
         method.generate(vlm, [prompt], max_new_tokens=1)
     if len(first.rows) != 1:
         raise UserError(
-            f"{asked.looked_at.name} asks {len(first.rows)} prompts for one answer; what it looked at is not one "
+            f"{experiment.looked_at.name} asks {len(first.rows)} prompts for one answer; what it looked at is not one "
             "answer's; look at the baseline"
         )
     last = len(first.rows[0].labels) - 1
     words = [(word.text, word.columns[-1] - last) for word in first.rows[0].words][-WORDS_LOOKED:]
-    count = min(asked.tokens, ANSWER_LOOKED)
+    count = min(experiment.tokens, ANSWER_LOOKED)
     steps = sorted({*(step for _, step in words), *range(count)})
     with record_attention(vlm, queries=[0], maps=steps) as log:
         generation = method.generate(vlm, [prompt], max_new_tokens=count)
@@ -301,7 +301,7 @@ def _look(vlm: "VLM", asked: Experiment, material: Material, prompt: Prompt, say
     }
 
 
-def _heads(vlm: "VLM", asked: Experiment, material: Material, prompt: Prompt, say: Say) -> dict[str, Any]:
+def _heads(vlm: "VLM", experiment: Experiment, material: Material, prompt: Prompt, say: Say) -> dict[str, Any]:
     direct = direct_logit_attribution(vlm, prompt)
     top = direct.top(5)
     patterns = head_patterns(vlm, prompt, top)
@@ -310,49 +310,51 @@ def _heads(vlm: "VLM", asked: Experiment, material: Material, prompt: Prompt, sa
     return {"heads": [list(head) for head in top], "effects": effects, "maps": maps}
 
 
-def _lens(vlm: "VLM", asked: Experiment, material: Material, prompt: Prompt, say: Say) -> dict[str, Any]:
-    found = logit_lens(vlm, prompt, top=5)
-    layers = range(len(found.layers))
-    words = [[found.word(0, layer, 0, rank) for rank in range(found.tokens.shape[3])] for layer in layers]
-    return {"layers": list(found.layers), "margins": found.margins[0, :, 0].tolist(), "words": words,
-            "probabilities": found.probabilities[0, :, 0].tolist()}  # fmt: skip
+def _lens(vlm: "VLM", experiment: Experiment, material: Material, prompt: Prompt, say: Say) -> dict[str, Any]:
+    lens = logit_lens(vlm, prompt, top=5)
+    layers = range(len(lens.layers))
+    words = [[lens.word(0, layer, 0, rank) for rank in range(lens.tokens.shape[3])] for layer in layers]
+    return {"layers": list(lens.layers), "margins": lens.margins[0, :, 0].tolist(), "words": words,
+            "probabilities": lens.probabilities[0, :, 0].tolist()}  # fmt: skip
 
 
-def _attribution(vlm: "VLM", asked: Experiment, material: Material, prompt: Prompt, say: Say) -> dict[str, Any]:
-    found = integrated_gradients(vlm, prompt)
+def _attribution(vlm: "VLM", experiment: Experiment, material: Material, prompt: Prompt, say: Say) -> dict[str, Any]:
+    attribution = integrated_gradients(vlm, prompt)
     return {
-        "map": pixel_map(vlm, found).tolist(),
-        "words": [[word, value] for word, value in found.words.itertuples(index=False)],
-        "image": found.image,
-        "text": found.text,
-        "error": found.error,
+        "map": pixel_map(vlm, attribution).tolist(),
+        "words": [[word, value] for word, value in attribution.words.itertuples(index=False)],
+        "image": attribution.image,
+        "text": attribution.text,
+        "error": attribution.error,
     }
 
 
-def _windows(vlm: "VLM", asked: Experiment, material: Material, prompt: Prompt, say: Say) -> dict[str, Any]:
-    found = knockout_by_window(vlm, prompt, [EDGE], width=asked.width)
+def _windows(vlm: "VLM", experiment: Experiment, material: Material, prompt: Prompt, say: Say) -> dict[str, Any]:
+    windows = knockout_by_window(vlm, prompt, [EDGE], width=experiment.width)
     return {
-        "windows": [[layers[0], layers[-1]] for layers in found.layers],
-        "moved": found.moved[:, 0].tolist(),
-        "whole": float(found.whole[0]),
+        "windows": [[layers[0], layers[-1]] for layers in windows.layers],
+        "moved": windows.moved[:, 0].tolist(),
+        "whole": float(windows.whole[0]),
     }
 
 
-def _patch(vlm: "VLM", asked: Experiment, material: Material, prompt: Prompt, say: Say) -> dict[str, Any]:
-    if not asked.other:
+def _patch(vlm: "VLM", experiment: Experiment, material: Material, prompt: Prompt, say: Say) -> dict[str, Any]:
+    if not experiment.other:
         raise UserError("patching takes a second picture, whose states replace this one's; choose the other picture")
-    other = replace(prompt_for(material, asked, asked.other), begun=prompt.begun)  # the same thought behind it
-    found = patch(vlm, prompt, other, places=PLACES)
+    other = replace(
+        prompt_for(material, experiment, experiment.other), begun=prompt.begun
+    )  # the same thought behind it
+    patched = patch(vlm, prompt, other, places=PLACES)
     return {
         "places": list(PLACES),
-        "layers": list(found.layers),
-        "moved": found.moved[:, :, 0].tolist(),
-        "clean": float(found.clean[0]),
-        "other": float(found.other[0]),
+        "layers": list(patched.layers),
+        "moved": patched.moved[:, :, 0].tolist(),
+        "clean": float(patched.clean[0]),
+        "other": float(patched.other[0]),
     }
 
 
-def _occlude(vlm: "VLM", asked: Experiment, material: Material, prompt: Prompt, say: Say) -> dict[str, Any]:
+def _occlude(vlm: "VLM", experiment: Experiment, material: Material, prompt: Prompt, say: Say) -> dict[str, Any]:
     words = occlude_words(vlm, prompt)
     return {
         "map": occlude_image(vlm, prompt).tolist(),

@@ -95,7 +95,7 @@ class Server:
     async def state(self, _: Any) -> Any:
         """What the page has to know before it asks: the model, as far as it is loaded, arms, things to draw."""
         vlm, desk = self.desk.vlm, self.desk
-        found: dict[str, Any] = {
+        facts: dict[str, Any] = {
             "model": {"name": self.model_name, "ready": vlm is not None, "failed": desk.failed},
             "tokens": self.tokens,
             "things": list(CONCEPTS),
@@ -105,14 +105,14 @@ class Server:
             "studied": next((name for name in self.cases.nodes if name in self.arms and name != "baseline"), ""),
         }
         if vlm is not None:
-            found["model"] |= {
+            facts["model"] |= {
                 "layers": len(vlm.layout.blocks),
                 "heads": self._heads(vlm),
                 "dtype": str(vlm.dtype).removeprefix("torch."),
                 "refusals": await anyio.to_thread.run_sync(lambda: self._refusals),
                 "not_live": await anyio.to_thread.run_sync(self.cases.not_live, vlm),
             }
-        return found
+        return facts
 
     @property
     def model_name(self) -> str:
@@ -172,32 +172,34 @@ class Server:
 
     async def code(self, body: Any) -> Any:
         """An experiment as Python, and as a command."""
-        asked = read_experiment(body)
-        return await anyio.to_thread.run_sync(self._code, asked)
+        experiment = read_experiment(body)
+        return await anyio.to_thread.run_sync(self._code, experiment)
 
-    def _code(self, asked: Experiment) -> dict[str, str]:
-        text = self._tools.prompt_for(self.material, asked).text
-        for arm in asked.arms:
+    def _code(self, experiment: Experiment) -> dict[str, str]:
+        text = self._tools.prompt_for(self.material, experiment).text
+        for arm in experiment.arms:
             chosen(self.arms, arm)  # refuses what is not there
         return {
-            "python": code(asked, self.arms, self.model, self.cases.run.benchmark, text),
-            "command": command(asked, self.arms),
+            "python": code(experiment, self.arms, self.model, self.cases.run.benchmark, text),
+            "command": command(experiment, self.arms),
         }
 
     async def work(self, body: Any) -> Response:
         """Puts an experiment before the model; its events come line by line, and the last has ``done`` or ``error``."""
         if not isinstance(body, dict) or set(body) - {"tab", "experiment"}:
             raise BadRequest("a request has a tab and an experiment")
-        asked, events = read_experiment(body.get("experiment")), Talk[dict[str, Any]]()
-        work = Work(str(body.get("tab") or uuid.uuid4())[:64], partial(self._answer, asked, events.tell), events.tell)
+        experiment, events = read_experiment(body.get("experiment")), Talk[dict[str, Any]]()
+        work = Work(
+            str(body.get("tab") or uuid.uuid4())[:64], partial(self._answer, experiment, events.tell), events.tell
+        )
         self.desk.put(work)
         drop = partial(self.desk.drop, work)
         return Stream(_lines(events), drop, media_type="application/x-ndjson", headers=HEADERS)
 
-    def _answer(self, asked: Experiment, tell: Callable[[dict[str, Any]], object], vlm: Any) -> dict[str, Any]:
+    def _answer(self, experiment: Experiment, tell: Callable[[dict[str, Any]], object], vlm: Any) -> dict[str, Any]:
         tell({"begun": True})
-        found: dict[str, Any] = self._tools.answer(vlm, asked, self.material, tell)
-        return found
+        result: dict[str, Any] = self._tools.answer(vlm, experiment, self.material, tell)
+        return result
 
     @cached_property
     def _tools(self) -> Any:
@@ -213,8 +215,8 @@ class Server:
 
     @cached_property
     def _refusals(self) -> dict[str, str]:
-        found: dict[str, str] = self._tools.refusals(self.desk.vlm)
-        return found
+        refusals: dict[str, str] = self._tools.refusals(self.desk.vlm)
+        return refusals
 
     @staticmethod
     def _heads(vlm: Any) -> list[int]:
@@ -239,8 +241,8 @@ class Server:
 
         async def guarded(request: Request) -> Response:
             self._check(request)
-            found = await endpoint(_parsed(await json_body(request, self.body)))
-            return found if isinstance(found, Response) else JSONResponse(found, headers=HEADERS)
+            reply = await endpoint(_parsed(await json_body(request, self.body)))
+            return reply if isinstance(reply, Response) else JSONResponse(reply, headers=HEADERS)
 
         return guarded
 

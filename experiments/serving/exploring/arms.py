@@ -106,19 +106,19 @@ def offered(method: Any) -> Offered:
 
 def settings_of(method: Any) -> list[dict[str, Any]]:
     """What the page shows of a method's settings: name, kind (range, choice, flag, words), value and bounds."""
-    found: list[dict[str, Any]] = []
+    listed: list[dict[str, Any]] = []
     for each in fields(method) if is_dataclass(method) else ():
         value = getattr(method, each.name)
         if each.name in SLIDERS and isinstance(value, int | float) and not isinstance(value, bool):
             low, high, step = SLIDERS[each.name]
-            found.append({"name": each.name, "kind": "range", "value": value, "low": low, "high": high, "step": step})
+            listed.append({"name": each.name, "kind": "range", "value": value, "low": low, "high": high, "step": step})
         elif each.name in CHOICES and value in CHOICES[each.name]:
-            found.append({"name": each.name, "kind": "choice", "value": value, "choices": list(CHOICES[each.name])})
+            listed.append({"name": each.name, "kind": "choice", "value": value, "choices": list(CHOICES[each.name])})
         elif each.name in FLAGS and isinstance(value, bool):
-            found.append({"name": each.name, "kind": "flag", "value": value})
+            listed.append({"name": each.name, "kind": "flag", "value": value})
         elif each.name in WORDS and isinstance(value, str):
-            found.append({"name": each.name, "kind": "words", "value": value})
-    return found
+            listed.append({"name": each.name, "kind": "words", "value": value})
+    return listed
 
 
 def arms_of(own: Mapping[str, Any], run: Path | None, saved: Mapping[str, Any]) -> tuple[dict[str, Offered], dict]:
@@ -127,24 +127,24 @@ def arms_of(own: Mapping[str, Any], run: Path | None, saved: Mapping[str, Any]) 
     ``own`` are those of the command line; ``saved`` are the nodes of the run's arms, ``run`` its folder. An arm of the
     run answers as it did there; one of the command line with its name and other settings is offered beside it.
     """
-    found = {name: offered(method) for name, method in {**ALWAYS, **own}.items() if not _learns(method)}
+    offers = {name: offered(method) for name, method in {**ALWAYS, **own}.items() if not _learns(method)}
     refused = {
         name: "it learns before it answers; give the run it has learned in: run=<dir>"
         for name in own
-        if name not in found
+        if name not in offers
     }
     for name, node in saved.items():
         try:
             of_run = _of_run(node, name, run)
         except (UserError, TypeError, ValueError, AttributeError) as error:
-            if name not in found:
+            if name not in offers:
                 refused[name] = str(error)
             continue
-        if name in own and name in found and found[name].method != of_run.method:
-            found[f"{name} of the command line"] = found[name]
-        found[name] = of_run
+        if name in own and name in offers and offers[name].method != of_run.method:
+            offers[f"{name} of the command line"] = offers[name]
+        offers[name] = of_run
         refused.pop(name, None)
-    return found, refused
+    return offers, refused
 
 
 def chosen(arms: Mapping[str, Offered], arm: Arm) -> Any:

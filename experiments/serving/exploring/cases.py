@@ -98,8 +98,8 @@ class Cases:
     @property
     def nodes(self) -> Mapping[str, Any]:
         """The run's arms as its configuration has them: not to be trusted."""
-        found = {} if self.saved is None else (self.saved.environment.get("config") or {}).get("arms")
-        return found if isinstance(found, dict) else {}
+        arms = {} if self.saved is None else (self.saved.environment.get("config") or {}).get("arms")
+        return arms if isinstance(arms, dict) else {}
 
     def not_live(self, vlm: Any) -> str:
         """Why the run's cases can only be read here; "" if they can be asked live."""

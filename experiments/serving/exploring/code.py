@@ -45,39 +45,41 @@ WHAT: Mapping[str, tuple[str, str]] = {
 }
 
 
-def code(asked: Experiment, arms: Mapping[str, Offered], model: Any, benchmark: Any, text: str) -> str:
+def code(experiment: Experiment, arms: Mapping[str, Offered], model: Any, benchmark: Any, text: str) -> str:
     """The Python of an experiment; its last line prints the page's number or numbers. ``text`` is the whole prompt."""
     lines: dict[str, None] = {}
     names = {"Prompt", "load"}
     body = [f"vlm = {_load(model)}"]
-    named = [("prompt", asked.picture)]
-    change = asked.change if asked.action == "ask" else Change()
-    if asked.action == "patch" or change.steer:
-        named.append(("other", asked.other))
+    named = [("prompt", experiment.picture)]
+    change = experiment.change if experiment.action == "ask" else Change()
+    if experiment.action == "patch" or change.steer:
+        named.append(("other", experiment.other))
     for name, picture in named:
         imports, made = _picture(picture, benchmark, name)
         lines |= dict.fromkeys(imports)
         body += made
-        key = asked.picture.removeprefix("case:")
+        key = experiment.picture.removeprefix("case:")
         shows = (
-            ", shows=case.described" if asked.framed and asked.picture.startswith("case:") and name == "prompt" else ""
+            ", shows=case.described"
+            if experiment.framed and experiment.picture.startswith("case:") and name == "prompt"
+            else ""
         )
-        request = f", request={asked.text!r}" if asked.framed else ""
+        request = f", request={experiment.text!r}" if experiment.framed else ""
         body.append(f"{name} = Prompt(\n    {text!r},\n    {name}_picture, key={key!r}{request}{shows},\n)")
-    arm = asked.looked_at
+    arm = experiment.looked_at
     offered = arms[arm.name]
     method = offered.code(arm.settings)
-    if asked.action in ("ask", "look"):
+    if experiment.action in ("ask", "look"):
         lines |= dict.fromkeys(offered.imports)
         if method.startswith("replace("):
             lines["from dataclasses import replace"] = None
-    if asked.action != "ask":
-        tools, written = WHAT[asked.action]
+    if experiment.action != "ask":
+        tools, written = WHAT[experiment.action]
         names |= set(tools.split(", "))
-        body.append(written.replace("{width}", str(asked.width)).replace("{method}", method))
+        body.append(written.replace("{width}", str(experiment.width)).replace("{method}", method))
     else:
         blocks = _changes(change, names, lines, body)
-        asking = f"answer = {method}.generate(vlm, [prompt], max_new_tokens={asked.tokens})"
+        asking = f"answer = {method}.generate(vlm, [prompt], max_new_tokens={experiment.tokens})"
         body.append(f"with {', '.join(blocks)}:\n{indent(asking, '    ')}" if blocks else asking)
         body.append("print(answer.texts[0])\nprint(answer.margins[0].item())")
     lines[f"from interp import {', '.join(sorted(names))}"] = None
@@ -86,18 +88,18 @@ def code(asked: Experiment, arms: Mapping[str, Offered], model: Any, benchmark: 
     return "\n".join([*plain, *others, "", *body]) + "\n"
 
 
-def command(asked: Experiment, arms: Mapping[str, Offered]) -> str:
+def command(experiment: Experiment, arms: Mapping[str, Offered]) -> str:
     """The command that shows the same case, where there is one; "" elsewhere."""
-    arm = asked.looked_at
-    changes = asked.change.any or not asked.framed or not asked.picture.startswith("case:")
+    arm = experiment.looked_at
+    changes = experiment.change.any or not experiment.framed or not experiment.picture.startswith("case:")
     if (
         changes
-        or asked.action not in ("ask", "look")
+        or experiment.action not in ("ask", "look")
         or arm.name not in ("baseline", "vcd", "prior_correction", "verbalise")
     ):
         return ""
     settings = "".join(f" method.{name}={value}" for name, value in arm.settings.items())
-    return f"forestlens +exp=heatmap_llava method={arm.name}{settings} case={asked.picture.removeprefix('case:')}"
+    return f"forestlens +exp=heatmap_llava method={arm.name}{settings} case={experiment.picture.removeprefix('case:')}"
 
 
 def _changes(change: Change, names: set[str], lines: dict[str, None], body: list[str]) -> list[str]:
@@ -157,11 +159,11 @@ def _picture(picture: str, benchmark: Any, name: str) -> tuple[list[str], list[s
             if each.init and getattr(benchmark, each.name) != each.default
         )
         variable = "case" if name == "prompt" else "other_case"
-        found = (
+        listed = (
             f"{variable} = next(one for one in {kind.__name__}({given}).load().samples if one.id == {picture[5:]!r})"
         )
         imports = [f"from {module} import {kind.__name__}", "from experiments.benchmarks.images import open_image"]
-        return imports, [found, f"{name}_picture = open_image({variable}.image)"]
+        return imports, [listed, f"{name}_picture = open_image({variable}.image)"]
     if scene := scene_of(picture):
         made = f"Scene(Thing({scene.thing.concept!r}, {scene.thing.signed}), {scene.seed!r}).render()"
         imports = ["from experiments.benchmarks.iconworld.concepts import Thing"]

@@ -96,8 +96,8 @@ class Desk:
         self._waiting = [one for one in self._waiting if not one.dropped]
 
     def _tell_places(self) -> None:
-        for place, work in enumerate(self._waiting):
-            ahead = place + (self._running is not None)
+        for index, work in enumerate(self._waiting):
+            ahead = index + (self._running is not None)
             if ahead or self.vlm is None:
                 work.tell({"waiting": ahead, "loading": self.vlm is None})
 

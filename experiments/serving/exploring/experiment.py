@@ -53,14 +53,14 @@ class Change:
     @property
     def boxes(self) -> list[tuple[float, float, float, float]]:
         """The painted cells, joined along rows, as shares of the picture's sides (``interp.grey_out``)."""
-        found: list[tuple[int, int, int]] = []
+        rows: list[tuple[int, int, int]] = []
         for cell in sorted(set(self.grey)):
             row, column = divmod(cell, CELLS)
-            if found and found[-1][0] == row and found[-1][2] == column:
-                found[-1] = (row, found[-1][1], column + 1)
+            if rows and rows[-1][0] == row and rows[-1][2] == column:
+                rows[-1] = (row, rows[-1][1], column + 1)
             else:
-                found.append((row, column, column + 1))
-        return [(left / CELLS, row / CELLS, right / CELLS, (row + 1) / CELLS) for row, left, right in found]
+                rows.append((row, column, column + 1))
+        return [(left / CELLS, row / CELLS, right / CELLS, (row + 1) / CELLS) for row, left, right in rows]
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -76,9 +76,9 @@ def scene_of(name: str) -> Scene | None:
 
 def as_url(image: Image.Image, side: int = SHOWN) -> str:
     """The picture as a data URL of a PNG, scaled down to ``side`` pixels where it is larger."""
-    shown = image.convert("RGB")
-    shown.thumbnail((side, side))
-    return data_url(shown)
+    picture = image.convert("RGB")
+    picture.thumbnail((side, side))
+    return data_url(picture)
 
 
 def _bytes(image: Image.Image) -> int:

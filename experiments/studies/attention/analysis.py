@@ -95,19 +95,19 @@ def analyse_failures(
     _clear(out_dir)
     parts: list[AttentionTables] = []
     worst: list[list[AttendedCase]] = []
-    for subset, some in matched.items():
-        if not some.cases:
+    for subset, chosen in matched.items():
+        if not chosen.cases:
             continue
-        members = [case.sample for case in some.cases]
+        members = [case.sample for case in chosen.cases]
         recorded = record_answers(vlm, members, max_new_tokens=max_new_tokens, layers=layers)
         margins = intervention_margins(vlm, recorded, usable, layers=layers, seed=seed)
-        parts.append(attention_tables(subset, some.cases, recorded, margins, vlm.tokenizer))
+        parts.append(attention_tables(subset, chosen.cases, recorded, margins, vlm.tokenizer))
         write_maps(recorded, folder / f"maps_{subset}.safetensors")
-        worst.append(worst_first([one for one, case in zip(recorded, some.cases, strict=True) if case.failed]))
+        worst.append(worst_first([one for one, case in zip(recorded, chosen.cases, strict=True) if case.failed]))
     tables = concatenated(parts) if parts else None
     if tables is not None:
-        kept = tables.masses if segments is None else tables.masses[tables.masses["segment"].isin(segments)]
-        write_tables(tables._replace(masses=kept), folder)
+        masses = tables.masses if segments is None else tables.masses[tables.masses["segment"].isin(segments)]
+        write_tables(tables._replace(masses=masses), folder)
     rows, described = summarise(matched, tables, seed=seed, draws=draws)
     results = write_results(out_dir, rows)
     result = {"rules": RULES, "arm": ARM, "selftest": tested, **described, "figures": []}
@@ -207,7 +207,7 @@ def self_test(vlm: "VLM", path: Path) -> dict[str, Any]:
     """
     from interp.attention.check import check_recorder
 
-    found = {
+    summary = {
         "model": vlm.name,
         "revision": vlm.revision,
         "device": vlm.device.type,
@@ -215,5 +215,5 @@ def self_test(vlm: "VLM", path: Path) -> dict[str, Any]:
         "passed": True,
         **asdict(check_recorder(vlm)),
     }
-    write_json(path, found)
-    return found
+    write_json(path, summary)
+    return summary

@@ -126,38 +126,38 @@ def attribute_cases(
     numbers: dict[str, Any] = {}
     tensors: dict[str, Any] = {}
     words: list[pd.DataFrame] = []
-    for one in shown:
-        gradients = integrated_gradients(vlm, one.prompt)
-        image = {"occlusion": occlude_image(vlm, one.prompt)}
+    for case in shown:
+        gradients = integrated_gradients(vlm, case.prompt)
+        image = {"occlusion": occlude_image(vlm, case.prompt)}
         if vlm.layout.geometry in WHOLE_PICTURES:
             image["integrated gradients"] = pixel_map(vlm, gradients)
-        tensors |= {f"{one.sample.id}/{method.split()[-1]}": values.contiguous() for method, values in image.items()}
-        table = occlude_words(vlm, one.prompt).rename(columns={"attribution": "occlusion"})
+        tensors |= {f"{case.sample.id}/{method.split()[-1]}": values.contiguous() for method, values in image.items()}
+        table = occlude_words(vlm, case.prompt).rename(columns={"attribution": "occlusion"})
         table.insert(1, "gradients", gradients.words["attribution"])
         table.insert(0, "place", range(len(table)))
-        table.insert(0, "case", one.sample.id)
+        table.insert(0, "case", case.sample.id)
         words.append(table)
-        assert one.prompt.image is not None
+        assert case.prompt.image is not None
         maps = {
             method: values.numpy()
             for method, values in image.items()
-            if method == "occlusion" or all(grid.box == WHOLE for grid in one.row.grids)
+            if method == "occlusion" or all(grid.box == WHOLE for grid in case.row.grids)
         }
         texts = {
-            method: Words([word.text for word in one.row.words], table[column].tolist())
+            method: Words([word.text for word in case.row.words], table[column].tolist())
             for method, column in (("integrated gradients", "gradients"), ("occlusion", "occlusion"))
         }
         figures: dict[str, Drawn] = {
-            "image": partial(image_overlay, one.prompt.image, maps, unit=ATTRIBUTION, signed=True, title=one.title),
-            "words": partial(text_heat, texts, unit=ATTRIBUTION, signed=True, title=one.title),
+            "image": partial(image_overlay, case.prompt.image, maps, unit=ATTRIBUTION, signed=True, title=case.title),
+            "words": partial(text_heat, texts, unit=ATTRIBUTION, signed=True, title=case.title),
         }
-        numbers[one.sample.id] = {
+        numbers[case.sample.id] = {
             "margin": gradients.margin,
             "plain_margin": gradients.baseline_margin,
             "image": gradients.image,
             "text": gradients.text,
             "completeness_error": gradients.error,
-            "figures": _saved(out_dir, "attribution", one, figures, form),
+            "figures": _saved(out_dir, "attribution", case, figures, form),
         }
     if words:
         (out_dir / "attention" / "attribution.safetensors").write_bytes(save(tensors))

@@ -60,9 +60,9 @@ class Heatmap:
     def __call__(self, run: Run) -> None:
         """Draws into a new run directory and prints what is in it."""
         console = Console()
-        own = self._own()
-        loaded = load_cases(run, console) if own is None else Loaded([own], {}, "")
-        named = own if own or self.case is None else sample_with_id(loaded.samples, self.case)
+        picture = self._own()
+        loaded = load_cases(run, console) if picture is None else Loaded([picture], {}, "")
+        named = picture if picture or self.case is None else sample_with_id(loaded.samples, self.case)
         from interp.loading import load  # torch and transformers: only when everything else is in order
 
         vlm = load(run.weights)
@@ -135,12 +135,12 @@ class Heatmap:
             return None, "it has to be trained first"
         try:
             tokens = run.max_new_tokens
-            (found,) = record_answers(vlm, [sample], max_new_tokens=tokens, layers=self.layers, method=method)
+            (recorded,) = record_answers(vlm, [sample], max_new_tokens=tokens, layers=self.layers, method=method)
         except UserError as error:
             return None, str(error)
-        if pictured and not found.row.grids:
-            return None, f"it answers “{found.response}” to a question without the picture"
-        return found, ""
+        if pictured and not recorded.row.grids:
+            return None, f"it answers “{recorded.response}” to a question without the picture"
+        return recorded, ""
 
 
 def _measured(vlm: "VLM", sample: Sample) -> str:

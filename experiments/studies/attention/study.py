@@ -87,10 +87,10 @@ class FailureAnalysis:
         read_records(folder)  # whether they can be read
         with reopened(folder) as store:
             work = study.Study(run, ValidatedRun(loaded, loaded), vlm, store, console, environment)
-            whole = perform(work, [self.analysis(run)])
+            complete = perform(work, [self.analysis(run)])
             console.print(f"report: {build(folder)}", highlight=False, soft_wrap=True, markup=False)
             analyses.mark_finished(folder)
-        if not whole:
+        if not complete:
             raise UserError(
                 f"run={folder}: the analysis is not whole; its sentences stand above and in the report; mend the cause "
                 "and run the same command again"

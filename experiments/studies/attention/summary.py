@@ -95,16 +95,18 @@ def summarise(
     result: dict[str, Any] = {"words": [], "layers": []}
     settings = {"seed": seed, "draws": draws}
     for subset, part in matched.items():
-        own = None if tables is None else tables.cases[tables.cases["subset"] == subset]
-        failures = own[own["outcome"] == "failure"] if own is not None else ()
-        differing = 0 if own is None else int((~own["same_outcome"]).sum())
+        in_subset = None if tables is None else tables.cases[tables.cases["subset"] == subset]
+        failures = in_subset[in_subset["outcome"] == "failure"] if in_subset is not None else ()
+        differing = 0 if in_subset is None else int((~in_subset["same_outcome"]).sum())
         counts = (part.failures, part.successes, len(failures), part.pairs, differing)
         rows += [
             row(f"attention_{name}", subset=subset, value=count) for name, count in zip(COUNTS, counts, strict=True)
         ]
-        if tables is not None and own is not None and not own.empty:
+        if tables is not None and in_subset is not None and not in_subset.empty:
             # Without any success there is nothing to match: the failures are described by themselves.
-            rows += _block(own[own["match"].notna()] if part.pairs else own, tables, subset, **settings)
+            rows += _block(
+                in_subset[in_subset["match"].notna()] if part.pairs else in_subset, tables, subset, **settings
+            )
     if tables is not None:
         if any(part.pairs for part in matched.values()):
             rows += _block(tables.cases[tables.cases["match"].notna()], tables, "", **settings)
@@ -149,14 +151,14 @@ def top_words(words: pd.DataFrame, cases: pd.DataFrame) -> list[dict[str, Any]]:
     ``mass`` is the mean over a word's occurrences of its share of all attention (mean over layers and heads). A word
     of one case alone says little of the group and is left out where others are there.
     """
-    own = words[words["case"].isin(set(cases["case"]))]
-    own = own.assign(word=own["word"].str.casefold())
-    found: list[dict[str, Any]] = []
+    in_cases = words[words["case"].isin(set(cases["case"]))]
+    in_cases = in_cases.assign(word=in_cases["word"].str.casefold())
+    counts: list[dict[str, Any]] = []
     for in_sentence in (True, False):
-        grouped = own[own["in_sentence"] == in_sentence].groupby("word")
+        grouped = in_cases[in_cases["in_sentence"] == in_sentence].groupby("word")
         table = grouped.agg(mass=("mass", "mean"), cases=("case", "nunique")).reset_index()
         table = table[table["cases"] > 1] if (table["cases"] > 1).any() else table
         best = table.sort_values(["mass", "word"], ascending=[False, True]).head(WORDS)
-        found += [{"word": row.word, "in_sentence": in_sentence, "cases": int(row.cases), "mass": float(row.mass)}
+        counts += [{"word": row.word, "in_sentence": in_sentence, "cases": int(row.cases), "mass": float(row.mass)}
                   for row in best.itertuples()]  # fmt: skip
-    return found
+    return counts

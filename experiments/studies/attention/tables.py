@@ -199,8 +199,8 @@ def sentence_words(question: str, sentence: str, words: int) -> tuple[int, int]:
 def _tokens(recorded: Sequence[AttendedCase], tokenizer: Any) -> pd.DataFrame:
     """What each position of a map's last axis is: segment, token, and which patch of the picture."""
     rows: list[dict[str, Any]] = []
-    for one in recorded:
-        row, columns = one.row, _unpadded(one.row)
+    for case in recorded:
+        row, columns = case.row, _unpadded(case.row)
         names = tokenizer.convert_ids_to_tokens([row.input_ids[column] for column in columns])
         patches = {
             column: {"grid": grid.name, "patch_row": y, "patch_column": x}
@@ -210,7 +210,7 @@ def _tokens(recorded: Sequence[AttendedCase], tokenizer: Any) -> pd.DataFrame:
         }
         nowhere = {"grid": None, "patch_row": None, "patch_column": None}
         for position, (column, name) in enumerate(zip(columns, names, strict=True)):
-            entry = {"case": one.sample.id, "place": position, "segment": row.labels[column], "token": name}
+            entry = {"case": case.sample.id, "place": position, "segment": row.labels[column], "token": name}
             rows.append(entry | patches.get(column, nowhere))
     return pd.DataFrame(rows).astype({"patch_row": "Int16", "patch_column": "Int16"})
 

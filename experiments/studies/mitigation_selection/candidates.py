@@ -68,16 +68,16 @@ def configured(method: Any, setting: Mapping[str, Any], *, shift: float = 0.0) -
         UserError: a field that the method does not have, or a value that it refuses.
     """
     inner, own = (method.method, method.shift) if isinstance(method, Shifted) else (method, 0.0)
-    known = [f.name for f in dataclasses.fields(inner)] if dataclasses.is_dataclass(inner) else []
-    if "settings" in known:  # a file of the user's, whose function has the rest
-        settings = inner.settings | {name: value for name, value in setting.items() if name not in known}
-        setting = {name: value for name, value in setting.items() if name in known} | {"settings": settings}
-    if unknown := [name for name in setting if name not in known]:
+    fields = [f.name for f in dataclasses.fields(inner)] if dataclasses.is_dataclass(inner) else []
+    if "settings" in fields:  # a file of the user's, whose function has the rest
+        settings = inner.settings | {name: value for name, value in setting.items() if name not in fields}
+        setting = {name: value for name, value in setting.items() if name in fields} | {"settings": settings}
+    if unknown := [name for name in setting if name not in fields]:
         raise UserError(
-            f"{type(inner).__name__} has no field {unknown[0]!r}; known: {', '.join(known)}; correct its grid"
+            f"{type(inner).__name__} has no field {unknown[0]!r}; known: {', '.join(fields)}; correct its grid"
         )
     changed = dataclasses.replace(inner, **setting) if setting else inner
-    if "shift" in known:  # a constant is all that this method is
+    if "shift" in fields:  # a constant is all that this method is
         return dataclasses.replace(changed, shift=changed.shift + own + shift)
     return Shifted(changed, own + shift) if own + shift else changed
 

@@ -124,9 +124,9 @@ class Mitigations:
                 raise UserError(f"task.candidates.{name}: the run has an arm of that name; rename one of them")
             for setting in () if candidate.learns else candidate.settings():
                 configured(candidate.method, setting)
-        known = [*run.arms, THRESHOLD, *self.candidates]
-        if unknown := [name for name in self.rivals if name not in known]:
-            raise UserError(f"task.rivals: there is no arm {unknown[0]!r}; known: {', '.join(known)}")
+        arms = [*run.arms, THRESHOLD, *self.candidates]
+        if unknown := [name for name in self.rivals if name not in arms]:
+            raise UserError(f"task.rivals: there is no arm {unknown[0]!r}; known: {', '.join(arms)}")
         _ = run.weights  # a margin is needed, and methods that look inside
 
     def _chosen_arms(self, run: Run, development: Loaded, console: Console, store: RunStore) -> "dict[str, Method]":
@@ -141,14 +141,14 @@ class Mitigations:
         settings = 1 + sum(len(list(candidate.settings())) for candidate in candidates.values())
         console.print(f"choosing among {settings} settings on {len(work.samples)} development cases", highlight=False)
         work.ask({BASELINE: baseline, **candidates})
-        found: dict[str, Any] = {THRESHOLD: work.choose(BASELINE, baseline)}
-        arms: dict[str, Any] = {**run.arms, THRESHOLD: ConstantShift(found[THRESHOLD]["chosen"]["shift"])}
+        choices: dict[str, Any] = {THRESHOLD: work.choose(BASELINE, baseline)}
+        arms: dict[str, Any] = {**run.arms, THRESHOLD: ConstantShift(choices[THRESHOLD]["chosen"]["shift"])}
         for name, candidate in candidates.items():
-            found[name] = work.choose(name, candidate)
-            best = found[name]["chosen"]
+            choices[name] = work.choose(name, candidate)
+            best = choices[name]["chosen"]
             arms[name] = configured(work.ready(name, candidate.method), best["setting"], shift=best["shift"])
-        store.write_json(CHOICE, found)
-        for name, one in found.items():
+        store.write_json(CHOICE, choices)
+        for name, one in choices.items():
             console.print(_sentence(name, one), highlight=False, soft_wrap=True, markup=False)
         return arms
 
@@ -187,10 +187,10 @@ class _Choosing:
                 "directory of a run with the same model, candidates and seed, or choose anew"
             )
         lines = [line for *_, line in complete_lines(other / CHOOSING) if isinstance(line, dict)]
-        asked = {line["case"] for line in lines}
-        if asked != {sample.id for sample in self.samples}:
+        cases = {line["case"] for line in lines}
+        if cases != {sample.id for sample in self.samples}:
             raise UserError(
-                f"task.chosen_in={other}: chose on {len(asked)} development cases, which are not the "
+                f"task.chosen_in={other}: chose on {len(cases)} development cases, which are not the "
                 f"{len(self.samples)} of this run; give limit and task.development as they were there"
             )
         if not self.store.records(CHOOSING):
@@ -244,17 +244,17 @@ class _Choosing:
 
     def margins(self, arm: str) -> np.ndarray:
         """The margins of an arm, once all are asked; NaN where it gave none."""
-        found = self._asked.get(arm, {})
-        return np.array([found.get(sample.id, np.nan) for sample in self.samples], dtype=np.float64)
+        by_case = self._asked.get(arm, {})
+        return np.array([by_case.get(sample.id, np.nan) for sample in self.samples], dtype=np.float64)
 
     @cached_property
     def _asked(self) -> dict[str, dict[str, float]]:
         """By arm and case, the margins that were recorded; a later record replaces an earlier one."""
-        found: dict[str, dict[str, float]] = {}
+        by_arm: dict[str, dict[str, float]] = {}
         for record in self.store.records(CHOOSING):
             if record["margin"] is not None:
-                found.setdefault(record["arm"], {})[record["case"]] = record["margin"]
-        return found
+                by_arm.setdefault(record["arm"], {})[record["case"]] = record["margin"]
+        return by_arm
 
 
 def _arm(name: str, setting: Mapping[str, Any]) -> str:
@@ -265,11 +265,11 @@ def _arm(name: str, setting: Mapping[str, Any]) -> str:
 def _deciding(config: Mapping[str, Any], candidates: Sequence[str]) -> dict[str, Any]:
     """What decides a choice among ``candidates``, beside the cases."""
     chosen = config.get("mitigations") or {}
-    known = {name: (chosen.get("candidates") or {}).get(name) for name in candidates}
+    described = {name: (chosen.get("candidates") or {}).get(name) for name in candidates}
     return {
         **{key: config.get(key) for key in ("model", "seed", "draws", "unsafe_margin")},
         "benchmark": {key: value for key, value in (config.get("benchmark") or {}).items() if key != "split"},
-        "mitigations": (chosen.get("development"), known),
+        "mitigations": (chosen.get("development"), described),
     }
 
 

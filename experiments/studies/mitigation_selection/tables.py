@@ -54,12 +54,12 @@ def conclude(work: Study, rivals: Sequence[str], familiar: Mapping[str, int]) ->
     names = [name for name in arms.outcomes if name not in rivals]
     sentences = lines("selection", results=results, rivals=rivals, names=names, rule=RULE, learned=learned,
                       familiar=familiar)  # fmt: skip
-    shown = table(results, choice, rivals, list(arms.outcomes))
-    page = "\n".join([*sentences, "", markdown(shown), "", NOTE])
+    frame = table(results, choice, rivals, list(arms.outcomes))
+    page = "\n".join([*sentences, "", markdown(frame), "", NOTE])
     (folder / "mitigations.md").write_text(page + "\n", encoding="utf-8")
-    section = Section(TITLE, sentences, [shown], note=NOTE)
+    section = Section(TITLE, sentences, [frame], note=NOTE)
     write_section(folder, "mitigations", section, {"mitigations": figure(arms, results, rivals[0])})
-    return [in_terminal(shown), *sentences, f"table: {folder / 'mitigations.md'}"]
+    return [in_terminal(frame), *sentences, f"table: {folder / 'mitigations.md'}"]
 
 
 def compared(arms: Arms, design: Mapping[str, Any], rivals: Sequence[str]) -> list[Row]:

@@ -120,13 +120,13 @@ class Reasoning:
                 rows += mediation.mediation_rows(vlm, cases, prompts, mediators, [pairs[index] for index in spaced],
                                                  differs=differs, draws=draws, seed=run.seed)  # fmt: skip
                 pairs_of[differs] = {"shares": shared, "pairs": len(spaced)}
-        said = [
+        sentences = [
             {"case": case.id, "subset": case.subset, "thought": thought.text, "calls": reader.calls(thought.text),
              "answers": "yes" if thought.margin > 0 else "no", "gold": case.gold}
             for case, thought in zip(cases, thoughts, strict=True)
         ]  # fmt: skip
         agrees = [np.nan if each["calls"] == "nothing" else (each["calls"] == "safe") == (each["answers"] == "yes")
-                  for each in said]  # fmt: skip
+                  for each in sentences]  # fmt: skip
         agreement = estimator.mean(np.array(agrees, dtype=float))
         rows.append(row("says_as_thought", arm=decision_curve.ARM, entry=agreement))
         results = Results(rows)
@@ -138,5 +138,5 @@ class Reasoning:
             "carried": {
                 differs: {name: mediation.carried(results, differs, name) for name in mediators} for differs in pairs_of
             },
-            "thoughts": said,
+            "thoughts": sentences,
         }, rows

@@ -70,9 +70,9 @@ def thoughts_of(vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int)
 
 def thought_in(vlm: "VLM", generation: "Generation", row: int) -> Thought | None:
     """The thought of one row of a generation, as ``thoughts_of``."""
-    place = None if generation.verdicts is None else generation.verdicts[row]
+    verdict = None if generation.verdicts is None else generation.verdicts[row]
     length = generation.thought_tokens[row] if generation.thought_tokens else 0
-    if place is None or place.step is None or not length or place.step < length:
+    if verdict is None or verdict.step is None or not length or verdict.step < length:
         return None
     ids = list(generation.token_ids[row])
 
@@ -94,8 +94,8 @@ def thought_in(vlm: "VLM", generation: "Generation", row: int) -> Thought | None
             if behind is None or decoded(content[end:behind]).strip()]  # fmt: skip
     texts = [decoded(content[one:two]).strip() for one, two in zip([0, *ends], ends, strict=False)]
     return Thought(
-        tuple(ids[:opening]), tuple(content), tuple(ids[start:length]), tuple(ids[length : place.step]),
-        tuple(ends), tuple(texts), place.answers, float(generation.margins[row]),
+        tuple(ids[:opening]), tuple(content), tuple(ids[start:length]), tuple(ids[length : verdict.step]),
+        tuple(ends), tuple(texts), verdict.answers, float(generation.margins[row]),
     )  # fmt: skip
 
 

@@ -124,9 +124,9 @@ def by_language(
     judge: Judge, others: Mapping[str, Sequence[Labelled]], *, seed: int, draws: int
 ) -> dict[str, dict[str, Any]]:
     """Return the shipped judge's agreement in each language other than English, which one annotator labelled."""
-    found = {}
+    card = {}
     for tag, rows in others.items():
-        found[tag] = _agreement(rows, judged_by(judge, rows), seed=seed, draws=draws)
-        if found[tag]["refused"] < FEWEST_REFUSALS:
-            found[tag] |= {"kappa": None, "kappa_interval": None}
-    return {"languages": found}
+        card[tag] = _agreement(rows, judged_by(judge, rows), seed=seed, draws=draws)
+        if card[tag]["refused"] < FEWEST_REFUSALS:
+            card[tag] |= {"kappa": None, "kappa_interval": None}
+    return {"languages": card}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from experiments.serving.request_queue import Asked, Waiting
+from experiments.serving.request_queue import QueuedRequest, Waiting
 from experiments.serving.requests import Decoding, Failed, Full
 from experiments.serving.streamed_decoding import Answer, Row
 from interp.batching import BatchRule
@@ -66,10 +66,10 @@ def queue(vlm: VLM) -> Iterator[Waiting]:
     found.close()
 
 
-def asked(method: Any, key: str, *, image: Image.Image | None = None, **fields: Any) -> tuple[Asked, Heard]:
+def asked(method: Any, key: str, *, image: Image.Image | None = None, **fields: Any) -> tuple[QueuedRequest, Heard]:
     heard = Heard()
     row = Row(Prompt("the cat", picture() if image is None else image, key=key))
-    return Asked(fields.pop("name", "m"), method, row, fields.pop("decoding", GREEDY), heard), heard
+    return QueuedRequest(fields.pop("name", "m"), method, row, fields.pop("decoding", GREEDY), heard), heard
 
 
 def blocked(queue: Waiting, method: Watched) -> Heard:
