@@ -163,9 +163,9 @@ def _nothing_yet(*_: Any) -> None:
 def _packages_before_the_working_directory() -> None:
     """Puts the working directory at the end of the import path, after the folder that holds our packages.
 
-    ``python -m`` puts it first, where the user's own ``conf/`` or ``experiments/`` would be taken for ours;
-    ``forestlens`` leaves it out, and a ``_target_`` in a file of the user's would not be found. An editable install
-    finds our packages after all folders on the path, so theirs is put there too. Nothing is moved in a clone, where the
+    ``python -m`` puts it first, so that the user's own ``conf/`` or ``experiments/`` would be taken for ours.
+    ``forestlens`` leaves it out, so that a ``_target_`` in a user's file would not be found. An editable install finds
+    our packages after all folders on the path, so theirs is put there too. Nothing is moved in a clone, where the
     working directory is our own.
     """
     try:

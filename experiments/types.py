@@ -78,10 +78,10 @@ class Sample:
     ``text`` is the benchmark's sentence verbatim, ``prompt`` all that the model is asked. ``gold`` is "yes" for safe in
     yes/no benchmarks (typical, attack, over_safety, control), "comply" or "refuse" in refusal benchmarks (benign,
     contrast). A picture of one's own, which is only drawn, is of the subset "own" with an "unknown" right answer.
-    ``cluster`` names the unit that intervals resample, "" where the framework is to find it; ``pair`` joins the two
-    members of a counterfactual pair (same sentence, two images, opposite truth). ``image`` is None where no image was
-    found. ``picture`` is a hash of what it shows, "" until it was opened to be checked; ``place`` says where the case
-    stands in the benchmark's file ("line 12"), for messages. ``shows`` is a sentence of what the picture shows, ""
+    ``cluster`` names the unit that intervals resample; if it is "", the framework finds it. ``pair`` joins the two
+    cases of a counterfactual pair: same sentence, two images, opposite truth. ``image`` is None where no image was
+    found. ``picture`` is a hash of what it shows, "" until it was opened to be checked. ``place`` is the case's
+    position in the benchmark's file ("line 12"), for messages. ``shows`` is a sentence of what the picture shows, ""
     where the benchmark has none. ``alarming`` is True where the benchmark made the picture to look dangerous, whatever
     the right answer: reports blur it. ``subset_name`` is what a table of one's own calls the subset.
     """

@@ -48,8 +48,8 @@ def with_cases_of_the_run(arguments: Sequence[str]) -> list[str]:
 def spelled_out(arguments: Sequence[str]) -> list[str]:
     """``run=…`` and the like with the task that they are options of; settings of a method file with Hydra's ``++``.
 
-    Which settings there are (``method.settings.NAME=VALUE``, ``method.settings={NAME: VALUE}``, of arms alike), the
-    method's file says, and Hydra knows only what stands in ``conf/``.
+    Hydra knows only what is in ``conf/``. The method's file says which settings there are:
+    ``method.settings.NAME=VALUE``, ``method.settings={NAME: VALUE}``, and the same for arms.
     """
     if arguments[:1] == ["explore"]:  # a task that has a word of its own
         arguments = ["task=explore", *arguments[1:]]

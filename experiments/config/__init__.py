@@ -1,8 +1,8 @@
 """From a Hydra configuration to one typed ``Run``. No other package sees a DictConfig; torch is not imported here.
 
-Mistakes are reported with their key before any weights load: unknown keys and wrong types at the top level by Hydra
-(through ``Schema``), unknown arguments and wrong types in a node with a ``_target_`` by ``experiments.config.nodes``
-(against the target's dataclass or signature).
+Mistakes are reported with their key before any weights load. Hydra reports unknown keys and wrong types at the top
+level, through ``Schema``. ``experiments.config.nodes`` reports those in a node with a ``_target_``, against the
+target's dataclass or signature.
 """
 
 from experiments.config.build import build_run, composed, register

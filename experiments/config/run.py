@@ -75,10 +75,10 @@ class Schema(Settings):
 class Run(Settings):
     """One run, fully typed: what to evaluate, on what, and how.
 
-    ``arm`` names the method under study among ``arms``; ``model`` is a ``NoModel`` where no arm calls one;
-    ``attention_analysis`` gives an answered study's analyses of attention (None without ``attention=true``); ``guard``
-    are questions about pictures that every arm is asked too, or None;
-    ``config`` is the composed configuration; ``skip_bad`` whether cases that fail their checks are left out.
+    ``arm`` names the method under study among ``arms``. ``model`` is a ``NoModel`` if no arm calls one.
+    ``attention_analysis`` gives the analyses of attention of an answered study; it is None without ``attention=true``.
+    ``guard`` are questions about pictures that every arm is asked too, or None. ``config`` is the composed
+    configuration. ``skip_bad`` says whether to skip cases that fail their checks.
     """
 
     task: "Callable[[Run], object]"

@@ -1,8 +1,7 @@
 """From cases to records: arms answer in fixed batches, all of them one batch before the next, and a judge reads them.
 
 Batches depend only on cases and settings (``experiments.evaluation.case_batches``), so a resumed run equals an
-uninterrupted one: a batch that is not fully recorded is answered again as a whole, and only its missing records are
-appended.
+uninterrupted one. An incomplete batch is answered again, and only its missing records are appended.
 
 There are two ways to obtain a verdict (``protocol``). ``generate``: the answer is generated and a judge reads it.
 ``score``: the method generates a single token, and the verdict is the sign of that arm's margin between Yes and No. The
@@ -386,9 +385,9 @@ class Answering:
 class _StepStore:
     """steps.jsonl: what ``model`` said to the questions that methods ask before an answer, kept as soon as it is said.
 
-    A run that is killed between two steps of a batch goes on after the last one, and arms that ask the same of the same
-    picture share the answer. What each step took stands beside it, so that an arm's cost can be told as if it were
-    alone. ``identity`` is all that tells the model's words from another's.
+    If a run is killed between two steps of a batch, it continues after the last step. Arms that ask the same question
+    about the same picture share the answer. What each step took stands beside it, so that an arm's cost can be told as
+    if it were alone. ``identity`` is all that tells the model's words from another's.
     """
 
     def __init__(self, store: RunStore, model: Any, identity: list[object]) -> None:

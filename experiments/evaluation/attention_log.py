@@ -77,12 +77,12 @@ def record_cases(
 ) -> dict[str, Any]:
     """Answers ``samples`` under ``arms`` once more and writes where the first tokens of each answer looked.
 
-    Returns the contents of ``attention/cases.json``: ``note``, and ``cases[id][arm]`` with ``tokens`` (of the answer),
-    ``layers``, ``groups`` (of heads), ``grid`` (rows, columns; null without image), ``keys`` (text tokens read) with
-    their ``segments``, ``names`` (of segments) with their ``counts`` of tokens, the shares
-    ``masses[token][layer][group][segment]``, and the packed maps ``image`` and ``words``: base64 of uint8
-    [token][layer][group][place], to be multiplied by ``image_scale`` and ``words_scale`` [token][layer][group] over
-    255. An arm whose attention cannot be recorded is named in the note.
+    Returns the contents of ``attention/cases.json``: ``note`` and ``cases[id][arm]``. Each entry has ``tokens`` of the
+    answer, ``layers``, ``groups`` of heads, and ``grid`` (rows, columns; null without image). ``keys`` are the text
+    tokens read, with their ``segments``. ``names`` are the segments, with their ``counts`` of tokens.
+    ``masses[token][layer][group][segment]`` are shares. ``image`` and ``words`` are maps in base64 of uint8
+    [token][layer][group][place]. Multiply them by ``image_scale`` and ``words_scale`` [token][layer][group], over 255.
+    An arm whose attention cannot be recorded is named in the note.
     """
     cases: dict[str, dict[str, Any]] = {}
     refused: list[str] = []

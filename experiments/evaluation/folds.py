@@ -74,9 +74,9 @@ def in_folds(samples: Sequence[Sample], fit: Callable[[int], Any]) -> InFolds:
 def learning_folds(samples: Sequence[Sample]) -> dict[str, int]:
     """Return the fold of each case by id, for arms that learn in folds; clusters and pairs stay whole.
 
-    Clusters are dealt in turn to at most five folds, in an order that a hash of their names gives: first those with
-    cases of both labels, then safe, then unsafe ones. So each fold leaves both labels to learn from if that is
-    possible. Depends on the cases only. Both cases of a pair are in the same fold.
+    Clusters are dealt in turn to at most five folds. Clusters with both labels come first, then safe, then unsafe ones;
+    a hash of their names orders each kind. So each fold leaves both labels to learn from if that is possible. Depends
+    on the cases only. Both cases of a pair are in the same fold.
 
     Raises:
         UserError: some fold would leave a single label to learn from, or no case.

@@ -47,10 +47,9 @@ def match_failures(
 ) -> dict[str, MatchedSubset]:
     """Subset → its matched cases, for every subset with an answered case that has an image.
 
-    A failure is an answer of ``arm`` whose verdict is not the gold one; an answer without a verdict is a failure too,
-    a transport or image failure is not an answer. Pairs are formed within a subset, so that the sum of their
-    differences in template, wrapper and scenario is smallest; at most ``limit`` failures of a subset are kept (None:
-    all).
+    A failure is an answer of ``arm`` whose verdict is not the gold one. An answer without a verdict is a failure too. A
+    transport or image failure is not an answer. Pairs are formed within a subset, so that the sum of their differences
+    in template, wrapper and scenario is smallest. At most ``limit`` failures of a subset are used (None: all).
 
     Raises:
         UserError: there is no record of ``arm``.

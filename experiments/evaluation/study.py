@@ -1,7 +1,7 @@
 """A study: the same cases under every arm, recorded as they are answered, then scored, compared and reported.
 
-``run`` does all of it. A study with further measurements opens one with ``open_study``, works on it, and ends with
-``conclude`` (metrics and a report of the arms, then its analyses) or ``finish`` (its own files only)::
+``run`` does all of it. A study with further measurements opens a study with ``open_study`` and works on it. It ends
+with ``conclude`` (metrics and report of the arms, then its analyses) or ``finish`` (only its own files)::
 
     with study.open_study(study.baseline_only(run)) as work:
         work.answer_all()

@@ -151,9 +151,8 @@ def check_learning(
 ) -> None:
     """Refuses arms that these cases cannot teach; by arm, the methods that learn.
 
-    Without ``development`` cases an arm learns in folds of the ``samples`` to be answered
-    (``folds.learning_folds``), where answers are verdicts and the benchmark's licence does not forbid it (its
-    attribute ``untrainable`` says why).
+    Without ``development`` cases an arm learns in folds of the ``samples`` to be answered (``folds.learning_folds``).
+    That needs answers that are verdicts, and a licence that allows it (``untrainable`` says why not).
 
     Raises:
         UserError: names the first such arm; or the cases are too few for folds.

@@ -1,8 +1,8 @@
 """The single cases of a report: which flipped, their attention, and the data of the page's case browser.
 
 A flip is a case whose verdict the arm under study turned from wrong to right ("fixed") or from right to wrong
-("broken"). The browser's data hold every case with every arm's answer; texts and pictures are kept once each and
-referred to by position, so that the page of 1,500 cases under 8 arms is small enough to be mailed.
+("broken"). The browser's data hold every case with every arm's answer. Each text and picture is stored once and
+referred to by position. So a page of 1,500 cases under 8 arms is small enough to be mailed.
 """
 
 import hashlib

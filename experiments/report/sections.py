@@ -1,8 +1,8 @@
 """Sections of a run's report beyond its metrics: what a study adds (text, tables, figures), and attention.
 
-A study's section is ``sections/<name>.json`` in the run's directory, beside the figures it names, so that the report
-can be built again without the study. The section on attention is read from attention.json. Templates print all of
-this as text; nothing in it is marked as safe HTML.
+A study's section is ``sections/<name>.json`` in the run's directory, next to the figures it names. So the report can be
+built again without the study. The section on attention is read from attention.json. Templates print all of this as
+text; nothing in it is marked as safe HTML.
 """
 
 import json

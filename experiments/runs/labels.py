@@ -5,8 +5,8 @@
 measures the agreement between annotators and with the run's judge, and ``task=rejudge run=<dir> labels=[anna.csv]``
 scores the run by them.
 
-The sheet is blind: no arm, no verdict of the judge, no case id (which often tells the right answer), the lines of a
-case together and all else in an order that says nothing. An answer that several arms gave to a case is in it once. Its
+The sheet is blind. It has no arm, no verdict of the judge and no case id, which often tells the right answer. The lines
+of a case are together; the order says nothing else. An answer that several arms gave to a case is in it once. Its
 ``id`` is a hash, found again in the run's records. Sheets with the columns ``case`` and ``arm`` (the report's export)
 are read too.
 
@@ -113,8 +113,8 @@ def answer_id(record: Mapping[str, Any]) -> str:
 def distinct_answers(records: Iterable[Record]) -> dict[str, Record]:
     """Answer id → the first record with that answer. What came of a request that the provider blocked is no answer.
 
-    The answers of a case stand together, so that whoever labels the first lines labels the same cases under all arms;
-    cases, and the answers of each, are in the order of hashes, which is as good as shuffled.
+    The answers of a case are together, so that whoever labels the first lines labels the same cases under all arms.
+    Cases, and the answers of each, are in the order of hashes.
     """
     distinct: dict[str, Record] = {}
     for record in records:
@@ -206,8 +206,8 @@ def apply(records: Sequence[Record], labels: Labels) -> Applied:
     """Return the records with human verdicts if there are labels: the verdict of most annotators.
 
     A record keeps the judge's verdict under ``judged_before`` and all labels under ``labels``. If annotators are evenly
-    split, the judge's verdict stays. ``notes`` lists the labels that were not used: of cases or arms that are not in
-    the run, of answers that changed since, and of the other kind of benchmark.
+    split, the judge's verdict stays. ``notes`` lists the labels that were not used: their case or arm is not in the
+    run, the answer changed since, or the benchmark is of the other kind.
     """
     notes, by_key = list(labels.notes), defaultdict(list)
     for label in labels.labels:

@@ -143,8 +143,8 @@ class Launch:
 def whole_weights() -> Iterator[None]:
     """While open, every process loads the model's weights in full.
 
-    Under a launch for FSDP or ZeRO-3, transformers would give all but one process of a machine empty weights, or a
-    shard of them: right for training, useless for answering.
+    Under a launch for FSDP or ZeRO-3, transformers gives all but one process of a machine empty weights or a shard.
+    That is right for training and useless for answering.
     """
     name = "ACCELERATE_USE_FSDP"
     before = os.environ.get(name)

@@ -33,16 +33,16 @@ class NoModel:
 
 @dataclass(frozen=True)
 class Responses:
-    """The answers in ``path``: JSON lines (``.jsonl``) or CSV (``.csv``) with ``id`` and ``response``; or a log of
-    Inspect (``.eval``), whose samples have the cases' ids.
+    """The answers in ``path``. It is JSON lines (``.jsonl``) or CSV (``.csv``) with ``id`` and ``response``, or a log
+    of Inspect (``.eval``) whose samples have the cases' ids.
 
     An id is the case's own, or its ``pid`` tag where the benchmark has one (MOSSBench). A null response is a request
-    that failed, and so is a text that tools leave in its place (``experiments.runs.failure_text``); one such as
+    that failed. So is a text that tools leave in its place (``experiments.runs.failure_text``). A text like
     "FinishReason.SAFETY" is a request that the provider blocked. A case without a line counts as missing. Other columns
     are ignored.
 
-    ``name`` is what answered, as reports call it, and finds the published row; by default the file's name without its
-    ending, or its folder's where that says nothing (``GPT-4o/responses.jsonl``).
+    ``name`` says which model answered; it finds the published row. By default it is the file's name without its ending,
+    or the folder's if that says nothing (``GPT-4o/responses.jsonl``).
 
     Raises:
         UserError: a file of another kind.

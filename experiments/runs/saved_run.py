@@ -47,7 +47,7 @@ class SavedRun:
 def thumbnail_name(case_id: str) -> str:
     """A safe file name for the case's thumbnail.
 
-    A safe id is kept; any other is cleaned and followed by a hash of the original, so that two ids never share a file
+    A safe id stays. Any other id is cleaned and followed by a hash of the original, so that two ids never share a file
     ("a/b" and "a_b").
     """
     if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", case_id):
