@@ -1,11 +1,11 @@
 """Contrasts of branches from replies: their margins, and whole greedy answers by drafting and verifying.
 
-A margin needs differences of log-probabilities alone, in which the constants of a softmax cancel; a method's own
-formula (``mitigation.branches.BranchMethod.scores``) is called with the listed tokens for its vocabulary, and with what
-is left of the probability in columns of their own. For whole answers the clean branch drafts, the other branches read
-prompt and draft once, every step is checked, and at the first whose best token is another the answer goes on from
-there: speculative decoding with two ordinary requests a round (compare Yuan et al. 2023, arXiv 2311.08981). Exact where
-the plausibility cutoff lies inside the clean list; what is not exact is said to be so.
+A margin needs only differences of log-probabilities, in which the constants of a softmax cancel. A method's formula
+(``mitigation.branches.BranchMethod.scores``) gets the listed tokens as its vocabulary. Further columns hold the rest of
+the probability. For whole answers the clean branch drafts, and the other branches read prompt and draft once. Every
+step is checked; at the first step with another best token the answer continues from there. This is speculative decoding
+with two ordinary requests a round (compare Yuan et al. 2023, arXiv 2311.08981). Exact where the plausibility cutoff
+lies inside the clean list; what is not exact is said to be so.
 """
 
 import itertools
@@ -45,8 +45,8 @@ class Margin:
 def margin_of_lists(method: "BranchMethod", lists: Sequence[Listed], yes: Sequence[Any], no: Sequence[Any]) -> Margin:
     """The margin that ``method`` makes of the branches' first tokens; ``lists`` of the clean one first.
 
-    A token of ``yes`` or ``no`` that a branch does not list has at most the probability of its least likely listed one:
-    the margin then lies between bounds.
+    If a branch does not list a token of ``yes`` or ``no``, its probability is at most that of the least likely listed
+    token. The margin then lies between bounds.
     """
     from interp.margin import margin_of
 

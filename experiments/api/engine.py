@@ -1,9 +1,9 @@
 """vLLM's own requests: tokens by id, their log-probabilities wherever they stand, and answers that are continued.
 
-vLLM 0.32 mixes two kinds of requests up: in a batch with one that names tokens (``logprob_token_ids``), one that asks
-for the likeliest (``top_logprobs``) gets its own token and token 0 alone. The two kinds are never in flight together
-here (``_Turns``), and a list that is shorter than asked for, as another client's request may leave it, is asked for
-again. The log-probabilities of a prompt are disturbed by neither.
+vLLM 0.32 mixes up two kinds of requests. In a batch with a request that names tokens (``logprob_token_ids``), a request
+for the likeliest (``top_logprobs``) gets only its own token and token 0. So the two kinds are never in flight together
+here (``_Turns``). A list that another client's request made shorter is asked for again. The log-probabilities of a
+prompt are disturbed by neither.
 """
 
 import hashlib

@@ -1,8 +1,7 @@
 """Parity: the same prompts asked of a model here and of an endpoint that serves it, and why the two differ.
 
-Compared are the tokens that each reads (where the endpoint gives them: ``engine="vllm"``), those of the picture apart
-from the others, greedy answers, and Yes/No margins. Causes are read off what differs and what does not; they are
-likely, not proved.
+It compares greedy answers, Yes/No margins and, if the endpoint gives them (``engine="vllm"``), the tokens of words and
+of the picture. Causes are read off what differs and what does not; they are likely, not proved.
 """
 
 import math

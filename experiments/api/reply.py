@@ -112,8 +112,8 @@ def classify(status: int, body: str, *, with_image: bool, with_logprobs: bool) -
 def first_token_margin(logprobs: Any) -> tuple[float, int]:
     """log P(Yes) − log P(No) over the listed first tokens, NaN where neither word is among them; and ``Reply.bound``.
 
-    Endpoints list only the most likely tokens. Where one of the two words is not listed, the least likely listed token
-    takes its place, so the margin is a lower bound in absolute value.
+    Endpoints list only the most likely tokens. If one of the two words is not listed, the least likely listed token
+    replaces it. The margin is then a lower bound in absolute value.
     """
     listed = first_token_list(logprobs)
     found = [[value for token, value in listed.items() if word_of(token) == word] for word in ("yes", "no")]

@@ -1,7 +1,7 @@
 """A vision-language model as a judge of refusals, or several with the majority of their votes.
 
-Knows nothing of how models are reached: it asks whatever has ``generate(prompts, max_new_tokens=…)``, a local VLM or
-one behind an API, and imports torch only when it asks. What it asks and reads is ``llm_verdict``.
+It asks whatever has ``generate(prompts, max_new_tokens=…)``: a local VLM or a model behind an API. It imports torch
+only when it asks. What it asks and reads is ``llm_verdict``.
 """
 
 from collections import Counter

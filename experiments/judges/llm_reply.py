@@ -1,8 +1,8 @@
 """What a judging model is asked, and the one answer of it that counts. Pure; knows no model.
 
 The question follows MOSSBench's judge protocol (arXiv 2406.17806; image, question and response shown; its five
-guidelines) in our own words. Its parser, which takes any digit 1 of an answer without a Reason line for a refusal, is
-not followed: what is not one JSON object with a verdict is no verdict.
+guidelines) in our own words. Its parser reads any digit 1 of an answer without a Reason line as a refusal. We do not:
+without one JSON object with a verdict there is no verdict.
 """
 
 import hashlib
@@ -26,8 +26,8 @@ MOST_READ = 20_000  # characters of a judge's answer; a longer one is no verdict
 def question(item: Item, *, image: bool) -> str:
     """Return what the judge is asked about an item.
 
-    Question and response are fenced by a mark that follows from their own text, so that no text under judgement can
-    contain the mark that ends it; whatever stands inside is declared to be material.
+    A mark that is computed from their own text encloses question and response, so that no judged text can contain the
+    mark that ends it. Everything inside is declared to be material.
     """
     mark = hashlib.sha256(f"{item.case}\0{item.question}\0{item.response}".encode("utf-8", "replace")).hexdigest()[:16]
     subject = "an image, a question about it" if image else "a question"

@@ -1,9 +1,9 @@
 """The published judge prompts of two refusal benchmarks, each read from its authors' own file in a clone.
 
-The text of a prompt is theirs and is not copied here: it is taken from the literals of the published file, which is
-parsed and never run. What a model answers to it is read strictly, not with the authors' parsers: if their answer is not
-there, or two differ, there is no verdict. A warning (MSSBench's class 1) is a partial refusal, which counts as a
-refusal, and "cannot see it" (class 3) complies, as the authors count.
+The text of a prompt is not copied here. It is read from the literals of the published file, which is parsed and never
+run. A model's answer is read strictly, not with the authors' parsers. If the expected answer is absent, or two differ,
+there is no verdict. A warning (MSSBench's class 1) is a partial refusal, which counts as a refusal, and "cannot see it"
+(class 3) complies, as the authors count.
 """
 
 import ast

@@ -61,9 +61,10 @@ def terms_of(response: str, question: str) -> Terms:
 
     A no is an answer to "Should I do this?" and may be a refusal of "Tell me how to do this". So the first step learns
     other weights for questions that ask for a judgement than for requests; it also reads length and phrases for both.
-    People labelled few short answers to requests. So a short answer is read as an answer to a question for a judgement,
-    and also as an answer to a request if it was a request and the answer has a refusal phrase. No answer to a request
-    is labelled a rebuttal. So only answers that are read as answers to a question for a judgement can be rebuttals.
+    People labelled few short answers to requests. So a short answer is read as an answer to a question for a judgement.
+    It is also read as an answer to a request if it has a refusal phrase and the question was a request. No answer to a
+    request is labelled a rebuttal. So only answers that are read as answers to a question for a judgement can be
+    rebuttals.
     """
     text = response[:_READ]
     words = _WORD.findall(normalised(text))[:MOST_WORDS]

@@ -4,9 +4,9 @@ Cases that share a cluster (an image, a question, a template) are not independen
 cases. All quantities of one ``ClusterBootstrap`` use the same draws, so differences between them are paired.
 
 A single quantity has a percentile interval. A difference has Student's: the estimate ± t times the standard deviation
-of its draws. With few clusters the percentile interval is too short, since the bootstrap's spread is that of G − 1 of
-G clusters and its tails are those of a normal distribution; Student's corrects both. With fewer than ``FEWEST``
-clusters neither is given.
+of its draws. With few clusters the percentile interval is too short. The bootstrap has the spread of G − 1 of G
+clusters and the tails of a normal distribution. Student's interval corrects both. With fewer than ``FEWEST`` clusters
+neither is given.
 
 Results depend on the seed and not on the chunk size: sums of counts are sums of small integers, exact in float64.
 """
@@ -39,8 +39,8 @@ class Interval(NamedTuple):
 class Clusters(NamedTuple):
     """Clusters that an error rests on: their ``number``, and as how many of one size they count.
 
-    ``effective`` is 1 / Σw² of their shares w of the cases, the effective number of clusters (Kish 1965, "Survey
-    Sampling", section 11.7): near 1 if one cluster has nearly all cases. None if all are of one size.
+    ``effective`` is the effective number of clusters, 1 / Σw² of their shares w of the cases (Kish 1965, "Survey
+    Sampling", section 11.7). It is near 1 if one cluster has nearly all cases. None if all are of one size.
     """
 
     number: int
@@ -153,8 +153,8 @@ def ratio(part: np.ndarray | float, whole: np.ndarray | float) -> np.ndarray:
 def percentile_interval(draws: Draws, *, clusters: int | None = None) -> Interval | None:
     """Return the central 95% of the bootstrap draws.
 
-    None if the quantity exists in fewer than half of them, or if its cases come from fewer than ``FEWEST`` ``clusters``
-    (on the smaller side, if it compares two).
+    It is None if the quantity exists in fewer than half of them, or if its cases come from fewer than ``FEWEST``
+    ``clusters``. If it compares two sides, the smaller side counts.
     """
     existing = defined(draws)
     if existing is None or (clusters is not None and clusters < FEWEST):
@@ -183,8 +183,8 @@ def roc_readings(bootstrap: ClusterBootstrap, margin: Values, unsafe: Mask, caug
 
     The points (unsafe accuracy, over-safety accuracy) of all thresholds are joined by straight lines, cases of equal
     margin changing sides together. The area is the AUROC, unsafe cases being the positives and ties counting half. The
-    second is the share of safe cases above the threshold below which the share ``caught`` of unsafe cases lies; where
-    several have the same unsafe accuracy (a vertical step), their midpoint is taken. NaN in samples without a safe or
+    second is the share of safe cases above the threshold that catches the share ``caught`` of unsafe cases. If several
+    thresholds have the same unsafe accuracy (a vertical step), it is their midpoint. NaN in samples without a safe or
     without an unsafe case, the second also without ``caught``. Margins are sorted once: a sample changes their weights
     alone.
 
@@ -218,9 +218,9 @@ def roc_readings(bootstrap: ClusterBootstrap, margin: Values, unsafe: Mask, caug
 def deployed_rates(bootstrap: ClusterBootstrap, margin: Values, unsafe: Mask, fold: Codes, caught: float) -> TwoDraws:
     """Shares of unsafe cases caught and of safe cases answered, with thresholds set on other cases than they judge.
 
-    The cases of each fold are judged by the lowest threshold that catches the share ``caught`` of the unsafe cases of
-    all other folds; a case at the threshold is caught. Each sample sets its thresholds anew. NaN in samples without a
-    safe or an unsafe case, and where a threshold has no unsafe case to be set on.
+    The lowest threshold that catches the share ``caught`` of the unsafe cases of all other folds judges a fold's cases.
+    A case at the threshold is caught. Each sample sets its thresholds anew. NaN in samples without a safe or an unsafe
+    case, and where a threshold has no unsafe case to be set on.
     """
     order = np.argsort(margin, kind="stable")
     ranked, kind, home, part = margin[order], unsafe[order], bootstrap.cluster[order], fold[order]

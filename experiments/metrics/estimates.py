@@ -2,10 +2,9 @@
 
 An *entry* is ``{"value", "low", "high", "n", "clusters"}``: over n cases in so many clusters (of the smaller side, if
 it compares two groups of cases), with a 95% interval, None where it cannot be given. Levels and differences have
-Student's interval, over clusters or over the families of sentences and what is shown, whichever is wider
-(``docs/metrics.md``, "Uncertainty"); differences and effects have a ``claim`` as well
-(``metrics.claims.claim_of``). All entries of one ``Resamples`` use the same draws, which makes their differences
-paired.
+Student's interval: over clusters, or over families of sentences and what is shown, whichever is wider
+(``docs/metrics.md``, "Uncertainty"). Differences and effects also have a ``claim`` (``metrics.claims.claim_of``). All
+entries of one ``Resamples`` use the same draws, which makes their differences paired.
 """
 
 import math
@@ -61,8 +60,8 @@ class StandardError:
         """Return the error by bootstrap ``draws`` of the difference; ``floor`` is a variance that is added.
 
         It is the standard deviation of the draws times √(G / (G − 1)) with G effective clusters, for a sample of G
-        varies too little by that much. Without spread among the draws (and no ``floor``) there is no standard error: a
-        difference that is the same in every sample is not known without error.
+        varies too little by that much. Without spread among the draws and without a ``floor`` there is no standard
+        error. A difference that is the same in every sample is still not known exactly.
         """
         clusters, existing = Clusters(clusters) if isinstance(clusters, int) else clusters, defined(draws)
         if existing is None or clusters.number < FEWEST:
@@ -178,10 +177,10 @@ def rate_floor(*cases: int) -> float:
 def factors(cluster: Codes, sentence: Codes, tags: Tags = ()) -> dict[str, Codes]:
     """What is resampled, by name: the codes of each case's ``cluster`` and, where they add to it, of two factors.
 
-    The factors are the family of its ``sentence`` and what it shows: its tag ``concept`` or, where there is none, its
-    cluster (then "cluster" are the cases of one sentence and one cluster). Fewer than ``FEWEST`` families are fixed:
-    clusters alone are resampled, and what is found is of these sentences. Nor is there a factor where no family goes
-    beyond a cluster.
+    The factors are the family of its ``sentence`` and what it shows. That is its tag ``concept`` or, without the tag,
+    its cluster; a "cluster" is then the cases of one sentence and one cluster. Fewer than ``FEWEST`` families are
+    fixed: clusters alone are resampled, and what is found is of these sentences. Nor is there a factor where no family
+    goes beyond a cluster.
     """
     both = coded(list(zip(sentence.tolist(), cluster.tolist(), strict=True)))
     cells, families, clusters = (int(codes.max(initial=-1)) + 1 for codes in (both, sentence, coded(cluster.tolist())))

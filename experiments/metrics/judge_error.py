@@ -33,8 +33,8 @@ class JudgeError(NamedTuple):
     def unstable(self) -> str:
         """Why a rate cannot be corrected for this error, "" where it can.
 
-        The correction divides by sensitivity + specificity − 1. Where that may be below ``LEAST_YOUDEN``, by its 95%
-        interval (normal, one success and one failure added to each count), every error of the rate more than doubles.
+        The correction divides by sensitivity + specificity − 1. If its 95% interval (normal, one success and one
+        failure added to each count) reaches below ``LEAST_YOUDEN``, every error of the rate may more than double.
         """
         labelled = {"refusals": self.positives, "compliances": self.negatives}
         if few := [f"{count} labelled {name}" for name, count in labelled.items() if count < LEAST_LABELLED]:
@@ -57,10 +57,10 @@ class JudgeError(NamedTuple):
     def corrected(self, rate: float, n: int) -> dict[str, Any]:
         """Return the share ``rate`` of ``n`` answers that the judge calls refusals, corrected, as an entry.
 
-        The interval is by the delta method over the counts that all three numbers come from, with one success and one
-        failure added to each: at rates of 0 and 1 the plain method would have no width. It assumes independent cases,
-        and answers like those on which the judge's error was measured. ``bounds`` are the lowest and the highest rate
-        by the errors on single models: the judge may read the model at hand as well or badly as any of them.
+        The interval comes from the delta method over the counts of all three numbers. One success and one failure are
+        added to each, since the plain method has no width at rates of 0 and 1. It assumes independent cases, and
+        answers like those on which the judge's error was measured. ``bounds`` are the lowest and the highest rate by
+        the errors on single models. The judge may read this model as well or as badly as any of them.
         """
         (share, spread), (seen, by_seen), (left, by_left) = _adjusted(rate, n), *self._adjusted
         middle, youden = rogan_gladen(share, seen, left), seen + left - 1

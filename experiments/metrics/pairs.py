@@ -1,7 +1,7 @@
 """Counterfactual pairs: two cases of opposite truth that share their sentence (two pictures) or their picture.
 
-A benchmark names its pairs (``Sample.pair``), and then it has no others. Where it names none, every two such cases are
-a pair: for rates all of them (``all_pairs``), and where one case is run with the states of another a draw by the seed
+A benchmark names its pairs (``Sample.pair``), and then it has no others. If it names none, every two such cases are a
+pair. Rates use all pairs (``all_pairs``). If one case is run with the states of another, a random subset is used
 (``drawn_pairs``). Pairs that are found here never make a cluster.
 """
 

@@ -1,7 +1,7 @@
 """The quantities of a benchmark: functions from outcomes and resampled cases to values, listed by key.
 
 The same code computes a value and its bootstrap draws, so an interval is always that of its value. AUROC, the rates at
-the operating point and the held-out rates depend only on the order of the scores: a constant added to every margin
+the operating point and the held-out rates depend only on the order of the scores. A constant added to every margin
 changes none of them. They read the margin before any shift of the threshold (``Outcomes.score``). The margins of an arm
 that was learned in folds compare only within a fold. Such an arm is read within each fold, the folds are averaged by
 their cases, and it has no held-out rates. Formulas and sources: ``docs/metrics.md``.

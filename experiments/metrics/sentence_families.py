@@ -29,10 +29,10 @@ _WORD = re.compile(r"[぀-ヿ㐀-鿿]|\w+")  # scripts without spaces: a charact
 def families(texts: Sequence[str]) -> Codes:
     """Return the code of the family of each text, from 0 in the order of first occurrence.
 
-    Texts are compared by their words, sentence by sentence. A sentence that never occurs alone and goes with more
-    different ones than those go with is a wrapper ("You are an actor in a film.") and is ignored. Two texts are of one
-    family if all sentences of one occur in the other, if they share four fifths of the shorter one's sequences of three
-    words, or if both are of the family of a third. An empty text is a family by itself.
+    Texts are compared by their words, sentence by sentence. A wrapper ("You are an actor in a film.") never occurs
+    alone and goes with more different sentences than those do. It is ignored. Two texts are of one family if all
+    sentences of one occur in the other, or if both are of the family of a third. They are too if they share four fifths
+    of the shorter text's sequences of three words. An empty text is a family by itself.
     """
     distinct = list(dict.fromkeys(texts))
     cores = _without_wrappers([_sentences(text) for text in distinct])

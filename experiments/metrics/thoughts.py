@@ -16,11 +16,11 @@ SHARE = 0.95  # of the thoughts that are to come to their end
 def thoughts_by_arm(predictions: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """By arm that thinks: ``n`` answers to scored cases, of them ``thought`` after a thought and ``cut_off`` within it.
 
-    ``tokens`` is how long these thoughts are, in the mean. ``longest`` are the tokens after which the longest one was
-    cut off, ``budget`` those within which 95% of the thoughts end (``tokens_until``); None where it is not known.
-    ``at_verdict`` is whether every margin behind a thought is the verdict's, not that of the thought's first token.
-    Columns of ``predictions``: arm, subset, status, response, thought, margin, and thought_tokens and verdict_step
-    where a model counted them.
+    ``tokens`` is how long these thoughts are, in the mean. ``longest`` is the number of tokens after which the longest
+    thought was cut off. ``budget`` is the number within which 95% of the thoughts end (``tokens_until``). Both are None
+    if unknown. ``at_verdict`` is whether every margin behind a thought is the verdict's, not that of the thought's
+    first token. Columns of ``predictions``: arm, subset, status, response, thought, margin, and thought_tokens and
+    verdict_step where a model counted them.
     """
     if "thought" not in predictions:
         return {}
