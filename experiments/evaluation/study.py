@@ -352,16 +352,19 @@ def _failed_arm(arm: str, fault: MethodFault) -> Analysis:
 
 
 def _composition(samples: Sequence[Sample], complete: int) -> str:
-    """In brackets, how many cases of which kind a limit has left of ``complete``, and which of them do not count."""
-    controls = sum(sample.subset == "control" for sample in samples)
-    left_out = f"{controls} of them controls, which the answer leaves out" if controls else ""
-    if len(samples) == complete:
-        return f" ({left_out})" if left_out else ""
+    """Return in brackets how many cases are scored and how many are controls; with a limit also of which kinds."""
     scored = [sample for sample in samples if sample.subset != "control"]
-    unsafe = sum(sample.gold in ("no", "refuse") for sample in scored)
-    kinds = [f"{unsafe} unsafe", f"{len(scored) - unsafe} harmless"]
-    kinds += [f"{controls} controls, which the answer leaves out"] if controls else []
-    return f" (of {complete}, the subsets in turn: {', '.join(kinds)})"
+    counts = [f"{len(scored)} scored"]
+    if len(samples) < complete:
+        unsafe = sum(sample.gold in ("no", "refuse") for sample in scored)
+        counts = [
+            f"of {complete}, chosen evenly from the subsets",
+            f"{unsafe} unsafe",
+            f"{len(scored) - unsafe} harmless",
+        ]
+    if controls := len(samples) - len(scored):
+        counts.append(f"{controls} controls")
+    return f" ({', '.join(counts)})" if len(counts) > 1 else ""
 
 
 def _plan(run: Run, loaded: Loaded, complete: int, store: RunStore) -> str:
@@ -371,11 +374,11 @@ def _plan(run: Run, loaded: Loaded, complete: int, store: RunStore) -> str:
     """
     studied = run.arms[run.arm]
     name = studied.name if isinstance(studied, Responses) else run.model.name
-    subject = f"{name} on {len(loaded.samples)} cases of {run.benchmark.name}{_composition(loaded.samples, complete)}"
+    subject = f"{name}: {len(loaded.samples)} cases from {run.benchmark.name}{_composition(loaded.samples, complete)}"
     directory = f"{'continuing' if store.resumed else 'run'} {store.path}"
     if not run.verbose:
         others = ", ".join(arm for arm in run.arms if arm != run.arm)
-        arms = f"{subject}, asked as {run.arm}" + (f" and, to compare, as {others}" if others else "")
+        arms = f"{subject}. Arm under study: {run.arm}." + (f" Compared with: {others}." if others else "")
         return "\n".join([*what_next.bundled(run), arms, directory])
     lines = [directory, subject, *(f"  {arm}: {method}" for arm, method in run.arms.items())]
     return "\n".join([*what_next.bundled(run), *lines, *filter(None, [run.note])])

@@ -67,7 +67,7 @@ def test_the_main_experiment_runs_anywhere(command: Path, tmp_path: Path, own: b
         [command, "+exp=vcd_llava", "limit=20"], cwd=tmp_path, capture_output=True, text=True, timeout=600
     )
     assert answer.returncode == 0, answer.stderr
-    assert "llava_organism on 20 cases of iconworld" in answer.stdout
+    assert "llava_organism: 20 cases from iconworld" in answer.stdout
     assert len(list(tmp_path.glob("outputs/vcd_llava/*/report.html"))) == 1
 
 
