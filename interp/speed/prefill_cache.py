@@ -28,10 +28,11 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.utils import ModelOutput
 
 from interp.cache_names import NAMES, cache_in
+from interp.device_copies import synchronised_time
 from interp.hooks.attention import is_intercepted
 from interp.hooks.forward import hooked
 from interp.pictures import pixels
-from interp.speed.vision_cache import add_inputs, add_weights, keeps_features, synchronised_time
+from interp.speed.vision_cache import add_inputs, add_weights
 
 if TYPE_CHECKING:
     from interp.prompt import Prompt
@@ -187,11 +188,10 @@ class PrefillCache:
         start = synchronised_time()
         output = run()
         self.computed += rows
-        if key is not None and (caches := _caches(output)):
-            size = sum(map(_size, caches))
-            if self.limit is None or self.held + size <= self.limit:
-                self._entries[key] = _Entry(_copied(output), synchronised_time() - start, size)
-                self._recent.add(key)
+        size = _size(output)
+        if key is not None and size and (self.limit is None or self.held + size <= self.limit):
+            self._entries[key] = _Entry(_copied(output), synchronised_time() - start, size)
+            self._recent.add(key)
         return output, False
 
     def _make_room(self) -> None:
@@ -232,7 +232,8 @@ def _changed(module: Any) -> bool:
     if hasattr(module, "get_base_layer") or hooked(module, but=(HEAD,)):
         return True
     # accelerate sets a forward on modules that it places, and the shared features on the vision tower.
-    return "forward" in vars(module) and not hasattr(module, "_hf_hook") and not keeps_features(module)
+    forward = vars(module).get("forward")
+    return bool(forward) and not hasattr(module, "_hf_hook") and not getattr(forward, "features_are_stored", False)
 
 
 def _key(vlm: "VLM", branch: str, inputs: Mapping[str, Any]) -> bytes | None:
@@ -250,12 +251,13 @@ def _empty(cache: Any) -> bool:
     return cache is None or (type(cache) is DynamicCache and not cache.offloading and not cache.get_seq_length())
 
 
-def _caches(output: Any) -> list[DynamicCache]:
-    """Return the cache of an output in a list; an empty list if there is none, or none that can be copied."""
+def _size(output: Any) -> int:
+    """Return the bytes of an output's KV cache; 0 if it has none that can be copied."""
     values = output.values() if isinstance(output, ModelOutput) else output
     caches = [value for value in values if isinstance(value, Cache)]
-    copyable = [cache for cache in caches if type(cache) is DynamicCache]
-    return copyable if len(copyable) == len(caches) == 1 else []
+    if len(caches) != 1 or type(caches[0]) is not DynamicCache:
+        return 0
+    return sum(each.nbytes for layer in caches[0].layers for each in vars(layer).values() if isinstance(each, Tensor))
 
 
 def _copied(value: Any) -> Any:
@@ -273,8 +275,3 @@ def _copied(value: Any) -> Any:
             if isinstance(each, DynamicCache):
                 result[name] = _copied(each)
     return result
-
-
-def _size(cache: DynamicCache) -> int:
-    tensors = [value for layer in cache.layers for value in vars(layer).values() if isinstance(value, Tensor)]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
