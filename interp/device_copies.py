@@ -4,6 +4,7 @@ A copy from the device makes the host wait until the device has caught up, so wh
 copy to the device need not wait.
 """
 
+import time
 from collections.abc import Sequence
 
 import torch
@@ -29,6 +30,13 @@ def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
     packed = _fetched(torch.cat(parts)).split([len(part) for part in parts])
     found = {i: part.view(tensors[i].dtype).reshape(tensors[i].shape) for i, part in zip(order, packed, strict=True)}
     return [found[i] for i in range(len(tensors))]
+
+
+def synchronised_time() -> float:
+    """Return the seconds of a clock, once a GPU has done what it was given."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def _fetched(tensor: Tensor) -> Tensor:

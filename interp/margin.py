@@ -5,8 +5,8 @@ The verdict is the answer's first token; of a model that thinks first, the token
 logits processor may declare, as an attribute or a property:
 
 ``first_scores``
-    Its scores of the first step before it masked tokens, [row vocab], or one row for every pair of a paired batch. A
-    cutoff must declare them: a masked answer has no logit, so without them the margin is missing (NaN).
+    Its scores of the first step before it masked tokens, [row vocab]. A cutoff must declare them: a masked answer has
+    no logit, so without them the margin is missing (NaN).
 ``step_scores``
     As ``first_scores``, of the latest step; None where it has none. Without them a verdict behind a thought has no
     margin under a cutoff.
@@ -199,7 +199,7 @@ class VerdictScores:
         scores = tap.read() if self._seen else None
         if scores is None:
             return torch.full((rows,), torch.nan)
-        scores = scores.float().repeat(rows // len(scores), 1)
+        scores = scores.float()
         margins = margin_of(scores[:, : self._yes], scores[:, self._yes :])
         first = margins.where(scores.isfinite().all(1), torch.nan).cpu()
         return first if places is None else tap.later.at(places, first)
@@ -213,7 +213,7 @@ class LaterScores:
         self._steps: dict[int, Float[Tensor, "some token"]] = {}
 
     def add(self, scores: Float[Tensor, "some vocab"] | None, step: int) -> None:
-        """Keeps those of one ``step``; None where it has none. A paired batch may give a row a pair."""
+        """Keep the scores of one ``step``; None if the step has none."""
         if scores is not None:
             self._steps[step] = scores[:, self.tokens].float()
 
@@ -229,7 +229,7 @@ class LaterScores:
             else:
                 if step not in on_host:
                     on_host[step] = self._steps[step].cpu()
-                scores = on_host[step][row % len(on_host[step])]
+                scores = on_host[step][row]
                 yes, no = (scores[[column[token] for token in ids]] for ids in answers)
                 known = bool(yes.isfinite().all() and no.isfinite().all())
                 margins[row] = margin_of(yes[None], no[None])[0] if known else torch.nan
@@ -316,8 +316,7 @@ class Answering:
         if self._thoughts is None:
             self.now = torch.full((rows,), not step, device=generated.device)
             return self.now
-        known = self._closed if step else self._at_once  # of a paired batch those of one half
-        self.now = to_device(torch.tensor(known * (rows // len(known))), generated.device)
+        self.now = to_device(torch.tensor(self._closed if step else self._at_once), generated.device)
         if step and self._thoughts.by_token:
             closing = to_device(torch.tensor(sorted(self._thoughts.closing)), generated.device)
             self.now = self.now | torch.isin(generated, closing).any(1)

@@ -2,8 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,26 @@ if TYPE_CHECKING:
 MARK = "\ue000"  # a private-use character, which occurs in no template, vocabulary or question
 TODAY = datetime(2024, 7, 26)  # the date that Llama 3.2's own template falls back on
 DATE = TODAY.strftime("%d %b %Y")
+DIRECTIVES = [
+    "%a",
+    "%A",
+    "%b",
+    "%B",
+    "%d",
+    "%-d",
+    "%e",
+    "%m",
+    "%-m",
+    "%y",
+    "%Y",
+    "%j",
+    "%H",
+    "%I",
+    "%M",
+    "%S",
+    "%p",
+    "%%",
+]
 
 
 @dataclass(frozen=True)
@@ -89,14 +108,12 @@ def render(processor: Any, prompt: Prompt, *, layout: "Layout", name: str) -> st
     messages = [{"role": "user", "content": [*picture, {"type": "text", "text": prompt.text}]}]
     if prompt.system is not None:
         messages.insert(0, {"role": "system", "content": [{"type": "text", "text": prompt.system}]})
-    # A date that a template adds (Llama 3.2's, Granite's) would change prompts day by day.
-    dated = {"date_string": DATE} if "date_string" in str(processor.chat_template) else {}
+    dated = _dated(processor.chat_template)
     try:
-        with _on_one_day():
+        text = processor.apply_chat_template(messages, add_generation_prompt=True, **dated)
+        if prompt.system is not None and str(messages[0]["content"]) in text:  # it wants a string
+            messages[0]["content"] = prompt.system
             text = processor.apply_chat_template(messages, add_generation_prompt=True, **dated)
-            if prompt.system is not None and str(messages[0]["content"]) in text:  # it wants a string
-                messages[0]["content"] = prompt.system
-                text = processor.apply_chat_template(messages, add_generation_prompt=True, **dated)
     except TemplateError as error:
         raise UserError(
             f"the chat template of {name} refuses this prompt ({error}); many have no system role; leave the system "
@@ -111,24 +128,19 @@ def render(processor: Any, prompt: Prompt, *, layout: "Layout", name: str) -> st
     return text
 
 
-class _Day(datetime):
-    @classmethod
-    def now(cls, tz: Any = None) -> "_Day":
-        """``TODAY``."""
-        return cls(TODAY.year, TODAY.month, TODAY.day)
+def _dated(template: Any) -> dict[str, str]:
+    """Return the arguments of ``apply_chat_template`` that tell a template of ``TODAY``.
 
-
-@contextmanager
-def _on_one_day() -> Iterator[None]:
-    """While open, a chat template's ``strftime_now`` tells of ``TODAY``: it reads this name of its module."""
-    from transformers.utils import chat_template_utils
-
-    names: dict[str, Any] = vars(chat_template_utils)
-    before, names["datetime"] = names["datetime"], _Day
-    try:
-        yield
-    finally:
-        names["datetime"] = before
+    A date that a template adds (Llama 3.2, Granite) would change prompts day by day. transformers passes no function
+    to a template, so the template gets ``strftime_now`` as a macro in its first line.
+    """
+    chosen = str(template.get("default", "") if isinstance(template, Mapping) else template)
+    options = {"date_string": DATE} if "date_string" in chosen else {}
+    if "strftime_now" in chosen:
+        filled = "".join(f" | replace('{name}', '{TODAY.strftime(name)}')" for name in DIRECTIVES)
+        macro = f"{{%- macro strftime_now(format) -%}}{{{{ format{filled} }}}}{{%- endmacro %}}\n"
+        options["chat_template"] = macro + chosen
+    return options
 
 
 def check_chat_template(processor: Any, name: str, *, model_type: str, path: str = "") -> None:

@@ -36,12 +36,17 @@ from interp.output_head import float32_head, native_head
 from interp.pictures import PictureRefused
 from interp.preprocessing import configuration_digest, is_other, preprocessing_digest, tokenizer_digest, tokenizers_of
 from interp.prompt import MARK, Prompt, render
+from interp.speed.prefill_cache import PrefillCache
 from interp.thoughts import Thoughts
 
 __all__ = ["VLM", "Generation", "Prompt"]
 
 BY_TOKEN = PER_TOKEN | {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
 """Inputs with a column for each token."""
+Run = Callable[[Mapping[str, Any], dict[str, Any]], Any]
+"""(inputs, options) → output of ``model.generate``."""
+Decode = Callable[[Run, Mapping[str, Any], dict[str, Any]], Any]
+"""(run, inputs, options) → sequences of the inputs' rows."""
 
 
 def _ids(value: int | Sequence[int] | None) -> set[int]:
@@ -56,8 +61,8 @@ class VLM:
     called with the prompts and the model inputs after every ``encode``. ``batches`` forms the batches of loops over
     prompts (``interp.batching``). ``refused`` are tools that a proof refuses, with the reason. ``thinking`` are the
     marks of a thought, if not those that are known (``interp.thoughts``). ``verdict`` says where an answer without a
-    thought has its verdict: its first token, or the last Yes or No (``"last"``). ``generating_from`` are the inputs of
-    ``generate`` while it runs, of which it makes those of its forwards (pictures become features).
+    thought has its verdict: its first token, or the last Yes or No (``"last"``). ``prefill_cache`` is set by a study
+    whose methods ask the same prompts (``interp.speed.prefill_cache``); None: ``generate`` reads all prompts.
 
     Raises:
         UserError: the family is not supported, or the tokenizer has no token to pad with.
@@ -74,7 +79,7 @@ class VLM:
         self.verdict = "first"
         self.on_encode: list[Callable[[Sequence[Prompt], BatchFeature], object]] = []
         self.batches = BatchContext(self)
-        self.generating_from: Mapping[str, Any] | None = None
+        self.prefill_cache: PrefillCache | None = None
         self.tokenizer = processor.tokenizer
         self.tokenizer.padding_side = "left"  # generate() continues from the last column
         if self.tokenizer.pad_token is None:
@@ -282,7 +287,8 @@ class VLM:
 
     def inputs(self, prompts: Sequence[Prompt]) -> BatchFeature:
         """What ``encode`` returns. Subclasses override this to change the inputs, which ``on_encode`` then sees."""
-        batch = self._processed(prompts)
+        cache = self.prefill_cache
+        batch = self._processed(prompts) if cache is None else cache.encoded(prompts, self._processed)
         if not any(prompt.begun for prompt in prompts):
             return batch
         tails, pad = [prompt.begun for prompt in prompts], self.tokenizer.pad_token_id
@@ -294,7 +300,7 @@ class VLM:
         return int(self.layout.model_type == "paligemma")
 
     def _processed(self, prompts: Sequence[Prompt]) -> BatchFeature:
-        """The processor's outputs; where prefills are shared, made once of the same prompts."""
+        """The processor's outputs."""
         texts = [self.render(prompt) for prompt in prompts]
         pictures = [prompt.image for prompt in prompts if prompt.image is not None]
         if not texts:
@@ -394,6 +400,7 @@ class VLM:
         logits_processor: Sequence[LogitsProcessor] | None = None,
         encoded: Mapping[str, Any] | None = None,
         seed: int | None = None,
+        decode: Decode | None = None,
         **generate_kwargs: Any,
     ) -> Generation:
         """Answers the prompts: greedily, unless ``generate_kwargs`` say otherwise, ignoring the checkpoint's settings.
@@ -401,7 +408,8 @@ class VLM:
         ``encoded`` are inputs made by ``encode``, possibly modified. ``seed`` is required for ``do_sample=True`` and
         leaves the global generator alone; a sampled answer depends on its batch. Margins are read from the scores that
         the verdict was chosen from: after every processor, before sampling (``interp.margin``). It is the first token;
-        behind a thought the answer's Yes or No, or else its first token.
+        behind a thought the answer's Yes or No, or else its first token. ``decode`` runs the model in another batch and
+        returns the sequences of the prompts' rows (``mitigation.contrastive.paired.PairedBatch``).
 
         Raises:
             UserError: right-padded inputs, several sequences per prompt, sampling without a seed, or scores of the
@@ -418,14 +426,11 @@ class VLM:
         if self.batches.stop is not None:
             options["stopping_criteria"] = StoppingCriteriaList([*options.get("stopping_criteria", ()), self._go_on])
         with special_tokens_alone(*self._speakers), seeded(seed, self.device), float32_head(self.model):
-            before, self.generating_from = self.generating_from, batch
             try:
-                output = self.model.generate(**batch, **options)
+                output = self._run(batch, options) if decode is None else decode(self._run, batch, options)
             except (ValueError, RuntimeError) as error:
                 self._check_fit(error)
                 raise
-            finally:
-                self.generating_from = before
         if logits_processor and not scores.ran:
             raise UserError(
                 f"{self.name} has a generate of its own that runs no logits processor; a method that changes logits "
@@ -448,6 +453,15 @@ class VLM:
             keys=[prompt.key for prompt in prompts],
             verdicts=places,
         )
+
+    def _run(self, batch: Mapping[str, Any], options: dict[str, Any]) -> Any:
+        """Return the output of the model's ``generate``; take the prefill from the cache if there is one."""
+        shared = {} if self.prefill_cache is None else self.prefill_cache.decoding(self, batch, options)
+        return self.model.generate(**batch, **options, **shared)
+
+    def prefill(self, inputs: Mapping[str, Any], run: Callable[[], Any]) -> Any:
+        """Return the result of ``run``, a prefill of ``inputs`` outside ``generate``, or a copy from the cache."""
+        return run() if self.prefill_cache is None else self.prefill_cache.second_branch(self, inputs, run)
 
     def _verdicts(self, rows: Sequence[Sequence[int]], thought: Sequence[int]) -> list[Place] | None:
         """Where the verdicts of generated ``rows`` are, of which the first ``thought`` tokens are a thought's.
@@ -512,14 +526,13 @@ class VLM:
         for row, before in enumerate(begun):
             if not before:
                 continue
-            for place in (row, *range(row + len(begun), len(rows), len(begun))):  # of a paired batch both halves
-                whole = thoughts.apart([[*before, *rows[place]]], opened=opened)
-                tokens = whole["thought_tokens"][0] - len(before)
-                if tokens > 0:
-                    text, thought = whole["texts"][0], whole["thoughts"][0]
-                else:
-                    text, thought, tokens = self.tokenizer.decode(rows[place], skip_special_tokens=True).strip(), "", 0
-                found["texts"][place], found["thoughts"][place], found["thought_tokens"][place] = text, thought, tokens
+            whole = thoughts.apart([[*before, *rows[row]]], opened=opened)
+            tokens = whole["thought_tokens"][0] - len(before)
+            if tokens > 0:
+                text, thought = whole["texts"][0], whole["thoughts"][0]
+            else:
+                text, thought, tokens = self.tokenizer.decode(rows[row], skip_special_tokens=True).strip(), "", 0
+            found["texts"][row], found["thoughts"][row], found["thought_tokens"][row] = text, thought, tokens
         return found
 
     def _check_fit(self, error: Exception) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from interp.errors import UserError
 from mitigation.method import Around, Baseline
 from mitigation.validation import check_layers, check_number, check_pictured
+from mitigation.vcd import in_two_branches
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt
@@ -53,4 +54,4 @@ class AttentionSteering(Around):
         check_pictured(prompts, "attention is steered towards an image's tokens")
         method = Baseline() if self.method is None else self.method
         with steer_attention(vlm, self.weight, layers=self.layers, relative=self.relative, all_text=self.all_text):
-            return method.generate(vlm, prompts, max_new_tokens=max_new_tokens)
+            return in_two_branches(method).generate(vlm, prompts, max_new_tokens=max_new_tokens)  # type: ignore[no-any-return]

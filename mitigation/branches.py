@@ -146,6 +146,7 @@ class BranchMethod:
             skips=skips and all(isinstance(other, Mapping) for other in others),
             ends=vlm.end_ids,
             answering=answering,
+            prefill=vlm.prefill,
         )
         generation = vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[ruling], encoded=encoded)
         return self.with_branch_margins(generation, margins[0], later)

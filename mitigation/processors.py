@@ -74,8 +74,7 @@ class ConstantShiftLogitsProcessor(LogitsProcessor):
         if uncut is None:
             self._first_scores = scores.index_add(1, ids, halves)
             return self._first_scores
-        # A paired branch keeps one row per pair but returns two.
-        uncut = uncut.to(scores.dtype).repeat(len(scores) // len(uncut), 1)
+        uncut = uncut.to(scores.dtype)
         self._first_scores = uncut.index_add(1, ids, halves)
         return uncut_answers(scores, uncut, self._ids.tolist()).index_add(1, ids, halves)
 
@@ -90,7 +89,7 @@ class ConstantShiftLogitsProcessor(LogitsProcessor):
             fresh = fresh & ~self._done
         self._done = fresh if self._done is None else self._done | fresh
         uncut = step_scores(self._after, scores) if step else uncut_scores(self._after)
-        uncut = None if uncut is None else uncut.to(scores.dtype).repeat(len(scores) // len(uncut), 1)
+        uncut = None if uncut is None else uncut.to(scores.dtype)
         chosen = scores if uncut is None else uncut_answers(scores, uncut, self._ids.tolist())
         base = scores if uncut is None else uncut
         self.step_scores = torch.where(fresh[:, None], base.index_add(1, ids, halves), base)
@@ -116,9 +115,8 @@ class CaseSampler(LogitsProcessor):
     """Turns greedy decoding into sampling. Must be the last processor of a ``generate`` call.
 
     ``keys`` are the case keys of the rows; ``seed`` is one for all of them, or each one's. ``top_p`` forbids the least
-    likely tokens, which together have 1 − top_p. Below the rows a paired branch may have as many others, which get the
-    same noise. A forbidden token (−inf) stays forbidden. Draws do not depend on the batch, except that rounding
-    differences between batch sizes can swap two tokens with nearly equal noised scores.
+    likely tokens, which together have 1 − top_p. A forbidden token (−inf) stays forbidden. Draws do not depend on the
+    batch, except that rounding differences between batch sizes can swap two tokens with nearly equal noised scores.
     """
 
     sampled: ClassVar[bool] = True
@@ -145,7 +143,7 @@ class CaseSampler(LogitsProcessor):
         warm = scores.float() / self._temperature
         if self._warp is not None:
             warm = self._warp(cast(Any, input_ids), cast(Any, warm))
-        return warm + to_device(noise, scores.device).repeat(len(scores) // len(noise), 1)
+        return warm + to_device(noise, scores.device)
 
 
 class PlausibilityLogitsProcessor(LogitsProcessor):

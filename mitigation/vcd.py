@@ -4,8 +4,8 @@ Importing this module loads neither torch nor transformers; generating does.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from interp.errors import UserError
 from mitigation.branches import Contrast, Inputs, branch_margins, gives_replies
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt
 
 PIXELS = "its noise is added to processed pixels, which no picture file carries; noise=diffusion8 is what one carries"
-SHORT = 32  # new tokens up to which two prefills cost more than the steps after them, which two branches run twice
+SHORT = 32  # new tokens up to which a prefill costs more than the steps after it, which two branches run twice
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class VCD(Contrast):
     processor. ``noise_side`` is its side in pixels, best that of the processed picture: a processor that scales it
     averages the noise away (None: its own size).
 
-    ``branch`` is how the second image is run; the answers are the same, and the ``Generation`` says which it was.
-    ``paired``: both images in one batch of twice the rows, which reads the weights once. ``sequential``: a separate
-    forward at each step; on a CPU, after the first step, only where more than one token passes the cutoff. ``auto``:
-    paired, unless that cannot be (the family's processor joins no rows, or something records or edits the model's
-    forwards and must see the clean image alone) or costs more: answers of at most ``SHORT`` tokens while prefills are
-    shared (``interp.speed.prefills``), which a batch of both images cannot be.
+    ``branch`` is how the second image is run. The answers are the same, and the ``Generation`` and a run's records say
+    which it was. ``paired``: both images in one batch of twice the rows, which reads the weights once. ``sequential``:
+    a separate forward at each step; on a CPU, after the first step, only where more than one token passes the cutoff.
+    ``auto``: sequential for answers of at most ``SHORT`` tokens, and for families whose processor joins no rows;
+    paired for longer answers. Short answers gain little from a pair, and a sequential branch can share prefills with
+    other methods (``interp.speed.prefill_cache``).
     """
 
     noise_step: int = 500
@@ -73,25 +73,26 @@ class VCD(Contrast):
         """See ``mitigation.method.Abilities``."""
         return PIXELS if self.noise == "diffusion" else ""
 
-    def branch_now(self, vlm: "VLM", *, max_new_tokens: int = 16) -> str:
-        """The branch that ``generate`` would run now: never ``auto``.
+    def branch_for(self, vlm: "VLM", *, max_new_tokens: int) -> str:
+        """Return the branch that ``generate`` runs with ``max_new_tokens``: never ``auto``.
+
+        It depends on settings, length and the family only, not on what else is open around the model.
 
         Raises:
-            UserError: ``paired``, where the inputs of two batches cannot be one.
+            UserError: ``paired``, and the processor cannot join the inputs of two batches.
         """
-        from interp.hooks.forward import is_followed
-        from interp.speed.prefills import shares_prefills
         from mitigation.contrastive.packing import joins_rows
 
-        if self.branch == "paired" and not joins_rows(vlm):
-            raise UserError(
-                f"method.branch=paired with {vlm.name}, whose processor does not put one picture's pixels under the "
-                "other's; two pictures cannot be one batch; choose method.branch=sequential"
-            )
-        if self.branch != "auto":
-            return self.branch
-        costs_more = max_new_tokens <= SHORT and shares_prefills(vlm)
-        return "sequential" if costs_more or is_followed(vlm) or not joins_rows(vlm) else "paired"
+        if self.branch == "sequential" or (self.branch == "auto" and max_new_tokens <= SHORT):
+            return "sequential"
+        if joins_rows(vlm):
+            return "paired"
+        if self.branch == "auto":
+            return "sequential"
+        raise UserError(
+            f"method.branch=paired with {vlm.name}, whose processor does not put one picture's pixels under the "
+            "other's; two pictures cannot be one batch; choose method.branch=sequential"
+        )
 
     def noised(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> Inputs:
         """``encoded``, the inputs of ``prompts``, with the second picture of each in place of its own."""
@@ -109,23 +110,22 @@ class VCD(Contrast):
 
         Raises:
             UserError: a prompt has no image, the model does not support contrasting (see
-                ``VisualContrastiveLogitsProcessor``), or attention is recorded with a paired branch.
+                ``VisualContrastiveLogitsProcessor``), or something records or edits a paired branch.
         """
         check_pictured(prompts, self.pictured)
         if gives_replies(vlm):
             return super().generate(vlm, prompts, max_new_tokens=max_new_tokens)
         vlm.require("vcd")
-        from interp.speed.prefills import shares_prefills
         from interp.speed.vision_cache import features_together
 
-        branch = self.branch_now(vlm, max_new_tokens=max_new_tokens)
+        branch = self.branch_for(vlm, max_new_tokens=max_new_tokens)
         encoded = vlm.encode(prompts)
         noised = self.noised(vlm, prompts, encoded)
         if branch == "paired":
             return replace(self._paired(vlm, prompts, encoded, noised, max_new_tokens), branch=branch)
         # The pictures keep their size, and both are asked for; not of a prefill that other arms may have read.
         alike = self.noise == "diffusion" and vlm.layout.geometry != "measured"
-        alike = alike and not shares_prefills(vlm)
+        alike = alike and vlm.prefill_cache is None
         with features_together(vlm, (encoded, noised) if alike else None):
             generation = self.answers(vlm, prompts, encoded, [noised], max_new_tokens)
         return replace(generation, branch=branch)
@@ -133,17 +133,42 @@ class VCD(Contrast):
     def _paired(
         self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs, noised: Inputs, max_new_tokens: int
     ) -> "Generation":
-        from mitigation.contrastive.paired import PairedContrastLogitsProcessor, pair_inputs, refuse_recording
+        from interp.hooks.forward import is_followed
+        from mitigation.contrastive.paired import PairedBatch, PairedContrastLogitsProcessor, pair_inputs
 
-        refuse_recording(vlm.model)
-        inputs = pair_inputs(vlm.model, encoded, noised)
+        if is_followed(vlm):
+            raise UserError(
+                "attention or hidden states are being recorded or edited, and a paired batch holds the noised rows "
+                "too; set method.branch=sequential (in Python: branch='sequential')"
+            )
+        both = pair_inputs(vlm.model, encoded, noised)
         pairing = PairedContrastLogitsProcessor(
-            *(vlm.model, inputs["input_ids"]),
+            *(vlm.model, both["input_ids"]),
             alpha=self.alpha,
             beta=self.beta,
             keeps=vlm.answering(prompts).later,
         )
-        both = vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[pairing], encoded=inputs)
+        generation = vlm.generate(
+            prompts,
+            max_new_tokens=max_new_tokens,
+            logits_processor=[pairing],
+            encoded=encoded,
+            decode=PairedBatch(both, pairing),
+        )
         assert pairing.first_branches is not None
         margins = branch_margins(pairing.first_branches, vlm.answer_ids)
-        return self.with_branch_margins(both.take(range(len(prompts))), margins, pairing.later)
+        return self.with_branch_margins(generation, margins, pairing.later)
+
+
+def in_two_branches(method: Any) -> Any:
+    """Return ``method`` with ``branch="sequential"`` in place of ``auto``, also inside other methods.
+
+    Use it before something records or edits forwards: it can follow the prompts' rows only.
+    """
+    if not is_dataclass(method) or isinstance(method, type):
+        return method
+    changes = {each.name: in_two_branches(getattr(method, each.name)) for each in fields(method) if each.init}
+    changes = {name: value for name, value in changes.items() if value is not getattr(method, name)}
+    if isinstance(method, VCD) and method.branch == "auto":
+        changes["branch"] = "sequential"
+    return replace(method, **changes) if changes else method

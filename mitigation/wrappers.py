@@ -47,8 +47,8 @@ class WrappedVLM:
 class ProcessingVLM(WrappedVLM):
     """A VLM whose ``generate`` runs an additional logits processor last.
 
-    ``added(vlm, prompts, encoded, own)`` makes it, for the model, the prompts, their inputs (of a paired batch, those
-    of both halves) and the method's own processors. ``used``: whether anything was generated through this.
+    ``added(vlm, prompts, encoded, own)`` makes it, for the model, the prompts, their inputs and the method's own
+    processors. ``used``: whether anything was generated through this.
     """
 
     def __init__(self, vlm: "VLM", added: "Added") -> None:
@@ -215,6 +215,5 @@ class Sampled(Wrapper):
     ) -> "LogitsProcessor":
         from mitigation.processors import CaseSampler
 
-        # A paired branch stacks noised rows below clean ones; each pair shares one draw.
-        keys = [prompt.key for prompt in prompts] * (len(encoded["input_ids"]) // len(prompts))
+        keys = [prompt.key for prompt in prompts]
         return CaseSampler(keys, temperature=self.temperature, seed=self.seed)

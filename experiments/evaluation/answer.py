@@ -38,7 +38,7 @@ from mitigation.own_file import line_in
 from mitigation.steps import StepAnswer, recorded_by
 
 if TYPE_CHECKING:
-    from interp.speed.prefills import PrefillStore
+    from interp.speed.prefill_cache import PrefillCache
     from interp.speed.vision_cache import FeatureCache
     from interp.vlm import VLM, Generation, Prompt
     from mitigation.method import Method
@@ -106,8 +106,8 @@ class Answering:
         """Record the answers of all ``arms`` to ``samples``; skip recorded ones that did not fail in transport.
 
         All arms answer a batch before the next one, so that what they ask alike is computed once
-        (``interp.speed.prefills``). A case whose content changed is asked again. A case with another description only
-        (cluster, subset, pair) keeps its answer.
+        (``interp.speed.prefill_cache``). A case whose content changed is asked again. A case with another description
+        only (cluster, subset, pair) keeps its answer.
 
         Args:
             arms: the methods by arm.
@@ -167,7 +167,7 @@ class Answering:
         for name, arm in list(arms.items()):
             if name in arms and (due := arm.to_ask(batch, each_costs=self._each_costs)):
                 if self._computes:
-                    self.prefills.turn()  # what one way of asking has read is for the next one
+                    self.prefills.next_method()
                 try:
                     self._answer_batch(arm, due, pictures, file)
                 except MethodFault as fault:
@@ -243,11 +243,11 @@ class Answering:
         return FeatureCache(self.run.feature_cache_mib)
 
     @cached_property
-    def prefills(self) -> "PrefillStore":
+    def prefills(self) -> "PrefillCache":
         """The prompts' prefills that the arms of a batch share."""
-        from interp.speed.prefills import PrefillStore
+        from interp.speed.prefill_cache import PrefillCache
 
-        return PrefillStore()
+        return PrefillCache()
 
     @property
     def _computes(self) -> bool:
@@ -263,11 +263,9 @@ class Answering:
 
     @contextmanager
     def _prefills(self) -> Iterator[None]:
-        """Shares prefills between arms; one line says where that cannot be."""
-        from interp.speed.prefills import shared_prefills
-
+        """Share prefills between arms, or print once why that is not possible."""
         before = self.prefills.off
-        with shared_prefills(cast("VLM", self.vlm), self.prefills):
+        with self.prefills.used_by(cast("VLM", self.vlm)):
             if self.prefills.off != before:
                 self.console.print(self.prefills.off, highlight=False, soft_wrap=True, markup=False)
             yield

@@ -20,6 +20,7 @@ from experiments.report.cases import choose, correct, flips
 from experiments.runs.store import write_json
 from experiments.types import Sample
 from interp.errors import UserError
+from mitigation.vcd import in_two_branches
 
 if TYPE_CHECKING:
     from interp.attention.tables import AttentionMap
@@ -115,11 +116,11 @@ def _recorded(
     def ask(some: "list[Prompt]") -> list[dict[str, Any]]:
         some = at_verdicts(vlm, some, method, max_new_tokens=max_new_tokens)
         with record_attention(vlm, queries=steps, maps=steps) as log:
-            generation = method.generate(vlm, some, max_new_tokens=max_new_tokens)
+            generation = in_two_branches(method).generate(vlm, some, max_new_tokens=max_new_tokens)
         if len(log.rows) != len(some):
             raise UserError(
                 f"{len(log.rows)} prompts were forwarded for {len(some)} cases; its attention is not one answer's; "
-                "look at it with branch=auto or sequential"
+                "look at it with branch=sequential"
             )
         maps = {(one.row, one.step): one for one in log.maps}
         entries = []

@@ -49,7 +49,7 @@ def form(samples: Sequence[Sample], lengths: "Lengths | None", rule: BatchRule) 
 def by_prefill(arms: Mapping[str, Any]) -> list[str]:
     """The names of ``arms``, those that read the same prompts behind the first of them, the others in their order.
 
-    So what one has read is needed by the next one, or not again (``interp.speed.prefills``).
+    So what one has read is needed by the next one, or not again (``interp.speed.prefill_cache``).
     """
     groups: dict[str, list[str]] = {}
     for arm, method in arms.items():

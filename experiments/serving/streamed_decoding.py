@@ -112,16 +112,15 @@ class _WatchedVLM(ProcessingVLM):
             return self._vlm.generate(prompts, **options)
         stopping = StoppingCriteriaList([*options.pop("stopping_criteria", ()), self.watch.stopped])
         generation = super().generate(prompts, stopping_criteria=stopping, **options)
-        self.watch.made = generation.token_ids[: len(self.watch.rows)]
+        self.watch.made = generation.token_ids
         return generation
 
 
 class _Watch(LogitsProcessor):
-    """What is known of one call of ``generate`` while it runs; its rows are the first of the batch.
+    """What is known of one call of ``generate`` while it runs.
 
-    Below them a paired branch has as many others, which get the same tokens. As a logits processor it runs last: it
-    keeps the scores that the token is chosen from, then draws it (``CaseSampler``). The log-probabilities are those of
-    the method's final scores, before temperature and top-p.
+    As a logits processor it runs last: it keeps the scores that the token is chosen from, then draws it
+    (``CaseSampler``). The log-probabilities are those of the method's final scores, before temperature and top-p.
     """
 
     sampled: ClassVar[bool] = True  # so that margins are read before it
@@ -141,7 +140,7 @@ class _Watch(LogitsProcessor):
     def begun_with(self, encoded: Mapping[str, Any]) -> "_Watch":
         """Notes the prompts' lengths; itself."""
         self.begun = True
-        self.lengths = encoded["attention_mask"][: len(self.rows)].sum(-1).tolist()
+        self.lengths = encoded["attention_mask"].sum(-1).tolist()
         return self
 
     def __call__(
@@ -152,9 +151,8 @@ class _Watch(LogitsProcessor):
             self.columns = input_ids.shape[1]
         final = scores if self._sampler is None else self._sampler(input_ids, scores)
         if self.decoding.alternatives is not None:
-            rows = len(self.rows)
-            logprobs = scores[:rows].float().log_softmax(-1)
-            chosen = logprobs.gather(1, final[:rows].argmax(-1, keepdim=True))[:, 0]
+            logprobs = scores.float().log_softmax(-1)
+            chosen = logprobs.gather(1, final.argmax(-1, keepdim=True))[:, 0]
             likeliest = logprobs.topk(min(max(self.decoding.alternatives, 1), logprobs.shape[1]))
             self.kept.append((chosen, likeliest.values, likeliest.indices))
         return final
@@ -164,9 +162,9 @@ class _Watch(LogitsProcessor):
         done = [row.given_up() for row in self.rows]
         if self.decoding.stop or any(row.on_text is not None for row in self.rows):
             assert self.columns is not None  # the processor ran before
-            for place, tokens in enumerate(input_ids[: len(self.rows), self.columns :].tolist()):
+            for place, tokens in enumerate(input_ids[:, self.columns :].tolist()):
                 done[place] = self._stops(self.rows[place], tokens) or done[place]
-        return torch.tensor(done * (len(input_ids) // len(self.rows)), device=input_ids.device)
+        return torch.tensor(done, device=input_ids.device)
 
     def _stops(self, row: Row, tokens: list[int]) -> bool:
         """Whether a stop string is in the answer; streams it otherwise. Nothing is new after an end token."""

@@ -10,25 +10,23 @@ do not enter the sequence (cross-attention).
 import hashlib
 import inspect
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from transformers.utils import ModelOutput
 
+from interp.device_copies import synchronised_time
 from interp.hooks.forward import hooked, replaced
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
 
-MEBIBYTE = 2**20
 FEW = 4  # pictures whose features take no longer in a call of twice as many
-_KEEPING: WeakSet[nn.Module] = WeakSet()  # whose features a ``FeatureCache`` serves
 # The only outputs that a forward reads; the others would only take up memory.
 _KEPT = {"get_image_features": ("pooler_output", "deepstack_features"), "forward": ("last_hidden_state",)}
 
@@ -67,7 +65,7 @@ class FeatureCache:
             "pictures_reused": self.reused,
             "pictures_computed": self.computed,
             "seconds_saved": round(self.seconds, 3),
-            "mib": round(self.most / MEBIBYTE, 3),
+            "mib": round(self.most / 2**20, 3),
         }
 
     def clear(self) -> None:
@@ -75,7 +73,7 @@ class FeatureCache:
         self._entries.clear()
         self.held = 0
 
-    def asked(self, key: bytes) -> "ModelOutput | None":
+    def stored(self, key: bytes) -> "ModelOutput | None":
         """The features stored under ``key``, on their original device; None if there are none."""
         entry = self._entries.get(key)
         if entry is None:
@@ -91,8 +89,8 @@ class FeatureCache:
         self.computed += pictures
         found = {name: output[name] for name in names if output.get(name) is not None}
         tensors = [tensor for value in found.values() for tensor in _tensors(value)]
-        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        if not tensors or self.held + size > self.mib * MEBIBYTE:
+        size = sum(tensor.nbytes for tensor in tensors)
+        if not tensors or self.held + size > self.mib * 2**20:
             return
         self.held += size
         self.most = max(self.most, self.held)
@@ -113,33 +111,20 @@ def shared_features(vlm: "VLM", cache: FeatureCache | None) -> Iterator[None]:
     if cache is None or cache.mib == 0:
         yield
         return
-    owner, name = _place(vlm)
-    original = getattr(owner, name)
-    signature = inspect.signature(original)
+    name = _place(vlm)[1]
 
-    @wraps(original)  # generate() inspects the signature
-    def shared(*arguments: Any, **given: Any) -> Any:
-        bound = signature.bind(*arguments, **given).arguments
-        bound |= bound.pop("kwargs", {})
-        if _passed_by(vlm, bound):
-            return original(*arguments, **given)
+    def shared(bound: Mapping[str, Any], compute: Callable[..., Any]) -> Any:
         key = _key(vlm, bound)
-        found = cache.asked(key)
-        if found is not None:
-            return found
+        if (stored := cache.stored(key)) is not None:
+            return stored
         start = synchronised_time()
-        output = original(*arguments, **given)
-        taken = synchronised_time() - start
+        output = compute(**bound)
         if isinstance(output, ModelOutput):
-            cache.keep(key, output, _KEPT[name], _pictures(bound), taken)
+            cache.keep(key, output, _KEPT[name], _pictures(bound), synchronised_time() - start)
         return output
 
-    _KEEPING.add(owner)
-    try:
-        with replaced(owner, name, shared):
-            yield
-    finally:
-        _KEEPING.discard(owner)
+    with _computed_by(vlm, shared, stored=True):
+        yield
 
 
 @contextmanager
@@ -155,40 +140,51 @@ def features_together(vlm: "VLM", batches: "tuple[Mapping[str, Any], Mapping[str
         yield
         return
     owner, name = _place(vlm)
-    if owner in _KEEPING or _pictures(batches[0]) > FEW:
+    if getattr(getattr(owner, name), "features_are_stored", False) or _pictures(batches[0]) > FEW:
         yield
         return
     first, second = batches
-    original = getattr(owner, name)
-    signature = inspect.signature(original)
     waiting: list[ModelOutput] = []
 
-    @wraps(original)
-    def together(*arguments: Any, **given: Any) -> Any:
-        bound = signature.bind(*arguments, **given).arguments
-        bound |= bound.pop("kwargs", {})
+    def together(bound: Mapping[str, Any], compute: Callable[..., Any]) -> Any:
         if waiting and _is(bound.get("pixel_values"), second["pixel_values"]):
             return waiting.pop()
-        if not _is(bound.get("pixel_values"), first["pixel_values"]) or _passed_by(vlm, bound):
-            return original(*arguments, **given)
-        both = original(**{key: _doubled(value, second.get(key)) for key, value in bound.items()})
+        if not _is(bound.get("pixel_values"), first["pixel_values"]):
+            return compute(**bound)
+        both = compute(**{key: _doubled(value, second.get(key)) for key, value in bound.items()})
         if not isinstance(both, ModelOutput):
-            return original(*arguments, **given)
-        halves = [_half(both, _KEPT[name], which) for which in (0, 1)]
-        waiting[:] = halves[1:]
-        return halves[0]
+            return compute(**bound)
+        waiting[:] = [_half(both, _KEPT[name], 1)]
+        return _half(both, _KEPT[name], 0)
 
-    with replaced(owner, name, together):
+    with _computed_by(vlm, together):
+        yield
+
+
+@contextmanager
+def _computed_by(vlm: "VLM", compute: Callable[..., Any], *, stored: bool = False) -> Iterator[None]:
+    """While open, features come from ``compute(arguments, function)``; some calls bypass it (``_passed_by``).
+
+    ``stored`` says whether they come from a cache, with the bits that the function would give.
+    """
+    owner, name = _place(vlm)
+    original = getattr(owner, name)
+    signature = inspect.signature(original)
+
+    @wraps(original)  # generate() inspects the signature
+    def computed(*arguments: Any, **given: Any) -> Any:
+        bound = signature.bind(*arguments, **given).arguments
+        bound |= bound.pop("kwargs", {})
+        return original(*arguments, **given) if _passed_by(vlm, bound) else compute(bound, original)
+
+    computed.features_are_stored = stored  # type: ignore[attr-defined]
+    with replaced(owner, name, computed):
         yield
 
 
 def _is(pixels: Any, own: Tensor) -> bool:
-    """Whether ``pixels`` are the tensor ``own``, or a view of all of it."""
-    return isinstance(pixels, Tensor) and (pixels.data_ptr(), pixels.numel(), pixels.dtype) == (
-        own.data_ptr(),
-        own.numel(),
-        own.dtype,
-    )
+    """Return whether ``pixels`` are the tensor ``own``, or a view of all of it."""
+    return isinstance(pixels, Tensor) and (pixels.data_ptr(), pixels.nbytes) == (own.data_ptr(), own.nbytes)
 
 
 def _doubled(value: Any, second: Any) -> Any:
@@ -230,29 +226,15 @@ def _pictures(bound: Mapping[str, Any]) -> int:
     return len(grids)
 
 
-def synchronised_time() -> float:
-    """Seconds on a clock, once a GPU has done what it was given."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
-def keeps_features(module: nn.Module) -> bool:
-    """Whether a block of ``shared_features`` serves this module, whose function is then another one."""
-    return module in _KEEPING
-
-
 def _passed_by(vlm: "VLM", given: Mapping[str, Any]) -> bool:
-    if torch.is_grad_enabled() or given.get("output_attentions") or given.get("output_hidden_states"):
-        return True
-    return any(
-        module.training or hasattr(module, "get_base_layer") or hooked(module) for module in _vision_modules(vlm)
-    )
+    """Return whether something other than weights and pixels may matter to the features, or is watching them."""
+    watched = torch.is_grad_enabled() or given.get("output_attentions") or given.get("output_hidden_states")
+    changed = (each.training or hasattr(each, "get_base_layer") or hooked(each) for each in _vision_modules(vlm))
+    return bool(watched) or any(changed)
 
 
-def _vision_modules(vlm: "VLM") -> Iterator[nn.Module]:
-    for part in ("vision_tower", "projector"):
-        yield from vlm.layout.module(vlm.model, part).modules()
+def _vision_modules(vlm: "VLM") -> list[nn.Module]:
+    return [each for part in ("vision_tower", "projector") for each in vlm.layout.module(vlm.model, part).modules()]
 
 
 def _key(vlm: "VLM", bound: Mapping[str, Any]) -> bytes:

@@ -24,7 +24,6 @@ from interp.hooks.forward import Follower, Forward, follow
 from interp.hooks.sublayers import chosen_heads
 from interp.prompt import listed
 from interp.segments import IMAGE, SEGMENTS, Finder, Segments, segment
-from interp.speed.unchanged import record_lower_layers
 
 if TYPE_CHECKING:
     from interp.figures.glyphs import Figure
@@ -233,23 +232,16 @@ def cut_scores(
     *,
     metric: "Metric | None" = None,
 ) -> Float[Tensor, "row one_and_cuts"]:
-    """The margins of one encoded batch as it is, and under each cut.
-
-    What is below the first layer of a cut is run once for several.
+    """Return the margins of one encoded batch as it is, and under each cut.
 
     Raises:
         UserError: as ``knockout``.
     """
     segments = segment(vlm, prompts, encoded)
-    below = [min(chosen_layers(vlm, cut.layers), default=0) - 1 for cut in cuts]
-    with record_lower_layers(vlm, below) as lower:
-        margins = [vlm.score(prompts, encoded=encoded, metric=metric)]
-    for cut, last in zip(cuts, below, strict=True):
+    margins = [vlm.score(prompts, encoded=encoded, metric=metric)]
+    for cut in cuts:
         heads = None if cut.head is None else [cut.head]
-        with (
-            knockout(vlm, cut.edges, layers=cut.layers, heads=heads, segments=segments),
-            lower.reused_below(last),
-        ):
+        with knockout(vlm, cut.edges, layers=cut.layers, heads=heads, segments=segments):
             margins.append(vlm.score(prompts, encoded=encoded, metric=metric))
     return torch.stack(margins, dim=1)
 

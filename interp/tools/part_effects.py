@@ -3,8 +3,8 @@
 A pair is one sentence with two pictures, or one picture with two sentences. A *part* is one attention head or one MLP.
 Its output at a place of one run is replaced by what it is in the other run of the pair (activation patching, Vig et al.
 2020; Meng et al. 2022), by its mean, or by zero. ``part_effects`` runs the model for every part. At the verdict, the
-last column, this is cheap: the columns before it do not change, so their keys and values are reused, the layers below
-the part are reused too, and one column is run again.
+last column, this is cheap: the columns before it do not change, so their keys and values are reused, and one column is
+run again.
 
 ``part_attribution`` estimates the same effects of all parts at once from gradients: (a − u) · ∂margin/∂output, with the
 gradient averaged over both runs (attribution patching, Syed et al. 2023, arXiv 2310.10348), or over points between them
@@ -30,9 +30,9 @@ from interp.errors import UserError
 from interp.hooks.residual import READABLE, LayerStates, Place, check_places, edit_residual
 from interp.hooks.sublayers import activations, edit_activations, layers_of
 from interp.prompt import Prompt
-from interp.speed.unchanged import LowerLayers, Prefix, record_lower_layers
 from interp.tools.gradients import frozen_weights
 from interp.tools.patching import PATCHABLE, PairBatch, paired
+from interp.tools.prefix import Prefix
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
@@ -155,7 +155,7 @@ def part_effects(
 
     ``replace`` says by what a part's output is replaced: the other run's ("counterfactual"), its mean at the place over
     ``reference`` (default: all prompts given), or 0. Costs a forward a part and direction: at the verdict one of a
-    single column in families without attention to later columns (``interp.speed.unchanged``), elsewhere one of all.
+    single column in families without attention to later columns (``interp.tools.prefix``), elsewhere one of all.
 
     Raises:
         UserError: the model is in 16 bits, lists of different lengths, an unknown part or place, or pairs that do not
@@ -407,19 +407,13 @@ def _replaced(
     whole = partial(vlm.score, batch.clean, encoded=batch.clean_inputs)
     run = Prefix.of(vlm, batch.clean_inputs, columns=last).score if alone else whole
     rows, columns = where[0], torch.full_like(where[1], -1) if alone else where[1]
-    with record_lower_layers(vlm, [_lowest(parts) - 1 for parts in sets], every=alone) as lower:
-        before = run()
-    return before, [_run_with(vlm, run, lower, parts, (rows, columns), states, later) - before for parts in sets]
-
-
-def _lowest(parts: Sequence[Part]) -> int:
-    return min(part.layer for part in parts)
+    before = run()
+    return before, [_run_with(vlm, run, parts, (rows, columns), states, later) - before for parts in sets]
 
 
 def _run_with(
     vlm: "VLM",
     run: Callable[[], Float[Tensor, " row"]],
-    lower: LowerLayers,
     parts: Sequence[Part],
     where: tuple[Tensor, Tensor],
     states: States,
@@ -442,7 +436,6 @@ def _run_with(
 
     edited = {(part.kind, part.layer) for part in parts} | held.keys()
     with ExitStack() as stack:
-        stack.enter_context(lower.reused_below(_lowest(parts) - 1))
         for kind, layers in _layers_by_kind(edited).items():
             stack.enter_context(edit_activations(vlm, partial(replacement, kind=kind), what=kind, layers=layers))
         return run()

@@ -29,7 +29,6 @@ from interp.hooks.sublayers import chosen_heads, edit_activations, layers_of
 from interp.measured_numbers import picture_ends
 from interp.prompt import Prompt, listed
 from interp.segments import IMAGE, Segments, segment
-from interp.speed.unchanged import LowerLayers, record_lower_layers
 
 if TYPE_CHECKING:
     from interp.figures.glyphs import Figure
@@ -136,10 +135,9 @@ def patch(
     """Patches ``what`` of ``other`` into ``clean``, pair by pair, at one place and layer (default: all) at a time.
 
     Heads are patched one at a time (default: all of a layer). ``metric``, a function of the first answer token's
-    logits, takes the margin's place. Costs places · layers (· heads) + 2 forwards per batch, all but two of them from
-    about the patched layer on (``interp.speed.unchanged``), and memory for the other prompts' states. ``batch_size``
-    is the most pairs at once, None for the rule of ``vlm.batches``. Effects are NaN for pairs
-    whose margins are less than ``least_gap`` logits apart.
+    logits, takes the margin's place. Costs places · layers (· heads) + 2 forwards per batch, and memory for the other
+    prompts' states. ``batch_size`` is the most pairs at once, None for the rule of ``vlm.batches``. Effects are NaN for
+    pairs whose margins are less than ``least_gap`` logits apart.
 
     Raises:
         UserError: empty lists or lists of different lengths, an unknown place, layer or head, image tokens of a model
@@ -166,17 +164,16 @@ def patch(
         def score() -> None:
             scores.append(vlm.score(batch.clean, encoded=batch.clean_inputs, metric=metric))
 
-        with record_lower_layers(vlm, [layer - 1 for layer in layers]) as lower:
-            ends = picture_ends(vlm.model, vlm.layout, score) if pictured else 0
-            if not scores:
-                score()
+        ends = picture_ends(vlm.model, vlm.layout, score) if pictured else 0
+        if not scores:
+            score()
         (before,) = scores
         after = batch.read(vlm, columns, layers)
         absent = [_absent(columns[place][0], len(some)).to(before) for place in places]
         patched = [
             torch.full_like(before, torch.nan)
             if place in PICTURED and layer < ends
-            else batch.patched(vlm, lower, columns[place], place, layer, head)
+            else batch.patched(vlm, columns[place], place, layer, head)
             for place, layer, head in cells
         ]
         return torch.stack([before, after, *absent, *patched], dim=1)
@@ -319,7 +316,6 @@ class PairBatch:
     def patched(
         self,
         vlm: "VLM",
-        lower: LowerLayers,
         columns: tuple[Columns, Columns],
         place: Place,
         layer: int,
@@ -336,8 +332,7 @@ class PairBatch:
                 hidden[rows, there, head] = states[:, head]
             return hidden
 
-        # State l is what layer l − 1 puts out, and what sublayers of layer l start from.
-        with lower.reused_below(layer - 1), edit_activations(vlm, replacement, what=self.what, layers=[layer]):
+        with edit_activations(vlm, replacement, what=self.what, layers=[layer]):
             return vlm.score(self.clean, encoded=self.clean_inputs, metric=self.metric)
 
 

@@ -2,15 +2,19 @@
 
 A decoding step then reads the weights only once. ``generate`` is not changed: a logits processor contrasts the two
 halves of the scores and returns the same row for both, so that the same token is appended to both.
+
+The noised rows stay in this module. Whoever generates a paired batch gives and gets the clean rows only
+(``PairedBatch``): inputs, other logits processors, stopping criteria, streamed tokens and sequences.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 from interp.errors import UserError
@@ -20,7 +24,7 @@ from interp.layout import layout_for
 from interp.margin import LaterScores
 from interp.output_head import float32_head
 from mitigation.contrastive.formulas import contrast, contrast_and_cut
-from mitigation.contrastive.processors import ContrastLogitsProcessor
+from mitigation.contrastive.processors import UNEVEN, ContrastLogitsProcessor
 from mitigation.contrastive.second_branch import check_inputs
 from mitigation.validation import check_alpha, check_beta
 
@@ -30,6 +34,9 @@ _FILL = {"input_ids": None, "attention_mask": 0, "token_type_ids": 0, "mm_token_
 _FILL |= dict.fromkeys(PER_TOKEN, 0)
 _PLAIN: dict[str, Any] = {"do_sample": False, "temperature": 1.0, "top_k": None, "top_p": 1.0}
 _ONE = ("num_beams", "num_return_sequences")
+
+Run = Callable[[Mapping[str, Any], dict[str, Any]], Any]
+"""Runs ``generate`` with inputs and options, and returns its output."""
 
 
 class PairedOutput(NamedTuple):
@@ -53,8 +60,8 @@ def generate_paired(
 ) -> PairedOutput:
     """Visual contrastive decoding (arXiv 2311.16922) of ``inputs`` against ``noised``, both from the processor.
 
-    The tokens are those of ``VisualContrastiveLogitsProcessor``. ``logits_processor`` run after the contrast, on both
-    halves alike: end them with a ``mitigation.processors.CaseSampler`` (a key for each clean row) to sample. The
+    The tokens are those of ``VisualContrastiveLogitsProcessor``. ``logits_processor`` run after the contrast, on the
+    clean rows: end them with a ``mitigation.processors.CaseSampler`` (a key for each row) to sample. The
     checkpoint's own sampling settings are ignored. Needs memory for twice the rows; adds no synchronisation with the
     device. ``streamer`` receives the clean rows.
 
@@ -71,17 +78,52 @@ def generate_paired(
     both = pair_inputs(model, inputs, noised)
     pairing = PairedContrastLogitsProcessor(model, both["input_ids"], alpha=alpha, beta=beta)
     generate: Any = model.generate
+    options |= {**_PLAIN, "max_new_tokens": max_new_tokens, "streamer": streamer}
+    options["logits_processor"] = [pairing, *(logits_processor or ())]
     with float32_head(model):
-        output = generate(
-            **both,
-            **options | _PLAIN,
-            max_new_tokens=max_new_tokens,
-            logits_processor=LogitsProcessorList([pairing, *(logits_processor or ())]),
-            streamer=None if streamer is None else _CleanRows(streamer),
-        )
-    rows, width = inputs["input_ids"].shape
-    sequences = getattr(output, "sequences", output)
-    return PairedOutput(sequences[:rows, both["input_ids"].shape[1] - width :], pairing.first_scores)
+        sequences = PairedBatch(both, pairing)(lambda rows, chosen: generate(**rows, **chosen), inputs, options)
+    return PairedOutput(sequences, pairing.first_scores)
+
+
+@dataclass(frozen=True)
+class PairedBatch:
+    """Decodes ``inputs``, clean rows above noised rows (``pair_inputs``), for a caller that sees the clean rows only.
+
+    Pass it to ``VLM.generate`` as ``decode``, with the clean rows' inputs and ``pairing`` among the logits processors.
+    """
+
+    inputs: Mapping[str, Any]
+    pairing: "PairedContrastLogitsProcessor"
+
+    def __call__(self, run: Run, clean: Mapping[str, Any], options: Mapping[str, Any]) -> Int[Tensor, "row position"]:
+        """Return the clean rows' sequences.
+
+        Args:
+            run: is called with the inputs and options for both halves.
+            clean: the clean rows' inputs.
+            options: the clean rows' options of ``generate``.
+        """
+        rows, width = clean["input_ids"].shape
+        prompts = self.inputs["input_ids"]
+        padding = prompts.shape[1] - width  # columns that the clean rows lack
+        processors = list(options["logits_processor"])
+        place = processors.index(self.pairing)
+        self.pairing.before = LogitsProcessorList(processors[:place])
+        self.pairing.after = LogitsProcessorList(processors[place + 1 :])
+        self.pairing.padding = padding
+        own: dict[str, Any] = {"logits_processor": LogitsProcessorList([self.pairing])}
+        if stops := options.get("stopping_criteria"):
+            own["stopping_criteria"] = StoppingCriteriaList([_CleanStop(stop, rows, padding) for stop in stops])
+        if (streamer := options.get("streamer")) is not None:
+            own["streamer"] = _CleanRows(streamer)
+        try:
+            output = run(self.inputs, {**options, **own})
+        finally:  # a processor after the contrast may refer to it: a cycle would keep the hook
+            self.pairing.before, self.pairing.after = LogitsProcessorList(), LogitsProcessorList()
+        sequences: Any = getattr(output, "sequences", output)
+        begins = torch.equal(sequences[:, : prompts.shape[1]].to(prompts.device), prompts)  # in some families
+        clean_rows: Tensor = sequences[:rows, padding if begins else 0 :]
+        return clean_rows
 
 
 class PairedContrastLogitsProcessor(ContrastLogitsProcessor):
@@ -89,6 +131,8 @@ class PairedContrastLogitsProcessor(ContrastLogitsProcessor):
 
     ``prompt_ids`` are those of both halves (``pair_inputs``). ``first_branches`` [half row vocab] are the last call's
     scores of the first step before the contrast, ``later`` both halves' scores of the tokens ``keeps`` at the others.
+    ``before`` and ``after`` are processors that run on the clean rows; those before may only read scores or forbid
+    tokens. ``padding`` is how many columns of padding both halves have on the left of the clean rows' own prompts.
 
     Raises:
         UserError: settings out of range; while generating, as ``VisualContrastiveLogitsProcessor``.
@@ -108,6 +152,7 @@ class PairedContrastLogitsProcessor(ContrastLogitsProcessor):
         self.alpha, self.beta = alpha, beta
         self.first_branches: Tensor | None = None
         self.later = (LaterScores(keeps), LaterScores(keeps))
+        self.before, self.after, self.padding = LogitsProcessorList(), LogitsProcessorList(), 0
         super().__init__(model, prompt_ids)
 
     def __call__(
@@ -116,6 +161,10 @@ class PairedContrastLogitsProcessor(ContrastLogitsProcessor):
         """The pairs' contrasted scores, for both halves."""
         generated = self._steps.follow(input_ids, scores)
         clean, noised = scores.chunk(2)
+        ids: Any = input_ids[: len(clean), self.padding :]
+        own, clean = clean, cast("Tensor", self.before(ids, cast(Any, clean)))
+        if clean is not own and bool(((clean != own) & clean.isfinite()).any()):  # to compare waits for the device
+            raise UserError(UNEVEN)
         if not generated.shape[1]:
             self.first_branches = torch.stack([clean, noised])
         # For a token that is forbidden in both halves, −inf − (−inf) would give NaN.
@@ -126,7 +175,7 @@ class PairedContrastLogitsProcessor(ContrastLogitsProcessor):
             self.step_scores = contrast(clean, noised, alpha=self.alpha)
             for kept, half in zip(self.later, (clean, noised), strict=True):
                 kept.add(half, generated.shape[1])
-        result = contrast_and_cut(clean, noised, alpha=self.alpha, beta=self.beta)
+        result: Any = self.after(ids, contrast_and_cut(clean, noised, alpha=self.alpha, beta=self.beta))
         return torch.cat([result, result])
 
 
@@ -207,6 +256,18 @@ def refuse_recording(model: PreTrainedModel) -> None:
             "attention is being recorded or edited, and a paired batch holds the noised rows beside those that were "
             "asked; generate with two branches (branch='sequential') while it is"
         )
+
+
+class _CleanStop(StoppingCriteria):
+    """Asks ``stop`` about the clean rows, and ends both rows of a pair together."""
+
+    def __init__(self, stop: Any, rows: int, padding: int) -> None:
+        self._stop, self._rows, self._padding = stop, rows, padding
+
+    def __call__(self, input_ids: Int[Tensor, "row position"], scores: Any, **options: Any) -> Bool[Tensor, " row"]:
+        """Return which rows have ended."""
+        ended: Tensor = self._stop(input_ids[: self._rows, self._padding :], scores, **options)
+        return torch.cat([ended, ended])
 
 
 class _CleanRows(BaseStreamer):

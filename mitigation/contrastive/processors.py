@@ -17,7 +17,7 @@ from interp.errors import UserError
 from interp.hooks.forward import is_paused, only_listens
 from interp.margin import Answering
 from mitigation.contrastive.formulas import contrast, plausible, uncut_answers
-from mitigation.contrastive.second_branch import SecondBranch, bare, check_inputs, speaker_of
+from mitigation.contrastive.second_branch import Prefill, SecondBranch, bare, check_inputs, speaker_of
 from mitigation.validation import check_alpha, check_beta
 
 Rule = Callable[[Tensor, Tensor, int], Tensor]
@@ -75,7 +75,7 @@ class RuleLogitsProcessor(ContrastLogitsProcessor):
     passes the cutoff in every row that has none of the tokens ``ends`` yet: the choice is that of the clean scores
     there. A later step feeds them what they have missed, in one chunk. To look synchronises with the device.
     ``answering`` says where a verdict may come behind a thought: there nothing is skipped that it may be, and the
-    cutoff does not apply between Yes and No.
+    cutoff does not apply between Yes and No. ``prefill`` runs the prompts of these branches (``SecondBranch``).
 
     Raises:
         UserError: as ``VisualContrastiveLogitsProcessor``.
@@ -93,9 +93,11 @@ class RuleLogitsProcessor(ContrastLogitsProcessor):
         skips: bool = False,
         ends: Collection[int] = (),
         answering: Answering | None = None,
+        prefill: Prefill | None = None,
     ) -> None:
         check_beta(beta)
-        own = [SecondBranch(model, other, blind=True) for other in others if isinstance(other, Mapping)]
+        given = [other for other in others if isinstance(other, Mapping)]
+        own = [SecondBranch(model, other, blind=True, prefill=prefill) for other in given]
         if wrong := [len(branch.prompt_ids) for branch in own if len(branch.prompt_ids) != len(prompt_ids)]:
             raise UserError(
                 f"{wrong[0]} noised prompts for {len(prompt_ids)} clean ones; each row is contrasted with its own; "

@@ -4,7 +4,7 @@ It shares no state with the running ``generate``: positions are computed once fo
 that no state of the model (Qwen's ``rope_deltas``) is read or written, and the first forward creates the cache.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -18,7 +18,9 @@ from interp.cache_names import cache_in, with_cache
 from interp.errors import UserError
 from interp.hooks.forward import paused
 from interp.layout import Layout, layout_for
-from interp.speed.prefills import prefilled
+
+Prefill = Callable[[Mapping[str, Any], Callable[[], Any]], Any]
+"""(inputs, run) → the result of ``run``, or a copy of an earlier result for the same inputs."""
 
 
 class SecondBranch:
@@ -26,14 +28,16 @@ class SecondBranch:
 
     ``inputs`` are the processor's outputs for the whole batch, with the pictures replaced: ``input_ids`` and
     ``attention_mask`` (left-padded), ``pixel_values``, and the other inputs of the family's first forward. ``blind``
-    allows prompts without a picture.
+    allows prompts without a picture. ``prefill`` runs the prompts, or copies an earlier result (``VLM.prefill``).
 
     Raises:
         UserError: right padding or missing images.
     """
 
-    def __init__(self, model: Any, inputs: Mapping[str, Any], *, blind: bool = False) -> None:
-        model = bare(model)
+    def __init__(
+        self, model: Any, inputs: Mapping[str, Any], *, blind: bool = False, prefill: Prefill | None = None
+    ) -> None:
+        model, self._prefill = bare(model), prefill
         layout = layout_for(model)
         check_inputs(model, inputs, blind=blind)
         self._model, self._along, self.speaker = model, layout.along, speaker_of(model)
@@ -53,10 +57,7 @@ class SecondBranch:
         self._next = self._prompts.positions[..., -1:] + 1
 
     def start(self) -> Float[Tensor, "row vocab"]:
-        """Runs the prompt from scratch and returns raw float32 logits for the first token after it.
-
-        Inside ``interp.speed.prefills.shared_prefills`` a prompt that was run before is not run again.
-        """
+        """Run the prompt from scratch and return raw float32 logits for the first token after it."""
         self.reset()
         prompts = self._prompts
 
@@ -64,7 +65,7 @@ class SecondBranch:
             return self._forward(self._model, prompts.positions, **prompts.inputs), self._cache, self._seen
 
         inputs = {**prompts.inputs, "mask": prompts.mask, "positions": prompts.positions}
-        logits, self._cache, self._seen = prefilled(self.speaker, inputs, run)
+        logits, self._cache, self._seen = run() if self._prefill is None else self._prefill(inputs, run)
         return cast("Tensor", logits)
 
     def extend(self, tokens: Int[Tensor, "row new"]) -> Float[Tensor, "row vocab"]:

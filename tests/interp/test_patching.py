@@ -7,7 +7,7 @@ import torch
 
 from interp.errors import UserError
 from interp.hooks.residual import last_layer
-from interp.segments import segment
+from interp.segments import RowSegments, segment
 from interp.tools.patching import misaligned, patch
 from interp.vlm import VLM, Prompt, logit_difference
 from tests.families import FAMILIES, every_family
@@ -268,3 +268,22 @@ def test_what_cannot_be_patched_is_named(vlm: VLM, other: list[Prompt], options:
         patch(vlm, CLEAN, other, **options)
     with pytest.raises(UserError, match="2 clean prompts and 1 others"):
         misaligned(vlm, CLEAN, OTHER[:1], places=("user",))
+
+
+def this(row: RowSegments) -> list[int]:
+    return [column for word in row.words if word.text == "this" for column in word.columns]
+
+
+def no_word(row: RowSegments) -> list[int]:
+    return []
+
+
+def test_a_word_is_a_place(vlm: VLM) -> None:
+    clean, other = CLEAN[1:], OTHER[1:]
+    row = segment(vlm, clean, vlm.encode(clean)).rows[0]
+    (column,) = this(row)
+    found = patch(vlm, clean, other, places=(this, no_word), layers=[1], least_gap=0.0)
+    same = patch(vlm, clean, other, places=(column - len(row.labels) + 1,), layers=[1], least_gap=0.0)
+    assert torch.equal(found.at(this, 1), same.values[0, 0])
+    assert found.reasons[1] == ("neither prompt has such a place",)
+    assert found.table["place"].tolist() == ["this", "no_word"]

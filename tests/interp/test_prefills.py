@@ -1,4 +1,4 @@
-"""Prefills shared by content: fewer of them, the same bits, and none where a forward is not the plain one."""
+"""Prefills shared by content: fewer of them, the same bits, and none if a forward is not the plain forward."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,11 +11,12 @@ from interp.attention.record import Queries, record_attention
 from interp.errors import UserError
 from interp.hooks.forward import only_listens, replaced
 from interp.hooks.residual import edit_residual
-from interp.speed import prefills
-from interp.speed.prefills import PrefillStore, shared_prefills
+from interp.speed import prefill_cache
+from interp.speed.prefill_cache import PrefillCache
 from interp.speed.vision_cache import FeatureCache, shared_features
 from interp.vlm import VLM, Generation, Prompt
 from mitigation import M3ID, VCD, Baseline, ConstantShift, InstructionContrast, PriorCorrection, Sampled, TextOnly
+from mitigation.vcd import SHORT
 from tests import read_families
 from tests.families import FAMILIES, every_family
 from tests.tiny import picture
@@ -74,19 +75,19 @@ def check_bits(vlm: VLM) -> None:
                 continue
             possible[name] = method
         plain = answers(vlm, possible)
-        store = PrefillStore()
-        with shared_prefills(vlm, store):
-            assert not store.off
+        cache = PrefillCache()
+        with cache.used_by(vlm):
+            assert not cache.off
             shared = answers(vlm, possible)
             vlm.generate(PROMPTS[:2], max_new_tokens=2)  # another batch in between
             again = answers(vlm, possible)
-            computed = store.computed
+            computed = cache.computed
     assert [name for name in plain if not same(plain[name], shared[name])] == []
     assert [name for name in possible if not same(plain[name], again[name])] == []
     rows = len(PROMPTS)
     apart = len({"icd", "m3id", "text_only"} & possible.keys()) - ({"m3id", "text_only"} <= possible.keys())
     assert computed == rows * (DISTINCT + apart) + 2
-    assert not store.held
+    assert not cache.held
 
 
 @pytest.mark.long
@@ -109,18 +110,18 @@ def test_bfloat16_answers_do_not_depend_on_the_arms_that_ran_before(vlm: VLM) ->
     vlm.model.to(torch.bfloat16)
     alone = {}
     for name, method in ARMS.items():
-        with shared_prefills(vlm, PrefillStore()):
+        with PrefillCache().used_by(vlm):
             alone |= answers(vlm, {name: method})
     for order in (list(ARMS), list(ARMS)[::-1]):
-        with shared_prefills(vlm, PrefillStore()):
+        with PrefillCache().used_by(vlm):
             together = answers(vlm, {name: ARMS[name] for name in order})
         assert all(same(alone[name], together[name]) for name in ARMS)
     assert same(alone["baseline"], vlm.generate(PROMPTS, max_new_tokens=4))
 
 
 def test_what_is_recorded_edited_or_changed_is_read_again(vlm: VLM) -> None:
-    store = PrefillStore()
-    with shared_prefills(vlm, store):
+    cache = PrefillCache()
+    with cache.used_by(vlm):
         plain = vlm.generate(PROMPTS, max_new_tokens=2)
         with record_attention(vlm, queries=Queries.VERDICT) as record:
             assert same(plain, vlm.generate(PROMPTS, max_new_tokens=2))
@@ -128,22 +129,22 @@ def test_what_is_recorded_edited_or_changed_is_read_again(vlm: VLM) -> None:
         with edit_residual(vlm, lambda states: states.hidden * 2, layers=[1]):
             edited = vlm.generate(PROMPTS, max_new_tokens=2)
         assert not torch.equal(plain.margins, edited.margins)
-        assert store.reused == 0
+        assert cache.reused == 0
         assert same(plain, vlm.generate(PROMPTS, max_new_tokens=2))
-        assert store.reused == len(PROMPTS)
+        assert cache.reused == len(PROMPTS)
         with torch.no_grad():
             vlm.layout.module(vlm.model, "lm_head").weight.mul_(2)
         torch.testing.assert_close(vlm.generate(PROMPTS, max_new_tokens=2).margins, 2 * plain.margins)
-        assert store.reused == len(PROMPTS)
+        assert cache.reused == len(PROMPTS)
         vlm.model.train()
         vlm.generate(PROMPTS, max_new_tokens=2)
-        assert store.reused == len(PROMPTS)
-    assert store.computed == 5 * len(PROMPTS)
+        assert cache.reused == len(PROMPTS)
+    assert cache.computed == 5 * len(PROMPTS)
 
 
 def test_another_function_in_place_of_a_layers_forward_is_noticed(vlm: VLM) -> None:
-    layer, store = vlm.layout.module(vlm.model, "layers")[0], PrefillStore()
-    with shared_prefills(vlm, store):
+    layer, cache = vlm.layout.module(vlm.model, "layers")[0], PrefillCache()
+    with cache.used_by(vlm):
         plain = vlm.generate(PROMPTS, max_new_tokens=1)
         with replaced(layer, "forward", lambda hidden, *args, **kwargs: hidden):
             assert not torch.equal(vlm.generate(PROMPTS, max_new_tokens=1).margins, plain.margins)
@@ -151,49 +152,59 @@ def test_another_function_in_place_of_a_layers_forward_is_noticed(vlm: VLM) -> N
 
 def test_few_prefills_are_held_at_once(vlm: VLM) -> None:
     arms = {"baseline": Baseline()} | {f"noise {step}": VCD(noise_step=step, **SEQUENTIAL) for step in (500, 700, 999)}
-    store, held = PrefillStore(), []
-    with shared_prefills(vlm, store):
+    cache, held = PrefillCache(), []
+    with cache.used_by(vlm):
         for method in arms.values():
-            store.turn()
+            cache.next_method()
             method.generate(vlm, PROMPTS, max_new_tokens=1)
-            held.append(len(store._entries))
+            held.append(len(cache._entries))
         assert held == [1, 2, 2, 2]  # the clean one, which was used most, and the last arm's
-        assert store.computed == 4 * len(PROMPTS)
-        before = store.held
-        assert store.give_way()
-        assert not store.held
-        assert not store.give_way()
+        assert cache.computed == 4 * len(PROMPTS)
+        before = cache.held
+        assert cache.give_way()
+        assert not cache.held
+        assert not cache.give_way()
         Baseline().generate(vlm, PROMPTS, max_new_tokens=1)
         VCD(**SEQUENTIAL).generate(vlm, PROMPTS, max_new_tokens=1)
-        assert 0 < store.held <= before // 2
+        assert 0 < cache.held <= before // 2
 
 
-def test_short_answers_of_vcd_take_two_branches_while_prefills_are_shared(vlm: VLM) -> None:
-    assert VCD().generate(vlm, PROMPTS, max_new_tokens=2).branch == "paired"
-    with shared_prefills(vlm, PrefillStore()):
-        assert VCD().generate(vlm, PROMPTS, max_new_tokens=2).branch == "sequential"
-        assert VCD().branch_now(vlm, max_new_tokens=100) == "paired"
-        assert VCD().branch_now(VLM(*FAMILIES["llava"]()), max_new_tokens=2) == "paired"  # another model
-    with shared_prefills(vlm, None):
-        assert VCD().generate(vlm, PROMPTS, max_new_tokens=2).branch == "paired"
+def test_vcd_runs_the_same_branch_with_and_without_a_cache(vlm: VLM) -> None:
+    for tokens, branch in ((2, "sequential"), (SHORT + 1, "paired")):
+        assert VCD().generate(vlm, PROMPTS, max_new_tokens=tokens).branch == branch
+        with PrefillCache().used_by(vlm):
+            assert VCD().generate(vlm, PROMPTS, max_new_tokens=tokens).branch == branch
+
+
+def test_the_cache_is_an_attribute_and_replaces_nothing_of_the_model(vlm: VLM) -> None:
+    before = dict(vars(vlm.speaker))
+    cache = PrefillCache()
+    vlm.prefill_cache = cache
+    one, other = (vlm.generate(PROMPTS, max_new_tokens=3) for _ in range(2))
+    assert vars(vlm.speaker) == before
+    assert same(one, other)
+    assert (cache.computed, cache.reused) == (len(PROMPTS), len(PROMPTS))
+    vlm.prefill_cache = None
+    assert same(one, vlm.generate(PROMPTS, max_new_tokens=3))
+    assert cache.computed == len(PROMPTS)
 
 
 @pytest.mark.long
 def test_a_transformers_that_reads_prompts_otherwise_shares_nothing(vlm: VLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert prefills.why_not(vlm) == ""  # in the version that is installed
+    assert prefill_cache.unsupported(vlm) == ""  # in the version that is installed
     plain = answers(vlm, ARMS)
 
     def _prefill(self: Any, batch: Any) -> None: ...
 
     monkeypatch.setattr(type(vlm.speaker), "_prefill", _prefill)
-    assert "transformers" in prefills.why_not(vlm)
+    assert "transformers" in prefill_cache.unsupported(vlm)
     monkeypatch.undo()
-    monkeypatch.setattr(prefills, "ASKED", ("tokens",))
-    store = PrefillStore()
-    with shared_prefills(vlm, store):
+    monkeypatch.setattr(prefill_cache, "PARAMETERS", ("tokens",))
+    cache = PrefillCache()
+    with cache.used_by(vlm):
         assert all(same(plain[name], found) for name, found in answers(vlm, ARMS).items())
-    assert "read once for each arm" in store.off
-    assert store.counts() == {"prefills": 0, "prefills_reused": 0, "prefill_seconds_saved": 0.0}
+    assert "each arm reads the prompts" in cache.off
+    assert cache.counts() == {"prefills": 0, "prefills_reused": 0, "prefill_seconds_saved": 0.0}
 
 
 def test_prompts_are_processed_once_and_each_arm_gets_a_mapping_of_its_own(vlm: VLM) -> None:
@@ -201,7 +212,7 @@ def test_prompts_are_processed_once_and_each_arm_gets_a_mapping_of_its_own(vlm: 
     processed = vlm._processed
     vlm._processed = lambda prompts: [calls.append(len(prompts)), processed(prompts)][1]  # type: ignore[method-assign]
     alike = [Prompt(prompt.text, prompt.image, key=f"other {prompt.key}") for prompt in PROMPTS]
-    with shared_prefills(vlm, PrefillStore()):
+    with PrefillCache().used_by(vlm):
         one = vlm.encode(PROMPTS)
         one.pop("pixel_values")
         assert "pixel_values" in vlm.encode(alike)

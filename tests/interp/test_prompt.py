@@ -11,7 +11,7 @@ from PIL import Image
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from interp.errors import UserError
-from interp.prompt import with_keywords
+from interp.prompt import TODAY, with_keywords
 from interp.vlm import VLM, Prompt
 from tests import families
 from tests.conftest import REPOSITORY
@@ -102,6 +102,17 @@ def test_a_keyword_that_the_template_never_reads() -> None:
     assert with_keywords(named, {"x": "it's"}, name="m")["tools"] == '{% set x = "it\'s" %}\n{{ x }}!'
 
 
-def test_today_is_the_same_day_for_every_template(vlm: VLM) -> None:
-    vlm.processor.chat_template = "{{ strftime_now('%Y-%m-%d') }} <image>" + "{{ messages[-1].content[-1].text }}"
-    assert vlm.render(QUESTION).startswith("2024-07-26 ")
+@pytest.mark.parametrize("form", ["%Y-%m-%d", "%d %b %Y", "%A, %B %-d at %H:%M"])
+def test_today_is_the_same_day_for_every_template(vlm: VLM, form: str) -> None:
+    template = "\n  {{ strftime_now('" + form + "') }} <image>" + "{{ messages[-1].content[-1].text }}"
+    for chat_template in (template, {"default": template}):
+        vlm.processor.chat_template = chat_template
+        assert vlm.render(QUESTION).startswith(f"\n  {TODAY.strftime(form)} <image>")
+
+
+def test_a_template_that_sets_its_date_inside_a_condition(vlm: VLM) -> None:
+    vlm.processor.chat_template = (
+        "{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
+        "{{ date_string }} <image>{{ messages[-1].content[-1].text }}"
+    )
+    assert vlm.render(QUESTION).startswith("26 Jul 2024 <image>")

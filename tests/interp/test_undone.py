@@ -12,8 +12,7 @@ from interp.hooks.attention import _TAPS, intercept
 from interp.hooks.residual import edit_residual, residuals
 from interp.hooks.sublayers import edit_activations
 from interp.output_head import float32_head
-from interp.speed.prefills import PrefillStore, shared_prefills
-from interp.speed.unchanged import record_lower_layers
+from interp.speed.prefill_cache import PrefillCache
 from interp.speed.vision_cache import FeatureCache, shared_features
 from interp.tools.attribution import integrated_gradients
 from interp.tools.gradients import activation_gradients
@@ -37,9 +36,8 @@ OPENED: dict[str, Callable[[VLM], AbstractContextManager[Any]]] = {
     "head edit": lambda vlm: edit_activations(vlm, lambda here: here.hidden / 2, what="head"),
     "float32 head": lambda vlm: float32_head(vlm.model),
     "gradients": activation_gradients,
-    "lower layers": lambda vlm: record_lower_layers(vlm, [0]),
     "features": lambda vlm: shared_features(vlm, FeatureCache(8)),
-    "prefills": lambda vlm: shared_prefills(vlm, PrefillStore()),
+    "prefills": lambda vlm: PrefillCache().used_by(vlm),
 }
 CALLED: dict[str, Callable[[VLM], object]] = {
     "residuals": lambda vlm: residuals(vlm, PROMPTS),

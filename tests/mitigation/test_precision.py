@@ -13,7 +13,7 @@ from interp.tools.lens import lens_margins
 from interp.tools.patching import patch
 from interp.vlm import VLM, Prompt
 from mitigation.contrastive.corruption import diffuse_images
-from mitigation.contrastive.paired import PairedContrastLogitsProcessor, pair_inputs
+from mitigation.contrastive.paired import PairedBatch, PairedContrastLogitsProcessor, pair_inputs
 from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
 from mitigation.method import Baseline
 from mitigation.peers.icd_m3id_pai import M3ID, InstructionContrast
@@ -110,10 +110,12 @@ def contrasted_scores(vlm: VLM, prompts: list[Prompt], alpha: float, branch: str
     encoded = vlm.encode(prompts)
     noised = diffuse_images(encoded, [prompt.key for prompt in prompts], step=999, seed=0)
     processor: Any = VisualContrastiveLogitsProcessor(vlm.model, noised, alpha=alpha, beta=0.1)
+    decode = None
     if branch == "paired":
-        encoded = pair_inputs(vlm.model, encoded, noised)
-        processor = PairedContrastLogitsProcessor(vlm.model, encoded["input_ids"], alpha=alpha, beta=0.1)
-    vlm.generate(prompts, max_new_tokens=1, logits_processor=[processor], encoded=encoded)
+        both = pair_inputs(vlm.model, encoded, noised)
+        processor = PairedContrastLogitsProcessor(vlm.model, both["input_ids"], alpha=alpha, beta=0.1)
+        decode = PairedBatch(both, processor)
+    vlm.generate(prompts, max_new_tokens=1, logits_processor=[processor], encoded=encoded, decode=decode)
     found: Tensor = processor.first_scores
     return found
 

@@ -1,7 +1,6 @@
 """Our own code never makes the host wait for the GPU: what surrounds the model's forwards, step after step."""
 
 from collections.abc import Iterator
-from functools import reduce
 from typing import Any
 
 import pytest
@@ -73,11 +72,11 @@ def test_two_branches_never_wait(cuda: VLM, batch: Any, no_waiting: None) -> Non
 def test_a_paired_step_never_waits(cuda: VLM, sample: bool, no_waiting: None) -> None:
     prompts = torch.ones(4, 9, dtype=torch.long, device="cuda")
     steps, scores = grown(prompts, 4), torch.randn(4, 1000, device="cuda")
-    processors: list[Any] = [PairedContrastLogitsProcessor(cuda.model, prompts.clone(), alpha=1.0, beta=0.1)]
+    processor = PairedContrastLogitsProcessor(cuda.model, prompts.clone(), alpha=1.0, beta=0.1)
     if sample:
-        processors.append(CaseSampler(["a", "b"], temperature=0.7, seed=0))
+        processor.after.append(CaseSampler(["a", "b"], temperature=0.7, seed=0))
     torch.cuda.set_sync_debug_mode("error")
-    outputs = [reduce(lambda given, one: one(ids, given), processors, scores) for ids in steps]
+    outputs = [processor(ids, scores) for ids in steps]
     torch.cuda.set_sync_debug_mode("default")
     assert all(torch.equal(*output.chunk(2)) for output in outputs)
 

@@ -19,7 +19,8 @@ from mitigation.contrastive.corruption import corrupt_inputs
 from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
 from mitigation.method import Baseline
 from mitigation.validation import BRANCHES
-from mitigation.vcd import VCD
+from mitigation.vcd import SHORT, VCD, in_two_branches
+from mitigation.wrappers import Sampled
 from tests.tiny import picture
 
 
@@ -109,21 +110,25 @@ def watched_by(name: str, vlm: VLM) -> AbstractContextManager[object]:
     }[name]
 
 
-@pytest.mark.parametrize("who", ["nobody", "a recorder", "a knockout", "an edit", "steering"])
-def test_auto_is_paired_unless_somebody_must_see_the_clean_picture_alone(
+def test_auto_depends_on_settings_and_length_only(vlm: VLM) -> None:
+    for who in ("nobody", "a recorder", "a knockout", "an edit", "steering"):
+        with watched_by(who, vlm):
+            assert VCD().branch_for(vlm, max_new_tokens=SHORT) == "sequential"
+            assert VCD().branch_for(vlm, max_new_tokens=SHORT + 1) == "paired"
+
+
+@pytest.mark.parametrize("who", ["a recorder", "a knockout", "an edit", "steering"])
+def test_a_paired_batch_is_refused_while_somebody_must_see_the_clean_picture_alone(
     vlm: VLM, prompts: list[Prompt], who: str
 ) -> None:
-    expected = "paired" if who == "nobody" else "sequential"
-    auto, chosen = VCD(alpha=3.0, noise_step=999), VCD(alpha=3.0, noise_step=999, branch=expected)
+    method = Sampled(VCD(alpha=3.0, noise_step=999), temperature=0.5)
+    with watched_by(who, vlm), pytest.raises(UserError, match=r"recorded or edited.*branch=sequential"):
+        method.generate(vlm, prompts, max_new_tokens=SHORT + 1)
     with watched_by(who, vlm):
-        assert auto.branch_now(vlm) == expected
-        got = auto.generate(vlm, prompts, max_new_tokens=4)
-    with watched_by(who, vlm):
-        want = chosen.generate(vlm, prompts, max_new_tokens=4)
-    assert got.branch == want.branch == expected
-    assert got.token_ids == want.token_ids
-    assert torch.equal(got.margins, want.margins)
-    assert auto.branch_now(vlm) == "paired"  # closed is closed
+        answered = in_two_branches(method).generate(vlm, prompts, max_new_tokens=SHORT + 1)
+    assert answered.branch == "sequential"
+    assert in_two_branches(VCD(branch="paired")) == VCD(branch="paired")
+    assert in_two_branches(Baseline()) == Baseline()
 
 
 def test_branches_agree_in_float32(vlm: VLM, prompts: list[Prompt]) -> None:

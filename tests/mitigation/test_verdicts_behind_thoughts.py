@@ -29,7 +29,7 @@ WORDS = (0, 3, 1)  # of the three thoughts
 
 
 class Force(LogitsProcessor):
-    """Lets each row write its ``thoughts``, a token of its own choice, and ``end``; both halves of a paired batch."""
+    """Lets each row write its ``thoughts``, a token of its own choice, and ``end``."""
 
     def __init__(self, thoughts: Sequence[Sequence[int]], end: int) -> None:
         self.lines, self.prompt = [[*thought, None, end] for thought in thoughts], -1
@@ -38,7 +38,7 @@ class Force(LogitsProcessor):
         self.prompt = input_ids.shape[1] if self.prompt < 0 else self.prompt
         step, forced = input_ids.shape[1] - self.prompt, scores.clone()
         for row in range(len(scores)):
-            line = self.lines[row % len(self.lines)]
+            line = self.lines[row]
             token = line[step] if step < len(line) else line[-1]
             if token is not None:
                 forced[row] = -torch.inf

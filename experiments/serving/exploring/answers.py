@@ -36,7 +36,7 @@ from mitigation.attention_edit import steer_attention
 from mitigation.contrastive.pixels import pictures_of
 from mitigation.method import Baseline, abilities
 from mitigation.prior_correction import PriorCorrection, prior_inputs
-from mitigation.vcd import VCD
+from mitigation.vcd import VCD, in_two_branches
 from mitigation.wrappers import WrappedVLM
 
 if TYPE_CHECKING:
@@ -227,7 +227,8 @@ def _by_arm(
     vlm: "VLM", experiment: Experiment, method: Any, prompt: Prompt, other: Prompt | None, tell: Callable[[str], object]
 ) -> dict[str, Any]:
     with changed(vlm, experiment.change, prompt, other):
-        generation = method.generate(cast("VLM", _Streaming(vlm, tell)), [prompt], max_new_tokens=experiment.tokens)
+        streaming = cast("VLM", _Streaming(vlm, tell))
+        generation = in_two_branches(method).generate(streaming, [prompt], max_new_tokens=experiment.tokens)
     margin = float(generation.margins[0])
     second = _second_picture(vlm, method, prompt)
     return {
@@ -275,7 +276,7 @@ def _second_picture(vlm: "VLM", method: Any, prompt: Prompt) -> Any:
 def _look(vlm: "VLM", experiment: Experiment, material: Material, prompt: Prompt, say: Say) -> dict[str, Any]:
     """Attention of every word of the question, and of the first tokens of the answer: once, for all clicks."""
     vlm.require("record")
-    method = chosen(material.arms, experiment.looked_at)
+    method = in_two_branches(chosen(material.arms, experiment.looked_at))
     with record_attention(vlm, queries=[], maps=[0]) as first:
         method.generate(vlm, [prompt], max_new_tokens=1)
     if len(first.rows) != 1:

@@ -18,6 +18,7 @@ from experiments.metrics.sentence_families import family_names
 from experiments.types import Sample
 from interp.errors import UserError
 from mitigation.method import Baseline
+from mitigation.vcd import in_two_branches
 
 if TYPE_CHECKING:
     from interp.attention.tables import AttentionMap
@@ -75,7 +76,7 @@ def record_answers(
         some = at_verdicts(vlm, some, method, max_new_tokens=max_new_tokens)
         # A record of its own: one that memory ran out in is thrown away with what it has of the batch.
         with record_attention(vlm, queries=Queries.GENERATED, maps=Queries.VERDICT, layers=layers) as log:
-            answers = method.generate(vlm, some, max_new_tokens=max_new_tokens)
+            answers = in_two_branches(method).generate(vlm, some, max_new_tokens=max_new_tokens)
         if len(log.rows) != len(some):
             raise UserError(
                 f"{len(log.rows)} prompts were forwarded for {len(some)} cases; its attention is not one answer's; "

@@ -19,7 +19,6 @@ from experiments.evaluation.cases import limited
 from experiments.runs.store import open_run
 from experiments.studies.vrtuning.arms import NewAdapter
 from interp.errors import UserError
-from interp.speed import prefills
 from interp.vlm import VLM, Generation, Prompt
 from mitigation.attention_steering import AttentionSteering
 from mitigation.method import Baseline, abilities
@@ -176,9 +175,8 @@ def test_where_memory_runs_out_prefills_are_freed_before_batches_are_halved(
         """A method that needs what the prefills of others take."""
 
         def generate(self, vlm: VLM, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Generation:
-            store = prefills._OPEN.get()
-            assert store is not None
-            if store.held:
+            assert vlm.prefill_cache is not None
+            if vlm.prefill_cache.held:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
             return vlm.generate(prompts, max_new_tokens=max_new_tokens)
 
@@ -187,7 +185,7 @@ def test_where_memory_runs_out_prefills_are_freed_before_batches_are_halved(
     assert len(found) == 30
     assert "out of memory" not in said
     assert "batch_rows" not in answering.efficiency()
-    assert answering.prefills.most  # from then on half as much is held
+    assert answering.prefills.limit  # from then on half as much is held
     assert all(found["crowded", case]["margin"] == found["baseline", case]["margin"] for _, case in found)
 
 
