@@ -111,13 +111,13 @@ class PairedBatch:
         self.pairing.before = LogitsProcessorList(processors[:place])
         self.pairing.after = LogitsProcessorList(processors[place + 1 :])
         self.pairing.padding = padding
-        own: dict[str, Any] = {"logits_processor": LogitsProcessorList([self.pairing])}
+        doubled: dict[str, Any] = {"logits_processor": LogitsProcessorList([self.pairing])}
         if stops := options.get("stopping_criteria"):
-            own["stopping_criteria"] = StoppingCriteriaList([_CleanStop(stop, rows, padding) for stop in stops])
+            doubled["stopping_criteria"] = StoppingCriteriaList([_CleanStop(stop, rows, padding) for stop in stops])
         if (streamer := options.get("streamer")) is not None:
-            own["streamer"] = _CleanRows(streamer)
+            doubled["streamer"] = _CleanRows(streamer)
         try:
-            output = run(self.inputs, {**options, **own})
+            output = run(self.inputs, {**options, **doubled})
         finally:  # a processor after the contrast may refer to it: a cycle would keep the hook
             self.pairing.before, self.pairing.after = LogitsProcessorList(), LogitsProcessorList()
         sequences: Any = getattr(output, "sequences", output)
@@ -162,8 +162,8 @@ class PairedContrastLogitsProcessor(ContrastLogitsProcessor):
         generated = self._steps.follow(input_ids, scores)
         clean, noised = scores.chunk(2)
         ids: Any = input_ids[: len(clean), self.padding :]
-        own, clean = clean, cast("Tensor", self.before(ids, cast(Any, clean)))
-        if clean is not own and bool(((clean != own) & clean.isfinite()).any()):  # to compare waits for the device
+        raw, clean = clean, cast("Tensor", self.before(ids, cast(Any, clean)))
+        if clean is not raw and bool(((clean != raw) & clean.isfinite()).any()):  # to compare waits for the device
             raise UserError(UNEVEN)
         if not generated.shape[1]:
             self.first_branches = torch.stack([clean, noised])
