@@ -74,6 +74,20 @@ def read_file(path: Path, wanted: Collection[str], *, option: str = "benchmark",
     return Rows(rows, columns, problems, path.absolute().parent)
 
 
+def published_rows(path: Path, columns: Collection[str]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the places and rows of a file with these columns; None where a cell is empty.
+
+    Raises:
+        UserError: it cannot be read, or is not as it is published.
+    """
+    way_out = "take the file as it is published"
+    rows = read_file(path, columns, get=way_out)
+    if rows.problems or not rows.rows:
+        wrong = f"{rows.problems[0].place}: {rows.problems[0].reason}" if rows.problems else "it has no rows"
+        raise UserError(f"{path}: {wrong}; {way_out}")
+    return rows.rows
+
+
 def readable_text(path: Path, way_out: str, *, newline: str | None = None) -> str:
     """The text of a file in UTF-8, with or without a byte order mark; with ``newline=""`` line ends stay as they are.
 
