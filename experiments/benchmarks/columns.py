@@ -36,7 +36,6 @@ class Columns:
         cluster, pair: templates; "" if there is none.
         tags: name of the tag → template; a tag without a value is left out.
         patterns: field → what its value must match.
-        unpublished: a field that is empty in the published file itself, and the reason to give.
     """
 
     files: tuple[str, ...]
@@ -54,7 +53,6 @@ class Columns:
     pair: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
     patterns: Mapping[str, str] = field(default_factory=dict)
-    unpublished: tuple[str, str] = ("", "")
 
 
 Parts = Mapping[str, tuple[Columns, ...]]  # value of an option → the maps that it reads
@@ -80,8 +78,7 @@ class PublishedSet(PublishedBenchmark):
         """All cases that the files name."""
         maps = self.PARTS[getattr(self, self.OPTION) if self.OPTION else ""]
         pictured = any(columns.image for columns in maps)
-        expected = tuple(columns.unpublished[1] for columns in maps)
-        cases = Collected(self.folder if pictured else None, pictured, self.CLUSTER_ON_IMAGE, expected)
+        cases = Collected(self.folder if pictured else None, pictured, self.CLUSTER_ON_IMAGE)
         for columns in maps:
             _read(cases, self.folder, columns, self.GET)
         return cases
@@ -125,9 +122,6 @@ def _add(cases: Collected, folder: Path, columns: Columns, case: str, record: Re
     Raises:
         Unfit: a field is missing, or has a value that no case can have.
     """
-    if columns.unpublished[0] and not str(record.get(columns.unpublished[0]) or "").strip():
-        cases.absent[case] = columns.unpublished[1]
-        return
     for name, pattern in columns.patterns.items():
         if not re.fullmatch(pattern, need(record, name)):
             raise Unfit(f"field {name!r} is {record[name][:40]!r}, not as the published file writes it")

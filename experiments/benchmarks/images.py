@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import Any
 
 from PIL import Image
 
@@ -19,16 +19,8 @@ from interp.errors import UserError
 from interp.pictures import as_seen
 
 MAX_PIXELS = 50_000_000
-FORMAT_OF_EXTENSION = {
-    ".jpg": "JPEG",
-    ".jpeg": "JPEG",
-    ".png": "PNG",
-    ".webp": "WEBP",
-    ".gif": "GIF",
-    ".bmp": "BMP",
-}
 # Decoders that work on the bytes alone: others that Pillow knows start outside programs (EPS) or have no use here.
-FORMATS = tuple(dict.fromkeys(FORMAT_OF_EXTENSION.values()))
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 # Above twice its own limit Pillow refuses to open a file at all, whatever bound is asked for here.
 PILLOW_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or MAX_PIXELS)
 
@@ -97,29 +89,17 @@ class UnusableImage:
         raise BadImage(self.problem)
 
 
-class Decoded(NamedTuple):
-    """A picture in RGB, and what is worth a note about its file."""
+def open_image(source: Path | Drawable, **options: Any) -> Image.Image:
+    """Return the picture in RGB: drawn, or read from disk and decoded in full.
 
-    image: Image.Image
-    note: ImageProblem | None
-
-
-def open_image(
-    source: Path | Drawable,
-    *,
-    root: Path | None = None,
-    max_pixels: int = MAX_PIXELS,
-    formats: Sequence[str] = FORMATS,
-) -> Image.Image:
-    """The picture in RGB: drawn, or read from disk and decoded in full, if its bytes are of one of ``formats``.
-
-    With ``root``, a path that leads out of that folder is refused, also through ``..`` or a symbolic link. The picture
+    ``options`` are those of ``decoded``: its bytes must be of one of ``formats``, with at most ``max_pixels``. With
+    ``root``, a path that leads out of that folder is refused, also through ``..`` or a symbolic link. The picture
     is as a model sees it (``interp.pictures.as_seen``); an animation gives its first frame.
 
     Raises:
         BadImage: the file cannot be used; ``problem`` says why.
     """
-    return decoded(source, root=root, max_pixels=max_pixels, formats=formats).image
+    return decoded(source, **options)[0]
 
 
 def data_url(image: Image.Image, form: str = "PNG", **options: Any) -> str:
@@ -157,7 +137,7 @@ def decoded(
     root: Path | None = None,
     max_pixels: int = MAX_PIXELS,
     formats: Sequence[str] = FORMATS,
-) -> Decoded:
+) -> tuple[Image.Image, ImageProblem | None]:
     """As ``open_image``, with a note where the file holds another format than its name says.
 
     Raises:
@@ -166,16 +146,16 @@ def decoded(
     if isinstance(source, UnusableImage):
         raise BadImage(source.problem)
     if not isinstance(source, Path | EncodedImage):
-        return Decoded(as_seen(source.render()), None)
+        return as_seen(source.render()), None
     name = str(source) if isinstance(source, Path) else source.name
     data = _read(source, root) if isinstance(source, Path) else source.data
     if not data:
         raise _bad(name, Fault.EMPTY, "has zero bytes; fetch it again")
     image, form = _picture(name, data, max_pixels, formats)
-    if form == FORMAT_OF_EXTENSION.get(PurePath(name).suffix.lower()):
-        return Decoded(image, None)
+    if form == Image.registered_extensions().get(PurePath(name).suffix.lower()):
+        return image, None
     reason = f"holds {form} data, which its name does not say; read as {form}"
-    return Decoded(image, ImageProblem(name, Fault.WRONG_EXTENSION, reason))
+    return image, ImageProblem(name, Fault.WRONG_EXTENSION, reason)
 
 
 def _bad(file: object, fault: Fault, reason: str) -> BadImage:

@@ -9,8 +9,7 @@ nothing of models, judges or metrics.
 
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -50,12 +49,12 @@ PARTS = {"benign": (BENIGN,), "contrast": (CONTRAST,), "both": (BENIGN, CONTRAST
 
 
 class MOSSBenchEntry(NamedTuple):
-    """One entry as published, with the path of its picture: None if it names none."""
+    """A published entry that is whole, with the path of its picture, which may not be there."""
 
     pid: str
-    fields: Any
-    image: Path | None
-    where: str  # the file that names it, for messages
+    fields: dict[str, Any]
+    type: str  # of ``TYPES``
+    image: Path
 
 
 @dataclass(frozen=True)
@@ -82,16 +81,18 @@ class MOSSBench(PublishedBenchmark):
         """All cases of the sets that are asked."""
         cases = Collected(self.folder, expected=(UNDESCRIBED,))
         for part in PARTS[self.sets]:
-            add_cases(cases, part, read_entries(self.folder, part))
-        cases.samples = [replace(case, shows=_description(case.tags)) for case in cases.samples]
+            source, entries = _entries(self.folder, part)
+            for place, (pid, fields) in enumerate(entries, 1):
+                with cases.entry(f"{part.letter}{pid[:20]}", source, f"entry {place}"):
+                    _add(cases, part, _checked(self.folder, part, pid, fields))
         if self.described:
             cases.absent |= {case.id: UNDESCRIBED for case in cases.samples if not case.shows}
             cases.samples = [case for case in cases.samples if case.shows]
         return cases
 
 
-def read_entries(folder: Path, part: Part) -> list[MOSSBenchEntry]:
-    """The entries of one set of a clone, in the file's order, repeated pids included.
+def _entries(folder: Path, part: Part) -> tuple[Path, list[tuple[str, Any]]]:
+    """Return the file of a set, and its pids and fields in the file's order, repeated pids included.
 
     Raises:
         UserError: the file is missing or of another shape.
@@ -104,49 +105,49 @@ def read_entries(folder: Path, part: Part) -> list[MOSSBenchEntry]:
         return dict(members)
 
     json_file(source, dict, f"clone {REPOSITORY} and set benchmark.root to the clone", object_pairs_hook=noted)
-    return [MOSSBenchEntry(pid, fields, _image_path(folder, part, fields), str(source)) for pid, fields in pairs]
+    return source, pairs
 
 
-def add_cases(found: Collected, part: Part, entries: Sequence[MOSSBenchEntry]) -> None:
-    """Adds the cases of one set."""
-    for place, entry in enumerate(entries, 1):
-        with found.entry(f"{part.letter}{entry.pid[:20]}", entry.where, f"entry {place}"):
-            metadata = checked_metadata(entry)
-            number = metadata["over"].removeprefix("type ")
-            found.add(
-                f"{part.letter}{entry.pid}",
-                part.side,
-                scenario=TYPES[number],
-                text=entry.fields["question"],
-                image=entry.image,
-                cluster=question(entry.fields["question"]),
-                tags={"pid": entry.pid, "type": number} | _tags(entry.fields, metadata),
-                alarming=number in ALARMING_TYPES,
-            )
+def _checked(folder: Path, part: Part, pid: str, fields: Any) -> MOSSBenchEntry:
+    """Return an entry that a case can be made of.
 
-
-def checked_metadata(entry: MOSSBenchEntry) -> dict[str, Any]:
-    """The metadata of an entry that a case can be made of.
+    A twin that keeps the picture may leave it to the benign set's folder.
 
     Raises:
         Unfit: a field is missing or of another kind.
     """
-    if not re.fullmatch(r"[0-9]{1,6}", entry.pid):
+    if not re.fullmatch(r"[0-9]{1,6}", pid):
         raise Unfit("a pid is a number")
-    need(entry.fields, "question")
-    if entry.fields.get("pid", entry.pid) != entry.pid:
-        raise Unfit(f"field 'pid' is {str(entry.fields['pid'])[:20]!r}, its key another")
-    metadata: dict[str, Any] = need(entry.fields, "metadata", dict)
-    if need(metadata, "over").removeprefix("type ") not in TYPES:
-        raise Unfit(f"field 'over' is {metadata['over'][:20]!r}; it is one of {', '.join(f'type {n}' for n in TYPES)}")
-    if entry.image is None:
-        need(entry.fields, "image")
-        raise Unfit("it has no image")
-    return metadata
+    need(fields, "question")
+    if fields.get("pid", pid) != pid:
+        raise Unfit(f"field 'pid' is {str(fields['pid'])[:20]!r}, its key another")
+    over = need(need(fields, "metadata", dict), "over")
+    if (kind := over.removeprefix("type ")) not in TYPES:
+        raise Unfit(f"field 'over' is {over[:20]!r}; it is one of {', '.join(f'type {n}' for n in TYPES)}")
+    image = folder / part.folder / need(fields, "image")
+    if part is CONTRAST and kind in SAME_PICTURE and not os.path.lexists(image):
+        image = folder / BENIGN.folder / fields["image"]
+    return MOSSBenchEntry(pid, fields, kind, image)
 
 
-def _tags(fields: dict[str, Any], metadata: dict[str, Any]) -> dict[str, str]:
+def _add(cases: Collected, part: Part, entry: MOSSBenchEntry) -> None:
+    text, tags = entry.fields["question"], _tags(entry.fields)
+    cases.add(
+        f"{part.letter}{entry.pid}",
+        part.side,
+        scenario=TYPES[entry.type],
+        text=text,
+        image=entry.image,
+        cluster=question(text),
+        tags={"pid": entry.pid, "type": entry.type} | tags,
+        shows=tags["description"].strip() or tags["short_description"].strip(),
+        alarming=entry.type in ALARMING_TYPES,
+    )
+
+
+def _tags(fields: dict[str, Any]) -> dict[str, str]:
     """The descriptions ("" where the set has none) and, where given, what is in the picture and the kind of harm."""
+    metadata = fields["metadata"]
     descriptions = {"description": fields.get("description"), "short_description": fields.get("short description")}
     tags = {name: whole(text) if isinstance(text, str) else "" for name, text in descriptions.items()}
     for name in ("human", "child", "syn", "ocr"):
@@ -158,45 +159,28 @@ def _tags(fields: dict[str, Any], metadata: dict[str, Any]) -> dict[str, str]:
     return tags
 
 
-def _description(tags: Mapping[str, str]) -> str:
-    """Return the data set's description of the picture; "" if there is none."""
-    return tags["description"].strip() or tags["short_description"].strip()
-
-
-def _image_path(folder: Path, part: Part, fields: Any) -> Path | None:
-    """Where the entry's picture should be. A twin that keeps the picture may leave it to the benign set's folder."""
-    name = fields.get("image") if isinstance(fields, dict) else None
-    if not isinstance(name, str) or not name:
-        return None
-    path = folder / part.folder / name
-    metadata = fields.get("metadata")
-    over = str(metadata.get("over", "")) if isinstance(metadata, dict) else ""
-    if part is CONTRAST and over.removeprefix("type ") in SAME_PICTURE and not os.path.lexists(path):
-        return folder / BENIGN.folder / name
-    return path
-
-
 def published_questions(root: Path) -> dict[str, MOSSBenchEntry]:
     """The benign questions by pid, for their published responses; the picture of one may not be there.
 
     Raises:
         UserError: the file cannot be read, or an entry lacks a field or comes twice.
     """
-    found: dict[str, MOSSBenchEntry] = {}
-    for entry in read_entries(root, BENIGN):
+    read: dict[str, MOSSBenchEntry] = {}
+    source, entries = _entries(root, BENIGN)
+    for pid, fields in entries:
         try:
-            checked_metadata(entry)
-            if entry.pid in found:
+            entry = _checked(root, BENIGN, pid, fields)
+            if pid in read:
                 raise Unfit("this pid was there before")
-            if not (root / "data" / entry.fields["image"]).resolve().is_relative_to((root / "data").resolve()):
-                raise Unfit(f"image {entry.fields['image']!r} leaves {root / 'data'}")
+            if not entry.image.resolve().is_relative_to((root / "data").resolve()):
+                raise Unfit(f"image {fields['image']!r} leaves {root / 'data'}")
         except Unfit as error:
             raise UserError(
-                f"{entry.where}: pid {entry.pid}: {error}; each pid comes once, with question, image (inside the root) "
+                f"{source}: pid {pid}: {error}; each pid comes once, with question, image (inside the root) "
                 "and metadata.over (type 1, 2 or 3); mend it"
             ) from None
-        found[entry.pid] = entry
-    return found
+        read[pid] = entry
+    return read
 
 
 class PublishedResponses(NamedTuple):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.benchmarks.rows import read_file
+from experiments.benchmarks.rows import published_rows
 from experiments.types import Verdict
 from interp.errors import UserError
 
@@ -71,12 +71,8 @@ def holds_answers(root: Path) -> bool:
 
 
 def _read(path: Path, tag: str) -> Language:
-    found = read_file(path, COLUMNS, get="take the file as it is published")
-    if found.problems or not found.rows:
-        wrong = f"{found.problems[0].place}: {found.problems[0].reason}" if found.problems else "it has no rows"
-        raise UserError(f"{path}: {wrong}; take the file as it is published")
     answers, none = [], 0
-    for place, row in found.rows:
+    for place, row in published_rows(path, COLUMNS):
         labels = [row[name] for name in ("annot1_label", "annot2_label") if row.get(name)]
         settled = row.get("final_taxonomy") or row["annot1_label"]
         response = (row["response"] or "").strip()

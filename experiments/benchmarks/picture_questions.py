@@ -1,12 +1,13 @@
 """Questions about what is in a picture, answered Yes or No: does a mitigation blind the model? (``guard=true``)
 
 IconWorld's own (is there such a thing, is there a prohibition sign), or a file in the layout of POPE (arXiv 2305.10355:
-JSON lines with ``question_id``, ``image``, ``text`` and ``label``, yes or no). Nothing in them is about safety.
+JSON lines with ``question_id``, ``image``, ``text`` and ``label``, yes or no). Pictures are in the file's folder, or in
+``images/`` there. Questions about one picture are one cluster. Nothing in them is about safety.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from experiments.benchmarks.iconworld.perception import PerceptionQuestion, perception_questions
 from experiments.benchmarks.table import Table
@@ -41,39 +42,6 @@ def _case(one: PerceptionQuestion) -> Sample:
     return Sample(one.id, subset, one.kind, gold, one.question, one.question, one.scene, cluster=thing)
 
 
-@dataclass(frozen=True)
-class Pope:
-    """The questions of a file in POPE's layout; pictures lie beside it, or in ``images/`` there. Those about one
-    picture are one cluster."""
-
-    path: str
-    kind: ClassVar[Kind] = "yes_no"
-
-    @property
-    def name(self) -> str:
-        """That of the file."""
-        return Path(self.path).name
-
-    def load(self) -> Loaded:
-        """The questions as cases, whatever may be wrong with them.
-
-        Raises:
-            UserError: the file cannot be read, or lacks a column.
-        """
-        folder = Path(self.path).expanduser().absolute().parent / "images"
-        loaded = Table(
-            self.path,
-            reads="picture",
-            images=str(folder) if folder.is_dir() else None,
-            columns={"id": "question_id"},
-            option="guard",
-        ).load()
-        return loaded._replace(samples=[replace(one, cluster=str(one.image)) for one in loaded.samples])
-
-    def development(self) -> None:
-        """There is no development split."""
-
-
 def guard_questions(guard: object) -> Benchmark:
     """What ``guard=`` names: IconWorld's questions (true), or those of a file.
 
@@ -86,4 +54,12 @@ def guard_questions(guard: object) -> Benchmark:
         raise UserError(
             f"guard={str(guard)[:80]}: must be true (IconWorld's questions), false, or a .jsonl file in POPE's layout"
         )
-    return Pope(guard)
+    folder = Path(guard).expanduser().absolute().parent / "images"
+    pope = Table(
+        guard,
+        reads="picture",
+        images=str(folder) if folder.is_dir() else None,
+        columns={"id": "question_id", "cluster": "image"},
+        option="guard",
+    )
+    return cast(Benchmark, pope)  # its kind follows from what it reads

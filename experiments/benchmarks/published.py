@@ -76,8 +76,6 @@ _TABLES = {
     for (benchmark, table), models in _PUBLISHED.items()
     if benchmark == "mmsafeaware"
 }
-# Benchmark name → its rows.
-PUBLISHED: dict[str, tuple[PublishedRow, ...]] = {"mmsafeaware": (*_TABLES["1"], *_TABLES["3"])}
 MOSSBENCH = {name: tuple(rates.values()) for name, rates in _PUBLISHED["mossbench", ""].items()}  # by type, average
 MOSSBENCH_HUMAN_DIFFERENCE = 4.9  # points a cell between the leaderboard's own human evaluation and its GPT judge
 MOSSBENCH_ALIASES = {  # other names that MOSSBench itself gives a row's model
@@ -88,8 +86,6 @@ MOSSBENCH_ALIASES = {  # other names that MOSSBench itself gives a row's model
 BESIDE: Mapping[str, Mapping[str, Rates]] = {
     benchmark: models for (benchmark, _), models in _PUBLISHED.items() if benchmark not in ("mmsafeaware", "mossbench")
 }
-LEADERBOARD = "MOSSBench's leaderboard"
-OTHERS = "the benchmark's own results"
 
 
 def printed_rows(table: int) -> list[PublishedRow]:
@@ -111,23 +107,22 @@ def _mossbench_name(model: str) -> str | None:
     return _same_words(model, {name: name for name in MOSSBENCH} | MOSSBENCH_ALIASES)
 
 
-def rates_of(benchmark: str) -> dict[str, Rates]:
-    """Model → its published quantities as fractions of 1; empty where none are at hand."""
-    rows = BESIDE.get(benchmark, {})
-    return {name: {key: rate / 100 for key, rate in row.items()} for name, row in rows.items()}
-
-
 def row_of(benchmark: str, model: str) -> dict[str, Any] | None:
     """The published row of ``model`` on that benchmark, for metrics.json: ``table``, ``name``, rates in %."""
     if benchmark == "mossbench" and (name := _mossbench_name(model)) is not None:
         refused = dict(_PUBLISHED["mossbench", ""][name])
-        return {"table": LEADERBOARD, "name": name, "average": refused.pop("average"), "refused": refused}
+        return {"table": "MOSSBench's leaderboard", "name": name, "average": refused.pop("average"), "refused": refused}
     if benchmark == "mmsafeaware" and (row := _same_words(model, {row.name: row for row in _TABLES["1"]})) is not None:
         rates = {"over_safety": row.over_safety, "unsafe": row.unsafe, "overall": row.overall}
         return {"table": "MMSafeAware's Table 1", "name": row.name} | {key: 100 * rate for key, rate in rates.items()}
     name = _same_words(model, {other: other for other in BESIDE.get(benchmark, {})})
     if name is not None:
-        return {"table": OTHERS, "benchmark": benchmark, "name": name, "rates": dict(BESIDE[benchmark][name])}
+        return {
+            "table": "the benchmark's own results",
+            "benchmark": benchmark,
+            "name": name,
+            "rates": dict(BESIDE[benchmark][name]),
+        }
     return None
 
 

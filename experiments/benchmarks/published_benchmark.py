@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from experiments.benchmarks.checks import fault, manifest, opened
 from experiments.benchmarks.rows import Unfit
-from experiments.types import Drawable, Gold, Kind, Loaded, Sample, Subset
+from experiments.types import Gold, Kind, Loaded, Sample, Subset
 from interp.errors import UserError
 
 SIDES: Mapping[str, tuple[Subset, Gold]] = {"safe": ("benign", "comply"), "unsafe": ("contrast", "refuse")}
@@ -46,26 +46,13 @@ class Collected:
         except Unfit as error:
             self._leave_out("unfit entry", case, str(error))
 
-    def add(
-        self,
-        case: str,
-        side: str,
-        *,
-        scenario: str,
-        text: str,
-        image: Path | Drawable | None,
-        prompt: str | None = None,
-        cluster: str = "",
-        pair: str | None = None,
-        tags: Mapping[str, str] | None = None,
-        alarming: bool = False,
-    ) -> None:
-        """One case of a refusal benchmark; ``side`` is safe or unsafe, ``prompt`` by default the text."""
+    def add(self, case: str, side: str, *, text: str, prompt: str = "", **about: Any) -> None:
+        """Add a case of a refusal benchmark; ``side`` is safe or unsafe, ``prompt`` by default the text.
+
+        ``about`` are further fields of ``Sample``.
+        """
         subset, gold = SIDES[side]
-        self.keep(
-            Sample(case, subset, scenario, gold, text, prompt or text, image, cluster=cluster, pair=pair,
-                   tags=dict(tags or {}), alarming=alarming)
-        )  # fmt: skip
+        self.keep(Sample(case, subset, gold=gold, text=text, prompt=prompt or text, **about))
 
     def keep(self, sample: Sample) -> None:
         """One case; of two with one id the first is kept."""
@@ -174,12 +161,11 @@ def question(text: str) -> str:
 
 def first_there(folder: Path, *names: str) -> Path:
     """The first of the files that is there; the first name where none is, for the message."""
-    return next((folder / name for name in names if is_there(folder / name)), folder / names[0])
+    return next((folder / name for name in names if _is_there(folder / name)), folder / names[0])
 
 
-def is_there(path: Path) -> bool:
-    """Whether it is a file; False also for a name that no file can have, such as one of 5,000 letters."""
+def _is_there(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:
+    except OSError:  # a name that no file can have, such as one of 5,000 letters
         return False

@@ -1,4 +1,4 @@
-"""The files of benchmarks: the rows of a table on disk or on the hub, with the line that they stand in, JSON, and text.
+"""The files of benchmarks: the rows of a table, with the line that they stand in, JSON, and text.
 
 Published benchmarks and tables of one's own are read alike, as if the file were hostile: text is data, nothing is
 unpickled, no code of a data set is run. Of a workbook (.xlsx, a zip of XML) pandas reads the first sheet; formulas are
@@ -26,8 +26,6 @@ ROWS = 100_000  # a sheet may name far more than it holds
 FAR_CELL = re.compile(rb"""\br=["'][A-Z]{3,}[0-9]""")
 LONGEST_CELL = 2**30  # characters that the csv module reads; what is too long to ask is told of its case
 AS_UTF_8 = "save the table as UTF-8"
-# Kinds of data set on the hub: of these the files are read and nothing else.
-HUB_FORMATS = ("parquet", "csv", "json", "arrow", "imagefolder")
 
 
 class Rows(NamedTuple):
@@ -36,7 +34,7 @@ class Rows(NamedTuple):
     rows: list[tuple[str, dict[str, Any]]]  # where each stands, and its values by column
     columns: list[str]
     problems: list[Problem]
-    root: Path | None
+    root: Path
 
 
 def read_file(path: Path, wanted: Collection[str], *, option: str = "benchmark", get: str = "") -> Rows:
@@ -76,32 +74,18 @@ def read_file(path: Path, wanted: Collection[str], *, option: str = "benchmark",
     return Rows(rows, columns, problems, path.absolute().parent)
 
 
-def read_hub(name: str, configuration: str | None, revision: str | None, split: str, *, get: str) -> Rows:
-    """The rows of one split of a data set on the hub, pictures as their bytes; ``get`` says what to do without it.
+def published_rows(path: Path, columns: Collection[str]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the places and rows of a file with these columns; None where a cell is empty.
 
     Raises:
-        UserError: it cannot be fetched, or is of a kind that is more than files of data.
+        UserError: it cannot be read, or is not as it is published.
     """
-    try:
-        import datasets
-
-        builder = datasets.load_dataset_builder(name, configuration, revision=revision)
-        form = type(builder).__module__.split(".")[-1]
-        if form in HUB_FORMATS:
-            table = datasets.load_dataset(name, configuration, split=split, revision=revision)
-            for column, feature in table.features.items():
-                if isinstance(feature, datasets.Image):  # opened here as carefully as pictures on disk
-                    table = table.cast_column(column, datasets.Image(decode=False))
-            rows = [(f"row {number}", dict(row)) for number, row in enumerate(table, 1)]
-            return Rows(rows, list(table.column_names), [], Path(datasets.config.HF_CACHE_HOME))
-    except Exception as error:  # offline, no such name, revision or split, a damaged file: each its own type
-        raise UserError(
-            f"the hub's {name} ({configuration or split}) cannot be fetched ({_brief(error)}); {get}"
-        ) from error
-    raise UserError(
-        f"the hub's {name} is a data set of the kind {form}; only files of {', '.join(HUB_FORMATS)} are read; "
-        "download it and give a table in a file"
-    )
+    way_out = "take the file as it is published"
+    rows = read_file(path, columns, get=way_out)
+    if rows.problems or not rows.rows:
+        wrong = f"{rows.problems[0].place}: {rows.problems[0].reason}" if rows.problems else "it has no rows"
+        raise UserError(f"{path}: {wrong}; {way_out}")
+    return rows.rows
 
 
 def readable_text(path: Path, way_out: str, *, newline: str | None = None) -> str:

@@ -8,7 +8,7 @@ final label: full compliance, full refusal or partial refusal. The prompts thems
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.benchmarks.rows import read_file
+from experiments.benchmarks.rows import published_rows
 from experiments.types import Verdict
 from interp.errors import UserError
 
@@ -52,8 +52,8 @@ def twins(root: Path) -> dict[str, str]:
     if not places:
         raise UserError(f"{root}: holds no {FILE}, which says what prompts are twins; take it from {REPOSITORY} and "
                         "put it beside the completions")  # fmt: skip
-    rows = _as_published(places[0], ("id", "focus"))
-    return {f"v2-{row['id']}": (row["focus"] or "").strip().casefold() for row in rows}
+    rows = published_rows(places[0], ("id", "focus"))
+    return {f"v2-{row['id']}": (row["focus"] or "").strip().casefold() for _, row in rows}
 
 
 def read_completions(root: Path) -> dict[str, list[LabelledCompletion]]:
@@ -72,9 +72,9 @@ def read_completions(root: Path) -> dict[str, list[LabelledCompletion]]:
 
 
 def _read(path: Path) -> list[LabelledCompletion]:
-    rows = _as_published(path, ("id", "prompt", "completion", "final_label"))
+    rows = published_rows(path, ("id", "prompt", "completion", "final_label"))
     read = []
-    for row in rows:
+    for _, row in rows:
         if row["final_label"] not in LABELS:
             raise UserError(f"{path}: label {row['final_label']!r} of {row['id']}; known: {', '.join(LABELS)}; take "
                             "the file as it is published")  # fmt: skip
@@ -84,16 +84,3 @@ def _read(path: Path) -> list[LabelledCompletion]:
     if len({row.case for row in read}) < len(read):
         raise UserError(f"{path}: an id occurs twice; each prompt is answered once; take the file as it is published")
     return read
-
-
-def _as_published(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
-    """The rows of a file with these columns; None where a cell is empty.
-
-    Raises:
-        UserError: it cannot be read, or is not as it is published.
-    """
-    found = read_file(path, columns, get="take the file as it is published")
-    if found.problems or not found.rows:
-        wrong = f"{found.problems[0].place}: {found.problems[0].reason}" if found.problems else "it has no rows"
-        raise UserError(f"{path}: {wrong}; take the file as it is published")
-    return [row for _, row in found.rows]

@@ -15,7 +15,7 @@ ATTENTION = "task=attention"
 SETTING = re.compile(r"(?:method|arms\.[^.=]+)\.settings[.=]")
 # Options of tasks that are typed without their task.
 SHORT = frozenset(
-    ("case", "image", "text", "run", "runs", "labels", "mmsafeaware", "mossbench", "mssbench", "lvlm_safer", "vscbench",
+    ("case", "image", "text", "run", "runs", "labels", "mmsafeaware", "mossbench", "mssbench", "lvlm_safer",
      "holisafe")
 )  # fmt: skip
 SWEEP = ("-m", "--multirun")

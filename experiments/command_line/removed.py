@@ -5,6 +5,7 @@ from collections.abc import Sequence
 _WORDS = "Compare the picture with words by +exp=verbalise_llava."
 _LANGUAGES = "Run the study once for each language: benchmark=table, or benchmark=msts benchmark.language=french."
 _SUITE = "Use +exp=papers for both papers, or one command with benchmark=<name> for each benchmark."
+_HUB = "Download the data set (hf download) and give one of its files as path."
 _FOLDER = "Use benchmark={0} benchmark.root=<folder>."
 REMOVED = {  # what is typed → what to do instead
     "+exp=words_and_picture": _WORDS,
@@ -17,7 +18,13 @@ REMOVED = {  # what is typed → what to do instead
     "benchmark=translated": "Put the translated questions into a table: benchmark=table benchmark.path=<file>.",
     "task=oversensitivity_suite": _SUITE,
     "+exp=oversensitivity_suite": _SUITE,
-    **{name: _FOLDER.format(name) for name in ("mssbench", "lvlm_safer", "vscbench", "holisafe")},
+    **{name: _FOLDER.format(name) for name in ("mssbench", "lvlm_safer", "holisafe")},
+    **dict.fromkeys(
+        ("benchmark=vscbench", "vscbench"), "Put its rows into a table: benchmark=table benchmark.path=<file>."
+    ),
+    **dict.fromkeys(
+        ("benchmark.configuration", "benchmark.revision", "task.data.configuration", "task.data.revision"), _HUB
+    ),
     "benchmark=mossbench_contrast": "Use benchmark=mossbench benchmark.sets=contrast.",
     "benchmark.source": "Clone turningpoint-ai/MOSSBench and set benchmark.root to the clone.",
     "task.format=inspect": "Read predictions.jsonl and results.csv of the run; logs of Inspect are still read.",

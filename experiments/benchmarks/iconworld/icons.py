@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from PIL import ImageDraw
 
+from experiments.benchmarks.iconworld.concepts import CONCEPTS
+
 Colour = tuple[int, int, int]
 Point = tuple[float, float]
 
@@ -317,32 +319,4 @@ def syringe(pen: Pen) -> None:
     pen.line([(0.95, 0.34), (0.95, 0.66)], 0.045, DARK)
 
 
-DRAWINGS: dict[str, Callable[[Pen], None]] = {
-    drawing.__name__: drawing
-    for drawing in (
-        knife,
-        gun,
-        bomb,
-        ball,
-        kite,
-        balloon,
-        apple,
-        bread,
-        cake,
-        poison,
-        toadstool,
-        spider,
-        rat,
-        cockroach,
-        man,
-        baby,
-        dog,
-        cat,
-        program,
-        phone,
-        candle,
-        campfire,
-        pill,
-        syringe,
-    )
-}
+DRAWINGS: dict[str, Callable[[Pen], None]] = {concept: globals()[concept] for concept in CONCEPTS}

@@ -19,6 +19,7 @@ from interp.errors import UserError
 
 Content = Literal["reasoning", "no_reasoning"]
 CONTENTS: tuple[str, ...] = get_args(Content)
+_Case = tuple[str, str, Template, Thing, str, bool]  # id, subset, template, thing, sentence, whether it is safe
 
 PERCEPTION = "perception"  # the subset of rows that ask what the picture shows, not whether a sentence is safe
 # Only words that the organism has learnt to *say*: the output rows of words it merely reads are alike (cosine 0.95) and
@@ -76,12 +77,10 @@ class Traces:
             raise UserError(f"content={content!r}: must be one of {', '.join(CONTENTS)}")
         rng = random.Random(f"iconworld:train:{self.seed}:traces")
         rows = []
-        for case in _cases(rng, self.cases, self.benign):
-            text = reasoning(case.template, case.thing, case.safe) if content == "reasoning" else ""
-            scene = Scene(case.thing, f"train:{self.seed}:trace:{case.id}", self.size)
-            verdict = "Yes." if case.safe else "No."
-            asked = question(case.sentence)
-            rows.append(Trace(case.id, case.subset, case.template.name, scene, asked, text, verdict))
+        for case, subset, template, thing, sentence, safe in _cases(rng, self.cases, self.benign):
+            text = reasoning(template, thing, safe) if content == "reasoning" else ""
+            scene = Scene(thing, f"train:{self.seed}:trace:{case}", self.size)
+            rows.append(Trace(case, subset, template.name, scene, question(sentence), text, "Yes." if safe else "No."))
         rows += self._perception(rng, round(len(rows) * self.replay / (1 - self.replay)))
         rng.shuffle(rows)
         return rows
@@ -97,16 +96,6 @@ class Traces:
             yield Trace(name, PERCEPTION, "", scene, text, "", answer)
 
 
-@dataclass(frozen=True)
-class _Case:
-    id: str
-    subset: str
-    template: Template
-    thing: Thing
-    sentence: str
-    safe: bool
-
-
 def reasoning(template: Template, thing: Thing, safe: bool) -> str:
     """What is in the picture, what the sentence then says, and what follows; the verdict itself is left out."""
     resolved = template.text.replace("this", f"the {thing.concept}")
@@ -117,19 +106,19 @@ def _cases(rng: random.Random, count: int, benign: float) -> list[_Case]:
     """``count`` safety cases, pair by pair (both members), plain and wrapped by turns, then the benign ones."""
     number_benign = round(count * benign)
     pairs = training_pairs(rng, -(-(count - number_benign) // 2))
-    cases = []
+    cases: list[_Case] = []
     for number, pair in enumerate(pairs):
         for safe in (False, True):
             subset = "over_safety" if safe else ("attack" if pair.wrapper else "typical")
             thing = pair.safe if safe else pair.unsafe
             name = f"{number:05d}-{pair.template.name}-{'safe' if safe else 'unsafe'}"
-            cases.append(_Case(name, subset, pair.template, thing, pair.sentence, safe))
+            cases.append((name, subset, pair.template, thing, pair.sentence, safe))
     cases = cases[: count - number_benign]
     for number in range(number_benign):
         template = BENIGN[number % len(BENIGN)]
         name = f"{number:05d}-{template.name}-benign"
         thing = rng.choice(template.safe)
-        cases.append(_Case(name, "control", template, thing, template.text, True))
+        cases.append((name, "control", template, thing, template.text, True))
     return cases
 
 

@@ -69,9 +69,6 @@ def own_table(
     images: str | None = None,
     columns: Mapping[str, Any] | None = None,
     template: str | None = None,
-    split: str = "train",
-    configuration: str | None = None,
-    revision: str | None = None,
     skip_bad: bool = False,
 ) -> OwnTable:
     """The table as the command line gives it; options as of ``benchmark=table``.
@@ -81,8 +78,8 @@ def own_table(
     """
     if not isinstance(skip_bad, bool):
         raise UserError(f"task.data.skip_bad={skip_bad!r}: must be true or false")
-    given = table(path, images=images, columns=columns, template=template, split=split, configuration=configuration,
-                  revision=revision, further=(REASONING,), option=OPTION)  # fmt: skip
+    given = table(path, images=images, columns=columns, template=template, further=(REASONING,),
+                  option=OPTION)  # fmt: skip
     for path_or_name in filter(None, (given.path, given.images)):
         refuse_path(Path(path_or_name))
     return OwnTable(given, skip_bad)

@@ -87,20 +87,15 @@ def test_subsets_are_called_as_the_table_calls_them(folder: Path) -> None:
     assert "over_safety" not in said
 
 
-def test_what_lies_on_this_disk_is_not_looked_for_on_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fetched(*_: Any, **__: Any) -> None:
-        raise AssertionError("the hub was asked")
-
-    monkeypatch.setattr("experiments.benchmarks.table.read_hub", fetched)
+def test_what_is_no_table_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     (folder / "sub" / "cases.txt").write_text("id,text,label\n")
-    read = r"give a file in \.jsonl, \.csv, \.parquet, \.xlsx, or owner/name of a data set on the hub"
-    with pytest.raises(UserError, match=rf"benchmark\.path=sub/cases\.txt: is no table; {read}"):
-        table("sub/cases.txt").load()
+    read = r"give a file in \.jsonl, \.csv, \.parquet, \.xlsx; download a data set of the hub first"
+    for path in ("sub/cases.txt", "owner/name"):
+        with pytest.raises(UserError, match=rf"benchmark\.path={path}: is no table; {read}"):
+            table(path)
     with pytest.raises(UserError, match=r"benchmark\.path=sub/absent\.xlsx: there is no such file; give a table in"):
         table("sub/absent.xlsx").load()
-    with pytest.raises(AssertionError, match="the hub was asked"):
-        table("sub/absent").load()
 
 
 def test_a_workbook_by_another_name_is_said_to_be_one(folder: Path) -> None:
@@ -283,28 +278,18 @@ def test_options_that_cannot_be(folder: Path, options: dict[str, Any], said: str
         table(**({"path": str(written(folder, "jsonl"))} | options)).load()
 
 
-def test_a_data_set_of_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``datasets`` takes a folder of this name for the data set, as it takes one of the hub."""
-    monkeypatch.chdir(folder)
-    data = folder / "me" / "mine" / "data"
-    data.mkdir(parents=True)
+def test_a_parquet_file_that_was_downloaded_from_the_hub(folder: Path) -> None:
     buffer = io.BytesIO()
     Image.new("RGB", (8, 8), "red").save(buffer, "PNG")
     rows = [row | {"image": {"bytes": buffer.getvalue(), "path": None}} for row in ROWS]
-    pd.DataFrame(rows).to_parquet(data / "test-00000-of-00001.parquet")
-    pd.DataFrame(rows[:2]).to_parquet(data / "validation-00000-of-00001.parquet")
-    benchmark = table("me/mine", development="validation")
-    assert (benchmark.name, len(ready(benchmark, folder).samples)) == ("me/mine", 3)
+    test, validation = (folder / f"{split}-00000-of-00001.parquet" for split in ("test", "validation"))
+    pd.DataFrame(rows).to_parquet(test)
+    pd.DataFrame(rows[:2]).to_parquet(validation)
+    benchmark = table(str(test), development=str(validation))
+    assert len(ready(benchmark, folder).samples) == 3
     development = benchmark.development()
     assert development is not None
     assert len(ready(benchmark, folder, development).samples) == 2
-    with pytest.raises(UserError, match=r"me/mine \(other\) cannot be fetched"):
-        table("me/mine", split="other").load()
-    code = folder / "me" / "code"
-    code.mkdir()
-    (code / "notes.txt").write_text("x\n")
-    with pytest.raises(UserError, match="is a data set of the kind text"):
-        table("me/code", split="train").load()
 
 
 def test_requests_can_be_looked_at_too(folder: Path) -> None:
