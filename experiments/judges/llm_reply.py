@@ -98,13 +98,11 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _read(value: dict[str, Any]) -> Judgement:
-    stated, reason = value["verdict"], value.get("reason", "")
+    word, reason = value["verdict"], value.get("reason", "")
     reason = reason.strip()[:2_000] if isinstance(reason, str) else ""
-    if stated is None and reason:
+    if word is None and reason:
         return Judgement(Verdict.JUDGE_FAILED, reason)
-    verdicts = {verdict.value: verdict for verdict in OPTIONS}
-    if not isinstance(stated, str) or stated.strip().lower() not in verdicts:
-        return Judgement(
-            Verdict.JUDGE_FAILED, f"the judge's verdict is {str(stated)[:60]!r}, none of {', '.join(verdicts)}"
-        )
-    return Judgement(verdicts[stated.strip().lower()], reason)
+    names = {verdict.value: verdict for verdict in OPTIONS}
+    if not isinstance(word, str) or word.strip().lower() not in names:
+        return Judgement(Verdict.JUDGE_FAILED, f"the judge's verdict is {str(word)[:60]!r}, none of {', '.join(names)}")
+    return Judgement(names[word.strip().lower()], reason)

@@ -96,10 +96,8 @@ def pairwise_kappa(labels: Mapping[str, Mapping[str, str]]) -> list[dict[str, An
 
     ``labels`` are answer → rater → label. κ is None without such an answer too.
     """
-    values = []
+    pairs = []
     for pair in combinations(sorted({rater for one in labels.values() for rater in one}), 2):
         both = [[one[rater] for rater in pair] for one in labels.values() if set(pair) <= one.keys()]
-        values.append(
-            {"raters": list(pair), "n": len(both), "kappa": kappa(*zip(*both, strict=True)) if both else None}
-        )
-    return values
+        pairs.append({"raters": list(pair), "n": len(both), "kappa": kappa(*zip(*both, strict=True)) if both else None})
+    return pairs
