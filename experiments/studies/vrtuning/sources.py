@@ -78,10 +78,10 @@ def own_table(
     """
     if not isinstance(skip_bad, bool):
         raise UserError(f"task.data.skip_bad={skip_bad!r}: must be true or false")
+    for path_or_name in filter(None, (path, images)):
+        refuse_path(Path(str(path_or_name)))
     given = table(path, images=images, columns=columns, template=template, further=(REASONING,),
                   option=OPTION)  # fmt: skip
-    for path_or_name in filter(None, (given.path, given.images)):
-        refuse_path(Path(path_or_name))
     return OwnTable(given, skip_bad)
 
 
