@@ -36,7 +36,6 @@ from interp.output_head import float32_head, native_head
 from interp.pictures import PictureRefused
 from interp.preprocessing import configuration_digest, is_other, preprocessing_digest, tokenizer_digest, tokenizers_of
 from interp.prompt import MARK, Prompt, render
-from interp.speed.prefill_cache import PrefillCache
 from interp.thoughts import Thoughts
 
 __all__ = ["VLM", "Generation", "Prompt"]
@@ -79,7 +78,7 @@ class VLM:
         self.verdict = "first"
         self.on_encode: list[Callable[[Sequence[Prompt], BatchFeature], object]] = []
         self.batches = BatchContext(self)
-        self.prefill_cache: PrefillCache | None = None
+        self.prefill_cache: Any = None  # an interp.speed.prefill_cache.PrefillCache
         self.tokenizer = processor.tokenizer
         self.tokenizer.padding_side = "left"  # generate() continues from the last column
         if self.tokenizer.pad_token is None:
