@@ -67,7 +67,7 @@ class Arms:
                 return controls.fitted(method, others, study=self.run.arm)
 
             with self._excused(arm):
-                if arm not in self._fitted_controls() or self.development is not None:
+                if self.development is not None or not controls.is_fitted(method):
                     constants[arm] = controls.fitted(method, records, study=self.run.arm)
                 else:
                     constants[arm] = in_folds(self.samples, without)

@@ -34,7 +34,7 @@ from experiments.runs.launch import Launch, sharded, whole_weights
 from experiments.runs.responses import Responses
 from experiments.runs.results_table import write_results
 from experiments.runs.saved_run import write_thumbnails
-from experiments.runs.store import PREDICTIONS, RunStore, open_run, read_object
+from experiments.runs.store import RunStore, open_run, read_object
 from experiments.types import Loaded, Sample, Status
 from interp.errors import UserError
 from mitigation.method import MethodFault
@@ -199,10 +199,13 @@ class Study:
 
         Records of arms that failed are left out.
         """
+        return self._described(records.current(self.store.records()))
+
+    def _described(self, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         described = {sample.id: records.description(sample) for sample in self.samples}
         arms = [arm for arm in self.run.arms if arm not in self.arms.faults]
-        here = [r for r in self.store.records(PREDICTIONS) if r["arm"] in arms and r["case"] in described]
-        return records.ordered((r | described[r["case"]] for r in records.current(here)), arms)
+        here = [r | described[r["case"]] for r in lines if r["arm"] in arms and r["case"] in described]
+        return records.ordered(here, arms)
 
     def attention(self) -> list[Analysis]:
         """The analyses of attention that the run asks for."""
@@ -255,9 +258,10 @@ class Study:
 
     def measure(self, to_come: Mapping[str, str]) -> Evaluation:
         """Write results.csv, metrics.json, thumbnails and environment.json; the analyses are still ``to_come``."""
-        current = self.records()
+        lines = records.current(self.store.records())
+        current = self._described(lines)
         written = {(record["case"], record["arm"]) for record in current}
-        others = [r for r in records.current(self.store.records()) if (r["case"], r["arm"]) not in written]
+        others = [r for r in lines if (r["case"], r["arm"]) not in written]
         self.store.replace([*current, *others])
         evaluation = scoring.evaluate(
             self.run,
@@ -276,14 +280,14 @@ class Study:
         states.expect(self.store.path, to_come)  # before the run says that its arms are measured
         reported = sorted(getattr(self.vlm, "reported", ()))  # what an API called the model that answered
         more = ({"reported": reported} if reported else {}) | branches(current) | self.answering.efficiency()
-        self._close(more, finished=not self._lost())
+        self._close(more, finished=not self._lost(current))
         return Evaluation(evaluation.results, design)
 
-    def _lost(self) -> int:
-        """How many requests never got through."""
+    def _lost(self, lines: Sequence[Mapping[str, Any]]) -> int:
+        """Return how many requests never got through."""
         return sum(
             record["status"] == Status.TRANSPORT_FAILED and not isinstance(self.run.arms[record["arm"]], Responses)
-            for record in self.records()
+            for record in lines
         )
 
     def _show(self, evaluation: Evaluation, *, by_itself: bool) -> None:
@@ -302,8 +306,9 @@ class Study:
         if self.run.verbose:
             for sentence in cost_sentences(self.answering.costs.by_arm()):
                 self.console.print(sentence, highlight=False, markup=False)
-        if lost := self._lost():
-            total = f"{lost} of {len(self.records())} requests never got through"
+        current = self.records()
+        if lost := self._lost(current):
+            total = f"{lost} of {len(current)} requests never got through"
             self.console.print(f"{total}; run the same command again to ask them once more", highlight=False)
 
     def _report(self) -> None:

@@ -18,6 +18,7 @@ from experiments.report.tables import copies, lines_of
 from experiments.report.text import count, ends, level, value
 from experiments.runs import analyses
 from experiments.runs.saved_run import SavedRun, read_run
+from interp.atomic import atomic_write
 from interp.errors import UserError
 
 # In the order in which they need each other.
@@ -108,11 +109,9 @@ def _figures(run: SavedRun) -> dict[str, dict[str, str] | None]:
 
 def _write(path: Path, content: bytes) -> Path:
     """Write whole or not at all: an interrupted rebuild leaves the old report."""
-    unfinished = path.with_name(path.name + ".part")
     try:
-        path.parent.mkdir(exist_ok=True)
-        unfinished.write_bytes(content)
-        unfinished.replace(path)
+        with atomic_write(path) as draft:
+            draft.write_bytes(content)
     except OSError as error:
         raise UserError(
             f"{path} cannot be written ({error.strerror}); the report is kept beside the run's files; "
