@@ -12,7 +12,7 @@ Methods
     PriorCorrection              subtracts the margin that the sentence has without its picture
     InstructionContrast, M3ID, PAI, VISTA, AGLA published baselines at their published settings
     AttentionSteering            raises attention on the picture in chosen layers
-    Thinking, ThoughtAndAnswer   a thought that is off, bounded or begun; a thought and an answer by two methods
+    Thinking, TwoSteps   a thought that is off, bounded or begun; a thought and an answer by two methods
 
 Methods trained on labelled cases
     TrainableMethod              the interface of such a method
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from mitigation.peers.vista import VISTA
     from mitigation.prior_correction import PriorCorrection, prior_margins, prior_share
     from mitigation.prompting import ContextPrompt, SafetyPrompt
-    from mitigation.thinking import Thinking, ThoughtAndAnswer
+    from mitigation.thinking import Thinking, TwoSteps
     from mitigation.threshold import CalibratedShift, ConstantShift
     from mitigation.vcd import VCD
     from mitigation.verbalise import Verbalise

@@ -15,7 +15,6 @@ from transformers import LogitsProcessor
 
 from interp.errors import UserError
 from interp.hooks.forward import is_paused, only_listens
-from interp.margin import Answering
 from mitigation.contrastive.formulas import contrast, plausible, uncut_answers
 from mitigation.contrastive.second_branch import Prefill, SecondBranch, bare, check_inputs, speaker_of
 from mitigation.validation import check_alpha, check_beta
@@ -43,12 +42,24 @@ class Branch(Protocol):
 
 
 class ContrastLogitsProcessor(LogitsProcessor):
-    """A base of processors that follow one ``generate`` call after the other, and keep each one's first scores."""
+    """A base of processors that follow one ``generate`` call after the other, and keep scores before the cutoff."""
 
     def __init__(self, model: Any, prompt_ids: Int[Tensor, "row position"]) -> None:
         self._steps = Steps(prompt_ids, model)
         self._first_scores: Tensor | None = None
-        self.step_scores: Tensor | None = None
+        self._uncut_scores: Tensor | None = None
+
+    @property
+    def uncut_scores(self) -> Float[Tensor, "some vocab"] | None:
+        """The latest step's scores before the cutoff (``interp.margin``); None if the branches were left out of it."""
+        self._steps.check()
+        return self._uncut_scores
+
+    def _keep(self, step: int, scores: Float[Tensor, "some vocab"] | None) -> None:
+        """Keep the scores of a ``step`` before the cutoff."""
+        self._uncut_scores = scores
+        if not step:
+            self._first_scores = scores
 
     @property
     def first_scores(self) -> Float[Tensor, "some vocab"]:
@@ -74,8 +85,9 @@ class RuleLogitsProcessor(ContrastLogitsProcessor):
     With ``skips``, branches (all given by their inputs) are left out of a step after the first where a single token
     passes the cutoff in every row that has none of the tokens ``ends`` yet: the choice is that of the clean scores
     there. A later step feeds them what they have missed, in one chunk. To look synchronises with the device.
-    ``answering`` says where a verdict may come behind a thought: there nothing is skipped that it may be, and the
-    cutoff does not apply between Yes and No. ``prefill`` runs the prompts of these branches (``SecondBranch``).
+    ``late_verdicts`` are the tokens of Yes and No if a verdict may come after the first token: what holds for the first
+    token then holds for each, and no step is left out at which one of them passes the cutoff. ``prefill`` runs the
+    prompts of these branches (``SecondBranch``).
 
     Raises:
         UserError: as ``VisualContrastiveLogitsProcessor``.
@@ -92,7 +104,7 @@ class RuleLogitsProcessor(ContrastLogitsProcessor):
         answers: Sequence[int] = (),
         skips: bool = False,
         ends: Collection[int] = (),
-        answering: Answering | None = None,
+        late_verdicts: Sequence[int] = (),
         prefill: Prefill | None = None,
     ) -> None:
         check_beta(beta)
@@ -107,7 +119,7 @@ class RuleLogitsProcessor(ContrastLogitsProcessor):
         super().__init__(model, prompt_ids)
         self._rule, self._beta, self._answers, self._skips = rule, beta, answers, skips
         self._ends = torch.tensor([*ends], dtype=torch.long, device=prompt_ids.device)
-        self._answering = answering if answering is not None and answering.later else None
+        self._late_verdicts = list(late_verdicts)
         self._fed = 0  # generated tokens that the branches have seen
 
     def __call__(
@@ -117,29 +129,25 @@ class RuleLogitsProcessor(ContrastLogitsProcessor):
         generated = self._steps.follow(input_ids, scores)
         step = generated.shape[1]
         kept = plausible(scores, beta=self._beta)
-        now = None if self._answering is None else self._answering.follow(generated)
         if step and self._skips and not self._unsure(generated, kept):
-            self.step_scores = None
+            self._keep(step, None)
             return scores.float().masked_fill(~kept, -torch.inf)
         missed = generated[:, self._fed :]
         others = [branch.extend(missed) if step else branch.start() for branch in self._branches]
         self._fed = step
         ruled = self._rule(scores.float(), torch.stack(others), step)
+        self._keep(step, ruled)
         cut = ruled.masked_fill(~kept, -torch.inf)
-        self.step_scores = ruled
-        if not step:
-            self._first_scores = ruled
-        if not self._answers or (step and now is None):
+        if not self._answers or (step and not self._late_verdicts):
             return cut
-        uncut = uncut_answers(cut, ruled, self._answers)
-        return uncut if now is None else torch.where(now[:, None], uncut, cut)
+        return uncut_answers(cut, ruled, self._answers)
 
     def _unsure(self, generated: Int[Tensor, "row new"], kept: Bool[Tensor, "row vocab"]) -> bool:
         """Whether several tokens pass the cutoff in a row that has not ended, or one that may be its verdict."""
         ended = torch.isin(generated, self._ends).any(dim=1)
         asked = kept.sum(dim=1) > 1
-        if self._answering is not None:
-            asked = asked | self._answering.asked_for(kept)
+        if self._late_verdicts:
+            asked = asked | kept[:, self._late_verdicts].any(dim=1)
         return bool((asked & ~ended).any())
 
 
