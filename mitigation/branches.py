@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
     from interp.margin import AnswerScores
     from interp.vlm import VLM, Generation, Prompt
-    from mitigation.contrastive.processors import Branch
-
-    Branches = Sequence["Inputs | Branch"]
 
 Inputs = Mapping[str, Any]  # of a batch, from ``vlm.encode``
 UNCUT = "without a plausibility cutoff any token may be chosen, and a reply lists the likeliest alone; set beta"
@@ -71,7 +68,7 @@ class BranchMethod:
         """See ``mitigation.method.Abilities``."""
         return UNCUT if self.beta is None else ""
 
-    def branches(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> "Branches":
+    def branches(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> Sequence[Inputs]:
         """The inputs of each further branch, row by row: other pictures, other words, or no picture.
 
         None at all: the model answers as it is. ``encoded`` are the inputs of ``prompts``.
@@ -104,15 +101,14 @@ class BranchMethod:
         vlm: "VLM",
         prompts: "Sequence[Prompt]",
         encoded: Inputs,
-        others: "Branches",
+        others: Sequence[Inputs],
         max_new_tokens: int,
     ) -> "Generation":
         """Answers to ``prompts`` (``encoded``) by ``scores`` of all branches' logits (``others``), then the cutoff.
 
-        A model behind an API is asked for the branches' log-probabilities (``experiments.api.contrast``). A branch is
-        given by its inputs, and costs a forward per token, or is there already
-        (``mitigation.contrastive.processors.Branch``). On a CPU, steps after the first are left out where the cutoff
-        leaves one token: to look costs nothing there, while an accelerator would be waited for.
+        A model behind an API is asked for the branches' log-probabilities (``experiments.api.contrast``). A branch
+        costs a forward per token. On a CPU, steps after the first are left out where the cutoff leaves one token: to
+        look costs nothing there, while an accelerator would be waited for.
         """
         if gives_replies(vlm):
             return vlm.contrasted(self, prompts, others, max_new_tokens=max_new_tokens)  # type: ignore[attr-defined]
@@ -129,12 +125,11 @@ class BranchMethod:
             kept.add(step, clean, *others)
             return self.scores(BranchLogits(clean, others, answers, late), step)
 
-        skips = self.beta is not None and vlm.device.type == "cpu"
         ruling = RuleLogitsProcessor(
             *(vlm.model, encoded["input_ids"], others, rule),
             beta=self.beta,
             answers=tokens if self.uncut else [],
-            skips=skips and all(isinstance(other, Mapping) for other in others),
+            skips=self.beta is not None and vlm.device.type == "cpu",
             ends=vlm.end_ids,
             late_verdicts=tokens if late else [],
             prefill=vlm.prefill,

@@ -6,7 +6,7 @@ and the clean scores from ``generate``.
 
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -26,19 +26,6 @@ UNEVEN = (
     "repetition_penalty=1.0, encoder_repetition_penalty=1.0, sequence_bias=None, guidance_scale=1.0 and "
     "exponential_decay_length_penalty=None; if it was a logits processor of yours, list that processor after this one"
 )
-
-
-@runtime_checkable
-class Branch(Protocol):
-    """Other logits for the same continuation, step by step, as ``SecondBranch`` gives them."""
-
-    def start(self) -> Tensor:
-        """Raw float32 logits [row vocab] for the first token."""
-        ...
-
-    def extend(self, tokens: Tensor) -> Tensor:
-        """Those after ``tokens`` [row new] more."""
-        ...
 
 
 class ContrastLogitsProcessor(LogitsProcessor):
@@ -78,11 +65,10 @@ class RuleLogitsProcessor(ContrastLogitsProcessor):
     """Applies ``rule`` to the scores of ``generate`` and of the branches ``others``, then the plausibility cutoff.
 
     ``prompt_ids`` are the prompts that generation starts from, ``others`` the inputs of each further branch (other
-    pictures, other words, or no picture; row by row), or a branch that is there already. ``answers`` are the tokens of
-    Yes and No: if the most likely first token is one of them, the cutoff does not apply between them. Costs one forward
-    per token for each branch that is given by its inputs.
+    pictures, other words, or no picture; row by row). ``answers`` are the tokens of Yes and No: if the most likely
+    first token is one of them, the cutoff does not apply between them. Costs one forward per token for each branch.
 
-    With ``skips``, branches (all given by their inputs) are left out of a step after the first where a single token
+    With ``skips``, branches are left out of a step after the first where a single token
     passes the cutoff in every row that has none of the tokens ``ends`` yet: the choice is that of the clean scores
     there. A later step feeds them what they have missed, in one chunk. To look synchronises with the device.
     ``late_verdicts`` are the tokens of Yes and No if a verdict may come after the first token: what holds for the first
@@ -97,7 +83,7 @@ class RuleLogitsProcessor(ContrastLogitsProcessor):
         self,
         model: Any,
         prompt_ids: Int[Tensor, "row position"],
-        others: Sequence[Mapping[str, Any] | Branch],
+        others: Sequence[Mapping[str, Any]],
         rule: Rule,
         *,
         beta: float | None,
@@ -108,14 +94,12 @@ class RuleLogitsProcessor(ContrastLogitsProcessor):
         prefill: Prefill | None = None,
     ) -> None:
         check_beta(beta)
-        given = [other for other in others if isinstance(other, Mapping)]
-        own = [SecondBranch(model, other, blind=True, prefill=prefill) for other in given]
-        if wrong := [len(branch.prompt_ids) for branch in own if len(branch.prompt_ids) != len(prompt_ids)]:
+        self._branches = [SecondBranch(model, other, blind=True, prefill=prefill) for other in others]
+        if wrong := [len(branch.prompt_ids) for branch in self._branches if len(branch.prompt_ids) != len(prompt_ids)]:
             raise UserError(
                 f"{wrong[0]} noised prompts for {len(prompt_ids)} clean ones; each row is contrasted with its own; "
                 "pass as many"
             )
-        self._branches: list[Branch] = [*own, *(other for other in others if not isinstance(other, Mapping))]
         super().__init__(model, prompt_ids)
         self._rule, self._beta, self._answers, self._skips = rule, beta, answers, skips
         self._ends = torch.tensor([*ends], dtype=torch.long, device=prompt_ids.device)
