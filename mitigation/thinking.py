@@ -48,7 +48,7 @@ class Thinking:
             )
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """See ``Method.generate``. ``Generation.thoughts`` includes what the method wrote of a thought.
+        """See ``Method.generate``. The answers' tokens include those that the method wrote.
 
         Raises:
             UserError: the model does not think first, by its chat template.
@@ -56,21 +56,27 @@ class Thinking:
         _check_thinks(vlm)
         thoughts = vlm.thoughts
         opening, closing = thoughts.tokens(vlm.render(prompts[0]))
+        marks = [list(closing), list(opening or thoughts.tokens("")[0])]
+        once: dict[str, Any] = (
+            {} if self.budget is None else {"bad_words_ids": marks}
+        )  # it may not think on after its budget
+        if all(prompt.begun and thoughts.closed(prompt.begun) for prompt in prompts):
+            return vlm.generate(prompts, max_new_tokens=max_new_tokens, **once)
         words = tuple(vlm.tokenizer(self.begins, add_special_tokens=False)["input_ids"]) if self.begins else ()
-        begun = _continued(prompts, [(*opening, *words)] * len(prompts))
+        written = [(*opening, *words)] * len(prompts)
+        begun = _continued(prompts, written)
         if self.budget is None:
-            return vlm.generate(begun, max_new_tokens=max_new_tokens)
+            return _joined(vlm, prompts, written, vlm.generate(begun, max_new_tokens=max_new_tokens))
         left = min(self.budget - len(words), max_new_tokens)
         first = vlm.generate(begun, max_new_tokens=left) if left > 0 else None
         rows = [row for row in range(len(prompts)) if first is None or not first.finished[row]]
         if first is not None and not rows:
-            return first
+            return _joined(vlm, prompts, written, first)
         prefixes = [closing if first is None else _closed(vlm, first, row, closing) for row in rows]
         asked = [begun[row] for row in rows]
-        marks = [list(closing), list(opening or thoughts.tokens("")[0])]  # it may not think on after its budget
-        second = vlm.generate(_continued(asked, prefixes), max_new_tokens=max_new_tokens, bad_words_ids=marks)
-        joined = _joined(vlm, asked, prefixes, second)
-        return joined if first is None else first.with_rows(rows, joined)
+        second = vlm.generate(_continued(asked, prefixes), max_new_tokens=max_new_tokens, **once)
+        second = _joined(vlm, asked, prefixes, second)
+        return _joined(vlm, prompts, written, second if first is None else first.with_rows(rows, second))
 
 
 @dataclass(frozen=True)

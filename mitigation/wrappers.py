@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from interp.errors import UserError
-from mitigation.method import SCORES, Around, check_cases
+from mitigation.method import SCORES, Around, abilities, check_cases
 from mitigation.validation import check_seed, check_shift, check_temperature
 
 if TYPE_CHECKING:
@@ -123,10 +123,11 @@ class Wrapper(Around):
 class Shifted(Wrapper):
     """``method`` with ``shift`` logits added to its Yes/No margin at the verdict, half on each side.
 
-    If a model thinks first, ``method`` thinks, and the shift acts on the next token (``mitigation.thinking``). The
-    verdict follows the returned margin: if the method's most likely first token is an answer, a plausibility cutoff
-    does not apply between the two answers, even at a shift of 0. ``Shifted(Baseline(), s)`` is ``ConstantShift(s)``. To
-    sample, wrap the shifted method: ``Sampled(Shifted(method, shift))``. For trainable methods use
+    If verdicts come late, ``method`` writes what comes before them, and the shift acts on the next token
+    (``mitigation.thinking``). The verdict follows the returned margin: if the method's most likely token there is an
+    answer, a plausibility cutoff does not apply between the two answers, even at a shift of 0.
+    ``Shifted(Baseline(), s)`` is ``ConstantShift(s)``. To sample, wrap the shifted method:
+    ``Sampled(Shifted(method, shift))``. For trainable methods use
     ``ShiftedTrainable``.
     """
 
@@ -149,7 +150,7 @@ class Shifted(Wrapper):
         def shifted(vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
             return self._answers(vlm, prompts, max_new_tokens, self._shifting)
 
-        if vlm.late_verdicts:
+        if vlm.late_verdicts or abilities(self.method).unscored:
             generation = in_two_steps(vlm, prompts, self.method.generate, shifted, max_new_tokens)
         else:
             generation = shifted(vlm, prompts, max_new_tokens=max_new_tokens)

@@ -11,6 +11,7 @@ from interp.loading import load
 from interp.vlm import VLM, Generation, Prompt
 from mitigation import VCD, Baseline
 from mitigation.thinking import Thinking, TwoSteps
+from mitigation.wrappers import Shifted
 
 TOKENS = 64
 OPEN, CLOSE = "<think>", "</think>"
@@ -77,6 +78,14 @@ def test_a_bounded_thought_has_the_margin_of_a_plain_forward_behind_it(vlm: VLM,
 def test_a_thought_begins_with_the_given_words(vlm: VLM, prompts: list[Prompt]) -> None:
     for thought in answers(vlm, prompts, Thinking(begins="It is a")).thoughts or ():
         assert spoken(vlm, thought).startswith("It is a")
+
+
+@pytest.mark.parametrize("method", [Thinking("off"), Thinking(4), Thinking(4, "It is"), Thinking(begins="It is")])
+def test_a_constant_moves_the_verdict_after_such_a_thought(vlm: VLM, prompts: list[Prompt], method: Any) -> None:
+    plain, shifted = answers(vlm, prompts[:4], method), answers(vlm, prompts[:4], Shifted(method, 0.01))
+    assert shifted.token_ids == plain.token_ids
+    assert shifted.thoughts == plain.thoughts
+    torch.testing.assert_close(shifted.margins, plain.margins + 0.01, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.long
