@@ -14,7 +14,6 @@ from interp.errors import UserError
 from interp.families import PER_TOKEN
 
 if TYPE_CHECKING:
-    from interp.margin import Place
     from interp.prompt import Prompt
 
 # Checkpoints' settings are hidden (``special_tokens_alone``): Qwen2.5-VL ships sampling and a repetition penalty,
@@ -30,8 +29,9 @@ class Generation:
     ``texts`` have no special tokens and no surrounding whitespace; of a model that thinks first they are its answers,
     ``thoughts`` what stands before them (``interp.thoughts``; "" where nothing does) and ``thought_tokens`` how many.
     ``token_ids`` are the generated ids, end token included. ``margins`` are logit(Yes) − logit(No) at the verdict,
-    float32 on the CPU, read from the scores that it was chosen from (``interp.margin``; NaN if there are none): at the
-    first generated token, unless ``verdicts`` has other places. ``finished`` is whether the end token came
+    float32 on the CPU, read from the scores that it was chosen from (``interp.margin``; NaN if there are none).
+    ``verdict_steps`` are the numbers of tokens before the verdicts (None: there is none); None if every verdict is the
+    first token. ``finished`` is whether the end token came
     within ``max_new_tokens``. ``unshifted`` are the margins before a method added a constant to them; None if none did.
     ``sampled`` is whether the tokens were drawn, so that a verdict need not have the sign of its margin.
     ``branch`` is how a method ran a second picture (``mitigation.vcd.VCD``), "" if it did not. ``branch_margins`` are
@@ -59,30 +59,30 @@ class Generation:
     bounds: list[tuple[float, float]] | None = None
     thoughts: list[str] | None = None
     thought_tokens: list[int] | None = None
-    verdicts: "list[Place] | None" = None
+    verdict_steps: list[int | None] | None = None
 
     @property
     def scored(self) -> Bool[Tensor, " row"]:
         """Whether an answer has a verdict to read a margin at: a thought that was cut off has none."""
-        return torch.tensor([place.step is not None for place in self.verdicts or ()] or [True] * len(self.texts))
+        return torch.tensor([step is not None for step in self.verdict_steps or [0] * len(self.texts)])
 
     def to_verdicts(self, prompts: "Sequence[Prompt]") -> "list[Prompt]":
-        """The ``prompts`` of these answers, begun up to their verdicts, where whatever looks inside then stands.
+        """Return the ``prompts`` with the tokens before their verdicts: a verdict is then the next token.
 
         Raises:
             UserError: a thought was cut off, and no verdict came.
         """
-        if self.verdicts is None:
+        if self.verdict_steps is None:
             return list(prompts)
-        if cut := sum(place.step is None for place in self.verdicts):
+        if cut := self.verdict_steps.count(None):
             most = max(len(ids) for ids in self.token_ids)
             raise UserError(
                 f"{cut} of {len(prompts)} thoughts were cut off after {most} tokens, and what looks at a verdict has "
                 "none to look at; set max_new_tokens higher"
             )
         return [
-            replace(prompt, begun=(*prompt.begun, *ids[: place.step]))
-            for prompt, place, ids in zip(prompts, self.verdicts, self.token_ids, strict=True)
+            replace(prompt, begun=(*prompt.begun, *ids[:step]))
+            for prompt, step, ids in zip(prompts, self.verdict_steps, self.token_ids, strict=True)
         ]
 
     def take(self, rows: Sequence[int]) -> "Generation":

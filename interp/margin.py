@@ -1,21 +1,18 @@
 """The Yes/No margin of an answer: the first tokens of Yes and No, and the scores that the verdict was chosen from.
 
-The verdict is the answer's first token; of a model that thinks first, the token of its verdict behind the thought
-(``Place``). ``VLM.generate`` reads the margin after all logits processors, so a method has nothing to do for it. A
-logits processor may declare, as an attribute or a property:
+The verdict is the answer's first token. If a model thinks first, it is the token after the thought that says Yes or No
+(``verdict_position``). ``VLM.generate`` reads the margin after all logits processors, so a method has nothing to do for
+it. A logits processor may declare, as an attribute or a property:
 
-``first_scores``
-    Its scores of the first step before it masked tokens, [row vocab]. A cutoff must declare them: a masked answer has
-    no logit, so without them the margin is missing (NaN).
-``step_scores``
-    As ``first_scores``, of the latest step; None where it has none. Without them a verdict behind a thought has no
-    margin under a cutoff.
+``uncut_scores``
+    Its scores of the latest step before it masked tokens, [row vocab]; None if it has none. A cutoff must declare them:
+    a masked answer has no logit, so the margin is missing (NaN) without them.
 ``unscored``
     Why its scores hold no margin; "" (the default) if they do. All margins are then missing.
 ``shifts_margin``
     True if all that it does is add a constant to the margin. ``Generation.unshifted`` is then the margin without it.
 ``sampled``
-    True if it draws the token. The margin is read before it (or from its ``first_scores``), as it is before the
+    True if it draws the token. The margin is read before it (or from its ``uncut_scores``), as it is before the
     samplers of transformers (``TemperatureLogitsWarper`` and all others of that name).
 """
 
@@ -24,13 +21,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from interp.device_copies import to_device
 from interp.errors import UserError
-from interp.thoughts import Thoughts
 
 YES, NO = "Yes", "No"
 # Options of generate() that choose tokens from scores which no processor of ours sees.
@@ -45,13 +40,6 @@ class AnswerIds(NamedTuple):
 
     yes: list[int]
     no: list[int]
-
-
-class Place(NamedTuple):
-    """Where an answer's verdict is: its step of ``generate`` from 0 (None: there is none), and the tokens there."""
-
-    step: int | None
-    answers: AnswerIds
 
 
 _CLOSING = re.compile(r"[\W_]*(?:yes|no)(?:</\w+>|<\|end_of_box\|>|[\W_])*", re.IGNORECASE)
@@ -123,18 +111,60 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def margin_of(yes: Float[Tensor, "row yes"], no: Float[Tensor, "row no"]) -> Float[Tensor, " row"]:
+def margin_of(
+    yes: Float[Tensor, "*branch row yes"], no: Float[Tensor, "*branch row no"]
+) -> Float[Tensor, "*branch row"]:
     """logsumexp(yes) − logsumexp(no) in float32, over the scores of the answers' first tokens."""
     return yes.float().logsumexp(-1) - no.float().logsumexp(-1)
+
+
+class AnswerScores:
+    """The scores of Yes and No in one call of ``generate``: of its first step, or of ``every`` step.
+
+    A verdict's margin is read from them when its step is known. ``answers`` are the tokens of Yes and of No.
+    """
+
+    def __init__(self, answers: tuple[Sequence[int], Sequence[int]], *, every: bool) -> None:
+        self._yes, self._tokens = len(answers[0]), [token for ids in answers for token in ids]
+        self.every = every
+        self._steps: dict[int, Float[Tensor, "branch row token"]] = {}
+
+    @property
+    def first(self) -> Float[Tensor, "branch row token"] | None:
+        """The scores of the first step."""
+        return self._steps.get(0)
+
+    def add(self, step: int, *branches: Float[Tensor, "row vocab"]) -> None:
+        """Keep a copy of the scores of one ``step`` in each branch; a later processor may write into them."""
+        if self.every or not step:
+            self._steps[step] = torch.stack([scores[:, self._tokens] for scores in branches])
+
+    def margins(self, rows: int, steps: Sequence[int | None] | None = None) -> Float[Tensor, "branch row"]:
+        """Return the margins of ``rows`` answers, float32 on the CPU; NaN without finite scores.
+
+        Args:
+            rows: the number of answers.
+            steps: each answer's step from 0 (None: it has no verdict). The default is the first step for all.
+        """
+        wanted = [0] * rows if steps is None else steps
+        present = sorted(self._steps.keys() & set(wanted))
+        if not present:
+            return torch.full((1, rows), torch.nan)
+        chosen = [row for row, step in enumerate(wanted) if step in self._steps]
+        scores = torch.stack([self._steps[step] for step in present])
+        scores = scores[[present.index(wanted[row] or 0) for row in chosen], :, chosen].transpose(0, 1).float()
+        margins = margin_of(scores[..., : self._yes], scores[..., self._yes :])
+        found = torch.full((len(scores), rows), torch.nan)
+        found[:, chosen] = margins.where(scores.isfinite().all(-1), torch.nan).cpu()
+        return found
 
 
 class VerdictScores:
     """Follows one call of ``generate`` with the logits processors ``own``; pass it ``processors`` in their place.
 
-    ``answers`` are the first tokens of Yes and of No, ``options`` the other options of the call. ``later`` are the
-    tokens whose scores are kept at the steps after the first too; none: a verdict is the first token. Reading the
-    margins is for afterwards: only then has a processor that checks its calls seen the last one, and only then is it
-    known where the verdicts are.
+    ``answers`` are the tokens of Yes and of No, ``options`` the other options of the call. With ``every``, the scores
+    of all steps are kept; otherwise a verdict is the first token. Read the margins after the call: by then a processor
+    that checks its calls has seen the last one, and the steps of the verdicts are known.
     """
 
     def __init__(
@@ -143,7 +173,7 @@ class VerdictScores:
         answers: tuple[Sequence[int], Sequence[int]],
         options: Mapping[str, Any],
         *,
-        later: Sequence[int] = (),
+        every: bool = False,
     ) -> None:
         own = list(own)
         chosen = len(own)  # behind these the token is only drawn
@@ -152,11 +182,9 @@ class VerdictScores:
         moved = chosen  # behind these the margin is only shifted
         while moved and getattr(own[moved - 1], "shifts_margin", False):
             moved -= 1
-        self._yes = len(answers[0])
-        tokens = [token for ids in answers for token in ids]
-        self._plain = _Tap(tokens, own[:moved], later)
-        self._final = _Tap(tokens, own[:chosen], later) if chosen > moved else self._plain
-        self._models = _Tap(tokens, []) if moved else self._plain
+        self._plain = _Tap(own[:moved], AnswerScores(answers, every=every))
+        self._final = _Tap(own[:chosen], AnswerScores(answers, every=every)) if chosen > moved else self._plain
+        self._models = _Tap([], AnswerScores(answers, every=False)) if moved else self._plain
         first = [] if self._models is self._plain else [self._models]
         taps = [self._plain] if self._final is self._plain else [self._plain, *own[moved:chosen], self._final]
         self.processors = LogitsProcessorList([*first, *own[:moved], *taps, *own[chosen:]])
@@ -174,7 +202,7 @@ class VerdictScores:
         Raises:
             UserError: they are not.
         """
-        scores = self._models.read()
+        scores = self._models.kept.first
         if scores is None or not bool((scores.isnan() | scores.isposinf()).any()):
             return
         kind = "NaN" if bool(scores.isnan().any()) else "infinite"
@@ -184,154 +212,51 @@ class VerdictScores:
             "are numbers"
         )
 
-    def margins(self, rows: int, places: Sequence[Place] | None = None) -> Float[Tensor, " row"]:
-        """The margins of the ``rows`` answers, float32 on the CPU; NaN where there is none.
+    def margins(self, rows: int, steps: Sequence[int | None] | None = None) -> Float[Tensor, " row"]:
+        """The margins of the ``rows`` answers at the ``steps`` of their verdicts, as ``AnswerScores.margins``."""
+        return self._read(self._final, rows, steps)
 
-        ``places`` are those of their verdicts; None: all at the first step.
-        """
-        return self._read(self._final, rows, places)
-
-    def unshifted(self, rows: int, places: Sequence[Place] | None = None) -> Float[Tensor, " row"] | None:
+    def unshifted(self, rows: int, steps: Sequence[int | None] | None = None) -> Float[Tensor, " row"] | None:
         """The margins before the constants that processors added to them; None if none did."""
-        return None if self._plain is self._final else self._read(self._plain, rows, places)
+        return None if self._plain is self._final else self._read(self._plain, rows, steps)
 
-    def _read(self, tap: "_Tap", rows: int, places: Sequence[Place] | None) -> Float[Tensor, " row"]:
-        scores = tap.read() if self._seen else None
-        if scores is None:
+    def _read(self, tap: "_Tap", rows: int, steps: Sequence[int | None] | None) -> Float[Tensor, " row"]:
+        uncut_scores(tap.before)  # a contrast raises here what it found in the last step
+        if not self._seen or any(getattr(processor, "unscored", "") for processor in tap.before):
             return torch.full((rows,), torch.nan)
-        scores = scores.float()
-        margins = margin_of(scores[:, : self._yes], scores[:, self._yes :])
-        first = margins.where(scores.isfinite().all(1), torch.nan).cpu()
-        return first if places is None else tap.later.at(places, first)
-
-
-class LaterScores:
-    """The scores of ``tokens`` at each step after the first, of which a verdict's margin is read once it is known."""
-
-    def __init__(self, tokens: Sequence[int]) -> None:
-        self.tokens = list(tokens)
-        self._steps: dict[int, Float[Tensor, "some token"]] = {}
-
-    def add(self, scores: Float[Tensor, "some vocab"] | None, step: int) -> None:
-        """Keep the scores of one ``step``; None if the step has none."""
-        if scores is not None:
-            self._steps[step] = scores[:, self.tokens].float()
-
-    def at(self, places: Sequence[Place], first: Float[Tensor, " row"]) -> Float[Tensor, " row"]:
-        """The margins at ``places``, on the CPU: of a verdict in the first step that of ``first``; NaN without one."""
-        margins, on_host = first.clone(), {}
-        column = {token: index for index, token in enumerate(self.tokens)}
-        for row, (step, answers) in enumerate(places):
-            if step == 0:
-                continue
-            if step not in self._steps:
-                margins[row] = torch.nan
-            else:
-                if step not in on_host:
-                    on_host[step] = self._steps[step].cpu()
-                scores = on_host[step][row]
-                yes, no = (scores[[column[token] for token in ids]] for ids in answers)
-                known = bool(yes.isfinite().all() and no.isfinite().all())
-                margins[row] = margin_of(yes[None], no[None])[0] if known else torch.nan
-        return margins
+        return tap.kept.margins(rows, steps)[0]
 
 
 class _Tap(LogitsProcessor):
-    """Keeps the scores of ``tokens`` at the first step, after the processors ``before``; changes nothing.
+    """Keeps scores after the processors ``before``, without the last one's mask; changes nothing."""
 
-    ``later`` are the tokens whose scores it keeps at further steps.
-    """
-
-    def __init__(self, tokens: Sequence[int], before: Sequence[LogitsProcessor], later: Sequence[int] = ()) -> None:
-        self._tokens, self._before, self.later = list(tokens), before, LaterScores(later)
-        self._kept: Tensor | None = None
+    def __init__(self, before: Sequence[LogitsProcessor], kept: AnswerScores) -> None:
+        self.before, self.kept, self.called = before, kept, False
         self._prompt = 0  # columns, padding included
-        self.called = False
 
     def __call__(
         self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
     ) -> Float[Tensor, "row vocab"]:
         """The scores as they are."""
-        self.called = True
-        if self._kept is None:
-            self._kept = scores[:, self._tokens]  # a copy, because a later processor may write into the scores
-            self._prompt = input_ids.shape[1]
-        elif self.later.tokens:
-            self.later.add(step_scores(self._before, scores), input_ids.shape[1] - self._prompt)
+        if not self.called:
+            self.called, self._prompt = True, input_ids.shape[1]
+        step = input_ids.shape[1] - self._prompt
+        if (not step or self.kept.every) and (uncut := uncut_scores(self.before, scores)) is not None:
+            self.kept.add(step, uncut)
         return scores
 
-    def read(self) -> Float[Tensor, "row token"] | None:
-        """The tokens' scores, before the last processor's mask; None if they hold no margin."""
-        uncut = uncut_scores(self._before)  # in any case: a contrast raises here what it found in the last step
-        if any(getattr(processor, "unscored", "") for processor in self._before):
-            return None
-        return self._kept if uncut is None else uncut[:, self._tokens]
 
-
-def uncut_scores(processors: Sequence[LogitsProcessor]) -> Float[Tensor, "row vocab"] | None:
-    """``first_scores`` of the last of ``processors``, if it declares them.
+def uncut_scores(
+    processors: Sequence[LogitsProcessor], scores: Float[Tensor, "row vocab"] | None = None
+) -> Float[Tensor, "row vocab"] | None:
+    """Return the latest step's scores before the last of ``processors`` masked tokens; ``scores`` if it declares none.
 
     Those of an earlier one would lack what came after it.
     """
-    return getattr(processors[-1], "first_scores", None) if processors else None
-
-
-def step_scores(
-    processors: Sequence[LogitsProcessor], scores: Float[Tensor, "row vocab"]
-) -> Float[Tensor, "some vocab"] | None:
-    """The latest step's scores behind ``processors``, before the last of them masked any; None where it has none."""
-    if not processors or not hasattr(processors[-1], "first_scores"):
-        return scores
-    return getattr(processors[-1], "step_scores", None)
-
-
-class Answering:
-    """Follows in which rows of one call of ``generate`` the next token may be the verdict.
-
-    It is the first one; behind a thought (``thoughts``, None for a model that does not think first), any token of the
-    answer. ``at_once`` says of each prompt whether it may be the first one, for no thought is open, and ``closed``
-    whether its answer has begun with a whole thought. ``anywhere``: an answer's verdict may be each of its tokens, and
-    which one is known afterwards. ``answers`` are the tokens of Yes and of No there, ``later`` all of them where a
-    verdict may come after the first step.
-    """
-
-    def __init__(
-        self,
-        answers: AnswerIds,
-        thoughts: Thoughts | None = None,
-        *,
-        at_once: Sequence[bool] = (True,),
-        closed: Sequence[bool] = (False,),
-        anywhere: bool = False,
-    ) -> None:
-        self.answers, self._thoughts, self.anywhere = answers, thoughts, anywhere
-        self._at_once, self._closed = list(at_once), list(closed)
-        self.first_alone = thoughts is None
-        self.later = [] if self.first_alone and not anywhere else [token for ids in answers for token in ids]
-        self.now: Bool[Tensor, " row"] | None = None
-
-    def follow(self, generated: Int[Tensor, "row new"]) -> Bool[Tensor, " row"]:
-        """Whether the verdict may come behind the tokens ``generated`` so far; kept as ``now``."""
-        rows, step = generated.shape
-        if self._thoughts is None:
-            self.now = torch.full((rows,), not step, device=generated.device)
-            return self.now
-        self.now = to_device(torch.tensor(self._closed if step else self._at_once), generated.device)
-        if step and self._thoughts.by_token:
-            closing = to_device(torch.tensor(sorted(self._thoughts.closing)), generated.device)
-            self.now = self.now | torch.isin(generated, closing).any(1)
-        elif step:
-            ended = [self._thoughts.closed(row) for row in generated.tolist()]
-            self.now = self.now | torch.tensor(ended, device=generated.device)
-        return self.now
-
-    def asked_for(self, kept: Bool[Tensor, "row vocab"]) -> Bool[Tensor, " row"]:
-        """Whether a verdict may be among the tokens ``kept`` of this step, whose score is then needed."""
-        among = kept[:, self.later].any(1)
-        return among if self.anywhere or self.now is None else among & self.now
+    return getattr(processors[-1], "uncut_scores", scores) if processors else scores
 
 
 def _draws(processor: LogitsProcessor) -> bool:
     """Whether all that it does is draw."""
     kind = type(processor)
-    return getattr(processor, "sampled", kind.__name__.endswith("LogitsWarper")) and not hasattr(kind, "first_scores")
+    return getattr(processor, "sampled", kind.__name__.endswith("LogitsWarper")) and not hasattr(kind, "uncut_scores")

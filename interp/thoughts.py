@@ -79,6 +79,11 @@ def marks_of(named: Mapping[str, str] | None) -> tuple[Marks, ...]:
     return MARKS if named is None else ((named["open"], named["close"]),)
 
 
+def marks_in(template: str, named: Mapping[str, str] | None) -> tuple[Marks, ...]:
+    """Return the pair that the user ``named``, or else those of which a chat template has a mark."""
+    return tuple(pair for pair in marks_of(named) if named is not None or any(mark in template for mark in pair))
+
+
 class Thoughts:
     """The marks of one model by token and by text: ``named`` alone, or else all that are known.
 
@@ -88,12 +93,7 @@ class Thoughts:
     def __init__(
         self, tokenizer: Any, *, ends: Collection[int], named: Mapping[str, str] | None = None, template: str = ""
     ) -> None:
-        self.marks = marks_of(named)
-        self.own = (
-            self.marks
-            if named is not None
-            else tuple(pair for pair in self.marks if any(mark in template for mark in pair))
-        )
+        self.marks, self.own = marks_of(named), marks_in(template, named)
         self._tokenizer, self._ends = tokenizer, ends
         closing = {mark: self._token(mark) for _, mark in self.marks}
         self._closing = {token for token in closing.values() if token is not None}
@@ -103,11 +103,6 @@ class Thoughts:
             if closing[close] is not None and (token := self._token(mark)) is not None
         }
         self._by_text = tuple(pair for pair in self.marks if closing[pair[1]] is None)
-
-    @property
-    def closing(self) -> Collection[int]:
-        """The tokens that are a closing mark."""
-        return self._closing
 
     def closed(self, ids: Sequence[int]) -> bool:
         """Whether generated ``ids`` hold a thought that has come to its end."""

@@ -3,7 +3,6 @@
 ``load`` reads a checkpoint; ``VLM(model, processor)`` wraps a model in memory.
 """
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -13,46 +12,26 @@ import torch
 from jaxtyping import Bool, Float, Int
 from PIL import Image
 from torch import Tensor
-from transformers import BatchFeature, LogitsProcessor, StoppingCriteriaList
+from transformers import LogitsProcessor, StoppingCriteriaList
 
 from interp.batching import BatchContext
+from interp.encoder import Encoder, ids_of
 from interp.errors import UserError
-from interp.families import PER_TOKEN, encode_pieces
-from interp.generation import GREEDY, Generation, appended, check_call, new_tokens, seeded, special_tokens_alone
-from interp.layout import layout_for
-from interp.margin import (
-    NO,
-    YES,
-    AnswerIds,
-    Answering,
-    Metric,
-    Place,
-    VerdictScores,
-    answer_ids,
-    margin_of,
-    verdict_position,
-)
-from interp.output_head import float32_head, native_head
-from interp.pictures import PictureRefused
-from interp.preprocessing import configuration_digest, is_other, preprocessing_digest, tokenizer_digest, tokenizers_of
-from interp.prompt import MARK, Prompt, render
-from interp.thoughts import Thoughts
+from interp.generation import GREEDY, Generation, check_call, new_tokens, seeded, special_tokens_alone
+from interp.margin import NO, YES, AnswerIds, Metric, VerdictScores, margin_of, verdict_position
+from interp.output_head import float32_head
+from interp.prompt import Prompt
+from interp.thoughts import Thoughts, marks_in
 
 __all__ = ["VLM", "Generation", "Prompt"]
 
-BY_TOKEN = PER_TOKEN | {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
-"""Inputs with a column for each token."""
 Run = Callable[[Mapping[str, Any], dict[str, Any]], Any]
 """(inputs, options) → output of ``model.generate``."""
 Decode = Callable[[Run, Mapping[str, Any], dict[str, Any]], Any]
 """(run, inputs, options) → sequences of the inputs' rows."""
 
 
-def _ids(value: int | Sequence[int] | None) -> set[int]:
-    return {value} if isinstance(value, int) else set(value or ())
-
-
-class VLM:
+class VLM(Encoder):
     """Model, processor and layout. ``revision`` is the weights' hub commit or hash, None for a model built in memory.
 
     The tokenizer is set to pad on the left, with its end token if it has no padding token. A peft wrapper is removed:
@@ -68,59 +47,21 @@ class VLM:
     """
 
     def __init__(self, model: Any, processor: Any, *, name: str = "", revision: str | None = None) -> None:
-        self.model = model.get_base_model() if hasattr(model, "get_base_model") else model
-        self.processor = processor
-        self.layout = layout_for(self.model)
-        self.name = name or self.layout.model_type
-        self.revision = revision
-        self.refused: Mapping[str, str] = {}
-        self.thinking: Mapping[str, str] | None = None
+        super().__init__(model, processor, name=name, revision=revision)
         self.verdict = "first"
-        self.on_encode: list[Callable[[Sequence[Prompt], BatchFeature], object]] = []
         self.batches = BatchContext(self)
-        self.prefill_cache: Any = None  # an interp.speed.prefill_cache.PrefillCache
-        self.tokenizer = processor.tokenizer
-        self.tokenizer.padding_side = "left"  # generate() continues from the last column
-        if self.tokenizer.pad_token is None:
-            self.tokenizer.pad_token = self.tokenizer.eos_token or self.tokenizer.unk_token
-        if self.tokenizer.pad_token is None:
-            raise UserError(
-                f"the tokenizer of {self.name} has neither a padding token nor an end token to use instead; "
-                "set processor.tokenizer.pad_token"
-            )
-
-    def require(self, tool: str) -> None:
-        """Checks that a proof of this model (``interp.proof``), if there was one, lets ``tool`` be trusted.
-
-        Raises:
-            UserError: the proof refused it.
-        """
-        if why := self.refused.get(tool):
-            raise UserError(
-                f"{tool} on {self.name} would be wrong: {why}; task=prove shows every check; take a tool that it lets"
-                " through"
-            )
 
     @property
-    def device(self) -> torch.device:
-        """The device for inputs; if the model is spread over several, that of its embeddings."""
-        if getattr(self.model, "_hf_hook", None) is None:  # accelerate's hook, which moves inputs and weights
-            return self.model.device
-        embeddings = self.model.get_input_embeddings()
-        place = embeddings.weight.device
-        return torch.device(embeddings._hf_hook.execution_device) if place.type == "meta" else place
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the weights."""
-        return self.model.dtype
-
-    @cached_property
     def answer_ids(self) -> AnswerIds:
-        """The first tokens of "Yes" and "No" after a rendered prompt; see ``answer_ids``.
+        """The tokens of "Yes" and "No" as the next token after a prompt (``interp.margin.answer_ids``).
 
         In families that were tuned to say "yes" and "no" (PaliGemma, InstructBLIP) those of the lower case count too.
+        If a model thinks first, all spellings count: of any case, and with blanks around them.
         """
+        return self._spellings if self.thinks else self._first_ids
+
+    @cached_property
+    def _first_ids(self) -> AnswerIds:
         yes, no = self.first_tokens(YES, NO)
         if self.layout.lower_case:
             lower = self.first_tokens(YES.lower(), NO.lower())
@@ -128,32 +69,14 @@ class VLM:
         return AnswerIds(yes, no)
 
     @cached_property
-    def spelled(self) -> AnswerIds:
-        """All tokens that are Yes or No, whatever their case and the blanks around them: those of a later verdict."""
+    def _spellings(self) -> AnswerIds:
         texts = self.tokenizer.batch_decode([[token] for token in range(len(self.tokenizer))])
-        said = [str(text).strip().casefold() for text in texts]
+        words = [str(text).strip().casefold() for text in texts]
         yes, no = (
-            sorted({*first, *(token for token, text in enumerate(said) if text == word.casefold())})
-            for word, first in zip((YES, NO), self.answer_ids, strict=True)
+            sorted({*first, *(token for token, text in enumerate(words) if text == word.casefold())})
+            for word, first in zip((YES, NO), self._first_ids, strict=True)
         )
         return AnswerIds(yes, no)
-
-    def _answers_behind(self, begun: Sequence[int], token: int) -> AnswerIds:
-        """The first tokens of Yes and No behind the tokens ``begun``, in the case in which ``token`` says one."""
-        said = str(self.tokenizer.decode([token])).strip()
-        words = (
-            (YES.lower(), NO.lower()) if said.islower() else (YES.upper(), NO.upper()) if said.isupper() else (YES, NO)
-        )
-        text = str(self.tokenizer.decode(list(begun), skip_special_tokens=False))
-        try:
-            behind = answer_ids(self.tokenizer, text, name=self.name, words=words)
-        except UserError:  # no spelling of its own there
-            behind = self.answer_ids
-        yes, no = (
-            sorted({one for one in ids if one in spelled} | ({token} & set(spelled)))
-            for ids, spelled in zip(behind, self.spelled, strict=True)
-        )
-        return AnswerIds(yes, no) if yes and no else self.answer_ids
 
     @property
     def answer_spellings(self) -> dict[str, list[str]]:
@@ -163,233 +86,16 @@ class VLM:
             for name, ids in zip((YES, NO), self.answer_ids, strict=True)
         }
 
-    def first_tokens(self, one: str, other: str) -> AnswerIds:
-        """The first tokens of two other answers, as ``answer_ids`` are of "Yes" and "No".
-
-        Raises:
-            UserError: no first token distinguishes them.
-        """
-        # With an image, because some templates write its placeholder in any case.
-        probe = Prompt("?", Image.new("RGB", (1, 1)))
-        return answer_ids(self.tokenizer, self.render(probe), name=self.name, words=(one, other))
-
-    @property
-    def rounded(self) -> str:
-        """Why margins are rounded as the model's type is, as a sentence; "" if they are float32."""
-        return native_head(self.model)
-
     def float32_logits(self, metric: Metric | None = None) -> AbstractContextManager[None]:
         """While open, the logits that ``metric`` (default: the margin) needs are float32 (``interp.output_head``)."""
         answers = [token for ids in self.answer_ids for token in ids]
         return float32_head(self.model, answers if metric is None or metric == self.margin else None)
 
     @property
-    def speaker(self) -> Any:
-        """The module with the output head, which runs the forwards of generate(); in InstructBLIP it is nested."""
-        return self.model.get_submodule(self.layout.lm_head.rpartition(".")[0])
-
-    @property
-    def preprocessing(self) -> str:
-        """A digest of configuration, processor, chat template, tokenizer and end tokens (``interp.preprocessing``).
-
-        With the weights' ``revision`` it is what the model is.
-        """
-        return preprocessing_digest(self.processor, known=self._known_digests, ends=self.end_ids)
-
-    @property
-    def identity(self) -> list[str]:
-        """What identifies the model where its answers or measurements are kept: name, weights, preprocessing, dtype."""
-        named = [str(self.thinking)] if self.thinking else []
-        return [self.name, str(self.revision), self.preprocessing, str(self.dtype), *named]
-
-    def other_than(self, known: Mapping[str, Any]) -> str:
-        """What tells this model from the one whose ``revision`` and ``preprocessing`` are ``known``; "" if nothing.
-
-        What was recorded without preprocessing, or under another version of transformers, is compared by its weights.
-        """
-        if known.get("revision") != self.revision:
-            return f"its weights ({known.get('revision')}, here {self.revision})"
-        if is_other(before := known.get("preprocessing"), self.preprocessing):
-            return f"its configuration, processor, chat template or tokenizer ({before}, here {self.preprocessing})"
-        return ""
-
-    @cached_property
-    def _known_digests(self) -> dict[str, str]:
-        """Of what takes long to read and does not change: configuration and tokenizers."""
-        tokenizers = {name: tokenizer_digest(one) for name, one in tokenizers_of(self.processor).items()}
-        return {"configuration": configuration_digest(self.model.config), **tokenizers}
-
-    @property
     def _speakers(self) -> list[Any]:
         """The modules whose generation settings act in ``generate``: the model itself, and a speaker nested in it."""
         modules = [self.model] if self.speaker is self.model else [self.model, self.speaker]
         return [module for module in modules if getattr(module, "generation_config", None) is not None]
-
-    @cached_property
-    def end_ids(self) -> set[int]:
-        """The tokens that end an answer: the checkpoint's, the tokenizer's, and the one behind an answer in the chat.
-
-        All three, because one alone may be wrong: InstructBLIP's generation config names the begin token, and that of
-        IDEFICS lacks ``<end_of_utterance>``.
-        """
-        return _ids(self.speaker.generation_config.eos_token_id) | _ids(self.tokenizer.eos_token_id) | self._turn_end()
-
-    def _turn_end(self) -> set[int]:
-        """The special token right behind an answer in the chat template; empty if there is none."""
-        messages = [{"role": "user", "content": [{"type": "text", "text": "?"}]}]
-        messages.append({"role": "assistant", "content": [{"type": "text", "text": MARK}]})
-        try:
-            _, mark, behind = self.processor.apply_chat_template(messages).rpartition(MARK)
-        except Exception:  # a template that takes no answers
-            return set()
-        behind = behind.lstrip() if mark else ""  # some leave answers out
-        specials = {content: token for token, content in self._specials().items()}
-        found = max((content for content in specials if behind.startswith(content)), key=len, default="")
-        return {specials[found]} if found else set()
-
-    def _specials(self) -> dict[int, str]:
-        added = getattr(self.tokenizer, "added_tokens_decoder", {})
-        return {number: str(token) for number, token in added.items() if token.special and str(token)}
-
-    def render(self, prompt: Prompt) -> str:
-        """The prompt as text, up to where the answer begins. The image is a single placeholder.
-
-        Raises:
-            UserError: as ``interp.prompt.render``; or the chat template ends it with an end token.
-        """
-        text = render(self.processor, prompt, layout=self.layout, name=self.name)
-        if end := next((end for end in self._ends if text.rstrip().endswith(end)), ""):
-            raise UserError(
-                f"the chat template of {self.name} ends a prompt with the end token {end!r}, behind which a model "
-                "begins another text; a template asked for add_generation_prompt ends where the answer begins; set "
-                "model.chat_template (in Python: processor.chat_template) to one that does"
-            )
-        return text
-
-    @cached_property
-    def _ends(self) -> list[str]:
-        """The end tokens as texts, without one that begins texts too."""
-        ends = self.tokenizer.convert_ids_to_tokens(sorted(self.end_ids))
-        return [str(end) for end in ends if end and end != self.tokenizer.bos_token]
-
-    def encode(self, prompts: Sequence[Prompt]) -> BatchFeature:
-        """Left-padded model inputs, on the model's device and with pixels in its dtype.
-
-        Raises:
-            UserError: no prompts, prompts with and without an image in one batch, no image for a family that needs
-                one, a picture that the processor refuses (``PictureRefused``), or a prompt that ``render`` rejects.
-        """
-        encoded = self.inputs(prompts)
-        for listener in self.on_encode:
-            listener(prompts, encoded)
-        return encoded
-
-    def inputs(self, prompts: Sequence[Prompt]) -> BatchFeature:
-        """What ``encode`` returns. Subclasses override this to change the inputs, which ``on_encode`` then sees."""
-        cache = self.prefill_cache
-        batch = self._processed(prompts) if cache is None else cache.encoded(prompts, self._processed)
-        if not any(prompt.begun for prompt in prompts):
-            return batch
-        tails, pad = [prompt.begun for prompt in prompts], self.tokenizer.pad_token_id
-        return BatchFeature(appended(batch, tails, pad=pad, side="left", kind=self.answer_kind))
-
-    @property
-    def answer_kind(self) -> int:
-        """The token type of an answer: 1 for PaliGemma, whose prompt (type 0) has bidirectional attention."""
-        return int(self.layout.model_type == "paligemma")
-
-    def _processed(self, prompts: Sequence[Prompt]) -> BatchFeature:
-        """The processor's outputs."""
-        texts = [self.render(prompt) for prompt in prompts]
-        pictures = [prompt.image for prompt in prompts if prompt.image is not None]
-        if not texts:
-            raise UserError("no prompts in this batch; a batch has at least one; check the benchmark and its limit")
-        if 0 < len(pictures) < len(texts):
-            raise UserError(
-                f"{len(pictures)} of {len(texts)} prompts in one batch have an image; either all or none may; "
-                "ask those without an image in a batch of their own"
-            )
-        if len(texts) > 1 and (why := self.refused.get("score")):
-            raise UserError(f"several prompts of {self.name} at once would be wrong: {why}; ask one (batch_size=1)")
-        # Set again because training may have changed it. Passed as an argument, it would also reach InstructBLIP's
-        # Q-Former, whose positions are absolute.
-        self.tokenizer.padding_side = "left"
-        options: dict[str, Any] = {"return_tensors": "pt", "padding": True}
-        begin = self.tokenizer.bos_token
-        if begin and texts[0].startswith(begin):
-            options["add_special_tokens"] = False  # the template wrote <s> already
-        try:
-            batch = self._made(texts, pictures, **options)
-        except UserError:
-            raise
-        except Exception as error:
-            self._check_pictures(pictures, error)
-            raise
-        if (mask := batch.get("qformer_attention_mask")) is not None:
-            # Padded left where the checkpoint's tokenizer says so, which its absolute positions do not allow.
-            order = mask.argsort(dim=1, descending=True, stable=True)
-            for name in ("qformer_input_ids", "qformer_attention_mask"):
-                batch[name] = batch[name].gather(1, order)
-        batch.pop("labels", None)  # PaliGemma's processor always adds them, all "ignore"
-        return batch.to(self.device, dtype=self.dtype)
-
-    def _made(self, texts: list[str], pictures: list[Image.Image], **options: Any) -> BatchFeature:
-        """The processor's outputs, without the tokens that the tokenizer puts behind every text."""
-        if self.layout.prompt == "pieces":
-            return encode_pieces(self.processor, texts, pictures, name=self.name)
-        images = [[picture] for picture in pictures] or None
-        process = self.processor if images else self._without_images
-        batch = process(text=texts, images=images, **options)
-        if images and self._takes_types and "mm_token_type_ids" not in batch:
-            batch = process(text=texts, images=images, return_mm_token_type_ids=True, **options)
-        if options.get("add_special_tokens", True) and self.ends_of_texts:
-            for name in BY_TOKEN & batch.keys():
-                batch[name] = batch[name][:, : -self.ends_of_texts]
-        return batch
-
-    @cached_property
-    def _takes_types(self) -> bool:
-        """Whether the model needs to be told which tokens are image tokens; not every processor does so unasked."""
-        return "mm_token_type_ids" in inspect.signature(self.model.forward).parameters
-
-    @cached_property
-    def ends_of_texts(self) -> int:
-        """How many tokens the tokenizer puts behind every text (its end token, where it was saved so).
-
-        They are taken off: a model that finds the end of a text behind a prompt begins another one.
-        """
-        bare, whole = (self.tokenizer("a", add_special_tokens=given)["input_ids"] for given in (False, True))
-        for start in range(len(whole) - len(bare) + 1):
-            if whole[start : start + len(bare)] == bare:
-                return len(whole) - start - len(bare)
-        return 0
-
-    def _check_pictures(self, pictures: Sequence[Image.Image], error: Exception) -> None:
-        """After the processor's ``error``: which picture it cannot take.
-
-        Raises:
-            PictureRefused: this one.
-        """
-        for place, picture in enumerate(pictures):
-            try:
-                self.processor.image_processor(picture, return_tensors="pt")
-            except Exception as own:  # processors raise whatever a size provokes
-                raise PictureRefused(
-                    f"the processor of {self.name} refuses a picture of {picture.width} × {picture.height} pixels "
-                    f"({type(own).__name__}: {' '.join(str(own).split())}); scale it, or leave its case out",
-                    place,
-                ) from error
-
-    def _without_images(self, **arguments: Any) -> BatchFeature:
-        """Text-only inputs. Turns the errors of families that require an image into a ``UserError``."""
-        pixels = inspect.signature(self.model.generate).parameters.get("pixel_values")
-        if pixels is None or pixels.default is not inspect.Parameter.empty:
-            try:
-                return self.processor(**arguments)
-            except ValueError as error:
-                if "image" not in str(error):
-                    raise
-        raise UserError(f"{self.name} cannot answer without an image; give every prompt one, a blank one if need be")
 
     def generate(
         self,
@@ -419,8 +125,7 @@ class VLM:
         options = GREEDY | self._special_tokens() | generate_kwargs
         check_call(options, batch["attention_mask"], seed)
         rendered = [self.render(prompt) for prompt in prompts]
-        later = self.answering(prompts).later if prompts else []
-        scores = VerdictScores(logits_processor or (), self.answer_ids, options, later=later)
+        scores = VerdictScores(logits_processor or (), self.answer_ids, options, every=self.late_verdicts)
         options |= {"max_new_tokens": max_new_tokens, "logits_processor": scores.processors}
         if self.batches.stop is not None:
             options["stopping_criteria"] = StoppingCriteriaList([*options.get("stopping_criteria", ()), self._go_on])
@@ -436,21 +141,21 @@ class VLM:
                 "would change nothing; take one that does not (baseline, prompt, verbalise), or another model"
             )
         scores.check_model(self.name, self.dtype)
-        ends = _ids(options["eos_token_id"])
+        ends = ids_of(options["eos_token_id"])
         sequences = getattr(output, "sequences", output)
         rows = new_tokens(sequences, batch["input_ids"], ends=ends, pad=options["pad_token_id"])
-        apart = self.told_apart(rows, rendered, [prompt.begun for prompt in prompts])
-        places = self._verdicts(rows, apart["thought_tokens"])
+        spoken = self.split_thoughts(rows, rendered, [prompt.begun for prompt in prompts])
+        steps = self._verdict_steps(rows, spoken["thought_tokens"])
         return Generation(
-            **apart,
+            **spoken,
             token_ids=rows,
-            margins=scores.margins(len(rows), places),
+            margins=scores.margins(len(rows), steps),
             finished=[bool(row) and row[-1] in ends for row in rows],
             prompts=rendered,
-            unshifted=scores.unshifted(len(rows), places),
+            unshifted=scores.unshifted(len(rows), steps),
             sampled=scores.sampled,
             keys=[prompt.key for prompt in prompts],
-            verdicts=places,
+            verdict_steps=steps,
         )
 
     def _run(self, batch: Mapping[str, Any], options: dict[str, Any]) -> Any:
@@ -462,44 +167,29 @@ class VLM:
         """Return the result of ``run``, a prefill of ``inputs`` outside ``generate``, or a copy from the cache."""
         return run() if self.prefill_cache is None else self.prefill_cache.second_branch(self, inputs, run)
 
-    def _verdicts(self, rows: Sequence[Sequence[int]], thought: Sequence[int]) -> list[Place] | None:
-        """Where the verdicts of generated ``rows`` are, of which the first ``thought`` tokens are a thought's.
+    @property
+    def late_verdicts(self) -> bool:
+        """Whether verdicts may come after the first token: after a thought, or at the end of answers (``verdict``)."""
+        return self.verdict == "last" or self.thinks
 
-        None where each is the first token.
-        """
+    def _verdict_steps(self, rows: Sequence[Sequence[int]], thought_tokens: Sequence[int]) -> list[int | None] | None:
+        """Return how many tokens of generated ``rows`` come before their verdicts; None: each is the first token."""
         if self.verdict == "last":
-            answers = self.answer_ids
-            return [Place(verdict_position(self.tokenizer, ids, answers), answers) for ids in rows]
-        if not any(thought):
+            return [verdict_position(self.tokenizer, ids, self.answer_ids) for ids in rows]
+        thinks = self.thinks
+        if not thinks and not any(thought_tokens):
             return None
-        return [
-            self._behind(ids, end) if end else Place(0, self.answer_ids) for ids, end in zip(rows, thought, strict=True)
-        ]
+        lengths = zip(rows, thought_tokens, strict=True)
+        return [self._verdict_after(ids, length) if thinks or length else 0 for ids, length in lengths]
 
-    def _behind(self, ids: Sequence[int], thought: int) -> Place:
-        """The verdict behind a thought: the answer's Yes or No, or else its first token that is no blank."""
+    def _verdict_after(self, ids: Sequence[int], thought: int) -> int | None:
+        """Return where the answer after a thought says Yes or No, or else where its first word is."""
         rest = list(ids[thought:])
-        at = verdict_position(self.tokenizer, rest, self.spelled, opening=True)
-        if at is None:
-            written = (self.tokenizer.decode([token], skip_special_tokens=True).strip() for token in rest)
-            at = next((place for place, text in enumerate(written) if text), None)
-        if at is None:
-            return Place(None, self.answer_ids)
-        step = thought + at
-        return Place(step, self._answers_behind(ids[thought - 1 : step], ids[step]))
-
-    def answering(self, prompts: Sequence[Prompt]) -> Answering:
-        """Follows where the verdicts of answers to ``prompts`` may come, while they are generated."""
-        rendered, thoughts = self.render(prompts[0]), self.thoughts
-        if self.verdict == "last":
-            return Answering(self.spelled, anywhere=True)
-        if not thoughts.expected(rendered):
-            return Answering(self.answer_ids)
-        opened = thoughts.opened(rendered)
-        begun = [thoughts.spoken(p.begun, "", opened=opened) if p.begun else None for p in prompts]
-        closed = [one is not None and one.finished and bool(one.tokens) for one in begun]
-        at_once = [one.finished if one is not None else not opened for one in begun]
-        return Answering(self.spelled, thoughts, at_once=at_once, closed=closed)
+        step = verdict_position(self.tokenizer, rest, self.answer_ids, opening=True)
+        if step is None:
+            texts = (self.tokenizer.decode([token], skip_special_tokens=True).strip() for token in rest)
+            step = next((index for index, text in enumerate(texts) if text), None)
+        return None if step is None else thought + step
 
     @property
     def thoughts(self) -> Thoughts:
@@ -510,9 +200,11 @@ class VLM:
     @property
     def thinks(self) -> bool:
         """Whether a thought is to be expected behind a prompt, by chat template and marks (``interp.thoughts``)."""
+        if not marks_in(str(self.processor.chat_template), self.thinking):
+            return False
         return self.thoughts.expected(self.render(Prompt("?", Image.new("RGB", (1, 1)))))
 
-    def told_apart(
+    def split_thoughts(
         self, rows: Sequence[Sequence[int]], rendered: Sequence[str], begun: Sequence[Sequence[int]] = ()
     ) -> dict[str, Any]:
         """Thoughts and answers of generated ids, as ``Thoughts.apart``; the template opens all prompts alike.

@@ -10,9 +10,9 @@ Methods
     Verbalise                    puts the picture into words, the words into the request, and judges that
     ECSO                         answers, checks the answer for harm, and answers again from a description
     PriorCorrection              subtracts the margin that the sentence has without its picture
-    InstructionContrast, M3ID, PAI, VISTA, AGLA published baselines at their published settings
+    InstructionContrast, M3ID, PAI, AGLA published baselines at their published settings
     AttentionSteering            raises attention on the picture in chosen layers
-    Thinking, ThoughtAndAnswer   a thought that is off, bounded or begun; a thought and an answer by two methods
+    Thinking, TwoSteps   a thought that is off, bounded or begun; a thought and an answer by two methods
 
 Methods trained on labelled cases
     TrainableMethod              the interface of such a method
@@ -64,10 +64,9 @@ if TYPE_CHECKING:
     from mitigation.own_file import OwnFile, OwnLearner
     from mitigation.peers.agla import AGLA
     from mitigation.peers.icd_m3id_pai import M3ID, PAI, InstructionContrast
-    from mitigation.peers.vista import VISTA
     from mitigation.prior_correction import PriorCorrection, prior_margins, prior_share
     from mitigation.prompting import ContextPrompt, SafetyPrompt
-    from mitigation.thinking import Thinking, ThoughtAndAnswer
+    from mitigation.thinking import Thinking, TwoSteps
     from mitigation.threshold import CalibratedShift, ConstantShift
     from mitigation.vcd import VCD
     from mitigation.verbalise import Verbalise

@@ -26,11 +26,8 @@ from mitigation.validation import check_alpha, check_beta, check_pictured
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from interp.margin import LaterScores
+    from interp.margin import AnswerScores
     from interp.vlm import VLM, Generation, Prompt
-    from mitigation.contrastive.processors import Branch
-
-    Branches = Sequence["Inputs | Branch"]
 
 Inputs = Mapping[str, Any]  # of a batch, from ``vlm.encode``
 UNCUT = "without a plausibility cutoff any token may be chosen, and a reply lists the likeliest alone; set beta"
@@ -40,14 +37,14 @@ UNCUT = "without a plausibility cutoff any token may be chosen, and a reply list
 class BranchLogits:
     """The raw float32 logits of one step: ``clean`` [row vocab] after the prompts, ``others`` [branch row vocab].
 
-    ``answers`` are the first tokens of Yes and of No. ``verdict`` [row 1] is whether the verdict may be chosen
-    now; None for a model that does not think first, whose verdict is the first token.
+    ``answers`` are the tokens of Yes and of No. ``late_verdicts`` says whether a verdict may come after the first token
+    (``VLM.late_verdicts``).
     """
 
     clean: "Tensor"
     others: "Tensor"
     answers: tuple[Sequence[int], Sequence[int]]
-    verdict: "Tensor | None" = None
+    late_verdicts: bool = False
 
 
 class BranchMethod:
@@ -71,7 +68,7 @@ class BranchMethod:
         """See ``mitigation.method.Abilities``."""
         return UNCUT if self.beta is None else ""
 
-    def branches(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> "Branches":
+    def branches(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> Sequence[Inputs]:
         """The inputs of each further branch, row by row: other pictures, other words, or no picture.
 
         None at all: the model answers as it is. ``encoded`` are the inputs of ``prompts``.
@@ -104,66 +101,48 @@ class BranchMethod:
         vlm: "VLM",
         prompts: "Sequence[Prompt]",
         encoded: Inputs,
-        others: "Branches",
+        others: Sequence[Inputs],
         max_new_tokens: int,
     ) -> "Generation":
         """Answers to ``prompts`` (``encoded``) by ``scores`` of all branches' logits (``others``), then the cutoff.
 
-        A model behind an API is asked for the branches' log-probabilities (``experiments.api.contrast``). A branch is
-        given by its inputs, and costs a forward per token, or is there already
-        (``mitigation.contrastive.processors.Branch``). On a CPU, steps after the first are left out where the cutoff
-        leaves one token: to look costs nothing there, while an accelerator would be waited for.
+        A model behind an API is asked for the branches' log-probabilities (``experiments.api.contrast``). A branch
+        costs a forward per token. On a CPU, steps after the first are left out where the cutoff leaves one token: to
+        look costs nothing there, while an accelerator would be waited for.
         """
         if gives_replies(vlm):
             return vlm.contrasted(self, prompts, others, max_new_tokens=max_new_tokens)  # type: ignore[attr-defined]
         if not others:
             return vlm.generate(prompts, max_new_tokens=max_new_tokens, encoded=encoded)
-        import torch
-
-        from interp.margin import LaterScores
+        from interp.margin import AnswerScores
         from mitigation.contrastive.processors import RuleLogitsProcessor
 
-        margins: list[Tensor] = []  # of every branch, at the first step
-        later: list[LaterScores] = []  # of every branch, at the others
-        answering = vlm.answering(prompts)
+        answers, late = vlm.answer_ids, vlm.late_verdicts
+        tokens = [token for ids in answers for token in ids]
+        kept = AnswerScores(answers, every=late)
 
         def rule(clean: "Tensor", others: "Tensor", step: int) -> "Tensor":
-            behind = None if answering.first_alone or answering.now is None else answering.now[:, None]
-            answers = answering.answers if step and behind is not None else vlm.answer_ids
-            if not step:
-                margins[:] = [branch_margins(torch.cat([clean[None], others]), vlm.answer_ids)]
-                later[:] = [LaterScores(answering.later) for _ in (clean, *others)]
-            elif answering.later:
-                for kept, logits in zip(later, (clean, *others), strict=True):
-                    kept.add(logits, step)
-            return self.scores(BranchLogits(clean, others, answers, behind), step)
+            kept.add(step, clean, *others)
+            return self.scores(BranchLogits(clean, others, answers, late), step)
 
-        skips = self.beta is not None and vlm.device.type == "cpu"
         ruling = RuleLogitsProcessor(
             *(vlm.model, encoded["input_ids"], others, rule),
             beta=self.beta,
-            answers=[token for ids in answering.answers for token in ids] if self.uncut else [],
-            skips=skips and all(isinstance(other, Mapping) for other in others),
+            answers=tokens if self.uncut else [],
+            skips=self.beta is not None and vlm.device.type == "cpu",
             ends=vlm.end_ids,
-            answering=answering,
+            late_verdicts=tokens if late else [],
             prefill=vlm.prefill,
         )
         generation = vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[ruling], encoded=encoded)
-        return self.with_branch_margins(generation, margins[0], later)
+        return self.with_branch_scores(generation, kept)
 
-    def with_branch_margins(
-        self, generation: "Generation", margins: "Tensor", later: "Sequence[LaterScores]" = ()
-    ) -> "Generation":
-        """``generation`` with each branch's margin [branch row] by its name; that of the prompts is ``clean``.
+    def with_branch_scores(self, generation: "Generation", kept: "AnswerScores") -> "Generation":
+        """Return ``generation`` with each branch's margins at the verdicts, from the scores before the formula."""
+        return self.with_branch_margins(generation, kept.margins(len(generation.texts), generation.verdict_steps))
 
-        ``later`` are each branch's scores at further steps, for verdicts that are not the first token.
-        """
-        if generation.verdicts is not None and later:
-            import torch
-
-            margins = torch.stack(
-                [one.at(generation.verdicts, first.cpu()) for one, first in zip(later, margins, strict=True)]
-            )
+    def with_branch_margins(self, generation: "Generation", margins: "Tensor") -> "Generation":
+        """Return ``generation`` with the margins [branch row] by the branch's name; the prompts' is ``clean``."""
         several = len(margins) > 2
         others = [f"{self.other}_{number}" if several else self.other for number in range(1, len(margins))]
         rows = [dict(zip(["clean", *others], row, strict=True)) for row in margins.T.tolist()]
@@ -196,11 +175,3 @@ class Contrast(BranchMethod):
 def gives_replies(vlm: Any) -> bool:
     """Whether the model is behind an endpoint, whose ``encode`` gives the prompts themselves for inputs."""
     return hasattr(vlm, "contrasted")
-
-
-def branch_margins(logits: "Tensor", answers: tuple[Sequence[int], Sequence[int]]) -> "Tensor":
-    """The margins [branch row] of the first step's ``logits`` [branch row vocab], before any formula."""
-    from interp.margin import margin_of
-
-    yes, no = (logits[..., list(ids)].flatten(0, 1) for ids in answers)
-    return margin_of(yes, no).unflatten(0, logits.shape[:2])

@@ -142,7 +142,7 @@ def check_answers(method: Any, generation: Any, prompts: "Sequence[Prompt]", *, 
     expected = margins and not abilities(method).unscored and bool(generation.scored.any())
     if expected and bool(generation.margins.isnan().all()):
         raise MethodFault(
-            f"it returned no margins; {OWES}; one that masks the answers keeps their scores as first_scores "
+            f"it returned no margins; {OWES}; one that masks the answers keeps their scores as uncut_scores "
             "(interp.margin), and one that has none says why in an attribute unscored"
         )
 

@@ -95,25 +95,21 @@ class PriorCorrection(BranchMethod):
         For the verdict every spelling of an answer gets the prior of the answer over all spellings. The margin is
         then exactly the clean one minus weight × the mean of the priors' margins, and a spelling does not win because
         it is rare in the prior. For the same reason, all other tokens are −inf if the most likely clean token is an
-        answer.
+        answer. A later token is the verdict if verdicts may come late and the most likely clean token is an answer.
         """
         import torch
 
-        clean, prior = logits.clean, logits.others.log_softmax(-1)
-        if step and logits.verdict is None:
-            return clean.log_softmax(-1) - self.weight * prior.mean(0)
-        pooled = prior if logits.verdict is None else prior.clone()
+        clean, prior = logits.clean.log_softmax(-1), logits.others.log_softmax(-1)
+        plain = clean - self.weight * prior.mean(0)
+        if step and not logits.late_verdicts:
+            return plain
         for ids in logits.answers:
-            pooled[..., ids] = pooled[..., ids].logsumexp(-1, keepdim=True)
-        if logits.verdict is not None:
-            pooled = torch.where(logits.verdict, pooled, prior)
-        scores = clean.log_softmax(-1) - self.weight * pooled.mean(0)
+            prior[..., ids] = prior[..., ids].logsumexp(-1, keepdim=True)
         either = torch.tensor([token for ids in logits.answers for token in ids], device=clean.device)
         other = ~torch.isin(torch.arange(clean.shape[1], device=clean.device), either)
-        verdict = torch.isin(clean.argmax(-1, keepdim=True), either)
-        if logits.verdict is not None:
-            verdict = verdict & logits.verdict
-        return scores.masked_fill(verdict & other, -torch.inf)
+        verdict = torch.isin(logits.clean.argmax(-1, keepdim=True), either)
+        scores = (clean - self.weight * prior.mean(0)).masked_fill(verdict & other, -torch.inf)
+        return torch.where(verdict, scores, plain) if step else scores
 
 
 def grey_picture(size: tuple[int, int]) -> "Image":

@@ -1,12 +1,13 @@
-"""Thinking as a setting: no thought, a bounded one, or one that begins with given words.
+"""A thought is a prefix of the answer: it may be empty, bounded, begun with given words, or another method's.
 
-Budget forcing as in s1 (Muennighoff et al. 2025, arXiv 2501.19393, section 3): where a thought has taken its tokens,
-the closing mark is written, and the model answers. Importing this module loads neither torch nor transformers.
+Each has two steps: *think*, then *answer* with the finished thought as a prefix. A budget is as in s1 (Muennighoff et
+al. 2025, arXiv 2501.19393, section 3): if a thought has used its tokens, the method writes the closing mark, and the
+model answers. Importing this module loads neither torch nor transformers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from interp.errors import UserError
 from interp.thoughts import NAME_THE_MARKS
@@ -15,6 +16,8 @@ from mitigation.validation import check_count
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt
+
+    Generate = Callable[..., Generation]  # as ``Method.generate``
 
 OFF = "off"
 
@@ -45,7 +48,7 @@ class Thinking:
             )
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """See ``Method.generate``. Of a thought that the method wrote in part, ``Generation.thoughts`` has all.
+        """See ``Method.generate``. The answers' tokens include those that the method wrote.
 
         Raises:
             UserError: the model does not think first, by its chat template.
@@ -53,24 +56,35 @@ class Thinking:
         _check_thinks(vlm)
         thoughts = vlm.thoughts
         opening, closing = thoughts.tokens(vlm.render(prompts[0]))
+        marks = [list(closing), list(opening or thoughts.tokens("")[0])]
+        once: dict[str, Any] = (
+            {} if self.budget is None else {"bad_words_ids": marks}
+        )  # it may not think on after its budget
+        if all(prompt.begun and thoughts.closed(prompt.begun) for prompt in prompts):
+            return vlm.generate(prompts, max_new_tokens=max_new_tokens, **once)
         words = tuple(vlm.tokenizer(self.begins, add_special_tokens=False)["input_ids"]) if self.begins else ()
-        asked = [replace(one, begun=(*one.begun, *opening, *words)) for one in prompts]
+        written = [(*opening, *words)] * len(prompts)
+        begun = _continued(prompts, written)
         if self.budget is None:
-            return vlm.generate(asked, max_new_tokens=max_new_tokens)
-        from mitigation.processors import ThoughtBudgetLogitsProcessor
-
-        marks = [opening or thoughts.tokens("")[0]]
-        bound = ThoughtBudgetLogitsProcessor(max(self.budget - len(words), 0), closing, thoughts.closed, marks)
-        return vlm.generate(asked, max_new_tokens=max_new_tokens, logits_processor=[bound])
+            return _joined(vlm, prompts, written, vlm.generate(begun, max_new_tokens=max_new_tokens))
+        left = min(self.budget - len(words), max_new_tokens)
+        first = vlm.generate(begun, max_new_tokens=left) if left > 0 else None
+        rows = [row for row in range(len(prompts)) if first is None or not first.finished[row]]
+        if first is not None and not rows:
+            return _joined(vlm, prompts, written, first)
+        prefixes = [closing if first is None else _closed(vlm, first, row, closing) for row in rows]
+        asked = [begun[row] for row in rows]
+        second = vlm.generate(_continued(asked, prefixes), max_new_tokens=max_new_tokens, **once)
+        second = _joined(vlm, asked, prefixes, second)
+        return _joined(vlm, prompts, written, second if first is None else first.with_rows(rows, second))
 
 
 @dataclass(frozen=True)
-class ThoughtAndAnswer:
-    """The ``thought`` of one method, and behind it the ``answer`` of another: where does a mitigation act?
+class TwoSteps:
+    """The ``thought`` of one method, and the ``answer`` of another from the verdict on: where does a mitigation act?
 
-    With ``VCD`` and ``Baseline`` as the two, or the other way round, a contrast changes the thought alone, or the
-    verdict alone. Either part has ``max_new_tokens``. Margins are those of ``answer``; where no thought came to its end
-    both are ``thought``'s.
+    Use VCD for one step and the baseline for the other to contrast only the thought or only the verdict. Either step
+    has ``max_new_tokens``. Margins are those of ``answer``. If no verdict comes, both are those of ``thought``.
     """
 
     thought: Any  # Methods; Any because Hydra instantiates them separately
@@ -80,7 +94,7 @@ class ThoughtAndAnswer:
 
     def __post_init__(self) -> None:
         for name, part in (("thought", self.thought), ("answer", self.answer)):
-            if not callable(getattr(part, "generate", None)) or isinstance(part, Thinking | ThoughtAndAnswer):
+            if not callable(getattr(part, "generate", None)) or isinstance(part, Thinking | TwoSteps):
                 raise UserError(f"{name}={part!r}: is a method that leaves thinking alone, as VCD() or Baseline()")
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
@@ -89,30 +103,54 @@ class ThoughtAndAnswer:
         Raises:
             UserError: the model does not think first, by its chat template.
         """
-        from interp.margin import Place
-
         _check_thinks(vlm)
-        first = self.thought.generate(vlm, prompts, max_new_tokens=max_new_tokens)
-        lengths, closed = first.thought_tokens, vlm.thoughts.closed
-        told = [ids[:count] for ids, count in zip(first.token_ids, lengths, strict=True)]
-        rows = [row for row, ids in enumerate(told) if ids and closed(ids)]
-        if not rows:
-            return cast("Generation", first)
-        begun = [replace(prompts[row], begun=(*prompts[row].begun, *told[row])) for row in rows]
-        second = self.answer.generate(vlm, begun, max_new_tokens=max_new_tokens)
-        places = second.verdicts or [Place(0, vlm.answer_ids)] * len(rows)
-        behind = [
-            place._replace(step=None if place.step is None else place.step + len(told[row]))
-            for row, place in zip(rows, places, strict=True)
-        ]
-        whole = replace(
-            second,
-            token_ids=[[*told[row], *ids] for row, ids in zip(rows, second.token_ids, strict=True)],
-            thoughts=[first.thoughts[row] for row in rows],
-            thought_tokens=[lengths[row] for row in rows],
-            verdicts=behind,
-        )
-        return replace(first.with_rows(rows, whole), branch="", branch_margins=None)
+        return in_two_steps(vlm, prompts, self.thought.generate, self.answer.generate, max_new_tokens)
+
+
+def in_two_steps(
+    vlm: "VLM", prompts: "Sequence[Prompt]", think: "Generate", answer: "Generate", max_new_tokens: int
+) -> "Generation":
+    """Return answers by ``think`` up to their verdicts, and by ``answer`` from the verdicts on.
+
+    A verdict is then the next token after a prompt and its prefix. The prefix is the thought with the model's own
+    tokens before its verdict.
+    """
+    first = think(vlm, prompts, max_new_tokens=max_new_tokens)
+    steps = first.verdict_steps or [0] * len(prompts)
+    rows = [row for row, step in enumerate(steps) if step is not None]
+    if not rows:
+        return first
+    asked = [prompts[row] for row in rows]
+    prefixes = [first.token_ids[row][: steps[row]] for row in rows]
+    second = _joined(vlm, asked, prefixes, answer(vlm, _continued(asked, prefixes), max_new_tokens=max_new_tokens))
+    if second.unshifted is not None:
+        first = replace(first, unshifted=first.margins)
+    if second.branch_margins is None:
+        first = replace(first, branch_margins=None)
+    branch = second.branch if second.branch == first.branch else ""
+    return replace(first.with_rows(rows, second), sampled=first.sampled or second.sampled, branch=branch)
+
+
+def _continued(prompts: "Sequence[Prompt]", prefixes: Sequence[Sequence[int]]) -> "list[Prompt]":
+    """Return each prompt with more tokens of its answer."""
+    return [replace(prompt, begun=(*prompt.begun, *ids)) for prompt, ids in zip(prompts, prefixes, strict=True)]
+
+
+def _joined(
+    vlm: "VLM", prompts: "Sequence[Prompt]", prefixes: Sequence[Sequence[int]], generation: "Generation"
+) -> "Generation":
+    """Return the answers to ``prompts`` that begin with ``prefixes`` and go on as in ``generation``."""
+    rows = [[*ids, *more] for ids, more in zip(prefixes, generation.token_ids, strict=True)]
+    later = generation.verdict_steps or [0] * len(rows)
+    steps = [None if step is None else len(ids) + step for ids, step in zip(prefixes, later, strict=True)]
+    spoken = vlm.split_thoughts(rows, generation.prompts or (), [prompt.begun for prompt in prompts])
+    return replace(generation, token_ids=rows, verdict_steps=steps, **spoken)
+
+
+def _closed(vlm: "VLM", generation: "Generation", row: int, closing: Sequence[int]) -> Sequence[int]:
+    """Return the thought of one answer: without the tokens after it, or with the mark that it lacks."""
+    ids, length = generation.token_ids[row], (generation.thought_tokens or [0])[row]
+    return ids[:length] if vlm.thoughts.closed(ids) else [*ids, *closing]
 
 
 def _check_thinks(vlm: "VLM") -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from interp.errors import UserError
-from mitigation.method import SCORES
+from mitigation.method import SCORES, Baseline
 from mitigation.validation import check_shift
 
 if TYPE_CHECKING:
@@ -33,15 +33,13 @@ class ConstantShift:
         check_shift(self.shift)
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """Greedy answers with the shift at the verdict's step (``ConstantShiftLogitsProcessor``).
+        """Return greedy answers with the shift at the verdict (``mitigation.wrappers.Shifted``).
 
         Margins include it; ``unshifted`` are those of the unmodified model.
         """
-        from mitigation.processors import ConstantShiftLogitsProcessor
+        from mitigation.wrappers import Shifted
 
-        answering = vlm.answering(prompts)
-        processor = ConstantShiftLogitsProcessor(vlm.answer_ids, shift=self.shift, answering=answering)
-        return vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[processor])
+        return Shifted(Baseline(), self.shift).generate(vlm, prompts, max_new_tokens=max_new_tokens)
 
 
 @dataclass(frozen=True)

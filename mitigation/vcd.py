@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from interp.errors import UserError
-from mitigation.branches import Contrast, Inputs, branch_margins, gives_replies
+from mitigation.branches import Contrast, Inputs, gives_replies
 from mitigation.validation import (
     BRANCHES,
     NOISE_KINDS,
@@ -134,6 +134,7 @@ class VCD(Contrast):
         self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs, noised: Inputs, max_new_tokens: int
     ) -> "Generation":
         from interp.hooks.forward import is_followed
+        from interp.margin import AnswerScores
         from mitigation.contrastive.paired import PairedBatch, PairedContrastLogitsProcessor, pair_inputs
 
         if is_followed(vlm):
@@ -142,11 +143,9 @@ class VCD(Contrast):
                 "too; set method.branch=sequential (in Python: branch='sequential')"
             )
         both = pair_inputs(vlm.model, encoded, noised)
+        kept = AnswerScores(vlm.answer_ids, every=vlm.late_verdicts)
         pairing = PairedContrastLogitsProcessor(
-            *(vlm.model, both["input_ids"]),
-            alpha=self.alpha,
-            beta=self.beta,
-            keeps=vlm.answering(prompts).later,
+            vlm.model, both["input_ids"], alpha=self.alpha, beta=self.beta, branches=kept
         )
         generation = vlm.generate(
             prompts,
@@ -155,9 +154,7 @@ class VCD(Contrast):
             encoded=encoded,
             decode=PairedBatch(both, pairing),
         )
-        assert pairing.first_branches is not None
-        margins = branch_margins(pairing.first_branches, vlm.answer_ids)
-        return self.with_branch_margins(generation, margins, pairing.later)
+        return self.with_branch_scores(generation, kept)
 
 
 def in_two_branches(method: Any) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from interp.errors import UserError
-from mitigation.method import SCORES, Around, check_cases
+from mitigation.method import SCORES, Around, abilities, check_cases
 from mitigation.validation import check_seed, check_shift, check_temperature
 
 if TYPE_CHECKING:
@@ -123,9 +123,11 @@ class Wrapper(Around):
 class Shifted(Wrapper):
     """``method`` with ``shift`` logits added to its Yes/No margin at the verdict, half on each side.
 
-    The verdict follows the returned margin: if the method's most likely first token is an answer, a plausibility cutoff
-    does not apply between the two answers, even at a shift of 0. ``Shifted(Baseline(), s)`` is ``ConstantShift(s)``. To
-    sample, wrap the shifted method: ``Sampled(Shifted(method, shift))``. For trainable methods use
+    If verdicts come late, ``method`` writes what comes before them, and the shift acts on the next token
+    (``mitigation.thinking``). The verdict follows the returned margin: if the method's most likely token there is an
+    answer, a plausibility cutoff does not apply between the two answers, even at a shift of 0.
+    ``Shifted(Baseline(), s)`` is ``ConstantShift(s)``. To sample, wrap the shifted method:
+    ``Sampled(Shifted(method, shift))``. For trainable methods use
     ``ShiftedTrainable``.
     """
 
@@ -143,19 +145,26 @@ class Shifted(Wrapper):
         Raises:
             UserError: the method does not answer through ``vlm.generate``, or an answer has no margin to shift.
         """
-        generation = self._answers(vlm, prompts, max_new_tokens, self._shifting)
+        from mitigation.thinking import in_two_steps
+
+        def shifted(vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
+            return self._answers(vlm, prompts, max_new_tokens, self._shifting)
+
+        if vlm.late_verdicts or abilities(self.method).unscored:
+            generation = in_two_steps(vlm, prompts, self.method.generate, shifted, max_new_tokens)
+        else:
+            generation = shifted(vlm, prompts, max_new_tokens=max_new_tokens)
         if bool((generation.margins.isnan() & generation.scored).any()):
             raise UserError(
                 "the method has answers without a margin to shift; a logits processor that masks Yes or No has to "
-                "declare first_scores"
+                "declare uncut_scores"
             )
         return generation
 
     def _shifting(self, vlm: "VLM", prompts: Any, encoded: Any, own: "Sequence[LogitsProcessor]") -> "LogitsProcessor":
         from mitigation.processors import ConstantShiftLogitsProcessor
 
-        answering = vlm.answering(prompts)
-        return ConstantShiftLogitsProcessor(vlm.answer_ids, shift=self.shift, after=own, answering=answering)
+        return ConstantShiftLogitsProcessor(vlm.answer_ids, shift=self.shift, after=own)
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def answered(
         return default if rows is None else rows[index]
 
     margin, thought = float(generation.margins[index]), of_row("thoughts", "")
-    unshifted, bounds, verdict = of_row("unshifted"), of_row("bounds"), of_row("verdicts")
+    unshifted, bounds = of_row("unshifted"), of_row("bounds")
     fields = {
         "sampled": generation.sampled,
         "branch": generation.branch,
@@ -84,7 +84,7 @@ def answered(
         "reason": writable(of_row("reasons", "")),
         "thought": writable(thought),
         "thought_tokens": of_row("thought_tokens", 0) if thought else 0,
-        "verdict_step": 0 if verdict is None else verdict.step,
+        "verdict_step": of_row("verdict_steps", 0),
     }
     return {
         **_common(sample, arm),

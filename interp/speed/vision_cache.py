@@ -2,9 +2,10 @@
 
 The arms of a study ask about the same pictures in the same batches, so the vision tower would repeat the same work
 (``shared_features``). A contrast asks for a picture's features and then for those of its distorted copy
-(``features_together``). Both wrap the function that computes the features: ``get_image_features`` of the module around
-the decoder; or the vision tower's forward, if later steps depend on the text (InstructBLIP's Q-Former) or the features
-do not enter the sequence (cross-attention).
+(``features_together``). While open, both replace a function of the live model, because no argument of transformers'
+models takes features that are already computed. It is ``get_image_features`` of the module around the decoder; or the
+vision tower's forward, if later steps depend on the text (InstructBLIP's Q-Former) or the features do not enter the
+sequence (cross-attention).
 """
 
 import hashlib

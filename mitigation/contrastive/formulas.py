@@ -45,17 +45,16 @@ def plausible(clean: Float[Tensor, "row vocab"], *, beta: float | None) -> Bool[
     return clean >= math.log(beta) + clean.max(dim=-1, keepdim=True).values
 
 
-def contrast_and_cut(
-    clean: Float[Tensor, "row vocab"], noised: Float[Tensor, "row vocab"], *, alpha: float, beta: float | None
+def cut(
+    scores: Float[Tensor, "row vocab"], clean: Float[Tensor, "row vocab"], *, beta: float | None
 ) -> Float[Tensor, "row vocab"]:
-    """``contrast`` where ``plausible(clean, beta)``, −inf elsewhere (equation 5); float32.
+    """Return ``scores`` where ``plausible(clean, beta)``, −inf elsewhere (equation 5).
 
     With a cutoff, a row with a NaN among its clean logits is all −inf.
 
     Raises:
-        UserError: α or β is out of range.
+        UserError: β is out of range.
     """
-    scores = contrast(clean, noised, alpha=alpha)
     return scores if beta is None else scores.masked_fill(~plausible(clean, beta=beta), -torch.inf)
 
 

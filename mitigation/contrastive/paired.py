@@ -21,9 +21,9 @@ from interp.errors import UserError
 from interp.families import PER_TOKEN
 from interp.hooks.attention import is_intercepted
 from interp.layout import layout_for
-from interp.margin import LaterScores
+from interp.margin import AnswerScores
 from interp.output_head import float32_head
-from mitigation.contrastive.formulas import contrast, contrast_and_cut
+from mitigation.contrastive.formulas import contrast, cut
 from mitigation.contrastive.processors import UNEVEN, ContrastLogitsProcessor
 from mitigation.contrastive.second_branch import check_inputs
 from mitigation.validation import check_alpha, check_beta
@@ -129,10 +129,9 @@ class PairedBatch:
 class PairedContrastLogitsProcessor(ContrastLogitsProcessor):
     """Contrasts the first half of the rows with the second and returns the result for both halves.
 
-    ``prompt_ids`` are those of both halves (``pair_inputs``). ``first_branches`` [half row vocab] are the last call's
-    scores of the first step before the contrast, ``later`` both halves' scores of the tokens ``keeps`` at the others.
-    ``before`` and ``after`` are processors that run on the clean rows; those before may only read scores or forbid
-    tokens. ``padding`` is how many columns of padding both halves have on the left of the clean rows' own prompts.
+    ``prompt_ids`` are those of both halves (``pair_inputs``). ``branches`` keeps both halves' scores before the
+    contrast. ``before`` and ``after`` are processors that run on the clean rows; those before may only read scores or
+    forbid tokens. ``padding`` is how many columns of padding both halves have left of the clean rows' own prompts.
 
     Raises:
         UserError: settings out of range; while generating, as ``VisualContrastiveLogitsProcessor``.
@@ -145,13 +144,11 @@ class PairedContrastLogitsProcessor(ContrastLogitsProcessor):
         *,
         alpha: float,
         beta: float | None,
-        keeps: Sequence[int] = (),
+        branches: AnswerScores | None = None,
     ) -> None:
         check_alpha(alpha)
         check_beta(beta)
-        self.alpha, self.beta = alpha, beta
-        self.first_branches: Tensor | None = None
-        self.later = (LaterScores(keeps), LaterScores(keeps))
+        self.alpha, self.beta, self._branches = alpha, beta, branches
         self.before, self.after, self.padding = LogitsProcessorList(), LogitsProcessorList(), 0
         super().__init__(model, prompt_ids)
 
@@ -165,17 +162,14 @@ class PairedContrastLogitsProcessor(ContrastLogitsProcessor):
         raw, clean = clean, cast("Tensor", self.before(ids, cast(Any, clean)))
         if clean is not raw and bool(((clean != raw) & clean.isfinite()).any()):  # to compare waits for the device
             raise UserError(UNEVEN)
-        if not generated.shape[1]:
-            self.first_branches = torch.stack([clean, noised])
+        step = generated.shape[1]
+        if self._branches is not None:
+            self._branches.add(step, clean, noised)
         # For a token that is forbidden in both halves, −inf − (−inf) would give NaN.
         noised = noised.clamp(min=torch.finfo(noised.dtype).min / max(1.0, self.alpha))
-        if not generated.shape[1]:
-            self._first_scores = contrast(clean, noised, alpha=self.alpha)
-        elif self.later[0].tokens:
-            self.step_scores = contrast(clean, noised, alpha=self.alpha)
-            for kept, half in zip(self.later, (clean, noised), strict=True):
-                kept.add(half, generated.shape[1])
-        result: Any = self.after(ids, contrast_and_cut(clean, noised, alpha=self.alpha, beta=self.beta))
+        contrasted = contrast(clean, noised, alpha=self.alpha)
+        self._keep(step, contrasted)
+        result: Any = self.after(ids, cast(Any, cut(contrasted, clean, beta=self.beta)))
         return torch.cat([result, result])
 
 

@@ -6,7 +6,7 @@ and the clean scores from ``generate``.
 
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,7 +15,6 @@ from transformers import LogitsProcessor
 
 from interp.errors import UserError
 from interp.hooks.forward import is_paused, only_listens
-from interp.margin import Answering
 from mitigation.contrastive.formulas import contrast, plausible, uncut_answers
 from mitigation.contrastive.second_branch import Prefill, SecondBranch, bare, check_inputs, speaker_of
 from mitigation.validation import check_alpha, check_beta
@@ -29,26 +28,25 @@ UNEVEN = (
 )
 
 
-@runtime_checkable
-class Branch(Protocol):
-    """Other logits for the same continuation, step by step, as ``SecondBranch`` gives them."""
-
-    def start(self) -> Tensor:
-        """Raw float32 logits [row vocab] for the first token."""
-        ...
-
-    def extend(self, tokens: Tensor) -> Tensor:
-        """Those after ``tokens`` [row new] more."""
-        ...
-
-
 class ContrastLogitsProcessor(LogitsProcessor):
-    """A base of processors that follow one ``generate`` call after the other, and keep each one's first scores."""
+    """A base of processors that follow one ``generate`` call after the other, and keep scores before the cutoff."""
 
     def __init__(self, model: Any, prompt_ids: Int[Tensor, "row position"]) -> None:
         self._steps = Steps(prompt_ids, model)
         self._first_scores: Tensor | None = None
-        self.step_scores: Tensor | None = None
+        self._uncut_scores: Tensor | None = None
+
+    @property
+    def uncut_scores(self) -> Float[Tensor, "some vocab"] | None:
+        """The latest step's scores before the cutoff (``interp.margin``); None if the branches were left out of it."""
+        self._steps.check()
+        return self._uncut_scores
+
+    def _keep(self, step: int, scores: Float[Tensor, "some vocab"] | None) -> None:
+        """Keep the scores of a ``step`` before the cutoff."""
+        self._uncut_scores = scores
+        if not step:
+            self._first_scores = scores
 
     @property
     def first_scores(self) -> Float[Tensor, "some vocab"]:
@@ -67,15 +65,15 @@ class RuleLogitsProcessor(ContrastLogitsProcessor):
     """Applies ``rule`` to the scores of ``generate`` and of the branches ``others``, then the plausibility cutoff.
 
     ``prompt_ids`` are the prompts that generation starts from, ``others`` the inputs of each further branch (other
-    pictures, other words, or no picture; row by row), or a branch that is there already. ``answers`` are the tokens of
-    Yes and No: if the most likely first token is one of them, the cutoff does not apply between them. Costs one forward
-    per token for each branch that is given by its inputs.
+    pictures, other words, or no picture; row by row). ``answers`` are the tokens of Yes and No: if the most likely
+    first token is one of them, the cutoff does not apply between them. Costs one forward per token for each branch.
 
-    With ``skips``, branches (all given by their inputs) are left out of a step after the first where a single token
+    With ``skips``, branches are left out of a step after the first where a single token
     passes the cutoff in every row that has none of the tokens ``ends`` yet: the choice is that of the clean scores
     there. A later step feeds them what they have missed, in one chunk. To look synchronises with the device.
-    ``answering`` says where a verdict may come behind a thought: there nothing is skipped that it may be, and the
-    cutoff does not apply between Yes and No. ``prefill`` runs the prompts of these branches (``SecondBranch``).
+    ``late_verdicts`` are the tokens of Yes and No if a verdict may come after the first token: what holds for the first
+    token then holds for each, and no step is left out at which one of them passes the cutoff. ``prefill`` runs the
+    prompts of these branches (``SecondBranch``).
 
     Raises:
         UserError: as ``VisualContrastiveLogitsProcessor``.
@@ -85,29 +83,27 @@ class RuleLogitsProcessor(ContrastLogitsProcessor):
         self,
         model: Any,
         prompt_ids: Int[Tensor, "row position"],
-        others: Sequence[Mapping[str, Any] | Branch],
+        others: Sequence[Mapping[str, Any]],
         rule: Rule,
         *,
         beta: float | None,
         answers: Sequence[int] = (),
         skips: bool = False,
         ends: Collection[int] = (),
-        answering: Answering | None = None,
+        late_verdicts: Sequence[int] = (),
         prefill: Prefill | None = None,
     ) -> None:
         check_beta(beta)
-        given = [other for other in others if isinstance(other, Mapping)]
-        own = [SecondBranch(model, other, blind=True, prefill=prefill) for other in given]
-        if wrong := [len(branch.prompt_ids) for branch in own if len(branch.prompt_ids) != len(prompt_ids)]:
+        self._branches = [SecondBranch(model, other, blind=True, prefill=prefill) for other in others]
+        if wrong := [len(branch.prompt_ids) for branch in self._branches if len(branch.prompt_ids) != len(prompt_ids)]:
             raise UserError(
                 f"{wrong[0]} noised prompts for {len(prompt_ids)} clean ones; each row is contrasted with its own; "
                 "pass as many"
             )
-        self._branches: list[Branch] = [*own, *(other for other in others if not isinstance(other, Mapping))]
         super().__init__(model, prompt_ids)
         self._rule, self._beta, self._answers, self._skips = rule, beta, answers, skips
         self._ends = torch.tensor([*ends], dtype=torch.long, device=prompt_ids.device)
-        self._answering = answering if answering is not None and answering.later else None
+        self._late_verdicts = list(late_verdicts)
         self._fed = 0  # generated tokens that the branches have seen
 
     def __call__(
@@ -117,29 +113,25 @@ class RuleLogitsProcessor(ContrastLogitsProcessor):
         generated = self._steps.follow(input_ids, scores)
         step = generated.shape[1]
         kept = plausible(scores, beta=self._beta)
-        now = None if self._answering is None else self._answering.follow(generated)
         if step and self._skips and not self._unsure(generated, kept):
-            self.step_scores = None
+            self._keep(step, None)
             return scores.float().masked_fill(~kept, -torch.inf)
         missed = generated[:, self._fed :]
         others = [branch.extend(missed) if step else branch.start() for branch in self._branches]
         self._fed = step
         ruled = self._rule(scores.float(), torch.stack(others), step)
+        self._keep(step, ruled)
         cut = ruled.masked_fill(~kept, -torch.inf)
-        self.step_scores = ruled
-        if not step:
-            self._first_scores = ruled
-        if not self._answers or (step and now is None):
+        if not self._answers or (step and not self._late_verdicts):
             return cut
-        uncut = uncut_answers(cut, ruled, self._answers)
-        return uncut if now is None else torch.where(now[:, None], uncut, cut)
+        return uncut_answers(cut, ruled, self._answers)
 
     def _unsure(self, generated: Int[Tensor, "row new"], kept: Bool[Tensor, "row vocab"]) -> bool:
         """Whether several tokens pass the cutoff in a row that has not ended, or one that may be its verdict."""
         ended = torch.isin(generated, self._ends).any(dim=1)
         asked = kept.sum(dim=1) > 1
-        if self._answering is not None:
-            asked = asked | self._answering.asked_for(kept)
+        if self._late_verdicts:
+            asked = asked | kept[:, self._late_verdicts].any(dim=1)
         return bool((asked & ~ended).any())
 
 

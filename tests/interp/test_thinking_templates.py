@@ -73,13 +73,11 @@ class Says(LogitsProcessor):
 
     def __init__(self, lines: Sequence[Sequence[int]], end: int) -> None:
         self.lines, self.end, self.step = lines, end, -1
-        self.first_scores: Tensor | None = None
-        self.step_scores: Tensor | None = None
+        self.uncut_scores: Tensor | None = None
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         self.step += 1
-        self.step_scores = scores
-        self.first_scores = scores if self.first_scores is None else self.first_scores
+        self.uncut_scores = scores
         forced = torch.full_like(scores, -torch.inf)
         for row, line in enumerate(self.lines):
             forced[row, line[self.step] if self.step < len(line) else self.end] = 0
@@ -133,14 +131,15 @@ def test_the_margin_is_a_plain_forward_s_at_the_word_itself(asked: tuple[Style, 
     """Ragged thoughts in one batch; Yes and No in the spelling behind what stands before them."""
     _, vlm, lines = asked
     found = vlm.generate(QUESTIONS, max_new_tokens=80, logits_processor=[Says(lines, min(vlm.end_ids))])
-    for row, (prompt, place) in enumerate(zip(found.to_verdicts(QUESTIONS), found.verdicts or (), strict=True)):
-        assert place.step is not None
-        said = lines[row][place.step]
+    yes, no = vlm.answer_ids
+    for row, (prompt, step) in enumerate(zip(found.to_verdicts(QUESTIONS), found.verdict_steps or (), strict=True)):
+        assert step is not None
+        said = lines[row][step]
         assert vlm.tokenizer.decode([said]).strip() in ("Yes", "No")
-        assert said in (*place.answers.yes, *place.answers.no)
+        assert said in (*yes, *no)
         with torch.no_grad():
             logits = vlm.model(**vlm.encode([prompt]), use_cache=False).logits[:, -1].float()
-        margin = margin_of(logits[:, list(place.answers.yes)], logits[:, list(place.answers.no)])
+        margin = margin_of(logits[:, yes], logits[:, no])
         torch.testing.assert_close(found.margins[row : row + 1], margin, atol=1e-4, rtol=1e-4)
 
 

@@ -7,9 +7,13 @@ import torch
 from torch import Tensor
 
 from interp.errors import UserError
-from mitigation.contrastive.formulas import contrast, contrast_and_cut, plausible
+from mitigation.contrastive.formulas import contrast, cut, plausible
 
 NAN, FORBIDDEN = math.nan, -math.inf
+
+
+def contrast_and_cut(clean: Tensor, noised: Tensor, *, alpha: float, beta: float | None) -> Tensor:
+    return cut(contrast(clean, noised, alpha=alpha), clean, beta=beta)
 
 
 def logits(rows: int, vocab: int, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,6 @@ from mitigation.controls import CutoffOnly, SelfContrast, TextOnly, YesBias
 from mitigation.method import Baseline
 from mitigation.peers.agla import AGLA
 from mitigation.peers.icd_m3id_pai import M3ID, PAI, InstructionContrast
-from mitigation.peers.vista import VISTA
 from mitigation.prior_correction import PriorCorrection
 from mitigation.threshold import CalibratedShift, ConstantShift
 from mitigation.vcd import VCD
@@ -36,7 +35,6 @@ METHODS = [
     TextOnly(),
     PriorCorrection(0.7),
     PAI(first_layer=0),
-    VISTA(window=1),
     AGLA(),
     InstructionContrast(),
     M3ID(),
@@ -100,7 +98,7 @@ def test_self_checks_are_the_baseline(vlm: VLM) -> None:
         torch.testing.assert_close(same.margins, plain.margins, atol=1e-4, rtol=0)
     for nothing in (
         *(VCD(alpha=0.0), PriorCorrection(0.0), ConstantShift(0.0), Shifted(Baseline(), 0.0), AGLA(alpha=0.0)),
-        *(InstructionContrast(alpha=0.0), M3ID(forgetting=0.0), M3ID(threshold=0.0), PAI(0.0, 1.0, 1), VISTA(0.0, 0.0)),
+        *(InstructionContrast(alpha=0.0), M3ID(forgetting=0.0), M3ID(threshold=0.0), PAI(0.0, 1.0, 1)),
     ):
         got = nothing.generate(vlm, PROMPTS, max_new_tokens=4)  # type: ignore[attr-defined]
         assert got.token_ids == plain.token_ids

@@ -18,7 +18,7 @@ from transformers.generation.streamers import BaseStreamer
 from interp.attention.record import record_attention
 from interp.errors import UserError
 from interp.vlm import VLM, Prompt
-from mitigation.contrastive.formulas import contrast, contrast_and_cut
+from mitigation.contrastive.formulas import contrast, cut
 from mitigation.contrastive.paired import PairedContrastLogitsProcessor, generate_paired, pair_inputs
 from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
 from mitigation.processors import CaseSampler
@@ -221,7 +221,7 @@ def test_first_scores_are_those_of_the_last_call(vlm: VLM) -> None:
     torch.testing.assert_close(one.first_scores, contrast(*scores, alpha=1.0))
     again = one(ids, -scores.flatten(0, 1))  # another call of generate starts clean
     torch.testing.assert_close(one.first_scores, contrast(*-scores, alpha=1.0))
-    torch.testing.assert_close(again[:4], contrast_and_cut(*-scores, alpha=1.0, beta=0.1))
+    torch.testing.assert_close(again[:4], cut(contrast(*-scores, alpha=1.0), -scores[0], beta=0.1))
     with pytest.raises(UserError, match="other prompts"):
         one(torch.zeros(8, 9, dtype=torch.long), scores.flatten(0, 1))
 

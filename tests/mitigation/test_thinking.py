@@ -10,7 +10,8 @@ from interp.errors import UserError
 from interp.loading import load
 from interp.vlm import VLM, Generation, Prompt
 from mitigation import VCD, Baseline
-from mitigation.thinking import Thinking, ThoughtAndAnswer
+from mitigation.thinking import Thinking, TwoSteps
+from mitigation.wrappers import Shifted
 
 TOKENS = 64
 OPEN, CLOSE = "<think>", "</think>"
@@ -68,9 +69,9 @@ def test_a_bounded_thought_has_the_margin_of_a_plain_forward_behind_it(vlm: VLM,
     found = answers(vlm, prompts, Thinking(4))
     begun = found.to_verdicts(prompts)
     for row, one in enumerate(begun):  # each by itself
-        place = (found.verdicts or ())[row]
         logits = vlm.model(**vlm.encode([one])).logits[0, -1].float()
-        margin = logits[list(place.answers.yes)].logsumexp(0) - logits[list(place.answers.no)].logsumexp(0)
+        yes, no = vlm.answer_ids
+        margin = logits[yes].logsumexp(0) - logits[no].logsumexp(0)
         assert float(found.margins[row]) == pytest.approx(float(margin), abs=1e-4)
 
 
@@ -79,8 +80,16 @@ def test_a_thought_begins_with_the_given_words(vlm: VLM, prompts: list[Prompt]) 
         assert spoken(vlm, thought).startswith("It is a")
 
 
+@pytest.mark.parametrize("method", [Thinking("off"), Thinking(4), Thinking(4, "It is"), Thinking(begins="It is")])
+def test_a_constant_moves_the_verdict_after_such_a_thought(vlm: VLM, prompts: list[Prompt], method: Any) -> None:
+    plain, shifted = answers(vlm, prompts[:4], method), answers(vlm, prompts[:4], Shifted(method, 0.01))
+    assert shifted.token_ids == plain.token_ids
+    assert shifted.thoughts == plain.thoughts
+    torch.testing.assert_close(shifted.margins, plain.margins + 0.01, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("method", [Thinking(4), ThoughtAndAnswer(Baseline(), VCD(noise_step=500))])
+@pytest.mark.parametrize("method", [Thinking(4), TwoSteps(Baseline(), VCD(noise_step=500))])
 def test_answers_are_the_batch_s_or_one_by_one(vlm: VLM, prompts: list[Prompt], method: Any) -> None:
     together = answers(vlm, prompts[:4], method)
     alone = [answers(vlm, [one], method) for one in prompts[:4]]
@@ -90,8 +99,8 @@ def test_answers_are_the_batch_s_or_one_by_one(vlm: VLM, prompts: list[Prompt], 
 
 @pytest.mark.long
 def test_two_parts_alike_are_the_whole(vlm: VLM, prompts: list[Prompt]) -> None:
-    whole, parts = answers(vlm, prompts, Baseline()), answers(vlm, prompts, ThoughtAndAnswer(Baseline(), Baseline()))
-    for name in ("texts", "token_ids", "thoughts", "thought_tokens", "verdicts", "finished"):
+    whole, parts = answers(vlm, prompts, Baseline()), answers(vlm, prompts, TwoSteps(Baseline(), Baseline()))
+    for name in ("texts", "token_ids", "thoughts", "thought_tokens", "verdict_steps", "finished"):
         assert getattr(parts, name) == getattr(whole, name), name
     torch.testing.assert_close(parts.margins, whole.margins, atol=1e-4, rtol=1e-4)
 
@@ -100,8 +109,8 @@ def test_two_parts_alike_are_the_whole(vlm: VLM, prompts: list[Prompt]) -> None:
 def test_each_part_is_its_own_method_s(vlm: VLM, prompts: list[Prompt]) -> None:
     vcd = VCD(noise_step=500)
     plain, both = answers(vlm, prompts, Baseline()), answers(vlm, prompts, vcd)
-    on_thought = answers(vlm, prompts, ThoughtAndAnswer(vcd, Baseline()))
-    on_verdict = answers(vlm, prompts, ThoughtAndAnswer(Baseline(), vcd))
+    on_thought = answers(vlm, prompts, TwoSteps(vcd, Baseline()))
+    on_verdict = answers(vlm, prompts, TwoSteps(Baseline(), vcd))
     assert on_thought.thoughts == both.thoughts
     assert on_verdict.thoughts == plain.thoughts
     assert not torch.allclose(on_verdict.margins, plain.margins, atol=1e-3)
@@ -111,7 +120,7 @@ def test_each_part_is_its_own_method_s(vlm: VLM, prompts: list[Prompt]) -> None:
 
 
 def test_a_thought_that_is_cut_off_has_no_answer_by_the_other_part(vlm: VLM, prompts: list[Prompt]) -> None:
-    method = ThoughtAndAnswer(Baseline(), Baseline())
+    method = TwoSteps(Baseline(), Baseline())
     found = method.generate(vlm, prompts[:3], max_new_tokens=2)
     assert found.texts == [""] * 3
     assert bool(found.margins.isnan().all())
@@ -119,7 +128,7 @@ def test_a_thought_that_is_cut_off_has_no_answer_by_the_other_part(vlm: VLM, pro
 
 def test_what_does_not_think_is_refused(prompts: list[Prompt]) -> None:
     plain = load("organism:llava", device="cpu")
-    for method in (Thinking(4), ThoughtAndAnswer(Baseline(), VCD())):
+    for method in (Thinking(4), TwoSteps(Baseline(), VCD())):
         with pytest.raises(UserError, match=r"does not think first.*model\.thinking"):
             method.generate(plain, prompts[:1], max_new_tokens=TOKENS)
 
@@ -130,8 +139,8 @@ def test_what_does_not_think_is_refused(prompts: list[Prompt]) -> None:
         (lambda: Thinking(-1), "budget=-1"),
         (lambda: Thinking("on"), "budget='on'"),
         (lambda: Thinking(0, "It is"), "switched off begins with nothing"),
-        (lambda: ThoughtAndAnswer(Baseline(), Thinking(4)), "leaves thinking alone"),
-        (lambda: ThoughtAndAnswer("vcd", Baseline()), "thought='vcd'"),
+        (lambda: TwoSteps(Baseline(), Thinking(4)), "leaves thinking alone"),
+        (lambda: TwoSteps("vcd", Baseline()), "thought='vcd'"),
     ],
 )
 def test_bad_settings_are_refused(make: Any, words: str) -> None:

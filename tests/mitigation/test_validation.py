@@ -14,7 +14,6 @@ from mitigation.controls import CutoffOnly, SelfContrast, TextOnly
 from mitigation.method import Baseline
 from mitigation.peers.agla import AGLA
 from mitigation.peers.icd_m3id_pai import M3ID, PAI, InstructionContrast
-from mitigation.peers.vista import VISTA
 from mitigation.prior_correction import PriorCorrection
 from mitigation.threshold import ConstantShift
 from mitigation.validation import check_alpha, check_beta, check_noise_step, check_seed, check_shift
@@ -79,10 +78,6 @@ SETTINGS: list[tuple[Any, dict[str, Any], str]] = [
     (AttentionSteering, {"layers": 1}, "layers=1; .*null"),
     (AttentionSteering, {"layers": [1, 1]}, r"layers=\[1, 1\]; .*once"),
     (AttentionSteering, {"method": 3}, "method=3; "),
-    (VISTA, {"strength": -1.0}, r"strength=-1\.0; .*0 or more"),
-    (VISTA, {"gamma": 1.5}, r"gamma=1\.5; .*from 0 to 1"),
-    (VISTA, {"window": 0}, "window=0; "),
-    (VISTA, {"window": True}, "window=True; "),
     (AGLA, {"alpha": -1.0}, r"alpha=-1\.0; .*0 or more"),
     (AGLA, {"keep": 1.5}, r"keep=1\.5; .*from 0 to 1"),
     (AGLA, {"beta": 2.0}, r"beta=2\.0"),

@@ -11,7 +11,7 @@ from transformers import LogitsProcessor
 
 from interp.attention.record import record_attention
 from interp.errors import UserError
-from interp.margin import AnswerIds, Place, margin_of, verdict_position
+from interp.margin import verdict_position
 from interp.vlm import VLM, Generation, Prompt
 from mitigation.controls import CutoffOnly
 from mitigation.method import Baseline, check_answers
@@ -59,20 +59,22 @@ class Thinking(WrappedVLM):
         self.prompts = [Prompt(text, picture(i), key=text) for i, text in enumerate(TEXTS)]
         self.begun = [replace(p, begun=tuple(t)) for p, t in zip(self.prompts, self.thoughts, strict=True)]
 
+    def left(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """What is left to write of each prompt's thought."""
+        thoughts = dict(zip(TEXTS, self.thoughts, strict=True))
+        return [thoughts[prompt.text][len(prompt.begun) :] for prompt in prompts]
+
     def generate(self, prompts: Sequence[Prompt], **options: Any) -> Generation:
         own = list(options.pop("logits_processor", None) or ())
-        return super().generate(prompts, logits_processor=[Force(self.thoughts, min(self.end_ids)), *own], **options)
+        force = Force(self.left(prompts), min(self.end_ids))
+        return super().generate(prompts, logits_processor=[force, *own], **options)
 
     def answers(self, method: Any, tokens: int = 12) -> Generation:
         return cast(Generation, method.generate(self, self.prompts, max_new_tokens=tokens))
 
-    def alone(self, scores: Any, places: Sequence[Place] | None) -> Tensor:
-        """Margins of ``scores(vlm, prompt, answers)`` of each prompt with its thought, by itself, without padding."""
-        found = []
-        for prompt, place in zip(self.begun, places or (), strict=True):
-            one = scores(self._vlm, prompt, place.answers)
-            found.append(margin_of(*(one[:, list(ids)] for ids in place.answers)))
-        return torch.cat(found)
+    def alone(self, scores: Any) -> Tensor:
+        """Margins of ``scores(vlm, prompt)`` of each prompt with its thought, by itself, without padding."""
+        return torch.cat([self.margin(scores(self._vlm, prompt)) for prompt in self.begun])
 
 
 @torch.no_grad()
@@ -81,19 +83,19 @@ def forward(vlm: VLM, encoded: Any) -> Tensor:
     return logits
 
 
-def clean(vlm: VLM, prompt: Prompt, answers: AnswerIds) -> Tensor:
+def clean(vlm: VLM, prompt: Prompt) -> Tensor:
     return forward(vlm, vlm.encode([prompt]))
 
 
-def contrasted(vlm: VLM, prompt: Prompt, answers: AnswerIds) -> Tensor:
+def contrasted(vlm: VLM, prompt: Prompt) -> Tensor:
     encoded = vlm.encode([prompt])
     return 2 * forward(vlm, encoded) - forward(vlm, VCD(noise_step=999).noised(vlm, [prompt], encoded))
 
 
-def corrected(vlm: VLM, prompt: Prompt, answers: AnswerIds) -> Tensor:
+def corrected(vlm: VLM, prompt: Prompt) -> Tensor:
     (prior,) = (forward(vlm, other) for other in prior_inputs(vlm, [prompt], "blank", pictures=4, seed=0))
     prior = prior.log_softmax(-1)
-    for ids in vlm.spelled:
+    for ids in vlm.answer_ids:
         prior[:, ids] = prior[:, ids].logsumexp(-1, keepdim=True)
     return forward(vlm, vlm.encode([prompt])).log_softmax(-1) - 0.8 * prior
 
@@ -114,11 +116,11 @@ def test_the_margin_is_the_plain_forwards_over_prompt_and_thought(name: str, met
     vlm = Thinking(name)
     found = vlm.answers(method)
     assert found.thought_tokens == vlm.lengths
-    assert [place.step for place in found.verdicts or ()] == vlm.lengths
-    torch.testing.assert_close(found.margins, vlm.alone(margin, found.verdicts), atol=1e-4, rtol=1e-4)
+    assert found.verdict_steps == vlm.lengths
+    torch.testing.assert_close(found.margins, vlm.alone(margin), atol=1e-4, rtol=1e-4)
     if found.branch_margins is not None:
         own = torch.tensor([one["clean"] for one in found.branch_margins])
-        torch.testing.assert_close(own, vlm.alone(clean, found.verdicts), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(own, vlm.alone(clean), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("method", [Baseline(), VCD(noise_step=999, branch="paired"), VCD(noise_step=999)], ids=repr)
@@ -140,27 +142,28 @@ def test_a_constant_moves_the_verdict_behind_the_thought(method: Any) -> None:
 def test_a_constant_acts_once_in_an_answer() -> None:
     """What comes behind the verdict is the model's own, though it is a Yes or No too."""
     vlm = Thinking("llava")
-    free = Force([[*thought, None] for thought in vlm.thoughts], min(vlm.end_ids))  # type: ignore[list-item]
-    plain = vlm._vlm.generate(vlm.prompts, max_new_tokens=9, logits_processor=[free])
+    free = Free(vlm)
+    plain = free.generate(vlm.prompts, max_new_tokens=9)
     turned = ConstantShift(60.0 if plain.margins[0] < 0 else -60.0)
-    free.prompt = -1
-    twice = turned.generate(Twice(vlm, free), vlm.prompts, max_new_tokens=9)  # type: ignore[arg-type]
+    twice = turned.generate(free, vlm.prompts, max_new_tokens=9)  # type: ignore[arg-type]
     assert twice.texts[0].split()[0] != plain.texts[0].split()[0]
     behind = replace(vlm.prompts[0], begun=(*vlm.thoughts[0], twice.token_ids[0][len(vlm.thoughts[0])]))
     (own,) = vlm._vlm.generate([behind], max_new_tokens=1).texts
     assert twice.texts[0].split()[1] == own
 
 
-class Twice(WrappedVLM):
-    """Runs the processor ``before`` in front of all others."""
+class Free(WrappedVLM):
+    """Writes the thoughts; two tokens of the model's own choice follow before an end token."""
 
-    def __init__(self, vlm: Thinking, before: LogitsProcessor) -> None:
+    def __init__(self, vlm: Thinking) -> None:
         super().__init__(vlm._vlm)
-        self.before = before
+        self.left = vlm.left
 
     def generate(self, prompts: Sequence[Prompt], **options: Any) -> Generation:
         own = list(options.pop("logits_processor", None) or ())
-        return super().generate(prompts, logits_processor=[self.before, *own], **options)
+        lines: Any = [[*left, None] for left in self.left(prompts)]
+        free = Force(lines, min(self.end_ids))
+        return super().generate(prompts, logits_processor=[free, *own], **options)
 
 
 @pytest.mark.parametrize("method", [m for m, _ in METHODS], ids=repr)
@@ -204,10 +207,10 @@ def test_a_thought_that_nothing_told_of_has_no_margin() -> None:
 def test_behind_a_thought_an_answer_that_begins_with_its_verdict_has_it_there(said: str, place: int | None) -> None:
     vlm = Thinking("llava")
     ids = vlm.tokenizer.convert_tokens_to_ids(said.split())
-    assert verdict_position(vlm.tokenizer, ids, vlm.spelled, opening=True) == place
-    found = vlm._vlm._behind([*vlm.thoughts[0], *ids], len(vlm.thoughts[0]))
+    assert verdict_position(vlm.tokenizer, ids, vlm.answer_ids, opening=True) == place
+    found = vlm._vlm._verdict_after([*vlm.thoughts[0], *ids], len(vlm.thoughts[0]))
     expected = place if place is not None or not ids else 0
-    assert found.step == (None if expected is None else len(vlm.thoughts[0]) + expected)
+    assert found == (None if expected is None else len(vlm.thoughts[0]) + expected)
 
 
 @pytest.mark.parametrize("name", every_family())
@@ -219,10 +222,10 @@ def test_what_is_asked_behind_a_thought_stands_at_the_verdict(name: str) -> None
     assert [list(prompt.begun) for prompt in prompts] == thinker.thoughts
     again = vlm.generate(prompts, max_new_tokens=1)
     assert again.token_ids == [
-        ids[place.step :][:1] for ids, place in zip(found.token_ids, found.verdicts or (), strict=True)
+        ids[step:][:1] for ids, step in zip(found.token_ids, found.verdict_steps or (), strict=True)
     ]
     assert again.thoughts == ["", "", ""]  # they are the prompts'
-    assert again.verdicts is None
+    assert again.verdict_steps == [0, 0, 0]
     assert all(again.texts)
 
 

@@ -164,17 +164,15 @@ def test_margins_are_read_at_the_verdict_as_the_inner_method_sees_it(
 @pytest.mark.parametrize(
     "build", [lambda m, **o: Shifted(m(**o), 0.9), lambda m, **o: m(inner=ConstantShift(0.9), **o)]
 )
-def test_a_constant_on_the_first_token_is_not_in_the_margin_of_a_later_verdict(
-    trained: Trained, base: VLM, build: Callable[..., Any]
-) -> None:
+def test_a_constant_moves_a_verdict_that_comes_late(trained: Trained, base: VLM, build: Callable[..., Any]) -> None:
     answers = build(partial(method, trained), answer="last").generate(base, PROMPTS, max_new_tokens=TOKENS)
     plain = method(trained, answer="last").generate(base, PROMPTS, max_new_tokens=TOKENS)
     assert answers.token_ids == plain.token_ids
     assert answers.unshifted is not None
-    later = [row for row, ids in enumerate(answers.token_ids) if verdict_position(base.tokenizer, ids, base.answer_ids)]
-    assert len(later) == len(PROMPTS)
-    torch.testing.assert_close(answers.margins, plain.margins)
-    torch.testing.assert_close(answers.unshifted, plain.margins)
+    assert answers.verdict_steps == plain.verdict_steps
+    assert all(step for step in plain.verdict_steps or ())
+    torch.testing.assert_close(answers.margins, plain.margins + 0.9, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(answers.unshifted, plain.margins, atol=1e-4, rtol=1e-4)
 
 
 def test_a_sampled_adapter_has_the_margin_of_the_verdict_it_drew(trained: Trained, base: VLM) -> None:

@@ -12,11 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float
 
-from interp.margin import AnswerIds, margin_of
-
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from interp.vlm import VLM, Generation, Prompt
 
 SENTENCE_END = re.compile(r"[.!?][\"'”’)]*\s*$|\n\s*$")
@@ -28,8 +24,7 @@ class Thought:
     """One case's thought: ``content`` between its marks, ``opening`` (empty where the prompt opens it) and ``closing``.
 
     ``ends`` are the positions in ``content`` behind each of its sentences; the last is its length. ``before`` are the
-    tokens from the closing mark to the verdict, whose Yes and No are ``answers``. ``sentences``
-    are the texts, and ``margin`` is that of the verdict.
+    tokens from the closing mark to the verdict. ``sentences`` are the texts, and ``margin`` is that of the verdict.
     """
 
     opening: Tokens
@@ -38,7 +33,6 @@ class Thought:
     before: Tokens
     ends: tuple[int, ...]
     sentences: tuple[str, ...]
-    answers: AnswerIds
     margin: float
 
     def begun(self) -> Tokens:
@@ -70,9 +64,9 @@ def thoughts_of(vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int)
 
 def thought_in(vlm: "VLM", generation: "Generation", row: int) -> Thought | None:
     """The thought of one row of a generation, as ``thoughts_of``."""
-    verdict = None if generation.verdicts is None else generation.verdicts[row]
+    step = None if generation.verdict_steps is None else generation.verdict_steps[row]
     length = generation.thought_tokens[row] if generation.thought_tokens else 0
-    if verdict is None or verdict.step is None or not length or verdict.step < length:
+    if step is None or not length or step < length:
         return None
     ids = list(generation.token_ids[row])
 
@@ -94,8 +88,8 @@ def thought_in(vlm: "VLM", generation: "Generation", row: int) -> Thought | None
             if behind is None or decoded(content[end:behind]).strip()]  # fmt: skip
     texts = [decoded(content[one:two]).strip() for one, two in zip([0, *ends], ends, strict=False)]
     return Thought(
-        tuple(ids[:opening]), tuple(content), tuple(ids[start:length]), tuple(ids[length : verdict.step]),
-        tuple(ends), tuple(texts), verdict.answers, float(generation.margins[row]),
+        tuple(ids[:opening]), tuple(content), tuple(ids[start:length]), tuple(ids[length:step]),
+        tuple(ends), tuple(texts), float(generation.margins[row]),
     )  # fmt: skip
 
 
@@ -103,14 +97,6 @@ def margins_behind(
     vlm: "VLM", prompts: "Sequence[Prompt]", thoughts: Sequence[Thought]
 ) -> Float[np.ndarray, " prompt"]:
     """Return the verdict's margin of each prompt after the thought of the same index, by one forward each."""
-    margins = np.full(len(prompts), np.nan)
-    answers = [(tuple(thought.answers.yes), tuple(thought.answers.no)) for thought in thoughts]
-    for ids in dict.fromkeys(answers):
-
-        def margin(logits: "Tensor", ids: tuple[Tokens, Tokens] = ids) -> "Tensor":
-            return margin_of(logits[:, list(ids[0])], logits[:, list(ids[1])])
-
-        rows = [row for row, each in enumerate(answers) if each == ids]
-        begun = [replace(prompts[row], begun=thoughts[row].begun()) for row in rows]
-        margins[rows] = vlm.batches.scores(begun, metric=margin).numpy()
+    begun = [replace(prompt, begun=thought.begun()) for prompt, thought in zip(prompts, thoughts, strict=True)]
+    margins: np.ndarray = vlm.batches.scores(begun).double().numpy()
     return margins

@@ -59,7 +59,7 @@ def thought_of(vlm: VLM, text: str) -> Thought:
 
     content = ids(text)
     return Thought((), content, ids("safe"), ids(":"), (len(content),) if content else (), (text,) if content else (),
-                   vlm.answer_ids, float("nan"))  # fmt: skip
+                   float("nan"))  # fmt: skip
 
 
 def network(picture: float, words: bool) -> VLM:

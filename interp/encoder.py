@@ -1,0 +1,301 @@
+"""What a model is, and how its processor makes inputs of prompts: the base of ``interp.vlm.VLM``."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from PIL import Image
+from transformers import BatchFeature
+
+from interp.errors import UserError
+from interp.families import PER_TOKEN, encode_pieces
+from interp.generation import appended
+from interp.layout import layout_for
+from interp.margin import AnswerIds, answer_ids
+from interp.output_head import native_head
+from interp.pictures import PictureRefused
+from interp.preprocessing import configuration_digest, is_other, preprocessing_digest, tokenizer_digest, tokenizers_of
+from interp.prompt import MARK, Prompt, render
+
+BY_TOKEN = PER_TOKEN | {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
+"""Inputs with a column for each token."""
+
+
+def ids_of(value: int | Sequence[int] | None) -> set[int]:
+    """Return the tokens of a setting that may be one token, several or none."""
+    return {value} if isinstance(value, int) else set(value or ())
+
+
+class Encoder:
+    """Model, processor, layout and tokens. See ``interp.vlm.VLM`` for the attributes.
+
+    Raises:
+        UserError: the family is not supported, or the tokenizer has no token to pad with.
+    """
+
+    def __init__(self, model: Any, processor: Any, *, name: str = "", revision: str | None = None) -> None:
+        self.model = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self.processor = processor
+        self.layout = layout_for(self.model)
+        self.name = name or self.layout.model_type
+        self.revision = revision
+        self.refused: Mapping[str, str] = {}
+        self.thinking: Mapping[str, str] | None = None
+        self.on_encode: list[Callable[[Sequence[Prompt], BatchFeature], object]] = []
+        self.prefill_cache: Any = None  # an interp.speed.prefill_cache.PrefillCache
+        self.tokenizer = processor.tokenizer
+        self.tokenizer.padding_side = "left"  # generate() continues from the last column
+        if self.tokenizer.pad_token is None:
+            self.tokenizer.pad_token = self.tokenizer.eos_token or self.tokenizer.unk_token
+        if self.tokenizer.pad_token is None:
+            raise UserError(
+                f"the tokenizer of {self.name} has neither a padding token nor an end token to use instead; "
+                "set processor.tokenizer.pad_token"
+            )
+
+    def require(self, tool: str) -> None:
+        """Checks that a proof of this model (``interp.proof``), if there was one, lets ``tool`` be trusted.
+
+        Raises:
+            UserError: the proof refused it.
+        """
+        if why := self.refused.get(tool):
+            raise UserError(
+                f"{tool} on {self.name} would be wrong: {why}; task=prove shows every check; take a tool that it lets"
+                " through"
+            )
+
+    @property
+    def device(self) -> torch.device:
+        """The device for inputs; if the model is spread over several, that of its embeddings."""
+        if getattr(self.model, "_hf_hook", None) is None:  # accelerate's hook, which moves inputs and weights
+            return self.model.device
+        embeddings = self.model.get_input_embeddings()
+        place = embeddings.weight.device
+        return torch.device(embeddings._hf_hook.execution_device) if place.type == "meta" else place
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights."""
+        return self.model.dtype
+
+    def first_tokens(self, one: str, other: str) -> AnswerIds:
+        """The first tokens of two other answers, as ``answer_ids`` are of "Yes" and "No".
+
+        Raises:
+            UserError: no first token distinguishes them.
+        """
+        # With an image, because some templates write its placeholder in any case.
+        probe = Prompt("?", Image.new("RGB", (1, 1)))
+        return answer_ids(self.tokenizer, self.render(probe), name=self.name, words=(one, other))
+
+    @property
+    def rounded(self) -> str:
+        """Why margins are rounded as the model's type is, as a sentence; "" if they are float32."""
+        return native_head(self.model)
+
+    @property
+    def speaker(self) -> Any:
+        """The module with the output head, which runs the forwards of generate(); in InstructBLIP it is nested."""
+        return self.model.get_submodule(self.layout.lm_head.rpartition(".")[0])
+
+    @property
+    def preprocessing(self) -> str:
+        """A digest of configuration, processor, chat template, tokenizer and end tokens (``interp.preprocessing``).
+
+        With the weights' ``revision`` it is what the model is.
+        """
+        return preprocessing_digest(self.processor, known=self._known_digests, ends=self.end_ids)
+
+    @property
+    def identity(self) -> list[str]:
+        """What identifies the model where its answers or measurements are kept: name, weights, preprocessing, dtype."""
+        named = [str(self.thinking)] if self.thinking else []
+        return [self.name, str(self.revision), self.preprocessing, str(self.dtype), *named]
+
+    def other_than(self, known: Mapping[str, Any]) -> str:
+        """What tells this model from the one whose ``revision`` and ``preprocessing`` are ``known``; "" if nothing.
+
+        What was recorded without preprocessing, or under another version of transformers, is compared by its weights.
+        """
+        if known.get("revision") != self.revision:
+            return f"its weights ({known.get('revision')}, here {self.revision})"
+        if is_other(before := known.get("preprocessing"), self.preprocessing):
+            return f"its configuration, processor, chat template or tokenizer ({before}, here {self.preprocessing})"
+        return ""
+
+    @cached_property
+    def _known_digests(self) -> dict[str, str]:
+        """Of what takes long to read and does not change: configuration and tokenizers."""
+        tokenizers = {name: tokenizer_digest(one) for name, one in tokenizers_of(self.processor).items()}
+        return {"configuration": configuration_digest(self.model.config), **tokenizers}
+
+    @cached_property
+    def end_ids(self) -> set[int]:
+        """The tokens that end an answer: the checkpoint's, the tokenizer's, and the one behind an answer in the chat.
+
+        All three, because one alone may be wrong: InstructBLIP's generation config names the begin token, and that of
+        IDEFICS lacks ``<end_of_utterance>``.
+        """
+        return (
+            ids_of(self.speaker.generation_config.eos_token_id) | ids_of(self.tokenizer.eos_token_id) | self._turn_end()
+        )
+
+    def _turn_end(self) -> set[int]:
+        """The special token right behind an answer in the chat template; empty if there is none."""
+        messages = [{"role": "user", "content": [{"type": "text", "text": "?"}]}]
+        messages.append({"role": "assistant", "content": [{"type": "text", "text": MARK}]})
+        try:
+            _, mark, behind = self.processor.apply_chat_template(messages).rpartition(MARK)
+        except Exception:  # a template that takes no answers
+            return set()
+        behind = behind.lstrip() if mark else ""  # some leave answers out
+        specials = {content: token for token, content in self._specials().items()}
+        found = max((content for content in specials if behind.startswith(content)), key=len, default="")
+        return {specials[found]} if found else set()
+
+    def _specials(self) -> dict[int, str]:
+        added = getattr(self.tokenizer, "added_tokens_decoder", {})
+        return {number: str(token) for number, token in added.items() if token.special and str(token)}
+
+    def render(self, prompt: Prompt) -> str:
+        """The prompt as text, up to where the answer begins. The image is a single placeholder.
+
+        Raises:
+            UserError: as ``interp.prompt.render``; or the chat template ends it with an end token.
+        """
+        text = render(self.processor, prompt, layout=self.layout, name=self.name)
+        if end := next((end for end in self._ends if text.rstrip().endswith(end)), ""):
+            raise UserError(
+                f"the chat template of {self.name} ends a prompt with the end token {end!r}, behind which a model "
+                "begins another text; a template asked for add_generation_prompt ends where the answer begins; set "
+                "model.chat_template (in Python: processor.chat_template) to one that does"
+            )
+        return text
+
+    @cached_property
+    def _ends(self) -> list[str]:
+        """The end tokens as texts, without one that begins texts too."""
+        ends = self.tokenizer.convert_ids_to_tokens(sorted(self.end_ids))
+        return [str(end) for end in ends if end and end != self.tokenizer.bos_token]
+
+    def encode(self, prompts: Sequence[Prompt]) -> BatchFeature:
+        """Left-padded model inputs, on the model's device and with pixels in its dtype.
+
+        Raises:
+            UserError: no prompts, prompts with and without an image in one batch, no image for a family that needs
+                one, a picture that the processor refuses (``PictureRefused``), or a prompt that ``render`` rejects.
+        """
+        encoded = self.inputs(prompts)
+        for listener in self.on_encode:
+            listener(prompts, encoded)
+        return encoded
+
+    def inputs(self, prompts: Sequence[Prompt]) -> BatchFeature:
+        """What ``encode`` returns. Subclasses override this to change the inputs, which ``on_encode`` then sees."""
+        cache = self.prefill_cache
+        batch = self._processed(prompts) if cache is None else cache.encoded(prompts, self._processed)
+        if not any(prompt.begun for prompt in prompts):
+            return batch
+        tails, pad = [prompt.begun for prompt in prompts], self.tokenizer.pad_token_id
+        return BatchFeature(appended(batch, tails, pad=pad, side="left", kind=self.answer_kind))
+
+    @property
+    def answer_kind(self) -> int:
+        """The token type of an answer: 1 for PaliGemma, whose prompt (type 0) has bidirectional attention."""
+        return int(self.layout.model_type == "paligemma")
+
+    def _processed(self, prompts: Sequence[Prompt]) -> BatchFeature:
+        """The processor's outputs."""
+        texts = [self.render(prompt) for prompt in prompts]
+        pictures = [prompt.image for prompt in prompts if prompt.image is not None]
+        if not texts:
+            raise UserError("no prompts in this batch; a batch has at least one; check the benchmark and its limit")
+        if 0 < len(pictures) < len(texts):
+            raise UserError(
+                f"{len(pictures)} of {len(texts)} prompts in one batch have an image; either all or none may; "
+                "ask those without an image in a batch of their own"
+            )
+        if len(texts) > 1 and (why := self.refused.get("score")):
+            raise UserError(f"several prompts of {self.name} at once would be wrong: {why}; ask one (batch_size=1)")
+        # Set again because training may have changed it. Passed as an argument, it would also reach InstructBLIP's
+        # Q-Former, whose positions are absolute.
+        self.tokenizer.padding_side = "left"
+        options: dict[str, Any] = {"return_tensors": "pt", "padding": True}
+        begin = self.tokenizer.bos_token
+        if begin and texts[0].startswith(begin):
+            options["add_special_tokens"] = False  # the template wrote <s> already
+        try:
+            batch = self._made(texts, pictures, **options)
+        except UserError:
+            raise
+        except Exception as error:
+            self._check_pictures(pictures, error)
+            raise
+        if (mask := batch.get("qformer_attention_mask")) is not None:
+            # Padded left where the checkpoint's tokenizer says so, which its absolute positions do not allow.
+            order = mask.argsort(dim=1, descending=True, stable=True)
+            for name in ("qformer_input_ids", "qformer_attention_mask"):
+                batch[name] = batch[name].gather(1, order)
+        batch.pop("labels", None)  # PaliGemma's processor always adds them, all "ignore"
+        return batch.to(self.device, dtype=self.dtype)
+
+    def _made(self, texts: list[str], pictures: list[Image.Image], **options: Any) -> BatchFeature:
+        """The processor's outputs, without the tokens that the tokenizer puts behind every text."""
+        if self.layout.prompt == "pieces":
+            return encode_pieces(self.processor, texts, pictures, name=self.name)
+        images = [[picture] for picture in pictures] or None
+        process = self.processor if images else self._without_images
+        batch = process(text=texts, images=images, **options)
+        if images and self._takes_types and "mm_token_type_ids" not in batch:
+            batch = process(text=texts, images=images, return_mm_token_type_ids=True, **options)
+        if options.get("add_special_tokens", True) and self.ends_of_texts:
+            for name in BY_TOKEN & batch.keys():
+                batch[name] = batch[name][:, : -self.ends_of_texts]
+        return batch
+
+    @cached_property
+    def _takes_types(self) -> bool:
+        """Whether the model needs to be told which tokens are image tokens; not every processor does so unasked."""
+        return "mm_token_type_ids" in inspect.signature(self.model.forward).parameters
+
+    @cached_property
+    def ends_of_texts(self) -> int:
+        """How many tokens the tokenizer puts behind every text (its end token, where it was saved so).
+
+        They are taken off: a model that finds the end of a text behind a prompt begins another one.
+        """
+        bare, whole = (self.tokenizer("a", add_special_tokens=given)["input_ids"] for given in (False, True))
+        for start in range(len(whole) - len(bare) + 1):
+            if whole[start : start + len(bare)] == bare:
+                return len(whole) - start - len(bare)
+        return 0
+
+    def _check_pictures(self, pictures: Sequence[Image.Image], error: Exception) -> None:
+        """After the processor's ``error``: which picture it cannot take.
+
+        Raises:
+            PictureRefused: this one.
+        """
+        for place, picture in enumerate(pictures):
+            try:
+                self.processor.image_processor(picture, return_tensors="pt")
+            except Exception as own:  # processors raise whatever a size provokes
+                raise PictureRefused(
+                    f"the processor of {self.name} refuses a picture of {picture.width} × {picture.height} pixels "
+                    f"({type(own).__name__}: {' '.join(str(own).split())}); scale it, or leave its case out",
+                    place,
+                ) from error
+
+    def _without_images(self, **arguments: Any) -> BatchFeature:
+        """Text-only inputs. Turns the errors of families that require an image into a ``UserError``."""
+        pixels = inspect.signature(self.model.generate).parameters.get("pixel_values")
+        if pixels is None or pixels.default is not inspect.Parameter.empty:
+            try:
+                return self.processor(**arguments)
+            except ValueError as error:
+                if "image" not in str(error):
+                    raise
+        raise UserError(f"{self.name} cannot answer without an image; give every prompt one, a blank one if need be")
