@@ -18,7 +18,7 @@ from experiments.config import Run
 from experiments.evaluation import finished_runs, scoring
 from experiments.evaluation.case_batches import batches
 from experiments.evaluation.controls import recomputed
-from experiments.evaluation.human_verdicts import agreement_of_raters, share_sentence
+from experiments.evaluation.human_verdicts import agreement_of_raters
 from experiments.evaluation.judging import judgement_without_text
 from experiments.evaluation.validated_run import check_contrasts
 from experiments.judges.automatic import Automatic
@@ -26,11 +26,12 @@ from experiments.report import terminal
 from experiments.report.cases import FILE as CASES
 from experiments.report.figures import CURVES
 from experiments.report.tables import say
+from experiments.report.text import lines
 from experiments.runs import records
 from experiments.runs.labels import apply, read_labels
+from experiments.runs.records import RECORD_KEYS, read_records
 from experiments.runs.results_table import FILE as TABLE
 from experiments.runs.results_table import Results, Row, read_results
-from experiments.runs.saved_run import RECORD_KEYS, read_records
 from experiments.runs.store import read_object
 from experiments.types import Item, Judge, Judgement, Kind, Sample, Status
 from interp.errors import UserError
@@ -82,7 +83,8 @@ class Rejudge:
             labels = read_labels([Path(name) for name in self.labels])
             labelled = apply(after, labels)
             after, notes = labelled.records, labelled.notes
-            people = [share_sentence(labelled.used, len(after), agreement_of_raters(after, labels))]
+            raters = agreement_of_raters(after, labels)
+            people = lines("labels", people=raters, used=labelled.used, records=len(after))
         after = recomputed(after)
         changed = sum(a["verdict"] != b["verdict"] for a, b in zip(before, after, strict=True))
         named = judge.name if judge else str(environment.get("judge"))
