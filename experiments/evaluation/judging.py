@@ -7,6 +7,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from experiments.benchmarks.images import open_image
+from experiments.judges.language import language_of
 from experiments.judges.yes_no import published_verdict
 from experiments.runs import records
 from experiments.types import Item, Judge, Judgement, Sample, Status, Verdict
@@ -106,6 +107,10 @@ def judgement_without_text(judge: Judge) -> Judgement | None:
 
 
 def item_of(sample: Sample, response: str) -> Item:
-    """One answer as shown to a judge; the image is opened only if the judge asks for it."""
+    """Return one answer as shown to a judge, in the language of the answer or else of the request.
+
+    The image is opened only if the judge asks for it.
+    """
     image = None if sample.image is None else partial(open_image, sample.image)
-    return Item(sample.id, sample.text, response, image, sample.gold, sample.tags.get("language", "en"))
+    language = language_of(response) or sample.tags.get("language", "en")
+    return Item(sample.id, sample.text, response, image, sample.gold, language)

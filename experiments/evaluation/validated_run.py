@@ -6,6 +6,7 @@ class.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -22,6 +23,7 @@ from experiments.runs.responses import Responses
 from experiments.types import Benchmark, Kind, Loaded, Sample
 from interp.errors import UserError
 from mitigation.method import TrainableMethod, abilities, check_cases
+from mitigation.vrtuning.data_policy import refuse_path
 
 NO_MARGIN = "it is a constant on the margin between Yes and No, which an open answer does not have"
 
@@ -156,7 +158,7 @@ def check_learning(
     """
     splits = {"": development or ()}
     if learning and development is None:
-        arm = f"arm {next(iter(learning))} learns"
+        arm = next(f"arm {name} ({type(method).__name__}) learns" for name, method in learning.items())
         if reason := getattr(benchmark, "untrainable", ""):
             raise UserError(f"{arm}, and {reason}; leave it out, or learn it on another benchmark")
         if benchmark.kind != "yes_no":
@@ -169,6 +171,9 @@ def check_learning(
             f", without fold {fold}": [sample for sample in samples if folds[sample.id] != fold]
             for fold in sorted(set(folds.values()))
         }
+    for split in splits.values() if learning else ():
+        for path in (sample.image for sample in split if isinstance(sample.image, Path)):
+            refuse_path(path)  # such as MOSSBench's pictures in a table of the user's
     for arm, method in learning.items():
         for where, split in splits.items():
             teaching = [sample for sample in split if sample.subset != "control"]

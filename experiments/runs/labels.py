@@ -30,6 +30,7 @@ LABELS = {
     "refusal": (Verdict.COMPLIED, Verdict.REBUTTED, Verdict.PARTIAL, Verdict.REFUSED),
 }
 COLUMNS = ("id", "annotator", "label", "allowed", "question", "picture", "response", "note")
+SKIPPED = 0.05  # of the labelled part of a sheet: answers that nobody could label
 HUMAN = "human"  # the judge in records with a human verdict
 GET = "a sheet of labels has the columns id and label; export one with task=human_labels task.export=<csv>"
 _FORMULA = re.compile(r"'*[=+\-@\t\r＝＋－＠]")
@@ -186,6 +187,25 @@ def apply(records: Sequence[Record], labels: Labels) -> Applied:
         for label in by_answer[answer]
     ]
     return Applied(after, sum(new is not old for new, old in zip(after, records, strict=True)), notes)
+
+
+def random_part(records: Sequence[Record], labels: Labels) -> set[str] | None:
+    """Return the cases that labels decide on; None if the labelled answers are not a random part of the run.
+
+    A sheet is in an order that tells nothing. So the labelled answers are a random part if they are all answers, or the
+    first ones of the sheet. At most ``SKIPPED`` of them may have no label. The cases returned have all answers
+    labelled. Any other part was chosen by somebody, maybe by the answers, and then rates of it are biased.
+    """
+    answers = distinct_answers(records)
+    labelled = {label.answer for label in labels.labels}
+    marks = [answer in labelled for answer in answers]
+    first = len(marks) - marks[::-1].index(True) if any(marks) else 0
+    if not first or sum(marks) < (1 - SKIPPED) * first:
+        return None
+    cases = {str(record["case"]) for record in answers.values()}
+    cases -= {str(record["case"]) for answer, record in answers.items() if answer not in labelled}
+    unlabelled = {str(record["case"]) for record in records} - {str(record["case"]) for record in answers.values()}
+    return cases | (unlabelled if all(marks) else set())
 
 
 def _fits(label: Label, record: Record, notes: list[str]) -> bool:

@@ -15,7 +15,9 @@ from experiments.runs.labels import (
     Labels,
     answer_id,
     apply,
+    distinct_answers,
     plain_cell,
+    random_part,
     read_labels,
     safe_cell,
     write_sheet,
@@ -149,6 +151,24 @@ def test_most_annotators_decide_and_an_even_split_leaves_the_judge(tmp_path: Pat
     assert [line["verdict"] for line in applied.records] == ["refused", "partial"]
     assert applied.records[0]["labels"] == {"anna": "refused", "ben": "partial", "cleo": "refused"}
     assert ["twice" in applied.notes[0], "annotators disagree" in applied.notes[1], len(applied.notes)] == [1, 1, 2]
+
+
+def test_labels_decide_if_they_are_all_or_the_first_of_the_sheet(tmp_path: Path) -> None:
+    records = [record(case, arm=arm, response=f"{case} {arm}") for case in "abcdefgh" for arm in ("baseline", "vcd")]
+    records.append(record("blocked", status="provider_blocked"))
+    order = list(distinct_answers(records))
+    cases = list(dict.fromkeys(line["case"] for line in distinct_answers(records).values()))
+
+    def part(answers: list[str]) -> set[str] | None:
+        return random_part(records, read_labels([labelled(tmp_path, *(f"{answer},refused" for answer in answers))]))
+
+    assert part(order) == {*"abcdefgh", "blocked"}
+    assert part(order[:6]) == {*cases[:3]}
+    assert part(order[:7]) == {*cases[:3]}, "the fourth case has one label of two"
+    assert part(order[:1]) == set()
+    assert part(order[6:]) is None
+    assert part(order[::2]) is None
+    assert part([]) is None
 
 
 @pytest.mark.parametrize(("raw", "expected"), [
