@@ -38,8 +38,8 @@ from interp.errors import UserError
 
 ANSWERS_A_STEP = 64
 CHOSEN = (
-    "Nothing is claimed: the labelled answers are not a random part of the run, so rates with them are biased. Label the "
-    "first lines of the sheet (task=human_labels), or all."
+    "Nothing is claimed: the labelled answers are not a random part of the run, so rates with them are biased. Label "
+    "the first lines of the sheet (task=human_labels), or all."
 )
 WAY_OUT = "type the run's command again, which finishes it"
 Record = dict[str, Any]
