@@ -64,6 +64,11 @@ class _Arm:
             return False
         return record["settings"] == self.settings[sample.id]
 
+    def changed(self, sample: Sample) -> bool:
+        """Return whether the recorded answer is of another model, of other settings or to other words."""
+        record = self.latest.get(sample.id, {"status": Status.TRANSPORT_FAILED})
+        return record["status"] != Status.TRANSPORT_FAILED and not self.holds(sample)
+
     def lacks(self, batch: Sequence[Sample]) -> bool:
         """Return whether an answer to the batch is not recorded."""
         return not all(map(self.holds, batch))
@@ -122,6 +127,13 @@ class Answering:
             if self._scored and (reason := abilities(method).unscored):
                 raise UserError(f"{name} cannot be asked with protocol=score: {reason}")
         recorded = self._recorded(arms, samples, file)
+        if changed := sum(arm.changed(sample) for arm in recorded.values() for sample in samples):
+            self.console.print(
+                f"{changed:,} answers in {file} are of another model (weights, processor, chat template), other "
+                "settings or cases that have changed since, and are asked again",
+                highlight=False,
+                soft_wrap=True,
+            )
         batches: BatchContext | None = getattr(self.vlm, "batches", None)
         formed = form(samples, None if batches is None else batches.lengths, self.run.batch_rule)
         pending = [batch for batch in formed if any(arm.lacks(batch) for arm in recorded.values())]

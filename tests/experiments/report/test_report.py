@@ -234,8 +234,8 @@ def test_bytes_that_are_no_utf8_are_shown_and_not_fatal(run: Path) -> None:
     ("metrics.json", "{", "metrics.json is not JSON"),
     ("metrics.json", "[]", "holds no object"),
     ("metrics.json", '{"arms": {"a": {"n": 1}}}', "has no 'kind'; an earlier version made it"),
-    ("predictions.jsonl", "", "is empty"),
-    ("predictions.jsonl", '{"case": "1"}', "line 1: lacks arm, status"),
+    ("predictions.jsonl", "", "is missing or empty"),
+    ("predictions.jsonl", '{"case": "1"}\n', "line 1: lacks arm, status"),
 ])  # fmt: skip
 def test_a_missing_or_broken_file_is_one_sentence(run: Path, file: str, content: str | None, message: str) -> None:
     (run / file).unlink() if content is None else (run / file).write_text(content)
