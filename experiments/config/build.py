@@ -90,7 +90,6 @@ def build_run(config: DictConfig) -> Run:
         "judge": _judge(tree["judge"], benchmark),
         "arms": arms,
         "attention_analysis": made(tree["attention_analysis"], "attention_analysis") if tree["attention"] else None,
-        "guard": _guard(tree["guard"]),
         "task": made(tree["task"], "task"),  # last: a task's module is slow to import
     }
     if tree.get("plan") is not None:  # task=plan in front of the task that it plans
@@ -132,15 +131,6 @@ def _judge(node: Any, benchmark: Benchmark) -> Judge:
     """The configured judge, or the default for the benchmark's kind. Raises as ``made`` does."""
     judge = made(node, "judge")
     return judge.for_kind(benchmark.kind) if isinstance(judge, Automatic) else judge
-
-
-def _guard(guard: object) -> Benchmark | None:
-    """The questions that ``guard=`` names. Raises as ``guard_questions``, whose pictures are slow to import."""
-    if guard is None or guard is False:
-        return None
-    from experiments.benchmarks.picture_questions import guard_questions
-
-    return guard_questions(guard)
 
 
 def arm_name(option: str, tree: Mapping[str, Any]) -> str:

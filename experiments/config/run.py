@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # What may differ between two launches of one run, so that the second continues the first.
 NOT_IN_HASH = (
     "force", "fresh", "output_root", "task", "plan", "image_workers", "feature_cache_mib", "verbose",
-    "contrasts", "skip_trained", "guard",
+    "contrasts", "skip_trained",
 )  # fmt: skip
 SKIP = "skip_bad"  # of a benchmark's node
 
@@ -67,7 +67,6 @@ class Schema(Settings):
     judge: Any
     method: Any
     attention_analysis: Any
-    guard: Any
     arms: dict[str, Any]
 
 
@@ -77,8 +76,7 @@ class Run(Settings):
 
     ``arm`` names the method under study among ``arms``. ``model`` is a ``NoModel`` if no arm calls one.
     ``attention_analysis`` gives the analyses of attention of an answered study; it is None without ``attention=true``.
-    ``guard`` are questions about pictures that every arm is asked too, or None. ``config`` is the composed
-    configuration. ``skip_bad`` says whether to skip cases that fail their checks.
+    ``config`` is the composed configuration. ``skip_bad`` says whether to skip cases that fail their checks.
     """
 
     task: "Callable[[Run], object]"
@@ -88,7 +86,6 @@ class Run(Settings):
     arm: str
     arms: "dict[str, Method]"
     attention_analysis: Callable[[Any], list[Any]] | None
-    guard: Benchmark | None = None
     config: dict[str, Any]
     skip_bad: bool = False
 

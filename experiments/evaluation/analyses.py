@@ -3,28 +3,18 @@
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
-from experiments.config import Run
 from experiments.report.build import build
 from experiments.runs import analyses as states
-from experiments.runs.store import RunStore
 from interp.errors import UserError
 
 NOTE = "note: "  # what an analysis' remarks begin with
 
 
-class Measured(Protocol):
-    """A study whose arms are measured, as ``perform`` sees it; ``experiments.evaluation.study.Study`` is one."""
-
-    run: Run
-    store: RunStore
-    console: Console
-
-
-Work = TypeVar("Work", bound=Measured)
+Work = TypeVar("Work")
 
 
 @dataclass(frozen=True)
@@ -44,11 +34,12 @@ class Analysis(Generic[Work]):
     detail: bool = False
 
 
-def perform(study: Work, analyses: Sequence[Analysis[Work]], *, reported: bool = True) -> bool:
+def perform(study: Any, analyses: Sequence[Analysis[Any]], *, reported: bool = True) -> bool:
     """Do the analyses, print what came of each, and return whether nothing failed.
 
     Whatever exception an analysis raises becomes a sentence in terminal and report, with its traceback in a file. If
-    there is a report (``reported``), it is built at once when an analysis fails or ends the run (Ctrl-C).
+    there is a report (``reported``), it is built at once when an analysis fails or ends the run (Ctrl-C). ``study`` is
+    an ``experiments.evaluation.study.Study``.
 
     Raises:
         UserError: an analysis that is done together failed, so the processes of the launch are at different places.
@@ -70,26 +61,18 @@ def perform(study: Work, analyses: Sequence[Analysis[Work]], *, reported: bool =
     return complete
 
 
-def _done(study: Work, analysis: Analysis[Work]) -> bool:
+def _done(study: Any, analysis: Analysis[Any]) -> bool:
     """Do an analysis, print what came of it, and return whether it did not fail."""
     folder = study.store.path
     lines: list[RenderableType] = []
     with states.guarded(folder, analysis.name, analysis.missing) as outcome:
         lines = list(analysis.work(study))
-    _say(study, _wanted(study, analysis, lines))
-    failed = [*filter(None, [outcome.failed, *states.failures(folder, analysis.name)])]
-    _say(study, failed)
+    if not study.run.verbose:
+        brief = (line for line in lines if isinstance(line, str) and not line.startswith(NOTE))
+        lines = [] if analysis.detail else list(brief)
+    failed = [*filter(None, [outcome.failed, *states.missing(folder, analysis.name)])]
+    for line in [*lines, *failed]:
+        study.console.print(line, highlight=False, soft_wrap=isinstance(line, str), markup=False)
     if outcome.failed and analysis.together and study.store.launch.size > 1:
         raise UserError(outcome.failed)
     return not failed
-
-
-def _wanted(study: Work, analysis: Analysis[Work], lines: Iterable[RenderableType]) -> list[RenderableType]:
-    if study.run.verbose:
-        return list(lines)
-    return [] if analysis.detail else [line for line in lines if isinstance(line, str) and not line.startswith(NOTE)]
-
-
-def _say(study: Measured, lines: Iterable[RenderableType]) -> None:
-    for line in lines:
-        study.console.print(line, highlight=False, soft_wrap=isinstance(line, str), markup=False)

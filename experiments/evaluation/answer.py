@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 BASELINE = "baseline"
 PREFILLS = ("prefills", "prefills_reused")
 STEPS = "steps.jsonl"
-MEMORY = "memory.jsonl"  # a line whenever memory ran out: the arm, and its batch size from then on
 
 
 @dataclass(frozen=True)
@@ -65,10 +64,10 @@ class _Arm:
             return False
         return record["settings"] == self.settings[sample.id]
 
-    def outdated(self, samples: Sequence[Sample]) -> int:
-        """How many of the cases have an answer by another model, with other settings or to other words."""
-        given = (self.latest.get(sample.id) for sample in samples if not self.holds(sample))
-        return sum(record is not None and record["status"] != Status.TRANSPORT_FAILED for record in given)
+    def changed(self, sample: Sample) -> bool:
+        """Return whether the recorded answer is of another model, of other settings or to other words."""
+        record = self.latest.get(sample.id, {"status": Status.TRANSPORT_FAILED})
+        return record["status"] != Status.TRANSPORT_FAILED and not self.holds(sample)
 
     def lacks(self, batch: Sequence[Sample]) -> bool:
         """Return whether an answer to the batch is not recorded."""
@@ -93,6 +92,10 @@ class Answering:
     vlm: "VLM | None"
     store: RunStore
     console: Console
+
+    def __post_init__(self) -> None:
+        self.costs = CostLog(self.store)
+        self._rows: dict[str, int] = {}  # by kind of work, the batch size after memory ran out
 
     def answer(
         self,
@@ -124,7 +127,13 @@ class Answering:
             if self._scored and (reason := abilities(method).unscored):
                 raise UserError(f"{name} cannot be asked with protocol=score: {reason}")
         recorded = self._recorded(arms, samples, file)
-        self._say_outdated(recorded.values(), samples, file)
+        if changed := sum(arm.changed(sample) for arm in recorded.values() for sample in samples):
+            self.console.print(
+                f"{changed:,} answers in {file} are of another model (weights, processor, chat template), other "
+                "settings or cases that have changed since, and are asked again",
+                highlight=False,
+                soft_wrap=True,
+            )
         batches: BatchContext | None = getattr(self.vlm, "batches", None)
         formed = form(samples, None if batches is None else batches.lengths, self.run.batch_rule)
         pending = [batch for batch in formed if any(arm.lacks(batch) for arm in recorded.values())]
@@ -173,15 +182,6 @@ class Answering:
                 except MethodFault as fault:
                     yield name, fault
 
-    def _say_outdated(self, arms: Iterable[_Arm], samples: Sequence[Sample], file: str) -> None:
-        if stale := sum(arm.outdated(samples) for arm in arms):
-            self.console.print(
-                f"{stale:,} answers in {file} are of another model (weights, processor, chat template), other settings "
-                "or cases that have changed since, and are asked again",
-                highlight=False,
-                soft_wrap=True,
-            )
-
     def _due(self, arms: Iterable[_Arm], batch: Sequence[Sample]) -> list[Sample]:
         """The cases of the batch that some arm is asked now."""
         wanted = {sample.id for arm in arms for sample in arm.to_ask(batch, each_costs=self._each_costs)}
@@ -199,23 +199,23 @@ class Answering:
         return {name: _Arm(name, one, settings[name], latest[name]) for name, one in arms.items()}
 
     def batching(self, work: str) -> AbstractContextManager[object]:
-        """While open, ``vlm.batches`` forms batches by the run's rule, for an arm's answers or any other ``work``.
+        """Form the batches of ``vlm.batches`` by the run's rule for an arm's answers or any other ``work``.
 
-        Where memory runs out, ``work`` goes on with half, says so, and begins with that when the run is continued.
+        If memory runs out, ``work`` goes on with half the batch size and says so.
         """
         if self.vlm is None:
             return nullcontext()
+
+        def lowered(rows: int) -> None:
+            self._rows[work] = rows
+            self.console.print(f"{work}: out of memory; asking {rows} at once from here on", highlight=False)
+
         return self.vlm.batches.by(
             self.run.batch_rule,
-            on_lowered=partial(self._note_memory, work),
-            rows=self._fitted(work),
+            on_lowered=lowered,
+            rows=self._rows.get(work, self.run.batch_size),
             give_way=self.prefills.give_way if self._computes else lambda: False,
         )
-
-    def _fitted(self, work: str) -> int:
-        """What is known to fit into memory at once."""
-        fitted = [line["rows"] for line in self.store.records(MEMORY) if line["arm"] == work]
-        return min([self.run.batch_size, *fitted])
 
     @property
     def _each_costs(self) -> bool:
@@ -229,11 +229,6 @@ class Answering:
     @property
     def _new_tokens(self) -> int:
         return 1 if self._scored else self.run.max_new_tokens
-
-    @cached_property
-    def costs(self) -> CostLog:
-        """What the answers took."""
-        return CostLog(self.store)
 
     @cached_property
     def features(self) -> "FeatureCache":
@@ -357,27 +352,25 @@ class Answering:
         return replace(generation, sampled=generation.sampled or abilities(method).sampled)
 
     def _read(self) -> dict[str, int | float]:
-        """The counts of prefills so far."""
+        """Return the counts of prefills."""
         return self.prefills.counts() if self._computes else {}
 
-    def _note_memory(self, arm: str, rows: int) -> None:
-        self.store.append([{"arm": arm, "rows": rows}], MEMORY)
-        self.console.print(f"{arm}: out of memory; asking {rows} at once from here on", highlight=False, markup=False)
-
     def efficiency(self) -> dict[str, Any]:
-        """For environment.json, of what there is: by arm its ``cost``; batch sizes lowered for lack of memory; prompts
-        that were read, and that were not because another arm had read them; image features reused in this launch."""
-        lowered = {line["arm"]: self._fitted(line["arm"]) for line in self.store.records(MEMORY)}
+        """Return what environment.json says of the answers' cost; what is empty is not said.
+
+        ``cost`` is by arm. ``batch_rows`` are the batch sizes after memory ran out. ``prefills`` counts prompts that
+        were read, and prompts that another arm had read. ``vision_features`` were reused in this launch.
+        """
         cost = self.costs.by_arm()
         read = {name: sum(arm.get(name, 0) for arm in cost.values()) for name in PREFILLS}
-        found = {
+        said = {
             "cost": cost,
-            "batch_rows": lowered,
+            "batch_rows": self._rows,
             "prefills": read if any(read.values()) else {},
             "prefills_not_shared": self.prefills.off if self._computes else "",
             "vision_features": self.features.counts() if self._computes and self.features.reused else {},
         }
-        return {name: value for name, value in found.items() if value}
+        return {name: value for name, value in said.items() if value}
 
 
 class _StepStore:

@@ -15,7 +15,6 @@ from experiments.report.text import shortfall
 from experiments.types import Benchmark, Loaded, Sample
 from interp.errors import UserError
 
-SHORT = 16  # tokens of a Yes or No, where the run's own answers are longer
 SUBSETS_BY_TURNS = ("over_safety", "typical", "attack", "control", "benign", "contrast")
 
 
@@ -76,11 +75,3 @@ def on_benchmark(run: Run, benchmark: Benchmark, name: str, *, tokens: int, desc
         max_new_tokens=tokens,
         config=run.config | {"name": name, "max_new_tokens": tokens, "benchmark": dict(described)},
     )
-
-
-def guarding(run: Run) -> Run:
-    """The run on the questions about pictures of its ``guard``, all of them."""
-    assert run.guard is not None
-    tokens = run.max_new_tokens if run.benchmark.kind == run.guard.kind else SHORT
-    guarded = on_benchmark(run, run.guard, run.name, tokens=tokens, described={"guard": repr(run.guard)})
-    return replace(guarded, limit=None)

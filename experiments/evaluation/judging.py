@@ -7,6 +7,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from experiments.benchmarks.images import open_image
+from experiments.judges.language import language_of
 from experiments.judges.yes_no import published_verdict
 from experiments.runs import records
 from experiments.types import Item, Judge, Judgement, Sample, Status, Verdict
@@ -61,36 +62,34 @@ def _told_apart(generation: "Generation") -> "Generation":
 
 
 def scored(samples: Sequence[Sample], arm: str, generation: "Generation") -> list[dict[str, Any]]:
-    """The records of one batch under ``protocol=score``: verdicts are the signs of the margins; no judge is called.
+    """Return the records of one batch under ``protocol=score``: verdicts are the signs of the margins.
 
     Raises:
         UserError: a margin is not a number.
     """
-    margins = [float(margin) for margin in generation.margins]
-    statuses = [records.status_of(generation, index) if generation.statuses else None for index in range(len(margins))]
-    lost = [status is not None and (status.excluded or status is Status.PROVIDER_BLOCKED) for status in statuses]
-    undecided = [
-        bool(generation.bounds) and low < 0 < high for low, high in generation.bounds or [(0.0, 0.0)] * len(margins)
-    ]
-    states = zip(margins, lost, undecided, strict=True)
-    if missing := sum(not isfinite(margin) and not (gone or open_) for margin, gone, open_ in states):
-        raise UserError(
-            f"arm {arm} gives no margins for {missing} of {len(margins)} answers, and protocol=score reads nothing "
-            "else; leave protocol out"
-        )
-    lines = []
-    for index, (sample, margin) in enumerate(zip(samples, margins, strict=True)):
-        if (status := statuses[index]) is not None and lost[index]:
+    lines, unread = [], 0
+    for index, sample in enumerate(samples):
+        margin = float(generation.margins[index])
+        status = records.status_of(generation, index) if generation.statuses else Status.ANSWERED
+        if status.excluded or status is Status.PROVIDER_BLOCKED:
             reason = "" if generation.reasons is None else generation.reasons[index]
             lines.append(records.failed(sample, arm, status, reason))
             continue
+        low, high = generation.bounds[index] if generation.bounds else (margin, margin)
+        undecided = low < 0 < high
+        unread += not (isfinite(margin) or undecided)
         verdict = Verdict.YES if margin > 0 else Verdict.NO
         response = f"{verdict.value.title()}."  # the word that the margin stands for
-        if undecided[index]:
+        if undecided:
             verdict, response = Verdict.NO_VERDICT, ""
         record = _answered(sample, arm, generation, index, status=Status.ANSWERED, response=response,
                            judgement=Judgement(verdict), judge=JUDGE)  # fmt: skip
         lines.append(record | {"protocol": "score"})
+    if unread:
+        raise UserError(
+            f"arm {arm} gives no margins for {unread} of {len(samples)} answers, and protocol=score reads nothing "
+            "else; leave protocol out"
+        )
     return lines
 
 
@@ -108,6 +107,10 @@ def judgement_without_text(judge: Judge) -> Judgement | None:
 
 
 def item_of(sample: Sample, response: str) -> Item:
-    """One answer as shown to a judge; the image is opened only if the judge asks for it."""
+    """Return one answer as shown to a judge, in the language of the answer or else of the request.
+
+    The image is opened only if the judge asks for it.
+    """
     image = None if sample.image is None else partial(open_image, sample.image)
-    return Item(sample.id, sample.text, response, image, sample.gold, sample.tags.get("language", "en"))
+    language = language_of(response) or sample.tags.get("language", "en")
+    return Item(sample.id, sample.text, response, image, sample.gold, language)

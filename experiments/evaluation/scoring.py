@@ -10,6 +10,7 @@ import pandas as pd
 
 from experiments.benchmarks import published
 from experiments.config import Run
+from experiments.judges.language import language_of
 from experiments.judges.refusal_rules import primary
 from experiments.metrics import results
 from experiments.metrics.judge_error import corrected_rates, error_of
@@ -37,6 +38,7 @@ def evaluate(
     baseline: str = "baseline",
     control: str = "calibrated_shift",
     first: Family | None = None,
+    unmeasured: bool = False,
 ) -> Evaluation:
     """Return the results table of a run and what metrics.json says of its design.
 
@@ -50,6 +52,7 @@ def evaluate(
         baseline: the arm that others are compared with.
         control: the arm that only shifts the threshold.
         first: the comparisons that the run was begun for. What goes beyond them is marked as exploratory.
+        unmeasured: whether nothing may be claimed from the verdicts.
 
     Raises:
         UserError: the predictions or the judge card cannot be used.
@@ -70,7 +73,7 @@ def evaluate(
         empty_as_refusal=run.count_empty_as_refusal,
         safety_margin=run.unsafe_margin,
         not_applicable=missing,
-        unmeasured=refusals and _unmeasured(judge, frame)["share"] > MOST_UNMEASURED,
+        unmeasured=unmeasured or (refusals and _unmeasured(judge, frame)["share"] > MOST_UNMEASURED),
     )
     design = evaluation.design | _family(evaluation.design, baseline, first or family(study, run.contrasts))
     if "protocol" in frame and (frame["protocol"] == "score").all():
@@ -136,7 +139,10 @@ def with_published_rows(design: dict[str, Any], benchmark: str, model: Mapping[s
 
 
 def _languages(frame: pd.DataFrame) -> list[str]:
-    return [str((tags or {}).get("language", "en")) for tags in frame.get("tags", ())]
+    """Return the language of each answer, or of its request if the answer does not show one."""
+    asked = [str((tags or {}).get("language", "en")) for tags in frame.get("tags", [{}] * len(frame))]
+    answers = frame["response"].fillna("") if "response" in frame else [""] * len(frame)
+    return [language_of(str(text)) or language for text, language in zip(answers, asked, strict=True)]
 
 
 def _unmeasured(judge: Judge | str, frame: pd.DataFrame) -> dict[str, Any]:
@@ -144,7 +150,7 @@ def _unmeasured(judge: Judge | str, frame: pd.DataFrame) -> dict[str, Any]:
     spoken = _languages(frame)
     unmeasured = getattr(judge, "unmeasured", None)
     languages = unmeasured({*spoken}) if unmeasured else []
-    return {"languages": languages, "share": sum(one in languages for one in spoken) / max(len(spoken), 1)}
+    return {"languages": languages, "share": sum(name in languages for name in spoken) / max(len(spoken), 1)}
 
 
 def _limits_of_judge(

@@ -22,18 +22,17 @@ from experiments.evaluation.analyses import Analysis, perform
 from experiments.evaluation.answer import Answering
 from experiments.evaluation.arms import DEVELOPMENT, Arms
 from experiments.evaluation.environment import branches, describe
-from experiments.evaluation.picture_guard import guard
 from experiments.evaluation.validated_run import ValidatedRun, excluded_arms, validate
 from experiments.metrics.results import Evaluation
 from experiments.report import next_commands, terminal
 from experiments.report.build import build
 from experiments.report.page import cost_sentences
+from experiments.report.thumbnails import write_thumbnails
 from experiments.runs import analyses as states
 from experiments.runs import provenance, records
 from experiments.runs.launch import Launch, sharded, whole_weights
 from experiments.runs.responses import Responses
 from experiments.runs.results_table import write_results
-from experiments.runs.saved_run import write_thumbnails
 from experiments.runs.store import RunStore, open_run, read_object
 from experiments.types import Loaded, Sample, Status
 from interp.errors import UserError
@@ -231,7 +230,6 @@ class Study:
     def conclude(self, analyses: Sequence[Analysis] = (), *, alone: bool = True) -> None:
         """Measures and prints the results, does the ``analyses``, each on its own, and builds the report.
 
-        With ``guard=true`` the last of them asks every arm what is in a picture.
         An analysis that raises takes nothing with it (``experiments.evaluation.analyses.perform``). The run counts as
         finished unless one is missing or requests failed in transport; the same command then makes up for it. Rank 0
         does it all, but for analyses that are done together. What to type next is said at the end of a study that is
@@ -242,7 +240,7 @@ class Study:
         """
         by_itself = all(analysis.detail for analysis in analyses)
         faults = self.arms.faults
-        analyses = [*map(_failed_arm, faults, faults.values()), *analyses, *guard(self)]
+        analyses = [*map(_failed_arm, faults, faults.values()), *analyses]
         first = self.store.launch.first
         if first:
             evaluation = self.measure({analysis.name: analysis.missing for analysis in analyses})
@@ -314,7 +312,7 @@ class Study:
     def _report(self) -> None:
         """Builds the report and says where it is."""
         page = build(self.store.path)
-        for sentence in states.failures(self.store.path, states.REPORT):
+        for sentence in states.missing(self.store.path, states.REPORT):
             self.console.print(sentence, highlight=False, markup=False)
         inside = "" if self.run.verbose else "  (every case with its picture, and where the model looked)"
         self.console.print(f"report: {page}{inside}", highlight=False, soft_wrap=True)

@@ -35,22 +35,24 @@ class Apart(NamedTuple):
 
 
 def exclude_and_limit(run: Run, complete: Loaded, console: Console) -> tuple[Loaded, Loaded, dict[str, Any]]:
-    """All cases and those within the run's limit, without training rows of its arms, and what environment.json says.
+    """Return all cases, those within the run's limit, and what environment.json says of training rows.
 
-    Prints what is left out, and whose training rows are not known.
+    With ``run.skip_trained`` both are without training rows of the run's arms. Print what is left out, and whose
+    training rows are not known.
 
     Raises:
         UserError: see ``exclude_trained``.
     """
     notes: list[str] = []
-    before = len(complete.missing)
     if run.skip_trained:
+        before = len(complete.missing)
         complete, notes = exclude_trained(run.arms, run.model, complete, skip=True)
+        if len(complete.missing) > before:
+            console.print(shortfall(len(complete.samples), complete.missing), highlight=False, markup=False)
     loaded = complete._replace(samples=limited(complete.samples, run.limit))
     if not run.skip_trained:
         loaded, notes = exclude_trained(run.arms, run.model, loaded, skip=False)
-    left_out = [shortfall(len(complete.samples), complete.missing)] if len(complete.missing) > before else []
-    for note in [*left_out, *notes]:
+    for note in notes:
         console.print(note, highlight=False, soft_wrap=True, markup=False)
     return complete, loaded, {ENTRY: notes} if notes else {}
 
@@ -82,20 +84,20 @@ def exclude_trained(arms: Mapping[str, Any], model: Any, loaded: Loaded, *, skip
     others = [sample for sample in loaded.samples if sample.id not in learned_by]
     if learned_by and not (skip and others):
         arm = next(iter(learned_by.values()))[0]
-        count = sum(arm in arms for arms in learned_by.values())
+        count = sum(arm in names for names in learned_by.values())
         way_out = (
             f"leave them out of every arm with {OPTION}, or evaluate on others" if others else "evaluate on others"
         )
         raise UserError(
-            f"{count:,} of the {len(loaded.samples):,} cases are training rows of {arm} ({places[arm]}: "
-            f"same text, same picture), and what was learned from a case proves nothing on it; {way_out}"
+            f"{count:,} of the {len(loaded.samples):,} cases are training rows of {arm} ({places[arm]}: same text and "
+            f"picture), so its answers to them prove nothing; {way_out}"
         )
-    missing = {case: LEFT_OUT.format(arms=" and ".join(arms)) for case, arms in learned_by.items()}
-    return Apart(loaded._replace(samples=others, missing={**loaded.missing, **missing}) if missing else loaded, notes)
+    missing = {case: LEFT_OUT.format(arms=" and ".join(names)) for case, names in learned_by.items()}
+    return Apart(loaded._replace(samples=others, missing={**loaded.missing, **missing}), notes)
 
 
 def _hash(sample: Sample) -> bytes:
-    """The hash of a case as a training row. A picture that cannot be opened is in no row."""
+    """Return the hash of a case as a training row. A picture that cannot be opened is in no row."""
     try:
         return row_hash(sample.prompt, sample.text, None if sample.image is None else open_image(sample.image))
     except BadImage:

@@ -6,13 +6,14 @@ class.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from experiments.config import Run
 from experiments.evaluation import controls
-from experiments.evaluation.cases import development_cases, guarding, limited, load_cases
+from experiments.evaluation.cases import development_cases, limited, load_cases
 from experiments.evaluation.folds import SAFE, learning_folds
 from experiments.evaluation.training_overlap import exclude_and_limit
 from experiments.metrics.results import ALL
@@ -22,6 +23,7 @@ from experiments.runs.responses import Responses
 from experiments.types import Benchmark, Kind, Loaded, Sample
 from interp.errors import UserError
 from mitigation.method import TrainableMethod, abilities, check_cases
+from mitigation.vrtuning.data_policy import refuse_path
 
 NO_MARGIN = "it is a constant on the margin between Yes and No, which an open answer does not have"
 
@@ -32,8 +34,7 @@ class ValidatedRun:
 
     ``complete`` are the benchmark's cases, ``loaded`` those of them within ``run.limit``, which are answered.
     ``development`` are those to learn from and to be fitted on; None where no arm is, or the benchmark has none.
-    ``excluded`` are the arms that cannot enter, each with the reason; ``notes`` go into environment.json;
-    ``questions`` are those of the run's ``guard``.
+    ``excluded`` are the arms that cannot enter, each with the reason; ``notes`` go into environment.json.
     """
 
     complete: Loaded
@@ -41,7 +42,6 @@ class ValidatedRun:
     development: Loaded | None = None
     excluded: Mapping[str, str] = field(default_factory=dict)
     notes: Mapping[str, Any] = field(default_factory=dict)
-    questions: Sequence[Sample] = ()
 
 
 def validate(run: Run, console: Console | None = None, *, to_come: Collection[str] = ()) -> ValidatedRun:
@@ -60,7 +60,6 @@ def validate(run: Run, console: Console | None = None, *, to_come: Collection[st
     _check_judge(run)
     check_contrasts(run, [*run.arms, *to_come], run.benchmark.kind)
     _check_endpoint(run)
-    questions = [] if run.guard is None else load_cases(guarding(run), console).samples
     complete, loaded, notes = exclude_and_limit(run, load_cases(run, console), console)
     excluded = excluded_arms(run, loaded.samples)
     entering = {arm: method for arm, method in run.arms.items() if arm not in excluded}
@@ -77,7 +76,7 @@ def validate(run: Run, console: Console | None = None, *, to_come: Collection[st
     for arm, method in run.arms.items():
         if isinstance(method, Responses):
             console.print(f"{arm}: {method.check(loaded.samples)}", highlight=False, markup=False)
-    return ValidatedRun(complete, loaded, development, excluded, notes, questions)
+    return ValidatedRun(complete, loaded, development, excluded, notes)
 
 
 def excluded_arms(run: Run, samples: Sequence[Sample]) -> dict[str, str]:
@@ -100,12 +99,12 @@ def not_applicable(run: Run) -> dict[str, str]:
 
 
 def _undescribed(run: Run, samples: Sequence[Sample]) -> dict[str, str]:
-    """The arms that are told what a picture shows, where the benchmark does not say it of every case."""
+    """Return the arms that need a description of each picture, if the benchmark lacks some, each with the reason."""
     without = [sample.id for sample in samples if sample.image is not None and not sample.described]
-    if not without:
+    arms = [arm for arm, method in run.arms.items() if without and abilities(method).needs_description]
+    if not arms:
         return {}
     reason = f"{run.benchmark.name} does not say what its pictures show (case {without[0]} has no description)"
-    arms = [arm for arm, method in run.arms.items() if abilities(method).needs_description]
     if run.arm in arms:
         raise UserError(f"{run.arm} cannot answer: {reason}; let the model describe them: method=verbalise")
     return dict.fromkeys(arms, reason)
@@ -149,7 +148,7 @@ def check_learning(
     samples: Sequence[Sample],
     development: Sequence[Sample] | None,
 ) -> None:
-    """Refuses arms that these cases cannot teach; by arm, the methods that learn.
+    """Refuse arms that these cases cannot teach; ``learning`` are the methods that learn, by arm.
 
     Without ``development`` cases an arm learns in folds of the ``samples`` to be answered (``folds.learning_folds``).
     That needs answers that are verdicts, and a licence that allows it (``untrainable`` says why not).
@@ -157,32 +156,29 @@ def check_learning(
     Raises:
         UserError: names the first such arm; or the cases are too few for folds.
     """
-    if not learning:
-        return
-    if development is not None:
-        splits = {"": development}
-    else:
-        arm, kind = next((arm, type(method).__name__) for arm, method in learning.items())
+    splits = {"": development or ()}
+    if learning and development is None:
+        arm = next(f"arm {name} ({type(method).__name__}) learns" for name, method in learning.items())
         if reason := getattr(benchmark, "untrainable", ""):
-            raise UserError(f"arm {arm} ({kind}) learns, and {reason}; leave it out, or learn it on another benchmark")
+            raise UserError(f"{arm}, and {reason}; leave it out, or learn it on another benchmark")
         if benchmark.kind != "yes_no":
             raise UserError(
-                f"arm {arm} ({kind}) learns from a development split, and benchmark {benchmark.name} has none; leave "
-                "it out, or of a table of your own name a second one: benchmark.development=<file>"
+                f"{arm} from a development split, and benchmark {benchmark.name} has none; leave it out, or name a "
+                "second table of your own: benchmark.development=<file>"
             )
         folds = learning_folds(samples)
         splits = {
             f", without fold {fold}": [sample for sample in samples if folds[sample.id] != fold]
             for fold in sorted(set(folds.values()))
         }
+    for split in splits.values() if learning else ():
+        for path in (sample.image for sample in split if isinstance(sample.image, Path)):
+            refuse_path(path)  # such as MOSSBench's pictures in a table of the user's
     for arm, method in learning.items():
         for where, split in splits.items():
             teaching = [sample for sample in split if sample.subset != "control"]
             if not teaching:
-                raise UserError(
-                    f"arm {arm} cannot learn{where}: the development split has no safe and no unsafe case; add some to "
-                    "it, or raise limit"
-                )
+                raise UserError(f"arm {arm} cannot learn{where}: no case is safe or unsafe; add some, or raise limit")
             try:
                 check_cases(method, [s.prompt for s in teaching], [SAFE[s.gold] for s in teaching])
             except UserError as error:

@@ -268,7 +268,7 @@ class Family:
                     each.retract()
         studied, primary = self.against.get((self.study, self.baseline), {}), PRIMARY[self.arms.kind]
         one_family(studied.get(primary) if primary in self.tested else None, further)
-        for each in further if refusals and self.unmeasured else ():
+        for each in further if self.unmeasured else ():
             each.retract(even_too_few=True)
 
     def rows(self, safety_margin: float) -> Iterator[Row]:

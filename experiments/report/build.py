@@ -13,11 +13,11 @@ from experiments.metrics.claims import SMALL
 from experiments.report import cases, colours, examples, figures, page
 from experiments.report.cases import address, attention_of_cases
 from experiments.report.numbers import percent, share
+from experiments.report.saved_run import SavedRun, read_run
 from experiments.report.sections import attention_section, read_sections
 from experiments.report.tables import copies, lines_of
 from experiments.report.text import count, ends, level, value
 from experiments.runs import analyses
-from experiments.runs.saved_run import SavedRun, read_run
 from interp.atomic import atomic_write
 from interp.errors import UserError
 
@@ -29,7 +29,7 @@ def build(run_dir: Path) -> Path:
     """Draw the run's figures, write its report.html, and return the latter's path.
 
     Reads results.csv, metrics.json, environment.json, predictions.jsonl, thumbnails/ and, if they exist,
-    attention.json, sections/ and analyses.json. Writes figures/ and report.html. The same files give the same bytes.
+    attention.json, sections/ and missing.json. Writes figures/ and report.html. The same files give the same bytes.
     A figure that cannot be drawn is left out, and a sentence says so (``experiments.runs.analyses``).
 
     Raises:

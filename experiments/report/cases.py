@@ -16,9 +16,9 @@ from urllib.parse import quote
 
 from experiments.report.arms import arms_of
 from experiments.report.numbers import fixed
-from experiments.runs.labels import LABELS
+from experiments.report.saved_run import SavedRun
+from experiments.runs.labels import LABELS, answer_id
 from experiments.runs.records import writable
-from experiments.runs.saved_run import SavedRun
 from experiments.types import REFUSAL_SUBSETS, SCORED_SUBSETS, UNSAFE_SUBSETS, Status, Verdict
 
 COMPARED_SUBSETS = (*SCORED_SUBSETS, *REFUSAL_SUBSETS)
@@ -219,7 +219,7 @@ class _Pool(dict[str, int]):
 def payload(run: SavedRun, *, studied: str, reference: str, attention: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the data of the page: cases in the order of the records, and ``answers[arm][case]`` rows or null.
 
-    A row is (status, verdict, margin, text, characters cut, right, judge's explanation, prompt, settings): places in
+    A row is (status, verdict, margin, text, characters cut, right, judge's explanation, prompt, answer's id): places in
     ``statuses``, ``verdicts`` and ``texts`` (−1 for none), ``right`` 1, 0, or −1 where it is not known; where a method
     asked questions before its answer, they follow as pairs of places, of a step's name and of what was said. ``run`` is
     the same for the same answers, whatever the judge: the browser stores a person's labels under it.
@@ -299,6 +299,6 @@ def _answer(record: Mapping[str, Any], verdicts: list[str], texts: _Pool) -> lis
         -1 if right is None else int(right),
         texts.position(reason[:LONGEST_TEXT]),
         texts.position(str(record.get("prompt") or "")[:LONGEST_TEXT]),
-        texts.position(str(record.get("settings") or "")[:LONGEST_NAME]),
+        texts.position(answer_id(record)),
         *([[[texts.position(str(part)[:LONGEST_TEXT]) for part in step] for step in steps.items()]] if steps else []),
     ]

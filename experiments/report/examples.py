@@ -12,7 +12,8 @@ import numpy as np
 from experiments.report import heat
 from experiments.report.cases import COMPARED_SUBSETS, HIDDEN_SUBSETS, Flip, choose, judged, shown_case
 from experiments.report.numbers import fixed
-from experiments.runs.saved_run import SavedRun, thumbnail_name
+from experiments.report.saved_run import SavedRun
+from experiments.report.thumbnails import thumbnail_name
 
 CHANGED, SAME = 3, 2
 TITLES = {0: "No case {}", 1: "One case that {}", 2: "Two cases that {}", 3: "Three cases that {}"}

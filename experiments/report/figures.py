@@ -21,9 +21,9 @@ from scipy.special import ndtr
 from experiments.report.arms import RATES, arms_of
 from experiments.report.colours import ARMS, GREY, in_dark
 from experiments.report.numbers import fixed
+from experiments.report.saved_run import SavedRun
 from experiments.report.text import value
 from experiments.runs.results_table import Results, Row
-from experiments.runs.saved_run import SavedRun
 from interp.errors import UserError
 from interp.figures.glyphs import Figure, cut, encoded
 

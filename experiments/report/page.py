@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 from experiments.metrics.claims import HIGHER, LOWER, NOT_TESTED, SMALL
 from experiments.report import arms
 from experiments.report.next_commands import next_commands
+from experiments.report.saved_run import SavedRun
 from experiments.report.tables import SIGNS
 from experiments.report.text import summary
 from experiments.runs.provenance import arm_title, model_title, sides_of
 from experiments.runs.results_table import Row
-from experiments.runs.saved_run import SavedRun
 from interp.checkpoints.config import ORGANISM
 
 UNKNOWN = "not recorded"

@@ -1,27 +1,25 @@
-"""What is looked at once a run's arms are reported, and what became of it: one analysis never takes another with it.
+"""What a run still misses after its arms are reported: one analysis never takes another with it.
 
-``analyses.json`` in the run's directory holds the state of each: ``pending`` (not begun, cut off, or at work), ``done``
-or ``failed``. A failed one leaves a sentence there and its traceback in ``tracebacks/<name>.txt``. A run is finished
-only when its arms are reported and none of its analyses is pending or failed (``mark_finished``). The same command
-then makes up for what is missing.
+``missing.json`` in the run's directory has a sentence for each analysis that has not begun, was cut off or failed. A
+failed one also leaves its traceback in ``tracebacks/<name>.txt``. A run is finished only if its arms are reported and
+nothing is missing (``mark_finished``). The same command then makes up for what is missing.
 """
 
 import gc
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from experiments.runs.store import IDENTITY, read_object, write_json
 from interp.errors import UserError
 
-FILE = "analyses.json"
+FILE = "missing.json"
 FOLDER = "tracebacks"
 REPORT = "report"  # what the figures of the report itself are part of
-PENDING, DONE, FAILED = "pending", "done", "failed"
+YET = "yet: the run is still at work or was cut off, and the same command goes on"
 LONGEST = 300  # characters of an error's message in a sentence
 UNFINISHED: set[Path] = set()
 """Runs of this process whose requests did not all get through, or of which an analysis failed."""
@@ -37,103 +35,81 @@ class Outcome:
 def expect(folder: Path, missing: Mapping[str, str]) -> None:
     """Note which analyses are to come: name → what a reader would miss, as ``attention was not analysed``.
 
-    What is done stays done. Entries of analyses that this run no longer has go, and those of the report's figures.
-
     Raises:
         UserError: the directory cannot be written.
     """
-    before = _states(folder)
-    after = {name: {"missing": words, "state": PENDING} for name, words in missing.items()}
-    after |= {name: state for name, state in before.items() if name in missing and state["state"] == DONE}
-    after |= {name: state for name, state in before.items() if state.get("part_of") in missing}
-    if after or before:
-        write_json(folder / FILE, after)
+    if missing or (folder / FILE).exists():
+        write_json(folder / FILE, {name: {"sentence": f"{words} {YET}"} for name, words in missing.items()})
 
 
 @contextmanager
 def guarded(folder: Path, name: str, missing: str, *, part_of: str | None = None) -> Iterator[Outcome]:
-    """Turn whatever exception the block raises into ``Outcome.failed`` and the state of ``name``.
+    """Turn an exception of the block into ``Outcome.failed`` and a sentence in the file.
 
     KeyboardInterrupt and SystemExit still end the run. ``missing`` as in ``expect``. A part of another analysis
-    (``part_of``) is noted only if it fails, and forgotten when the analysis begins again. If the state itself cannot be
-    written, nothing is raised: it stays pending.
+    (``part_of``) is only noted if it fails, and is dropped when that analysis begins again. If the file cannot be
+    written, nothing is raised.
     """
-    _note(folder, name, {"missing": missing, "state": PENDING} if part_of is None else None, again=True)
+    begun = {} if part_of else {name: {"sentence": f"{missing} {YET}"}}
+    _save(folder, {key: entry for key, entry in _entries(folder).items() if entry.get("part_of") != name} | begun)
     outcome = Outcome()
     try:
         yield outcome
     except Exception as error:
         outcome.failed = f"{missing}: {_reason(error)} ({_traced(folder, name, error)}the same command tries it again)"
-        entry = {"missing": missing, "state": FAILED, "sentence": outcome.failed}
-        _note(folder, name, entry | ({} if part_of is None else {"part_of": part_of}))
-    else:
-        if part_of is None:
-            _note(folder, name, {"missing": missing, "state": DONE})
+    entries = _entries(folder)
+    entries.pop(name, None)
     if outcome.failed:
+        _save(folder, entries | {name: {"sentence": outcome.failed} | ({"part_of": part_of} if part_of else {})})
         _free()  # what the error's frames held
+    else:
+        _save(folder, entries)
 
 
-def unfinished(folder: Path) -> list[str]:
-    """The names of analyses that are pending or failed."""
-    return [name for name, one in _states(folder).items() if one["state"] != DONE]
-
-
-def failures(folder: Path, part_of: str | None = None) -> list[str]:
-    """The sentences of what failed; of the parts of one analysis alone where ``part_of`` is given."""
-    failed = [one for one in _states(folder).values() if one["state"] == FAILED]
-    return [str(one["sentence"]) for one in failed if part_of is None or one.get("part_of") == part_of]
-
-
-def missing(folder: Path) -> list[str]:
-    """What a reader of the run misses, in sentences: what failed, and what is not there yet."""
-    yet = "yet: the run is still at work or was cut off, and the same command goes on"
-    pending = [f"{one['missing']} {yet}" for one in _states(folder).values() if one["state"] == PENDING]
-    return [*failures(folder), *pending]
+def missing(folder: Path, part_of: str | None = None) -> list[str]:
+    """Return what a reader of the run misses, in sentences; only parts of one analysis if ``part_of`` is given."""
+    entries = _entries(folder).values()
+    return [entry["sentence"] for entry in entries if part_of in (None, entry.get("part_of"))]
 
 
 def mark_finished(folder: Path) -> bool:
-    """Marks the run as finished where its arms are reported and no analysis is missing; whether that is so.
+    """Mark the run as finished if its arms are reported and nothing is missing; return whether that is so.
 
-    Where it is not, the folder is one of ``UNFINISHED``, which the command's exit code tells.
+    If not, add the folder to ``UNFINISHED``, which decides the command's exit code.
 
     Raises:
         UserError: the directory cannot be written.
     """
     identity = read_object(folder / IDENTITY)
-    complete = bool(read_object(folder / "environment.json").get("finished")) and not unfinished(folder)
+    complete = bool(read_object(folder / "environment.json").get("finished")) and not _entries(folder)
     if complete and identity and not identity.get("finished"):
         write_json(folder / IDENTITY, identity | {"finished": True})
     (UNFINISHED.discard if complete else UNFINISHED.add)(folder)
     return complete
 
 
-def _states(folder: Path) -> dict[str, dict[str, Any]]:
-    """The entries by name; what is no entry, as in a file from elsewhere, is passed over."""
+def _entries(folder: Path) -> dict[str, dict[str, str]]:
+    """Return the entries by name; what is no entry, as in a file from elsewhere, is left out."""
     entries = read_object(folder / FILE)
-    return {name: one for name, one in entries.items() if isinstance(one, dict) and {"missing", "state"} <= one.keys()}
+    return {name: entry for name, entry in entries.items() if isinstance(entry, dict) and "sentence" in entry}
 
 
-def _note(folder: Path, name: str, entry: Mapping[str, Any] | None, *, again: bool = False) -> None:
-    """Replaces the entry of ``name`` (None: removes it); if it begins ``again``, those of its parts go."""
-    before = _states(folder)
-    after = {one: value for one, value in before.items() if not (again and value.get("part_of") == name)}
-    after.pop(name, None)
-    after |= {} if entry is None else {name: dict(entry)}
-    if after != before:
+def _save(folder: Path, entries: Mapping[str, Mapping[str, str]]) -> None:
+    if entries != _entries(folder):
         with suppress(UserError):
-            write_json(folder / FILE, after)
+            write_json(folder / FILE, entries)
 
 
 def _reason(error: Exception) -> str:
-    """One line: a user's mistake in its own words, anything else with its type."""
-    lines: Sequence[str] = [line.strip() for line in str(error).splitlines() if line.strip()]
-    words = lines[0] if lines else "without a message"
-    short = words if len(words) <= LONGEST else f"{words[:LONGEST]}…"
-    return " ".join(lines) if isinstance(error, UserError) else f"{type(error).__name__}: {short}"
+    """Return one line: a user's mistake in its own words, anything else with its type."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["without a message"]
+    if isinstance(error, UserError):
+        return " ".join(lines)
+    return f"{type(error).__name__}: {lines[0][:LONGEST]}{'…' if len(lines[0]) > LONGEST else ''}"
 
 
 def _traced(folder: Path, name: str, error: Exception) -> str:
-    """Writes the traceback; where it is, as the beginning of a remark."""
+    """Write the traceback, and return where it is as the beginning of a remark."""
     path = folder / FOLDER / f"{name}.txt"
     try:
         path.parent.mkdir(exist_ok=True)

@@ -1,124 +1,97 @@
-"""Human labels of a run's answers: a CSV sheet to be filled in, and the filled-in sheets read back.
+"""Human labels of a run's answers: a CSV sheet to fill in, and the filled sheets read back.
 
-``task=human_labels run=<dir> task.export=labels.csv`` writes a sheet with a line an answer; people fill in
-``annotator`` and ``label``, each in a copy or in further lines; ``task.read=[anna.csv,ben.csv]`` reads them and
-measures the agreement between annotators and with the run's judge, and ``task=rejudge run=<dir> labels=[anna.csv]``
-scores the run by them.
+``task=human_labels run=<dir> task.export=labels.csv`` writes a sheet with one line per answer. People fill in
+``annotator`` and ``label``, each in a copy. ``task.read=[anna.csv,ben.csv]`` measures how far the annotators agree.
+``task=rejudge run=<dir> labels=[anna.csv]`` scores the run by their labels. The report exports sheets too.
 
-The sheet is blind. It has no arm, no verdict of the judge and no case id, which often tells the right answer. The lines
-of a case are together; the order says nothing else. An answer that several arms gave to a case is in it once. Its
-``id`` is a hash, found again in the run's records. Sheets with the columns ``case`` and ``arm`` (the report's export)
-are read too.
+The sheet is blind: no arm, no verdict of the judge and no case id. An answer that several arms gave to a case is in it
+once, under an ``id`` that is a hash of the case and the answer.
 
-A spreadsheet takes a cell that begins with = + - @ for a formula, so an answer could run one. Such cells are written
-with an apostrophe in front, which is removed when they are read.
+A spreadsheet takes a cell that begins with = + - @ for a formula. Such a cell is written with an apostrophe in front.
 """
 
-import csv
 import hashlib
-import io
 import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
+
+import pandas as pd
 
 from experiments.benchmarks.rows import read_file
 from experiments.types import Status, Verdict
 from interp.errors import UserError
 
-COLUMNS = ("id", "annotator", "label", "allowed", "question", "picture", "response", "note")
-NEEDED = ("case", "arm", "label")  # or ID in place of the first two
-ID, ID_LENGTH = "id", 16
 LABELS = {
     "yes_no": (Verdict.YES, Verdict.NO, Verdict.NO_VERDICT),
     "refusal": (Verdict.COMPLIED, Verdict.REBUTTED, Verdict.PARTIAL, Verdict.REFUSED),
 }
+COLUMNS = ("id", "annotator", "label", "allowed", "question", "picture", "response", "note")
+SKIPPED = 0.05  # of the labelled part of a sheet: answers that nobody could label
 HUMAN = "human"  # the judge in records with a human verdict
+GET = "a sheet of labels has the columns id and label; export one with task=human_labels task.export=<csv>"
 _FORMULA = re.compile(r"'*[=+\-@\t\r＝＋－＠]")
-GET = (
-    f"a sheet of labels has {', '.join(NEEDED)}, or {ID} and label; export one with task=human_labels "
-    "task.export=<csv> and fill it in"
-)
 Record = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Label:
-    """One person's verdict on one answer; ``settings`` is that of the labelled record, None if not given.
+class Label(NamedTuple):
+    """One person's verdict on one answer (``answer_id``)."""
 
-    A label of a blind sheet has the ``answer``'s id instead of a case and an arm.
-    """
-
-    case: str
-    arm: str
-    settings: str | None
+    answer: str
     annotator: str
     verdict: Verdict
-    answer: str = ""
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """What the label is about."""
-        return ("", self.answer) if self.answer else (self.case, self.arm)
-
-    @property
-    def place(self) -> str:
-        """What the label is about, in words."""
-        return f"answer {self.answer[:80]!r}" if self.answer else f"case {self.case[:80]!r} of arm {self.arm[:80]!r}"
 
 
-@dataclass(frozen=True)
-class Labels:
-    """Labels read from sheets; ``notes`` say what was left out and why."""
+class Labels(NamedTuple):
+    """Labels read from sheets; ``notes`` say what was not read and why."""
 
     labels: tuple[Label, ...]
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]
 
 
-@dataclass(frozen=True)
-class Applied:
+class Applied(NamedTuple):
     """All records, the labelled ones with human verdicts; ``notes`` say which labels were not used and why."""
 
     records: list[Record]
     used: int  # records with a human verdict
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]
 
 
 def safe_cell(value: str) -> str:
-    """The value, escaped so that no spreadsheet takes it for a formula; ``plain_cell`` undoes it."""
+    """Escape a value so that no spreadsheet takes it for a formula; ``plain_cell`` undoes it."""
     return f"'{value}" if _FORMULA.match(value) else value
 
 
 def plain_cell(cell: str) -> str:
-    """The value that ``safe_cell`` escaped; any other cell as it is."""
+    """Return the value that ``safe_cell`` escaped; any other cell as it is."""
     return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
 
 
 def kind_of(record: Mapping[str, Any]) -> str:
-    """The kind of the record's benchmark: ``yes_no`` or ``refusal``."""
+    """Return the kind of the record's benchmark: ``yes_no`` or ``refusal``."""
     return "yes_no" if record["gold"] in ("yes", "no") else "refusal"
 
 
 def answer_id(record: Mapping[str, Any]) -> str:
-    """Equal for equal answers to a case, whichever arm gave them; tells neither case nor arm to a reader."""
-    identity = json.dumps([str(record["case"]), str(record["text"]), str(record["response"])])
-    digest = hashlib.sha256(identity.encode()).hexdigest()
-    return f"a{digest[: ID_LENGTH - 1]}"  # a letter first: a spreadsheet reads 12e34 as a number
+    """Return a hash that is equal for equal answers to a case, whichever arm gave them.
+
+    It begins with a letter, since a spreadsheet reads 12e34 as a number.
+    """
+    return f"a{_hashed(json.dumps([str(record[name]) for name in ('case', 'text', 'response')]))[:15]}"
 
 
 def distinct_answers(records: Iterable[Record]) -> dict[str, Record]:
-    """Answer id → the first record with that answer. What came of a request that the provider blocked is no answer.
+    """Return answer id → the first record with that answer, in an order that tells nothing.
 
-    The answers of a case are together, so that whoever labels the first lines labels the same cases under all arms.
-    Cases, and the answers of each, are in the order of hashes.
+    The answers of a case are together, so that the first lines of a sheet are the same cases under all arms. A request
+    that the provider blocked has no answer.
     """
     distinct: dict[str, Record] = {}
     for record in records:
-        if record.get("response") and record.get("status") != Status.PROVIDER_BLOCKED:
+        if not _unlabelled(record):
             distinct.setdefault(answer_id(record), record)
     return dict(sorted(distinct.items(), key=lambda item: (_hashed(str(item[1]["case"])), item[0])))
 
@@ -127,121 +100,119 @@ def _hashed(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def sheet(records: Iterable[Record], pictures: Mapping[str, str] = MappingProxyType({})) -> str:
-    """The CSV to be filled in: a line for each distinct answer; ``pictures`` names the picture of an answer id."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\r\n", quoting=csv.QUOTE_ALL)
-    writer.writerow(COLUMNS)
-    for answer, record in distinct_answers(records).items():
-        allowed = " | ".join(LABELS[kind_of(record)])
-        cells = (answer, "", "", allowed, record["text"], pictures.get(answer, ""), record["response"], "")
-        writer.writerow([safe_cell(str(cell).replace("\0", "")) for cell in cells])
-    return text.getvalue()
+def _unlabelled(record: Record) -> str:
+    """Return why a record has no answer to label; "" if it has one."""
+    if not record.get("response"):
+        return "there is no response"
+    return "the provider blocked the request" if record.get("status") == Status.PROVIDER_BLOCKED else ""
 
 
 def write_sheet(records: Iterable[Record], path: Path, pictures: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Writes ``sheet`` as UTF-8 with a byte order mark, without which Excel misreads it.
+    """Write the sheet: a line for each distinct answer, with its picture's name from ``pictures`` (by answer id).
+
+    It is UTF-8 with a byte order mark, which Excel needs.
 
     Raises:
         UserError: the file exists, and may hold labels; or it cannot be written.
     """
+    lines = []
+    for answer, record in distinct_answers(records).items():
+        allowed = " | ".join(LABELS[kind_of(record)])
+        cells = (answer, "", "", allowed, record["text"], pictures.get(answer, ""), record["response"], "")
+        lines.append([safe_cell(str(cell).replace("\0", "")) for cell in cells])
+    frame = pd.DataFrame(lines, columns=list(COLUMNS))
     try:
         with path.open("x", encoding="utf-8-sig", errors="replace", newline="") as handle:
-            handle.write(sheet(records, pictures))
+            frame.to_csv(handle, index=False, quoting=1, lineterminator="\r\n")
     except FileExistsError as error:
-        raise UserError(f"{path}: is there already and may hold labels; choose another name, or move it") from error
+        raise UserError(f"{path}: exists and may hold labels; choose another name, or move it") from error
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror}); choose another place") from error
 
 
-def read_labels(path: Path | Sequence[Path]) -> Labels:
-    """The labels in one or several sheets (.csv, .xlsx); lines without one are skipped, others left out with a note.
+def read_labels(paths: Sequence[Path]) -> Labels:
+    """Read the labels of sheets (.csv, .xlsx). Lines without a label are skipped; bad ones become notes.
 
-    Without an annotator's name the file's is used. Of several labels of one answer by one person the first counts, with
-    a note where they differ.
+    Without an annotator's name the file's is used. Of several labels of one answer by one person the first counts.
 
     Raises:
         UserError: no such file, not UTF-8, or a needed column is missing.
     """
-    first: dict[Any, Label] = {}
+    first: dict[tuple[str, str], Label] = {}
     notes: list[str] = []
-    for file in [path] if isinstance(path, Path) else path:
-        for where, label in _read(file, notes):
-            earlier = first.setdefault((label.key, label.annotator), label)
+    known = {verdict.value: verdict for verdicts in LABELS.values() for verdict in verdicts}
+    for path in paths:
+        table = read_file(path, ("id", "label"), get=GET)
+        notes += [f"{path.name}, {problem.place}: {problem.reason}; left out" for problem in table.problems]
+        for place, row in table.rows:
+            cells = {name: plain_cell(str(cell or "").strip()) for name, cell in row.items()}
+            where, answer = f"{path.name}, {place}", cells["id"]
+            if not (word := cells["label"].lower().replace(" ", "_")):
+                continue
+            if word not in known:
+                notes.append(f"{where}: label {word[:40]!r} is not one of {', '.join(known)}; left out")
+                continue
+            label = Label(answer, cells.get("annotator") or path.stem, known[word])
+            earlier = first.setdefault((answer, label.annotator), label)
             if earlier.verdict is not label.verdict:
-                notes.append(f"{where}: {label.annotator} labelled {label.place} twice, as {earlier.verdict} and "
-                             f"{label.verdict}; the first counts")  # fmt: skip
+                notes.append(
+                    f"{where}: {label.annotator} labelled answer {answer[:80]!r} twice, as {earlier.verdict} and "
+                    f"{label.verdict}; the first counts"
+                )
     return Labels(tuple(first.values()), notes)
 
 
-def _read(path: Path, notes: list[str]) -> Iterable[tuple[str, Label]]:
-    table = read_file(path, ("label",), get=GET)
-    blind = ID in table.columns and "case" not in table.columns
-    if absent := [name for name in NEEDED if name not in table.columns and not blind]:
-        raise UserError(f"{path}: has no column {absent[0]!r}; {GET}")
-    notes += [f"{path.name}, {problem.place}: {problem.reason}; left out" for problem in table.problems]
-    verdicts_by_name = {verdict.value: verdict for verdicts in LABELS.values() for verdict in verdicts}
-    for row_name, row in table.rows:
-        cells = {name: plain_cell(str(cell or "").strip()) for name, cell in row.items()}
-        where = f"{path.name}, {row_name}"
-        if not (label := cells["label"].lower().replace(" ", "_")):
-            continue
-        if label not in verdicts_by_name:
-            what = f"answer {cells[ID][:80]!r}" if blind else f"case {cells['case'][:80]!r}"
-            notes.append(
-                f"{where}: label {label[:40]!r} of {what} is not one of {', '.join(verdicts_by_name)}; left out"
-            )
-            continue
-        annotator = cells.get("annotator") or path.stem
-        if blind:
-            yield where, Label("", "", None, annotator, verdicts_by_name[label], cells[ID])
-        else:
-            yield (
-                where,
-                Label(cells["case"], cells["arm"], cells.get("settings") or None, annotator, verdicts_by_name[label]),
-            )
-
-
 def apply(records: Sequence[Record], labels: Labels) -> Applied:
-    """Return the records with human verdicts if there are labels: the verdict of most annotators.
+    """Return the records with human verdicts where there are labels: the verdict of most annotators.
 
     A record keeps the judge's verdict under ``judged_before`` and all labels under ``labels``. If annotators are evenly
-    split, the judge's verdict stays. ``notes`` lists the labels that were not used: their case or arm is not in the
-    run, the answer changed since, or the benchmark is of the other kind.
+    split, the judge's verdict stays. ``notes`` lists the labels that were not used.
     """
-    notes, by_key = list(labels.notes), defaultdict(list)
+    notes, by_answer = list(labels.notes), defaultdict(list)
     for label in labels.labels:
-        by_key[label.key].append(label)
-    after, keys = [], set()
+        by_answer[label.answer].append(label)
+    after, seen = [], set()
     for record in records:
-        here = [(record["case"], record["arm"]), *([("", answer_id(record))] if record.get("response") else [])]
-        keys.update(here)
-        usable = [label for key in here for label in by_key.get(key, []) if _fits(label, record, notes)]
+        answer = answer_id(record)
+        seen.add(answer)
+        usable = [label for label in by_answer.get(answer, []) if _fits(label, record, notes)]
         counts = Counter(label.verdict for label in usable).most_common(2)
-        if len(counts) == 2 and counts[0][1] == counts[1][1]:
-            notes.append(f"annotators are evenly split on case {record['case']} of arm {record['arm']}; the judge's "
-                         "verdict stays")  # fmt: skip
-        elif counts:
-            after.append(_labelled(record, counts[0][0], usable))
-            continue
-        after.append(record)
-    for key in sorted(by_key.keys() - keys):
-        notes.append(f"label of {by_key[key][0].place} by {by_key[key][0].annotator}, which the run does not hold, or "
-                     "which has changed since; left out")  # fmt: skip
+        split = len(counts) == 2 and counts[0][1] == counts[1][1]
+        if split:
+            notes.append(f"case {record['case']}, arm {record['arm']}: annotators disagree; the judge's verdict stays")
+        after.append(_labelled(record, counts[0][0], usable) if counts and not split else record)
+    notes += [
+        f"label of answer {label.answer[:80]!r} by {label.annotator}: the run has no such answer (now); left out"
+        for answer in sorted(by_answer.keys() - seen)
+        for label in by_answer[answer]
+    ]
     return Applied(after, sum(new is not old for new, old in zip(after, records, strict=True)), notes)
 
 
+def random_part(records: Sequence[Record], labels: Labels) -> set[str] | None:
+    """Return the cases that labels decide on; None if the labelled answers are not a random part of the run.
+
+    A sheet is in an order that tells nothing. So the labelled answers are a random part if they are all answers, or the
+    first ones of the sheet. At most ``SKIPPED`` of them may have no label. The cases returned have all answers
+    labelled. Any other part was chosen by somebody, maybe by the answers, and then rates of it are biased.
+    """
+    answers = distinct_answers(records)
+    labelled = {label.answer for label in labels.labels}
+    marks = [answer in labelled for answer in answers]
+    first = len(marks) - marks[::-1].index(True) if any(marks) else 0
+    if not first or sum(marks) < (1 - SKIPPED) * first:
+        return None
+    cases = {str(record["case"]) for record in answers.values()}
+    cases -= {str(record["case"]) for answer, record in answers.items() if answer not in labelled}
+    unlabelled = {str(record["case"]) for record in records} - {str(record["case"]) for record in answers.values()}
+    return cases | (unlabelled if all(marks) else set())
+
+
 def _fits(label: Label, record: Record, notes: list[str]) -> bool:
-    kind = kind_of(record)
-    reason = ""
-    if label.verdict not in LABELS[kind]:
-        reason = f"{label.verdict} is no verdict of this benchmark ({', '.join(LABELS[kind])})"
-    elif label.settings is not None and label.settings != record["settings"]:
-        reason = "it was given to an answer under other settings"
-    elif not record.get("response"):
-        reason = "there is no response"
-    elif record.get("status") == Status.PROVIDER_BLOCKED:
-        reason = "the provider blocked the request"
+    allowed = LABELS[kind_of(record)]
+    reason = _unlabelled(record)
+    if label.verdict not in allowed:
+        reason = f"{label.verdict} is no verdict of this benchmark ({', '.join(allowed)})"
     if reason:
         notes.append(f"label of case {record['case']} in arm {record['arm']} by {label.annotator}: {reason}; left out")
     return not reason
@@ -250,5 +221,5 @@ def _fits(label: Label, record: Record, notes: list[str]) -> bool:
 def _labelled(record: Record, verdict: Verdict, labels: Sequence[Label]) -> Record:
     before = {"verdict": record["verdict"], "judge": record.get("judge")}
     by_annotator = {label.annotator: label.verdict.value for label in labels}
-    others: Mapping[str, Any] = {k: v for k, v in record.items() if k not in ("explanation", "votes")}
+    others = {name: value for name, value in record.items() if name not in ("explanation", "votes")}
     return {**others, "verdict": verdict.value, "judge": HUMAN, "judged_before": before, "labels": by_annotator}

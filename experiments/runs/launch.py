@@ -6,8 +6,8 @@ gloo, whatever device the model runs on.
 
 import atexit
 import os
+import platform
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MEETING = timedelta(minutes=5)  # within which all processes must have started
 PATIENCE = timedelta(days=30)  # longest wait at a barrier: for the slowest share, or for rank 0's own work
-MOMENT = 2.0  # seconds after which a process says what it waits for
 
 
 @dataclass(frozen=True)
@@ -67,10 +66,10 @@ class Launch:
         return list(items[self.rank :: self.size])
 
     def join(self) -> None:
-        """Wait until all processes have started; other libraries' progress bars are shown on rank 0 only.
+        """Wait until all processes have started; show other libraries' progress bars on rank 0 only.
 
         Raises:
-            UserError: not all of them came.
+            UserError: not all of them came, or they are on several machines.
         """
         if self.size == 1:
             return
@@ -78,26 +77,28 @@ class Launch:
             os.environ.setdefault("TQDM_DISABLE", "1")
         address = f"{os.environ.get('MASTER_ADDR', 'no MASTER_ADDR')}:{os.environ.get('MASTER_PORT', 'no MASTER_PORT')}"
         meeting = f"WORLD_SIZE={self.size}: {self.size} processes of one launch meet at {address}"
-        words = f"{meeting}; waiting for the others, 5 minutes at most (alone? unset WORLD_SIZE and RANK)"
-        timer = threading.Timer(MOMENT, print, (words,), {"file": sys.stderr, "flush": True})
-        timer.daemon = True
-        timer.start()
+        if self.first:
+            words = "waiting for the others, 5 minutes at most (only one process? unset WORLD_SIZE and RANK)"
+            print(f"{meeting}; {words}", file=sys.stderr, flush=True)
         try:
             _group()
         except (RuntimeError, ValueError, OSError) as error:
             raise UserError(
                 f"{meeting}, and not all came ({str(error).splitlines()[0][:120]}); start all of them with accelerate "
-                "launch or torchrun, or unset WORLD_SIZE and RANK for one process alone"
+                "launch or torchrun, or unset WORLD_SIZE and RANK for a single process"
             ) from error
-        finally:
-            timer.cancel()
+        if len(machines := set(self.everyones(platform.node()))) > 1:
+            raise UserError(
+                f"WORLD_SIZE={self.size}: the processes are on {len(machines)} machines, and a run's files are on "
+                "one; start all processes on one machine"
+            )
 
     def wait(self) -> None:
-        """Waits until all processes have reached this point."""
+        """Wait until all processes have reached this point."""
         self.everyones(None)
 
     def everyones(self, value: Any) -> list[Any]:
-        """The values of all processes, by rank; waits until all have given theirs.
+        """Return the values of all processes, by rank; wait until all have given theirs.
 
         Raises:
             UserError: another process has ended.
@@ -116,7 +117,7 @@ class Launch:
         return values
 
     def placed(self, model: "ModelConfig") -> "ModelConfig":
-        """The model placed on this process's GPU, round robin where there are fewer GPUs; unchanged on a CPU.
+        """Return the model placed on this process's GPU, round robin if there are fewer GPUs; unchanged on a CPU.
 
         Raises:
             UserError: ``model.device_map`` would spread every process over all cards.
@@ -141,7 +142,7 @@ class Launch:
 
 @contextmanager
 def whole_weights() -> Iterator[None]:
-    """While open, every process loads the model's weights in full.
+    """Let every process load the model's weights in full while the block is open.
 
     Under a launch for FSDP or ZeRO-3, transformers gives all but one process of a machine empty weights or a shard.
     That is right for training and useless for answering.
@@ -160,13 +161,13 @@ def whole_weights() -> Iterator[None]:
 
 
 def sharded(task: T) -> T:
-    """Marks a task (a function or a class) that shares its cases out among the processes of a launch."""
+    """Mark a task (a function or a class) that shares its cases out among the processes of a launch."""
     task.sharded = True  # type: ignore[attr-defined]
     return task
 
 
 def check_task(task: Any, launch: Launch) -> None:
-    """Refuses a task that every process would do in full.
+    """Refuse a task that every process would do in full.
 
     Raises:
         UserError: the launch has several processes and the task is not ``sharded``.

@@ -6,7 +6,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,55 +15,33 @@ from experiments.runs.launch import Launch
 if TYPE_CHECKING:
     from interp.vlm import VLM
 
-ARCHIVED = "$Format:%H$"  # git archive writes the commit here (.gitattributes)
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")  # owner/name
 SHOWN = 8  # characters of a hash, beside the name
-PACKAGES = (
-    "torch",
-    "transformers",
-    "tokenizers",
-    "accelerate",
-    "peft",
-    "trl",
-    "numpy",
-    "pillow",
-    "scipy",
-    "statsmodels",
-)
+PACKAGES = "torch transformers tokenizers accelerate peft trl numpy pillow scipy statsmodels"
 
 
 def machine(vlm: "VLM | None") -> dict[str, Any]:
-    """Commit, versions, device, threads and processes of this launch; ``vlm`` is None where no model is asked."""
+    """Return commit, versions, device, threads and processes of this launch; ``vlm`` is None if no model is asked.
+
+    The device is the GPU's name, "remote" for a model behind an API, or "none" without a model. The commit is None
+    outside a checkout.
+    """
     import torch
 
+    here = getattr(vlm, "device", None)
+    device = ("none" if vlm is None else "remote") if here is None else str(here)
     return {
-        "commit": _commit(),
+        "commit": _git("rev-parse", "HEAD"),
         "dirty": bool(_git("status", "--porcelain")),
-        "versions": {"python": platform.python_version()} | {package: installed(package) for package in PACKAGES},
-        "device": _device(vlm),
+        "versions": {"python": platform.python_version()} | {package: version(package) for package in PACKAGES.split()},
+        "device": torch.cuda.get_device_name(here) if device.startswith("cuda") else device,
         "threads": torch.get_num_threads(),
         "processes": Launch.current().size,
     }
 
 
-def installed(package: str) -> str:
-    """A package's version; a host where only some of what we need was brought need not have all."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
-
-
-def commit() -> str:
-    """The commit of this source tree, for people; a copy of the files alone has none, an archive of git's has one."""
-    commit_hash = _commit()
-    return (
-        "unknown" if commit_hash is None else commit_hash + (" with changes" if _git("status", "--porcelain") else "")
-    )
-
-
 def model_title(model: Mapping[str, Any] | None) -> str:
-    """How a run's model is called: its name and the first eight characters of its weights' hash, if it has one.
+    """Return what a run's model is called: its name and the first eight characters of its weights' hash, if any.
 
     ``model`` is that of environment.json: ``name``, and ``revision``, which is a hub's commit or ``sha256:…``.
     """
@@ -72,7 +50,7 @@ def model_title(model: Mapping[str, Any] | None) -> str:
 
 
 def arm_title(model: Mapping[str, Any] | None, arm: str) -> str:
-    """How a run's arm is called: its name, with the hash of the adapter that it puts on the weights, if any.
+    """Return what a run's arm is called: its name, with the hash of the adapter that it puts on the weights, if any.
 
     An arm of responses made elsewhere is followed by what answered, unless that is what the run itself is called after.
     """
@@ -84,7 +62,7 @@ def arm_title(model: Mapping[str, Any] | None, arm: str) -> str:
 
 
 def sides_of(model: Mapping[str, Any] | None, arm: str) -> list[str]:
-    """Of an arm of responses made elsewhere: what answered, then what it is compared with, if anything; else empty."""
+    """Return what answered in an arm of responses made elsewhere, then what it is compared with; else nothing."""
     responses = (model or {}).get("responses") or {}
     if arm not in responses:
         return []
@@ -94,26 +72,24 @@ def sides_of(model: Mapping[str, Any] | None, arm: str) -> list[str]:
 
 
 def adapters(arms: Mapping[str, Any]) -> dict[str, str]:
-    """Arm → hash of the adapter that it, or a method inside it, puts on the weights; other arms are left out."""
+    """Return arm → hash of the adapter that its method, or one inside, puts on the weights; other arms are left out."""
     return _declared(arms, "adapter", "revision")
 
 
 def code(arms: Mapping[str, Any]) -> dict[str, str]:
-    """Arm → digest of the user's own Python file that it, or a method inside it, is; other arms are left out."""
+    """Return arm → digest of the user's Python file that its method, or one inside, is; other arms are left out."""
     return _declared(arms, "path", "digest")
 
 
-def _declared(arms: Mapping[str, Any], of: str, wanted: str) -> dict[str, str]:
-    """Arm → the attribute ``wanted`` of its method, or of one inside, that has ``of`` and it; others are left out."""
-    declared = {arm: _inside(method, of, wanted) for arm, method in arms.items()}
-    return {arm: value for arm, value in declared.items() if value}
-
-
-def _inside(method: Any, of: str, wanted: str) -> str:
-    if getattr(method, of, None) and getattr(method, wanted, None):
-        return str(getattr(method, wanted))
-    inside = (getattr(method, name, None) for name in ("method", "inner"))
-    return next((value for one in inside if one is not None and (value := _inside(one, of, wanted))), "")
+def _declared(arms: Mapping[str, Any], name: str, wanted: str) -> dict[str, str]:
+    """Return arm → the attribute ``wanted`` of its method, or of one inside, that has ``name`` and it."""
+    declared: dict[str, str] = {}
+    for arm, method in arms.items():
+        while method is not None and not (getattr(method, name, None) and getattr(method, wanted, None)):
+            method = getattr(method, "method", None) or getattr(method, "inner", None)
+        if method is not None:
+            declared[arm] = str(getattr(method, wanted))
+    return declared
 
 
 def _short_hash(revision: Any) -> str:
@@ -125,36 +101,22 @@ def _in_brackets(text: str | None) -> str:
 
 
 def command() -> str:
-    """The command line that started this process, for a shell."""
+    """Return the command line that started this process, for a shell."""
     return shlex.join(["python", "-m", "experiments.run", *sys.argv[1:]])
 
 
 def without_paths(value: Any) -> Any:
-    """The value with the last part alone of every absolute path: what others may read has no path of this machine."""
+    """Return the value with only the last part of every absolute path, so that it shows no path of this machine."""
     if isinstance(value, Mapping):
-        return {key: without_paths(one) for key, one in value.items()}
+        return {key: without_paths(entry) for key, entry in value.items()}
     if isinstance(value, list):
-        return [without_paths(one) for one in value]
+        return [without_paths(entry) for entry in value]
     absolute = isinstance(value, str) and (value.startswith("~") or Path(value).is_absolute())
     return Path(value).name if absolute else value
 
 
-def _device(vlm: "VLM | None") -> str:
-    """The GPU's name or other device of the weights; "remote" for a model behind an API, "none" without a model."""
-    import torch
-
-    device = getattr(vlm, "device", None)
-    if device is None:
-        return "none" if vlm is None else "remote"
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
-
-
-def _commit() -> str | None:
-    return _git("rev-parse", "HEAD") or (None if ARCHIVED.startswith("$") else ARCHIVED)
-
-
 def _git(*arguments: str) -> str | None:
-    """The output of a git command in this source tree; None outside a checkout or without git."""
+    """Return the output of a git command in this source tree; None outside a checkout or without git."""
     here = Path(__file__).parent
     try:
         answer = subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, timeout=10, check=True)

@@ -4,42 +4,44 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from experiments.runs.store import PREDICTIONS, complete_lines, read_object
 from experiments.types import Judgement, Sample, Status
+from interp.errors import UserError
 
 if TYPE_CHECKING:
     from interp.vlm import Generation
 
 
+RECORD_KEYS = ("case", "arm", "status", "verdict", "response", "margin", "subset", "gold", "text")
+WAY_OUT = "repeat the run's command, which finishes what is missing without repeating what is there"
 OF_JUDGES = ("verdict", "judge", "explanation", "votes")
 
 
 def current(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The current records: a later one of a case and arm replaces the earlier one, at its position."""
-    latest: dict[tuple[str, str], dict[str, Any]] = {}
-    for record in lines:
-        latest[record["case"], record["arm"]] = record
-    return list(latest.values())
+    """Return the current records: a later one of a case and arm replaces the earlier one, at its position."""
+    return list({(record["case"], record["arm"]): record for record in lines}.values())
 
 
 def ordered(lines: Iterable[dict[str, Any]], arms: Sequence[str]) -> list[dict[str, Any]]:
-    """Records by arm, in the order of ``arms``, and by case, numbers in an id by their value.
+    """Return records by arm, in the order of ``arms``, and by case, numbers in an id by their value.
 
-    So it matters not which process has written a record, nor when. Other arms come last, in the order of their first
-    records.
+    So the order does not depend on the process that wrote a record. Other arms come last, by their first record.
     """
     lines = list(lines)
-    order = {arm: at for at, arm in enumerate(dict.fromkeys([*arms, *(record["arm"] for record in lines)]))}
+    order = {arm: rank for rank, arm in enumerate(dict.fromkeys([*arms, *(record["arm"] for record in lines)]))}
     return sorted(lines, key=lambda record: (order[record["arm"]], _natural(str(record["case"]))))
 
 
 def _natural(identity: str) -> list[str | int]:
-    return [int(word) if at % 2 else word for at, word in enumerate(re.split(r"(\d+)", identity))]
+    parts = re.split(r"(\d+)", identity)
+    return [int(part) if number % 2 else part for number, part in enumerate(parts)]
 
 
 def status_of(generation: "Generation", index: int) -> Status:
-    """The status of one request: the generation's own, or else by its text and whether it ended."""
+    """Return the status of one request: the generation's own, or else by its text and whether it ended."""
     if generation.statuses is not None:
         return Status(generation.statuses[index])
     if not generation.texts[index]:
@@ -111,44 +113,29 @@ def _finite(margin: float) -> float | None:
 
 
 def judge_fields(judgement: Judgement | None, judge: str) -> dict[str, Any]:
-    """The fields of a record that rejudging replaces (``OF_JUDGES``)."""
+    """Return the fields of a record that rejudging replaces (``OF_JUDGES``)."""
     if judgement is None:
         return {"verdict": None, "judge": judge}
-    fields: dict[str, Any] = {"verdict": judgement.verdict.value, "judge": judge}
-    if judgement.explanation:
-        fields["explanation"] = writable(judgement.explanation)
-    if judgement.votes:
-        fields["votes"] = list(judgement.votes)
-    return fields
+    more = {"explanation": writable(judgement.explanation or ""), "votes": list(judgement.votes or ())}
+    return {"verdict": judgement.verdict.value, "judge": judge} | {name: value for name, value in more.items() if value}
 
 
 def failed(sample: Sample, arm: str, status: Status, reason: str) -> dict[str, Any]:
-    """The record of a case without an answer, with the reason in words."""
-    return _common(sample, arm) | {
-        "status": status.value,
-        "verdict": None,
-        "published_verdict": None,
-        "response": None,
-        "margin": None,
-        "reason": writable(reason),
-    }
+    """Return the record of a case without an answer, with the reason in words."""
+    absent = dict.fromkeys(("verdict", "published_verdict", "response", "margin"))
+    return _common(sample, arm) | {"status": status.value, **absent, "reason": writable(reason)}
 
 
 def _common(sample: Sample, arm: str) -> dict[str, Any]:
+    """Return the fields of every record; whoever asked fills in the settings."""
     described = description(sample)
-    return {
-        "case": sample.id,
-        "arm": arm,
-        "settings": "",  # filled in by whoever asked
-        **{name: described.pop(name) for name in ("subset", "scenario")},
-        "gold": sample.gold,
-        **described,
-        "text": writable(sample.text),
-    }
+    first = {"case": sample.id, "arm": arm, "settings": "", "subset": described.pop("subset")}
+    scenario = {"scenario": described.pop("scenario"), "gold": sample.gold}
+    return {**first, **scenario, **described, "text": writable(sample.text)}
 
 
 def description(sample: Sample) -> dict[str, Any]:
-    """The fields of a record that say where a case belongs, and do not change its answer."""
+    """Return the fields of a record that say where a case belongs, and do not change its answer."""
     return {
         "subset": sample.subset,
         "scenario": sample.scenario,
@@ -161,10 +148,35 @@ def description(sample: Sample) -> dict[str, Any]:
 
 
 def writable(text: str) -> str:
-    """The text as valid UTF-8: a lone surrogate, which foreign JSON may contain, becomes "?"."""
+    """Return the text as valid UTF-8: a lone surrogate, which foreign JSON may contain, becomes "?"."""
     return text.encode("utf-8", errors="replace").decode("utf-8")
 
 
 def now() -> str:
-    """The current time in UTC, to the second."""
+    """Return the current time in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def read_records(run_dir: Path, keys: Sequence[str] = ("case", "arm")) -> list[dict[str, Any]]:
+    """Read the records of a run, by arm and case, each with ``keys``; of several with one (case, arm) the last counts.
+
+    The arms are in the order of the run's configuration.
+
+    Raises:
+        UserError: there are none, or a line is not such a record.
+    """
+    lines = []
+    for path, number, record in complete_lines(run_dir / PREDICTIONS):
+        where = f"{path}, line {number}"
+        if isinstance(record, ValueError):
+            raise UserError(f"{where}: not JSON ({record}); {WAY_OUT}")
+        if not isinstance(record, dict) or (absent := [key for key in keys if key not in record]):
+            lacks = f"lacks {', '.join(absent)}" if isinstance(record, dict) else "is no JSON object"
+            raise UserError(f"{where}: {lacks}; every prediction is a record with these; {WAY_OUT}")
+        if record.get("status", Status.ANSWERED) not in list(Status):
+            raise UserError(f"{where}: status {record['status']!r} is not one of {', '.join(Status)}; {WAY_OUT}")
+        lines.append(record)
+    if not lines:
+        raise UserError(f"{run_dir / PREDICTIONS} is missing or empty; give the directory of a finished run")
+    configured = (read_object(run_dir / "environment.json").get("config") or {}).get("arms") or {}
+    return ordered(current(lines), list(configured))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt
 
 GET = "responses come from a file with lines of id and response; check the path"
-READ = (".jsonl", ".csv", ".eval")
+READ = (".jsonl", ".csv")
 # Names of files that say nothing.
 VAGUE = ("answers", "data", "output", "outputs", "predictions", "responses", "results")
 
@@ -33,8 +33,7 @@ class NoModel:
 
 @dataclass(frozen=True)
 class Responses:
-    """The answers in ``path``. It is JSON lines (``.jsonl``) or CSV (``.csv``) with ``id`` and ``response``, or a log
-    of Inspect (``.eval``) whose samples have the cases' ids.
+    """The answers in ``path``. It is JSON lines (``.jsonl``) or CSV (``.csv``) with ``id`` and ``response``.
 
     An id is the case's own, or its ``pid`` tag where the benchmark has one (MOSSBench). A null response is a request
     that failed. So is a text that tools leave in its place (``experiments.runs.failure_text``). A text like
@@ -80,38 +79,34 @@ class Responses:
         raise UserError(f"the responses of {self.path} were made elsewhere; they answer a study's cases, not a prompt")
 
     def check(self, samples: Sequence[Sample]) -> str:
-        """A sentence on how many of the cases have a response.
+        """Return a sentence on how many of the cases have a response.
 
         Raises:
             UserError: none has, or the file cannot be used.
         """
         count = sum(self._find(sample) is not None for sample in samples)
         if not count:
-            example = next(iter(_read(self.path)))
             raise UserError(
-                f"{self.path}: none of its ids (the first is {example!r}) is a case here (as {samples[0].id!r}); "
-                "give the ids of the benchmark"
+                f"{self.path}: none of its ids (the first is {next(iter(_read(self.path)))!r}) is a case here (as "
+                f"{samples[0].id!r}); give the ids of the benchmark"
             )
         return f"{self.path}: {count} of {len(samples)} cases have a response"
 
     def answers(self, samples: Sequence[Sample]) -> "tuple[list[Sample], Generation]":
-        """The cases that have a line, and their answers without margins."""
+        """Return the cases that have a line, and their answers without margins."""
         import torch
 
         from interp.generation import Generation
 
-        pairs = [(sample, found) for sample in samples if (found := self._find(sample)) is not None]
-        became = [_became(found["response"], self.path) for _, found in pairs]
-        texts = [
-            "" if reason else found["response"].strip() for (_, found), (_, reason) in zip(pairs, became, strict=True)
-        ]
-        return [sample for sample, _ in pairs], Generation(
-            texts=texts,
-            token_ids=[[] for _ in pairs],
-            margins=torch.full((len(pairs),), torch.nan),
-            finished=[True] * len(pairs),
-            statuses=[status.value for status, _ in became],
-            reasons=[reason for _, reason in became],
+        lines = {sample.id: line for sample in samples if (line := self._find(sample)) is not None}
+        states = [_status(line["response"], self.path) for line in lines.values()]
+        return [sample for sample in samples if sample.id in lines], Generation(
+            texts=[text for _, text, _ in states],
+            token_ids=[[] for _ in states],
+            margins=torch.full((len(states),), torch.nan),
+            finished=[True] * len(states),
+            statuses=[status.value for status, _, _ in states],
+            reasons=[reason for _, _, reason in states],
         )
 
     def _find(self, sample: Sample) -> dict[str, Any] | None:
@@ -119,52 +114,40 @@ class Responses:
         return lines.get(sample.id) or lines.get(sample.tags.get("pid", ""))
 
 
-def _became(response: str | None, path: str) -> tuple[Status, str]:
-    """What became of the request, and why ``response`` is no answer of the model; "" where it is one or empty."""
+def _status(response: str | None, path: str) -> tuple[Status, str, str]:
+    """Return the status of a request, the answer's text, and why ``response`` is no answer of the model."""
     if response is None:
-        return Status.TRANSPORT_FAILED, f"null in {path}"
+        return Status.TRANSPORT_FAILED, "", f"null in {path}"
     text = response.strip()
-    for status, here, what in (
-        (Status.PROVIDER_BLOCKED, blocked_text, "blocked"), (Status.TRANSPORT_FAILED, failure_text, "failed"),
-    ):  # fmt: skip
-        if here(text):
-            return status, f"the text of a {what} request in {path}: {text[:80]!r}"
-    return (Status.ANSWERED if text else Status.EMPTY), ""
+    if blocked_text(text):
+        return Status.PROVIDER_BLOCKED, "", f"the text of a blocked request in {path}: {text[:80]!r}"
+    if failure_text(text):
+        return Status.TRANSPORT_FAILED, "", f"the text of a failed request in {path}: {text[:80]!r}"
+    return (Status.ANSWERED if text else Status.EMPTY), text, ""
 
 
 @cache
 def _read(path: str) -> dict[str, dict[str, Any]]:
-    """The lines by id.
+    """Return the lines by id. An empty cell of a CSV is an empty answer, since a CSV has no null.
 
     Raises:
         UserError: names the line that has no id or response, or an id that occurs twice.
     """
     by_id: dict[str, dict[str, Any]] = {}
-    for row_name, line in _lines(Path(path)):
+    rows = read_file(Path(path), ("id", "response"), get=GET)
+    for problem in rows.problems:
+        raise UserError(f"{path}, {problem.place}: {problem.reason}; correct the file")
+    for place, line in rows.rows:
         if "id" not in line or "response" not in line:
-            raise UserError(f"{path}, {row_name}: has no id or no response; every line has both; complete it")
+            raise UserError(f"{path}, {place}: has no id or no response; every line has both; complete it")
         identity, response = str(line["id"]), line["response"]
-        if response is not None and not isinstance(response, str):
-            raise UserError(f"{path}, {row_name}: the response is no text; give a string, or null for none")
+        if Path(path).suffix == ".csv":
+            response = response or ""
+        if not isinstance(response, str | None):
+            raise UserError(f"{path}, {place}: the response is no text; give a string, or null for none")
         if identity in by_id:
-            raise UserError(f"{path}, {row_name}: id {identity!r} occurs twice; keep one response a case")
-        by_id[identity] = line
+            raise UserError(f"{path}, {place}: id {identity!r} occurs twice; keep one response for each case")
+        by_id[identity] = {"id": identity, "response": response}
     if not by_id:
         raise UserError(f"{path} holds no response; give at least one line of id and response")
     return by_id
-
-
-def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Where each line stands, and its values by column."""
-    if path.suffix == ".eval":
-        from experiments.runs.inspect_log import read_answers
-
-        if not path.is_file():
-            raise UserError(f"{path} is missing; {GET}")
-        return [(f"sample {number}", answer) for number, answer in enumerate(read_answers(path), start=1)]
-    rows = read_file(path, ("id", "response"), get=GET)
-    for problem in rows.problems:
-        raise UserError(f"{path}, {problem.place}: {problem.reason}; mend the file")
-    if path.suffix == ".csv":  # which cannot say that a request failed
-        return [(place, row | {"response": row["response"] or ""}) for place, row in rows.rows]
-    return rows.rows

@@ -76,13 +76,17 @@ def row(quantity: str, *, arm: str = "", entry: Mapping[str, Any] | None = None,
     """Return a row; ``entry`` gives value, low, high, n, clusters, bounds and claim, and ``values`` override it."""
     entry = entry or {}
     ends = entry.get("bounds") or (None, None)
-    found: dict[str, Any] = {name: "" if name in TEXTS else None for name in COLUMNS}
-    found |= {name: entry[name] for name in COLUMNS if name in entry and entry[name] is not None}
-    found |= {"bound_low": ends[0], "bound_high": ends[1], "quantity": quantity, "arm": arm, **values}
-    if found["low"] is not None and found["level"] is None:
-        found["level"] = 0.95
-    cells: dict[str, Any] = {name: value if name in TEXTS else _number(value) for name, value in found.items()}
-    return Row(**cells)
+    cells: dict[str, Any] = {name: "" if name in TEXTS else None for name in COLUMNS}
+    cells |= {name: entry[name] for name in COLUMNS if name in entry and entry[name] is not None}
+    cells |= {"bound_low": ends[0], "bound_high": ends[1], "quantity": quantity, "arm": arm, **values}
+    if cells["low"] is not None and cells["level"] is None:
+        cells["level"] = 0.95
+    return _row_of(cells[name] for name in COLUMNS)
+
+
+def _row_of(cells: Iterable[Any]) -> Row:
+    named = zip(COLUMNS, cells, strict=True)
+    return Row._make(cell if name in TEXTS else _number(cell) for name, cell in named)
 
 
 def _number(value: Any) -> Number:
@@ -113,10 +117,12 @@ class Results:
 
         A column that is not named may have any value.
         """
-        tests = [
-            (COLUMNS.index(name), value if isinstance(value, tuple) else (value,)) for name, value in wanted.items()
+        tests = [(COLUMNS.index(name), value) for name, value in wanted.items()]
+        return [
+            entry
+            for entry in self.rows
+            if all(entry[at] in value if isinstance(value, tuple) else entry[at] == value for at, value in tests)
         ]
-        return [entry for entry in self.rows if all(entry[column] in values for column, values in tests)]
 
     @property
     def arms(self) -> list[str]:
@@ -126,8 +132,7 @@ class Results:
     def frame(self) -> pd.DataFrame:
         """Return the rows as a DataFrame with numeric columns."""
         frame = pd.DataFrame(self.rows, columns=list(COLUMNS))
-        numeric = [name for name in COLUMNS if name not in TEXTS]
-        return frame.astype(dict.fromkeys(numeric, float))
+        return frame.astype({name: float for name in COLUMNS if name not in TEXTS})
 
     def write(self, folder: Path) -> Path:
         """Write ``results.csv`` into ``folder`` and return its path. Numbers keep all their digits."""
@@ -155,13 +160,10 @@ def read_results(folder: Path) -> Results:
             f"{folder} has no {FILE}; an earlier version made this run, or it is unfinished. {rebuild(folder)}"
         )
     try:
-        frame = pd.read_csv(path, dtype=dict.fromkeys(TEXTS, str), keep_default_na=False, na_values={
-            name: [""] for name in COLUMNS if name not in TEXTS
-        }, float_precision="round_trip")  # fmt: skip
-        return Results(
-            Row._make(value if name in TEXTS else _number(value) for name, value in zip(COLUMNS, values, strict=True))
-            for values in frame[list(COLUMNS)].itertuples(index=False)
-        )
+        blank = {name: [""] for name in COLUMNS if name not in TEXTS}
+        kinds = dict.fromkeys(TEXTS, str)
+        frame = pd.read_csv(path, dtype=kinds, keep_default_na=False, na_values=blank, float_precision="round_trip")
+        return Results(map(_row_of, frame[list(COLUMNS)].itertuples(index=False)))
     except (OSError, KeyError, ValueError) as error:
         raise UserError(f"{path} cannot be read as a results table ({error}). Finish the run, or repeat it.") from None
 

@@ -10,13 +10,13 @@ appends to ``predictions.3.jsonl``. Rank 0 merges these files whenever all proce
 launch begins.
 """
 
-import glob
+import itertools
 import json
 import os
 import re
 import shutil
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,7 @@ from interp.errors import UserError
 IDENTITY = ".hydra/identity.json"
 PREDICTIONS = "predictions.jsonl"
 KEPT = "kept"  # a folder of what an interrupted analysis has measured; it goes when the analysis is done
-LAG = 60.0  # seconds until all machines see the same state of a shared file system
-_NUMBERED = re.compile(r"\.(\d+)\.jsonl$")
+_NUMBERED = re.compile(r"(.+)\.(\d+)\.jsonl")
 
 
 class RunStore:
@@ -73,14 +72,11 @@ class RunStore:
         Raises:
             UserError: a line cannot be read.
         """
-        lines = []
-        for path, number, line in complete_lines(self.path / file):
+        lines = list(complete_lines(self.path / file))
+        for path, number, line in lines:
             if isinstance(line, ValueError):
-                raise UserError(
-                    f"{path}, line {number} is not JSON; mend or delete that line, or start with fresh=true"
-                ) from line
-            lines.append(line)
-        return lines
+                raise UserError(f"{path}, line {number} is not JSON; mend or delete it, or start with fresh=true")
+        return [line for _, _, line in lines]
 
     def append(self, lines: Iterable[Mapping[str, Any]], file: str = PREDICTIONS) -> None:
         """Append the lines, and force them to disk before returning.
@@ -89,8 +85,8 @@ class RunStore:
             UserError: the disk is full or the directory cannot be written; the file is left as it was.
         """
         rank = self.launch.rank
-        path = self.path / (file if not rank else f"{Path(file).stem}.{rank}.jsonl")
-        _append(path, "".join(_line(line) for line in lines).encode())
+        path = self.path / (f"{Path(file).stem}.{rank}.jsonl" if rank else file)
+        _append(path, "".join(map(_line, lines)).encode())
 
     def replace(self, lines: Iterable[Mapping[str, Any]], file: str = PREDICTIONS) -> None:
         """Replace a file by ``lines``, whole or not at all. Only rank 0 writes.
@@ -102,25 +98,11 @@ class RunStore:
             write_text(self.path / file, "".join(map(_line, lines)))
 
     def wait(self) -> None:
-        """Wait until all processes are here, merge what they appended, and go on when each sees the merged files.
-
-        Raises:
-            UserError: a process does not see what another one has written.
-        """
-        if self.launch.size == 1:
-            return
-        written = {path.name: _size(path) for path in self.path.glob(f"*.{self.launch.rank}.jsonl")}
-        everyones = self.launch.everyones(written)
-        if self.launch.first:
-            for sizes in everyones:
-                self._see(sizes)
+        """Wait until all processes are here, merge what they appended, and go on with the merged files."""
+        self.launch.wait()
+        if self.launch.size > 1 and self.launch.first:
             _merge(self.path)
-        merged = {path.name: _size(path) for path in self.path.glob("*.jsonl") if not _NUMBERED.search(path.name)}
-        self._see(self.launch.everyones(merged)[0])
-
-    def _see(self, sizes: Mapping[str, int]) -> None:
-        if not _seen(lambda: all(_size(self.path / name) >= size for name, size in sizes.items())):
-            raise _not_shared(self.path, self.launch)
+        self.launch.wait()
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Replace ``name`` by indented JSON, whole or not at all. Only rank 0 writes.
@@ -153,12 +135,9 @@ def open_run(
     launch.wait()  # until all have closed what they had open before
     if not launch.first:
         agreed = launch.everyones(None)[0]
-        path = Path(agreed["path"])
-        if not _seen((path / IDENTITY).exists):
-            raise _not_shared(path, launch)
-        return RunStore(path, None, resumed=agreed["resumed"], launch=launch)
+        return RunStore(Path(agreed["path"]), None, resumed=agreed["resumed"], launch=launch)
     unfinished = None if fresh else _unfinished(folder, config_hash)
-    try:
+    with _writable(folder, "make it writable or choose another place with output_root=<dir>"):
         path = unfinished or _new_directory(folder)
         lock = _locked(path)
         identity = path / IDENTITY
@@ -167,10 +146,6 @@ def open_run(
             (identity.parent / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(dict(config))))
             write_json(identity, {"config_hash": config_hash, "finished": False})
         _mend(path)
-    except OSError as error:
-        raise UserError(
-            f"cannot write {folder} ({error.strerror}); make it writable or choose another place with output_root=<dir>"
-        ) from error
     launch.everyones({"path": str(path), "resumed": unfinished is not None})
     return RunStore(path, lock, resumed=unfinished is not None, launch=launch)
 
@@ -181,41 +156,32 @@ def reopened(path: Path) -> RunStore:
     Raises:
         UserError: another process is writing it, or it cannot be written.
     """
-    try:
+    with _writable(path, "make it writable, or copy the run to where you may write"):
         lock = _locked(path)
         _mend(path)
-    except OSError as error:
-        raise UserError(
-            f"cannot write {path} ({error.strerror}); make it writable, or copy the run to where you may write"
-        ) from error
     return RunStore(path, lock, resumed=True)
 
 
 def complete_lines(path: Path) -> Iterator[tuple[Path, int, Any]]:
     """Yield file, line number and value of the lines of all processes in place of ``path``.
 
-    An incomplete last line is left out. A line that is not JSON has a ValueError as its value.
+    An incomplete last line and blank lines are left out. A line that is not JSON has a ValueError as its value.
     """
-    for file in files_of(path):
+    for file in [*([path] if path.exists() else []), *_numbered(path.parent, path.stem)]:
         complete, _, _ = file.read_bytes().rpartition(b"\n")
-        for number, value in parsed(complete.split(b"\n")):
-            yield file, number, value
+        for number, line in enumerate(complete.decode("utf-8", "replace").split("\n"), start=1):
+            if line.strip():
+                try:
+                    yield file, number, json.loads(line)
+                except ValueError as error:
+                    yield file, number, error
 
 
-def files_of(path: Path) -> list[Path]:
-    """Return the files of all processes in place of ``path``: its own, then the numbered ones that are not merged."""
-    numbered = [file for file in path.parent.glob(f"{glob.escape(path.stem)}.*.jsonl") if _NUMBERED.search(file.name)]
-    return [*([path] if path.exists() else []), *sorted(numbered, key=_number)]
-
-
-def parsed(lines: Iterable[str | bytes]) -> Iterator[tuple[int, Any]]:
-    """Yield the number, from 1, and the value of each line that is not blank; a ValueError if it is not JSON."""
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            try:
-                yield number, json.loads(line)
-            except ValueError as error:
-                yield number, error
+def _numbered(folder: Path, stem: str = "") -> list[Path]:
+    """Return the files of processes other than the first, by their number; of one ``stem`` or of all."""
+    files = ((file, _NUMBERED.fullmatch(file.name)) for file in folder.glob("*.jsonl"))
+    numbered = [(int(name[2]), file) for file, name in files if name and name[1] in (stem or name[1],)]
+    return [file for _, file in sorted(numbered)]
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -243,11 +209,8 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         UserError: it cannot be written; the old file stays.
     """
-    try:
-        with atomic_write(path) as draft:
-            draft.write_text(text, encoding="utf-8", errors="replace", newline="")
-    except OSError as error:
-        raise _unwritten(path, error) from error
+    with _writable(path), atomic_write(path) as draft:
+        draft.write_text(text, encoding="utf-8", errors="replace", newline="")
 
 
 def _line(value: Mapping[str, Any]) -> str:
@@ -255,16 +218,17 @@ def _line(value: Mapping[str, Any]) -> str:
 
 
 def _append(path: Path, content: bytes) -> None:
-    before = _size(path)
-    try:
-        with path.open("ab") as handle:
-            handle.write(content)
-            handle.flush()
-            os.fsync(handle.fileno())
-    except OSError as error:
-        if path.is_file():
-            os.truncate(path, before)  # no half-written batch
-        raise _unwritten(path, error) from error
+    before = path.stat().st_size if path.exists() else 0
+    with _writable(path):
+        try:
+            with path.open("ab") as handle:
+                handle.write(content)
+                handle.flush()
+                os.fsync(handle.fileno())
+        except OSError:
+            if path.is_file():
+                os.truncate(path, before)  # no half-written batch
+            raise
 
 
 def _mend(folder: Path) -> None:
@@ -283,39 +247,17 @@ def _mend(folder: Path) -> None:
 
 def _merge(folder: Path) -> None:
     """Append the numbered files to the file of rank 0 and remove them. A line twice, after a kill, counts once."""
-    for file in sorted((file for file in folder.glob("*.jsonl") if _NUMBERED.search(file.name)), key=_number):
-        _append(folder / _NUMBERED.sub(".jsonl", file.name), file.read_bytes())
+    for file in _numbered(folder):
+        _append(folder / f"{file.stem.rpartition('.')[0]}.jsonl", file.read_bytes())
         file.unlink()
 
 
-def _number(file: Path) -> int:
-    numbered = _NUMBERED.search(file.name)
-    return int(numbered[1]) if numbered else 0
-
-
-def _unwritten(path: Path, error: OSError) -> UserError:
-    return UserError(f"cannot write {path} ({error.strerror}); make room and run the same command again to go on")
-
-
-def _not_shared(path: Path, launch: Launch) -> UserError:
-    return UserError(
-        f"process {launch.rank} of {launch.size} does not see {path} as the first process does; the machines of a "
-        "launch need one file system; choose a place on it with output_root=<dir>"
-    )
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def _seen(look: Callable[[], bool]) -> bool:
-    """Return whether ``look`` becomes true within ``LAG``: a network file system shows others' files with a delay."""
-    end = time.monotonic() + LAG
-    while not look():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True
+@contextmanager
+def _writable(path: Path, way_out: str = "make room and run the same command again to go on") -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write {path} ({error.strerror}); {way_out}") from error
 
 
 def _locked(path: Path) -> FileLock:
@@ -336,14 +278,12 @@ def _locked(path: Path) -> FileLock:
 
 def _new_directory(folder: Path) -> Path:
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    for attempt in range(100):
+    for attempt in itertools.count():
         path = folder / (f"{stamp}_{attempt}" if attempt else stamp)
-        try:
+        with suppress(FileExistsError):
             path.mkdir(parents=True)
             return path
-        except FileExistsError:
-            continue
-    raise UserError(f"{folder} holds 100 runs of this second; start again")
+    raise AssertionError("unreachable")
 
 
 def _unfinished(folder: Path, config_hash: str) -> Path | None:

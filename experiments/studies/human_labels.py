@@ -14,6 +14,7 @@ from experiments.evaluation.human_verdicts import agreement_of_raters
 from experiments.metrics.agreement import agreement
 from experiments.report.tables import say
 from experiments.report.text import lines
+from experiments.report.thumbnails import thumbnail_name
 from experiments.runs.labels import (
     LABELS,
     Labels,
@@ -24,7 +25,7 @@ from experiments.runs.labels import (
     read_labels,
     write_sheet,
 )
-from experiments.runs.saved_run import read_records, thumbnail_name
+from experiments.runs.records import read_records
 from experiments.runs.store import write_json
 from experiments.types import Verdict
 from interp.errors import UserError

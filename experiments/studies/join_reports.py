@@ -20,11 +20,11 @@ from experiments.report import next_commands, terminal
 from experiments.report.build import build
 from experiments.report.cases import FILE, attention_of_cases
 from experiments.report.figures import COLUMN, FORMATS, check_format, drawings
+from experiments.report.saved_run import SavedRun, read_run
 from experiments.report.tables import say
 from experiments.runs import analyses, records
 from experiments.runs.provenance import SHOWN, arm_title, model_title
 from experiments.runs.results_table import FILE as TABLE
-from experiments.runs.saved_run import SavedRun, read_run
 from experiments.runs.store import read_object
 from interp.errors import UserError
 
@@ -63,7 +63,7 @@ class BuildReport:
             terminal.render(saved.results, saved.metrics, saved.environment, verbose=run.verbose,
                            width=Console().width, named=named),
             *filter(None, [note]),
-            *analyses.failures(page.parent, analyses.REPORT),
+            *analyses.missing(page.parent, analyses.REPORT),
         )  # fmt: skip
         if self.runs:
             figure = page.parent / "figures" / f"{next(iter(drawings(saved)))}.svg"

@@ -18,7 +18,7 @@ from experiments.config import Run
 from experiments.evaluation import finished_runs, scoring
 from experiments.evaluation.case_batches import batches
 from experiments.evaluation.controls import recomputed
-from experiments.evaluation.human_verdicts import agreement_of_raters, share_sentence
+from experiments.evaluation.human_verdicts import agreement_of_raters
 from experiments.evaluation.judging import judgement_without_text
 from experiments.evaluation.validated_run import check_contrasts
 from experiments.judges.automatic import Automatic
@@ -26,16 +26,21 @@ from experiments.report import terminal
 from experiments.report.cases import FILE as CASES
 from experiments.report.figures import CURVES
 from experiments.report.tables import say
+from experiments.report.text import lines
 from experiments.runs import records
-from experiments.runs.labels import apply, read_labels
+from experiments.runs.labels import apply, random_part, read_labels
+from experiments.runs.records import RECORD_KEYS, read_records
 from experiments.runs.results_table import FILE as TABLE
 from experiments.runs.results_table import Results, Row, read_results
-from experiments.runs.saved_run import RECORD_KEYS, read_records
 from experiments.runs.store import read_object
 from experiments.types import Item, Judge, Judgement, Kind, Sample, Status
 from interp.errors import UserError
 
 ANSWERS_A_STEP = 64
+CHOSEN = (
+    "Nothing is claimed: the labelled answers are not a random part of the run, so rates with them are biased. Label "
+    "the first lines of the sheet (task=human_labels), or all."
+)
 WAY_OUT = "type the run's command again, which finishes it"
 Record = dict[str, Any]
 
@@ -77,12 +82,22 @@ class Rejudge:
         first = scoring.first_family(environment)
         after = before if judge is None else _judged(before, judge, run)
         notes: list[str] = []
+        chosen = False  # whether somebody chose the labelled answers
         people = [] if judge or self.labels else [str(line) for line in environment.get("people") or ()]
         if self.labels is not None:
             labels = read_labels([Path(name) for name in self.labels])
             labelled = apply(after, labels)
             after, notes = labelled.records, labelled.notes
-            people = [share_sentence(labelled.used, len(after), agreement_of_raters(after, labels))]
+            raters = agreement_of_raters(after, labels)
+            people = lines("labels", people=raters, used=labelled.used, records=len(after))
+            part = random_part(before, labels)
+            chosen = part is None
+            if part is not None and len(kept := [record for record in after if record["case"] in part]) < len(after):
+                cases = len({record["case"] for record in after})
+                people.append(f"Only the {len(part)} of {cases} cases with labels of all answers are scored.")
+                before, after = [record for record in before if record["case"] in part], kept
+            if chosen:
+                people.append(CHOSEN)
         after = recomputed(after)
         changed = sum(a["verdict"] != b["verdict"] for a, b in zip(before, after, strict=True))
         named = judge.name if judge else str(environment.get("judge"))
@@ -97,6 +112,7 @@ class Rejudge:
             judge=scorer if self.labels is None and scorer.name == named else named,
             missing=design.get("not_applicable") or {},
             first=first,
+            unmeasured=chosen,
         )
         benchmark = (environment.get("benchmark") or {}).get("name") or "the benchmark"
         design = scoring.with_published_rows(evaluation.design, benchmark, environment.get("model"))

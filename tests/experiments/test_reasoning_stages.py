@@ -8,7 +8,7 @@ from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.mossbench import TYPES
 from experiments.evaluation.attention_log import prompts_of
 from experiments.report.arms import groups
-from experiments.runs.saved_run import read_run
+from experiments.report.saved_run import read_run
 from mitigation.verbalise import Verbalise
 from tests.experiments.benchmarks.test_mossbench import entry, tree
 from tests.experiments.compose import only_run, run_of

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from experiments.report.arms import arms_of
-from experiments.runs.saved_run import read_run
+from experiments.report.saved_run import read_run
 from experiments.runs.store import PREDICTIONS
 from tests.experiments.compose import run_of
 from tests.forked import typed

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from experiments.config import Run
-from experiments.runs.saved_run import SavedRun, read_run
+from experiments.report.saved_run import SavedRun, read_run
 from experiments.types import Loaded, Sample
 from interp.errors import UserError
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from experiments.report.figures import COLUMN, FORMATS, attention_by_layer
+from experiments.report.thumbnails import thumbnail_name
 from experiments.runs.results_table import Results
-from experiments.runs.saved_run import thumbnail_name
 from experiments.studies.attention.tables import AttendedCase
 
 if TYPE_CHECKING:

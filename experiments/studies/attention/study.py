@@ -15,7 +15,7 @@ from experiments.evaluation.validated_run import ValidatedRun
 from experiments.report.build import build
 from experiments.report.figures import check_format
 from experiments.runs import analyses
-from experiments.runs.saved_run import read_records
+from experiments.runs.records import read_records
 from experiments.runs.store import PREDICTIONS, reopened
 from experiments.studies.attention.analysis import FIGURES, LIMIT, check_selection
 from experiments.studies.attention.figures import SCREEN_ALONE

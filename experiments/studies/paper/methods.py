@@ -5,8 +5,8 @@ from typing import Any
 
 from experiments.metrics.claims import SMALL
 from experiments.report import text
+from experiments.report.saved_run import SavedRun
 from experiments.runs.provenance import without_paths
-from experiments.runs.saved_run import SavedRun
 
 OF_THE_RUN = ("seed", "limit", "protocol", "max_new_tokens", "draws", "unsafe_margin", "operating_point", "contrasts",
               "count_empty_as_refusal", "strict", "skip_trained", "batch_size", "batch_tokens")  # fmt: skip

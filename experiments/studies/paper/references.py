@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from experiments.report.saved_run import SavedRun
 from experiments.report.tables import latex_text
 from experiments.runs.provenance import HUB_ID
-from experiments.runs.saved_run import SavedRun
 from interp.checkpoints.config import ORGANISM
 
 ENTRIES = Path(__file__).with_name("references.bib")

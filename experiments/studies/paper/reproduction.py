@@ -9,10 +9,10 @@ from typing import Any
 
 from experiments.evaluation.finished_runs import sha256
 from experiments.report.next_commands import PROGRAM, typed, without
+from experiments.report.saved_run import SavedRun
 from experiments.runs import analyses
 from experiments.runs.provenance import HUB_ID, without_paths
 from experiments.runs.results_table import COLUMNS, FILE, KEY, Results, Row, read_results
-from experiments.runs.saved_run import SavedRun
 from experiments.runs.store import read_object
 from interp.errors import UserError
 

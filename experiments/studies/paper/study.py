@@ -21,10 +21,10 @@ from experiments.report import page
 from experiments.report.arms import LEVELS
 from experiments.report.figures import COLUMN, drawings, pdf_bytes
 from experiments.report.next_commands import typed
+from experiments.report.saved_run import SavedRun, read_run
 from experiments.report.sections import read_sections
 from experiments.report.tables import csv_text, latex, latex_text, say, texts
 from experiments.runs.results_table import FILE
-from experiments.runs.saved_run import SavedRun, read_run
 from experiments.studies.paper import references, reproduction
 from experiments.studies.paper.methods import methods
 from interp.errors import UserError

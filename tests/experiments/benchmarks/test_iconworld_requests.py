@@ -13,8 +13,8 @@ from experiments.command_line.help_page import top_level_options
 from experiments.judges.refusal_classifier import RefusalClassifier
 from experiments.judges.refusal_rules import RefusalRule
 from experiments.metrics.results import evaluate
+from experiments.report.saved_run import read_run
 from experiments.report.text import summary
-from experiments.runs.saved_run import read_run
 from experiments.types import Item, Judge, Sample, Verdict
 from interp.errors import UserError
 from tests.experiments.benchmarks.test_iconworld import SPLITS, best_guess

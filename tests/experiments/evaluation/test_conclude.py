@@ -97,7 +97,7 @@ def test_a_run_killed_before_its_analysis_is_analysed_by_the_task_and_by_the_sam
     other = study_of(saved, tmp_path, "task=attention", f"run={folder}")
     other.task(other)  # which looks at failures alone: the single cases stay missing
     assert (folder / "attention.json").exists()
-    assert analyses.unfinished(folder) == ["attention_cases"]
+    assert analyses.missing(folder) == [f"the attention of single cases was not recorded {analyses.YET}"]
     assert not is_finished(folder)
 
     run = study_of(saved, tmp_path)
@@ -150,7 +150,8 @@ def test_where_an_analysis_fails_the_report_is_built_at_once(saved: Path, tmp_pa
     after = [Analysis("first", "the first was not done", raising(ZeroDivisionError())),  # type: ignore[arg-type]
              Analysis("second", "the second was not done", killed)]  # fmt: skip
     folder = study.run(study_of(saved, tmp_path, "attention=false", "limit=4"), after=after)
-    assert analyses.unfinished(folder) == ["first"]
+    (said,) = analyses.missing(folder)
+    assert said.startswith("the first was not done: ZeroDivisionError")
 
 
 @pytest.mark.long

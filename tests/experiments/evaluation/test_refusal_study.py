@@ -14,6 +14,7 @@ from experiments.judges.refusal_rules import RefusalRule
 from experiments.metrics.claims import LOWER, NOT_TESTED
 from experiments.metrics.judge_error import CORRECTED
 from experiments.report.text import summary
+from experiments.runs.labels import answer_id, distinct_answers
 from experiments.runs.responses import Responses
 from experiments.runs.results_table import read_results
 from experiments.studies.refusal_judges.training import to_json
@@ -137,7 +138,7 @@ def test_an_unusable_file_is_one_sentence(tmp_path: Path, name: str, content: st
 def test_judging_again_changes_verdicts_and_leaves_the_run_alone(judged: Path, tmp_path: Path) -> None:
     before = (judged / "predictions.jsonl").read_bytes()
     labels = tmp_path / "people.csv"
-    labels.write_text("case,arm,label\nb0,careful,complied\n")
+    labels.write_text(f"id,label\n{answer_id(records(judged)['b0', 'careful'])},complied\n")
     run = run_of("task=rejudge", f"run={judged}", f"labels={labels}", f"output_root={tmp_path}", "draws=50")
     run.task(run)
     again = newest(tmp_path, "requests_rejudged")
@@ -145,6 +146,24 @@ def test_judging_again_changes_verdicts_and_leaves_the_run_alone(judged: Path, t
     assert records(again)["c1", "careful"]["verdict"] == "refused"
     assert rate(again, "careful").value == 0
     assert (judged / "predictions.jsonl").read_bytes() == before
+    assert "Nothing is claimed: the labelled answers are not a random part of the run" in said_of(again)
+
+
+@pytest.mark.long
+def test_labels_of_the_first_lines_of_a_sheet_decide_on_their_cases(judged: Path, tmp_path: Path) -> None:
+    everything = list(records(judged).values())
+    answers = distinct_answers(everything)
+    first = list(dict.fromkeys(record["case"] for record in answers.values()))[:3]
+    labels = tmp_path / "people.csv"
+    chosen = [answer for answer, record in answers.items() if record["case"] in first]
+    labels.write_text("id,label\n" + "".join(f"{answer},complied\n" for answer in chosen))
+    run = run_of("task=rejudge", f"run={judged}", f"labels={labels}", f"output_root={tmp_path}", "draws=50")
+    run.task(run)
+    again = newest(tmp_path, "requests_rejudged")
+    assert {case for case, _ in records(again)} == set(first)
+    assert {record["verdict"] for record in records(again).values()} == {"complied"}
+    assert "Only the 3 of " in said_of(again)
+    assert "Nothing is claimed" not in said_of(again)
 
 
 def card(path: Path, judge: str = "refusal_rule", words: Any = None, **pooled: float) -> Path:

@@ -14,7 +14,7 @@ from experiments.evaluation.answer import STEPS, Answering
 from experiments.evaluation.cases import limited
 from experiments.report.cases import payload
 from experiments.report.page import cost_sentences
-from experiments.runs.saved_run import read_run
+from experiments.report.saved_run import read_run
 from experiments.runs.store import PREDICTIONS, open_run
 from interp.loading import load
 from interp.vlm import VLM

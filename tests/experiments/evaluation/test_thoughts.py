@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from experiments.evaluation.study import check_budget
-from experiments.runs.saved_run import read_run
+from experiments.report.saved_run import read_run
 from experiments.types import Item, Verdict
 from interp.errors import UserError
 from interp.vlm import VLM

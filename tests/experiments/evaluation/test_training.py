@@ -221,6 +221,14 @@ def test_what_may_not_be_trained_on_is_not(benchmark: Benchmark, said: str) -> N
         check_learning({"mine": Teachable()}, benchmark, [], None)
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_pictures_of_mossbench_in_a_table_are_not_trained_on(own: bool, tmp_path: Path) -> None:
+    picture = tmp_path / "MOSSBench" / "images" / "1.png"
+    samples = [replace(sample, image=picture) for sample in IconWorld().development().samples]
+    with pytest.raises(UserError, match=r"1\.png is MOSSBench: its README forbids training on it"):
+        check_learning({"mine": Teachable()}, IconWorld(), samples, samples if own else None)
+
+
 def test_a_learned_arm_is_learned_anew_where_its_cases_were_corrected(tmp_path: Path) -> None:
     taught.clear()
     samples = limited(IconWorld().development().samples, 8)

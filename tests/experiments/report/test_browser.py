@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from experiments.report.build import build
-from experiments.runs.labels import apply, read_labels
+from experiments.runs.labels import answer_id, apply, read_labels
 from tests.experiments.browser import opened
 from tests.experiments.synthetic_attention import write_attention
 from tests.experiments.synthetic_run import flips_of, predictions, write_records, write_run
@@ -192,11 +192,12 @@ def test_labels_are_exported_as_the_importer_reads_them(tab: Any, run: Path, tmp
     file = tmp_path / "labels.csv"
     saved.value.save_as(file)
     rows = list(csv.DictReader(file.open(encoding="utf-8-sig", newline="")))
-    assert {(row["arm"], row["label"]) for row in rows} == {
-        ("vcd", wrong), ("baseline", said["icon/0005", "baseline"]["verdict"]),
-    }  # fmt: skip
+    assert {(row["id"], row["label"]) for row in rows} == {
+        (answer_id(said["icon/0005", "vcd"]), wrong),
+        (answer_id(said["icon/0005", "baseline"]), said["icon/0005", "baseline"]["verdict"]),
+    }
     assert rows[0]["annotator"] == "'=Anna"
-    applied = apply(list(said.values()), read_labels(file))
+    applied = apply(list(said.values()), read_labels([file]))
     changed = {(r["case"], r["arm"]): r["verdict"] for r in applied.records}
     assert changed["icon/0005", "vcd"] == wrong
     tab.reload()
@@ -282,7 +283,7 @@ def test_labels_do_not_reach_another_runs_answers(browser: Any, run: Path, tmp_p
         saved.value.save_as(tmp_path / "labels.csv")
         (row,) = csv.DictReader((tmp_path / "labels.csv").open(encoding="utf-8-sig", newline=""))
         lines = map(json.loads, (run / "predictions.jsonl").read_text().splitlines())
-        assert row["settings"] == next(x["settings"] for x in lines if (x["case"], x["arm"]) == (row["case"], "vcd"))
+        assert row["id"] in {answer_id(line) for line in lines if line["arm"] == "vcd"}
         tab.goto((other / "report.html").as_uri())
         assert tab.locator("#labelled").inner_text() == "nothing labelled yet"
 

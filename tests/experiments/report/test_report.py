@@ -17,11 +17,12 @@ from experiments.report import arms, figures
 from experiments.report.build import build
 from experiments.report.examples import examples
 from experiments.report.page import headline_measures
+from experiments.report.saved_run import read_run
 from experiments.report.sections import Section, SectionFigure, attention_section, write_section
 from experiments.report.tables import lines_of, pivot
 from experiments.report.text import ends, summary, value
+from experiments.report.thumbnails import thumbnail_name
 from experiments.runs.results_table import Results, row
-from experiments.runs.saved_run import read_run, thumbnail_name
 from interp.errors import UserError
 from tests.experiments.refused import records as refusals
 from tests.experiments.synthetic_run import predictions, write_records, write_run
@@ -233,8 +234,8 @@ def test_bytes_that_are_no_utf8_are_shown_and_not_fatal(run: Path) -> None:
     ("metrics.json", "{", "metrics.json is not JSON"),
     ("metrics.json", "[]", "holds no object"),
     ("metrics.json", '{"arms": {"a": {"n": 1}}}', "has no 'kind'; an earlier version made it"),
-    ("predictions.jsonl", "", "is empty"),
-    ("predictions.jsonl", '{"case": "1"}', "line 1: lacks arm, status"),
+    ("predictions.jsonl", "", "is missing or empty"),
+    ("predictions.jsonl", '{"case": "1"}\n', "line 1: lacks arm, status"),
 ])  # fmt: skip
 def test_a_missing_or_broken_file_is_one_sentence(run: Path, file: str, content: str | None, message: str) -> None:
     (run / file).unlink() if content is None else (run / file).write_text(content)

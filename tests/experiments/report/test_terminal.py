@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from experiments.report import arms
+from experiments.report.saved_run import SavedRun, read_run
 from experiments.report.tables import lines_of
 from experiments.runs.results_table import Results
-from experiments.runs.saved_run import SavedRun, read_run
 from tests.experiments.snapshots import check
 from tests.experiments.synthetic_run import ARMS, predictions, printed, write_run
 

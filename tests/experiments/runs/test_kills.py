@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from experiments.runs.records import read_records
 from experiments.runs.results_table import Row, read_results
-from experiments.runs.saved_run import read_records
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

@@ -15,10 +15,11 @@ from experiments.runs.labels import (
     Labels,
     answer_id,
     apply,
+    distinct_answers,
     plain_cell,
+    random_part,
     read_labels,
     safe_cell,
-    sheet,
     write_sheet,
 )
 from experiments.types import Verdict
@@ -32,7 +33,7 @@ def record(case: str, *, arm: str = "baseline", **changes: Any) -> dict[str, Any
     } | changes  # fmt: skip
 
 
-def labelled(folder: Path, *lines: str, name: str = "anna.csv", head: str = "case,arm,label") -> Path:
+def labelled(folder: Path, *lines: str, name: str = "anna.csv", head: str = "id,label") -> Path:
     path = folder / name
     path.write_text("\n".join([head, *lines]), encoding="utf-8")
     return path
@@ -54,14 +55,14 @@ def test_a_sheet_filled_in_comes_back_as_labels(tmp_path: Path) -> None:
     assert sorted(of[row["id"]] for row in rows) == ["=1", "b", "d"]
     assert {row["response"] for row in rows} == {"answer =1", "'=HYPERLINK(1)", "answer d"}
     assert {row["allowed"] for row in rows} == {"complied | rebutted | partial | refused"}
-    assert read_labels(path) == Labels(())
+    assert read_labels([path]) == Labels((), [])
     for row in rows:
         row |= {"label": {"=1": "Refused", "b": "", "d": " partial "}[of[row["id"]]], "annotator": "Ben"}
     with path.open("w", encoding="utf-8-sig", newline="") as handle:
         writer = csv.DictWriter(handle, rows[0])
         writer.writeheader()
         writer.writerows(rows)
-    labels = read_labels(path)
+    labels = read_labels([path])
     assert sorted((of[one.answer], one.annotator, one.verdict) for one in labels.labels) == [
         ("=1", "Ben", Verdict.REFUSED), ("d", "Ben", Verdict.PARTIAL)]  # fmt: skip
     applied = apply(records, labels)
@@ -76,36 +77,43 @@ def test_a_sheet_filled_in_comes_back_as_labels(tmp_path: Path) -> None:
     assert records[0]["verdict"] == "complied"
 
 
-def test_the_sheet_is_blind_and_asks_an_answer_once() -> None:
+def test_the_sheet_is_blind_and_asks_an_answer_once(tmp_path: Path) -> None:
     arms = [record(f"test-{gold}-{n}", arm=arm, gold=gold, verdict=verdict, response=f"yes, {n}", settings=arm)
             for arm, verdict in (("baseline", "refused"), ("vcd", "complied"))
             for gold in ("comply", "refuse") for n in range(6)]  # fmt: skip
-    text = sheet(arms)
+    text = written(arms, tmp_path)
     rows = list(csv.DictReader(io.StringIO(text, newline="")))
     assert len(rows) == 12
     assert len({row["id"] for row in rows}) == 12
     for told in ("baseline", "vcd", "test-", "comply", 'refuse"', "refusal_rule"):
         assert told not in text
-    assert [row["response"] for row in rows] != [one["response"] for one in arms[:12]]
+    assert [row["response"] for row in rows] != [line["response"] for line in arms[:12]]
     assert all(re.fullmatch("[0-9a-f]{16}", row["id"]) for row in rows)
+
+
+def written(records: list[dict[str, Any]], folder: Path) -> str:
+    path = folder / f"sheet{len(list(folder.iterdir()))}.csv"
+    write_sheet(records, path)
+    return path.read_text(encoding="utf-8-sig")
 
 
 def test_a_label_of_an_answer_counts_for_every_arm_that_gave_it(tmp_path: Path) -> None:
     records = [record("a"), record("a", arm="vcd", settings="s2"), record("a", arm="prompt", response="No.")]
-    path = labelled(tmp_path, f"{answer_id(records[0])},refused", "0123456789abcdef,refused", head="id,label")
-    applied = apply(records, read_labels(path))
-    assert [one["verdict"] for one in applied.records] == ["refused", "refused", "complied"]
+    path = labelled(tmp_path, f"{answer_id(records[0])},refused", "0123456789abcdef,refused")
+    applied = apply(records, read_labels([path]))
+    assert [line["verdict"] for line in applied.records] == ["refused", "refused", "complied"]
     assert applied.used == 2
     assert len(applied.notes) == 1
-    assert "'0123456789abcdef' by anna, which the run does not hold" in applied.notes[0]
+    assert "'0123456789abcdef' by anna: the run has no such answer" in applied.notes[0]
 
 
 def test_a_rebuttal_is_a_label_and_a_blocked_request_takes_none(tmp_path: Path) -> None:
     records = [record("a", verdict="rebutted"), record("b", status="provider_blocked", verdict=None)]
-    assert sheet(records).count("complied | rebutted") == 1
-    path = labelled(tmp_path, "a,baseline,rebutted", "b,baseline,complied")
-    applied = apply(records, read_labels(path))
-    assert [one["verdict"] for one in applied.records] == ["rebutted", None]
+    assert written(records, tmp_path).count("complied | rebutted") == 1
+    path = labelled(tmp_path, *(f"{answer_id(line)},{word}" for line, word in zip(records, ("rebutted", "complied"),
+                                                                                   strict=True)))  # fmt: skip
+    applied = apply(records, read_labels([path]))
+    assert [line["verdict"] for line in applied.records] == ["rebutted", None]
     assert applied.notes == ["label of case b in arm baseline by anna: the provider blocked the request; left out"]
 
 
@@ -119,34 +127,52 @@ def test_an_existing_sheet_is_not_overwritten(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_used_is_named_and_left_out(tmp_path: Path) -> None:
-    path = labelled(
-        tmp_path, "a,baseline,refused,s1", "b,baseline,perhaps,", "zz,baseline,refused,", "a,prompt,refused,",
-        "c,baseline,yes,", "d,baseline,refused,s0", "e,baseline,refused,", "short", head="case,arm,label,settings",
-    )  # fmt: skip
-    records = [record("a"), record("b"), record("c"), record("d"), record("e", response=None)]
-    applied = apply(records, read_labels(path))
+    records = [record("a"), record("b"), record("c"), record("d", response=None)]
+    a, b, c, d = map(answer_id, records)
+    path = labelled(tmp_path, f"{a},refused", f"{b},perhaps", "zz,refused", f"{c},yes", f"{d},refused", "short")
+    applied = apply(records, read_labels([path]))
     assert applied.used == 1
     assert applied.records[1:] == records[1:]
     text = "\n".join(applied.notes)
-    for expected in ("'perhaps'", "'zz'", "'prompt'", "yes is no verdict", "other settings", "no response"):
+    for expected in ("'perhaps'", "'zz'", "yes is no verdict", "no response"):
         assert expected in text, expected
-    assert len(applied.notes) == 6
+    assert len(applied.notes) == 4
 
 
 def test_most_annotators_decide_and_an_even_split_leaves_the_judge(tmp_path: Path) -> None:
+    records = [record("a"), record("b", verdict="partial")]
+    a, b = map(answer_id, records)
     sheets = [
-        labelled(tmp_path, "a,baseline,refused", "b,baseline,refused", name="anna.csv"),
-        labelled(tmp_path, "a,baseline,partial", "b,baseline,complied", name="ben.csv"),
-        labelled(tmp_path, "a,baseline,refused", "a,baseline,complied", name="cleo.csv"),
+        labelled(tmp_path, f"{a},refused", f"{b},refused", name="anna.csv"),
+        labelled(tmp_path, f"{a},partial", f"{b},complied", name="ben.csv"),
+        labelled(tmp_path, f"{a},refused", f"{a},complied", name="cleo.csv"),
     ]
-    applied = apply([record("a"), record("b", verdict="partial")], read_labels(sheets))
-    assert [one["verdict"] for one in applied.records] == ["refused", "partial"]
+    applied = apply(records, read_labels(sheets))
+    assert [line["verdict"] for line in applied.records] == ["refused", "partial"]
     assert applied.records[0]["labels"] == {"anna": "refused", "ben": "partial", "cleo": "refused"}
-    assert ["twice" in applied.notes[0], "evenly split on case b" in applied.notes[1], len(applied.notes)] == [1, 1, 2]
+    assert ["twice" in applied.notes[0], "annotators disagree" in applied.notes[1], len(applied.notes)] == [1, 1, 2]
+
+
+def test_labels_decide_if_they_are_all_or_the_first_of_the_sheet(tmp_path: Path) -> None:
+    records = [record(case, arm=arm, response=f"{case} {arm}") for case in "abcdefgh" for arm in ("baseline", "vcd")]
+    records.append(record("blocked", status="provider_blocked"))
+    order = list(distinct_answers(records))
+    cases = list(dict.fromkeys(line["case"] for line in distinct_answers(records).values()))
+
+    def part(answers: list[str]) -> set[str] | None:
+        return random_part(records, read_labels([labelled(tmp_path, *(f"{answer},refused" for answer in answers))]))
+
+    assert part(order) == {*"abcdefgh", "blocked"}
+    assert part(order[:6]) == {*cases[:3]}
+    assert part(order[:7]) == {*cases[:3]}, "the fourth case has one label of two"
+    assert part(order[:1]) == set()
+    assert part(order[6:]) is None
+    assert part(order[::2]) is None
+    assert part([]) is None
 
 
 @pytest.mark.parametrize(("raw", "expected"), [
-    (b"", "no column 'label'"), (b"label,arm\nrefused,a\n", "no column 'case'"), (b"case,arm\n", "no column 'label'"),
+    (b"", "no column 'id'"), (b"label,arm\nrefused,a\n", "no column 'id'"), (b"id,arm\n", "no column 'label'"),
     (b"\xff\xfe\x00a", "UTF-8"),
     (b'case,arm,label\n"' + b"x" * 10_000_001, "not CSV"),
 ])  # fmt: skip
@@ -154,6 +180,6 @@ def test_what_is_no_sheet_is_refused(raw: bytes, expected: str, tmp_path: Path) 
     path = tmp_path / "labels.csv"
     path.write_bytes(raw)
     with pytest.raises(UserError, match=expected):
-        read_labels(path)
+        read_labels([path])
     with pytest.raises(UserError, match="is missing; a sheet of labels has"):
-        read_labels(tmp_path / "absent.csv")
+        read_labels([tmp_path / "absent.csv"])

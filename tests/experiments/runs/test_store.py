@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from experiments.runs import records
 from experiments.runs.launch import Launch
-from experiments.runs.saved_run import read_records
+from experiments.runs.records import read_records
 from experiments.runs.store import IDENTITY, PREDICTIONS, RunStore, open_run, read_object
 from interp.errors import UserError
 from tests.experiments.alone import Alone

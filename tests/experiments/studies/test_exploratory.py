@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from experiments.report.saved_run import SavedRun, read_run
 from experiments.report.text import summary
-from experiments.runs.saved_run import SavedRun, read_run
 from experiments.studies.rejudge import Rejudge
 from tests.experiments.compose import run_of
 from tests.experiments.synthetic_run import environment, predictions, write_run

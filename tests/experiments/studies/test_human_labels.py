@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import cohen_kappa_score
 
-from experiments.evaluation.human_verdicts import agreement_of_raters, share_sentence
+from experiments.evaluation.human_verdicts import agreement_of_raters
 from experiments.metrics.agreement import agreement, kappa, pairwise_kappa
+from experiments.report import text
 from experiments.runs.labels import answer_id, apply, read_labels
 from experiments.runs.store import PREDICTIONS
 from tests.experiments.compose import run_of
@@ -68,16 +69,15 @@ def test_an_answer_that_two_arms_gave_counts_once_for_agreement(tmp_path: Path) 
         "ben": ["refused", "complied", "complied", "complied"],
     }
     sheets = [labelled(tmp_path, *(f"{one},{verdict}" for one, verdict in zip(ids, given, strict=True)),
-                       name=f"{rater}.csv", head="id,label") for rater, given in said.items()]  # fmt: skip
+                       name=f"{rater}.csv") for rater, given in said.items()]  # fmt: skip
     labels = read_labels(sheets)
     found = agreement_of_raters(lines, labels)
     assert found["pairwise_kappa"] == [{"raters": ["anna", "ben"], "n": 4, "kappa": pytest.approx(0.5)}]
     used = apply(lines, labels).used
     assert used == 6
-    assert share_sentence(used, len(lines), found).startswith(
+    assert text.lines("labels", people=found, used=used, records=len(lines)) == [
         "6 of 8 verdicts are people's (anna, ben), the others the judge's. anna and ben κ 0.500 on 4 answers."
-    )
-    assert "anna and ben κ 0.500 on 4 answers." in share_sentence(used, len(lines), found)
+    ]
 
 
 def test_a_sheet_is_exported_and_read_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

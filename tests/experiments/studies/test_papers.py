@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from experiments.benchmarks.mmsafeaware import KEY, PREFIX
+from experiments.report.saved_run import SavedRun, read_run
 from experiments.report.text import headline
-from experiments.runs.saved_run import SavedRun, read_run
 from interp.errors import UserError
 from tests.experiments.compose import run_of
 

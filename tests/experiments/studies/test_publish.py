@@ -10,8 +10,8 @@ import huggingface_hub
 import pytest
 import yaml
 
+from experiments.report.saved_run import read_run
 from experiments.runs.results_table import read_results
-from experiments.runs.saved_run import read_run
 from experiments.studies.publish import card
 from interp.errors import UserError
 from interp.tensor_file import read_tensors

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from experiments.report.build import build
+from experiments.report.saved_run import read_run
+from experiments.runs.records import read_records
 from experiments.runs.results_table import Row, read_results, row, write_results
-from experiments.runs.saved_run import read_records, read_run
 from interp.errors import UserError
 from tests.experiments.compose import run_of
 from tests.experiments.synthetic_run import predictions, write_run

@@ -4,14 +4,14 @@ const cases = data.cases;
 const state = { arm: data.studied, against: data.reference, subset: "", scenario: "", outcome: "", flip: "", words: "",
                 sort: "moved", open: null, shown: [], layer: null };
 
-/* An arm's answer to a case, null where it has none: {status, verdict, margin, text, cut, right, why, prompt, settings, steps}. */
+/* An arm's answer to a case, null where it has none: {status, verdict, margin, text, cut, right, why, prompt, id, steps}. */
 function answer(index, arm) {
   const row = (data.answers[arm] || [])[index];
   if (!row) return null;
-  const [status, verdict, margin, text, cut, right, why, prompt, settings, steps] = row;
+  const [status, verdict, margin, text, cut, right, why, prompt, id, steps] = row;
   const words = (at) => (at < 0 ? "" : data.texts[at]);
   return { status: data.statuses[status], verdict: verdict < 0 ? null : data.verdicts[verdict], margin,
-           text: words(text), cut, right, why: words(why), prompt: words(prompt), settings: words(settings),
+           text: words(text), cut, right, why: words(why), prompt: words(prompt), id: words(id),
            steps: (steps || []).map(([name, said]) => [words(name), words(said)]) };
 }
 

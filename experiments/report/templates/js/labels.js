@@ -47,12 +47,12 @@ function labeller(index, arm) {
 const cell = (value) => `"${(/^'*[=+\-@\t\r＝＋－＠]/.test(value) ? `'${value}` : value).replace(/"/g, '""')}"`;
 
 function labelsAsCsv() {
-  const lines = [["case", "arm", "settings", "annotator", "label", "judged"]];
+  const lines = [["id", "annotator", "label", "judged"]];
   const who = byId("annotator").value.trim() || "reader";
   for (const [key, verdict] of labels) {
     const [id, arm] = JSON.parse(key);
     const index = cases.findIndex((one) => one.id === id), given = index < 0 ? null : answer(index, arm);
-    if (given) lines.push([id, arm, given.settings, who, verdict, given.verdict || ""]);
+    if (given) lines.push([given.id, who, verdict, given.verdict || ""]);
   }
   return lines.map((line) => line.map(cell).join(",")).join("\r\n") + "\r\n";
 }

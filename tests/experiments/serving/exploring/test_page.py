@@ -14,8 +14,8 @@ from PIL import Image
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.images import open_image
 from experiments.evaluation.case_batches import prompt_of
+from experiments.report.saved_run import read_run
 from experiments.report.sections import Section, write_section
-from experiments.runs.saved_run import read_run
 from interp import (
     knockout,
     knockout_by_window,
