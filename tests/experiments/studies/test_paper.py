@@ -270,8 +270,8 @@ def test_rows_of_an_analysis_that_failed_are_named_and_the_others_compared(finis
     Results(row for row in results if row.quantity != "auroc").write(finished)
     with pytest.raises(UserError, match="baseline auroc is missing"):
         reproduction.compare(finished, folder)
-    failed = {"missing": "AUROC was not measured", "state": "failed", "sentence": "AUROC was not measured: no memory"}
-    (finished / "analyses.json").write_text(json.dumps({"ranks": failed}))
+    failed = {"sentence": "AUROC was not measured: no memory"}
+    (finished / "missing.json").write_text(json.dumps({"ranks": failed}))
     said = reproduction.compare(finished, folder)
     assert f" of {len(results)} rows are those of" in said[0]
     assert said[1].startswith("Missing rows: baseline auroc, ")
