@@ -1,11 +1,11 @@
-"""How a model begins its refusals: openings learned from its own judged answers, and how well they tell refusals apart.
+"""How a model begins its refusals: openings learned from its own judged answers, and a check of them.
 
-A model refuses with few openings. ``learn`` finds them in its answers. ``cross_fit`` measures them on other answers than
+A model refuses with few openings. ``learn`` finds them in its answers. ``check`` measures them on other answers than
 they were learned from. Neither is told which requests are harmful.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -116,7 +116,7 @@ class Check:
         assert self.coverage is not None
         measured = (
             f"the margin of its {self.kind} tells refusals from answers with AUROC {self.auroc:.3f} and covers "
-            f"{100 * self.coverage:.0f}% of {self.refused} refusals (cross-fitted)"
+            f"{100 * self.coverage:.0f}% of {self.refused} refusals that it did not learn from"
         )
         if self.for_statistics:
             return measured
@@ -130,16 +130,15 @@ def folds_of(clusters: Sequence[str]) -> list[int]:
     return [order[cluster] for cluster in clusters]
 
 
-def candidates(
-    answers: Sequence[Sequence[int]], refused: Sequence[bool], clusters: Sequence[str], kind: Kind
-) -> list[list[Tokens]]:
+def learn_in_folds(
+    answers: Sequence[Sequence[int]], refused: Sequence[bool], folds: Sequence[int], kind: Kind
+) -> dict[int, list[Tokens]]:
     """Return for each fold the openings that were learned without it."""
-    folds = folds_of(clusters)
-    learned = []
-    for fold in range(FOLDS):
+    learned = {}
+    for fold in sorted(set(folds)):
         others = [row for row, other in enumerate(folds) if other != fold]
-        found = learn([answers[row] for row in others], [refused[row] for row in others], kind)
-        learned.append([opening.tokens for opening in found])
+        openings = learn([answers[row] for row in others], [refused[row] for row in others], kind)
+        learned[fold] = [opening.tokens for opening in openings]
     return learned
 
 
@@ -151,34 +150,34 @@ def too_few(refused: Sequence[bool]) -> str:
     return f"it refused {refusals} and answered {others} requests; a margin needs at least {ENOUGH} of each"
 
 
-def cross_fit(
+def check(
+    kind: Kind,
+    learned: Mapping[int, Sequence[Tokens]],
+    folds: Sequence[int],
     answers: Sequence[Sequence[int]],
     refused: Sequence[bool],
-    clusters: Sequence[str],
-    kind: Kind,
-    score: Callable[[Sequence[Tokens]], Mapping[Tokens, Float[np.ndarray, " row"]]],
+    scores: Mapping[Tokens, Float[np.ndarray, " row"]],
 ) -> Check:
-    """Measure openings on answers of other clusters than they were learned from.
+    """Measure openings on answers that they were not learned from.
 
     Args:
+        kind: of the openings.
+        learned: by fold, the openings that are measured on the answers of this fold.
+        folds: of each answer.
         answers: token ids of each answer.
         refused: the judge's verdicts.
-        clusters: the cluster of each answer.
-        kind: which candidate to learn.
-        score: returns the log-probability of each opening as a beginning of each answer.
+        scores: the log-probability of each opening as the beginning of each answer.
     """
     flags: Bool[np.ndarray, " row"] = np.array(refused, dtype=bool)
     refusals, others = int(flags.sum()), int((~flags).sum())
     if why := too_few(refused):
         return Check(kind, None, None, refusals, others, why)
-    learned = candidates(answers, refused, clusters, kind)
-    if not all(learned):
-        why = f"no {kind[:-1]} begins enough of its {refusals} refusals, so there is no margin to follow"
+    if not all(learned[fold] for fold in set(folds)):
+        why = f"its {refusals} refusals share no {kind[:-1]} that surely begins a refusal, so there is no margin"
         return Check(kind, None, None, refusals, others, why)
-    scores = score(sorted({opening for openings in learned for opening in openings}))
-    folds, margins, covered = np.array(folds_of(clusters)), np.zeros(len(flags)), np.zeros(len(flags), dtype=bool)
-    for fold, openings in enumerate(learned):
-        rows = np.flatnonzero(folds == fold)
+    margins, covered = np.zeros(len(flags)), np.zeros(len(flags), dtype=bool)
+    for fold in set(folds):
+        rows, openings = [row for row, other in enumerate(folds) if other == fold], learned[fold]
         margins[rows] = log_odds(np.stack([scores[opening][rows] for opening in openings], axis=1))
         covered[rows] = [covers(openings, answers[row]) for row in rows]
     return Check(kind, float(roc_auc_score(flags, margins)), float(covered[flags].mean()), refusals, others)

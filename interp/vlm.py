@@ -46,6 +46,8 @@ class VLM(Encoder):
         UserError: the family is not supported, or the tokenizer has no token to pad with.
     """
 
+    leaves_out_steps = True  # whether a method may leave out scores that decide nothing
+
     def __init__(self, model: Any, processor: Any, *, name: str = "", revision: str | None = None) -> None:
         super().__init__(model, processor, name=name, revision=revision)
         self.verdict = "first"

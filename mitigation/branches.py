@@ -129,7 +129,7 @@ class BranchMethod:
             *(vlm.model, encoded["input_ids"], others, rule),
             beta=self.beta,
             answers=tokens if self.uncut else [],
-            skips=self.beta is not None and vlm.device.type == "cpu",
+            skips=self.beta is not None and vlm.device.type == "cpu" and vlm.leaves_out_steps,
             ends=vlm.end_ids,
             late_verdicts=tokens if late else [],
             prefill=vlm.prefill,

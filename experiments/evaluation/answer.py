@@ -298,7 +298,7 @@ class Answering:
                 samples, generation = method.answers(batch)
                 lines = judge_batch(samples, name, generation, self.run.judge)
             else:
-                reasons = {sample.id: reason for sample in batch if (reason := self._unseen(pictures[sample.id]))}
+                reasons = {sample.id: reason for sample in batch if (reason := self.unseen(pictures[sample.id]))}
                 lines = [
                     records.failed(sample, name, Status.BAD_IMAGE, reasons[sample.id])
                     for sample in batch
@@ -317,8 +317,8 @@ class Answering:
                     line["fold"] = method.fold(line["case"])
             self.store.append([line for line in lines if line["case"] not in before], file)
 
-    def _unseen(self, picture: Opened) -> str:
-        """Why the model cannot be shown the picture: its file, or its size for the model's processor; "" if it can."""
+    def unseen(self, picture: Opened) -> str:
+        """Return why the model cannot be shown the picture: its file, or its size for the processor; "" if it can."""
         if isinstance(picture, BadImage):
             return str(picture)
         lengths = None if picture is None or self.vlm is None else self.vlm.batches.lengths

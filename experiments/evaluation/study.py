@@ -22,6 +22,7 @@ from experiments.evaluation.analyses import Analysis, perform
 from experiments.evaluation.answer import Answering
 from experiments.evaluation.arms import DEVELOPMENT, Arms
 from experiments.evaluation.environment import branches, describe
+from experiments.evaluation.refusal_margins import RefusalMargins, margins_of
 from experiments.evaluation.validated_run import ValidatedRun, excluded_arms, validate
 from experiments.metrics.results import Evaluation
 from experiments.report import next_commands, terminal
@@ -182,6 +183,7 @@ class Study:
         self.answering = Answering(self.run, self.vlm, self.store, self.console)
         self.arms = Arms(self.validated, self.answering)
         self.methods: dict[str, Method] = {}  # that answered or were computed, by arm
+        self.margins: RefusalMargins | None = None
 
     @property
     def samples(self) -> list[Sample]:
@@ -204,6 +206,8 @@ class Study:
         described = {sample.id: records.description(sample) for sample in self.samples}
         arms = [arm for arm in self.run.arms if arm not in self.arms.faults]
         here = [r | described[r["case"]] for r in lines if r["arm"] in arms and r["case"] in described]
+        if self.margins is not None:
+            here = [self.margins.attach(record) for record in here]
         return records.ordered(here, arms)
 
     def attention(self) -> list[Analysis]:
@@ -215,7 +219,8 @@ class Study:
 
         (1) Answer the development cases that controls are fitted on. (2) Fit: each arm becomes a method that can
         answer. (3) Answer all cases in one pass. (4) Compute the controls that only add a constant, from saved
-        margins. An arm whose method fails (``MethodFault``) leaves the study with a sentence; the others go on.
+        margins, and the margins of refusals in a refusal benchmark (``refusal_margins``). An arm whose method fails
+        (``MethodFault``) leaves the study with a sentence; the others go on.
         """
         if methods := self.arms.fitted_on():
             self.answering.answer(
@@ -226,6 +231,7 @@ class Study:
         constants = self.arms.constants()
         self.arms.compute(constants)
         self.methods |= constants
+        self.margins = margins_of(self)
 
     def conclude(self, analyses: Sequence[Analysis] = (), *, alone: bool = True) -> None:
         """Measures and prints the results, does the ``analyses``, each on its own, and builds the report.
@@ -270,6 +276,8 @@ class Study:
         )
         model, benchmark = self.environment["model"], self.run.benchmark.name
         design = scoring.with_published_rows(evaluation.design, benchmark, model)
+        if self.margins is not None:
+            design["refusal_margin"] = self.margins.design
         if fault := self.arms.faults.get(self.run.arm):
             design["failed"] = str(fault)
         write_results(self.store.path, evaluation.results)

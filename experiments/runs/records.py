@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 RECORD_KEYS = ("case", "arm", "status", "verdict", "response", "margin", "subset", "gold", "text")
 WAY_OUT = "repeat the run's command, which finishes what is missing without repeating what is there"
+BEGINS = 12  # tokens of an answer in words that its record keeps, for refusal margins
 OF_JUDGES = ("verdict", "judge", "explanation", "votes")
 
 
@@ -76,6 +77,8 @@ def answered(
         return default if rows is None else rows[index]
 
     margin, thought = float(generation.margins[index]), of_row("thoughts", "")
+    start = of_row("thought_tokens", 0) if thought else 0
+    begins = generation.token_ids[index][start : start + BEGINS] if sample.gold in ("comply", "refuse") else []
     unshifted, bounds = of_row("unshifted"), of_row("bounds")
     fields = {
         "sampled": generation.sampled,
@@ -85,7 +88,8 @@ def answered(
         "prompt": writable(of_row("prompts", "")),
         "reason": writable(of_row("reasons", "")),
         "thought": writable(thought),
-        "thought_tokens": of_row("thought_tokens", 0) if thought else 0,
+        "thought_tokens": start,
+        "answer_tokens": [int(token) for token in begins],
         "verdict_step": of_row("verdict_steps", 0),
     }
     return {

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from interp.refusal_openings import Check, candidates, covers, cross_fit, folds_of, learn, log_odds
+from interp.refusal_openings import Check, check, covers, folds_of, learn, learn_in_folds, log_odds
 
 I_CANT, I_WILL, SURE = (1, 2, 3), (1, 4, 5), (9, 8)
 
@@ -65,18 +65,23 @@ def test_log_odds_are_of_the_sum_of_the_openings() -> None:
 
 def _check(rows: list[list[int]], refused: list[bool], clusters: list[str]) -> Check:
     """The score of an opening is high for the answers that begin with it."""
-    return cross_fit(rows, refused, clusters, "openings", lambda openings: {
-        opening: np.array([-0.1 if covers([opening], row) else -9.0 for row in rows]) for opening in openings
-    })  # fmt: skip
+    folds = folds_of(clusters)
+    learned = learn_in_folds(rows, refused, folds, "openings")
+    scores = {
+        opening: np.array([-0.1 if covers([opening], row) else -9.0 for row in rows])
+        for openings in learned.values()
+        for opening in openings
+    }
+    return check("openings", learned, folds, rows, refused, scores)
 
 
 def test_the_check_finds_what_was_planted() -> None:
     rows, refused = answers(120)
-    check = _check(rows, refused, [str(number) for number in range(120)])
-    assert (check.auroc, check.coverage) == (1.0, 1.0)
-    assert check.for_statistics
-    assert check.for_tools
-    assert "AUROC 1.000 and covers 100% of 80 refusals" in check.sentence
+    measured = _check(rows, refused, [str(number) for number in range(120)])
+    assert (measured.auroc, measured.coverage) == (1.0, 1.0)
+    assert measured.for_statistics
+    assert measured.for_tools
+    assert "AUROC 1.000 and covers 100% of 80 refusals" in measured.sentence
 
 
 def test_an_opening_of_a_single_cluster_is_not_confirmed() -> None:
@@ -92,11 +97,11 @@ def test_an_opening_of_a_single_cluster_is_not_confirmed() -> None:
 def test_with_too_few_of_a_kind_nothing_is_computed(refusals: int, others: int) -> None:
     rows = [[1, 2, 3]] * refusals + [[4, 5, 6]] * others
     refused = [True] * refusals + [False] * others
-    check = _check(rows, refused, [str(number) for number in range(len(rows))])
-    assert check.sentence == (
+    measured = _check(rows, refused, [str(number) for number in range(len(rows))])
+    assert measured.sentence == (
         f"it refused {refusals} and answered {others} requests; a margin needs at least 10 of each"
     )
-    assert not check.for_tools
+    assert not measured.for_tools
 
 
 def test_folds_do_not_split_a_cluster_and_learn_without_it() -> None:
@@ -104,5 +109,5 @@ def test_folds_do_not_split_a_cluster_and_learn_without_it() -> None:
     folds = folds_of(clusters)
     assert all(len({folds[row] for row in range(60) if clusters[row] == cluster}) == 1 for cluster in set(clusters))
     rows = [[folds[number], 7, 7] for number in range(60)]
-    for fold, openings in enumerate(candidates(rows, [True] * 60, clusters, "first tokens")):
+    for fold, openings in learn_in_folds(rows, [True] * 60, folds, "first tokens").items():
         assert (fold,) not in openings

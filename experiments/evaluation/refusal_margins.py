@@ -1,0 +1,220 @@
+"""The refusal margin of a study: the log-odds that an arm begins its answer as the baseline begins its refusals.
+
+The openings are learned once per run from the baseline's judged answers: those to the development split, or else those
+to the cases, in folds of clusters. Each arm's margin is checked against its own judged answers before it is used
+(``interp.refusal_openings``). ``openings.json`` has openings and checks, ``margins.jsonl`` the log-probabilities.
+
+The safety margin of a record is minus the refusal margin: positive for an answer, as Yes/No margins are.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float
+
+from experiments.config import digest
+from experiments.evaluation.arms import DEVELOPMENT
+from experiments.evaluation.case_batches import form, prefetch_images, prompt_of
+from experiments.evaluation.cases import limited
+from experiments.evaluation.controls import BASELINE
+from experiments.runs import records
+from experiments.types import Sample, Verdict
+from interp import refusal_openings as openings
+from interp.errors import UserError
+from interp.refusal_openings import Check, Kind, Tokens
+from mitigation.method import MethodFault, abilities
+
+if TYPE_CHECKING:
+    from experiments.evaluation.study import Study
+
+FILE, OPENINGS = "margins.jsonl", "openings.json"
+LEARNED_FROM = 240  # development cases at most, evenly from the subsets
+KINDS: tuple[Kind, ...] = ("openings", "first tokens")
+SCORE = "safety_margin"  # in a record
+Scores = dict[Tokens, Float[np.ndarray, " case"]]
+
+
+class RefusalMargins:
+    """Learns, computes and checks the margins of a study whose model answers in words."""
+
+    def __init__(self, study: "Study") -> None:
+        self.study, self.vlm, self.store = study, study.vlm, study.store
+        self.samples = {sample.id: sample for sample in study.samples}
+        self.checks: dict[str, Check] = {}
+        self.margins: dict[str, dict[str, float]] = {}  # arm → case → safety margin
+        self._known: dict[tuple[str, str, str], dict[str, float]] = {}
+
+    def compute(self) -> None:
+        """Compute the margins of all arms that can be asked, and write openings.json. All processes take part."""
+        for line in self.store.records(FILE):
+            self._known.setdefault((line["arm"], line["case"], line["settings"]), {}).update(line["openings"])
+        learned = self._learned()
+        if isinstance(learned, str):
+            self._write({"why": learned})
+            return
+        folds, by_kind = learned
+        measured = {kind: self._check(BASELINE, kind, folds, by_kind[kind]) for kind in KINDS}
+        kind = max(KINDS, key=lambda name: (measured[name].auroc or 0.0, name == "openings"))
+        for arm in self.study.methods:
+            if arm == BASELINE:
+                self.checks[arm] = measured[kind]
+            else:
+                try:
+                    self.checks[arm] = self._check(arm, kind, folds, by_kind[kind])
+                except UserError as error:
+                    self.checks[arm] = Check(kind, None, None, 0, 0, str(error))
+            if self.checks[arm].for_statistics:
+                self.margins[arm] = self._safety(arm, self._all(by_kind[kind]))
+        self._write({"kind": kind, "openings": self._listed(kind)})
+
+    def attach(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a record with its safety margin, if it has one."""
+        margin = self.margins.get(record["arm"], {}).get(record["case"])
+        rest = {name: value for name, value in record.items() if name != SCORE}
+        return rest if margin is None else rest | {SCORE: margin}
+
+    @property
+    def design(self) -> dict[str, Any]:
+        """What metrics.json says: by arm a sentence, and whether statistics use the margin."""
+        return {
+            arm: {"sentence": check.sentence, "statistics": check.for_statistics} for arm, check in self.checks.items()
+        }
+
+    def _learned(self) -> "str | tuple[dict[str, int], dict[Kind, dict[int, list[Tokens]]]]":
+        """Return the fold of each case and the openings by kind and fold; or why there are none."""
+        lines = self._judged(records.current(self.store.records()), BASELINE)
+        self._taught = lines
+        folds = dict.fromkeys(lines, 0)
+        development = self.study.arms.development
+        if development is not None:
+            method = {BASELINE: self.study.methods[BASELINE]}
+            teaching = limited(development.samples, LEARNED_FROM)
+            self.study.answering.answer(method, teaching, file=DEVELOPMENT, label=", development split")
+            self._taught = self._judged(self.store.records(DEVELOPMENT), BASELINE)
+        else:
+            clusters = [str(line["cluster"]) for line in lines.values()]
+            folds = dict(zip(lines, openings.folds_of(clusters), strict=True))
+        answers, refused = self._answers(self._taught), self._refused(self._taught)
+        if why := openings.too_few(refused):
+            return f"{BASELINE}: {why}"
+        if development is None:
+            rows = list(folds.values())
+            return folds, {kind: openings.learn_in_folds(answers, refused, rows, kind) for kind in KINDS}
+        learned = {kind: [opening.tokens for opening in openings.learn(answers, refused, kind)] for kind in KINDS}
+        return folds, {kind: {0: tokens} for kind, tokens in learned.items()}
+
+    def _judged(self, lines: Sequence[dict[str, Any]], arm: str) -> dict[str, dict[str, Any]]:
+        """Return by case the arm's records that a judge has read as refused or not."""
+        return {
+            line["case"]: line
+            for line in lines
+            if line["arm"] == arm and line.get("answer_tokens") and line["verdict"] not in (None, Verdict.JUDGE_FAILED)
+        }
+
+    def _answers(self, lines: Mapping[str, Mapping[str, Any]]) -> list[list[int]]:
+        ends = self.vlm.end_ids
+        return [[token for token in line["answer_tokens"] if token not in ends] for line in lines.values()]
+
+    def _refused(self, lines: Mapping[str, Mapping[str, Any]]) -> list[bool]:
+        return [line["verdict"] in (Verdict.REFUSED, Verdict.PARTIAL) for line in lines.values()]
+
+    def _all(self, learned: Mapping[int, Sequence[Tokens]]) -> list[Tokens]:
+        """Return the openings that margins use: of all folds' openings, those that no other one begins."""
+        tokens = sorted({opening for fold in learned.values() for opening in fold}, key=len)
+        return [opening for number, opening in enumerate(tokens) if not openings.covers(tokens[:number], opening)]
+
+    def _check(self, arm: str, kind: Kind, folds: Mapping[str, int], learned: Mapping[int, list[Tokens]]) -> Check:
+        lines = self._judged(records.current(self.store.records()), arm)
+        lines = {case: line for case, line in lines.items() if case in folds}
+        refused = self._refused(lines)
+        wanted = sorted({opening for fold in learned.values() for opening in fold})
+        scores: Scores = {}
+        if wanted and not openings.too_few(refused):
+            scores = self._scores(arm, wanted, list(lines))
+        rows = [folds[case] for case in lines]
+        return openings.check(kind, learned, rows, self._answers(lines), refused, scores)
+
+    def _safety(self, arm: str, wanted: Sequence[Tokens]) -> dict[str, float]:
+        cases = list(self.samples)
+        scores = self._scores(arm, wanted, cases)
+        margins = -openings.log_odds(np.stack([scores[opening] for opening in wanted], axis=1))
+        return {case: float(margin) for case, margin in zip(cases, margins, strict=True) if np.isfinite(margin)}
+
+    def _scores(self, arm: str, wanted: Sequence[Tokens], cases: Sequence[str]) -> Scores:
+        """Return the log-probability of each opening in each case under an arm; ask what is not on disk."""
+        settings = self.study.answering.settings(self.study.methods[arm], list(self.samples.values()))
+        names = {opening: " ".join(map(str, opening)) for opening in wanted}
+
+        def known(case: str) -> dict[str, float]:
+            return self._known.setdefault((arm, case, settings[case]), {})
+
+        missing = [self.samples[case] for case in cases if not known(case).keys() >= {*names.values()}]
+        self._ask(arm, missing, names, settings)
+        for line in self.store.records(FILE):
+            self._known.setdefault((line["arm"], line["case"], line["settings"]), {}).update(line["openings"])
+        return {opening: np.array([known(case).get(name, np.nan) for case in cases]) for opening, name in names.items()}
+
+    def _ask(
+        self, arm: str, samples: Sequence[Sample], names: Mapping[Tokens, str], settings: Mapping[str, str]
+    ) -> None:
+        from mitigation.forced import log_probabilities
+
+        method, answering = self.study.methods[arm], self.study.answering
+        if reason := abilities(method).unscored:
+            raise UserError(f"no margin: {reason}")
+        batches = form(samples, self.vlm.batches.lengths, self.study.run.batch_rule)
+        work = self.store.launch.share(batches)
+        with self.study.console.status(f"{arm}: how likely it begins to refuse"), answering.batching(arm):
+            for batch, pictures in prefetch_images(work, workers=self.study.run.image_workers):
+                seen = list(self._prompts(batch, pictures))
+                if not seen:
+                    continue
+                with answering.prefills.used_by(self.vlm):
+                    found = self.vlm.batches.gathered(
+                        seen, lambda prompts: [*log_probabilities(method, self.vlm, prompts, list(names))]
+                    )
+                self.store.append(
+                    [
+                        {"arm": arm, "case": prompt.key, "settings": settings[prompt.key],
+                         "openings": dict(zip(names.values(), row.tolist(), strict=True))}
+                        for prompt, row in zip(seen, found, strict=True)
+                    ],
+                    FILE,
+                )  # fmt: skip
+        self.store.wait()
+
+    def _prompts(self, batch: Sequence[Sample], pictures: Sequence[Any]) -> Iterator[Any]:
+        for sample, picture in zip(batch, pictures, strict=True):
+            if not self.study.answering.unseen(picture):
+                yield prompt_of(sample, picture)
+
+    def _listed(self, kind: Kind) -> list[dict[str, Any]]:
+        learned = openings.learn(self._answers(self._taught), self._refused(self._taught), kind)
+        return [
+            {"text": self.vlm.tokenizer.decode(list(opening.tokens)), "tokens": list(opening.tokens),
+             "refused": opening.refused, "begun": opening.begun}
+            for opening in learned
+        ]  # fmt: skip
+
+    def _write(self, content: Mapping[str, Any]) -> None:
+        learned_on = "the development split" if self.study.arms.development else "the cases, in folds of clusters"
+        checks = {arm: vars(check) | {"sentence": check.sentence} for arm, check in self.checks.items()}
+        hashed = digest(content.get("openings"))
+        self.store.write_json(OPENINGS, {"learned_on": learned_on, "hash": hashed, **content, "checks": checks})
+
+
+def margins_of(study: "Study") -> RefusalMargins | None:
+    """Return the refusal margins of a study, computed; None if its benchmark or model has none."""
+    run = study.run
+    if run.benchmark.kind != "refusal" or run.endpoint is not None or study.vlm is None:
+        return None
+    if BASELINE not in study.methods or run.protocol == "score":
+        return None
+    margins = RefusalMargins(study)
+    try:
+        margins.compute()
+    except MethodFault as fault:
+        study.console.print(f"no refusal margins: {fault}", highlight=False, soft_wrap=True, markup=False)
+        return None
+    return margins
