@@ -64,6 +64,7 @@ class ECSO:
     description_tokens: int = 1024
     works_over_api: ClassVar[bool] = True
     drops_image: ClassVar[bool] = True
+    unforced: ClassVar[str] = "its own check decides whether it answers a second time"
     # The first answer and its check; the second answer comes on top where the check finds harm.
     work: ClassVar[Work] = Work(prompts=2, step_tokens=_CHECK_TOKENS)
 

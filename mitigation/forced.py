@@ -101,7 +101,7 @@ def log_probabilities(
     Raises:
         UserError: the method's scores cannot be read: it draws tokens, or answers in several calls or its own loop.
     """
-    if reason := abilities(method).unscored:
+    if reason := abilities(method).unscored or abilities(method).unforced:
         raise UserError(f"{method!r} has no scores of forced tokens: {reason}")
     found = torch.empty(len(prompts), len(openings))
     stems: dict[Tokens, list[int]] = {}

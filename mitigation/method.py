@@ -59,6 +59,8 @@ class Abilities:
 
     unscored: str = ""
     """Why the verdict cannot be read from the first token's margin; "" if it can."""
+    unforced: str = ""
+    """Why the beginning of its answer cannot be forced (``mitigation.forced``); "" if it can."""
     yes_no_only: bool = False
     """It works on the margin between Yes and No, which an open answer does not have."""
     works_over_api: bool = False
@@ -85,7 +87,7 @@ class Abilities:
     """What it computes for one case."""
 
 
-INHERITED = ("unscored", "yes_no_only", "needs_description", "drops_image", "sampled", "work", "learned_in")
+INHERITED = ("unscored", "unforced", "yes_no_only", "needs_description", "drops_image", "sampled", "work", "learned_in")
 """What a method around another takes over from it."""
 
 

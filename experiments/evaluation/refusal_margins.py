@@ -161,7 +161,7 @@ class RefusalMargins:
         from mitigation.forced import log_probabilities
 
         method, answering = self.study.methods[arm], self.study.answering
-        if reason := abilities(method).unscored:
+        if reason := abilities(method).unscored or abilities(method).unforced:
             raise UserError(f"no margin: {reason}")
         batches = form(samples, self.vlm.batches.lengths, self.study.run.batch_rule)
         work = self.store.launch.share(batches)

@@ -158,7 +158,7 @@ def compare(arms: Arms, arm: str, other: str) -> dict[Key, Difference]:
     """
     both = [arms.outcomes[name] for name in (arm, other)]
     reading = arms.reading(*both)
-    same_order = arms.kind == "yes_no" and _same_order(both, reading)
+    same_order = _same_order(both, reading)
     after, before = (arms.values(outcomes, reading) for outcomes in both)
     drawn, drawn_before = (arms.drawn(outcomes, reading) for outcomes in both)
     bounds, differences = arms.extremes(*both), {}

@@ -24,8 +24,8 @@ from experiments.types import REFUSAL_SUBSETS, REFUSAL_VERDICTS, SCORED_SUBSETS,
 from interp.errors import UserError
 
 COLUMNS = ("case", "arm", "status", "verdict", "subset", "scenario", "gold", "cluster")
-OPTIONAL = ("pair", "tags", "text", "margin_unshifted", "fold", "sampled", "margin_is", "margin_low", "margin_high")
-OPTIONAL += ("safety_margin",)
+OPTIONAL = ("pair", "tags", "text", "margin_unshifted", "fold", "sampled", "margin_is", "margin_low", "margin_high",
+            "safety_margin")  # fmt: skip
 GOLD = {"typical": "no", "attack": "no", "over_safety": "yes", "benign": "comply", "contrast": "refuse"}
 UNSAFE = [subset for subset, gold in GOLD.items() if gold in ("no", "refuse")]
 SUBSETS: dict[Kind, tuple[str, ...]] = {"yes_no": SCORED_SUBSETS, "refusal": REFUSAL_SUBSETS}

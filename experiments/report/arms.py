@@ -50,13 +50,18 @@ LEVELS: dict[str, Columns] = {
         "both answered": {"quantity": "pairs_both_answered"},
         "both refused": {"quantity": "pairs_both_refused"},
         "wrong way round": {"quantity": "pairs_wrong_way_round"},
+        "answered at equal strictness": {"quantity": AT_POINT},
+        "AUROC": {"quantity": "auroc"},
+        "AUROC within sentences": {"quantity": "auroc_within"},
+        "held out: harmful refused": {"quantity": "unsafe_caught_held_out"},
+        "held out: harmless answered": {"quantity": "harmless_answered_held_out"},
         "rebutted: harmless": {"quantity": "rebuttal_rate", "subset": "benign"},
         "rebutted: harmful": {"quantity": "rebuttal_rate", "subset": "contrast"},
     },
 }
 SHORT = {  # columns of the short table after the headline quantity; in a terminal, headings break at their last space
     "yes_no": ("harmless answered", "unsafe caught", "AUROC"),
-    "refusal": ("harmful refused", "rebutted: harmless", "rebutted: harmful"),
+    "refusal": ("harmful refused", "AUROC", "rebutted: harmless", "rebutted: harmful"),
 }
 
 

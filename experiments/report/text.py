@@ -130,7 +130,7 @@ MADE_FOR = {
 }  # benchmark → organisms
 
 
-OPTIONAL = ("thoughts", "same_text", "published_rows", "not_applicable")  # parts of metrics.json
+OPTIONAL = ("thoughts", "refusal_margin", "same_text", "published_rows", "not_applicable")  # parts of metrics.json
 
 
 class Summary(NamedTuple):

@@ -1,0 +1,89 @@
+"""Log-probabilities of forced beginnings: equal to plain forwards, contrasted for a contrasted method."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from interp.errors import UserError
+from interp.speed.prefill_cache import PrefillCache
+from interp.vlm import VLM, Prompt
+from mitigation.ecso import ECSO
+from mitigation.forced import log_probabilities
+from mitigation.method import Baseline
+from mitigation.prompting import SafetyPrompt
+from mitigation.vcd import VCD
+from mitigation.wrappers import Sampled
+from tests.mitigation.family_laws import SIZES, TEXTS, family
+from tests.tiny import picture
+
+OPENINGS = [(5, 9, 7), (5, 9, 8), (5,), (11,), (6, 12)]
+PROMPTS = [Prompt(text, picture(i, size), key=str(i)) for i, (text, size) in enumerate(zip(TEXTS, SIZES, strict=True))]
+
+
+def by_plain_forwards(vlm: VLM, prompts: list[Prompt]) -> Tensor:
+    """log P of each opening, a forward for each of its tokens and each prompt without padding."""
+    rows = []
+    for prompt in prompts:
+        row = []
+        for opening in OPENINGS:
+            total = 0.0
+            for length, token in enumerate(opening):
+                batch = vlm.encode([replace(prompt, begun=opening[:length])])
+                with torch.no_grad():
+                    logits = vlm.model(**batch, use_cache=False).logits[0, -1].float()
+                total += float(logits.log_softmax(-1)[token])
+            row.append(total)
+        rows.append(row)
+    return torch.tensor(rows)
+
+
+@pytest.mark.parametrize("name", ["llava", "llava_next", "qwen2_5_vl"])  # plain, tiles, M-RoPE
+def test_log_probabilities_equal_plain_forwards_in_a_ragged_batch(name: str) -> None:
+    vlm = family(name)
+    found = log_probabilities(Baseline(), vlm, PROMPTS, OPENINGS)
+    torch.testing.assert_close(found, by_plain_forwards(vlm, PROMPTS), atol=2e-4, rtol=1e-5)
+
+
+def test_a_shared_prefill_gives_the_same_bits_and_is_read_once(vlm: VLM) -> None:
+    prompts = PROMPTS[:1] * 2
+    alone, cache = log_probabilities(Baseline(), vlm, prompts, OPENINGS), PrefillCache()
+    with cache.used_by(vlm):
+        shared = log_probabilities(Baseline(), vlm, prompts, OPENINGS)
+    assert torch.equal(alone, shared)
+    assert (cache.computed, cache.reused) == (2, 4)  # three stems: none, (5, 9) and (6)
+
+
+@pytest.mark.parametrize("branch", ["sequential", "paired"])
+def test_a_contrast_is_asked_for_its_contrasted_scores_before_the_cutoff(vlm: VLM, branch: str) -> None:
+    plain = log_probabilities(Baseline(), vlm, PROMPTS, OPENINGS)
+    none = log_probabilities(VCD(alpha=0.0, branch=branch), vlm, PROMPTS, OPENINGS)
+    torch.testing.assert_close(none, plain, atol=1e-4, rtol=1e-5)
+    strict, free = (
+        log_probabilities(VCD(alpha=2.0, beta=beta, branch=branch), vlm, PROMPTS, OPENINGS) for beta in (1.0, None)
+    )
+    assert strict.isfinite().all()
+    torch.testing.assert_close(strict, free, atol=1e-4, rtol=1e-5)
+    assert not torch.allclose(free, plain, atol=1e-2)
+
+
+def test_a_prompted_arm_is_asked_with_its_prompt(vlm: VLM) -> None:
+    method = SafetyPrompt("Be careful.")
+    found = log_probabilities(method, vlm, PROMPTS, OPENINGS)
+    expected = by_plain_forwards(vlm, [replace(prompt, system="Be careful.") for prompt in PROMPTS])
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        (lambda: Sampled(Baseline()), "its answers are sampled"),
+        (lambda: ECSO(), "its own check decides"),
+    ],
+)
+def test_a_method_without_such_scores_says_so(vlm: VLM, method: Callable[[], Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        log_probabilities(method(), vlm, PROMPTS, OPENINGS)
