@@ -18,7 +18,11 @@ from experiments.evaluation.arms import DEVELOPMENT
 from experiments.evaluation.case_batches import form, prefetch_images, prompt_of
 from experiments.evaluation.cases import limited
 from experiments.evaluation.controls import BASELINE
+from experiments.report.numbers import fixed, percent
+from experiments.report.sections import Section, write_section
+from experiments.report.tables import table
 from experiments.runs import records
+from experiments.runs.store import read_object
 from experiments.types import Sample, Verdict
 from interp import refusal_openings as openings
 from interp.errors import UserError
@@ -29,6 +33,11 @@ if TYPE_CHECKING:
     from experiments.evaluation.study import Study
 
 FILE, OPENINGS = "margins.jsonl", "openings.json"
+TITLE = "How the model refuses"
+MEANING = (
+    "The refusal margin is the log-odds that an answer begins with one of these openings. AUROC is against the judge's "
+    "verdicts, on answers that the openings were not learned from. Statistics need .90 and 80% covered, tools 50%."
+)
 LEARNED_FROM = 240  # development cases at most, evenly from the subsets
 KINDS: tuple[Kind, ...] = ("openings", "first tokens")
 SCORE = "safety_margin"  # in a record
@@ -73,6 +82,26 @@ class RefusalMargins:
         margin = self.margins.get(record["arm"], {}).get(record["case"])
         rest = {name: value for name, value in record.items() if name != SCORE}
         return rest if margin is None else rest | {SCORE: margin}
+
+    def report(self) -> None:
+        """Write a section of the run's report: the openings, and the check of each arm."""
+        content = read_object(self.store.path / OPENINGS)
+        if not self.store.launch.first or not self.checks:
+            return
+        begins = [
+            {"opening": f"“{entry['text']}”", "answers": str(entry["begun"]), "refusals": str(entry["refused"])}
+            for entry in content.get("openings", ())
+        ]
+        checks = [
+            {"arm": arm, "AUROC": fixed(check.auroc, 3), "refusals covered": percent(check.coverage, 0),
+             "refusals": str(check.refused), "answers": str(check.answered),
+             "used for": "statistics and tools" if check.for_statistics else "tools" if check.for_tools else "nothing"}
+            for arm, check in self.checks.items()
+        ]  # fmt: skip
+        note = f"Learned from the baseline's answers to {content.get('learned_on')}. {MEANING}"
+        tables = [table(begins, title="Openings of refusals"), table(checks, title="Do they tell refusals apart?")]
+        section = Section(TITLE, [f"{arm}: {check.sentence}." for arm, check in self.checks.items()], tables, note)
+        write_section(self.store.path, "refusals", section)
 
     @property
     def design(self) -> dict[str, Any]:

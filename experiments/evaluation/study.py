@@ -277,6 +277,7 @@ class Study:
         model, benchmark = self.environment["model"], self.run.benchmark.name
         design = scoring.with_published_rows(evaluation.design, benchmark, model)
         if self.margins is not None:
+            self.margins.report()
             design["refusal_margin"] = self.margins.design
         if fault := self.arms.faults.get(self.run.arm):
             design["failed"] = str(fault)
