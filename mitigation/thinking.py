@@ -57,9 +57,8 @@ class Thinking:
         thoughts = vlm.thoughts
         opening, closing = thoughts.tokens(vlm.render(prompts[0]))
         marks = [list(closing), list(opening or thoughts.tokens("")[0])]
-        once: dict[str, Any] = (
-            {} if self.budget is None else {"bad_words_ids": marks}
-        )  # it may not think on after its budget
+        # A thought with a budget may not go on after it.
+        once: dict[str, Any] = {} if self.budget is None else {"bad_words_ids": marks}
         if all(prompt.begun and thoughts.closed(prompt.begun) for prompt in prompts):
             return vlm.generate(prompts, max_new_tokens=max_new_tokens, **once)
         words = tuple(vlm.tokenizer(self.begins, add_special_tokens=False)["input_ids"]) if self.begins else ()

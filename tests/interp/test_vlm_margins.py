@@ -78,7 +78,7 @@ def test_a_vocabulary_without_the_words_is_refused() -> None:
 
 
 def test_margin_adds_up_spellings_as_probabilities(vlm: VLM) -> None:
-    vlm.__dict__["answer_ids"] = AnswerIds([0, 2], [1])
+    vlm.__dict__["_first_ids"] = AnswerIds([0, 2], [1])
     logits = torch.tensor([[1.0, 2.0, 3.0, 9.0]], dtype=torch.bfloat16)
     p = logits.float().softmax(-1)[0]
     torch.testing.assert_close(vlm.margin(logits), ((p[0] + p[2]) / p[1]).log()[None])
