@@ -16,6 +16,7 @@ from experiments.evaluation.looking_inside import Presented, look_inside
 from experiments.report.sections import Section
 from experiments.report.text import lines
 from experiments.runs.results_table import Results, Row
+from experiments.studies.questions import Questions
 from interp.errors import UserError
 from mitigation.validation import check_prior
 
@@ -79,7 +80,9 @@ class Mechanism:
             return section, figures(details, results)
 
         def examine() -> tuple[dict[str, Any], list[Row]]:
-            return Examination(work.vlm, work.samples, records, seed=work.run.seed, **options).examine()
+            questions = Questions(NAME, work.store.path)
+            settings = {**options, "seed": work.run.seed, "questions": questions}
+            return Examination(work.vlm, work.samples, records, **settings).examine()
 
         answers = [(record["case"], record["verdict"]) for record in records]
         status = "causal tools on failures and matched successes"
