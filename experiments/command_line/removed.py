@@ -45,6 +45,7 @@ REMOVED = {  # what is typed → what to do instead
     "judge.repeats": "Name several models: +model@judge.models.second=<model>.",
     "judge.cross_fitted": "A run says how many of its prompts taught the judge.",
     "task=direction_ablation": "Use +exp=direction_ablation, which compares arms of existing methods.",
+    "task.chosen_in": "Leave it out: on the same development cases the same settings are chosen again.",
     "attribution": "Use integrated_gradients, occlude_image and occlude_words of interp in Python.",
     "task.segments": "Use record_attention in Python, which has the mass of every segment.",
     "task.place": "Parts are replaced at the verdict; use interp.part_attribution in Python for other places.",

@@ -17,7 +17,7 @@ from experiments.metrics.results import ALL, Family
 from experiments.report.figures import Guide, safety
 from experiments.report.numbers import fixed
 from experiments.report.sections import Section, SectionFigure, write_section
-from experiments.report.tables import by_arm, in_terminal, markdown
+from experiments.report.tables import by_arm, in_terminal
 from experiments.report.text import lines
 from experiments.runs.results_table import OF_A_STUDY, Results, Row, write_results
 from experiments.runs.saved_run import read_run
@@ -55,11 +55,9 @@ def conclude(work: Study, rivals: Sequence[str], familiar: Mapping[str, int]) ->
     sentences = lines("selection", results=results, rivals=rivals, names=names, rule=RULE, learned=learned,
                       familiar=familiar)  # fmt: skip
     frame = table(results, choice, rivals, list(arms.outcomes))
-    page = "\n".join([*sentences, "", markdown(frame), "", NOTE])
-    (folder / "mitigations.md").write_text(page + "\n", encoding="utf-8")
     section = Section(TITLE, sentences, [frame], note=NOTE)
     write_section(folder, "mitigations", section, {"mitigations": figure(arms, results, rivals[0])})
-    return [in_terminal(frame), *sentences, f"table: {folder / 'mitigations.md'}"]
+    return [in_terminal(frame), *sentences]
 
 
 def compared(arms: Arms, design: Mapping[str, Any], rivals: Sequence[str]) -> list[Row]:
