@@ -8,10 +8,6 @@ measured one by one with simultaneous intervals (``slopes``). For k = 1, 2, 4, �
 replaced together: the k parts with the largest slopes (*faithfulness*: 1 if they carry everything), all parts but these
 (*completeness*: 0 if these keep the prompt's answer), and random sets of k others.
 
-A part's output *can* move the margin. Does the answer need it? With the output set to its mean over the prompts, or to
-0, in both members of a pair, *lost* is the share of their difference that is gone: Σ gap·(gap − gap without) / Σ gap²
-(Wang et al. 2022, "Interpretability in the Wild"; Chan et al. 2022, "Causal scrubbing").
-
 The *straight* effect has all later parts held. The *direct* one also holds the scale of the final norm. A part whose
 two effects differ much acts through that scale: it makes everything that others say louder or lower.
 """
@@ -23,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from scipy.stats import spearmanr
 
 from experiments.metrics.claims import HIGHER, INCONCLUSIVE, LOWER, NOT_TESTED
 from experiments.runs.results_table import Row, row
@@ -36,7 +31,6 @@ if TYPE_CHECKING:
     from interp.vlm import VLM
 
 THROUGH_NORM = 0.5  # of a part's slope: nothing is claimed if more comes through the scale of the final norm
-REPLACED = ("mean", "zero")
 BEST, RANDOM, REST = "best parts", "random parts", "all but the best"
 
 
@@ -76,11 +70,8 @@ class Examination:
         single = {int(i) for name in held for i in (*chosen[name], *np.flatnonzero(held[name].max(0) >= HOLDS))}
         rows = list(self._parts(sorted(single), effects[1], chosen, held))
         rng = np.random.default_rng(self.seed)
-        for i, name in enumerate(self.questions):
+        for name in self.questions:
             rows += [] if name == JOIN else self._curves(name, slopes[name], rng)
-            for other in self.questions[i + 1 :]:
-                correlation = spearmanr(slopes[name], slopes[other]).statistic
-                rows.append(row("slope_correlation", subset=name, group=f"with={other}", value=correlation))
         details = {
             "questions": list(self.questions),
             "parts": [str(part) for part in self.parts],
@@ -116,8 +107,7 @@ class Examination:
             held: question → in how many splits each part held above 0, and below.
         """
         parts = [self.parts[i] for i in single]
-        measure = partial(self._effects, self.runs, [[part] for part in parts])
-        replaced, straight = {how: measure(replace=how) for how in REPLACED}, measure(hold_later=True)
+        straight = self._effects(self.runs, [[part] for part in parts], hold_later=True)
         direct = {run: direct_effects(self.vlm, pairs, parts) for run, pairs in self.runs.items()}
         readable = {run: effect for run, effect in direct.items() if effect is not None}
         for question, signs in held.items():
@@ -130,10 +120,6 @@ class Examination:
             entries: dict[int, dict[str, Any]] = {}
             for family in (np.flatnonzero(candidate), np.flatnonzero(~candidate)):
                 entries |= zip(family.tolist(), self.ratios(top[:, single][:, family], bottom), strict=True)
-            lost = {}
-            for how in REPLACED:
-                moved, bottom = slope_sums(question, replaced[how], self.unit)
-                lost[how] = self.ratios(2 * moved, bottom)
             later = self._slopes(question, straight)
             written = self._slopes(question, readable) if len(readable) == len(direct) else None
             for i, part in enumerate(parts):
@@ -147,8 +133,6 @@ class Examination:
                 yield add("part_slope", entry=entry, n=self.n, claim=NOT_TESTED if silent else claim or INCONCLUSIVE)
                 splits, times = len(self.cases.confirmed), max(rose, fell)
                 yield add("part_splits_held", value=times / splits, n=times, n_of=splits)
-                for how in REPLACED:
-                    yield add("part_lost", entry=lost[how][i], n=self.n, rule=how)
                 yield add("part_straight", value=later[i], n=self.n)
                 if written is not None:
                     yield add("part_direct", value=written[i], n=self.n)

@@ -14,10 +14,10 @@ from experiments.studies.localise.cases import JOIN, PICTURE, SENTENCE
 from experiments.studies.localise.examination import BEST, RANDOM, REST
 
 NAMES = {PICTURE: "picture", SENTENCE: "sentence", JOIN: "what joins them"}
-MORE = ("part_lost", "part_direct", "part_splits_held", "part_power")  # of the first question
+MORE = ("part_direct", "part_splits_held", "part_power")  # of the first question
 TITLE = "Which part does it?"
-for _quantity in ("part_slope", "part_lost", "part_straight", "part_direct", "margin_gap",
-              "margin_gap_rms", "faithfulness", "completeness", "slope_correlation"):  # fmt: skip
+for _quantity in ("part_slope", "part_straight", "part_direct", "margin_gap",
+              "margin_gap_rms", "faithfulness", "completeness"):  # fmt: skip
     unit(_quantity, 2)
 
 
@@ -26,7 +26,7 @@ def tables(details: Mapping[str, Any], results: Results) -> list[pd.DataFrame]:
     first = results.select(quantity=MORE, subset=details["questions"][0])
     parts = [*results.select(quantity="part_slope"), *sorted(first, key=lambda each: MORE.index(each.quantity))]
     curves = results.select(quantity=("faithfulness", "completeness"))
-    more = f"From lost to power: {NAMES[details['questions'][0]]}. Splits held and power in %."
+    more = f"From direct to power: {NAMES[details['questions'][0]]}. Splits held and power in %."
     listed = [
         pivot(parts, {"part": "arm"}, _heading, title="Candidates of all questions, one by one", note=more),
         pivot(curves, {"question": _question, "k": _k}, lambda each: "minus random" if each.against else each.arm,
@@ -65,8 +65,7 @@ def figures(details: Mapping[str, Any], results: Results) -> dict[str, SectionFi
 def _heading(each: Row) -> str:
     if each.quantity == "part_slope":
         return _question(each)
-    name = each.quantity.removeprefix("part_").replace("_", " ")
-    return f"{name} ({each.rule})" if each.rule else name
+    return each.quantity.removeprefix("part_").replace("_", " ")
 
 
 def _question(each: Row) -> str:
