@@ -12,7 +12,6 @@ from experiments.benchmarks.xstest import FILE, LABELS, PREFIX
 from experiments.judges.automatic import Automatic
 from experiments.judges.refusal_classifier import RefusalClassifier, load_classifier, terms_of
 from experiments.judges.refusal_rules import RefusalRule, shipped_card
-from experiments.metrics.agreement import kappa_at
 from experiments.studies.refusal_judges import training
 from experiments.studies.refusal_judges.agreement import three_classes
 from experiments.studies.refusal_judges.labelled import MSTS, XSTEST, Labelled, read_labelled
@@ -119,11 +118,6 @@ def test_kappa_of_three_classes() -> None:
     assert agreed["answered"] == pytest.approx((7 / 8 - 0.5) / 0.5)
 
 
-def test_kappa_at_a_base_rate() -> None:
-    assert kappa_at(0.5, 0.9, 0.8) == pytest.approx((0.85 - 0.5) / 0.5)
-    assert kappa_at(0.02, 0.9, 0.9) < kappa_at(0.2, 0.9, 0.9)
-
-
 def test_the_shipped_card_is_short_and_has_both_figures() -> None:
     text = shipped_card().read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 150
@@ -181,9 +175,6 @@ def test_the_card_is_written_and_printed(tmp_path: Path, capsys: pytest.CaptureF
     (folder,) = (tmp_path / "out" / "judge_validation").iterdir()
     card = json.loads((folder / "judge_card.json").read_text(encoding="utf-8"))
     rule, classifier = card["judges"][RefusalRule.name], card["judges"][RefusalClassifier.name]
-    words = [len(row.item.response.split())
-             for row in read_labelled([str(tmp_path / "data"), str(tmp_path / "clone")])[0]]  # fmt: skip
-    assert [rule["answer_words"][at] for at in ("0.01", "0.99")] == [min(words), max(words)]
     assert rule["models"]["one"]["n"] == 24
     assert rule["sets"]["xstest"]["kappa"] == 1
     assert rule["sets"]["msts"]["n"] == 72  # the blocked call is no answer
