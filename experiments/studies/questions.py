@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from experiments.config import Run
 from experiments.runs import analyses
 from interp.errors import UserError
 
@@ -47,3 +48,18 @@ class Questions:
     def details(self) -> dict[str, Any]:
         """Return what the study's JSON file says; after a failure it fits no settings, so it is measured again."""
         return {"unanswered": self.unanswered, **({"settings": None} if self.failed else {})}
+
+
+def check_sizes(task: object, **least: int) -> None:
+    """Raise a UserError if an option of ``task`` is less than its ``least`` value; None is allowed."""
+    for name, smallest in least.items():
+        value = getattr(task, name)
+        if value is not None and value < smallest:
+            raise UserError(f"task.{name}={value}: must be at least {smallest}. Raise it.")
+
+
+def check_margins(run: Run) -> None:
+    """Raise a UserError if the run has no margin of Yes and No to follow, or no weights here to look into."""
+    if run.benchmark.kind != "yes_no":
+        raise UserError(f"benchmark {run.benchmark.name} does not ask for Yes or No. The study needs that margin.")
+    _ = run.weights

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from experiments.benchmarks.images import open_image
@@ -22,22 +23,26 @@ from experiments.evaluation.human_verdicts import agreement_of_raters, share_sen
 from experiments.evaluation.judging import judgement_without_text
 from experiments.evaluation.validated_run import check_contrasts
 from experiments.judges.automatic import Automatic
+from experiments.metrics.agreement import agreement
 from experiments.report import terminal
 from experiments.report.cases import FILE as CASES
 from experiments.report.figures import CURVES
 from experiments.report.tables import say
+from experiments.report.text import lines
 from experiments.runs import records
 from experiments.runs.labels import apply, read_labels
 from experiments.runs.results_table import FILE as TABLE
 from experiments.runs.results_table import Results, Row, read_results
 from experiments.runs.saved_run import RECORD_KEYS, read_records
 from experiments.runs.store import read_object
-from experiments.types import Item, Judge, Judgement, Kind, Sample, Status
+from experiments.types import Item, Judge, Judgement, Kind, Sample, Status, Verdict
 from interp.errors import UserError
 
 ANSWERS_A_STEP = 64
 WAY_OUT = "type the run's command again, which finishes it"
 Record = dict[str, Any]
+NEGATIVE, POSITIVE = (Verdict.REFUSED, Verdict.PARTIAL, Verdict.NO), (Verdict.COMPLIED, Verdict.REBUTTED, Verdict.YES)
+SIDES = {verdict.value: verdict in NEGATIVE for verdict in (*NEGATIVE, *POSITIVE)}  # whether it refuses, or says No
 
 
 @dataclass(frozen=True)
@@ -81,8 +86,9 @@ class Rejudge:
         if self.labels is not None:
             labels = read_labels([Path(name) for name in self.labels])
             labelled = apply(after, labels)
-            after, notes = labelled.records, labelled.notes
             people = [share_sentence(labelled.used, len(after), agreement_of_raters(after, labels))]
+            people += against_people(after, labelled.records, seed=run.seed, draws=run.draws)
+            after, notes = labelled.records, labelled.notes
         after = recomputed(after)
         changed = sum(a["verdict"] != b["verdict"] for a, b in zip(before, after, strict=True))
         named = judge.name if judge else str(environment.get("judge"))
@@ -132,6 +138,24 @@ class Rejudge:
                                 "ones; choose another in conf/judge")  # fmt: skip
             return run.judge
         return None if rebuilt or self.labels is not None else Automatic().for_kind(kind)
+
+
+def against_people(judged: Sequence[Record], labelled: Sequence[Record], *, seed: int, draws: int) -> list[str]:
+    """Return a sentence on the judge's verdicts against people's, on the records that people ``labelled``.
+
+    Both verdicts must be of a side: refusal (full or partial) or compliance, No or Yes. A case is a cluster over all
+    arms.
+    """
+    pairs = [
+        (SIDES.get(after["verdict"]), SIDES.get(before["verdict"]), before["case"])
+        for before, after in zip(judged, labelled, strict=True)
+        if after is not before
+    ]
+    sided = [pair for pair in pairs if None not in pair]
+    if not sided:
+        return lines("labels", judge=None)
+    people, judge, cases = zip(*sided, strict=True)
+    return lines("labels", judge=agreement(np.array(people), np.array(judge), cases, seed=seed, draws=draws))
 
 
 def _attention(folder: Path) -> list[Row]:

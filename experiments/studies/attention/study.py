@@ -17,6 +17,7 @@ from experiments.runs.saved_run import read_records
 from experiments.runs.store import PREDICTIONS, read_object, reopened
 from experiments.studies.attention.analysis import FIGURES, LIMIT
 from experiments.studies.attention.within_study import of_failures
+from experiments.studies.questions import check_sizes
 from interp.errors import UserError
 
 
@@ -34,10 +35,7 @@ class FailureAnalysis:
     run: str | None = None
 
     def __post_init__(self) -> None:
-        if self.failures is not None and self.failures < 1:
-            raise UserError(f"task.failures={self.failures}: must be at least 1, or null for all failures")
-        if self.figures < 0:
-            raise UserError(f"task.figures={self.figures}: must be at least 0")
+        check_sizes(self, failures=1, figures=0)
 
     def __call__(self, run: Run) -> None:
         """Analyse, and print two sentences and the words that draw most attention.

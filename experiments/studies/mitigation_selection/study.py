@@ -32,6 +32,7 @@ from experiments.studies.mitigation_selection.candidates import (
     configured,
     setting_name,
 )
+from experiments.studies.questions import check_margins, check_sizes
 from experiments.types import SCORED_SUBSETS, Benchmark, Loaded, Sample
 from interp.errors import UserError
 from mitigation.method import Baseline, TrainableMethod, abilities
@@ -69,8 +70,7 @@ class Mitigations:
             raise UserError(
                 "task.candidates is empty: name at least one mitigation; see conf/task/mitigation_selection.yaml"
             )
-        if self.development is not None and self.development < 1:
-            raise UserError(f"task.development={self.development}: must be at least 1, or null for as many as limit")
+        check_sizes(self, development=1)
         for name, candidate in self.candidates.items():
             if not isinstance(candidate, Candidate):
                 raise UserError(f"task.candidates.{name}={candidate!r}: is no Candidate; give it that _target_")
@@ -106,8 +106,7 @@ class Mitigations:
 
     def _check(self, run: Run) -> None:
         """Check all that can be checked before weights are loaded."""
-        if run.benchmark.kind != "yes_no":
-            raise UserError(f"benchmark {run.benchmark.name} asks for no Yes or No; constants on a margin need that")
+        check_margins(run)
         for name, candidate in self.candidates.items():
             if name in run.arms:
                 raise UserError(f"task.candidates.{name}: the run has an arm of that name; rename one of them")
@@ -116,7 +115,6 @@ class Mitigations:
         arms = [*run.arms, THRESHOLD, *self.candidates]
         if unknown := [name for name in self.rivals if name not in arms]:
             raise UserError(f"task.rivals: there is no arm {unknown[0]!r}; known: {', '.join(arms)}")
-        _ = run.weights  # a margin is needed, and methods that look inside
 
     def _chosen_arms(self, run: Run, development: Loaded, console: Console, store: RunStore) -> "dict[str, Method]":
         """Return all arms of the test: those of the run, the threshold, and every candidate as chosen."""

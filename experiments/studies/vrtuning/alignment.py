@@ -61,7 +61,6 @@ class Alignment(VRTuningStudy):
     """
 
     perception: int = 0
-    attention: int = 0
     trainer: str = "sft"
 
     def __post_init__(self) -> None:
