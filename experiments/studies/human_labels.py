@@ -4,14 +4,13 @@
 """
 
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.config import Run
 from experiments.evaluation import finished_runs
 from experiments.report.tables import say
-from experiments.runs.labels import LABELS, Record, distinct_answers, kind_of, write_sheet
+from experiments.runs.labels import LABELS, distinct_answers, kind_of, write_sheet
 from experiments.runs.saved_run import read_records, thumbnail_name
 from interp.errors import UserError
 
@@ -24,7 +23,7 @@ class HumanLabels:
     run: str | None = None
 
     def __call__(self, run: Run) -> None:
-        """Write the sheet, and say what people fill in.
+        """Write the sheet, with thumbnails under names that tell nothing, and say what people fill in.
 
         Raises:
             UserError: no run, no sheet, or a file that cannot be read or written.
@@ -35,24 +34,20 @@ class HumanLabels:
                 "task.export=null: names no sheet to write; set task.export=<csv>. Filled sheets are read by "
                 "task=rejudge run=<dir> labels=[<csv>]"
             )
-        say(*_exported(read_records(folder), folder, Path(self.export)))
-
-
-def _exported(records: Sequence[Record], folder: Path, sheet: Path) -> list[str]:
-    """Write the sheet, with thumbnails under names that tell nothing, and return what to say about it."""
-    answers = distinct_answers(records)
-    thumbnails = {answer: folder / "thumbnails" / thumbnail_name(record["case"]) for answer, record in answers.items()}
-    pictures = sheet.with_name(f"{sheet.stem}_pictures")
-    names = {answer: f"{pictures.name}/{answer}.jpg" for answer, file in thumbnails.items() if file.is_file()}
-    write_sheet(records, sheet, names)
-    for answer in names:
-        pictures.mkdir(exist_ok=True)
-        shutil.copyfile(thumbnails[answer], pictures / f"{answer}.jpg")
-    allowed = sorted({" | ".join(LABELS[kind_of(record)]) for record in answers.values()})
-    return [
-        f"{len(answers)} answers: {sheet}",
-        f"allowed labels: {' or '.join(allowed)}",
-        *([f"pictures: {pictures}"] if names else []),
-        "give every rater a copy; they fill in annotator and label; then score the run by them, and see how far they "
-        "agree with each other and with the judge: task=rejudge run=<dir> labels=[<csv>,<csv>]",
-    ]
+        records, sheet = read_records(folder), Path(self.export)
+        answers = distinct_answers(records)
+        files = {each: folder / "thumbnails" / thumbnail_name(record["case"]) for each, record in answers.items()}
+        pictures = sheet.with_name(f"{sheet.stem}_pictures")
+        names = {answer: f"{pictures.name}/{answer}.jpg" for answer, file in files.items() if file.is_file()}
+        write_sheet(records, sheet, names)
+        for answer in names:
+            pictures.mkdir(exist_ok=True)
+            shutil.copyfile(files[answer], pictures / f"{answer}.jpg")
+        allowed = sorted({" | ".join(LABELS[kind_of(record)]) for record in answers.values()})
+        say(
+            f"{len(answers)} answers: {sheet}",
+            f"allowed labels: {' or '.join(allowed)}",
+            *([f"pictures: {pictures}"] if names else []),
+            "give every rater a copy; they fill in annotator and label; then score the run by them, and see how far "
+            "they agree with each other and with the judge: task=rejudge run=<dir> labels=[<csv>,<csv>]",
+        )

@@ -231,26 +231,23 @@ def _typed_otherwise(parts: Sequence[SavedRun]) -> list[str]:
 
     The settings are those that may change answers of a model.
     """
-    typed = [
-        [word.lstrip("+") for word in next_commands.typed(part.environment) or [] if "=" in word] for part in parts
+    words = [[word.lstrip("+") for word in next_commands.typed(part.environment) or ()] for part in parts]
+    settings = [
+        [word.partition("=") for word in line if "=" in word and not word.startswith(NOT_TOLD)] for line in words
     ]
-    settings = [[word for word in words if not word.startswith(NOT_TOLD)] for words in typed]
     return [
-        ", ".join(word.partition("=")[0].rpartition(".")[2] + "=" + word.partition("=")[2] for word in words
-                  if not all(word in others for others in settings))
-        for words in settings
+        ", ".join(f"{key.rpartition('.')[2]}={value}" for key, sign, value in line
+                  if sign and not all((key, "=", value) in others for others in settings))
+        for line in settings
     ]  # fmt: skip
 
 
 def _environment(parts: Sequence[SavedRun], names: Sequence[str], study: str, cases: int) -> dict[str, Any]:
     first = parts[0].environment
-    models = list(dict.fromkeys(model_title(part.environment.get("model") or {"name": "run"}) for part in parts))
-    listed = " and ".join(dict.fromkeys(names))
-    alike = len(models) == 1 and not any(name.startswith(models[0]) for name in names)
     return {
         **{key: first.get(key) for key in ("commit", "dirty", "versions", "judge", "seed")},
         "benchmark": {**(first.get("benchmark") or {}), "n": cases},
-        "model": {"name": f"{models[0]} with {listed}" if alike else listed},
+        "model": {"name": " and ".join(dict.fromkeys(names))},
         "arm_under_study": study,
         "joined": {name: str(part.directory) for name, part in zip(names, parts, strict=True)},
         "finished": records.now(),

@@ -12,11 +12,11 @@ from functools import partial
 from statistics import median
 from typing import Any, ClassVar, NamedTuple
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, RenderableType
 
 from experiments.config import Run
+from experiments.report import tables
+from experiments.report.tables import in_terminal
 from experiments.runs.store import open_run
 from experiments.studies.bench.models import ORGANISM_SIZE, SIZES
 from interp.errors import UserError
@@ -124,14 +124,10 @@ def timed(work: Callable[[], Any], device: str) -> float:
     return seconds
 
 
-def table(title: str, rows: Sequence[Row]) -> Table:
+def table(title: str, rows: Sequence[Row]) -> RenderableType:
     """Return a table with a column for each key of the rows."""
-    drawn = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    for name, value in rows[0].items():
-        drawn.add_column(name, justify="left" if isinstance(value, str) else "right", overflow="fold")
-    for row in rows:
-        cells = (
-            f"{cell:.3g}" if isinstance(cell, float) else "" if cell is None else f"{cell}" for cell in row.values()
-        )
-        drawn.add_row(*cells)
-    return drawn
+    return in_terminal(tables.table([{name: _text(cell) for name, cell in row.items()} for row in rows], title=title))
+
+
+def _text(cell: Any) -> str:
+    return f"{cell:.3g}" if isinstance(cell, float) else "" if cell is None else str(cell)

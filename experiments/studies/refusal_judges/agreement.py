@@ -29,7 +29,7 @@ def offline_judges(
     """Return the agreement of the phrase rules and, given both sets, of the classifier.
 
     The rules learned from nothing. The classifier judges each answer without having learned from its model or its
-    request; ``models_left_out`` is the easier test without its model only.
+    request.
     """
     settings = {"seed": seed, "draws": draws}
     rule = RefusalRule()
@@ -37,12 +37,8 @@ def offline_judges(
     if len({row.source for row in rows}) == 2:
         skipped = np.array([unfit(row.item) is not None for row in rows])
         labels, _ = CrossValidation(rows).held_out()
-        easier, _ = CrossValidation(rows, requests=False).held_out()
-        simpler = measured(rows, np.where(skipped, -1, easier), **settings)
-        cards[RefusalClassifier.name] = (
-            measured(rows, np.where(skipped, -1, labels), **settings)
-            | by_language(RefusalClassifier(), others, **settings)
-            | {"models_left_out": {name: simpler[name] for name in ("sets", "three_classes")}}
+        cards[RefusalClassifier.name] = measured(rows, np.where(skipped, -1, labels), **settings) | by_language(
+            RefusalClassifier(), others, **settings
         )
     return cards
 
@@ -88,9 +84,8 @@ def _agreement(rows: Sequence[Labelled], labels: Labels, *, seed: int, draws: in
 
 
 def _rounded(plain: Mapping[str, Any]) -> dict[str, Any]:
-    digits = {name: [round(end, 4) for end in value] if isinstance(value, tuple) else value
-              for name, value in plain.items()}  # fmt: skip
-    return {name: round(value, 4) if isinstance(value, float) else value for name, value in digits.items()}
+    ends = {name: [round(end, 4) for end in value] for name, value in plain.items() if isinstance(value, tuple)}
+    return {name: round(value, 4) if isinstance(value, float) else value for name, value in plain.items()} | ends
 
 
 def three_classes(people: Labels, judge: Labels) -> dict[str, Any]:

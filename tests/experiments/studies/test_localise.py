@@ -258,7 +258,7 @@ def test_a_killed_study_ends_as_a_whole_one(tmp_path: Path, monkeypatch: pytest.
         assert (folder / "figures" / "localise_parts.svg").is_file()
         assert "What carries the picture" in (folder / "report.html").read_text()
     assert both[0] == both[1]
-    details, rows = both[0]
+    details, _ = both[0]
     assert details["questions"] == list(QUESTIONS)
     slopes = dict(zip(details["slopes"][PICTURE], details["parts"], strict=True))
     assert "L1H0" in [slopes[value] for value in sorted(slopes, reverse=True)[:2]]

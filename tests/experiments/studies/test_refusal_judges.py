@@ -48,22 +48,21 @@ def test_twins_are_of_one_fold_and_every_team_has_models_of_both_sets() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("requests", [True, False])
 def test_neither_team_nor_fold_of_a_judged_answer_teaches_or_chooses(
-    requests: bool, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """If every label of a team, or of a fold, is turned round, the verdicts on the team's answers to the fold stay."""
     monkeypatch.setattr(training, "THRESHOLDS", (0.3, 0.5))
     monkeypatch.setattr(training, "PENALTIES", (10.0,))
     rows = toy()
-    before = CrossValidation(rows, requests=requests)
+    before = CrossValidation(rows)
     labels, chances = before.held_out()
     cell = (1, int(before.fold[0]))
     judged = before.cell(*cell)
-    for hidden in [before.team == cell[0], *([before.fold == cell[1]] if requests else [])]:
+    for hidden in (before.team == cell[0], before.fold == cell[1]):
         turned = [replace(row, verdict=Verdict.COMPLIED if row.label == 0 else Verdict.REFUSED) if hide else row
                   for row, hide in zip(rows, hidden, strict=True)]  # fmt: skip
-        after = CrossValidation(turned, requests=requests)
+        after = CrossValidation(turned)
         later, changed = after.held_out()
         assert (later[judged] == labels[judged]).all()
         assert np.array_equal(changed[judged], chances[judged])
@@ -124,7 +123,6 @@ def test_the_shipped_card_is_short_and_has_both_figures() -> None:
     card = json.loads(text)
     classifier, rule = (card["judges"][name] for name in ("refusal_classifier", "refusal_rule"))
     assert classifier["sets"]["xstest"]["mean_kappa"] >= 0.826
-    assert classifier["models_left_out"]["sets"]["xstest"]["mean_kappa"] >= 0.856
     assert classifier["sets"]["msts"]["kappa"] >= 0.907
     assert classifier["sets"]["msts without cambrian-8b"]["kappa"] >= 0.70
     assert classifier["three_classes"]["msts"]["kappa"] >= 0.79
@@ -179,7 +177,6 @@ def test_the_card_is_written_and_printed(tmp_path: Path, capsys: pytest.CaptureF
     assert rule["sets"]["xstest"]["kappa"] == 1
     assert rule["sets"]["msts"]["n"] == 72  # the blocked call is no answer
     assert set(classifier["models"]) == {"one", "two", "three", "uno", "due", "tre"}
-    assert classifier["models_left_out"]["sets"]["xstest"]["n"] == 72
     assert classifier["languages"]["fr"]["sensitivity"] == 1
     assert classifier["languages"]["fr"]["kappa"] is None
     assert card["annotators"]["kappa"] == 1
