@@ -79,7 +79,7 @@ class BuildReport:
 def beside_each_other(run: Run, folders: Sequence[Path]) -> None:
     """End a sweep: join its runs, and say where table, figure and report are. ``run`` is its last.
 
-    If the runs cannot be joined, as those of two benchmarks, say why.
+    If the runs cannot be joined, as if they have two benchmarks, say why.
     """
     if not all("study" in read_object(folder / "metrics.json") for folder in folders):
         return  # no studies of arms
@@ -93,7 +93,7 @@ def beside_each_other(run: Run, folders: Sequence[Path]) -> None:
 def joined_run(run: Run, parts: Sequence[SavedRun]) -> tuple[Path, str]:
     """Write ``parts`` as one run with the settings of ``run``; return its report and a note on its cases.
 
-    The reference is the baseline of the first run, the arm under study that of the last one. Further contrasts: an arm
+    The reference is the baseline of the first run, and the last run has the arm under study. Further contrasts: an arm
     that differs between runs is compared with the first run's, and with the baseline of its own run. A refusal
     benchmark has no contrasts: there the reference is the first run's arm under study if all share a baseline.
 
@@ -229,7 +229,7 @@ def run_names(parts: Sequence[SavedRun]) -> list[str]:
 def _typed_otherwise(parts: Sequence[SavedRun]) -> list[str]:
     """Return for each run the typed settings that not all runs share: ``alpha=0.5`` of ``method.alpha=0.5``.
 
-    The settings are those that may change answers of a model.
+    Only settings count that may change answers of a model.
     """
     words = [[word.lstrip("+") for word in next_commands.typed(part.environment) or ()] for part in parts]
     settings = [

@@ -57,7 +57,7 @@ def analyse_failures(
 ) -> dict[str, Any]:
     """Write ``attention.json``, the table and the figures into ``out_dir``, and return the contents of the first.
 
-    If figures fail, the rest stays (``experiments.runs.analyses``). Batches are those of ``vlm.batches``.
+    If figures fail, the rest stays (``experiments.runs.analyses``). ``vlm.batches`` forms the batches.
 
     Args:
         vlm: the model.

@@ -65,7 +65,7 @@ def record_answers(
 ) -> list[AttendedCase]:
     """Answer cases (all with an image, or none) by ``method``, and record the attention of each verdict in ``layers``.
 
-    The verdict of a model that thinks first comes after its thought. Batches are those of ``vlm.batches``.
+    The verdict of a model that thinks first comes after its thought. ``vlm.batches`` forms the batches.
 
     Raises:
         UserError: an unknown layer, a model whose attention cannot be recorded, or a method that asks more prompts than

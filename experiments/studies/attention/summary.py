@@ -1,7 +1,7 @@
 """The table of cases → rows of the results table, and what attention.json says of words.
 
 Failures and successes are compared within a subset, by means and their difference with intervals from a bootstrap over
-clusters. The pooled comparison (no subset) is over matched pairs, both members of which are in one subset, so that each
+clusters. The pooled comparison (no subset) is over matched pairs, and both members are in one subset, so that each
 subset has the same weight on both sides. The bootstrap resamples clusters of both groups together.
 
 The *support* of the picture is the margin as answered minus the margin after an intervention, counted towards the right
@@ -134,8 +134,8 @@ def effect_sizes(cases: pd.DataFrame) -> pd.DataFrame:
 def top_words(words: Sequence[pd.DataFrame]) -> list[dict[str, Any]]:
     """Return the words that draw most of the verdict's attention, first of the sentence, then of the question.
 
-    ``words`` are those of each case (``attention.cases.words_of``). ``mass`` is the mean over a word's occurrences of
-    its share of all attention. If any word is in several cases, words of a single case are dropped: they say little.
+    ``words`` has a table for each case (``attention.cases.words_of``). ``mass`` is the mean over a word's occurrences
+    of its share of all attention. If any word is in several cases, words of a single case are dropped: they say little.
     """
     if not words:
         return []

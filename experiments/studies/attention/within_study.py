@@ -28,7 +28,7 @@ def attention_of_study(study: "Study") -> list[Analysis]:
 
 
 def of_failures(*, detail: bool = False, **options: Any) -> Analysis:
-    """Return the comparison of failures and matched successes; the options are those of ``analyse_failures``."""
+    """Return the comparison of failures and matched successes; the options go to ``analyse_failures``."""
 
     def work(study: "Study") -> list[str]:
         from experiments.report.text import lines

@@ -3,7 +3,7 @@
 A claim holds in ``HOLDS`` of ``SPLITS`` random splits, which share the same measured effects. All other numbers and
 intervals are of the first split. Every effect is exact, at the verdict (``interp.part_effects``).
 
-On the confirm half, the ``candidates`` parts with the steepest slopes of each question, whatever their sign, are
+On the confirm half, the ``candidates`` parts with the steepest slopes of each question, of either sign, are
 measured one by one with simultaneous intervals (``slopes``).
 
 The *straight* effect has all later parts held. The *direct* one also holds the scale of the final norm. A part whose

@@ -1,6 +1,6 @@
-"""``+exp=localise``: which heads and MLPs carry the picture, and which the sentence; found on half, confirmed on half.
+"""``+exp=localise``: which heads and MLPs carry the picture, and which the sentence; ranked and confirmed on halves.
 
-Beside the baseline's study, the run's directory gets rows of results.csv, ``localise.json`` (the slopes of all parts),
+The run's directory has the baseline's study, and rows of results.csv, ``localise.json`` (the slopes of all parts),
 ``figures/localise_*.svg`` and a section of the report. Importing this module loads neither torch nor transformers.
 """
 

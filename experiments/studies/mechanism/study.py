@@ -83,7 +83,7 @@ class Mechanism:
 
 
 def sentences(details: dict[str, Any], results: Results) -> list[str]:
-    """Return a numbered sentence for each question; those that cannot be told come last."""
+    """Return a numbered sentence for each question; unanswered ones come last."""
     answered = lines(NAME, part="answers", results=results, details=details)
     untold = [conclusion == "cannot be told" for conclusion in details["conclusions"].values()]
     in_order = [line for _, line in sorted(zip(untold, answered, strict=True), key=lambda pair: pair[0])]

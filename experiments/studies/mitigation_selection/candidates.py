@@ -98,7 +98,7 @@ class DevelopmentMargins:
 
     @classmethod
     def of(cls, samples: Sequence[Sample], baseline: Float[np.ndarray, " case"]) -> "DevelopmentMargins":
-        """Return those of ``samples``."""
+        """Return the margins of ``samples``."""
         clusters, _ = pd.factorize(np.array([each.cluster for each in samples]))
         return cls(np.array([each.subset for each in samples]), clusters, baseline)
 

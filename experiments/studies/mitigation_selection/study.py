@@ -117,7 +117,7 @@ class Mitigations:
             raise UserError(f"task.rivals: there is no arm {unknown[0]!r}; known: {', '.join(arms)}")
 
     def _chosen_arms(self, run: Run, development: Loaded, console: Console, store: RunStore) -> "dict[str, Method]":
-        """Return all arms of the test: those of the run, the threshold, and every candidate as chosen."""
+        """Return all arms of the test: the run's arms, the threshold, and every candidate as chosen."""
         vlm = study.connected(run)
         work = _Choosing(run, vlm, store, development, console, self.development or run.limit)
         candidates = {name: each for name, each in self.candidates.items() if _applies(name, each, vlm, console)}

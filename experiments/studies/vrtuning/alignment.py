@@ -55,8 +55,8 @@ class Alignment(VRTuningStudy):
 
     ``data`` is a source of :mod:`experiments.studies.vrtuning.safety_rows`. ``adapters`` maps a name to what is
     different in its training: any of ``settings``, and ``borderline``, its share of borderline rows. Without adapters
-    there is one, ``aligned``. Each becomes an arm of its name; the first is the arm under study. ``trainer`` is that of
-    the settings.
+    there is one, ``aligned``. Each becomes an arm of its name; the first is the arm under study. ``trainer`` is the
+    settings'.
     """
 
     perception: int = 0

@@ -107,7 +107,7 @@ class VRTuningStudy:
             self._train(run, name, data, store.path / "adapters" / name, console)
 
     def settings_of(self, name: str) -> Settings:
-        """Those of one adapter's training; here all have the same."""
+        """Return the settings of an adapter's training; here all have the same."""
         return self.settings
 
     def trained_on(self, name: str, cases: Loaded | None) -> Data:
