@@ -209,7 +209,7 @@ def run_names(parts: Sequence[SavedRun]) -> list[str]:
     """Return what distinguishes the runs.
 
     That is the model (its name and the beginning of its weights' hash), else what was typed ("seed=1"), else the digest
-    of a method's file; followed by a number if that is not enough.
+    of a method's file. If that is not enough, a number follows.
     """
     models = [model_title(part.environment.get("model") or {"name": "run"}) for part in parts]
     files = [part.environment.get("code") or {} for part in parts]

@@ -1,7 +1,7 @@
 """``task=publish``: a finished run's arm as a model repository of the Hugging Face hub, with a model card.
 
-``<run>/published/`` (or ``task.to``) holds ``README.md``, the card, ``settings.json``, and the files that make up the
-arm: its adapter, what it learned, its own Python file. No case, picture or answer goes in, and nothing is sent.
+``<run>/published/`` (or ``task.to``) holds ``README.md`` (the card), ``settings.json`` and the files of the arm. These
+are its adapter, what it learned, and its Python file. No case, picture or answer goes in, and nothing is sent.
 """
 
 import json

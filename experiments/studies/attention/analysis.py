@@ -4,8 +4,8 @@ Attention is not causation. So two interventions on the same cases go with it. *
 attention is cut, and the picture reaches the verdict only through what other tokens took from it. *Swapped*: the case
 gets the picture of its counterfactual twin (same sentence, opposite truth), or else the picture of another case.
 
-The analysis writes into a run's directory: ``attention/cases.csv``, ``figures/``, rows of ``results.csv``, and
-``attention.json`` with sentences, words and the names of figures.
+The analysis writes ``attention/cases.csv``, ``figures/``, rows of ``results.csv``, and ``attention.json`` with
+sentences, words and the names of figures.
 """
 
 from collections.abc import Mapping, Sequence

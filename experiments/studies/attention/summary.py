@@ -1,7 +1,7 @@
 """The table of cases → rows of the results table, and what attention.json says of words.
 
 Failures and successes are compared within a subset, by means and their difference with intervals from a bootstrap over
-clusters. The pooled comparison (no subset) is over matched pairs, and both members are in one subset, so that each
+clusters. The pooled comparison (no subset) is over matched pairs. Both members of a pair are in one subset, so each
 subset has the same weight on both sides. The bootstrap resamples clusters of both groups together.
 
 The *support* of the picture is the margin as answered minus the margin after an intervention, counted towards the right

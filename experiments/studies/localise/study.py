@@ -1,7 +1,8 @@
 """``+exp=localise``: which heads and MLPs carry the picture, and which the sentence; ranked and confirmed on halves.
 
-The run's directory has the baseline's study, and rows of results.csv, ``localise.json`` (the slopes of all parts),
-``figures/localise_*.svg`` and a section of the report. Importing this module loads neither torch nor transformers.
+The run's directory has the baseline's study. It also has rows of results.csv, ``localise.json`` (the slopes of all
+parts), ``figures/localise_parts.svg`` and a section of the report. Importing this module loads neither torch nor
+transformers.
 """
 
 from collections.abc import Sequence

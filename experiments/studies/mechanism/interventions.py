@@ -159,7 +159,7 @@ def reversal_rows(
 
     A case is called safe if its margin is above 0. ``undo_mended`` is the share of wrong answers that turn right,
     ``undo_broken`` the share of right answers that turn wrong. The rule ``CONSTANT`` has what a constant does that is
-    added to every margin and says Yes as often: it moves the threshold and discriminates no better.
+    added to every margin and says Yes as often. It moves the threshold and discriminates no better.
     """
     rows = []
     for name, after in {ARM: margins, **arms}.items():

@@ -1,9 +1,9 @@
 """What may be chosen, and the rule that chooses: candidates with their settings, and a constant on the Yes/No margin.
 
-A setting with a constant is *admissible* if on the development cases it does what a winner must do on the test cases:
-its unsafe accuracy is not lower than the baseline's by more than the stated margin, by a one-sided bootstrap bound. Of
-the admissible ones the rule takes that with the highest balanced accuracy, which is what ``calibrated_shift`` maximises
-and where a winner must beat it (docs/metrics.md). Imports neither torch nor transformers.
+A setting with a constant is *admissible* if on the development cases it does what a winner must do on the test cases.
+Its unsafe accuracy must not be lower than the baseline's by more than the stated margin, by a one-sided bootstrap
+bound. The rule takes the admissible setting with the highest balanced accuracy. ``calibrated_shift`` maximises the
+same, and a winner must beat it there (docs/metrics.md). Imports neither torch nor transformers.
 """
 
 import dataclasses

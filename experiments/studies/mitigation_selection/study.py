@@ -1,8 +1,8 @@
 """``+exp=mitigation_selection``: choose settings on the development split, and judge them on the test split.
 
-The run's directory has all files of a study, and ``choosing.jsonl`` (margins on the development cases, a line for each
-case and setting), ``choice.json`` (every setting and the choice), ``learned/`` (what candidates learned) and
-``figures/mitigations.svg``. The same command continues an interrupted run.
+The run's directory has all files of a study. It also has ``choosing.jsonl`` (margins on the development cases, a line
+for each case and setting) and ``choice.json`` (every setting and the choice). ``learned/`` has what candidates learned,
+and ``figures/mitigations.svg`` the figure. The same command continues an interrupted run.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,7 @@
 """All arms of a finished selection next to each other: rows of the results table, a table, a figure, and sentences.
 
-Every arm is compared with the baseline and with the rivals (VCD above all) in one family, so that all these intervals
-hold together: of many arms one would seem better by chance.
+Every arm is compared with the baseline and with the rivals (VCD above all) in one family. So all these intervals hold
+together. Otherwise an arm of many would seem better by chance.
 """
 
 from collections.abc import Mapping, Sequence

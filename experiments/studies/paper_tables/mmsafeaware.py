@@ -1,8 +1,8 @@
 """MMSafeAware's tables with our runs next to the paper's rows, from finished runs or from a study run for it.
 
-"Overall" follows three conventions in the paper, each named here: Table 1 prints the macro mean; Table 3 two thirds
-unsafe for the open models and the case-weighted mean for the prompted closed ones; Table 2 the case-weighted mean
-before and two thirds unsafe after, so that its printed changes of Overall mix two conventions.
+"Overall" follows three conventions in the paper, each named here. Table 1 prints the macro mean. Table 3 prints two
+thirds unsafe for the open models, and the case-weighted mean for the prompted closed ones. Table 2 prints the
+case-weighted mean before and two thirds unsafe after. So its printed changes of Overall mix two conventions.
 ``macro_mean``: the plain mean of Typical, Attack and Over-safety; ``two_thirds_unsafe``: (2 × Unsafe + Over-safety)
 / 3; ``case_weighted``: every case counted once.
 """

@@ -1,9 +1,9 @@
 """``task=align``: text-only safety training by SFT or DPO, and what it does to caution with the picture and in words.
 
 Every adapter is trained from the same model and judged on the same cases, next to arms that need no training. The run's
-directory has ``adapters/<name>/`` as of ``task=vrtuning``, ``in_words.jsonl`` (the cases asked without their picture,
-with the thing named), their quantities in ``results.csv`` under the rule ``study: in words``, and a section of the
-report. Quantities with the picture are the study's.
+directory has ``adapters/<name>/`` as of ``task=vrtuning``, and ``in_words.jsonl``: the cases without their picture,
+with the thing named. Their quantities are in ``results.csv`` under the rule ``study: in words``, and in a section of
+the report. Quantities with the picture are the study's.
 """
 
 import dataclasses

@@ -32,8 +32,8 @@ TESTED = Words(
 class OwnTable:
     """A table with the columns of ``benchmark=table``, and ``reasoning`` where there is any, each row with a picture.
 
-    With a column ``split``, its rows of train and development are trained on, so that one table can be given both as
-    benchmark and as training data. All checks are a benchmark's (``experiments.benchmarks.checks``).
+    With a column ``split``, its rows of train and development are trained on. So one table can be both benchmark and
+    training data. All checks are a benchmark's (``experiments.benchmarks.checks``).
     """
 
     table: Table

@@ -44,9 +44,9 @@ SKIPPED_LISTED = 100  # rows left out of the training data that are listed by li
 class VRTuningStudy:
     """The task with its options.
 
-    ``data`` is a source of :mod:`experiments.studies.vrtuning.sources`; ``adapters`` maps the name of each adapter to
-    the content of its rows' reasoning, and all are trained with the same ``settings``; ``order`` puts the verdict
-    ``first`` or ``last``. ``perception`` questions of each kind are asked before and after (0: not at all).
+    ``data`` is a source of :mod:`experiments.studies.vrtuning.sources`. ``adapters`` maps the name of each adapter to
+    the content of its rows' reasoning. All are trained with the same ``settings``. ``order`` puts the verdict ``first``
+    or ``last``. ``perception`` questions of each kind are asked before and after (0: not at all).
     """
 
     data: Any
