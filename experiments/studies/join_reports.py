@@ -244,10 +244,13 @@ def _typed_otherwise(parts: Sequence[SavedRun]) -> list[str]:
 
 def _environment(parts: Sequence[SavedRun], names: Sequence[str], study: str, cases: int) -> dict[str, Any]:
     first = parts[0].environment
+    models = list(dict.fromkeys(model_title(part.environment.get("model") or {"name": "run"}) for part in parts))
+    listed = " and ".join(dict.fromkeys(names))
+    alike = len(models) == 1 and not any(name.startswith(models[0]) for name in names)
     return {
         **{key: first.get(key) for key in ("commit", "dirty", "versions", "judge", "seed")},
         "benchmark": {**(first.get("benchmark") or {}), "n": cases},
-        "model": {"name": " and ".join(dict.fromkeys(names))},
+        "model": {"name": f"{models[0]} with {listed}" if alike else listed},
         "arm_under_study": study,
         "joined": {name: str(part.directory) for name, part in zip(names, parts, strict=True)},
         "finished": records.now(),
