@@ -1,9 +1,8 @@
 """Human labels of a run's answers: a CSV sheet to be filled in, and the filled-in sheets read back.
 
 ``task=human_labels run=<dir> task.export=labels.csv`` writes a sheet with a line an answer; people fill in
-``annotator`` and ``label``, each in a copy or in further lines; ``task.read=[anna.csv,ben.csv]`` reads them and
-measures the agreement between annotators and with the run's judge, and ``task=rejudge run=<dir> labels=[anna.csv]``
-scores the run by them.
+``annotator`` and ``label``, each in a copy or in further lines. ``task=rejudge run=<dir> labels=[anna.csv,ben.csv]``
+scores the run by them, and says how far they agree with each other and with the run's judge.
 
 The sheet is blind. It has no arm, no verdict of the judge and no case id, which often tells the right answer. The lines
 of a case are together; the order says nothing else. An answer that several arms gave to a case is in it once. Its
