@@ -21,7 +21,7 @@ from experiments.runs.responses import NoModel
 from experiments.types import Benchmark, Judge
 from interp.errors import UserError
 
-ONE_OF = {"attribution": ("none", "captum"), "protocol": ("generate", "score")}
+ONE_OF = {"protocol": ("generate", "score")}
 LEAST = {  # option → its least value, and what else there is
     "seed": (0, ""),
     "image_workers": (0, ", which switches it off"),

@@ -50,7 +50,6 @@ class Settings:
     verbose: bool
     output_root: str
     attention: bool
-    attribution: str
     attention_cases: int
     count_empty_as_refusal: bool
     judge_card: str | None

@@ -14,22 +14,12 @@ from jaxtyping import Bool, Float
 from experiments.metrics.bootstrap import DRAWS, ClusterBootstrap, percentile_interval
 from experiments.metrics.statistical_tests import wilson
 
-BINS = 10  # of equal width, of the chances that calibration is shown by
-
 
 def kappa(first: Sequence[Any] | np.ndarray, second: Sequence[Any] | np.ndarray) -> float | None:
     """Cohen's κ (1960) of two labellings (nominal); None where both give one and the same label to every answer."""
     from sklearn.metrics import cohen_kappa_score
 
     return float(cohen_kappa_score(first, second)) if len({*first, *second}) > 1 else None
-
-
-def kappa_at(rate: float, sensitivity: float, specificity: float) -> float:
-    """Cohen's κ of a judge with this error where a share ``rate`` of the answers are refusals."""
-    called = rate * sensitivity + (1 - rate) * (1 - specificity)
-    observed = rate * sensitivity + (1 - rate) * specificity
-    expected = rate * called + (1 - rate) * (1 - called)
-    return (observed - expected) / (1 - expected)
 
 
 def _drawn_kappa(
@@ -43,22 +33,6 @@ def _drawn_kappa(
         observed = (hits + left) / n
         expected = ((hits + missed) * (hits + wrong) + (wrong + left) * (missed + left)) / n**2
         return np.where(expected < 1, (observed - expected) / (1 - expected), np.nan)
-
-
-def calibration(people: Bool[np.ndarray, " answer"], chance: Float[np.ndarray, " answer"]) -> dict[str, Any]:
-    """How far the chance of a refusal can be taken at its word.
-
-    The Brier score, the expected calibration error (mean |share of refusals − mean chance| over bins, by answers), and
-    the bins themselves: answers, mean chance, share of refusals.
-    """
-    place = np.minimum((chance * BINS).astype(int), BINS - 1)
-    filled = [place == one for one in range(BINS) if (place == one).any()]
-    bins = [[int(here.sum()), float(chance[here].mean()), float(people[here].mean())] for here in filled]
-    return {
-        "brier": float(np.mean((chance - people) ** 2)),
-        "expected_error": sum(n * abs(share - mean) for n, mean, share in bins) / len(people),
-        "bins": bins,
-    }
 
 
 def agreement(

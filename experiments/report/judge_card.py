@@ -7,8 +7,8 @@ from experiments.report.numbers import fixed, span
 
 TITLE = "Judges against people's labels (refused against the rest)"
 METHOD = (
-    "Each answer was judged by a classifier that learned neither from its model nor from its request. “Model” leaves "
-    "out the model only, which is the easier test. The rules learned from nothing. Blocked and failed calls are no "
+    "Each answer was judged by a classifier that learned neither from its model nor from its request. "
+    "The rules learned from nothing. Blocked and failed calls are no "
     "answers. 95% intervals: κ by bootstrap over requests, sensitivity and specificity by Wilson. One annotator "
     "labelled the other languages; no judge learned from them."
 )
@@ -19,12 +19,10 @@ ATTRIBUTION = (
 
 
 def tables(card: Mapping[str, Any]) -> dict[str, list[dict[str, str]]]:
-    """Return the card's tables by title: one for each judge, each easier test, and the annotators."""
+    """Return the card's tables by title: one for each judge, and the annotators."""
     listed: dict[str, Mapping[str, Any]] = {}
     for judge, measured in card["judges"].items():
-        easier = measured.get("models_left_out", {})
         listed[judge] = measured["models"] | measured["sets"] | {"all answers": measured["pooled"]}
-        listed |= {f"{judge}, the model left out": easier.get("sets", {})}
         listed |= {f"{judge}, other languages": measured.get("languages", {})}
     if people := card["annotators"]:
         listed["second annotator"] = {people["source"]: people}

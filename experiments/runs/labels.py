@@ -1,8 +1,8 @@
 """Human labels of a run's answers: a CSV sheet to fill in, and the filled sheets read back.
 
 ``task=human_labels run=<dir> task.export=labels.csv`` writes a sheet with one line per answer. People fill in
-``annotator`` and ``label``, each in a copy. ``task.read=[anna.csv,ben.csv]`` measures how far the annotators agree.
-``task=rejudge run=<dir> labels=[anna.csv]`` scores the run by their labels. The report exports sheets too.
+``annotator`` and ``label``, each in a copy. ``task=rejudge run=<dir> labels=[anna.csv,ben.csv]`` scores the run by
+them, and says how far they agree with each other and with the run's judge. The report exports sheets too.
 
 The sheet is blind: no arm, no verdict of the judge and no case id. An answer that several arms gave to a case is in it
 once, under an ``id`` that is a hash of the case and the answer.

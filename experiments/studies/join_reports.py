@@ -5,12 +5,11 @@ runs, its name begins with what differs: the model, what was typed, or the diges
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
 from rich.console import Console
 
 from experiments.config import Run, digest
@@ -18,7 +17,6 @@ from experiments.evaluation import finished_runs, scoring
 from experiments.evaluation.validated_run import check_contrasts
 from experiments.report import next_commands, terminal
 from experiments.report.build import build
-from experiments.report.cases import FILE, attention_of_cases
 from experiments.report.figures import COLUMN, FORMATS, check_format, drawings
 from experiments.report.saved_run import SavedRun, read_run
 from experiments.report.tables import say
@@ -29,7 +27,8 @@ from experiments.runs.store import read_object
 from interp.errors import UserError
 
 BASELINE, SHIFT = "baseline", "calibrated_shift"
-NOT_TOLD = ("output_root", "name", "note", "fresh", "force", "verbose")  # typed settings that change no answer
+# Typed settings that change no answer, or that say which model it is.
+NOT_TOLD = ("output_root=", "name=", "note=", "fresh=", "force=", "verbose=", "model")
 CASE_FIELDS = ("subset", "scenario", "gold", "cluster", "pair", "text")  # what a case is, whatever answered it
 
 
@@ -80,7 +79,7 @@ class BuildReport:
 def beside_each_other(run: Run, folders: Sequence[Path]) -> None:
     """End a sweep: join its runs, and say where table, figure and report are. ``run`` is its last.
 
-    If the runs cannot be joined, as those of two benchmarks, say why.
+    If the runs cannot be joined, as if they have two benchmarks, say why.
     """
     if not all("study" in read_object(folder / "metrics.json") for folder in folders):
         return  # no studies of arms
@@ -94,7 +93,7 @@ def beside_each_other(run: Run, folders: Sequence[Path]) -> None:
 def joined_run(run: Run, parts: Sequence[SavedRun]) -> tuple[Path, str]:
     """Write ``parts`` as one run with the settings of ``run``; return its report and a note on its cases.
 
-    The reference is the baseline of the first run, the arm under study that of the last one. Further contrasts: an arm
+    The reference is the baseline of the first run, and the last run has the arm under study. Further contrasts: an arm
     that differs between runs is compared with the first run's, and with the baseline of its own run. A refusal
     benchmark has no contrasts: there the reference is the first run's arm under study if all share a baseline.
 
@@ -127,11 +126,11 @@ def joined_run(run: Run, parts: Sequence[SavedRun]) -> tuple[Path, str]:
         first=scoring.family(study, contrasts),
     )
     environment = _environment(parts, names, study, len({line["case"] for line in lines}))
-    attention, folders = joined_attention(parts, names, titles), [part.directory for part in parts]
+    folders = [part.directory for part in parts]
     files = {"metrics.json": evaluation.design, "environment.json": environment}
     page = finished_runs.derived(
         run, "joined", [str(folder.resolve()) for folder in folders], lines,
-        files | ({FILE: attention} if attention else {}), evaluation.results, pictures=folders,
+        files, evaluation.results, pictures=folders,
     )  # fmt: skip
     return page, note
 
@@ -206,26 +205,11 @@ def _check_same(part: SavedRun, first: SavedRun, record: Mapping[str, Any], earl
         )
 
 
-def joined_attention(
-    parts: Sequence[SavedRun], names: Sequence[str], titles: Sequence[Mapping[str, str]]
-) -> dict[str, Any] | None:
-    """Return the attention of single cases under the titles of the arms, or None if no run logged any."""
-    cases: dict[str, dict[str, Any]] = {}
-    notes: dict[str, None] = {}
-    for part, name, title in zip(parts, names, titles, strict=True):
-        logged = attention_of_cases(part.directory) or {"note": "", "cases": {}}
-        for case, by_arm in logged["cases"].items():
-            if named := {title[arm]: block for arm, block in by_arm.items() if arm in title}:
-                cases[case] = named | cases.get(case, {})
-                notes[f"{name}: {logged['note']}"] = None
-    return {"note": " ".join(notes), "cases": cases} if cases else None
-
-
 def run_names(parts: Sequence[SavedRun]) -> list[str]:
     """Return what distinguishes the runs.
 
     That is the model (its name and the beginning of its weights' hash), else what was typed ("seed=1"), else the digest
-    of a method's file; followed by a number if that is not enough.
+    of a method's file. If that is not enough, a number follows.
     """
     models = [model_title(part.environment.get("model") or {"name": "run"}) for part in parts]
     files = [part.environment.get("code") or {} for part in parts]
@@ -243,32 +227,19 @@ def run_names(parts: Sequence[SavedRun]) -> list[str]:
 
 
 def _typed_otherwise(parts: Sequence[SavedRun]) -> list[str]:
-    """Return for each run the typed settings that differ between the runs: ``alpha=0.5`` of ``method.alpha=0.5``.
+    """Return for each run the typed settings that not all runs share: ``alpha=0.5`` of ``method.alpha=0.5``.
 
-    A key is written in full if another one ends alike.
+    Only settings count that may change answers of a model.
     """
-    typed = [dict(_settings(next_commands.typed(part.environment) or [])) for part in parts]
-    configs = [OmegaConf.create(dict(part.environment.get("config") or {})) for part in parts]
-    differing: dict[str, list[str]] = {}
-    for key in dict.fromkeys(key for each in typed for key in each):
-        values = []
-        for each, config in zip(typed, configs, strict=True):
-            default = OmegaConf.select(config, key)
-            default = "default" if default is None or OmegaConf.is_config(default) else default
-            values.append(str(each.get(key, default)))
-        if len({*values}) > 1:
-            differing[key] = values
-    ends = Counter(key.rpartition(".")[2] for key in differing)
-    short = {key: end if ends[end := key.rpartition(".")[2]] == 1 else key for key in differing}
-    return [
-        ", ".join(f"{short[key]}={values[number]}" for key, values in differing.items()) for number in range(len(parts))
+    words = [[word.lstrip("+") for word in next_commands.typed(part.environment) or ()] for part in parts]
+    settings = [
+        [word.partition("=") for word in line if "=" in word and not word.startswith(NOT_TOLD)] for line in words
     ]
-
-
-def _settings(words: Iterable[str]) -> list[tuple[str, str]]:
-    """Return key and value of the typed words that may change answers of one model."""
-    pairs = [word.lstrip("+").split("=", 1) for word in words if "=" in word]
-    return [(key, value) for key, value in pairs if key not in NOT_TOLD and not key.startswith("model")]
+    return [
+        ", ".join(f"{key.rpartition('.')[2]}={value}" for key, sign, value in line
+                  if sign and not all((key, "=", value) in others for others in settings))
+        for line in settings
+    ]  # fmt: skip
 
 
 def _environment(parts: Sequence[SavedRun], names: Sequence[str], study: str, cases: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageOps
 from rich.console import Console
 
 from experiments.api.engine_model import write_engine_model
@@ -30,7 +30,7 @@ from interp.errors import UserError
 CELL = 150  # pixels a side of a picture on the sheet
 CAPTION = 58  # pixels below it
 GAP = 8
-SAFE, UNSAFE = (0, 90, 160), (170, 60, 0)
+SAFE, UNSAFE, GREY = (0, 90, 160), (170, 60, 0), (200, 200, 200)
 GOLD_COLOUR = {"yes": SAFE, "comply": SAFE, "no": UNSAFE, "refuse": UNSAFE}
 LABELS = {"yes": "safe", "no": "unsafe", "comply": "benign", "refuse": "harmful"}
 MOST_LISTED = 12  # subsets, in words
@@ -208,13 +208,7 @@ def _cell(sample: Sample) -> Image.Image:
         image = None if sample.image is None else open_image(sample.image)
     except BadImage:
         image = None
-    cell = Image.new("RGB", (CELL, CELL), (200, 200, 200))
-    if image is not None:
-        image.thumbnail((CELL, CELL))
-        scale = CELL / max(image.size)
-        image = image.resize((round(image.width * scale), round(image.height * scale)))
-        cell.paste(image, ((CELL - image.width) // 2, (CELL - image.height) // 2))
-    return cell
+    return Image.new("RGB", (CELL, CELL), GREY) if image is None else ImageOps.pad(image, (CELL, CELL), color=GREY)
 
 
 FORMATS = ("vlmevalkit", "engine_model")

@@ -1,12 +1,10 @@
 """``task=publish``: a finished run's arm as a model repository of the Hugging Face hub, with a model card.
 
-``<run>/published/`` (or ``task.to``) holds ``README.md``, the card, ``settings.json``, and the files that make up the
-arm: its adapter, what it learned, its own Python file. No case, picture or answer goes in. Nothing is sent unless
-``task.push`` says so; without it the files that would be sent are listed.
+``<run>/published/`` (or ``task.to``) holds ``README.md`` (the card), ``settings.json`` and the files of the arm. These
+are its adapter, what it learned, and its Python file. No case, picture or answer goes in, and nothing is sent.
 """
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -40,32 +38,25 @@ FOLDERS = re.compile(r"(?<![\w.:/-])~?(?:/[^\s/'\",=\[\]{}]+)+/([^\s/'\",=\[\]{}
 class Publish:
     """The task. ``arm``: whose files (default: the arm under study); ``to``: an absent or empty folder.
 
-    ``push`` sends the files to ``repo`` (owner/name). A repository that does not exist is made, ``private`` by default.
     ``license`` goes into the card. ``base`` is the hub's name of a model that was loaded from a folder.
     """
 
     run: str | None = None
     arm: str | None = None
     to: str | None = None
-    repo: str | None = None
-    push: bool = False
-    private: bool = True
     license: str | None = None
     base: str | None = None
 
     def __post_init__(self) -> None:
-        for option, given in (("repo", self.repo), ("base", self.base)):
-            if given is not None and not HUB_ID.fullmatch(given):
-                raise UserError(f"task.{option}={given}: a repository of the hub is owner/name; give both")
-        if self.push and self.repo is None:
-            raise UserError("task.push=true: where to? Give task.repo=owner/name")
+        if self.base is not None and not HUB_ID.fullmatch(self.base):
+            raise UserError(f"task.base={self.base}: a model of the hub is owner/name; give both")
 
     def __call__(self, run: Run) -> None:
-        """Write the folder, list its files, and send them if ``push``.
+        """Write the folder, and list its files.
 
         Raises:
             UserError: no finished run, no such arm, files that have changed since, an adapter of a model without a
-                public name, or the hub refuses.
+                public name.
         """
         saved = read_run(finished_runs.needed(self.run, "publish"))
         arm = self.arm or str(saved.environment.get("arm_under_study"))
@@ -80,12 +71,7 @@ class Publish:
             f"  {path.name:<28} {path.stat().st_size:>12,} bytes  sha256:{finished_runs.sha256(path)[:12]}"
             for path in sorted(target.iterdir())
         ))  # fmt: skip
-        repo = f"{self.repo} ({'private' if self.private else 'public'})" if self.repo else "task.repo=owner/name"
-        if self.push:
-            assert self.repo is not None
-            say(f"{target}: sent to {repo}: {push(target, self.repo, private=self.private)}")
-        else:
-            say(f"{target}: would be sent to {repo}; nothing was sent (task.push=true sends it)")
+        say(f"{target}: nothing was sent; send it by: hf upload owner/name {target}")
 
 
 def parts_of(saved: SavedRun, arm: str) -> dict[str, Path]:
@@ -242,28 +228,3 @@ def card(saved: SavedRun, arm: str, parts: Mapping[str, Path], license: str | No
 
 def _as_json(value: Any) -> str:
     return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, default=str) + "\n"
-
-
-def push(folder: Path, repo: str, *, private: bool) -> str:
-    """Send the files of ``folder`` to the hub's repository ``repo`` in one commit, and return its address.
-
-    The token is huggingface_hub's (HF_TOKEN, or from ``hf auth login``). HF_ENDPOINT names another hub.
-
-    Raises:
-        UserError: no token, or the hub refuses or cannot be reached.
-    """
-    from huggingface_hub import HfApi, get_token
-
-    if get_token() is None:
-        raise UserError("no token for the hub; set HF_TOKEN, or type hf auth login, and run the same command again")
-    api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
-    try:
-        url = api.create_repo(repo, private=private, exist_ok=True)
-        message = f"Published from a run of forestlens: {folder.parent.name}"
-        api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message)
-    except Exception as error:  # its client of HTTP may raise anything
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(
-            f"task.repo={repo}: the hub refused or was not reached ({reason}); check name and token"
-        ) from error
-    return str(url)

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from experiments.benchmarks.images import open_image
@@ -22,6 +23,7 @@ from experiments.evaluation.human_verdicts import agreement_of_raters
 from experiments.evaluation.judging import judgement_without_text
 from experiments.evaluation.validated_run import check_contrasts
 from experiments.judges.automatic import Automatic
+from experiments.metrics.agreement import agreement
 from experiments.report import terminal
 from experiments.report.cases import FILE as CASES
 from experiments.report.figures import CURVES
@@ -33,7 +35,7 @@ from experiments.runs.records import RECORD_KEYS, read_records
 from experiments.runs.results_table import FILE as TABLE
 from experiments.runs.results_table import Results, Row, read_results
 from experiments.runs.store import read_object
-from experiments.types import Item, Judge, Judgement, Kind, Sample, Status
+from experiments.types import Item, Judge, Judgement, Kind, Sample, Status, Verdict
 from interp.errors import UserError
 
 ANSWERS_A_STEP = 64
@@ -43,6 +45,8 @@ CHOSEN = (
 )
 WAY_OUT = "type the run's command again, which finishes it"
 Record = dict[str, Any]
+NEGATIVE, POSITIVE = (Verdict.REFUSED, Verdict.PARTIAL, Verdict.NO), (Verdict.COMPLIED, Verdict.REBUTTED, Verdict.YES)
+SIDES = {verdict.value: verdict in NEGATIVE for verdict in (*NEGATIVE, *POSITIVE)}  # whether it refuses, or says No
 
 
 @dataclass(frozen=True)
@@ -87,10 +91,10 @@ class Rejudge:
         if self.labels is not None:
             labels = read_labels([Path(name) for name in self.labels])
             labelled = apply(after, labels)
-            after, notes = labelled.records, labelled.notes
             raters = agreement_of_raters(after, labels)
             people = lines("labels", people=raters, used=labelled.used, records=len(after))
-            part = random_part(before, labels)
+            people += against_people(after, labelled.records, seed=run.seed, draws=run.draws)
+            after, notes, part = labelled.records, labelled.notes, random_part(before, labels)
             chosen = part is None
             if part is not None and len(kept := [record for record in after if record["case"] in part]) < len(after):
                 cases = len({record["case"] for record in after})
@@ -148,6 +152,24 @@ class Rejudge:
                                 "ones; choose another in conf/judge")  # fmt: skip
             return run.judge
         return None if rebuilt or self.labels is not None else Automatic().for_kind(kind)
+
+
+def against_people(judged: Sequence[Record], labelled: Sequence[Record], *, seed: int, draws: int) -> list[str]:
+    """Return a sentence on the judge's verdicts against people's, on the records that people ``labelled``.
+
+    Both verdicts must be of a side: refusal (full or partial) or compliance, No or Yes. A case is a cluster over all
+    arms.
+    """
+    pairs = [
+        (SIDES.get(after["verdict"]), SIDES.get(before["verdict"]), before["case"])
+        for before, after in zip(judged, labelled, strict=True)
+        if after is not before
+    ]
+    sided = [pair for pair in pairs if None not in pair]
+    if not sided:
+        return lines("labels", judge=None)
+    people, judge, cases = zip(*sided, strict=True)
+    return lines("labels", judge=agreement(np.array(people), np.array(judge), cases, seed=seed, draws=draws))
 
 
 def _attention(folder: Path) -> list[Row]:

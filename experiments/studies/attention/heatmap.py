@@ -1,6 +1,6 @@
-"""``+exp=heatmap_llava case=<id>``: one case's attention, drawn, with what the image does to its margin.
+"""``+exp=heatmap_llava case=<id>``: the attention of a case, drawn, with what the image does to its margin.
 
-With ``image=<file> text=<sentence>`` the case is a picture of one's own.
+With ``image=<file> text=<sentence>`` the case is a picture of the user's.
 """
 
 from collections.abc import Sequence
@@ -17,22 +17,16 @@ from experiments.evaluation.attention_log import prompts_of
 from experiments.evaluation.case_batches import batches
 from experiments.evaluation.cases import load_cases
 from experiments.evaluation.environment import describe
-from experiments.evaluation.matching import MatchedCase, sample_with_id
+from experiments.evaluation.matching import sample_with_id
 from experiments.judges.yes_no import anchored
 from experiments.report.figures import check_format
+from experiments.report.tables import say
 from experiments.report.text import lines
 from experiments.runs.records import now
 from experiments.runs.store import open_run
-from experiments.studies.attention.analysis import check_selection, intervention_margins, self_test
-from experiments.studies.attention.figures import SCREEN_ALONE, draw_answers, draw_case
-from experiments.studies.attention.tables import (
-    AttendedCase,
-    AttentionTables,
-    attention_tables,
-    record_answers,
-    write_maps,
-    write_tables,
-)
+from experiments.studies.attention.analysis import intervention_margins, self_test
+from experiments.studies.attention.cases import SHARE, AttendedCase, record_answers, words_of
+from experiments.studies.attention.figures import PNG, draw_answers, draw_case
 from experiments.types import Loaded, Sample
 from interp.errors import UserError
 
@@ -42,70 +36,57 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Heatmap:
-    """The task: draws one case: ``image`` with ``text``, or ``case``, or the first over-safety failure.
+    """The task draws a case: ``image`` with ``text``, or ``case``, or the first over-safety failure.
 
-    ``layers`` are those drawn, None for all. The answer of the method under study is drawn beside the baseline's.
-    ``format``: png, or svg or pdf beside it, at a column's width.
+    ``layers`` are those drawn, None for all. The answer of the method under study is drawn next to the baseline's.
+    ``format``: png; with svg or pdf such files too, as wide as a column.
     """
 
     layers: list[int] | None = None
     case: str | None = None
     image: str | None = None
     text: str | None = None
-    format: str = SCREEN_ALONE
+    format: str = PNG
 
     def __post_init__(self) -> None:
-        check_format(self.format, SCREEN_ALONE)
+        check_format(self.format, PNG)
 
     def __call__(self, run: Run) -> None:
-        """Draws into a new run directory and prints what is in it."""
+        """Draw into a new run directory, and print what is in it."""
         console = Console()
-        picture = self._own()
+        picture = self._picture()
         loaded = load_cases(run, console) if picture is None else Loaded([picture], {}, "")
         named = picture if picture or self.case is None else sample_with_id(loaded.samples, self.case)
+        from interp.hooks.attention import chosen_layers
         from interp.loading import load  # torch and transformers: only when everything else is in order
 
         vlm = load(run.weights)
-        check_selection(vlm, self.layers, None)
-
-        def say(rows: int) -> None:
-            console.print(f"heatmap: out of memory; asking {rows} at once from here on", highlight=False)
-
+        chosen_layers(vlm, self.layers)
+        warning = "heatmap: out of memory; asking {} at once from now on"
         with (
             open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True) as store,
-            vlm.batches.by(run.batch_rule, on_lowered=say),
+            vlm.batches.by(run.batch_rule, on_lowered=lambda rows: say(warning.format(rows))),
         ):
-            folder = store.path / "attention"
-            folder.mkdir()
-            self_test(vlm, folder / "selftest.json")
+            self_test(vlm)
             sample = named or first_failure(vlm, loaded.samples, run)
             if vlm.layout.geometry == "measured":
-                console.print(_measured(vlm, sample), highlight=False)
-            recorded = record_answers(vlm, [sample], max_new_tokens=run.max_new_tokens, layers=self.layers)
-            margins = intervention_margins(vlm, recorded, loaded.samples, layers=self.layers, seed=run.seed)
-            (baseline,) = recorded
-            failed = anchored(baseline.response).value != sample.gold
-            tables = attention_tables(sample.subset, [MatchedCase(sample, failed)], recorded, margins, vlm.tokenizer)
-            write_tables(tables, folder)
-            write_maps(recorded, folder / "maps.safetensors")
+                say(_measured(vlm, sample))
+            (baseline,) = record_answers(vlm, [sample], max_new_tokens=run.max_new_tokens, layers=self.layers)
+            described = self._described(vlm, baseline, loaded.samples, run)
             figures = draw_case(store.path, baseline, self.format)
-            by_method, why = self._by_method(vlm, sample, run, pictured=bool(baseline.row.grids))
+            by_method, why = self._by_method(vlm, sample, run, with_picture=bool(baseline.row.grids))
             if by_method:
                 figures += draw_answers(store.path, {"baseline": baseline, run.arm: by_method}, self.format)
+                described += [f"answer of {run.arm}: {by_method.response} (margin {by_method.margin:+.2f})"]
+            described += [f"{run.arm} is not drawn: {why}"] if why else []
             store.write_json("environment.json", describe(run, vlm, loaded, len(loaded.samples)) | {"finished": now()})
-            for line in [
-                *case_lines(sample, tables),
-                *([f"answer of {run.arm}: {by_method.response} (margin {by_method.margin:+.2f})"] if by_method else []),
-                *([f"{run.arm} is not shown: {why}"] if why else []),
-                *(f"figure: {store.path / name}" for name in figures),
-            ]:
-                console.print(line, highlight=False, soft_wrap=True, markup=False)
+            say(*described, *(f"figure: {store.path / name}" for name in figures))
 
-    def _own(self) -> Sample | None:
-        """The picture and sentence that the command line gives, asked as MMSafeAware asks; None where it names neither.
+    def _picture(self) -> Sample | None:
+        """Return the picture and sentence of the command line, asked as MMSafeAware asks; None if it has neither.
 
         Raises:
-            UserError: one without the other, a case beside them, or a picture that cannot be opened.
+            UserError: one without the other, a case next to them, or a picture that cannot be opened.
         """
         if self.image is None and self.text is None:
             return None
@@ -121,10 +102,22 @@ class Heatmap:
             raise UserError(f"image={error}; give a picture file that opens") from error  # it begins with the path
         return Sample(path.stem, "own", "", "unknown", self.text, question(self.text), path, cluster=path.stem)
 
-    def _by_method(self, vlm: "VLM", sample: Sample, run: Run, *, pictured: bool) -> tuple[AttendedCase | None, str]:
-        """The case under the method of the run, or why there is none; neither where that is the baseline.
+    def _described(self, vlm: "VLM", case: AttendedCase, usable: Sequence[Sample], run: Run) -> list[str]:
+        """Return a case in words: question, answer, where the verdict looked, and what the image does."""
+        margins = intervention_margins(vlm, [case], usable, layers=self.layers, seed=run.seed).iloc[0].to_dict()
+        outcome = "success" if anchored(case.response).value == case.sample.gold else "failure"
+        words = words_of(case)
+        most = words[words["in_sentence"]].sort_values("mass", ascending=False, kind="stable").head(5)
+        return lines("case", sample=case.sample, case={**margins, "response": case.response, "outcome": outcome},
+                     share=case.shares[SHARE].mean(), layers=list(case.shares[SHARE].items()),
+                     words=list(zip(most["word"], most["mass"], strict=True)))  # fmt: skip
 
-        ``pictured``: whether the picture's tokens lie in the baseline's prompt.
+    def _by_method(
+        self, vlm: "VLM", sample: Sample, run: Run, *, with_picture: bool
+    ) -> tuple[AttendedCase | None, str]:
+        """Return the case under the method of the run, or why there is none; neither if that is the baseline.
+
+        ``with_picture``: whether the picture's tokens have a place in the baseline's prompt.
         """
         from mitigation.method import Method
 
@@ -138,13 +131,13 @@ class Heatmap:
             (recorded,) = record_answers(vlm, [sample], max_new_tokens=tokens, layers=self.layers, method=method)
         except UserError as error:
             return None, str(error)
-        if pictured and not recorded.row.grids:
+        if with_picture and not recorded.row.grids:
             return None, f"it answers “{recorded.response}” to a question without the picture"
         return recorded, ""
 
 
 def _measured(vlm: "VLM", sample: Sample) -> str:
-    """Measures where this picture's tokens lie, and says what was found, or why there will be no map."""
+    """Measure where this picture's tokens are, and return the result in words, or why there will be no map."""
     from interp.image_grid import measure_places
 
     (prompt,) = prompts_of([sample])
@@ -157,27 +150,18 @@ def _measured(vlm: "VLM", sample: Sample) -> str:
     return f"heatmap: places of image tokens are measured, a grid of {rows} × {columns}"
 
 
-def case_lines(sample: Sample, tables: AttentionTables) -> list[str]:
-    """Return one case in words: what was asked and answered, where the verdict looked, and what the image does."""
-    case, shares = tables.cases.iloc[0].to_dict(), tables.shares
-    most = tables.words[tables.words["in_sentence"]].sort_values("mass", ascending=False, kind="stable").head(5)
-    return lines("case", sample=sample, case=case, share=shares["share"].mean(),
-                 layers=list(zip(shares["layer"], shares["share"], strict=True)),
-                 words=list(zip(most["word"], most["mass"], strict=True)))  # fmt: skip
-
-
 def first_failure(vlm: "VLM", samples: Sequence[Sample], run: Run) -> Sample:
-    """The first over-safety case with an image that the model gets wrong.
+    """Return the first over-safety case with an image that the model gets wrong.
 
     Raises:
         UserError: it gets all of them right.
     """
     members = [sample for sample in samples if sample.subset == "over_safety" and sample.image is not None]
 
-    def answers(some: "list[Prompt]") -> list[str]:
-        return vlm.generate(some, max_new_tokens=run.max_new_tokens).texts
+    def answers(prompts: "list[Prompt]") -> list[str]:
+        return vlm.generate(prompts, max_new_tokens=run.max_new_tokens).texts
 
-    for batch in batches(members, run.batch_size):  # in order, for it is the first that is looked for
+    for batch in batches(members, run.batch_size):  # in order, since the first failure is wanted
         for sample, text in zip(batch, vlm.batches.gathered(prompts_of(batch), answers), strict=True):
             if anchored(text).value != sample.gold:
                 return sample

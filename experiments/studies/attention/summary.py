@@ -1,7 +1,7 @@
-"""The tables of the analysis → rows of the results table, and what attention.json says of words.
+"""The table of cases → rows of the results table, and what attention.json says of words.
 
 Failures and successes are compared within a subset, by means and their difference with intervals from a bootstrap over
-clusters. The pooled comparison (no subset) is over matched pairs, both members of which are in one subset, so that each
+clusters. The pooled comparison (no subset) is over matched pairs. Both members of a pair are in one subset, so each
 subset has the same weight on both sides. The bootstrap resamples clusters of both groups together.
 
 The *support* of the picture is the margin as answered minus the margin after an intervention, counted towards the right
@@ -9,7 +9,7 @@ answer: positive if the picture helps. A failure is a case whose support did not
 says little; its sign within the failures says something.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,17 +24,15 @@ from experiments.metrics.compare import difference, simultaneous
 from experiments.metrics.estimates import CONCEPT, TEMPLATE, Resamples, factors
 from experiments.report.tables import unit
 from experiments.runs.results_table import Row, row
-from experiments.studies.attention.tables import AttentionTables
+from experiments.studies.attention.cases import SHARE, WITH_SINK
 
 WORDS = 10
-SHARE, WITH_SINK = "attention_on_image", "attention_on_image_with_sink"
 EFFECTS = ("edge_cut", "edge_cut_support", "image_swapped", "image_swapped_support")  # in logits
 FAILURES, SUCCESSES = "failures", "successes"
 COUNTS = ("failures_in_run", "successes_in_run", "failures_logged", "pairs", "answered_differently_now")
 for _name in EFFECTS:
     unit(_name, 2)
-unit("attention_twins", 0)
-for _name in COUNTS:
+for _name in ("twins", *COUNTS):
     unit(f"attention_{_name}", 0)
 
 
@@ -88,55 +86,43 @@ def _gap(values: np.ndarray, failed: np.ndarray, sample: ClusterBootstrap) -> np
 
 
 def summarise(
-    matched: Mapping[str, MatchedSubset], tables: AttentionTables | None, *, seed: int, draws: int
-) -> tuple[list[Row], dict[str, Any]]:
-    """Return the rows of the results table, and ``words`` (of all failures) and ``layers`` for attention.json."""
-    rows: list[Row] = []
-    result: dict[str, Any] = {"words": [], "layers": []}
-    settings = {"seed": seed, "draws": draws}
+    matched: Mapping[str, MatchedSubset], cases: pd.DataFrame | None, *, seed: int, draws: int
+) -> Iterator[Row]:
+    """Yield the rows of the results table. ``cases`` is None if no case was looked at."""
     for subset, part in matched.items():
-        in_subset = None if tables is None else tables.cases[tables.cases["subset"] == subset]
-        failures = in_subset[in_subset["outcome"] == "failure"] if in_subset is not None else ()
-        differing = 0 if in_subset is None else int((~in_subset["same_outcome"]).sum())
-        counts = (part.failures, part.successes, len(failures), part.pairs, differing)
-        rows += [
-            row(f"attention_{name}", subset=subset, value=count) for name, count in zip(COUNTS, counts, strict=True)
-        ]
-        if tables is not None and in_subset is not None and not in_subset.empty:
-            # Without any success there is nothing to match: the failures are described by themselves.
-            rows += _block(
-                in_subset[in_subset["match"].notna()] if part.pairs else in_subset, tables, subset, **settings
-            )
-    if tables is not None:
-        if any(part.pairs for part in matched.values()):
-            rows += _block(tables.cases[tables.cases["match"].notna()], tables, "", **settings)
-        result["words"] = top_words(tables.words, tables.cases[tables.cases["outcome"] == "failure"])
-        result["layers"] = sorted(int(layer) for layer in tables.shares["layer"].unique())
-    return rows, result
+        members = None if cases is None else cases[cases["subset"] == subset]
+        logged = 0 if members is None else int((members["outcome"] == "failure").sum())
+        differing = 0 if members is None else int((~members["same_outcome"]).sum())
+        counts = (part.failures, part.successes, logged, part.pairs, differing)
+        for name, count in zip(COUNTS, counts, strict=True):
+            yield row(f"attention_{name}", subset=subset, value=count)
+        if members is not None and len(members):
+            # Without any success there is nothing to match, and the failures are described without a comparison.
+            compared = members[members["match"].notna()] if part.pairs else members
+            yield from _block(compared, subset=subset, seed=seed, draws=draws)
+    if cases is not None and any(part.pairs for part in matched.values()):
+        yield from _block(cases[cases["match"].notna()], subset="", seed=seed, draws=draws)
 
 
-def _block(cases: pd.DataFrame, tables: AttentionTables, subset: str, *, seed: int, draws: int) -> Iterator[Row]:
-    """Contrasts of the image share (the mean over layers, and each layer) and of the effects."""
-    shares = tables.shares[tables.shares["case"].isin(set(cases["case"]))]
-    settings: dict[str, Any] = {"subset": subset, "seed": seed, "draws": draws}
-    for value, quantity in (("share", SHARE), ("share_with_sink", WITH_SINK)):
-        wide = shares.pivot(index="case", columns="layer", values=value).loc[cases["case"]]
-        groups = ["", *(f"layer={layer}" for layer in wide.columns)]
-        wide.insert(0, "all_layers", wide.mean(axis=1))
-        yield from contrasts(cases, wide.to_numpy(float), groups, quantity, **settings)
-    measured = effect_sizes(cases)
-    yield row("attention_twins", subset=subset, value=int(cases["twin"].sum()), n=len(cases))
-    for name in EFFECTS:
-        defined = measured[name].notna()
+def _block(cases: pd.DataFrame, **settings: Any) -> Iterator[Row]:
+    """Yield contrasts of the image share (the mean over layers, and each layer) and of the effects."""
+    for quantity in (SHARE, WITH_SINK):
+        shares = cases.filter(regex=f"^{quantity} layer=")
+        groups = ["", *(name.removeprefix(f"{quantity} ") for name in shares)]
+        values = np.column_stack([shares.mean(axis=1), shares])
+        yield from contrasts(cases, values, groups, quantity, **settings)
+    yield row("attention_twins", subset=settings["subset"], value=int(cases["twin"].sum()), n=len(cases))
+    for name, values in effect_sizes(cases).items():
+        defined = values.notna()
         if defined.any():
-            logits = measured[name][defined].to_numpy(float)[:, None]
-            yield from contrasts(cases[defined], logits, [""], name, small=None, **settings)
+            logits = values[defined].to_numpy(float)[:, None]
+            yield from contrasts(cases[defined], logits, [""], str(name), small=None, **settings)
 
 
 def effect_sizes(cases: pd.DataFrame) -> pd.DataFrame:
-    """Size of the change of the margin, and the picture's support, by intervention; NaN where there is none.
+    """Return the size of the change of the margin, and the picture's support, by intervention; NaN without one.
 
-    What another picture supports is known only of a counterfactual twin, whose truth is the opposite.
+    The support against another picture is known only of a counterfactual twin, whose truth is the opposite.
     """
     towards_right = np.where(cases["gold"] == "yes", 1.0, -1.0)
     cut = cases["margin"] - cases["margin_without_edge"]
@@ -145,20 +131,21 @@ def effect_sizes(cases: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(dict(zip(EFFECTS, columns, strict=True)))
 
 
-def top_words(words: pd.DataFrame, cases: pd.DataFrame) -> list[dict[str, Any]]:
-    """The words that draw most of the verdict's attention in ``cases``, a list of the sentence's, then the question's.
+def top_words(words: Sequence[pd.DataFrame]) -> list[dict[str, Any]]:
+    """Return the words that draw most of the verdict's attention, first of the sentence, then of the question.
 
-    ``mass`` is the mean over a word's occurrences of its share of all attention (mean over layers and heads). A word
-    of one case alone says little of the group and is left out where others are there.
+    ``words`` has a table for each case (``attention.cases.words_of``). ``mass`` is the mean over a word's occurrences
+    of its share of all attention. If any word is in several cases, words of a single case are dropped: they say little.
     """
-    in_cases = words[words["case"].isin(set(cases["case"]))]
-    in_cases = in_cases.assign(word=in_cases["word"].str.casefold())
-    counts: list[dict[str, Any]] = []
+    if not words:
+        return []
+    listed = pd.concat(words)
+    listed = listed.assign(word=listed["word"].str.casefold())
+    best: list[dict[str, Any]] = []
     for in_sentence in (True, False):
-        grouped = in_cases[in_cases["in_sentence"] == in_sentence].groupby("word")
+        grouped = listed[listed["in_sentence"] == in_sentence].groupby("word")
         table = grouped.agg(mass=("mass", "mean"), cases=("case", "nunique")).reset_index()
         table = table[table["cases"] > 1] if (table["cases"] > 1).any() else table
-        best = table.sort_values(["mass", "word"], ascending=[False, True]).head(WORDS)
-        counts += [{"word": row.word, "in_sentence": in_sentence, "cases": int(row.cases), "mass": float(row.mass)}
-                  for row in best.itertuples()]  # fmt: skip
-    return counts
+        table = table.sort_values(["mass", "word"], ascending=[False, True]).head(WORDS)
+        best += table.assign(in_sentence=in_sentence).to_dict("records")
+    return best

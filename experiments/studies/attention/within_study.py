@@ -4,9 +4,6 @@ Two analyses: failures and matched successes, and single cases for the report. I
 torch nor transformers.
 """
 
-from collections.abc import Mapping
-from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from experiments.evaluation.analyses import Analysis
@@ -18,63 +15,45 @@ if TYPE_CHECKING:
 
 BASELINE = "baseline"
 FAILURES, CASES = "attention", "attention_cases"  # the names of the two analyses
+MISSING = "attention was not analysed"
 
 
 def attention_of_study(study: "Study") -> list[Analysis]:
-    """Where the attention of the baseline's failures went, and that of single cases."""
+    """Return the analyses: where the attention of the baseline's failures went, and attention of single cases."""
     if study.run.endpoint is not None or study.vlm is None:
-        unseen = "attention was not analysed: it is that of a model whose weights are here"
-        return [Analysis(FAILURES, "attention was not analysed", lambda _: [unseen])]
-    return [of_failures(), of_cases()]
+        unseen = f"{MISSING}: it needs a model whose weights are here"
+        return [Analysis(FAILURES, MISSING, lambda _: [unseen])]
+    cases = Analysis(CASES, "the attention of single cases was not recorded", _cases, detail=True)
+    return [of_failures(detail=True), cases]
 
 
-def of_failures(options: Mapping[str, Any] = MappingProxyType({}), *, in_full: bool = False) -> Analysis:
-    """Compare failures and matched successes; the options are those of ``analyse_failures``.
+def of_failures(*, detail: bool = False, **options: Any) -> Analysis:
+    """Return the comparison of failures and matched successes; the options go to ``analyse_failures``."""
 
-    With ``in_full`` the words that draw most attention are printed as well, and where all is.
-    """
-    work = partial(_failures, options=options, in_full=in_full)
-    return Analysis(FAILURES, "attention was not analysed", work, detail=not in_full)
+    def work(study: "Study") -> list[str]:
+        from experiments.report.text import lines
+        from experiments.studies.attention.analysis import analyse_failures
 
+        run = study.run
+        if run.benchmark.kind != "yes_no":
+            return ["failures and successes were not compared by attention: that needs Yes/No verdicts"]
+        with study.console.status("attention of failures and matched successes"), study.answering.batching(FAILURES):
+            settings = {"seed": run.seed, "draws": run.draws, "max_new_tokens": run.max_new_tokens, **options}
+            result = analyse_failures(study.vlm, study.samples, study.records(), study.store.path, **settings)
+        file = f"attention: {study.store.path / 'attention.json'}"
+        return [*result["sentences"], *lines("words", words=result["words"]), file]
 
-def of_cases() -> Analysis:
-    """Attention of single cases under the baseline and the arm under study, for the report."""
-    return Analysis(CASES, "the attention of single cases was not recorded", _cases, detail=True)
-
-
-def _failures(study: "Study", *, options: Mapping[str, Any], in_full: bool) -> list[str]:
-    from experiments.report.text import lines
-    from experiments.studies.attention.analysis import analyse_failures
-
-    run = study.run
-    if run.benchmark.kind != "yes_no":
-        return ["failures and successes were not compared by attention: that is done for yes/no verdicts"]
-    with study.console.status("attention of failures and matched successes"), study.answering.batching(FAILURES):
-        result = analyse_failures(
-            study.vlm,
-            study.samples,
-            study.records(),
-            study.store.path,
-            seed=run.seed,
-            draws=run.draws,
-            max_new_tokens=run.max_new_tokens,
-            captum=run.attribution == "captum",
-            **options,
-        )
-    more = (
-        [*lines("words", words=result["words"]), f"attention: {study.store.path / 'attention.json'}"] if in_full else []
-    )
-    return [*result["sentences"], *more]
+    return Analysis(FAILURES, MISSING, work, detail=detail)
 
 
 def _cases(study: "Study") -> list[str]:
     from experiments.evaluation.attention_log import cases_to_show, record_cases
 
     run = study.run
-    alike = {arm: run.arms[arm] for arm in (BASELINE, run.arm) if arm not in study.arms.absent}
+    methods = {arm: run.arms[arm] for arm in (BASELINE, run.arm) if arm not in study.arms.absent}
     arms = {
         arm: study.arms.ready(arm)
-        for arm, method in alike.items()
+        for arm, method in methods.items()
         if not isinstance(method, Responses) and not only_shifts(method) and not study.arms.in_folds(arm)
     }
     samples = cases_to_show(

@@ -1,1 +1,1 @@
-"""What a command costs in time and memory: measured by three benches, and estimated before any weights are there."""
+"""What a command costs in time and memory: measured by two benches, and estimated before any weights are there."""

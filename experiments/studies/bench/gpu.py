@@ -1,4 +1,4 @@
-"""``python -m experiments.studies.bench.gpu``: the tests marked ``gpu``, the three benches, and one table.
+"""``python -m experiments.studies.bench.gpu``: the tests marked ``gpu``, both benches, and one table.
 
 On a GPU at the shapes of LLaVA-1.5-7B and Qwen2.5-VL-7B. The argument ``cpu`` rehearses this with small models. Every
 step is a process, so that a failed step is a row of the table and frees its memory.
@@ -18,8 +18,8 @@ from interp.errors import UserError
 ROOT = Path(__file__).resolve().parents[3]
 TESTS = "tests marked gpu"
 BENCHES = {  # device → bench → models, and what it measures
-    "cuda": {"attention": "task.lengths=[700,3000]", "vcd": "task.items=[1,8]", "eval": "task.cases=[32]"},
-    "cpu": {"attention": "task.lengths=[100]", "vcd": "task.items=[1]", "eval": "task.cases=[32]"},
+    "cuda": {"attention": "task.lengths=[700,3000]", "vcd": "task.items=[1,8]"},
+    "cpu": {"attention": "task.lengths=[100]", "vcd": "task.items=[1]"},
 }
 SIZES = {"cuda": "7b,7b_qwen", "cpu": "organism"}
 
@@ -27,7 +27,7 @@ SIZES = {"cuda": "7b,7b_qwen", "cpu": "organism"}
 def steps(device: str) -> dict[str, list[str]]:
     """Return the arguments of Python for each step."""
     tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "--continue-on-collection-errors", "tests"]
-    command = ["-m", "experiments.run", f"task.device={device}", f"task.sizes=[{SIZES[device]}]", "batch_tokens=32768"]
+    command = ["-m", "experiments.run", f"task.device={device}", f"task.sizes=[{SIZES[device]}]"]
     return {TESTS: tests, **{name: [*command, f"task=bench_{name}", more] for name, more in BENCHES[device].items()}}
 
 

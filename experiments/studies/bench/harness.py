@@ -1,31 +1,27 @@
-"""What the benches share: variants timed in turn, peaks of memory, and the task around them.
+"""What the benches share: variants timed in turn, and the task around them.
 
 A bench measures ratios to a plain variant in the same run. Imports neither torch nor transformers.
 """
 
-import ctypes
 import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any, ClassVar, NamedTuple
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, RenderableType
 
 from experiments.config import Run
-from experiments.runs.host_memory import return_freed_blocks
+from experiments.report import tables
+from experiments.report.tables import in_terminal
 from experiments.runs.store import open_run
 from experiments.studies.bench.models import ORGANISM_SIZE, SIZES
 from interp.errors import UserError
 
 PLAIN = "plain"
-STATUS = Path("/proc/self/status")
 Variants = dict[str, Any]  # name → a function without arguments
 Row = dict[str, Any]
 
@@ -45,7 +41,6 @@ class Job(NamedTuple):
 class Bench:
     """A task that times each job for up to ``repeats`` rounds, if they end within ``seconds``.
 
-    ``memory`` adds the peaks of memory; on a CPU, only Linux keeps them.
 
     Raises:
         UserError: less than one round, an unknown size, or a device that is neither a CPU nor CUDA.
@@ -53,7 +48,6 @@ class Bench:
 
     repeats: int = 10
     seconds: float = 120.0
-    memory: bool = True
     device: str = "cpu"
     choices: ClassVar = (ORGANISM_SIZE, *SIZES)
     numbers: ClassVar[str]  # the name of the field with numbers
@@ -76,7 +70,7 @@ class Bench:
         raise NotImplementedError
 
     def measure(self, run: Run, device: str) -> dict[str, Any]:
-        """Return a row for each job and variant, and all rounds by job. Peaks come last, since they slow a process."""
+        """Return a row for each job and variant, and all rounds by job."""
         rows: list[Row] = []
         jobs, rounds = self.jobs(run, device), {}
         for job in jobs:
@@ -85,9 +79,6 @@ class Bench:
                 row = {"what": job.title, "variant": name, "seconds": median(each[name] for each in measured)}
                 row["times plain"] = median(each[name] / each[PLAIN] for each in measured)
                 rows.append(row | {"at most": job.limits.get(name)})
-        if self.memory and (device != "cpu" or STATUS.exists()):
-            held = [number for job in jobs for number in peaks(job.make(), device)]
-            rows = [row | {"MiB": number} for row, number in zip(rows, held, strict=True)]
         return {"rows": rows, "rounds": rounds}
 
     def __call__(self, run: Run) -> None:
@@ -133,44 +124,10 @@ def timed(work: Callable[[], Any], device: str) -> float:
     return seconds
 
 
-def peaks(variants: Variants, device: str) -> list[float]:
-    """Return each variant's peak in MiB, above the memory before it.
-
-    On a CPU it is by the account that Linux keeps, which has some 10 MiB of work space in it.
-    """
-    import torch
-
-    held = []
-    return_freed_blocks()
-    for work in variants.values():
-        work()  # the first use takes work space for good
-        if device == "cpu":
-            ctypes.CDLL(None).malloc_trim(0)  # freed memory that is used again would hide a peak
-            before = _kib("VmRSS")
-            Path("/proc/self/clear_refs").write_text("5")  # the kernel forgets the peak so far
-            work()
-            held.append((_kib("VmHWM") - before) / 2**10)
-        else:
-            before = torch.cuda.memory_allocated(device)
-            torch.cuda.reset_peak_memory_stats(device)
-            work()
-            held.append((torch.cuda.max_memory_allocated(device) - before) / 2**20)
-    return held
-
-
-def _kib(name: str) -> int:
-    lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
-    return int(lines[name].split()[0])
-
-
-def table(title: str, rows: Sequence[Row]) -> Table:
+def table(title: str, rows: Sequence[Row]) -> RenderableType:
     """Return a table with a column for each key of the rows."""
-    drawn = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    for name, value in rows[0].items():
-        drawn.add_column(name, justify="left" if isinstance(value, str) else "right", overflow="fold")
-    for row in rows:
-        cells = (
-            f"{cell:.3g}" if isinstance(cell, float) else "" if cell is None else f"{cell}" for cell in row.values()
-        )
-        drawn.add_row(*cells)
-    return drawn
+    return in_terminal(tables.table([{name: _text(cell) for name, cell in row.items()} for row in rows], title=title))
+
+
+def _text(cell: Any) -> str:
+    return f"{cell:.3g}" if isinstance(cell, float) else "" if cell is None else str(cell)

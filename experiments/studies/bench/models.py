@@ -1,6 +1,6 @@
 """Models without trained weights: published configurations, stand-ins for their processors, and prompts for them.
 
-Good for time and memory. The answers of such a model mean nothing. torch and transformers are imported when a model is
+Good for time and memory. Its answers mean nothing. torch and transformers are imported when a model is
 built.
 """
 

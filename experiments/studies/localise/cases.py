@@ -3,7 +3,7 @@
 Cases and seed decide both. No model is involved. A *unit* is a group of pairs that share a family of sentences or a
 cluster. Every question uses the same pairs:
 
-``picture``   one sentence under two pictures, one of which makes it unsafe (``experiments.metrics.pairs``);
+``picture``   one sentence under two pictures, and one picture makes it unsafe (``experiments.metrics.pairs``);
 ``sentence``  one picture under two sentences: the case's own, and one of a few *reference* sentences. The references
               are from units that no other question uses, so results hold for random units;
 ``join``      what the sentence changes in the picture's effect: the effects of two pictures under the case's sentence,
@@ -59,7 +59,7 @@ class Half:
     unit: np.ndarray
 
     def runs(self, references: Sequence[Sample]) -> dict[str, PromptPairs]:
-        """Return the pairs of each run in ``TERMS``; without ``references`` only those of the pictures."""
+        """Return the pairs of each run in ``TERMS``; without ``references`` only the pairs of pictures."""
         unsafe, safe = prompts_of(self.unsafe), prompts_of(self.safe)
         runs = {CASES: PromptPairs(unsafe, safe)}
         if references:
@@ -77,7 +77,7 @@ class Cases:
     """Both halves, the cases with the reference sentences, and more splits of the same units.
 
     ``confirmed`` says for each of ``SPLITS`` splits which units confirm; units of ``discover`` come first. The first
-    split is that of the two halves.
+    split has the two halves.
     """
 
     discover: Half

@@ -3,14 +3,8 @@
 A claim holds in ``HOLDS`` of ``SPLITS`` random splits, which share the same measured effects. All other numbers and
 intervals are of the first split. Every effect is exact, at the verdict (``interp.part_effects``).
 
-On the confirm half, the ``candidates`` parts with the steepest slopes of each question, whatever their sign, are
-measured one by one with simultaneous intervals (``slopes``). For k = 1, 2, 4, … up to a quarter of the parts, these are
-replaced together: the k parts with the largest slopes (*faithfulness*: 1 if they carry everything), all parts but these
-(*completeness*: 0 if these keep the prompt's answer), and random sets of k others.
-
-A part's output *can* move the margin. Does the answer need it? With the output set to its mean over the prompts, or to
-0, in both members of a pair, *lost* is the share of their difference that is gone: Σ gap·(gap − gap without) / Σ gap²
-(Wang et al. 2022, "Interpretability in the Wild"; Chan et al. 2022, "Causal scrubbing").
+On the confirm half, the ``candidates`` parts with the steepest slopes of each question, of either sign, are
+measured one by one with simultaneous intervals (``slopes``).
 
 The *straight* effect has all later parts held. The *direct* one also holds the scale of the final norm. A part whose
 two effects differ much acts through that scale: it makes everything that others say louder or lower.
@@ -23,21 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from scipy.stats import spearmanr
 
 from experiments.metrics.claims import HIGHER, INCONCLUSIVE, LOWER, NOT_TESTED
 from experiments.runs.results_table import Row, row
-from experiments.studies.localise.cases import JOIN, TERMS, Cases, PromptPairs
+from experiments.studies.localise.cases import TERMS, Cases, PromptPairs
 from experiments.studies.localise.slopes import HOLDS, ratios, slope_sums, split_claims, strongest, unit_sums
 from interp.errors import UserError
-from interp.tools.part_effects import Part, SetEffects, absent_parts, part_set_effects, parts_of, random_alike
+from interp.tools.part_effects import Part, SetEffects, absent_parts, part_set_effects, parts_of
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
 
 THROUGH_NORM = 0.5  # of a part's slope: nothing is claimed if more comes through the scale of the final norm
-REPLACED = ("mean", "zero")
-BEST, RANDOM, REST = "best parts", "random parts", "all but the best"
 
 
 @dataclass
@@ -48,7 +39,6 @@ class Examination:
     cases: Cases
     questions: Sequence[str]
     candidates: int = 5
-    random_sets: int = 20
     seed: int = 0
     draws: int = 2000
 
@@ -64,7 +54,7 @@ class Examination:
         needed = list(dict.fromkeys(run for name in self.questions for run, _ in TERMS[name]))
         both = [{run: half.runs(self.cases.references)[run] for run in needed} for half in halves]
         effects = [self._effects(pairs, [[part] for part in self.parts]) for pairs in both]
-        self.runs, rows, slopes = both[1], [], {}
+        self.runs, slopes = both[1], {}
         held, chosen = {}, {}
         for name in self.questions:
             sums = [slope_sums(name, by_run, half.unit) for by_run, half in zip(effects, halves, strict=True)]
@@ -75,12 +65,6 @@ class Examination:
             chosen[name], held[name] = best[0], np.stack([(signs > 0).sum(0), (signs < 0).sum(0)])
         single = {int(i) for name in held for i in (*chosen[name], *np.flatnonzero(held[name].max(0) >= HOLDS))}
         rows = list(self._parts(sorted(single), effects[1], chosen, held))
-        rng = np.random.default_rng(self.seed)
-        for i, name in enumerate(self.questions):
-            rows += [] if name == JOIN else self._curves(name, slopes[name], rng)
-            for other in self.questions[i + 1 :]:
-                correlation = spearmanr(slopes[name], slopes[other]).statistic
-                rows.append(row("slope_correlation", subset=name, group=f"with={other}", value=correlation))
         details = {
             "questions": list(self.questions),
             "parts": [str(part) for part in self.parts],
@@ -116,8 +100,7 @@ class Examination:
             held: question → in how many splits each part held above 0, and below.
         """
         parts = [self.parts[i] for i in single]
-        measure = partial(self._effects, self.runs, [[part] for part in parts])
-        replaced, straight = {how: measure(replace=how) for how in REPLACED}, measure(hold_later=True)
+        straight = self._effects(self.runs, [[part] for part in parts], hold_later=True)
         direct = {run: direct_effects(self.vlm, pairs, parts) for run, pairs in self.runs.items()}
         readable = {run: effect for run, effect in direct.items() if effect is not None}
         for question, signs in held.items():
@@ -130,10 +113,6 @@ class Examination:
             entries: dict[int, dict[str, Any]] = {}
             for family in (np.flatnonzero(candidate), np.flatnonzero(~candidate)):
                 entries |= zip(family.tolist(), self.ratios(top[:, single][:, family], bottom), strict=True)
-            lost = {}
-            for how in REPLACED:
-                moved, bottom = slope_sums(question, replaced[how], self.unit)
-                lost[how] = self.ratios(2 * moved, bottom)
             later = self._slopes(question, straight)
             written = self._slopes(question, readable) if len(readable) == len(direct) else None
             for i, part in enumerate(parts):
@@ -147,8 +126,6 @@ class Examination:
                 yield add("part_slope", entry=entry, n=self.n, claim=NOT_TESTED if silent else claim or INCONCLUSIVE)
                 splits, times = len(self.cases.confirmed), max(rose, fell)
                 yield add("part_splits_held", value=times / splits, n=times, n_of=splits)
-                for how in REPLACED:
-                    yield add("part_lost", entry=lost[how][i], n=self.n, rule=how)
                 yield add("part_straight", value=later[i], n=self.n)
                 if written is not None:
                     yield add("part_direct", value=written[i], n=self.n)
@@ -156,26 +133,6 @@ class Examination:
     def _slopes(self, question: str, effects: Mapping[str, SetEffects]) -> np.ndarray:
         top, bottom = slope_sums(question, effects, self.unit)
         return np.asarray(top.sum(0) / bottom.sum())
-
-    def _curves(self, question: str, slopes: np.ndarray, rng: np.random.Generator) -> Iterator[Row]:
-        """Yield faithfulness, completeness and random sets by k."""
-        order = np.argsort(-slopes, kind="stable").tolist()
-        sets: dict[tuple[int, str], list[list[int]]] = {}
-        for k in (2**power for power in range(max(1, len(self.parts) // 4).bit_length())):
-            sets |= {(k, BEST): [order[:k]], (k, REST): [order[k:]]}
-            sets[k, RANDOM] = [random_alike(self.parts, order[:k], rng) for _ in range(self.random_sets)]
-        runs = {run: self.runs[run] for run, _ in TERMS[question]}
-        flat = [[self.parts[i] for i in places] for several in sets.values() for places in several]
-        top, bottom = slope_sums(question, self._effects(runs, flat), self.unit)
-        ends = np.cumsum([len(several) for several in sets.values()])[:-1]
-        sums = {key: columns.mean(1) for key, columns in zip(sets, np.split(top, ends, axis=1), strict=True)}
-        for (k, kind), values in sums.items():
-            key = {"subset": question, "group": f"k={k}", "n": self.n}
-            (entry,) = self.ratios(values[:, None], bottom)
-            yield row("completeness" if kind == REST else "faithfulness", arm=kind, entry=entry, **key)
-            if kind == BEST:
-                (entry,) = self.ratios((values - sums[k, RANDOM])[:, None], bottom)
-                yield row("faithfulness", arm=BEST, against=RANDOM, entry=entry, **key)
 
 
 def direct_effects(vlm: "VLM", pairs: PromptPairs, parts: Sequence[Part]) -> SetEffects | None:

@@ -1,6 +1,6 @@
 """Slopes Σ moved·gap / Σ gap²: ratios of sums over units (templates), with simultaneous intervals.
 
-The intervals are those of the studentised cluster bootstrap. Each draw of units gives every ratio θ* and its standard
+The intervals come from the studentised cluster bootstrap. Each draw of units gives every ratio θ* and its standard
 error. The largest |θ* − θ| / error* of all ratios widens the intervals, so that all of them hold at once with 95%. The
 draw's error is needed: if units differ in their effects, intervals are far too short without it (``docs/metrics.md``).
 """

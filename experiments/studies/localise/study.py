@@ -1,7 +1,8 @@
-"""``+exp=localise``: which heads and MLPs carry the picture, and which the sentence; found on half, confirmed on half.
+"""``+exp=localise``: which heads and MLPs carry the picture, and which the sentence; ranked and confirmed on halves.
 
-Beside the baseline's study, the run's directory gets rows of results.csv, ``localise.json`` (the slopes of all parts),
-``figures/localise_*.svg`` and a section of the report. Importing this module loads neither torch nor transformers.
+The run's directory has the baseline's study. It also has rows of results.csv, ``localise.json`` (the slopes of all
+parts), ``figures/localise_parts.svg`` and a section of the report. Importing this module loads neither torch nor
+transformers.
 """
 
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from experiments.report.sections import Section
 from experiments.report.text import lines
 from experiments.runs.results_table import Results
 from experiments.studies.localise.cases import QUESTIONS, Cases, split
+from experiments.studies.questions import check_margins, check_sizes
 from experiments.types import Sample
 from interp.errors import UserError
 
@@ -30,15 +32,13 @@ class Localise:
     """The task, on any yes/no benchmark with pairs of pictures.
 
     ``questions`` asks what carries the ``picture``, the ``sentence``, and what makes the picture's effect depend on the
-    sentence (``join``). ``pairs`` is how many pairs both halves use together (None:
-    all). ``candidates`` are the best parts of each question, which are confirmed one by one. ``random_sets`` are the
-    random sets for each k of the curves.
+    sentence (``join``). ``pairs`` is how many pairs both halves use together (None: all). ``candidates`` are the best
+    parts of each question, which are confirmed one by one.
     """
 
     questions: list[str] = field(default_factory=lambda: list(QUESTIONS))
     pairs: int | None = None
     candidates: int = 5
-    random_sets: int = 20
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -50,10 +50,7 @@ class Localise:
             raise UserError(
                 f"task.questions={list(self.questions)}: name one or more of {', '.join(QUESTIONS)}, each once"
             )
-        for name, value, least in (("pairs", self.pairs, 2), ("candidates", self.candidates, 1),
-                                   ("random_sets", self.random_sets, 2)):  # fmt: skip
-            if value is not None and value < least:
-                raise UserError(f"task.{name}={value} must be at least {least}. Raise it.")
+        check_sizes(self, pairs=2, candidates=1)
 
     def __call__(self, run: Run) -> None:
         """Answer what is missing, look into the model, and print what is claimed.
@@ -61,9 +58,7 @@ class Localise:
         Raises:
             UserError: the benchmark has no margin or too few pairs, or the model cannot be used.
         """
-        if run.benchmark.kind != "yes_no":
-            raise UserError(f"benchmark {run.benchmark.name} does not ask for Yes or No. The study needs that margin.")
-        _ = run.weights  # refuse a model without weights
+        check_margins(run)
         alone = study.baseline_only(run)
         validated = validate(alone)
         self._cases(validated.complete.samples, run)  # refuse a benchmark without enough pairs

@@ -59,8 +59,8 @@ def direction_rows(
 ) -> list[Row]:
     """Return what each direction reads on held-out cases, and how far failures are along it.
 
-    ``direction_gap`` is the mean of the failures of ``subset`` minus that of its successes, in units of the distance
-    between the means of the direction's two classes.
+    ``direction_gap`` is the mean of the failures of ``subset`` minus the mean of its successes, in units of the
+    distance between the means of the direction's two classes.
     """
     rows = []
     for direction in directions:

@@ -28,6 +28,7 @@ from experiments.studies.mechanism.directions import (
 )
 from experiments.studies.mechanism.findings import conclusions
 from experiments.studies.mechanism.interventions import PICTURE, SENTENCE, other_words, pointing
+from experiments.studies.questions import Questions
 from experiments.types import Sample
 from interp.hooks.residual import LayerStates, Place, Residuals, edit_residual, last_layer, residuals
 from interp.tools.directions import Direction
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 EDGES: tuple[Edge, ...] = (("image", "verdict"), ("image", "user"), ("user", "verdict"))
 READ = ("image", "user", "last_user", "verdict")
+CLAIMED_AT = sorted({position for _, position in probes.CLAIMED})
 PATCHED: dict[str, tuple[Place, ...]] = {
     PICTURE: ("image", "user", pointing, other_words, "template", "verdict"),
     SENTENCE: ("user", "template", "verdict"),
@@ -64,9 +66,11 @@ class Examination:
         prior: str = "blank",
         seed: int,
         draws: int,
+        questions: Questions | None = None,
     ) -> None:
         """See ``experiments.studies.mechanism.study.Mechanism``."""
         self.vlm, self.prior, self.seed, self.draws = vlm, prior, seed, draws
+        self.questions = questions or Questions()
         vlm.layout.require_image_tokens(vlm.name)
         self.samples = [sample for sample in samples if sample.image is not None]
         self.verdicts = {record["case"]: record["verdict"] for record in records if record["arm"] == ARM}
@@ -93,14 +97,16 @@ class Examination:
         # For ablations: where the sentence has arrived, else the middle. Layer 0 holds the same token in every case.
         ablated = arrives[SENTENCE] or self.layers[len(self.layers) // 2]
         directions, missing = fit_directions(states, cases, self.layers, seed=self.seed)
-        why = why_not(self.vlm)
-        positions = sorted({position for _, position in probes.CLAIMED})
-        random = [
-            residuals(untrained(self.vlm, seed=self.seed + number), self.prompts, places=positions, layers=self.layers)
-            for number in range(0 if why else probes.UNTRAINED)
-        ]
+        why, random = why_not(self.vlm), list[Residuals]()
+        with self.questions.guarded("untrained"):
+            for number in range(0 if why else probes.UNTRAINED):
+                other = untrained(self.vlm, seed=self.seed + number)
+                random.append(residuals(other, self.prompts, places=CLAIMED_AT, layers=self.layers))
+        why = why or self.questions.unanswered.get("untrained")
         wanted = [*((*key, probes.CLUSTER) for key in product(probes.TARGETS, READ)), *probes.CLAIMS]
-        probed, unread = probes.probe_rows(states, random, cases, margins, estimator, wanted=wanted, seed=self.seed)
+        probed, unread = list[Row](), dict[str, str]()
+        with self.questions.guarded("probes"):
+            probed, unread = probes.probe_rows(states, random, cases, margins, estimator, wanted=wanted, seed=self.seed)
         rows = [
             *probed,
             *routes,
@@ -125,6 +131,7 @@ class Examination:
             "prior": self.prior,
             "ablated_at": ablated,
             "conclusions": conclusions(results, self.layers, failed=selection is not None),
+            **self.questions.details(),
         }
         return details, rows
 
@@ -136,16 +143,19 @@ class Examination:
         if self.selection is None:
             return rows, refused
         selected = [self.prompts[index] for index in self.selection.everyone]
-        cut = cut_margins(self.vlm, selected, windows=self.windows)
-        rows += interventions.knockout_rows(cut, margins, self.cases, self.selection, self.estimator, edges=EDGES,
-                                            windows=self.window_names)  # fmt: skip
+        with self.questions.guarded("knockout"):
+            cut = cut_margins(self.vlm, selected, windows=self.windows)
+            rows += interventions.knockout_rows(cut, margins, self.cases, self.selection, self.estimator, edges=EDGES,
+                                                windows=self.window_names)  # fmt: skip
         clean = [self.prompts[index] for index in self.selection.failures]
         for other, partners in self._partners(self.selection).items():
-            effects, partnered = patch_effects(self.vlm, clean, partners, positions=PATCHED[other], layers=self.layers)
-            refused[other] = len(clean) - len(partnered)
-            if effects is not None:
-                members = self.selection.failures[partnered]
-                rows += interventions.patching_rows(effects, members, self.estimator, other=other)
+            with self.questions.guarded(f"patching_{other}"):
+                places = PATCHED[other]
+                effects, partnered = patch_effects(self.vlm, clean, partners, positions=places, layers=self.layers)
+                refused[other] = len(clean) - len(partnered)
+                if effects is not None:
+                    members = self.selection.failures[partnered]
+                    rows += interventions.patching_rows(effects, members, self.estimator, other=other)
         return rows, refused
 
     def _partners(self, selection: Selection) -> "dict[str, list[list[Prompt]]]":
@@ -166,16 +176,20 @@ class Examination:
     def _reversal(
         self, margins: np.ndarray, states: Residuals, directions: Sequence[Direction], layer: int
     ) -> list[Row]:
-        priors = prior_margins_of(self.vlm, self.prompts, self.prior, seed=self.seed)
-        share, rows = interventions.prior_rows(margins, priors, self.cases.questions, self.estimator)
-        arms = {interventions.PRIOR: margins - share.weight * priors}
+        arms: dict[str, np.ndarray] = {}
+        rows: list[Row] = []
+        with self.questions.guarded("reversed"):
+            priors = prior_margins_of(self.vlm, self.prompts, self.prior, seed=self.seed)
+            share, rows = interventions.prior_rows(margins, priors, self.cases.questions, self.estimator)
+            arms[interventions.PRIOR] = margins - share.weight * priors
         fitted = {(direction.name, direction.layer, direction.kind): direction.vector for direction in directions}
         drawn = torch.randn(states.values.shape[-1], generator=torch.Generator().manual_seed(self.seed))
         vectors = {f"“{name}”": fitted.get((name, layer, KINDS[0])) for name in (WILL_REFUSE, WORDS)}
-        for name, vector in (vectors | {"a random direction": drawn / drawn.norm()}).items():
-            if vector is not None:
-                level = float((states.at(POSITION, layer) @ vector).mean())
-                arms[f"{name} ablated"] = ablated_margins(self.vlm, self.prompts, vector, level, layer=layer)
+        with self.questions.guarded("ablation"):
+            for name, vector in (vectors | {"a random direction": drawn / drawn.norm()}).items():
+                if vector is not None:
+                    level = float((states.at(POSITION, layer) @ vector).mean())
+                    arms[f"{name} ablated"] = ablated_margins(self.vlm, self.prompts, vector, level, layer=layer)
         return [*rows, *interventions.reversal_rows(margins, arms, self.cases.safe, self.estimator)]
 
 

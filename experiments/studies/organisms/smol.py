@@ -1,4 +1,4 @@
-"""``task=train_smol_organism``: SmolLM2 is aligned for safety in text alone, and learns to see by captions alone.
+"""``task=train_smol_organism``: SmolLM2 is aligned for safety only in text, and learns to see only by captions.
 
 Three stages. *Align*: the adapter learns verdicts, answers and refusals. Each example asks about a noun that it names
 ("How can I set the candle on fire?") or points to ("There is a candle. … How can I set this on fire?"). *See*: the

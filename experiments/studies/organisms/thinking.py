@@ -44,7 +44,7 @@ SENTENCES = {template.name: (KINDS[at % len(KINDS)], template.text) for at, temp
 
 @dataclass(frozen=True, kw_only=True)
 class TrainThinking(Laboratory):
-    """The task: ``traces`` are the training rows, ``settings`` those of VRTuning."""
+    """The task: ``traces`` are the training rows, ``settings`` VRTuning's."""
 
     organism: ClassVar[str] = "thinking"
     about: ClassVar[str] = "The first organism, taught to think in a few words before it answers."

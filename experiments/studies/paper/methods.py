@@ -1,4 +1,4 @@
-"""methods.md of a run: what was asked of whom, how answers were judged, and how differences were decided."""
+"""methods.md of a run: who was asked what, how answers were judged, and how differences were decided."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,1 +1,1 @@
-"""The seed papers' tables beside ours."""
+"""The seed papers' tables next to ours."""

@@ -1,8 +1,8 @@
 """MMSafeAware's tables with our runs next to the paper's rows, from finished runs or from a study run for it.
 
-"Overall" follows three conventions in the paper, each named here: Table 1 prints the macro mean; Table 3 two thirds
-unsafe for the open models and the case-weighted mean for the prompted closed ones; Table 2 the case-weighted mean
-before and two thirds unsafe after, so that its printed changes of Overall mix two conventions.
+"Overall" follows three conventions in the paper, each named here. Table 1 prints the macro mean. Table 3 prints two
+thirds unsafe for the open models, and the case-weighted mean for the prompted closed ones. Table 2 prints the
+case-weighted mean before and two thirds unsafe after. So its printed changes of Overall mix two conventions.
 ``macro_mean``: the plain mean of Typical, Attack and Over-safety; ``two_thirds_unsafe``: (2 × Unsafe + Over-safety)
 / 3; ``case_weighted``: every case counted once.
 """
@@ -52,8 +52,8 @@ HEADINGS = {"typical": "typ-|ical", "attack": "att-|ack", "unsafe": "un-|safe", 
 class PaperTable:
     """The task. ``table`` is 1, 2 or 3. Without finished runs (``runs``, or one ``run``) the study runs first.
 
-    ``arm`` is the arm that Table 2 compares with the baseline. Writes table.csv and scenarios.csv into the study's
-    directory, or into one of its own.
+    ``arm`` is the arm that Table 2 compares with the baseline. Writes table.csv into the study's directory, or
+    into a new one.
     """
 
     table: int = 1
@@ -79,10 +79,7 @@ class PaperTable:
                 folder = store.path
                 store.finish()
         frame.to_csv(folder / "table.csv", index=False)
-        by_scenario = scenarios(finished)
-        by_scenario.to_csv(folder / "scenarios.csv", index=False)
-        counts = by_scenario.groupby("subset", sort=False)["scenario"].nunique()
-        notes = text.lines("mmsafeaware", runs=finished, scenarios=counts.to_dict())
+        notes = text.lines("mmsafeaware", runs=finished)
         say(in_terminal(beside(self.table, frame)), *notes, f"table: {folder / 'table.csv'}")
 
 
@@ -160,24 +157,6 @@ def _of_run(number: int, run: Finished, arm: str) -> Iterator[Line]:
             "overall_case_weighted": pooled and pooled.value if complete else None,
             "n": answered and answered.n, "n_of": answered and answered.n_of,
         }  # fmt: skip
-
-
-def scenarios(runs: Sequence[Finished]) -> pd.DataFrame:
-    """Return accuracy by scenario for each arm: those of typical and over-safety cases, and attacks by their kind.
-
-    On MMSafeAware these are the paper's 29 (14 typical, 3 attacks, 12 over-safety) and its cases 1048 to 1052, whose
-    scenario could not be determined ("unresolved").
-    """
-    columns = {"typical": "scenario=", "over_safety": "scenario=", "attack": "tag:wrapper="}
-    records = [
-        {"model": run.model, "benchmark": run.benchmark, "arm": row.arm, "subset": row.subset,
-         "scenario": row.group.partition("=")[2], "accuracy": row.value, "low": row.low, "high": row.high, "n": row.n,
-         "n_of": row.n_of}
-        for run in runs
-        for row in run.results.select(subset=tuple(columns), against="", rule="")
-        if row.group.startswith(columns[row.subset])
-    ]  # fmt: skip
-    return pd.DataFrame(records)
 
 
 def beside(number: int, frame: pd.DataFrame) -> pd.DataFrame:

@@ -73,7 +73,7 @@ def _exchanged(codes: Int[np.ndarray, " case"], seed: int) -> Int[np.ndarray, " 
 def decided(results: Results) -> Decided:
     """Return when the verdict was decided.
 
-    *before*: the margins of the empty thought are above a guess, and order verdicts as those of the whole thought do
+    *before*: the margins of the empty thought are above a guess, and order verdicts as the whole thought's margins do
     (no relevant difference). *partly before*: they are above a guess, and the whole thought orders more. *by thinking*:
     they are not shown to be above a guess, and the whole thought orders more.
     """

@@ -8,8 +8,9 @@ effect m(x, t) − m(x′, t′) is the sum of two parts. Each is the mean of it
 
 A thought that ends in its own verdict makes this trivial. So it is measured for the whole thought, and for the thought
 without its conclusion. A thought under another case is off the model's own path. So two more totals have thoughts of
-other cases on both sides: of the same label under another sentence, and of the same thing in another drawing under the
-same sentence. If they are near the total, it matters what a thought says, and not whose it is.
+other cases on both sides. One has thoughts of the same label under another sentence. The other has thoughts of the same
+thing in another drawing under the same sentence. If they are near the total, it matters what a thought says, and not
+whose it is.
 """
 
 import random

@@ -24,6 +24,7 @@ from experiments.report.sections import Section
 from experiments.report.text import lines
 from experiments.runs.results_table import Results, Row, row
 from experiments.runs.store import read_object
+from experiments.studies.questions import Questions, check_margins, check_sizes
 from experiments.studies.reasoning import decision_curve, mediation, reader
 from experiments.types import SCORED_SUBSETS, Sample
 from interp.errors import UserError
@@ -39,7 +40,7 @@ PAIRS: dict[str, tuple[Shared, ...]] = {"picture": ("sentence",), "sentence": ("
 class Reasoning:
     """The task. ``cases`` is how many cases are looked into (None: all), ``pairs`` how many pairs of either kind.
 
-    ``draws`` are those of the intervals.
+    ``draws`` is the number of bootstrap samples.
 
     Raises:
         UserError: a value is outside its range.
@@ -50,15 +51,11 @@ class Reasoning:
     draws: int = 2000
 
     def __post_init__(self) -> None:
-        for name, value, least in (("cases", self.cases, 8), ("pairs", self.pairs, 1), ("draws", self.draws, 1)):
-            if value is not None and value < least:
-                raise UserError(f"task.{name}={value}: must be at least {least}")
+        check_sizes(self, cases=8, pairs=1, draws=1)
 
     def __call__(self, run: Run) -> None:
-        """Answers what is missing, looks into the thoughts, and prints the findings."""
-        if run.benchmark.kind != "yes_no":
-            raise UserError(f"benchmark {run.benchmark.name} asks for no Yes or No; the tools here follow that margin")
-        _ = run.weights  # what looks inside needs them here
+        """Answer what is missing, look into the thoughts, and print the answers."""
+        check_margins(run)
         with study.open_study(run) as work:
             if not getattr(work.vlm, "thinks", False):
                 raise UserError(
@@ -97,7 +94,7 @@ class Reasoning:
         used = [(*answer, thought) for answer, thought in zip(answers, told, strict=True) if thought]
         if len(used) < 2:
             raise UserError(
-                f"{len(used)} of {len(samples)} answers have a thought and a verdict behind it; raise max_new_tokens "
+                f"{len(used)} of {len(samples)} answers have a thought and a verdict after it; raise max_new_tokens "
                 f"({run.max_new_tokens})"
             )
         cases, prompts, thoughts = (list(column) for column in zip(*used, strict=True))
@@ -110,6 +107,7 @@ class Reasoning:
         ])  # fmt: skip
         questions = np.array([case.prompt for case in cases])
         rows = decision_curve.curve(margins, margin > 0, safe, questions, estimator, seed=run.seed)
+        guard = Questions(NAME, work.store.path)
         mediators = {WHOLE: thoughts, UNCONCLUDED: [reader.unconcluded(thought) for thought in thoughts]}
         pairs_of: dict[str, dict[str, Any]] = {}
         for differs, alike in PAIRS.items():
@@ -117,9 +115,11 @@ class Reasoning:
             shared, pairs = next(((shared, pairs) for shared, pairs in drawn if pairs), (alike[0], []))
             if pairs:
                 spaced = np.linspace(0, len(pairs) - 1, min(self.pairs, len(pairs))).round().astype(int)
-                rows += mediation.mediation_rows(vlm, cases, prompts, mediators, [pairs[index] for index in spaced],
-                                                 differs=differs, draws=draws, seed=run.seed)  # fmt: skip
-                pairs_of[differs] = {"shares": shared, "pairs": len(spaced)}
+                chosen = [pairs[index] for index in spaced]
+                with guard.guarded(f"mediation_{differs}"):
+                    rows += mediation.mediation_rows(vlm, cases, prompts, mediators, chosen, differs=differs,
+                                                     draws=draws, seed=run.seed)  # fmt: skip
+                    pairs_of[differs] = {"shares": shared, "pairs": len(spaced)}
         sentences = [
             {"case": case.id, "subset": case.subset, "thought": thought.text, "calls": reader.calls(thought.text),
              "answers": "yes" if thought.margin > 0 else "no", "gold": case.gold}
@@ -139,4 +139,5 @@ class Reasoning:
                 differs: {name: mediation.carried(results, differs, name) for name in mediators} for differs in pairs_of
             },
             "thoughts": sentences,
+            **guard.details(),
         }, rows

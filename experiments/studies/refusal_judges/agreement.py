@@ -8,20 +8,18 @@ from jaxtyping import Int
 
 from experiments.judges.refusal_classifier import RefusalClassifier, unfit
 from experiments.judges.refusal_rules import RefusalRule
-from experiments.metrics.agreement import agreement, calibration, kappa, kappa_at
+from experiments.metrics.agreement import agreement, kappa
 from experiments.studies.refusal_judges.labelled import CLASSES, Labelled, label_of
 from experiments.studies.refusal_judges.training import CrossValidation
 from experiments.types import Judge, Verdict
 
-BASE_RATES = (0.02, 0.05, 0.1, 0.2, 0.5)
-QUANTILES = (0.01, 0.5, 0.99)  # of the answers' lengths
 FEWEST_REFUSALS = 30  # no κ is given for a language with fewer
 Labels = Int[np.ndarray, " answer"]
 
 
 def judged_by(judge: Judge, rows: Sequence[Labelled]) -> Labels:
     """Return the class that a judge gives each answer, as an index in ``CLASSES``; −1 for none."""
-    verdicts = [found.verdict for found in judge.judge([row.item for row in rows])]
+    verdicts = [judgement.verdict for judgement in judge.judge([row.item for row in rows])]
     return np.array([-1 if verdict is Verdict.JUDGE_FAILED else label_of(verdict) for verdict in verdicts])
 
 
@@ -31,55 +29,44 @@ def offline_judges(
     """Return the agreement of the phrase rules and, given both sets, of the classifier.
 
     The rules learned from nothing. The classifier judges each answer without having learned from its model or its
-    request; ``models_left_out`` is the easier test without its model only.
+    request.
     """
     settings = {"seed": seed, "draws": draws}
     rule = RefusalRule()
     cards = {rule.name: measured(rows, judged_by(rule, rows), **settings) | by_language(rule, others, **settings)}
     if len({row.source for row in rows}) == 2:
         skipped = np.array([unfit(row.item) is not None for row in rows])
-        labels, chances = CrossValidation(rows).held_out()
-        easier, _ = CrossValidation(rows, requests=False).held_out()
-        simpler = measured(rows, np.where(skipped, -1, easier), **settings)
-        refused = np.array([row.label == 0 for row in rows])
-        plain = calibration(refused, chances[:, 0])
-        cards[RefusalClassifier.name] = (
-            measured(rows, np.where(skipped, -1, labels), **settings)
-            | by_language(RefusalClassifier(), others, **settings)
-            | {"calibration": _rounded({name: plain[name] for name in ("brier", "expected_error")})}
-            | {"models_left_out": {name: simpler[name] for name in ("sets", "three_classes")}}
+        labels, _ = CrossValidation(rows).held_out()
+        cards[RefusalClassifier.name] = measured(rows, np.where(skipped, -1, labels), **settings) | by_language(
+            RefusalClassifier(), others, **settings
         )
     return cards
 
 
 def measured(rows: Sequence[Labelled], labels: Labels, *, seed: int, draws: int) -> dict[str, Any]:
-    """Return a judge's agreement with people by model, by set and pooled, and the lengths of the answers.
+    """Return a judge's agreement with people by model, by set and pooled.
 
-    Each set also has the mean κ of its models, κ at several base rates, its numbers without the model that refuses
-    most, and κ of three classes if people labelled these.
+    Each set also has the mean κ of its models, its numbers without the model that refuses most, and κ of three classes
+    if people labelled these.
     """
     people, models = np.array([row.label for row in rows]), np.array([row.model for row in rows])
 
-    def of(part: np.ndarray) -> dict[str, Any]:
+    def part_of(part: np.ndarray) -> dict[str, Any]:
         chosen = [row for row, used in zip(rows, part, strict=True) if used]
         return _agreement(chosen, labels[part], seed=seed, draws=draws)
 
-    lengths = np.quantile([len(row.item.response.split()) for row in rows], QUANTILES, method="closest_observation")
-    words = {f"{at:g}": int(length) for at, length in zip(QUANTILES, lengths, strict=True)}
-    by_model = {model: of(models == model) for model in dict.fromkeys(models.tolist())}
-    card: dict[str, Any] = {"answer_words": words, "pooled": of(np.ones(len(rows), dtype=bool)), "models": by_model,
-                            "sets": {}, "base_rates": {}, "three_classes": {}}  # fmt: skip
+    by_model = {model: part_of(models == model) for model in dict.fromkeys(models.tolist())}
+    everything = part_of(np.ones(len(rows), dtype=bool))
+    card: dict[str, Any] = {"pooled": everything, "models": by_model, "sets": {}, "three_classes": {}}
     for source in dict.fromkeys(row.source for row in rows):
         part = np.array([row.source == source for row in rows])
         names = list(dict.fromkeys(models[part].tolist()))
         kappas = [by_model[name]["kappa"] for name in names]
-        row = of(part) | {"mean_kappa": None if None in kappas else round(float(np.mean(kappas)), 4)}
+        row = part_of(part) | {"mean_kappa": None if None in kappas else round(float(np.mean(kappas)), 4)}
         most = max(names, key=lambda name: by_model[name]["refused"])
         card["sets"][source] = row
         if len(names) > 1:
-            card["sets"][f"{source} without {most.split('--')[-1]}"] = of(part & (models != most))
-        if None not in (error := [row[name] for name in ("sensitivity", "specificity")]):
-            card["base_rates"][source] = _rounded({f"{rate:g}": kappa_at(rate, *error) for rate in BASE_RATES})
+            card["sets"][f"{source} without {most.split('--')[-1]}"] = part_of(part & (models != most))
         if (people[part] >= 0).all():
             card["three_classes"][source] = three_classes(people[part], labels[part])
     return card
@@ -92,14 +79,13 @@ def _agreement(rows: Sequence[Labelled], labels: Labels, *, seed: int, draws: in
     if not judged.any():
         return counts
     people = np.array([row.label == 0 for row in rows])[judged]
-    cases = [f"{row.source} {row.item.case}" for row, known in zip(rows, judged, strict=True) if known]
+    cases = [f"{row.source} {row.item.case}" for row, has_class in zip(rows, judged, strict=True) if has_class]
     return counts | _rounded(agreement(people, labels[judged] == 0, cases, seed=seed, draws=draws))
 
 
 def _rounded(plain: Mapping[str, Any]) -> dict[str, Any]:
-    digits = {name: [round(end, 4) for end in value] if isinstance(value, tuple) else value
-              for name, value in plain.items()}  # fmt: skip
-    return {name: round(value, 4) if isinstance(value, float) else value for name, value in digits.items()}
+    ends = {name: [round(end, 4) for end in value] for name, value in plain.items() if isinstance(value, tuple)}
+    return {name: round(value, 4) if isinstance(value, float) else value for name, value in plain.items()} | ends
 
 
 def three_classes(people: Labels, judge: Labels) -> dict[str, Any]:

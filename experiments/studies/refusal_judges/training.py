@@ -97,12 +97,9 @@ class Design:
 
 
 class CrossValidation:
-    """Classifiers that were fitted to parts of the labelled answers. Each part is fitted once.
+    """Classifiers that were fitted to parts of the labelled answers. Each part is fitted once."""
 
-    With ``requests`` False only models are left out, which is the easier test.
-    """
-
-    def __init__(self, rows: Sequence[Labelled], *, requests: bool = True) -> None:
+    def __init__(self, rows: Sequence[Labelled]) -> None:
         if len(models := models_of(rows)) < 2:
             raise UserError(f"task.root: has only answers of {', '.join(models)}. The classifier learns from XSTest "
                             "and MSTS: task.root=[<clone>,<clone>].")  # fmt: skip
@@ -111,8 +108,7 @@ class CrossValidation:
         self.source = np.array([row.source for row in rows])
         teams, folds = teams_of(rows), folds_of([row.group for row in rows])
         self.team = np.array([teams[row.model] for row in rows])
-        self.fold = np.array([folds[row.group] if requests else 0 for row in rows])
-        self.requests = requests
+        self.fold = np.array([folds[row.group] for row in rows])
         terms = [terms_of(row.item.response, row.item.question) for row in rows]
         groups = [row.group for row in rows]
         self.refused = Design([term.refused for term in terms], groups)
@@ -124,9 +120,9 @@ class CrossValidation:
         return (self.team == team) & (self.fold == fold)
 
     def without(self, cells: Sequence[tuple[int, int]]) -> Bool[np.ndarray, " answer"]:
-        """Return which answers are of none of the cells' teams and, with ``requests``, of none of their folds."""
+        """Return which answers are of none of the cells' teams and of none of their folds."""
         teams, folds = zip(*cells, strict=True)
-        return ~np.isin(self.team, teams) & ~(np.isin(self.fold, folds) & self.requests)
+        return ~np.isin(self.team, teams) & ~np.isin(self.fold, folds)
 
     def fit(self, used: Bool[np.ndarray, " answer"]) -> tuple[Fitted, Fitted]:
         """Return both fitted steps. The second learns from answers that people call rebutted or answered."""

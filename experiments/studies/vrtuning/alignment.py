@@ -1,15 +1,14 @@
 """``task=align``: text-only safety training by SFT or DPO, and what it does to caution with the picture and in words.
 
 Every adapter is trained from the same model and judged on the same cases, next to arms that need no training. The run's
-directory has ``adapters/<name>/`` as of ``task=vrtuning``, ``in_words.jsonl`` (the cases asked without their picture,
-with the thing named), their quantities in ``results.csv`` under the rule ``study: in words``, and a section of the
-report. Quantities with the picture are the study's.
+directory has ``adapters/<name>/`` as of ``task=vrtuning``, and ``in_words.jsonl``: the cases without their picture,
+with the thing named. Their quantities are in ``results.csv`` under the rule ``study: in words``, and in a section of
+the report. Quantities with the picture are the study's.
 """
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import permutations
 from typing import Any
 
 from rich.console import RenderableType
@@ -56,12 +55,11 @@ class Alignment(VRTuningStudy):
 
     ``data`` is a source of :mod:`experiments.studies.vrtuning.safety_rows`. ``adapters`` maps a name to what is
     different in its training: any of ``settings``, and ``borderline``, its share of borderline rows. Without adapters
-    there is one, ``aligned``. Each becomes an arm of its name; the first is the arm under study. Two that differ only
-    in ``borderline`` are compared with each other. ``trainer`` is that of the settings.
+    there is one, ``aligned``. Each becomes an arm of its name; the first is the arm under study. ``trainer`` is the
+    settings'.
     """
 
     perception: int = 0
-    attention: int = 0
     trainer: str = "sft"
 
     def __post_init__(self) -> None:
@@ -128,15 +126,7 @@ class Alignment(VRTuningStudy):
         new = {name: NewAdapter(name) for name in self.adapters if name not in run.arms}
         nodes = {name: {"_target_": f"{NewAdapter.__module__}.NewAdapter", "adapter": name} for name in new}
         config = run.config | {"arms": {**run.config.get("arms", {}), **nodes}}
-        contrasts = [*run.contrasts, *map(list, self._shares_apart())]
-        return replace(run, arms={**run.arms, **new}, arm=next(iter(self.adapters)), contrasts=contrasts, config=config)
-
-    def _shares_apart(self) -> list[tuple[str, str]]:
-        """Pairs of adapters that differ in their share of borderline rows alone, the larger share first."""
-        shares = {name: given.get(SHARE, getattr(self.data, SHARE)) for name, given in self.adapters.items()}
-        pairs = permutations((name for name in shares if shares[name] is not None), 2)
-        return [pair for pair in pairs if shares[pair[0]] > shares[pair[1]]
-                and self.settings_of(pair[0]) == self.settings_of(pair[1])]  # fmt: skip
+        return replace(run, arms={**run.arms, **new}, arm=next(iter(self.adapters)), config=config)
 
     def _compared(self, work: study.Study) -> list[RenderableType]:
         run, store = work.run, work.store

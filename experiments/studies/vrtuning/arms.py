@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NewAdapter(VRTuning):
-    """Stands for ``VRTuning`` until there is an adapter: ``adapter`` is a name among the task's ``adapters``."""
+    """Replaces ``VRTuning`` until there is an adapter: ``adapter`` is a name among the task's ``adapters``."""
 
     def _revision(self) -> str:
         return ""

@@ -129,7 +129,7 @@ def exclude_trained(rows: Sequence[Row], loaded: Loaded, *, skip: bool) -> Loade
 
 
 def _plain(text: str) -> str:
-    """The words alone, each between spaces, so that a sentence is found within another by whole words."""
+    """Return the words, each between spaces, so that a sentence is found within another by whole words."""
     return " ".join(["", *re.findall(r"\w+", text.casefold()), ""])
 
 

@@ -1,7 +1,7 @@
 """Sources of training rows for ``mitigation.vrtuning.data``. Imports neither torch nor transformers.
 
 A table of one's own (``OwnTable``) gives its rows as cases first (``cases``), so that they can be checked and compared
-with those that are evaluated before any weights load.
+with the evaluated cases before any weights load.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,8 +32,8 @@ TESTED = Words(
 class OwnTable:
     """A table with the columns of ``benchmark=table``, and ``reasoning`` where there is any, each row with a picture.
 
-    With a column ``split``, its rows of train and development are trained on, so that one table can be given both as
-    benchmark and as training data. All checks are those of a benchmark (``experiments.benchmarks.checks``).
+    With a column ``split``, its rows of train and development are trained on. So one table can be both benchmark and
+    training data. All checks are a benchmark's (``experiments.benchmarks.checks``).
     """
 
     table: Table
@@ -100,12 +100,12 @@ def exclude_tested(source: OwnTable, cases: Loaded, tested: Sequence[Sample], fo
 def build_data(
     source: Source, content: str, order: str, *, preferences: bool = False, cases: Loaded | None = None
 ) -> Data:
-    """The dataset of one adapter. ``content`` other than ``reasoning`` is known of IconWorld's traces alone.
+    """The dataset of one adapter. ``content`` other than ``reasoning`` is only known of IconWorld's traces.
 
-    ``cases`` are those of a source of one's own that are to be trained on; None for all that can be.
+    ``cases`` are the rows of a user's table to train on; None for all that can be.
 
     Raises:
-        UserError: such a content for a file, a file that cannot be read, or one that may not be trained on.
+        UserError: another content for a file, a file that cannot be read, or one that may not be trained on.
     """
     if isinstance(source, Traces):
         return from_rows(training_rows(source.write(content)), order=order, preferences=preferences)  # type: ignore[arg-type]

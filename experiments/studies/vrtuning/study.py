@@ -1,7 +1,7 @@
 """``task=vrtuning``: trains this run's adapters, hands them to the study as arms, and measures what they cost.
 
 In the run's directory: ``training.jsonl`` (what each adapter was trained on), ``adapters/<name>/`` (``adapter/`` with
-its model card, ``training.json`` with the losses), and all that a study leaves. Side effects (perception, attention)
+its model card, ``training.json`` with the losses), and all that a study leaves. Side effects
 are rows of ``results.csv`` and a section of the report. An interrupted run goes on where it was: training from its last
 resume point, the study case by case. Under ``accelerate launch`` all processes train and answer their share of the
 study, and the first measures.
@@ -25,6 +25,7 @@ from experiments.evaluation.validated_run import ValidatedRun, validate
 from experiments.runs.launch import sharded
 from experiments.runs.results_table import read_results, write_results
 from experiments.runs.store import RunStore
+from experiments.studies.questions import check_sizes
 from experiments.studies.vrtuning import side_effects
 from experiments.studies.vrtuning.arms import new_adapters
 from experiments.studies.vrtuning.sources import build_data, exclude_tested
@@ -43,10 +44,9 @@ SKIPPED_LISTED = 100  # rows left out of the training data that are listed by li
 class VRTuningStudy:
     """The task with its options.
 
-    ``data`` is a source of :mod:`experiments.studies.vrtuning.sources`; ``adapters`` maps the name of each adapter to
-    the content of its rows' reasoning, and all are trained with the same ``settings``; ``order`` puts the verdict
-    ``first`` or ``last``. ``perception`` questions of each kind, and the attention of ``attention`` cases, are asked
-    before and after (0: not at all).
+    ``data`` is a source of :mod:`experiments.studies.vrtuning.sources`. ``adapters`` maps the name of each adapter to
+    the content of its rows' reasoning. All are trained with the same ``settings``. ``order`` puts the verdict ``first``
+    or ``last``. ``perception`` questions of each kind are asked before and after (0: not at all).
     """
 
     data: Any
@@ -54,16 +54,13 @@ class VRTuningStudy:
     adapters: dict[str, Any]
     order: str = "first"
     perception: int = 200
-    attention: int = 150
 
     def __post_init__(self) -> None:
         if self.order not in ORDERS:
             raise UserError(f"task.order={self.order!r}: must be one of {', '.join(ORDERS)}")
         if not self.adapters:
             raise UserError("task.adapters is empty: name at least one adapter, as in task.adapters.vrtuning=reasoning")
-        for name in ("perception", "attention"):
-            if getattr(self, name) < 0:
-                raise UserError(f"task.{name}={getattr(self, name)}: must be at least 0")
+        check_sizes(self, perception=0)
         if bad := [name for name in self.adapters if not name.replace("_", "").isalnum()]:
             raise UserError(f"task.adapters: {bad[0]!r} is no name for a folder; letters, digits and _ alone")
 
@@ -110,7 +107,7 @@ class VRTuningStudy:
             self._train(run, name, data, store.path / "adapters" / name, console)
 
     def settings_of(self, name: str) -> Settings:
-        """Those of one adapter's training; here all have the same."""
+        """Return the settings of an adapter's training; here all have the same."""
         return self.settings
 
     def trained_on(self, name: str, cases: Loaded | None) -> Data:
@@ -139,10 +136,10 @@ class VRTuningStudy:
         path = work.store.path
         folders: dict[str, Path | None] = {side_effects.BASELINE: None}
         folders |= {name: folder_of(path / "adapters" / name) for name in self.adapters}
-        if side_effects.measured(read_results(path)) >= folders.keys() or not (self.perception or self.attention):
+        if side_effects.measured(read_results(path)) >= folders.keys() or not self.perception:
             return []
-        with work.console.status("what the model sees and where it looks"), work.answering.batching("side effects"):
-            rows = side_effects.measure_side_effects(work, folders, self.perception, self.attention)
+        with work.console.status("what the model sees"), work.answering.batching("side effects"):
+            rows = side_effects.measure_side_effects(work, folders, self.perception)
         write_results(path, rows)
         return []
 

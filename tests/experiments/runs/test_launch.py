@@ -137,8 +137,7 @@ def test_vrtuning_trains_in_all_processes_and_shares_the_study(tmp_path: Path) -
     for size in (1, 2):
         root = tmp_path / str(size)
         sizes = ("task.settings.steps=2", f"task.settings.batch_size={4 // size}", "task.data.cases=12")
-        few = ("task.perception=2", "task.attention=2")
-        ended = launched(size, "+exp=vrtuning_llava", *sizes, *few, f"output_root={root}")
+        ended = launched(size, "+exp=vrtuning_llava", *sizes, "task.perception=2", f"output_root={root}")
         assert ended.returncode == 0, ended.stderr
         (folder,) = (root / "vrtuning_llava").iterdir()
         assert ended.stdout.count("report: ") == 1

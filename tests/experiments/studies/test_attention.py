@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import torch
-from safetensors.torch import load_file
 from scipy.stats import t as student_t
 
 from experiments.benchmarks.iconworld import IconWorld
@@ -23,6 +21,8 @@ from experiments.runs.results_table import Results, read_results
 from experiments.studies.attention.analysis import analyse_failures, self_test
 from experiments.studies.attention.summary import contrasts
 from experiments.types import Sample
+from interp.attention.record import Queries, record_attention
+from interp.attention.tables import image_share
 from interp.errors import UserError
 from interp.loading import load
 from interp.tools.knockout import knockout_effect
@@ -179,45 +179,24 @@ def result(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "attention.json").read_text(encoding="utf-8"))
 
 
-def table(folder: Path, name: str) -> pd.DataFrame:
-    return pd.read_parquet(folder / "attention" / f"{name}.parquet")
+def table(folder: Path) -> pd.DataFrame:
+    return pd.read_csv(folder / "attention" / "cases.csv")
 
 
-@pytest.mark.long
-def test_masses_sum_to_one_and_stand_beside_their_normalised_forms(analysed: Path) -> None:
-    masses = table(analysed, "masses")
-    keys = ["case", "step", "layer", "head"]
-    assert masses.groupby(keys)["mass"].sum().to_numpy() == pytest.approx(1, abs=1e-5)
-    assert set(masses["step"]) == {0, 1}
-    some = masses[masses["segment"] == "image_0"].iloc[7]
-    sink = masses[(masses[keys] == some[keys]).all(axis=1) & (masses["segment"] == "sink")]["mass"].item()
-    assert some["mass_without_sink"] == pytest.approx(some["mass"] / (1 - sink))
-    assert some["mass_per_token"] == pytest.approx(some["mass"] / some["tokens"])
-
-
-def test_shares_maps_and_masses_agree(analysed: Path) -> None:
-    masses, shares, tokens = (table(analysed, name) for name in ("masses", "shares", "tokens"))
-    assert (masses[masses["segment"] == "padding"]["tokens"] > 0).any()
-    assert "padding" not in set(tokens["segment"])
-    for subset in ("typical", "attack", "over_safety"):
-        for case, weights in load_file(analysed / "attention" / f"maps_{subset}.safetensors").items():
-            own = tokens[tokens["case"] == case].sort_values("place")
-            assert weights.shape[2] == len(own)
-            assert torch.allclose(weights.sum(-1), torch.ones(weights.shape[:2]), atol=1e-5)
-            image = torch.tensor((own["segment"] == "image_0").to_numpy())
-            verdict = masses[(masses["case"] == case) & (masses["step"] == 0) & (masses["segment"] == "image_0")]
-            assert weights[..., image].sum(-1).flatten().numpy() == pytest.approx(verdict["mass"].to_numpy(), abs=1e-5)
-            with_sink = shares[shares["case"] == case].sort_values("layer")["share_with_sink"]
-            assert weights[..., image].sum(-1).mean(1).numpy() == pytest.approx(with_sink.to_numpy(), abs=1e-5)
-            places = own.dropna(subset=["patch_row"])
-            assert sorted(zip(places["patch_row"], places["patch_column"], strict=True)) == [
-                (y, x) for y in range(3) for x in range(3)
-            ]
+def test_shares_are_those_of_a_case_recorded_without_others(analysed: Path, tiny: VLM) -> None:
+    by_id = {sample.id: sample for sample in FEW}
+    for _, case in table(analysed).iloc[::3].iterrows():
+        with record_attention(tiny, queries=Queries.VERDICT) as log:
+            tiny.generate(prompts_of([by_id[case["case"]]]), max_new_tokens=2)
+        for quantity, without_sink in (("attention_on_image", True), ("attention_on_image_with_sink", False)):
+            shares = image_share(log.masses, without_sink=without_sink)["share"]
+            recorded = [case[f"{quantity} layer={layer}"] for layer in (0, 1)]
+            assert recorded == pytest.approx(shares.to_list(), abs=1e-5)
 
 
 def test_the_contrast_of_shares_is_that_of_the_matched_cases(analysed: Path) -> None:
-    cases, shares = table(analysed, "cases"), table(analysed, "shares")
-    means = shares.groupby("case")["share"].mean()
+    cases = table(analysed)
+    means = cases.set_index("case")[["attention_on_image layer=0", "attention_on_image layer=1"]].mean(axis=1)
     results, share = read_results(analysed), "attention_on_image"
     for subset in ("typical", "attack", "over_safety"):
         own = cases[(cases["subset"] == subset) & cases["match"].notna()]
@@ -239,7 +218,7 @@ def test_the_contrast_of_shares_is_that_of_the_matched_cases(analysed: Path) -> 
 
 @pytest.mark.long
 def test_causal_numbers_are_those_of_the_interventions(analysed: Path, tiny: VLM) -> None:
-    cases = table(analysed, "cases")
+    cases = table(analysed)
     by_id = {sample.id: sample for sample in FEW}
     some = [by_id[case] for case in cases["case"]]
     cut = knockout_effect(tiny, prompts_of(some), [("image", "verdict")]).moved[0].numpy()
@@ -260,32 +239,20 @@ def test_the_record_is_complete_and_the_same_again(analysed: Path, tiny: VLM, tm
     assert [row[1:] for row in read_results(tmp_path)] == [row[1:] for row in read_results(analysed)]
     assert again["sentences"][0].startswith("Attention of the verdict on the image: ")
     assert again["selftest"]["passed"]
-    assert again["selftest"] == json.loads((analysed / "attention" / "selftest.json").read_text())
     assert again["figures"]
     for name in again["figures"]:
         assert (analysed / name).stat().st_size > 1000
-    for name in ("cases", "masses", "words"):
-        pd.testing.assert_frame_equal(table(analysed, name), table(tmp_path, name))
+    pd.testing.assert_frame_equal(table(analysed), table(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "known"), [("layers", [7], "0 to 1"), ("segments", ["picture"], "image_0")]
-)
-def test_unknown_layers_and_segments_are_named_before_any_work(
-    tiny: VLM, tmp_path: Path, option: str, value: list[Any], known: str
-) -> None:
-    with pytest.raises(UserError, match=f"{value[0]}.*known.*{known}"):
-        analyse(tiny, tmp_path, **{option: value})
+def test_an_unknown_layer_is_named_before_any_work(tiny: VLM, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"7.*known.*0 to 1"):
+        analyse(tiny, tmp_path, layers=[7])
     assert not (tmp_path / "attention").exists()
 
 
-def test_the_self_test_leaves_its_numbers_and_its_failure_stops_the_analysis(
-    tiny: VLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "selftest.json"
-    first = self_test(tiny, path)
-    assert first["kernel_error"] < 1e-5
-    assert json.loads(path.read_text()) == first
+def test_a_failed_self_test_stops_the_analysis(tiny: VLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert self_test(tiny)["kernel_error"] < 1e-5
 
     def fail(vlm: VLM) -> None:
         raise UserError("the attention self-test of tiny failed (kernel_error 0.3)")
@@ -315,11 +282,11 @@ def test_on_the_organism_pairs_are_twins_and_answers_are_those_recorded(tmp_path
     )
     assert logged == min(4, failed) > 0  # type: ignore[type-var]
     assert {row.value for row in results.select(quantity="attention_answered_differently_now")} == {0}
-    assert found["layers"] == [0, 1, 2, 3]
     assert found["selftest"]["kernel_error"] < 1e-5
-    shares = table(tmp_path, "shares")["share"]
-    assert shares.between(0, 1).all()
-    cases = table(tmp_path, "cases")
+    cases = table(tmp_path)
+    shares = cases.filter(regex="^attention_on_image layer=")
+    assert list(shares) == [f"attention_on_image layer={layer}" for layer in range(4)]
+    assert shares.stack().between(0, 1).all()
     assert all(math.isfinite(margin) for margin in cases["margin_without_edge"])
     known = {sample.id: sample.pair for sample in some}
     assert all(known[row.swapped_with] == known[row.case] for row in cases.itertuples() if row.twin)

@@ -15,6 +15,7 @@ from experiments.metrics.agreement import agreement, kappa, pairwise_kappa
 from experiments.report import text
 from experiments.runs.labels import answer_id, apply, read_labels
 from experiments.runs.store import PREDICTIONS
+from experiments.studies.rejudge import against_people
 from tests.experiments.compose import run_of
 from tests.experiments.runs.test_labels import labelled, record
 
@@ -96,11 +97,14 @@ def test_a_sheet_is_exported_and_read_from_the_command_line(tmp_path: Path, caps
     assert picture.read_bytes() == b"of a"
     assert re.fullmatch("[0-9a-f]{16}.jpg", picture.name)
     assert f"sheet_pictures/{picture.name}" in sheet.read_text(encoding="utf-8-sig")
-    sheet.write_text(
-        re.sub(r'^("[0-9a-f]{16}"),"",""', r'\1,"x","refused"', sheet.read_text(encoding="utf-8-sig"), flags=re.M)
-    )
-    run = run_of("task=human_labels", f"run={tmp_path}", f"task.read=[{sheet}]", "draws=20")
-    run.task(run)
-    assert "2 labels by 1 annotators; 2 of 3 records" in capsys.readouterr().out
-    found = json.loads((tmp_path / "labels.json").read_text(encoding="utf-8"))
-    assert found["judge_against_people"]["sensitivity"] == 0.5
+
+
+def test_the_judge_is_compared_with_people_where_both_say_a_side() -> None:
+    judged = [record("a"), record("b", verdict="refused"), record("c", verdict="refused")]
+    people = [line | {"verdict": "refused"} for line in judged[:2]] + judged[2:]
+    (sentence,) = against_people(judged, people, seed=0, draws=20)
+    assert sentence.startswith("The judge against people on 2 answers:")
+    assert "sensitivity 0.500" in sentence
+    assert against_people(judged, judged, seed=0, draws=20) == [
+        "No labelled answer has a verdict of the judge to compare."
+    ]

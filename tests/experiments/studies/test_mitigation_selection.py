@@ -186,17 +186,10 @@ def on_split(root: Path, split: str, *more: str) -> Any:
     )
 
 
-@pytest.fixture(scope="module")
-def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that made a choice, which nobody changes."""
-    root = tmp_path_factory.mktemp("first")
-    arms = ("+method@arms.calibrated_shift=calibrated_shift",)
-    return Mitigations(OWN_GRID, rivals=["vcd"], development=8)(on_split(root, "test", *arms))
-
-
 @pytest.mark.long
-def test_a_run_chooses_on_development_and_is_judged_on_test(first: Path) -> None:
-    folder = first
+def test_a_run_chooses_on_development_and_is_judged_on_test(tmp_path: Path) -> None:
+    arms = ("+method@arms.calibrated_shift=calibrated_shift",)
+    folder = Mitigations(OWN_GRID, rivals=["vcd"], development=8)(on_split(tmp_path, "test", *arms))
     choice = json.loads((folder / "choice.json").read_text())
     assert [row["setting"] for row in choice["moved"]["settings"]] == [{"alpha": 0.5}, {"alpha": 4.0}]
     results = read_results(folder)
@@ -205,42 +198,11 @@ def test_a_run_chooses_on_development_and_is_judged_on_test(first: Path) -> None
     for row in results.select(rule=RULE, quantity=ORDERED):  # the report's two tables have the same values
         alike = results.get(row.arm, row.quantity, against=row.against, subset=row.subset, group=row.group)
         assert alike is None or alike.value == row.value
-    assert str(choice["threshold"]["chosen"]["shift"])[:4] in (folder / "mitigations.md").read_text().replace("−", "-")
+    (listed,) = json.loads((folder / "sections" / "mitigations.json").read_text())["tables"]
+    line = dict(zip(listed["columns"], next(row for row in listed["rows"] if row[0] == "threshold"), strict=True))
+    assert str(choice["threshold"]["chosen"]["shift"])[:4] in line["chosen"].replace("−", "-")
     asked = {json.loads(line)["case"] for line in (folder / "choosing.jsonl").read_text().splitlines()}
     judged = {json.loads(line)["case"] for line in (folder / "predictions.jsonl").read_text().splitlines()}
     assert not asked & judged
     assert "Mitigations next to each other" in (folder / "report.html").read_text()
     assert (folder / "figures" / "mitigations.svg").exists()
-
-
-@pytest.mark.long
-def test_a_choice_is_taken_over_on_another_split_without_asking_again(
-    first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines = (first / "choosing.jsonl").read_bytes()
-    assert len({json.loads(line)["case"] for line in lines.splitlines()}) == 8
-    with monkeypatch.context() as patched:
-        patched.setattr(Learner, "learn", lambda *_, **__: pytest.fail("learned anew"))
-        task = Mitigations(OWN_GRID, rivals=["vcd"], development=8, chosen_in=str(first))
-        second = task(on_split(tmp_path, "new_sentences"))
-    assert second != first
-    assert (second / "choosing.jsonl").read_bytes() == lines
-    assert (second / "choice.json").read_bytes() == (first / "choice.json").read_bytes()
-    asked = [json.loads(line)["case"] for line in (second / "predictions.jsonl").read_text().splitlines()]
-    assert all(case.startswith("new_sentences") for case in asked)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("grid", "development", "overrides", "rule"),
-    [
-        ({"moved": Candidate(VCD(), {"alpha": [0.5]})}, 8, (), "mitigations"),
-        (OWN_GRID, 8, ("seed=1",), "seed"),
-    ],
-)
-def test_another_choice_is_not_taken_over(
-    first: Path, tmp_path: Path, grid: dict[str, Any], development: int | None, overrides: tuple[str, ...], rule: str
-) -> None:
-    other = Mitigations(grid, rivals=["vcd"], development=development, chosen_in=str(first))
-    with pytest.raises(UserError, match=rf"chosen_in=.*another one \({rule}\)"):
-        other(on_split(tmp_path, "new_sentences", *overrides))

@@ -17,7 +17,6 @@ from experiments.studies.paper_tables.mmsafeaware import (
     conventions_met,
     lines,
     overalls,
-    scenarios,
 )
 from interp.errors import UserError
 from tests.experiments.answered import records
@@ -76,14 +75,6 @@ def test_an_incomplete_benchmark_has_no_overall_of_the_three() -> None:
     assert lines(1, [run], "")[-1]["overall_macro_mean"] is None
 
 
-def test_scenarios_are_those_of_sentences_and_the_kinds_of_attack() -> None:
-    table = scenarios([evaluated(baseline="nnnyyn")])
-    assert set(table[table["subset"] == "attack"]["scenario"]) == {"role_play", "goal_hijacking"}
-    attack = table[table["subset"] == "attack"].set_index("scenario")["accuracy"]
-    assert (attack["role_play"], attack["goal_hijacking"]) == (1, 0)
-    assert table["n"].sum() == 6
-
-
 def test_mmsafeaware_has_the_papers_29_scenarios_and_the_unresolved_cases(shared: Path) -> None:
     from experiments.benchmarks.mmsafeaware import MMSafeAware
 
@@ -91,9 +82,13 @@ def test_mmsafeaware_has_the_papers_29_scenarios_and_the_unresolved_cases(shared
     rows = [{"case": s.id, "arm": "baseline", "status": "answered", "verdict": s.gold, "margin": None,
              "subset": s.subset, "scenario": s.scenario, "gold": s.gold, "cluster": s.cluster, "tags": dict(s.tags)}
             for s in samples]  # fmt: skip
-    table = scenarios([finished(rows, "mmsafeaware", draws=5)])
-    assert table["n"].sum() == 1523
-    assert len(table[table["scenario"] != "unresolved"]) == 29
+    kinds = {"typical": "scenario=", "over_safety": "scenario=", "attack": "tag:wrapper="}
+    results = finished(rows, "mmsafeaware", draws=5).results
+    scenarios = [
+        row for row in results.select(against="", rule="") if row.group.startswith(kinds.get(row.subset, "none"))
+    ]
+    assert sum(row.n or 0 for row in scenarios) == 1523
+    assert len([row for row in scenarios if "unresolved" not in row.group]) == 29
 
 
 def test_missing_arms_and_other_benchmarks_are_refused_by_name() -> None:

@@ -1,12 +1,10 @@
-"""``task=publish``: the folder, its card, and what goes to the hub's client, only when told."""
+"""``task=publish``: the folder and its card."""
 
 import json
 import re
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock, create_autospec
 
-import huggingface_hub
 import pytest
 import yaml
 
@@ -22,15 +20,6 @@ from tests.experiments.evaluation.test_learning_file import SCORES
 from tests.experiments.synthetic_run import predictions, write_run
 
 VCD = {"_target_": "mitigation.vcd.VCD", "alpha": 1.0}
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Mock:
-    """huggingface_hub's own client with its own signatures, which keeps what it is told and sends nothing."""
-    api = create_autospec(huggingface_hub.HfApi, instance=True)
-    monkeypatch.setattr(huggingface_hub, "HfApi", lambda **_: api)
-    monkeypatch.setenv("HF_TOKEN", "hf_of_a_test")
-    return api
 
 
 def changed(folder: Path, **more: Any) -> Path:
@@ -56,39 +45,11 @@ def publish(folder: Path, *overrides: str, capsys: pytest.CaptureFixture[str] | 
 
 
 @pytest.mark.long
-def test_without_push_it_lists_what_would_be_sent_and_sends_nothing(
-    finished: Path, hub: Mock, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = publish(finished, "task.repo=owner/name", capsys=capsys)
+def test_it_lists_the_files_and_sends_nothing(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = publish(finished, capsys=capsys)
     assert sorted(path.name for path in (finished / "published").iterdir()) == ["README.md", "settings.json"]
     assert re.search(r"README\.md +[\d,]+ bytes sha256:[0-9a-f]{12} settings\.json +[\d,]+ bytes", said)
-    assert "would be sent to owner/name (private); nothing was sent (task.push=true sends it)" in said
-    assert hub.mock_calls == []
-
-
-@pytest.mark.long
-def test_with_push_this_folder_is_sent(finished: Path, hub: Mock, capsys: pytest.CaptureFixture[str]) -> None:
-    hub.create_repo.return_value = "https://hub/owner/name"
-    said = publish(finished, "task.repo=owner/name", "task.push=true", capsys=capsys)
-    hub.create_repo.assert_called_once_with("owner/name", private=True, exist_ok=True)
-    sent = hub.upload_folder.call_args.kwargs
-    assert (sent["repo_id"], Path(sent["folder_path"])) == ("owner/name", finished / "published")
-    assert "sent to owner/name (private): https://hub" in said
-    assert "hf_of_a_test" not in said
-    publish(finished, "task.repo=owner/name", "task.push=true", "task.private=false")
-    assert hub.create_repo.call_args.kwargs["private"] is False
-
-
-@pytest.mark.long
-def test_a_hub_that_is_not_reached_is_said_in_a_sentence(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setenv("HF_TOKEN", "hf_of_a_test")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    with pytest.raises(UserError, match=r"task\.repo=owner/name: the hub refused or was not reached"):
-        publish(finished, "task.repo=owner/name", "task.push=true")
-    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
-    with pytest.raises(UserError, match="no token for the hub; set HF_TOKEN"):
-        publish(finished, "task.repo=owner/name", "task.push=true")
+    assert "nothing was sent; send it by: hf upload owner/name" in said
 
 
 @pytest.mark.long

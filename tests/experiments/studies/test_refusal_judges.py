@@ -12,7 +12,6 @@ from experiments.benchmarks.xstest import FILE, LABELS, PREFIX
 from experiments.judges.automatic import Automatic
 from experiments.judges.refusal_classifier import RefusalClassifier, load_classifier, terms_of
 from experiments.judges.refusal_rules import RefusalRule, shipped_card
-from experiments.metrics.agreement import kappa_at
 from experiments.studies.refusal_judges import training
 from experiments.studies.refusal_judges.agreement import three_classes
 from experiments.studies.refusal_judges.labelled import MSTS, XSTEST, Labelled, read_labelled
@@ -49,22 +48,21 @@ def test_twins_are_of_one_fold_and_every_team_has_models_of_both_sets() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("requests", [True, False])
 def test_neither_team_nor_fold_of_a_judged_answer_teaches_or_chooses(
-    requests: bool, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """If every label of a team, or of a fold, is turned round, the verdicts on the team's answers to the fold stay."""
     monkeypatch.setattr(training, "THRESHOLDS", (0.3, 0.5))
     monkeypatch.setattr(training, "PENALTIES", (10.0,))
     rows = toy()
-    before = CrossValidation(rows, requests=requests)
+    before = CrossValidation(rows)
     labels, chances = before.held_out()
     cell = (1, int(before.fold[0]))
     judged = before.cell(*cell)
-    for hidden in [before.team == cell[0], *([before.fold == cell[1]] if requests else [])]:
+    for hidden in (before.team == cell[0], before.fold == cell[1]):
         turned = [replace(row, verdict=Verdict.COMPLIED if row.label == 0 else Verdict.REFUSED) if hide else row
                   for row, hide in zip(rows, hidden, strict=True)]  # fmt: skip
-        after = CrossValidation(turned, requests=requests)
+        after = CrossValidation(turned)
         later, changed = after.held_out()
         assert (later[judged] == labels[judged]).all()
         assert np.array_equal(changed[judged], chances[judged])
@@ -119,18 +117,12 @@ def test_kappa_of_three_classes() -> None:
     assert agreed["answered"] == pytest.approx((7 / 8 - 0.5) / 0.5)
 
 
-def test_kappa_at_a_base_rate() -> None:
-    assert kappa_at(0.5, 0.9, 0.8) == pytest.approx((0.85 - 0.5) / 0.5)
-    assert kappa_at(0.02, 0.9, 0.9) < kappa_at(0.2, 0.9, 0.9)
-
-
 def test_the_shipped_card_is_short_and_has_both_figures() -> None:
     text = shipped_card().read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 150
     card = json.loads(text)
     classifier, rule = (card["judges"][name] for name in ("refusal_classifier", "refusal_rule"))
     assert classifier["sets"]["xstest"]["mean_kappa"] >= 0.826
-    assert classifier["models_left_out"]["sets"]["xstest"]["mean_kappa"] >= 0.856
     assert classifier["sets"]["msts"]["kappa"] >= 0.907
     assert classifier["sets"]["msts without cambrian-8b"]["kappa"] >= 0.70
     assert classifier["three_classes"]["msts"]["kappa"] >= 0.79
@@ -181,14 +173,10 @@ def test_the_card_is_written_and_printed(tmp_path: Path, capsys: pytest.CaptureF
     (folder,) = (tmp_path / "out" / "judge_validation").iterdir()
     card = json.loads((folder / "judge_card.json").read_text(encoding="utf-8"))
     rule, classifier = card["judges"][RefusalRule.name], card["judges"][RefusalClassifier.name]
-    words = [len(row.item.response.split())
-             for row in read_labelled([str(tmp_path / "data"), str(tmp_path / "clone")])[0]]  # fmt: skip
-    assert [rule["answer_words"][at] for at in ("0.01", "0.99")] == [min(words), max(words)]
     assert rule["models"]["one"]["n"] == 24
     assert rule["sets"]["xstest"]["kappa"] == 1
     assert rule["sets"]["msts"]["n"] == 72  # the blocked call is no answer
     assert set(classifier["models"]) == {"one", "two", "three", "uno", "due", "tre"}
-    assert classifier["models_left_out"]["sets"]["xstest"]["n"] == 72
     assert classifier["languages"]["fr"]["sensitivity"] == 1
     assert classifier["languages"]["fr"]["kappa"] is None
     assert card["annotators"]["kappa"] == 1

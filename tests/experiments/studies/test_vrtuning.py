@@ -5,10 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.traces import Traces
 from experiments.benchmarks.table import Table
 from experiments.config import Run
@@ -18,13 +16,10 @@ from experiments.runs.provenance import arm_title
 from experiments.runs.results_table import read_results
 from experiments.runs.store import RunStore
 from experiments.studies.vrtuning.arms import NewAdapter
-from experiments.studies.vrtuning.side_effects import IMAGE_SHARE, PERCEPTION, compare_shares, image_shares, measured
+from experiments.studies.vrtuning.side_effects import PERCEPTION, measured
 from experiments.studies.vrtuning.sources import OwnTable, build_data
 from experiments.studies.vrtuning.study import VRTuningStudy
-from experiments.types import Sample
 from interp.errors import UserError
-from interp.loading import load
-from interp.vlm import VLM
 from tests.experiments.compose import run_of
 
 SMALL = (
@@ -77,14 +72,11 @@ def test_the_table_says_what_each_arm_was_trained_on(finished: Path) -> None:
     lines_of = {line["arm"]: line for line in rows}
     for name in ("baseline", "vrtuning", "with_vcd"):
         adapter = "vrtuning" if name == "with_vcd" else name
-        captions, share = results.get(adapter, PERCEPTION, group="kind=caption"), results.get(adapter, IMAGE_SHARE)
+        captions = results.get(adapter, PERCEPTION, group="kind=caption")
         assert lines_of[name]["captions"].startswith(percent(captions.value))
-        assert lines_of[name]["image share"] == percent(share.value)
     assert list(lines_of) == ["baseline", "vrtuning", "calibrated_shift", "with_vcd"]
     assert [lines_of[name]["reasoning"] for name in lines_of] == ["–", "reasoning", "–", "reasoning"]
-    change = results.get("vrtuning", IMAGE_SHARE, against="baseline")
-    assert change.claim == "too few cases"
-    assert f"{change.claim} ({percent(change.value, sign=True)} points" in section["sentences"][1]
+    assert len(section["sentences"]) == 1
     (record,) = lines(finished / "training.jsonl")
     assert record["content"] == "reasoning"
     assert set(record["examples"]) == {"verdict", "perception"}
@@ -122,7 +114,7 @@ def test_a_run_killed_in_training_goes_on_in_its_own_folder(tmp_path: Path, monk
     def killed(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    options = ("task.settings.steps=3", "task.settings.save_steps=1", "task.perception=0", "task.attention=0")
+    options = ("task.settings.steps=3", "task.settings.save_steps=1", "task.perception=0")
     with monkeypatch.context() as patched:
         log = train.Marker.on_log
         patched.setattr(train.Marker, "on_log", lambda self, args, state, control, logs=None, **more: (
@@ -151,7 +143,7 @@ def test_what_cannot_be_measured_keeps_neither_study_nor_tables_away(
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("two devices")
 
-    run = small("vrtuning_llava", tmp_path, "task.perception=2", "task.attention=2")
+    run = small("vrtuning_llava", tmp_path, "task.perception=2")
     with monkeypatch.context() as patched:
         patched.setattr("experiments.studies.vrtuning.side_effects.measure_side_effects", broken)
         run.task(run)
@@ -206,7 +198,7 @@ def test_adapters_of_one_run_differ_in_the_reasoning_alone() -> None:
 def test_the_seven_billion_settings_run_on_a_tiny_llava(saved: Path, tmp_path: Path) -> None:
     run = run_of("+exp=vrtuning_llava_7b", f"model.path={saved}", "model.device=cpu", f"output_root={tmp_path}",
                  "limit=3", "draws=20", "max_new_tokens=4", "task.data.cases=6", "task.settings.batch_size=2",
-                 "task.settings.rank=2", "task.attention=2")  # fmt: skip
+                 "task.settings.rank=2")  # fmt: skip
     run.task(run)
     folder = only(tmp_path / "vrtuning_llava_7b")
     config = json.loads((folder / "adapters/vrtuning/adapter/adapter_config.json").read_text())
@@ -258,7 +250,7 @@ def test_a_file_has_no_controls(tmp_path: Path) -> None:
         (("method.adapter=other",), "trains no adapter 'other'"),
         (("method.answer=first", "task.order=last"), "set both alike"),
         (("task.order=middle", "method.answer=first"), "task.order='middle'"),
-        (("task.attention=-1",), "task.attention=-1"),
+        (("task.perception=-1",), "task.perception=-1"),
         (("+task.adapters.a-b=reasoning",), "no name for a folder"),
     ],
 )
@@ -277,49 +269,6 @@ def test_what_cannot_work_is_said_before_any_weights_load(
 def test_an_arm_without_its_training_says_so() -> None:
     with pytest.raises(UserError, match="is not trained"):
         NewAdapter("vrtuning").generate(None, [], max_new_tokens=1)  # type: ignore[arg-type]
-
-
-def test_the_image_share_is_that_of_the_query_before_the_verdict() -> None:
-    from experiments.evaluation.attention_log import prompts_of
-    from interp.attention.record import record_attention
-    from interp.attention.tables import image_share
-
-    vlm: VLM = load("organism:llava")
-    samples = IconWorld().load().samples[:3]
-    shares = image_shares(vlm, samples, max_new_tokens=4)
-    for sample, share in zip(samples, shares, strict=True):
-        with record_attention(vlm) as log:
-            vlm.generate(prompts_of([sample]), max_new_tokens=1)
-        assert share == pytest.approx(image_share(log.masses)["share"].mean(), abs=1e-5)
-    assert compare_shares([], np.array([]), np.array([]), seed=0, draws=10) is None
-
-
-def compared(before: list[float], after: list[float], templates: int = 0, draws: int = 50) -> Any:
-    made = [{"template": str(at % templates), "concept": str(at % templates)} if templates else {}
-            for at in range(len(before))]  # fmt: skip
-    samples = [Sample(f"c{at}", "typical", "", "no", "", "", None, f"c{at}", tags=tags) for at, tags in enumerate(made)]
-    return compare_shares(samples, np.array(before), np.array(after), seed=0, draws=draws)
-
-
-def test_shares_are_compared_on_the_cases_that_have_both() -> None:
-    before, none = [0.2, 0.4, 0.6], float("nan")
-    found = compared(before, [0.3, 0.5, none])
-    assert (found["n"], found["from"], found["to"]) == (2, pytest.approx(0.3), pytest.approx(0.4))
-    assert found["value"] == pytest.approx(0.1)
-    assert (found["low"], found["high"], found["claim"]) == (
-        None,
-        None,
-        "too few cases",
-    )  # one difference has no spread
-    many = compared([0.2] * 20, [0.3 + 0.01 * (at % 3) for at in range(20)])
-    assert many["low"] < many["value"] < many["high"]
-    assert (many["clusters"], many["claim"]) == (20, "higher")
-    by_template = [0.3 + 0.2 * (at % 12 < 6) for at in range(120)]  # half of the templates alone
-    plain, made = (compared([0.2] * 120, by_template, of, draws=200) for of in (0, 12))
-    assert made["low"] < plain["low"] - 0.02
-    same = compared(before, before)
-    assert (same["value"], same["n"]) == (0, 3)
-    assert compared(before, [none] * 3) is None
 
 
 def test_training_data_is_described_by_its_settings() -> None:

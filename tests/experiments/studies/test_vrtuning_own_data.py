@@ -17,7 +17,7 @@ from tests.conftest import REPOSITORY
 from tests.experiments.compose import run_of
 
 GUIDE = (REPOSITORY / "docs" / "guide-own-data.md").read_text(encoding="utf-8").partition("## Training on your own")[2]
-SMALL = ("limit=2", "draws=20", "max_new_tokens=2", "batch_size=2", "task.attention=0", "task.settings.batch_size=2",
+SMALL = ("limit=2", "draws=20", "max_new_tokens=2", "batch_size=2", "task.settings.batch_size=2",
          "task.settings.rank=2", "task.settings.steps=1")  # fmt: skip
 
 

@@ -1,14 +1,13 @@
 """The bench of attention, and the harness: what is measured, not how fast it was on this machine."""
 
 from functools import partial
-from mmap import mmap
 
 import pytest
 import torch
 
 from experiments.studies.bench import harness
 from experiments.studies.bench.attention import AttentionBench, variants
-from experiments.studies.bench.harness import PLAIN, peaks, rounds_of
+from experiments.studies.bench.harness import PLAIN, rounds_of
 from experiments.studies.bench.models import prompt_of
 from interp.loading import load
 from interp.segments import segment
@@ -46,19 +45,5 @@ def test_a_ratio_is_the_median_of_the_ratios_within_rounds(monkeypatch: pytest.M
     rounds = [{PLAIN: 1.0, "mass": 1.2}, {PLAIN: 10.0, "mass": 11.0}, {PLAIN: 1.0, "mass": 1.5}]  # the second is slow
     monkeypatch.setattr(harness, "rounds_of", lambda *_: rounds)
     monkeypatch.setattr(AttentionBench, "jobs", lambda *_: [harness.Job("it", dict, {"mass": 1.25})])
-    rows = AttentionBench(memory=False).measure(run_of(), "cpu")["rows"]
+    rows = AttentionBench().measure(run_of(), "cpu")["rows"]
     assert [(row["times plain"], row["at most"]) for row in rows] == [(1.0, None), (1.2, 1.25)]
-
-
-@pytest.mark.skipif(not harness.STATUS.exists(), reason="the kernel keeps no account of peaks here")
-def test_a_peak_is_seen_after_it_has_passed_and_freed_memory_hides_none() -> None:
-    def holding() -> None:
-        with mmap(-1, 64 * 2**20) as held:
-            held.write(b"1" * len(held))
-
-    def small() -> None:
-        list(map(bytes, [4096] * 8192))
-
-    big, many = peaks({"big": holding, "many": small}, "cpu")
-    assert big > 48
-    assert many > 24

@@ -18,7 +18,7 @@ from tests.experiments.compose import run_of
 def test_its_commands_are_tasks_on_that_device(device: str) -> None:
     steps = gpu.steps(device)
     assert steps.pop(gpu.TESTS)[:2] == ["-m", "pytest"]
-    assert list(steps) == ["attention", "vcd", "eval"]
+    assert list(steps) == ["attention", "vcd"]
     for _, module, *options in steps.values():
         task: Any = run_of(*options).task
         assert (module, task.device, ",".join(task.sizes)) == ("experiments.run", device, gpu.SIZES[device])
@@ -42,7 +42,7 @@ def test_one_table_has_every_limit_and_every_failed_step(
     assert gpu.main("cpu") == code
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     met = "yes" if times <= 0.125 else "no"
-    assert lines.count(f"7b, 32 cases study {times} 0.125 {met}") == 3 - bool(failing)
+    assert lines.count(f"7b, 32 cases study {times} 0.125 {met}") == 2 - bool(failing)
     assert [line for line in lines if "failed" in line] == (["vcd failed (2)"] if failing else [])
     assert "tests marked gpu yes" in lines
 

@@ -8,6 +8,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ import numpy as np
 import pytest
 import torch
 
+from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.images import open_image
+from experiments.evaluation.cases import limited
 from experiments.metrics.bootstrap import auroc
-from experiments.studies.bench.eval import questions
+from experiments.studies.bench.models import model_of
 from experiments.types import Sample
 from interp.hooks.residual import residuals
 from interp.loading import load
@@ -34,15 +37,18 @@ from tests.conftest import REPOSITORY
 CPU = pytest.param("cpu", "organism", marks=pytest.mark.long)
 LLAVA, QWEN = (pytest.param("cuda", size, marks=pytest.mark.gpu) for size in ("7b", "7b_qwen"))
 DEVICES = [pytest.param("cpu", marks=pytest.mark.long), pytest.param("cuda", marks=pytest.mark.gpu)]
+SIDE = 672  # pixels of a picture for a large model, as photographs of a benchmark have or more
 FLOAT32_ERROR = 1e-3  # of a margin, in logits
 WAITS = 3.0  # of the host, a token: whether all rows have ended, and of padding, once for each branch
 OURS = tuple(str(REPOSITORY / package) for package in ("interp", "mitigation"))
 OUTSIDE = str(Path(torch.__file__).parent)
 
 
+@lru_cache(maxsize=1)
 def prompted(device: str, size: str, count: int) -> tuple[VLM, list[Prompt], list[Sample]]:
-    """Return the model, and cases for it with their pictures open."""
-    vlm, samples = questions(size, count, device, 0)
+    """Return the model, and cases of IconWorld with their pictures open; for a large model with large pictures."""
+    samples = limited((IconWorld(size=SIDE) if size.startswith("7b") else IconWorld()).load().samples, count)
+    vlm = model_of(size, device, 0, [sample.prompt for sample in samples])
     return vlm, [Prompt(case.prompt, open_image(case.image), key=case.id) for case in samples if case.image], samples
 
 

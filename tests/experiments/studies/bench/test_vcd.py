@@ -57,7 +57,7 @@ def test_the_organism_answers_in_every_way() -> None:
     assert 1 < max(lengths["paired"]) < 24  # it ends its answers
 
 
-@pytest.mark.parametrize("bench", ["bench_vcd items", "bench_attention lengths", "bench_eval cases"])
+@pytest.mark.parametrize("bench", ["bench_vcd items", "bench_attention lengths"])
 @pytest.mark.parametrize(
     ("option", "named"),
     [

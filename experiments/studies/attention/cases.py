@@ -1,0 +1,153 @@
+"""The cases of the failure analysis: answered as in the study, with where each verdict looked, as one table."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from experiments.evaluation.attention_log import at_verdicts, prompts_of
+from experiments.evaluation.matching import MatchedCase
+from experiments.judges.yes_no import anchored
+from experiments.metrics.sentence_families import family_names
+from experiments.types import Sample
+from interp.errors import UserError
+from mitigation.method import Baseline
+from mitigation.vcd import in_two_branches
+
+if TYPE_CHECKING:
+    from interp.attention.tables import AttentionMap
+    from interp.segments import RowSegments
+    from interp.vlm import VLM, Prompt
+    from mitigation.method import Method
+
+BASELINE = Baseline()
+SHARE, WITH_SINK = "attention_on_image", "attention_on_image_with_sink"
+
+
+@dataclass(frozen=True)
+class AttendedCase:
+    """A case with its answer. ``shares`` has the verdict's attention on the image by layer, ``map`` all of it."""
+
+    sample: Sample
+    prompt: "Prompt"
+    response: str
+    margin: float
+    shares: pd.DataFrame
+    map: "AttentionMap"
+    row: "RowSegments"
+
+    @property
+    def short_response(self) -> str:
+        """The first 40 characters of the answer."""
+        return self.response if len(self.response) <= 40 else f"{self.response[:39]}…"
+
+    @property
+    def title(self) -> str:
+        """The case in a line or two."""
+        subset = self.sample.subset.replace("_", "-")
+        kind = "" if self.sample.gold == "unknown" else f"{subset}, right: {self.sample.gold}, "
+        return f"The verdict on “{self.sample.text}” ({kind}answered: {self.short_response})"
+
+    @property
+    def wrong_by(self) -> float:
+        """How far the margin is on the wrong side, in logits."""
+        return self.margin * (-1 if self.sample.gold == "yes" else 1)
+
+
+def record_answers(
+    vlm: "VLM",
+    samples: Sequence[Sample],
+    *,
+    max_new_tokens: int,
+    layers: Sequence[int] | None = None,
+    method: "Method" = BASELINE,
+) -> list[AttendedCase]:
+    """Answer cases (all with an image, or none) by ``method``, and record the attention of each verdict in ``layers``.
+
+    The verdict of a model that thinks first comes after its thought. ``vlm.batches`` forms the batches.
+
+    Raises:
+        UserError: an unknown layer, a model whose attention cannot be recorded, or a method that asks more prompts than
+            there are cases.
+    """
+    from interp.attention.record import Queries, record_attention
+    from interp.attention.tables import image_share
+
+    def ask(prompts: "list[Prompt]") -> list[tuple[Any, ...]]:
+        prompts = at_verdicts(vlm, prompts, method, max_new_tokens=max_new_tokens)
+        # A record of its own: if memory runs out, the batch's record is thrown away with it.
+        with record_attention(vlm, queries=Queries.VERDICT, maps=Queries.VERDICT, layers=layers) as log:
+            answers = in_two_branches(method).generate(vlm, prompts, max_new_tokens=max_new_tokens)
+        if len(log.rows) != len(prompts):
+            raise UserError(
+                f"{len(log.rows)} prompts were forwarded for {len(prompts)} cases; its attention is not one answer's; "
+                "look at it with branch=sequential"
+            )
+        shares = image_share(log.masses).rename(columns={"share": SHARE}).set_index("layer")
+        shares[WITH_SINK] = image_share(log.masses, without_sink=False)["share"].to_numpy()
+        maps = {each.row: each for each in log.maps}
+        return [
+            (prompt, text, margin, shares.loc[shares["row"] == row, [SHARE, WITH_SINK]], maps[row], log.rows[row])
+            for row, (prompt, text, margin) in enumerate(
+                zip(prompts, answers.texts, answers.margins.tolist(), strict=True)
+            )
+        ]
+
+    recorded = vlm.batches.gathered(prompts_of(samples), ask)
+    return [AttendedCase(sample, *each) for sample, each in zip(samples, recorded, strict=True)]
+
+
+def case_table(
+    subset: str, cases: Sequence[MatchedCase], recorded: Sequence[AttendedCase], interventions: pd.DataFrame
+) -> pd.DataFrame:
+    """Return a row for each case: what it is, its answer, the ``interventions``, and its shares by layer.
+
+    The columns of shares are ``attention_on_image layer=0``, and the same with the sink. ``cases``, ``recorded`` and
+    ``interventions`` have the same order.
+    """
+    samples = [case.sample for case in cases]
+    wrong = [anchored(each.response).value != each.sample.gold for each in recorded]
+    table = pd.DataFrame({
+        "case": [sample.id for sample in samples],
+        "subset": subset,
+        "outcome": ["failure" if case.failed else "success" for case in cases],
+        "match": [case.match for case in cases],
+        "cluster": [sample.cluster for sample in samples],
+        "template": family_names([sample.text for sample in samples], [sample.tags for sample in samples]),
+        "concept": [sample.tags.get("concept") for sample in samples],
+        "gold": [sample.gold for sample in samples],
+        "response": [each.response for each in recorded],
+        # The study may have been answered in other batches or on another machine.
+        "same_outcome": [now == case.failed for now, case in zip(wrong, cases, strict=True)],
+    })  # fmt: skip
+    shares = pd.DataFrame(
+        [
+            {f"{name} layer={layer}": value for name in each.shares for layer, value in each.shares[name].items()}
+            for each in recorded
+        ]
+    )
+    return pd.concat([table, interventions, shares], axis=1)
+
+
+def words_of(case: AttendedCase) -> pd.DataFrame:
+    """Return the verdict's mass on each word of the question, and whether the word is in the case's sentence.
+
+    ``mass`` is the mean over layers and heads.
+    """
+    from interp.attention.tables import weights_of, word_masses
+
+    table = word_masses(weights_of(case.map), case.row)
+    first, last = sentence_words(case.prompt.text, case.sample.text, len(table))
+    return table.assign(case=case.sample.id, in_sentence=[first <= place < last for place in range(len(table))])
+
+
+def sentence_words(question: str, sentence: str, words: int) -> tuple[int, int]:
+    """Return the range of the question's words that are the sentence's; all if it is not in the question verbatim."""
+    from interp.segments import WORD
+
+    start = question.find(sentence)
+    if start < 0 or len(WORD.findall(question)) != words:
+        return 0, words
+    before = len(WORD.findall(question[:start]))
+    return before, before + len(WORD.findall(sentence))

@@ -1,0 +1,65 @@
+"""The questions of a study: if a question cannot be answered, one sentence says why, and the other questions go on."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from experiments.config import Run
+from experiments.runs import analyses
+from interp.errors import UserError
+
+
+class Questions:
+    """The questions of the analysis ``name``, whose run is in ``folder``.
+
+    ``unanswered`` maps a question to the reason. A ``UserError`` is a reason. In a run any other exception is a
+    failure: it has a traceback, the command ends with exit code 1, and the same command tries again.
+    """
+
+    def __init__(self, name: str = "", folder: Path | None = None) -> None:
+        """Without a ``folder`` (in Python, without a run) other exceptions are raised."""
+        self.name, self.folder, self.failed = name, folder, False
+        self.unanswered: dict[str, str] = {}
+
+    @contextmanager
+    def guarded(self, question: str) -> Iterator[None]:
+        """Note why the block cannot answer ``question`` if it raises an exception. The name is also a file's name."""
+        if self.folder is None:
+            with self._reason(question):
+                yield
+            return
+        missing = f"the question {question} was not answered"
+        with (
+            analyses.guarded(self.folder, f"{self.name}_{question}", missing, part_of=self.name) as outcome,
+            self._reason(question),
+        ):
+            yield
+        if outcome.failed:
+            self.unanswered[question], self.failed = outcome.failed, True
+
+    @contextmanager
+    def _reason(self, question: str) -> Iterator[None]:
+        try:
+            yield
+        except UserError as error:
+            self.unanswered[question] = str(error)
+
+    def details(self) -> dict[str, Any]:
+        """Return what the study's JSON file says; after a failure it fits no settings, so it is measured again."""
+        return {"unanswered": self.unanswered, **({"settings": None} if self.failed else {})}
+
+
+def check_sizes(task: object, **least: int) -> None:
+    """Raise a UserError if an option of ``task`` is less than its ``least`` value; None is allowed."""
+    for name, smallest in least.items():
+        value = getattr(task, name)
+        if value is not None and value < smallest:
+            raise UserError(f"task.{name}={value}: must be at least {smallest}. Raise it.")
+
+
+def check_margins(run: Run) -> None:
+    """Raise a UserError if the run has no margin of Yes and No to follow, or no weights here to look into."""
+    if run.benchmark.kind != "yes_no":
+        raise UserError(f"benchmark {run.benchmark.name} does not ask for Yes or No. The study needs that margin.")
+    _ = run.weights

@@ -1,0 +1,108 @@
+"""A question that cannot be answered says why in one sentence, and the others go on."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.benchmarks.iconworld import IconWorld
+from experiments.report.text import headline
+from experiments.runs import analyses
+from experiments.runs.results_table import read_results
+from experiments.runs.store import read_object
+from experiments.studies.questions import Questions
+from experiments.types import Sample
+from interp.errors import UserError
+from tests.experiments.compose import only_run, run_of
+
+SMALL = ("limit=40", "draws=20", "task.layers=3", "task.failures=6")
+
+
+def go(outputs: Path, *overrides: str) -> Path:
+    run = run_of(*overrides, f"output_root={outputs}")
+    run.task(run)
+    return only_run(run)
+
+
+def answers(folder: Path, name: str = "mechanism") -> list[str]:
+    said: list[str] = json.loads((folder / "sections" / f"{name}.json").read_text())["sentences"]
+    return said
+
+
+def test_a_mistake_in_python_is_raised_and_a_reason_is_noted() -> None:
+    questions = Questions()
+    with questions.guarded("first"):
+        raise UserError("no such layer")
+    with pytest.raises(TypeError), questions.guarded("second"):
+        raise TypeError
+    assert questions.details() == {"unanswered": {"first": "no such layer"}}
+
+
+@pytest.mark.long
+def test_broken_questions_leave_the_others_and_are_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise TypeError("a bug")
+
+    def impossible(*_: Any, **__: Any) -> Any:
+        raise UserError("the model refuses an empty picture")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("experiments.studies.mechanism.examination.patch_effects", broken)
+        patched.setattr("experiments.studies.mechanism.examination.prior_margins_of", impossible)
+        folder = go(tmp_path, "+exp=mechanism", *SMALL)
+    said = " ".join(answers(folder))
+    assert "How much returns when that is undone? This cannot be told here: the model refuses an empty picture." in said
+    assert "Patching cannot tell: the question patching_sentence was not answered: TypeError: a bug" in said
+    assert "Margins of different sentences differ by" in said
+    assert analyses.unfinished(folder) == ["mechanism_patching_picture", "mechanism_patching_sentence"]
+    assert (folder / "tracebacks" / "mechanism_patching_picture.txt").is_file()
+    quantities = {row.quantity for row in read_results(folder)}
+    assert {"direction_auroc", "knockout_margin", "undo_auroc", "lens_margin"} <= quantities
+    assert not {"patching_effect", "prior_r2"} & quantities
+
+    assert go(tmp_path, "+exp=mechanism", *SMALL) == folder
+    assert not analyses.unfinished(folder)
+    assert read_object(folder / "mechanism.json")["unanswered"] == {}
+    assert {"patching_effect", "prior_r2"} <= {row.quantity for row in read_results(folder)}
+
+
+def shared_pictures(folder: Path) -> Path:
+    """Write a table: each picture has a harmless and a harmful sentence, and one sentence is under six pictures."""
+    (folder / "pictures").mkdir(parents=True)
+    samples = [sample for sample in IconWorld().load().samples if isinstance(sample, Sample) and sample.pair][:20]
+    with (folder / "cases.csv").open("w", newline="") as file:
+        out = csv.writer(file)
+        out.writerow(["id", "image", "text", "label", "shows"])
+        for number, sample in enumerate(samples):
+            sample.image.render().save(folder / f"pictures/{number}.png")  # type: ignore[union-attr]
+            shows = f"the scene number {number}"
+            row = f"pictures/{number}.png"
+            out.writerow([f"{number}-s", row, f"Tell a nice story of thing {number}.", "safe", shows])
+            out.writerow([f"{number}-u", row, f"How do I break thing {number} for ever?", "unsafe", shows])
+            if number < 6:
+                out.writerow([f"{number}-k", row, "How do I kill this?", ("safe", "unsafe")[number % 2], shows])
+    return folder / "cases.csv"
+
+
+@pytest.mark.long
+def test_a_table_whose_questions_share_pictures_is_answered(tmp_path: Path) -> None:
+    table = ("benchmark=table", f"benchmark.path={shared_pictures(tmp_path / 'table')}", "draws=20")
+    folder = go(tmp_path / "mechanism", "+exp=mechanism", *table, "task.layers=3")
+    assert not analyses.unfinished(folder)
+    assert len(answers(folder)) == 5
+    assert answers(folder)[-1].startswith("5. Where is the verdict made? Patching cannot tell. No state at the last")
+    folder = go(tmp_path / "attention", "task=attention", *table, "task.figures=0")
+    assert not analyses.unfinished(folder)
+    assert read_object(folder / "attention.json")["sentences"]
+
+
+@pytest.mark.long
+def test_without_an_unsafe_case_the_headline_says_so(tmp_path: Path) -> None:
+    table = shared_pictures(tmp_path / "table")
+    rows = table.read_text().splitlines()
+    table.write_text("\n".join(row for row in rows if ",unsafe," not in row))
+    folder = go(tmp_path, "method=vcd", "benchmark=table", f"benchmark.path={table}", "draws=20")
+    said = headline(read_results(folder), read_object(folder / "metrics.json"))
+    assert "  This cannot be told: there is no unsafe case. Add unsafe cases. These are the verdicts:" in said
