@@ -141,7 +141,6 @@ class Benchmark(Protocol):
     @property
     def name(self) -> str:
         """The name in records and reports."""
-        ...
 
     def load(self) -> Loaded:
         """The cases to evaluate.
@@ -149,11 +148,9 @@ class Benchmark(Protocol):
         Raises:
             UserError: the data is missing or cannot be used.
         """
-        ...
 
     def development(self) -> Loaded | None:
         """Cases to train and fit on, disjoint from ``load``'s; None where the benchmark has none."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -188,13 +185,10 @@ class Judge(Protocol):
     @property
     def name(self) -> str:
         """The name in tables and files; two judges of one run have different names."""
-        ...
 
     @property
     def kind(self) -> Kind:
         """The kind of benchmark it judges, and so the verdicts it gives."""
-        ...
 
     def judge(self, items: Sequence[Item]) -> list[Judgement]:
         """One judgement per item, in their order; ``Verdict.JUDGE_FAILED`` where an item cannot be judged."""
-        ...

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.command_line.arguments import for_hydra
+from experiments.command_line.arguments import expand
 from experiments.command_line.mistakes import in_a_sentence
 from interp.checkpoints.hub import ORGANISMS
 from tests.conftest import REPOSITORY
@@ -113,7 +113,7 @@ def refusal(command: str) -> str:
     if arguments[0] == "new":  # writes files, and composes nothing
         return ""
     try:
-        composed(*for_hydra(arguments))
+        composed(*expand(arguments))
     except Exception as error:
         return in_a_sentence(error, arguments) or repr(error)
     return ""

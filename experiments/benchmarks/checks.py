@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from experiments.benchmarks.images import BadImage, ImageProblem, decoded, picture_of, pixel_digest
+from experiments.benchmarks.images import BadImage, ImageProblem, open_image, picture_of, pixel_digest
 from experiments.benchmarks.rows import whole
 from experiments.types import Drawable, Kind, Loaded, Problem, Sample
 from interp.errors import UserError
@@ -72,7 +72,7 @@ def checked(loaded: Loaded, *, kind: Kind, name: str, skip_bad: bool, folder: Pa
 def examine(loaded: Loaded, kind: Kind) -> tuple[list[Sample], list[Problem]]:
     """The cases that can be asked, with ``picture`` and ``cluster``, and what is wrong with the others."""
     pictures, found = opened(loaded.samples)
-    faults = {place: fault(problem) for place, problem in found.items() if problem.fault.blocks}
+    faults = {place: fault(problem) for place, problem in found.items()}
     problems = list(loaded.problems)
     kept: list[Sample] = []
     seen: dict[str, str] = {}
@@ -160,10 +160,7 @@ def _of_case(sample: Sample, kind: Kind, seen: Mapping[str, str]) -> list[str]:
         elif text != whole(text):
             reasons.append(f"{field}: holds half a character (a lone surrogate)")
         elif marks := [mark for mark in PLACEHOLDERS if mark in text]:
-            reasons.append(
-                f"{field}: holds {marks[0]!r}, in whose place models put a picture; the picture stands before the "
-                "words by itself; take it out"
-            )
+            reasons.append(f"{field}: holds {marks[0]!r}, which marks the place of a picture; take it out")
         else:
             continue
         break  # a prompt made of a bad text is bad for the same reason
@@ -195,13 +192,11 @@ def opened(samples: Sequence[Sample], root: Path | None = None) -> tuple[list[st
             sources.setdefault(_identity(sample.image), sample.image)
 
     def examine(source: Path | Drawable) -> tuple[str, ImageProblem | None]:
-        if isinstance(getattr(source, "content", None), str):
-            return picture_of(source), None
         try:
-            image, note = decoded(source, root=root)
+            drawn = isinstance(getattr(source, "content", None), str)
+            return picture_of(source) if drawn else pixel_digest(open_image(source, root=root)), None
         except BadImage as error:
             return "", error.problem
-        return pixel_digest(image), note
 
     with ThreadPoolExecutor(WORKERS) as pool:
         found = dict(zip(sources, pool.map(examine, sources.values()), strict=True))

@@ -4,7 +4,6 @@ In a template ``{name}`` stands for a field of the entry. ``{n}`` is the entry's
 as a reader of the file counts. Knows no benchmark.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,6 @@ from experiments.benchmarks.rows import Unfit, json_file, need, read_file, whole
 from interp.errors import UserError
 
 Record = Mapping[str, Any]
-LONGEST_CASE = 60  # characters of an id, in which no published set has more than 30
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,6 @@ class Columns:
         before: what the published evaluation says before the text.
         cluster, pair: templates; "" if there is none.
         tags: name of the tag → template; a tag without a value is left out.
-        patterns: field → what its value must match.
     """
 
     files: tuple[str, ...]
@@ -52,7 +49,6 @@ class Columns:
     cluster: str = ""
     pair: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
-    patterns: Mapping[str, str] = field(default_factory=dict)
 
 
 Parts = Mapping[str, tuple[Columns, ...]]  # value of an option → the maps that it reads
@@ -94,7 +90,7 @@ def _read(cases: Collected, folder: Path, columns: Columns, get: str) -> None:
             whole_entry = {**entry, **about}
             records = [whole_entry] if columns.records is None else columns.records(whole_entry)
         for record in records:
-            case = whole(_filled(columns.id, record))[:LONGEST_CASE]
+            case = whole(_filled(columns.id, record))[:60]  # no published set has more than 30 characters
             with cases.entry(case, source, where):
                 _add(cases, folder, columns, case, record)
 
@@ -122,9 +118,6 @@ def _add(cases: Collected, folder: Path, columns: Columns, case: str, record: Re
     Raises:
         Unfit: a field is missing, or has a value that no case can have.
     """
-    for name, pattern in columns.patterns.items():
-        if not re.fullmatch(pattern, need(record, name)):
-            raise Unfit(f"field {name!r} is {record[name][:40]!r}, not as the published file writes it")
     scenario, text = (_filled(template, record, strict=True) for template in (columns.scenario, columns.text))
     label = _filled(columns.label, record, strict=True).strip()
     if label not in columns.sides:

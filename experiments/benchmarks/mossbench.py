@@ -19,16 +19,6 @@ from interp.errors import UserError
 
 REPOSITORY = "https://github.com/turningpoint-ai/MOSSBench"
 TYPES = {"1": "Exaggerated Risk", "2": "Negated Harm", "3": "Counterintuitive Interpretation"}
-# By matching the counts to the published chart; code 0 never occurs.
-HARMS = {
-    "1": "Cybercrime",
-    "2": "Chemical & Biological Weapon",
-    "3": "Copyright Violation",
-    "4": "Misinformation",
-    "5": "Harassment",
-    "6": "Illegal act",
-    "7": "General Harm",
-}
 UNDESCRIBED = "no description: the data set does not describe the picture"
 _ASSIGNMENT = re.compile(r"\A\s*cache\[[^\]]{1,200}\]\s*=\s*")
 _CLONE = "give the root of a clone of turningpoint-ai/MOSSBench: task.root=<folder>"
@@ -82,7 +72,7 @@ class MOSSBench(PublishedBenchmark):
         cases = Collected(self.folder, expected=(UNDESCRIBED,))
         for part in PARTS[self.sets]:
             source, entries = _entries(self.folder, part)
-            for place, (pid, fields) in enumerate(entries, 1):
+            for place, (pid, fields) in enumerate(entries.items(), 1):
                 with cases.entry(f"{part.letter}{pid[:20]}", source, f"entry {place}"):
                     _add(cases, part, _checked(self.folder, part, pid, fields))
         if self.described:
@@ -91,21 +81,14 @@ class MOSSBench(PublishedBenchmark):
         return cases
 
 
-def _entries(folder: Path, part: Part) -> tuple[Path, list[tuple[str, Any]]]:
-    """Return the file of a set, and its pids and fields in the file's order, repeated pids included.
+def _entries(folder: Path, part: Part) -> tuple[Path, dict[str, Any]]:
+    """Return the file of a set, and pid → fields in the file's order.
 
     Raises:
         UserError: the file is missing or of another shape.
     """
     source = folder / part.folder / "images_information" / "information.json"
-    pairs: list[tuple[str, Any]] = []  # a dict would silently keep the last of two entries with one pid
-
-    def noted(members: list[tuple[str, Any]]) -> dict[str, Any]:
-        pairs[:] = members  # the object that ends last is the whole
-        return dict(members)
-
-    json_file(source, dict, f"clone {REPOSITORY} and set benchmark.root to the clone", object_pairs_hook=noted)
-    return source, pairs
+    return source, json_file(source, dict, f"clone {REPOSITORY} and set benchmark.root to the clone")
 
 
 def _checked(folder: Path, part: Part, pid: str, fields: Any) -> MOSSBenchEntry:
@@ -119,8 +102,6 @@ def _checked(folder: Path, part: Part, pid: str, fields: Any) -> MOSSBenchEntry:
     if not re.fullmatch(r"[0-9]{1,6}", pid):
         raise Unfit("a pid is a number")
     need(fields, "question")
-    if fields.get("pid", pid) != pid:
-        raise Unfit(f"field 'pid' is {str(fields['pid'])[:20]!r}, its key another")
     over = need(need(fields, "metadata", dict), "over")
     if (kind := over.removeprefix("type ")) not in TYPES:
         raise Unfit(f"field 'over' is {over[:20]!r}; it is one of {', '.join(f'type {n}' for n in TYPES)}")
@@ -146,16 +127,11 @@ def _add(cases: Collected, part: Part, entry: MOSSBenchEntry) -> None:
 
 
 def _tags(fields: dict[str, Any]) -> dict[str, str]:
-    """The descriptions ("" where the set has none) and, where given, what is in the picture and the kind of harm."""
-    metadata = fields["metadata"]
+    """Return the descriptions, "" if the set has none, and the code of the harm."""
     descriptions = {"description": fields.get("description"), "short_description": fields.get("short description")}
     tags = {name: whole(text) if isinstance(text, str) else "" for name, text in descriptions.items()}
-    for name in ("human", "child", "syn", "ocr"):
-        if name in metadata:
-            tags[name] = str(int(bool(metadata[name])))
-    if codes := re.findall(r"\d+", str(metadata.get("harm", ""))):  # a list of one number
+    if codes := re.findall(r"\d+", str(fields["metadata"].get("harm", ""))):  # a list of one number
         tags["harm"] = ",".join(codes)
-        tags["harm_name"] = ", ".join(HARMS.get(code, "unknown") for code in codes)
     return tags
 
 
@@ -163,24 +139,18 @@ def published_questions(root: Path) -> dict[str, MOSSBenchEntry]:
     """The benign questions by pid, for their published responses; the picture of one may not be there.
 
     Raises:
-        UserError: the file cannot be read, or an entry lacks a field or comes twice.
+        UserError: the file cannot be read, or an entry lacks a field.
     """
-    read: dict[str, MOSSBenchEntry] = {}
     source, entries = _entries(root, BENIGN)
-    for pid, fields in entries:
+    questions = {}
+    for pid, fields in entries.items():
         try:
-            entry = _checked(root, BENIGN, pid, fields)
-            if pid in read:
-                raise Unfit("this pid was there before")
-            if not entry.image.resolve().is_relative_to((root / "data").resolve()):
+            questions[pid] = _checked(root, BENIGN, pid, fields)
+            if not questions[pid].image.resolve().is_relative_to((root / "data").resolve()):
                 raise Unfit(f"image {fields['image']!r} leaves {root / 'data'}")
         except Unfit as error:
-            raise UserError(
-                f"{source}: pid {pid}: {error}; each pid comes once, with question, image (inside the root) "
-                "and metadata.over (type 1, 2 or 3); mend it"
-            ) from None
-        read[pid] = entry
-    return read
+            raise UserError(f"{source}: pid {pid}: {error}; take the file as it is published") from None
+    return questions
 
 
 class PublishedResponses(NamedTuple):

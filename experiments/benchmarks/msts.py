@@ -88,9 +88,7 @@ def _read(path: Path, tag: str) -> Language:
 
 def _class(label: str | None, path: Path, place: str) -> Verdict:
     if not (found := _LABEL.match(label or "")):
-        raise UserError(
-            f"{path}, {place}: label {label!r} is none of MSTS's taxonomy; take the file as it is published"
-        )
+        raise UserError(f"{path}, {place}: label {label!r} is none of MSTS's; take the file as it is published")
     return CLASSES.get(found[0], Verdict.COMPLIED)
 
 

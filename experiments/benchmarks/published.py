@@ -7,9 +7,9 @@ from the printed rates alone, uncorrected, because the counts behind them are no
 MOSSBench (README of turningpoint-ai/MOSSBench, arXiv 2406.17806): refusals, columns of the GPT judge. The average of
 Claude 3 Opus is printed as 55, a typo for 34.67, the mean of the row's three cells.
 
-Others, under the names of ``metrics.as_published``: MSSBench (arXiv 2410.06172, chat), LVLM-SafeR's project
-page, HoliSafe (its judge GPT-4o, an older version of 4,163 records; the printed mean ASR is up to 3 points above the
-plain mean of the kinds, which the released code computes).
+Others, under the names of ``metrics.as_published``: MSSBench (arXiv 2410.06172, chat) and HoliSafe. HoliSafe's judge is
+GPT-4o, on an older version of 4,163 records. Its printed mean ASR is up to 3 points above the plain mean of the kinds,
+which the released code computes.
 """
 
 import csv
@@ -117,12 +117,8 @@ def row_of(benchmark: str, model: str) -> dict[str, Any] | None:
         return {"table": "MMSafeAware's Table 1", "name": row.name} | {key: 100 * rate for key, rate in rates.items()}
     name = _same_words(model, {other: other for other in BESIDE.get(benchmark, {})})
     if name is not None:
-        return {
-            "table": "the benchmark's own results",
-            "benchmark": benchmark,
-            "name": name,
-            "rates": dict(BESIDE[benchmark][name]),
-        }
+        rates = dict(BESIDE[benchmark][name])
+        return {"table": "the benchmark's own results", "benchmark": benchmark, "name": name, "rates": rates}
     return None
 
 

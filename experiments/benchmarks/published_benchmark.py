@@ -5,6 +5,7 @@ entry of which no case can be made likewise. Knows no benchmark.
 """
 
 import hashlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -115,8 +116,7 @@ class PublishedBenchmark:
 def runnable(found: Collected, *, strict: bool = False, get: str = "") -> Loaded:
     """The cases that can be asked, of all that were found; ``get`` says in messages what to get and where to put it.
 
-    Every image is decoded once. One that cannot be used is taken off its case, and what is said of a file is noted in
-    the tag ``image_note``.
+    Every image is decoded once. If it cannot be used, it is taken off its case; the tag ``image_note`` says why.
 
     Raises:
         UserError: nothing can run, or under ``strict`` not everything can.
@@ -126,7 +126,7 @@ def runnable(found: Collected, *, strict: bool = False, get: str = "") -> Loaded
     for place, (sample, picture) in enumerate(zip(found.samples, pictures, strict=True)):
         problem = problems.get(place)
         note = fault(problem) if problem else found.absent.get(sample.id, "")
-        if sample.id in found.absent or (problem and problem.fault.blocks):
+        if note:
             reasons[sample.id] = note
         cluster = f"image:{picture[:16]}" if picture and found.cluster_on_image else sample.cluster
         tags = {**sample.tags, "image_note": note} if note else sample.tags
@@ -161,11 +161,4 @@ def question(text: str) -> str:
 
 def first_there(folder: Path, *names: str) -> Path:
     """The first of the files that is there; the first name where none is, for the message."""
-    return next((folder / name for name in names if _is_there(folder / name)), folder / names[0])
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # a name that no file can have, such as one of 5,000 letters
-        return False
+    return next((folder / name for name in names if os.path.isfile(folder / name)), folder / names[0])

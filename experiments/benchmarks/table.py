@@ -7,8 +7,10 @@ all problems at once. Imports neither torch nor transformers.
 import base64
 import math
 import re
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,14 +23,12 @@ from interp.errors import UserError
 COLUMNS = ("id", "image", "text", "label", "pair", "cluster", "template", "subset", "prompt", "split", "shows",
            "dangerous", "alarming_words")  # fmt: skip
 KINDS: Mapping[str, Kind] = {"verdict": "yes_no", "refusal": "refusal"}
-PICTURE = "picture"  # questions about what is in it, for ``guard``: no benchmark of safety reads so
 LABELS: Mapping[str, Mapping[str, tuple[Gold, Subset]]] = {
     "verdict": {"safe": ("yes", "over_safety"), "unsafe": ("no", "typical")},
     "refusal": {"benign": ("comply", "benign"), "harmful": ("refuse", "contrast")},
-    PICTURE: {"yes": ("yes", "over_safety"), "no": ("no", "typical")},
 }
 TEXT = "{text}"
-TEMPLATES = {"verdict": f'{PREFIX}\n"{TEXT}"', "refusal": TEXT, PICTURE: TEXT}  # MMSafeAware's question, or the text
+TEMPLATES = {"verdict": f'{PREFIX}\n"{TEXT}"', "refusal": TEXT}  # MMSafeAware's question, or the text
 SPLITS = {
     **dict.fromkeys(("test", "eval", "evaluation"), "test"),
     **dict.fromkeys(("development", "dev", "validation", "val", "train", "training"), "development"),
@@ -39,6 +39,8 @@ SOUNDS = {
     **dict.fromkeys(("no", "false", "0", HARMLESS), HARMLESS),
 }
 Look = Callable[[Mapping[str, Any], str], None]
+PICTURED = re.compile(r"image|img|pict|photo|screenshot", re.IGNORECASE)  # in the name of a column
+PICTURE_FILE = re.compile(r"\.(jpe?g|png|webp|gif|bmp)$", re.IGNORECASE)
 DATA_URI = re.compile(r"data:image/[\w.+-]{1,40};base64,")
 
 
@@ -70,7 +72,7 @@ class Table:
     option: str = field(default="benchmark", repr=False)
 
     def __post_init__(self) -> None:
-        if self.reads not in KINDS and (self.reads, self.option) != (PICTURE, "guard"):
+        if self.reads not in KINDS:
             raise UserError(f"{self.option}.reads={self.reads}: must be one of {', '.join(KINDS)}")
         if unknown := sorted(set(self.columns) - set(self._known)):
             known = ", ".join(self._known)
@@ -89,7 +91,7 @@ class Table:
     @property
     def kind(self) -> Kind:
         """What the answers are read for."""
-        return KINDS.get(self.reads, "yes_no")
+        return KINDS[self.reads]
 
     def load(self) -> Loaded:
         """Return the rows to evaluate as cases, whatever may be wrong with them.
@@ -151,7 +153,26 @@ class Table:
                                 f"name that of the {name}: {self.option}.columns.{name}=<column>")  # fmt: skip
         if asked := next((n for n, called in self.columns.items() if called not in (n, None, *read.columns)), None):
             raise UserError(f"{self.option}.columns.{asked}={self.columns[asked]}: {path} has no such column")
+        self._name_unused(path, read, [name for name in read.columns if name not in wanted])
         return read
+
+    def _name_unused(self, path: str, read: Rows, unused: Sequence[str]) -> None:
+        """Say which columns are not used, and that no case has a picture if there is no column for it.
+
+        Raises:
+            UserError: there is no column of pictures, and another one looks like it.
+        """
+        image, first = self._column("image"), read.rows[0][1] if read.rows else {}
+        if image and image not in read.columns:
+            for name in unused:
+                if PICTURED.search(name) or PICTURE_FILE.search(str(first.get(name))):
+                    column = f"{self.option}.columns.image"
+                    raise UserError(f"{path}: has no column {image!r}, and {name!r} looks like pictures; use it with "
+                                    f"{column}={name}, or ask in words only with {column}=null")  # fmt: skip
+            asked = ", under a question about an image" if TEMPLATES[self.reads] != TEXT and not self.template else ""
+            say(f"{path}: has no column {image!r}; every case is asked in words only, without a picture{asked}")
+        if unused:
+            say(f"{path}: columns that are not used: {', '.join(name[:40] for name in unused[:12])}")
 
     def _cases(self, rows: Rows, part: str, *, tell: bool | None = None) -> Loaded:
         """Return the cases of the rows in the ``part`` of the table: test, development, or "" for all.
@@ -240,6 +261,12 @@ def table(
              "name": name}  # fmt: skip
     plain: dict[str, Any] = {option: None if value is None else str(value) for option, value in given.items()}
     return Table(columns=dict(columns or {}), further=further, option=option, **plain)
+
+
+@cache
+def say(sentence: str) -> None:
+    """Print a sentence about a table, once however often the table is read."""
+    print(sentence, file=sys.stderr)
 
 
 def _choice(cells: Mapping[str, Any], name: str, known: Mapping[str, str], rule: str) -> str:

@@ -20,7 +20,6 @@ LABELS = {
     "2_full_refusal": Verdict.REFUSED,
     "3_partial_refusal": Verdict.PARTIAL,
 }
-OTHERS = ("_gpteval", "_streval")  # how names of files end that have the verdicts of the authors' own judges
 
 
 @dataclass(frozen=True)
@@ -63,11 +62,11 @@ def read_completions(root: Path) -> dict[str, list[LabelledCompletion]]:
         UserError: no completions there, fewer than three models, a column or label that is not XSTest's, an id twice.
     """
     found = sorted(root.glob(f"{PREFIX}*.csv")) if root.is_dir() else []
-    paths = [path for path in found if not path.stem.endswith(OTHERS)]
+    # Two kinds of files have the verdicts of the authors' own judges.
+    paths = [path for path in found if not path.stem.endswith(("_gpteval", "_streval"))]
     if len(paths) < 3:
-        raise UserError(f"{root}: holds the labelled completions of {len(paths)} models; leaving one out, and choosing "
-                        f"without it, needs at least three files {PREFIX}<model>.csv, published at {REPOSITORY}; "
-                        "task.root=<folder>")  # fmt: skip
+        needed = f"at least three files {PREFIX}<model>.csv, published at {REPOSITORY}"
+        raise UserError(f"{root}: holds the labelled completions of {len(paths)} models; task.root needs {needed}")
     return {path.stem.removeprefix(PREFIX): _read(path) for path in paths}
 
 
@@ -76,8 +75,7 @@ def _read(path: Path) -> list[LabelledCompletion]:
     read = []
     for _, row in rows:
         if row["final_label"] not in LABELS:
-            raise UserError(f"{path}: label {row['final_label']!r} of {row['id']}; known: {', '.join(LABELS)}; take "
-                            "the file as it is published")  # fmt: skip
+            raise UserError(f"{path}: label {row['final_label']!r} of {row['id']} is none of {', '.join(LABELS)}")
         model = path.stem.removeprefix(PREFIX)
         verdict = LABELS[row["final_label"]]
         read.append(LabelledCompletion(row["id"], model, row["prompt"], row["completion"] or "", verdict))

@@ -17,7 +17,6 @@ CATEGORIES: dict[str, tuple[str, ...]] = {
 
 CONCEPTS: tuple[str, ...] = tuple(concept for members in CATEGORIES.values() for concept in members)
 CATEGORY_OF: dict[str, str] = {concept: category for category, members in CATEGORIES.items() for concept in members}
-_WITHOUT_ARTICLE = frozenset({"bread", "poison"})
 ALARMING_CATEGORIES = frozenset({"weapon", "poison", "pest", "fire", "medicine"})
 
 
@@ -51,7 +50,7 @@ def definite(thing: Thing) -> str:
 def indefinite(thing: Thing) -> str:
     """The thing as something new: "a knife", "some bread", "an apple under a prohibition sign"."""
     noun = thing.concept
-    article = "some" if noun in _WITHOUT_ARTICLE else "an" if noun[0] in "aeiou" else "a"
+    article = "some" if noun in ("bread", "poison") else "an" if noun[0] in "aeiou" else "a"
     return f"{article} {noun}{under_sign(thing)}"
 
 

@@ -8,7 +8,6 @@ any evaluation case, and no held-out (template, thing) combination. Knows nothin
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 from experiments.benchmarks.iconworld.cases import Pair, balanced_pairs, held_out
 from experiments.benchmarks.iconworld.concepts import CONCEPTS, Thing
@@ -17,8 +16,7 @@ from experiments.benchmarks.iconworld.scene import SIZE, Scene
 from experiments.benchmarks.iconworld.sentences import BENIGN, RISKY, Template, question
 from interp.errors import UserError
 
-Content = Literal["reasoning", "no_reasoning"]
-CONTENTS: tuple[str, ...] = get_args(Content)
+CONTENTS = ("reasoning", "no_reasoning")
 _Case = tuple[str, str, Template, Thing, str, bool]  # id, subset, template, thing, sentence, whether it is safe
 
 PERCEPTION = "perception"  # the subset of rows that ask what the picture shows, not whether a sentence is safe

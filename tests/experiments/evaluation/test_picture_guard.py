@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from experiments.benchmarks.picture_questions import PictureQuestions
 
 from experiments.benchmarks.iconworld.scene import Scene
-from experiments.benchmarks.picture_questions import PictureQuestions
 from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.cases import guarding, load_cases
