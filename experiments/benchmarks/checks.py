@@ -22,7 +22,6 @@ WAY_OUT = "correct them, or go on without them: benchmark.skip_bad=true"
 MADE = ("image:", "text:", "pair:")  # how clusters begin that are made here
 SHOWN = 20  # problems in the message; all of them are in the file that it names
 LONGEST = 100_000  # characters of a prompt; 40 times the longest of the published benchmarks
-LONGEST_ID = 500
 WORKERS = 4  # threads that decode; Pillow gives up Python's lock meanwhile
 KNOWN: Mapping[Kind, Mapping[str, tuple[str, ...]]] = {  # right answer → subsets
     "yes_no": {"yes": ("over_safety", "control"), "no": ("typical", "attack", "control")},
@@ -143,8 +142,8 @@ def _of_case(sample: Sample, kind: Kind, seen: Mapping[str, str]) -> list[str]:
     reasons = []
     if not sample.id.strip():
         reasons.append("id: is empty")
-    elif len(sample.id) > LONGEST_ID or sample.id != whole(sample.id):
-        reasons.append(f"id: is no text of at most {LONGEST_ID} characters")
+    elif len(sample.id) > 500 or sample.id != whole(sample.id):
+        reasons.append("id: is no text of at most 500 characters")
     elif sample.id in seen:
         reasons.append(f"id: occurs before{f' ({seen[sample.id]})' if seen[sample.id] else ''}")
     known = KNOWN[kind]
@@ -160,7 +159,7 @@ def _of_case(sample: Sample, kind: Kind, seen: Mapping[str, str]) -> list[str]:
         elif text != whole(text):
             reasons.append(f"{field}: holds half a character (a lone surrogate)")
         elif marks := [mark for mark in PLACEHOLDERS if mark in text]:
-            reasons.append(f"{field}: holds {marks[0]!r}, which marks the place of a picture; take it out")
+            reasons.append(f"{field}: holds {marks[0]!r}, in whose place models put a picture; take it out")
         else:
             continue
         break  # a prompt made of a bad text is bad for the same reason

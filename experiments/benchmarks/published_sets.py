@@ -37,7 +37,7 @@ def _situations(entry: Record) -> list[Record]:
     scenario = str(entry.get("Type") or "").strip() or "unnamed"
     return [
         {**entry, "text": need({"queries": text}, "queries"), "pair": f"chat{entry['n']}.{number}", "side": side,
-         "image": picture, "id": f"chat{entry['n']}.{number}-{side}", "scenario": scenario}
+         "image": picture, "number": number, "scenario": scenario}
         for number, text in enumerate(queries) for side, picture in pictures.items()
     ]  # fmt: skip
 
@@ -46,7 +46,7 @@ CHAT = Columns(
     files=("combined.json", "combine.json"),
     key="chat",
     records=_situations,
-    id="{id}",
+    id="chat{n}.{number}-{side}",
     image=("chat/{image}",),
     before=INSTRUCTION,
     pair="{pair}",

@@ -20,7 +20,7 @@ ENDINGS = (".jsonl", ".csv", ".parquet", ".xlsx")
 DELIMITERS = (",", ";", "\t")  # spreadsheets in half of Europe write semicolons
 ROWS = 100_000  # a sheet may name far more than it holds
 LONGEST_CELL = 2**30  # characters that the csv module reads; what is too long to ask is told of its case
-AS_UTF_8 = "save the table as UTF-8"
+AS_UTF_8 = "save the table as UTF-8 (0xff or 0xfe at its start means UTF-16)"
 
 
 class Rows(NamedTuple):
@@ -227,6 +227,7 @@ def _csv_lines(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
 
 def _workbook(path: Path, wanted: Collection[str]) -> tuple[list[Any], list[str], list[Problem]]:
     import pandas
+    from openpyxl.utils.escape import unescape
 
     try:
         with warnings.catch_warnings():
@@ -234,6 +235,7 @@ def _workbook(path: Path, wanted: Collection[str]) -> tuple[list[Any], list[str]
             table = pandas.read_excel(path, header=None, dtype=str, na_filter=False, nrows=ROWS + 1, engine="openpyxl")
         if len(table) > ROWS:
             raise ValueError(f"it has more than {ROWS:,} rows")
+        table = table.map(unescape)  # control characters, as Excel writes them: a line break is _x000D_
     except Exception as error:  # pandas and openpyxl raise whatever they stumble over
         way_out = "save it again, or save its first sheet as CSV in UTF-8"
         raise UserError(f"{path} is not a readable .xlsx table ({error}); {way_out}") from error

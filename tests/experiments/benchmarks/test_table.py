@@ -226,7 +226,11 @@ def test_rows_to_learn_from_are_named_by_a_column_or_a_second_table(folder: Path
     [
         ("a.jsonl", b"", "has no rows"),
         ("a.jsonl", b'{"id": 1, "text": "\xff"}', "line 1: is not UTF-8"),
-        ("a.csv", "id,text,label\n".encode("utf-16"), "looks like UTF-16"),
+        (
+            "a.csv",
+            "id,text,label\n".encode("utf-16"),
+            "0xff); save the table as UTF-8 (0xff or 0xfe at its start means UTF-16)",
+        ),
         ("a.csv", b'id,text,label\n1,"open', "is not CSV"),
         ("a.csv", b"id,text,text,label\n1,2,3,4", "the column 'text' more than once"),
         ("a.csv", b"id,label\n1,safe", "has no column 'text'; its columns are 'id', 'label'"),
