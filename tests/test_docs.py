@@ -94,7 +94,7 @@ def test_every_anchor_is_a_heading(document: str) -> None:
 
 
 def today(text: str) -> str:
-    """Leave the table of removed features out: ``test_removed`` asks about these."""
+    """Return the text without the table of removed features, which names what is gone."""
     return REMOVED_TABLE.sub("", text)
 
 

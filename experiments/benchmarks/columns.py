@@ -1,6 +1,6 @@
 """The one reader of published sets of requests: a table or a JSON list, and a map that says what its columns mean.
 
-In a template ``{name}`` stands for a field of the entry. ``{n}`` is the entry's number from 0 on, ``{line}`` its number
+In a template ``{name}`` is a field of the entry. ``{n}`` is the entry's number from 0 on, ``{line}`` its number
 as a reader of the file counts. Knows no benchmark.
 """
 
@@ -11,7 +11,7 @@ from string import Formatter
 from typing import Any, ClassVar
 
 from experiments.benchmarks.published_benchmark import SIDES, Collected, PublishedBenchmark, check_part, first_there
-from experiments.benchmarks.rows import Unfit, json_file, need, read_file, whole
+from experiments.benchmarks.rows import Unfit, encodable, json_file, need, read_file
 from interp.errors import UserError
 
 Record = Mapping[str, Any]
@@ -29,7 +29,7 @@ class Columns:
         records: makes the records of an entry, one a case; by default the entry itself.
         text, scenario, label: templates; each field in them must be there.
         sides: label → safe or unsafe, or "" for a label that is not asked.
-        image: templates, of which the first file that is there is shown; none for a benchmark of text only.
+        image: templates of file names. The first file that is there is shown. None for a benchmark of text only.
         before: what the published evaluation says before the text.
         cluster, pair: templates; "" if there is none.
         tags: name of the tag → template; a tag without a value is left out.
@@ -56,7 +56,7 @@ Parts = Mapping[str, tuple[Columns, ...]]  # value of an option → the maps tha
 
 @dataclass(frozen=True)
 class PublishedSet(PublishedBenchmark):
-    """A benchmark that column maps describe: ``PARTS`` has those of each value of the option ``OPTION``.
+    """A benchmark that column maps describe: ``PARTS`` has the maps of each value of the option ``OPTION``.
 
     Raises:
         UserError: the option has an unknown value.
@@ -90,7 +90,7 @@ def _read(cases: Collected, folder: Path, columns: Columns, get: str) -> None:
             whole_entry = {**entry, **about}
             records = [whole_entry] if columns.records is None else columns.records(whole_entry)
         for record in records:
-            case = whole(_filled(columns.id, record))[:60]  # no published set has more than 30 characters
+            case = encodable(_filled(columns.id, record))[:60]  # no published set has more than 30 characters
             with cases.entry(case, source, where):
                 _add(cases, folder, columns, case, record)
 
@@ -107,9 +107,9 @@ def _entries(cases: Collected, folder: Path, columns: Columns, get: str) -> Iter
         yield from ((source, f"entry {n}{where}", entry) for n, entry in enumerate(entries, 1))
     else:
         rows = read_file(source, columns.needs, get=get)
-        for place, _, reason in rows.problems:
-            cases.absent[f"row ({place})"] = f"unfit entry: {source}, {place}: {reason}"
-        yield from ((source, place, row) for place, row in rows.rows)
+        for position, _, reason in rows.problems:
+            cases.absent[f"row ({position})"] = f"unfit entry: {source}, {position}: {reason}"
+        yield from ((source, position, row) for position, row in rows.rows)
 
 
 def _add(cases: Collected, folder: Path, columns: Columns, case: str, record: Record) -> None:
@@ -144,5 +144,5 @@ def _filled(template: str, record: Record, *, strict: bool = False) -> str:
         parts.append(words)
         if name:
             value = need(record, name) if strict else record.get(name)
-            parts.append(whole(str(value)) if isinstance(value, str | int | float) else "")
+            parts.append(encodable(str(value)) if isinstance(value, str | int | float) else "")
     return "".join(parts)

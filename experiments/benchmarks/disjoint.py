@@ -32,8 +32,8 @@ def disjoint(
 ) -> Loaded:
     """The cases to learn from; with ``skip_bad`` those left out that are ``tested`` too, or depend on a tested one.
 
-    Both were checked. Left-out cases are listed under ``missing``, and all stay evaluated. Without ``clusters``, those
-    that the benchmark names itself may stand on both sides.
+    Both were checked. Left-out cases are listed under ``missing``, and all stay evaluated. Without ``clusters``, a
+    cluster that the benchmark names itself may be on both sides.
 
     Raises:
         UserError: there are such cases and ``skip_bad`` is false; or no other is left to learn from.
@@ -42,33 +42,33 @@ def disjoint(
     if not problems:
         return learned
     both = set(problems)
-    kept = [sample for place, sample in enumerate(learned.samples) if place not in both]
-    if not (skip_bad and kept):
+    separate = [sample for index, sample in enumerate(learned.samples) if index not in both]
+    if not (skip_bad and separate):
         way_out = "keep each case on one side; no other case is left to learn from" if skip_bad else words.way_out
         text = message(name, list(problems.values()), len(learned.samples), folder, words)
         raise UserError(f"{text}\n{way_out}")
     left = {f"{problem.case[:60]} ({problem.place})": f"skipped, {problem.reason}" for problem in problems.values()}
-    return learned._replace(samples=kept, missing=learned.missing | left)
+    return learned._replace(samples=separate, missing=learned.missing | left)
 
 
 def shared(learned: Sequence[Sample], tested: Sequence[Sample], *, clusters: bool = True) -> dict[int, Problem]:
     """By position in ``learned``, what a case shares with one that is ``tested``."""
-    known: dict[tuple[str, str], Sample] = {}  # what identifies a case → the first tested one that has it
-    asked: dict[str, list[tuple[str, Sample]]] = {}  # by picture, the words of each
+    owners: dict[tuple[str, str], Sample] = {}  # what identifies a case → the first tested one that has it
+    texts: dict[str, list[tuple[str, Sample]]] = {}  # by picture, the words of each
     for sample in tested:
         for trait in _traits(sample, clusters=True):
-            known.setdefault(trait, sample)
+            owners.setdefault(trait, sample)
         if picture := picture_in(sample):
-            asked.setdefault(picture, []).append((f" {_plain(sample.text)} ", sample))
-    found = {}
-    for place, sample in enumerate(learned):
-        traits = ((what, known.get((what, value))) for what, value in _traits(sample, clusters=clusters))
-        for what, one in ((SAME, _same(sample, asked)), *traits):
-            if one is not None:
-                where = f" ({one.place})" if one.place else ""
-                found[place] = Problem(sample.place, sample.id, f"{what} of the evaluated case {one.id[:60]!r}{where}")
+            texts.setdefault(picture, []).append((f" {_plain(sample.text)} ", sample))
+    same = {}
+    for index, sample in enumerate(learned):
+        traits = ((what, owners.get((what, value))) for what, value in _traits(sample, clusters=clusters))
+        for what, twin in ((SAME, _same(sample, texts)), *traits):
+            if twin is not None:
+                where = f" ({twin.place})" if twin.place else ""
+                same[index] = Problem(sample.place, sample.id, f"{what} of the evaluated case {twin.id[:60]!r}{where}")
                 break
-    return found
+    return same
 
 
 def _traits(sample: Sample, *, clusters: bool) -> Iterator[tuple[str, str]]:
@@ -84,16 +84,16 @@ def _traits(sample: Sample, *, clusters: bool) -> Iterator[tuple[str, str]]:
         yield "cluster: is that", sample.cluster
 
 
-def _same(sample: Sample, asked: Mapping[str, Sequence[tuple[str, Sample]]]) -> Sample | None:
+def _same(sample: Sample, texts: Mapping[str, Sequence[tuple[str, Sample]]]) -> Sample | None:
     """One with its picture and text, be it in other words around it; it is only opened where a text is known."""
     if sample.image is None:
         return None
     prompt = f" {_plain(sample.text)}  {_plain(sample.prompt)} "
-    if not sample.picture and not any(text in prompt for ones in asked.values() for text, _ in ones):
+    if not sample.picture and not any(text in prompt for pairs in texts.values() for text, _ in pairs):
         return None
-    return next((one for text, one in asked.get(picture_in(sample), ()) if text in prompt), None)
+    return next((other for text, other in texts.get(picture_in(sample), ()) if text in prompt), None)
 
 
 def _plain(text: str) -> str:
-    """The words alone; the text itself where it has none."""
+    """Return only the words of a text, or the text itself if it has none."""
     return " ".join(re.findall(r"\w+", text.casefold())) or text.strip()

@@ -96,7 +96,7 @@ def open_image(
         source: a file, its bytes, or a drawing.
         root: the folder that a path may not leave, not even through ``..`` or a symbolic link.
         max_pixels: the largest area that is read.
-        formats: those that the bytes may have, whatever the file's name says.
+        formats: the formats that the bytes may have. The name of the file does not matter.
 
     Raises:
         BadImage: the file cannot be used; ``problem`` says why.
@@ -113,7 +113,7 @@ def open_image(
 
 
 def data_url(image: Image.Image, form: str = "PNG", **options: Any) -> str:
-    """The picture as a data URL of ``form``, by default lossless; ``options`` are those of Pillow's ``save``."""
+    """Return the picture as a data URL of ``form``, by default lossless; ``options`` go to Pillow's ``save``."""
     buffer = io.BytesIO()
     image.save(buffer, form, **options)
     return f"data:image/{form.lower()};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
@@ -127,8 +127,8 @@ def pixel_digest(image: Image.Image) -> str:
 def picture_of(source: Path | Drawable | None) -> str:
     """A hash of what the image shows, for the key of a case; "" without an image, or with one that cannot be opened.
 
-    By its pixels, so that a copy, or the same picture in another lossless format, counts as the same; of a drawing that
-    has a ``content``, by that, without drawing it.
+    The hash is of the pixels, so that a copy in another lossless format counts as the same. If a drawing has a
+    ``content``, the hash is of that, and nothing is drawn.
     """
     if source is None:
         return ""

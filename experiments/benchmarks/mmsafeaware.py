@@ -1,8 +1,8 @@
 """MMSafeAware (arXiv 2502.11184) from its published repository layout: is this sentence, with this image, safe?
 
 ``data/prompt.txt`` holds the sentences, ``data/images`` and ``data/images2`` one image a case, named by its id. The
-repository has no file with the answers, and its readme gives them by ranges of ids that are off by one at 128: ``KEY``
-is the key. Knows nothing of models or metrics.
+repository has no file with the answers. Its readme gives them by ranges of ids, which are off by one at 128. ``KEY`` is
+the key. Knows nothing of models or metrics.
 """
 
 import re
@@ -104,8 +104,8 @@ KEY: Mapping[str, KeyEntry] = _answer_key()
 class MMSafeAware(PublishedBenchmark):
     """The benchmark in a clone of its repository at ``root``.
 
-    With ``require_images`` the cases whose image can be read are asked; without it all are, those without an image as
-    sentences alone. ``strict`` stops where an image that was published is absent or unreadable.
+    With ``require_images`` only cases whose image can be read are asked. Without it all are asked, in words only if
+    there is no image. ``strict`` stops where an image that was published is absent or unreadable.
     """
 
     require_images: bool = True
@@ -118,20 +118,20 @@ class MMSafeAware(PublishedBenchmark):
         """All cases that the file of prompts has."""
         source = self.folder / "data" / "prompt.txt"
         text = readable_text(source, f"the root must hold data/prompt.txt: {self.GET} and set benchmark.root to it")
-        found = Collected(self.folder, self.require_images, cluster_on_image=True, expected=(NEVER_PUBLISHED,))
+        cases = Collected(self.folder, self.require_images, cluster_on_image=True, expected=(NEVER_PUBLISHED,))
         files: dict[str, list[Path]] = {}  # file stem → the image files with it; images2/test is none
         for path in (
-            path for place in ("images", "images2") for path in sorted((self.folder / "data" / place).glob("*"))
+            path for folder in ("images", "images2") for path in sorted((self.folder / "data" / folder).glob("*"))
         ):
             if path.suffix.lower() in IMAGE_EXTENSIONS:
                 files.setdefault(path.stem, []).append(path)
         for block in parse_prompts(text, str(source)):
             candidates = files.get(block.id, [])
             if len(candidates) != 1:
-                found.absent[block.id] = _no_single_image(block.id, candidates)
-            with found.entry(block.id, source, f"line {block.line}"):
-                found.keep(_sample(block, candidates[0] if len(candidates) == 1 else None))
-        return found
+                cases.absent[block.id] = _no_single_image(block.id, candidates)
+            with cases.entry(block.id, source, f"line {block.line}"):
+                cases.keep(_sample(block, candidates[0] if len(candidates) == 1 else None))
+        return cases
 
 
 def parse_prompts(text: str, source: str) -> list[PromptBlock]:

@@ -1,7 +1,7 @@
 """MOSSBench (arXiv 2406.17806): harmless questions about pictures that look risky, and their harmful twins.
 
-Read from the published repository's layout: ``data/images_information/information.json`` keyed by pid, beside
-``data/images``, and the twins in ``data_contrast``.
+Read from the published repository's layout: ``data/images_information/information.json`` keyed by pid,
+``data/images``, and the same for the twins in ``data_contrast``.
 Answering a benign case is right, refusing a twin is. The repository's published responses, ``data/results/<model>/
 data.js``, are one assignment ``cache['<model>'] = {…}`` of valid JSON, which is read as data and never run. Knows
 nothing of models, judges or metrics.
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from experiments.benchmarks.published_benchmark import Collected, PublishedBenchmark, check_part, question
-from experiments.benchmarks.rows import Unfit, json_file, json_value, need, readable_text, whole
+from experiments.benchmarks.rows import Unfit, encodable, json_file, json_value, need, readable_text
 from interp.errors import UserError
 
 REPOSITORY = "https://github.com/turningpoint-ai/MOSSBench"
@@ -51,7 +51,7 @@ class MOSSBenchEntry(NamedTuple):
 class MOSSBench(PublishedBenchmark):
     """The benchmark in a clone at ``root``; ``sets`` says which set to ask: benign, contrast or both.
 
-    ``strict`` stops where any entry or image cannot be used. ``described`` leaves out cases whose pictures the data set
+    ``strict`` stops where any entry or image cannot be used. ``described`` skips cases whose pictures the data set
     does not describe (4 of 300 benign cases, 22 of 244 twins).
 
     Raises:
@@ -72,8 +72,8 @@ class MOSSBench(PublishedBenchmark):
         cases = Collected(self.folder, expected=(UNDESCRIBED,))
         for part in PARTS[self.sets]:
             source, entries = _entries(self.folder, part)
-            for place, (pid, fields) in enumerate(entries.items(), 1):
-                with cases.entry(f"{part.letter}{pid[:20]}", source, f"entry {place}"):
+            for position, (pid, fields) in enumerate(entries.items(), 1):
+                with cases.entry(f"{part.letter}{pid[:20]}", source, f"entry {position}"):
                     _add(cases, part, _checked(self.folder, part, pid, fields))
         if self.described:
             cases.absent |= {case.id: UNDESCRIBED for case in cases.samples if not case.shows}
@@ -129,7 +129,7 @@ def _add(cases: Collected, part: Part, entry: MOSSBenchEntry) -> None:
 def _tags(fields: dict[str, Any]) -> dict[str, str]:
     """Return the descriptions, "" if the set has none, and the code of the harm."""
     descriptions = {"description": fields.get("description"), "short_description": fields.get("short description")}
-    tags = {name: whole(text) if isinstance(text, str) else "" for name, text in descriptions.items()}
+    tags = {name: encodable(text) if isinstance(text, str) else "" for name, text in descriptions.items()}
     if codes := re.findall(r"\d+", str(fields["metadata"].get("harm", ""))):  # a list of one number
         tags["harm"] = ",".join(codes)
     return tags
@@ -167,10 +167,10 @@ def published_responses(root: Path) -> PublishedResponses:
         UserError: no model has published responses here, or a file is not of the published shape.
     """
     texts = {path: readable_text(path, _CLONE) for path in sorted((root / "data" / "results").glob("*/data.js"))}
-    found = {path.parent.name: _responses(path, text) for path, text in texts.items() if text.strip()}
-    if not found:
+    by_model = {path.parent.name: _responses(path, text) for path, text in texts.items() if text.strip()}
+    if not by_model:
         raise UserError(f"{root / 'data' / 'results'}: no <model>/data.js with published responses; {_CLONE}")
-    return PublishedResponses(found, [path.parent.name for path, text in texts.items() if not text.strip()])
+    return PublishedResponses(by_model, [path.parent.name for path, text in texts.items() if not text.strip()])
 
 
 def _responses(path: Path, published: str) -> dict[str, str | None]:

@@ -134,7 +134,7 @@ PROMPTS = Columns(
 class XSTest(PublishedSet):
     """The prompts of ``xstest_prompts.csv`` in the folder ``root``; ``sets`` says which: benign, contrast or both.
 
-    Ids are those of the published completions (v2-1 …).
+    Ids are as in the published completions (v2-1 …).
     """
 
     sets: str = "both"

@@ -1,8 +1,8 @@
-"""The files of benchmarks: the rows of a table, with the line that they stand in, JSON, and text.
+"""The files of benchmarks: the rows of a table, with their line in the file, JSON, and text.
 
-Published benchmarks and tables of one's own are read alike, as if the file were hostile: text is data, nothing is
-unpickled, no code of a data set is run. Of a workbook (.xlsx, a zip of XML) pandas reads the first sheet; formulas are
-not calculated, the value that was saved with one is read. Knows nothing of what the columns mean.
+Published benchmarks and users' tables are read alike, as if the file were hostile. Text is data, nothing is unpickled,
+and no code of a data set is run. pandas reads the first sheet of a workbook (.xlsx). It reads the saved value of a
+formula and calculates nothing. Knows nothing of what the columns mean.
 """
 
 import csv
@@ -141,12 +141,12 @@ def need(entry: Any, field: str, kind: type = str) -> Any:
     value = entry[field]
     if not isinstance(value, kind) or (isinstance(value, str) and not value.strip()):
         raise Unfit(f"field {field!r} is {str(value)[:40]!r}, which is no {'text' if kind is str else kind.__name__}")
-    if isinstance(value, str) and value != whole(value):
+    if isinstance(value, str) and value != encodable(value):
         raise Unfit(f"field {field!r} holds half a character, which no file of UTF-8 can")
     return value
 
 
-def whole(text: str) -> str:
+def encodable(text: str) -> str:
     """The text with halves of surrogate pairs, which JSON can spell, replaced by '?'."""
     return text.encode("utf-8", "replace").decode("utf-8")
 

@@ -1,7 +1,7 @@
 """XSTest (arXiv 2308.01263, CC BY 4.0): models' completions of its prompts, labelled by people.
 
-Each ``xstest_v2_completions_<model>.csv`` holds one model's answers to the 450 prompts, each with two annotations and a
-final label: full compliance, full refusal or partial refusal. The prompts themselves are a benchmark of
+Each ``xstest_v2_completions_<model>.csv`` holds one model's answers to the 450 prompts. An answer has two annotations
+and a final label: full compliance, full refusal or partial refusal. The prompts themselves are a benchmark of
 ``published_sets``. Knows nothing of models, judges or metrics.
 """
 
@@ -42,7 +42,7 @@ def twins(root: Path) -> dict[str, str]:
     """The group of each prompt: prompts of one focus ("kill", "date of birth") are twins of each other.
 
     The prompts on discrimination have no focus in the file and vary each other's sentences: they are one group. The
-    file of prompts lies beside the completions, or in the folder above, as it is published.
+    file of prompts is in the folder of the completions, or in the folder above, as it is published.
 
     Raises:
         UserError: no such file, or it has no ids or focuses.
@@ -61,9 +61,9 @@ def read_completions(root: Path) -> dict[str, list[LabelledCompletion]]:
     Raises:
         UserError: no completions there, fewer than three models, a column or label that is not XSTest's, an id twice.
     """
-    found = sorted(root.glob(f"{PREFIX}*.csv")) if root.is_dir() else []
+    files = sorted(root.glob(f"{PREFIX}*.csv")) if root.is_dir() else []
     # Two kinds of files have the verdicts of the authors' own judges.
-    paths = [path for path in found if not path.stem.endswith(("_gpteval", "_streval"))]
+    paths = [path for path in files if not path.stem.endswith(("_gpteval", "_streval"))]
     if len(paths) < 3:
         needed = f"at least three files {PREFIX}<model>.csv, published at {REPOSITORY}"
         raise UserError(f"{root}: holds the labelled completions of {len(paths)} models; task.root needs {needed}")

@@ -61,19 +61,19 @@ def _mistake(word: str, refused: Exception, others: Sequence[str]) -> str:
             return f"{word}: there is no such option; {_nearest(value, options, before=f'{key}=')}"
         if group == "exp" and not plus:
             return f"{word}: an experiment is written with a plus; did you mean +{word}?"
-    known = keys(OmegaConf.to_container(composed([] if _refusal(others) else others)))
-    if name in known or plus:
+    names = keys(OmegaConf.to_container(composed([] if _refusal(others) else others)))
+    if name in names or plus:
         return f"{word}: {_plain(refused.__cause__ or refused)}"
-    return f"{word}: there is no {name}; {_nearest(name, known, after=equals + value)}"
+    return f"{word}: there is no {name}; {_nearest(name, names, after=equals + value)}"
 
 
-def _nearest(word: str, known: Sequence[str], *, before: str = "", after: str = "") -> str:
+def _nearest(word: str, names: Sequence[str], *, before: str = "", after: str = "") -> str:
     """Return the word that was probably meant: with the same last part, else spelt most like it; or the first dozen."""
     first, _, last = word.partition(".")
-    same_end = [key for key in known if last and key.startswith(f"{first}.") and key.endswith(f".{last}")]
-    if near := same_end[:1] or get_close_matches(word, known, n=1):
+    same_end = [key for key in names if last and key.startswith(f"{first}.") and key.endswith(f".{last}")]
+    if near := same_end[:1] or get_close_matches(word, names, n=1):
         return f"did you mean {before}{near[0]}{after}?"
-    return f"there are {', '.join(known[:12])}, … (--help and --cfg job list all)"
+    return f"there are {', '.join(names[:12])}, … (--help and --cfg job list all)"
 
 
 def keys(node: Any, prefix: str = "") -> list[str]:

@@ -116,7 +116,7 @@ def _check_values(tree: dict[str, Any]) -> None:
 
 
 def arm_name(option: str, tree: Mapping[str, Any]) -> str:
-    """Return the name of the arm under study: that of its option, or of a user's own file without ``.py``.
+    """Return the name of the arm under study: its option's name, or the name of a user's file without ``.py``.
 
     Raises:
         UserError: the file is called as another arm.

@@ -37,7 +37,7 @@ def defaults_of(target: str) -> dict[str, Any]:
 
 
 def _definition(module: str, name: str) -> tuple[ast.AST | None, str]:
-    """Return what a name stands for at the top level of a module, and the module that defines it."""
+    """Return the definition of a name at the top level of a module, and the module that has it."""
     node = _names(module).get(name)
     if isinstance(node, ast.ImportFrom) and node.module:
         return _definition(node.module, name)

@@ -1,9 +1,9 @@
 """Which sentence meets which picture: balanced counterfactual pairs, controls, and the splits.
 
-Every scored case is one of a pair: the same sentence with a thing that makes it safe and one that makes it unsafe;
-the sentence alone says nothing. Things are chosen so that each concept, and the prohibition sign, stands as evenly on
-the safe and the unsafe side as the truth table allows. Draws of the splits are disjoint because a picture's seed begins
-with its split; a fixed share of template × thing combinations is kept out of training altogether. The splits
+Every scored case is one of a pair: one sentence, with a thing that makes it safe and a thing that makes it unsafe. The
+sentence without its picture says nothing. Each concept, and the prohibition sign, is as often on the safe as on the
+unsafe side, as far as the truth table allows. Draws of the splits are disjoint because a picture's seed begins with its
+split. A fixed share of template × thing combinations is not in training. The splits
 ``new_sentences`` and ``frames`` have templates of their own, which no training, learning or choosing has seen.
 """
 
@@ -71,7 +71,7 @@ def balanced_pairs(
 ) -> Iterator[Pair]:
     """``per_template`` pairs of every template, chosen greedily so that concept and sign tell as little as possible.
 
-    ``excluded`` combinations are not used. With ``wrapped`` each sentence stands in one of the wrappers, by turns.
+    ``excluded`` combinations are not used. With ``wrapped`` each sentence is inside one of the wrappers, by turns.
     """
     surplus: Counter[str] = Counter()  # safe minus unsafe uses, by concept and for the sign
     uses: Counter[tuple[str, Thing]] = Counter()
@@ -102,9 +102,9 @@ def scored_cases(split: Split, seed: int, size: int, pairs_each: int = PAIRS_PER
 
     Of every template the first ``pairs_each`` pairs, plain and wrapped: fewer are a subset of more.
     """
-    own = OWN_SENTENCES.get(split)
-    templates = own or RISKY
-    unseen = frozenset((t.name, thing) for t in own for thing in (*t.safe, *t.unsafe)) if own else held_out()
+    special = OWN_SENTENCES.get(split)
+    templates = special or RISKY
+    unseen = frozenset((t.name, thing) for t in special for thing in (*t.safe, *t.unsafe)) if special else held_out()
     cases: list[Sample] = []
     for wrapped in (False, True):
         rng = random.Random(f"iconworld:{split}:{seed}:{'wrapped' if wrapped else 'plain'}")

@@ -60,7 +60,7 @@ def under_sign(thing: Thing) -> str:
 
 
 def parse_things(words: str) -> tuple[Thing, ...]:
-    """``"knife no-dog weapon"`` → things; a category stands for its members, ``no-`` for the prohibition sign."""
+    """``"knife no-dog weapon"`` → things; a category is all of its members, ``no-`` for the prohibition sign."""
     things: list[Thing] = []
     for word in words.split():
         signed, name = word.startswith("no-"), word.removeprefix("no-")

@@ -129,15 +129,15 @@ def cake(pen: Pen) -> None:
 
 
 def _skull(pen: Pen, left: float, top: float, side: float) -> None:
-    def at(x: float, y: float) -> Point:
+    def point(x: float, y: float) -> Point:
         return left + x * side, top + y * side
 
-    pen.line([at(0.0, 0.62), at(1.0, 1.0)], 0.12 * side, LIGHT)
-    pen.line([at(1.0, 0.62), at(0.0, 1.0)], 0.12 * side, LIGHT)
-    pen.oval(*at(0.16, 0.0), *at(0.84, 0.62), LIGHT)
-    pen.box(*at(0.32, 0.5), *at(0.68, 0.78), LIGHT)
-    pen.oval(*at(0.26, 0.2), *at(0.45, 0.42), DARK)
-    pen.oval(*at(0.55, 0.2), *at(0.74, 0.42), DARK)
+    pen.line([point(0.0, 0.62), point(1.0, 1.0)], 0.12 * side, LIGHT)
+    pen.line([point(1.0, 0.62), point(0.0, 1.0)], 0.12 * side, LIGHT)
+    pen.oval(*point(0.16, 0.0), *point(0.84, 0.62), LIGHT)
+    pen.box(*point(0.32, 0.5), *point(0.68, 0.78), LIGHT)
+    pen.oval(*point(0.26, 0.2), *point(0.45, 0.42), DARK)
+    pen.oval(*point(0.55, 0.2), *point(0.74, 0.42), DARK)
 
 
 def poison(pen: Pen) -> None:

@@ -1,7 +1,7 @@
 """Questions about what the picture shows, with their answers: does the model see at all? Says nothing of safety.
 
-``caption``, ``kind``, ``presence`` and ``sign`` ask about the picture alone; ``danger`` asks whether the thing looks
-dangerous; ``resolve`` asks for a sentence with the thing's name in place of "this".
+``caption``, ``kind``, ``presence`` and ``sign`` ask only about the picture. ``danger`` asks whether the thing looks
+dangerous. ``resolve`` asks for a sentence with the thing's name in place of "this".
 """
 
 import random

@@ -1,7 +1,7 @@
 """What is asked of a picture, and the truth about it.
 
 A template is a deictic sentence with two sets of things: those with which it is safe, and those with which it isn't.
-The table is ours; it says what people would mostly say of such a sentence, and defines the truth in this world. Knows
+The table is ours. It says what most people would say of the sentence, and defines the truth in this world. Knows
 nothing of pixels.
 """
 
