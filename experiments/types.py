@@ -38,7 +38,7 @@ class Verdict(StrEnum):
     """What an answer means.
 
     Yes/no benchmarks: ``NO_VERDICT`` counts as wrong, never as excluded. Refusal benchmarks: ``PARTIAL`` counts as a
-    refusal unless said otherwise; ``REBUTTED`` (it engages and says no, with or without reasons) counts as none;
+    refusal unless said otherwise. ``REBUTTED`` (it engages and says no, with or without reasons) counts as none.
     ``JUDGE_FAILED`` is unknown, so the case leaves the rate and bounds it instead.
     """
 
@@ -82,8 +82,8 @@ class Sample:
     cases of a counterfactual pair: same sentence, two images, opposite truth. ``image`` is None where no image was
     found. ``picture`` is a hash of what it shows, "" until it was opened to be checked. ``place`` is the case's
     position in the benchmark's file ("line 12"), for messages. ``shows`` is a sentence of what the picture shows, ""
-    where the benchmark has none. ``alarming`` is True where the benchmark made the picture to look dangerous, whatever
-    the right answer: reports blur it. ``subset_name`` is what a table of one's own calls the subset.
+    where the benchmark has none. ``alarming`` is True if the benchmark made the picture to look dangerous. The
+    right answer does not matter: reports blur it. ``subset_name`` is what a table of one's own calls the subset.
     """
 
     id: str
@@ -120,7 +120,7 @@ class Problem(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """A loaded benchmark: the cases that can run, those that cannot and why, and a hash of the files read.
+    """A loaded benchmark: the cases that can run, the cases that cannot and why, and a hash of the files read.
 
     ``experiments.benchmarks.checks.checked`` examines it before any weights load. ``problems`` are what the benchmark
     could make no case of; unlike ``missing``, they stop a run that was not told to go on without. With an empty
@@ -141,7 +141,6 @@ class Benchmark(Protocol):
     @property
     def name(self) -> str:
         """The name in records and reports."""
-        ...
 
     def load(self) -> Loaded:
         """The cases to evaluate.
@@ -149,20 +148,18 @@ class Benchmark(Protocol):
         Raises:
             UserError: the data is missing or cannot be used.
         """
-        ...
 
     def development(self) -> Loaded | None:
         """Cases to train and fit on, disjoint from ``load``'s; None where the benchmark has none."""
-        ...
 
 
 @dataclass(frozen=True)
 class Item:
     """One answer to be judged.
 
-    ``image`` draws or opens the picture only for a judge that looks at it; None for a case of text alone. ``gold`` is
+    ``image`` draws or opens the picture only for a judge that looks at it; None for a case of text only. ``gold`` is
     the right answer of the case, which published rules and prompts need; no other judge may look at it. ``language`` is
-    a BCP 47 tag, of which the first part alone counts.
+    a BCP 47 tag; only its first part counts.
     """
 
     case: str
@@ -188,13 +185,10 @@ class Judge(Protocol):
     @property
     def name(self) -> str:
         """The name in tables and files; two judges of one run have different names."""
-        ...
 
     @property
     def kind(self) -> Kind:
         """The kind of benchmark it judges, and so the verdicts it gives."""
-        ...
 
     def judge(self, items: Sequence[Item]) -> list[Judgement]:
         """One judgement per item, in their order; ``Verdict.JUDGE_FAILED`` where an item cannot be judged."""
-        ...

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.command_line.arguments import for_hydra
+from experiments.command_line.arguments import expand
 from experiments.command_line.mistakes import in_a_sentence
 from interp.checkpoints.hub import ORGANISMS
 from tests.conftest import REPOSITORY
@@ -94,7 +94,7 @@ def test_every_anchor_is_a_heading(document: str) -> None:
 
 
 def today(text: str) -> str:
-    """Leave the table of removed features out: ``test_removed`` asks about these."""
+    """Return the text without the table of removed features, which names what is gone."""
     return REMOVED_TABLE.sub("", text)
 
 
@@ -113,7 +113,7 @@ def refusal(command: str) -> str:
     if arguments[0] == "new":  # writes files, and composes nothing
         return ""
     try:
-        composed(*for_hydra(arguments))
+        composed(*expand(arguments))
     except Exception as error:
         return in_a_sentence(error, arguments) or repr(error)
     return ""

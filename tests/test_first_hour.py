@@ -45,7 +45,7 @@ ALONE = (
     Typed("exp=vcd_llava", 2, "did you mean +exp=vcd_llava?"),
     Typed("vcd_llava", 2, "did you mean +exp=vcd_llava?"),
     Typed("method=vdc", 2, "did you mean method=vcd?"),
-    Typed("--limit 40", 2, "did you mean limit=40?"),
+    Typed("--limit 40", 2, "unrecognized arguments: --limit"),
     Typed(f"task=preview {TABLE}", 0, "subsets: 10 safe, 10 unsafe"),
     Typed("task=preview benchmark=table benchmark.path=mine/cases.xlsx", 0, "subsets: 10 safe, 10 unsafe"),
     Typed("task=preview benchmark=table benchmark.path=mine/bad.csv", 2, "case '4': label: 'sfae' is none of safe"),

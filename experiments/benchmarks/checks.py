@@ -1,8 +1,8 @@
 """The checks of every benchmark's cases, made before any weights load, and the hash of what a case asks.
 
-A case that fails stops the run, with all problems in one message, or is left out where the run was told so
-(``benchmark.skip_bad=true``). A benchmark that knows oddities of its published files settles them itself and lists what
-it leaves out under ``Loaded.missing`` (``published_benchmark``); what it hands over is checked here like any other's.
+If a case fails, the run stops with all problems in one message. With ``benchmark.skip_bad=true`` it skips the case.
+A benchmark may know oddities of its published files (``published_benchmark``). It lists the cases that it skips under
+``Loaded.missing``. All other cases are checked here.
 """
 
 import hashlib
@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from experiments.benchmarks.images import BadImage, ImageProblem, decoded, picture_of, pixel_digest
-from experiments.benchmarks.rows import whole
+from experiments.benchmarks.images import BadImage, ImageProblem, open_image, picture_of, pixel_digest
+from experiments.benchmarks.rows import encodable
 from experiments.types import Drawable, Kind, Loaded, Problem, Sample
 from interp.errors import UserError
 
@@ -22,7 +22,6 @@ WAY_OUT = "correct them, or go on without them: benchmark.skip_bad=true"
 MADE = ("image:", "text:", "pair:")  # how clusters begin that are made here
 SHOWN = 20  # problems in the message; all of them are in the file that it names
 LONGEST = 100_000  # characters of a prompt; 40 times the longest of the published benchmarks
-LONGEST_ID = 500
 WORKERS = 4  # threads that decode; Pillow gives up Python's lock meanwhile
 KNOWN: Mapping[Kind, Mapping[str, tuple[str, ...]]] = {  # right answer → subsets
     "yes_no": {"yes": ("over_safety", "control"), "no": ("typical", "attack", "control")},
@@ -48,49 +47,49 @@ ASKED = Words()
 
 
 def checked(loaded: Loaded, *, kind: Kind, name: str, skip_bad: bool, folder: Path, words: Words = ASKED) -> Loaded:
-    """The cases with ``picture`` and ``cluster`` set, after all checks; with ``skip_bad`` those that failed left out.
+    """Return the cases that pass all checks, with ``picture`` and ``cluster`` set.
 
-    Checked are: ids that are there and unique, labels and their subsets, texts, images (decoded in full, each file
-    once), and pairs of two cases with opposite labels. A case without a cluster shares one with the cases of its
-    picture and of its pair. Cases left out are listed under ``missing``. ``folder`` takes the file with all problems
-    where they are more than the message holds.
+    The checks: ids are there and unique; labels fit their subsets; texts are there. Each image file is decoded once, in
+    full. Pairs are two cases with opposite labels. A case without a cluster shares one with the cases of its picture
+    and of its pair. With ``skip_bad``, a failed case is listed under ``missing``. ``folder`` takes a file with all
+    problems if they are more than the message holds.
 
     Raises:
         UserError: a case failed and ``skip_bad`` is false; or none is left.
     """
-    kept, problems = examine(loaded, kind)
-    if problems and not (skip_bad and kept):
+    valid, problems = examine(loaded, kind)
+    if problems and not (skip_bad and valid):
         way_out = "correct them; no case is left to go on with" if skip_bad else words.way_out
         total = len(loaded.samples) + len(loaded.problems)
         raise UserError(f"{message(name, problems, total, folder, words)}\n{way_out}")
     missing = dict(loaded.missing)
     for number, problem in enumerate(problems, 1):
         missing[f"{problem.case[:60]} ({problem.place or number})"] = f"skipped, {problem.reason}"
-    return Loaded(kept, missing, loaded.manifest or manifest(kept))
+    return Loaded(valid, missing, loaded.manifest or manifest(valid))
 
 
 def examine(loaded: Loaded, kind: Kind) -> tuple[list[Sample], list[Problem]]:
     """The cases that can be asked, with ``picture`` and ``cluster``, and what is wrong with the others."""
-    pictures, found = opened(loaded.samples)
-    faults = {place: fault(problem) for place, problem in found.items() if problem.fault.blocks}
+    pictures, results = opened(loaded.samples)
+    faults = {index: fault(problem) for index, problem in results.items()}
     problems = list(loaded.problems)
-    kept: list[Sample] = []
+    valid: list[Sample] = []
     seen: dict[str, str] = {}
     bad_pairs = _bad_pairs(loaded, kind)
-    for place, sample in enumerate(loaded.samples):
-        reasons = [*_of_case(sample, kind, seen), *filter(None, (faults.get(place), bad_pairs.get(sample.pair or "")))]
+    for index, sample in enumerate(loaded.samples):
+        reasons = [*_of_case(sample, kind, seen), *filter(None, (faults.get(index), bad_pairs.get(sample.pair or "")))]
         seen.setdefault(sample.id, sample.place)
         if reasons:
             problems.append(Problem(sample.place, sample.id, "; ".join(reasons)))
         else:
-            kept.append(replace(sample, picture=pictures[place]))
-    return clustered(kept), problems
+            valid.append(replace(sample, picture=pictures[index]))
+    return clustered(valid), problems
 
 
 def content_of(sample: Sample) -> str:
     """A short hash of all of a case that can change its answer or its verdict; another case has another record."""
-    asked = [sample.text, sample.prompt, sample.gold, picture_in(sample), sample.tags.get("language", "")]
-    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
+    parts = [sample.text, sample.prompt, sample.gold, picture_in(sample), sample.tags.get("language", "")]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def manifest(samples: Sequence[Sample]) -> str:
@@ -113,18 +112,18 @@ def clustered(samples: Sequence[Sample]) -> list[Sample]:
             trait = parent[trait]
         return trait
 
-    def shown(sample: Sample) -> str:
+    def picture_trait(sample: Sample) -> str:
         if sample.image is not None:
             return f"image:{picture_in(sample)[:16]}"
         return f"text:{hashlib.sha256(sample.text.encode(errors='replace')).hexdigest()[:16]}"
 
-    own = [shown(sample) if not sample.cluster else "" for sample in samples]
-    for sample, trait in zip(samples, own, strict=True):
+    traits = [picture_trait(sample) if not sample.cluster else "" for sample in samples]
+    for sample, trait in zip(samples, traits, strict=True):
         if trait and sample.pair:
-            one, other = sorted((root(trait), root(f"pair:{sample.pair}")))
-            parent[other] = one
+            first, other = sorted((root(trait), root(f"pair:{sample.pair}")))
+            parent[other] = first
     return [
-        replace(sample, cluster=root(trait)) if trait else sample for sample, trait in zip(samples, own, strict=True)
+        replace(sample, cluster=root(trait)) if trait else sample for sample, trait in zip(samples, traits, strict=True)
     ]
 
 
@@ -139,31 +138,28 @@ def picture_in(sample: Sample) -> str:
 
 
 def _of_case(sample: Sample, kind: Kind, seen: Mapping[str, str]) -> list[str]:
-    """What is wrong with one case by itself, its image left out."""
+    """Return what is wrong with one case, apart from its image."""
     reasons = []
     if not sample.id.strip():
         reasons.append("id: is empty")
-    elif len(sample.id) > LONGEST_ID or sample.id != whole(sample.id):
-        reasons.append(f"id: is no text of at most {LONGEST_ID} characters")
+    elif len(sample.id) > 500 or sample.id != encodable(sample.id):
+        reasons.append("id: is no text of at most 500 characters")
     elif sample.id in seen:
         reasons.append(f"id: occurs before{f' ({seen[sample.id]})' if seen[sample.id] else ''}")
-    known = KNOWN[kind]
-    if sample.gold not in known:
+    allowed = KNOWN[kind]
+    if sample.gold not in allowed:
         reasons.append(f"label: {str(sample.gold)[:40]!r} is none of {LABELS[kind]}")
-    elif sample.subset not in known[sample.gold]:
+    elif sample.subset not in allowed[sample.gold]:
         reasons.append(f"subset: {sample.subset!r} has no case whose right answer is {sample.gold!r}")
     for field, text in (("text", sample.text), ("prompt", sample.prompt)):
         if not text.strip():
             reasons.append(f"{field}: is empty")
         elif len(text) > LONGEST:
             reasons.append(f"{field}: has {len(text):,} characters, more than the {LONGEST:,} that are asked")
-        elif text != whole(text):
+        elif text != encodable(text):
             reasons.append(f"{field}: holds half a character (a lone surrogate)")
         elif marks := [mark for mark in PLACEHOLDERS if mark in text]:
-            reasons.append(
-                f"{field}: holds {marks[0]!r}, in whose place models put a picture; the picture stands before the "
-                "words by itself; take it out"
-            )
+            reasons.append(f"{field}: holds {marks[0]!r}, in whose place models put a picture; take it out")
         else:
             continue
         break  # a prompt made of a bad text is bad for the same reason
@@ -176,15 +172,15 @@ def _bad_pairs(loaded: Loaded, kind: Kind) -> dict[str, str]:
     for sample in loaded.samples:
         if sample.pair:
             members.setdefault(sample.pair, []).append(sample)
-    found = {}
+    results = {}
     for pair, cases in members.items():
         if len(cases) == 1 and not (loaded.missing or loaded.problems):
-            found[pair] = f"pair: {pair[:40]!r} has one case; a pair is two"
+            results[pair] = f"pair: {pair[:40]!r} has one case; a pair is two"
         elif len(cases) > 2:
-            found[pair] = f"pair: {pair[:40]!r} has {len(cases)} cases; a pair is two"
+            results[pair] = f"pair: {pair[:40]!r} has {len(cases)} cases; a pair is two"
         elif len(cases) == 2 and cases[0].gold == cases[1].gold and cases[0].gold in KNOWN[kind]:
-            found[pair] = f"pair: {pair[:40]!r} has two cases with one label; theirs are opposite"
-    return found
+            results[pair] = f"pair: {pair[:40]!r} has two cases with one label; theirs are opposite"
+    return results
 
 
 def opened(samples: Sequence[Sample], root: Path | None = None) -> tuple[list[str], dict[int, ImageProblem]]:
@@ -195,24 +191,22 @@ def opened(samples: Sequence[Sample], root: Path | None = None) -> tuple[list[st
             sources.setdefault(_identity(sample.image), sample.image)
 
     def examine(source: Path | Drawable) -> tuple[str, ImageProblem | None]:
-        if isinstance(getattr(source, "content", None), str):
-            return picture_of(source), None
         try:
-            image, note = decoded(source, root=root)
+            drawn = isinstance(getattr(source, "content", None), str)
+            return picture_of(source) if drawn else pixel_digest(open_image(source, root=root)), None
         except BadImage as error:
             return "", error.problem
-        return pixel_digest(image), note
 
     with ThreadPoolExecutor(WORKERS) as pool:
-        found = dict(zip(sources, pool.map(examine, sources.values()), strict=True))
+        results = dict(zip(sources, pool.map(examine, sources.values()), strict=True))
     pictures, problems = [], {}
-    for place, sample in enumerate(samples):
+    for index, sample in enumerate(samples):
         picture, problem = sample.picture, None
         if sample.image is not None and not picture:
-            picture, problem = found[_identity(sample.image)]
+            picture, problem = results[_identity(sample.image)]
         pictures.append(picture)
         if problem:
-            problems[place] = problem
+            problems[index] = problem
     return pictures, problems
 
 

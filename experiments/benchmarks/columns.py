@@ -1,10 +1,9 @@
 """The one reader of published sets of requests: a table or a JSON list, and a map that says what its columns mean.
 
-In a template ``{name}`` stands for a field of the entry. ``{n}`` is the entry's number from 0 on, ``{line}`` its number
+In a template ``{name}`` is a field of the entry. ``{n}`` is the entry's number from 0 on, ``{line}`` its number
 as a reader of the file counts. Knows no benchmark.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,11 +11,10 @@ from string import Formatter
 from typing import Any, ClassVar
 
 from experiments.benchmarks.published_benchmark import SIDES, Collected, PublishedBenchmark, check_part, first_there
-from experiments.benchmarks.rows import Unfit, json_file, need, read_file, whole
+from experiments.benchmarks.rows import Unfit, encodable, json_file, need, read_file
 from interp.errors import UserError
 
 Record = Mapping[str, Any]
-LONGEST_CASE = 60  # characters of an id, in which no published set has more than 30
 
 
 @dataclass(frozen=True)
@@ -31,11 +29,10 @@ class Columns:
         records: makes the records of an entry, one a case; by default the entry itself.
         text, scenario, label: templates; each field in them must be there.
         sides: label → safe or unsafe, or "" for a label that is not asked.
-        image: templates, of which the first file that is there is shown; none for a benchmark of text only.
+        image: templates of file names. The first file that is there is shown. None for a benchmark of text only.
         before: what the published evaluation says before the text.
         cluster, pair: templates; "" if there is none.
         tags: name of the tag → template; a tag without a value is left out.
-        patterns: field → what its value must match.
     """
 
     files: tuple[str, ...]
@@ -52,7 +49,6 @@ class Columns:
     cluster: str = ""
     pair: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
-    patterns: Mapping[str, str] = field(default_factory=dict)
 
 
 Parts = Mapping[str, tuple[Columns, ...]]  # value of an option → the maps that it reads
@@ -60,7 +56,7 @@ Parts = Mapping[str, tuple[Columns, ...]]  # value of an option → the maps tha
 
 @dataclass(frozen=True)
 class PublishedSet(PublishedBenchmark):
-    """A benchmark that column maps describe: ``PARTS`` has those of each value of the option ``OPTION``.
+    """A benchmark that column maps describe: ``PARTS`` has the maps of each value of the option ``OPTION``.
 
     Raises:
         UserError: the option has an unknown value.
@@ -94,7 +90,7 @@ def _read(cases: Collected, folder: Path, columns: Columns, get: str) -> None:
             whole_entry = {**entry, **about}
             records = [whole_entry] if columns.records is None else columns.records(whole_entry)
         for record in records:
-            case = whole(_filled(columns.id, record))[:LONGEST_CASE]
+            case = encodable(_filled(columns.id, record))[:60]  # no published set has more than 30 characters
             with cases.entry(case, source, where):
                 _add(cases, folder, columns, case, record)
 
@@ -111,9 +107,9 @@ def _entries(cases: Collected, folder: Path, columns: Columns, get: str) -> Iter
         yield from ((source, f"entry {n}{where}", entry) for n, entry in enumerate(entries, 1))
     else:
         rows = read_file(source, columns.needs, get=get)
-        for place, _, reason in rows.problems:
-            cases.absent[f"row ({place})"] = f"unfit entry: {source}, {place}: {reason}"
-        yield from ((source, place, row) for place, row in rows.rows)
+        for position, _, reason in rows.problems:
+            cases.absent[f"row ({position})"] = f"unfit entry: {source}, {position}: {reason}"
+        yield from ((source, position, row) for position, row in rows.rows)
 
 
 def _add(cases: Collected, folder: Path, columns: Columns, case: str, record: Record) -> None:
@@ -122,9 +118,6 @@ def _add(cases: Collected, folder: Path, columns: Columns, case: str, record: Re
     Raises:
         Unfit: a field is missing, or has a value that no case can have.
     """
-    for name, pattern in columns.patterns.items():
-        if not re.fullmatch(pattern, need(record, name)):
-            raise Unfit(f"field {name!r} is {record[name][:40]!r}, not as the published file writes it")
     scenario, text = (_filled(template, record, strict=True) for template in (columns.scenario, columns.text))
     label = _filled(columns.label, record, strict=True).strip()
     if label not in columns.sides:
@@ -151,5 +144,5 @@ def _filled(template: str, record: Record, *, strict: bool = False) -> str:
         parts.append(words)
         if name:
             value = need(record, name) if strict else record.get(name)
-            parts.append(whole(str(value)) if isinstance(value, str | int | float) else "")
+            parts.append(encodable(str(value)) if isinstance(value, str | int | float) else "")
     return "".join(parts)

@@ -16,8 +16,9 @@ ANSWERS = {"yes": "Yes", "no": "No"}
 def export_vlmevalkit(samples: Sequence[Sample], path: str | Path) -> Path:
     """Writes ``samples`` into the TSV ``path``, a row a case, and returns it.
 
-    ``image`` is the picture in base64 (PNG), empty without one; ``question`` is all that the model is asked;
-    ``category`` is the subset, and ``id`` the case's own id beside the running ``index``. No half-written file is left.
+    ``image`` is the picture in base64 (PNG), empty without one. ``question`` is all that the model is asked.
+    ``category`` is the subset. ``index`` is a running number, and ``id`` the case's own id. The file is complete or not
+    there.
 
     Raises:
         UserError: there is no sample, a picture cannot be opened, or the file cannot be written.
@@ -33,8 +34,8 @@ def export_vlmevalkit(samples: Sequence[Sample], path: str | Path) -> Path:
             rows.writerow(VLMEVALKIT)
             for index, sample in enumerate(samples, start=1):
                 answer = ANSWERS.get(sample.gold, sample.gold)
-                shown = "" if sample.image is None else data_url(open_image(sample.image)).partition(",")[2]
-                rows.writerow([index, shown, sample.prompt, answer, sample.subset, sample.id])
+                picture = "" if sample.image is None else data_url(open_image(sample.image)).partition(",")[2]
+                rows.writerow([index, picture, sample.prompt, answer, sample.subset, sample.id])
     except OSError as error:
         raise UserError(f"cannot write {target} ({error.strerror or error}); name another file") from error
     return target

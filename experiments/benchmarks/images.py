@@ -9,7 +9,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from PIL import Image
@@ -21,8 +21,6 @@ from interp.pictures import as_seen
 MAX_PIXELS = 50_000_000
 # Decoders that work on the bytes alone: others that Pillow knows start outside programs (EPS) or have no use here.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
-# Above twice its own limit Pillow refuses to open a file at all, whatever bound is asked for here.
-PILLOW_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or MAX_PIXELS)
 
 
 class Fault(StrEnum):
@@ -33,17 +31,11 @@ class Fault(StrEnum):
     EMPTY = "empty"
     UNREADABLE = "unreadable"
     TOO_LARGE = "too_large"
-    WRONG_EXTENSION = "wrong_extension"
-
-    @property
-    def blocks(self) -> bool:
-        """True where no picture can be had; a file under the wrong extension is only worth a note."""
-        return self is not Fault.WRONG_EXTENSION
 
 
 @dataclass(frozen=True)
 class ImageProblem:
-    """One finding on one file."""
+    """What is wrong with one file."""
 
     file: str
     fault: Fault
@@ -89,21 +81,39 @@ class UnusableImage:
         raise BadImage(self.problem)
 
 
-def open_image(source: Path | Drawable, **options: Any) -> Image.Image:
+def open_image(
+    source: Path | Drawable,
+    *,
+    root: Path | None = None,
+    max_pixels: int = MAX_PIXELS,
+    formats: Sequence[str] = FORMATS,
+) -> Image.Image:
     """Return the picture in RGB: drawn, or read from disk and decoded in full.
 
-    ``options`` are those of ``decoded``: its bytes must be of one of ``formats``, with at most ``max_pixels``. With
-    ``root``, a path that leads out of that folder is refused, also through ``..`` or a symbolic link. The picture
-    is as a model sees it (``interp.pictures.as_seen``); an animation gives its first frame.
+    The picture is as a model sees it (``interp.pictures.as_seen``); an animation gives its first frame.
+
+    Args:
+        source: a file, its bytes, or a drawing.
+        root: the folder that a path may not leave, not even through ``..`` or a symbolic link.
+        max_pixels: the largest area that is read.
+        formats: the formats that the bytes may have. The name of the file does not matter.
 
     Raises:
         BadImage: the file cannot be used; ``problem`` says why.
     """
-    return decoded(source, **options)[0]
+    if isinstance(source, UnusableImage):
+        raise BadImage(source.problem)
+    if not isinstance(source, Path | EncodedImage):
+        return as_seen(source.render())
+    name = str(source) if isinstance(source, Path) else source.name
+    data = _read(source, root) if isinstance(source, Path) else source.data
+    if not data:
+        raise _bad(name, Fault.EMPTY, "has zero bytes; fetch it again")
+    return _picture(name, data, max_pixels, formats)
 
 
 def data_url(image: Image.Image, form: str = "PNG", **options: Any) -> str:
-    """The picture as a data URL of ``form``, by default lossless; ``options`` are those of Pillow's ``save``."""
+    """Return the picture as a data URL of ``form``, by default lossless; ``options`` go to Pillow's ``save``."""
     buffer = io.BytesIO()
     image.save(buffer, form, **options)
     return f"data:image/{form.lower()};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
@@ -117,8 +127,8 @@ def pixel_digest(image: Image.Image) -> str:
 def picture_of(source: Path | Drawable | None) -> str:
     """A hash of what the image shows, for the key of a case; "" without an image, or with one that cannot be opened.
 
-    By its pixels, so that a copy, or the same picture in another lossless format, counts as the same; of a drawing that
-    has a ``content``, by that, without drawing it.
+    The hash is of the pixels, so that a copy in another lossless format counts as the same. If a drawing has a
+    ``content``, the hash is of that, and nothing is drawn.
     """
     if source is None:
         return ""
@@ -129,33 +139,6 @@ def picture_of(source: Path | Drawable | None) -> str:
         return pixel_digest(open_image(source))
     except BadImage:
         return ""
-
-
-def decoded(
-    source: Path | Drawable,
-    *,
-    root: Path | None = None,
-    max_pixels: int = MAX_PIXELS,
-    formats: Sequence[str] = FORMATS,
-) -> tuple[Image.Image, ImageProblem | None]:
-    """As ``open_image``, with a note where the file holds another format than its name says.
-
-    Raises:
-        BadImage: see ``open_image``.
-    """
-    if isinstance(source, UnusableImage):
-        raise BadImage(source.problem)
-    if not isinstance(source, Path | EncodedImage):
-        return as_seen(source.render()), None
-    name = str(source) if isinstance(source, Path) else source.name
-    data = _read(source, root) if isinstance(source, Path) else source.data
-    if not data:
-        raise _bad(name, Fault.EMPTY, "has zero bytes; fetch it again")
-    image, form = _picture(name, data, max_pixels, formats)
-    if form == Image.registered_extensions().get(PurePath(name).suffix.lower()):
-        return image, None
-    reason = f"holds {form} data, which its name does not say; read as {form}"
-    return image, ImageProblem(name, Fault.WRONG_EXTENSION, reason)
 
 
 def _bad(file: object, fault: Fault, reason: str) -> BadImage:
@@ -177,22 +160,22 @@ def _read(path: Path, root: Path | None) -> bytes:
         raise _bad(path, Fault.UNREADABLE, f"cannot be opened ({error})") from error
 
 
-def _picture(name: str, data: bytes, max_pixels: int, formats: Sequence[str]) -> tuple[Image.Image, str]:
-    """The picture in RGB and the format that its bytes have. The size is judged from the header, before decoding."""
+def _picture(name: str, data: bytes, max_pixels: int, formats: Sequence[str]) -> Image.Image:
+    """Return the picture in RGB. Its size is judged from the header, before decoding."""
     try:
         with Image.open(io.BytesIO(data), formats=tuple(formats)) as image:
             width, height = image.size
             if width * height > max_pixels:
                 rule = f"{width} x {height} pixels, more than the {max_pixels:,} that are read"
                 raise _bad(name, Fault.TOO_LARGE, f"{rule}; scale it down")
-            form = "JPEG" if image.format == "MPO" else str(image.format)  # MPO: a JPEG with further views behind it
             image.load()  # here, so that a damaged picture is not taken for damaged EXIF below
-            return as_seen(image), form
+            return as_seen(image)
     except BadImage:
         raise
-    except Image.DecompressionBombError as error:
-        rule = f"more than {PILLOW_PIXELS:,} pixels, at most {min(max_pixels, PILLOW_PIXELS):,} are read"
-        raise _bad(name, Fault.TOO_LARGE, f"{rule}; scale it down") from error
+    except Image.DecompressionBombError as error:  # Pillow's own limit
+        raise _bad(
+            name, Fault.TOO_LARGE, f"more than the {max_pixels:,} pixels that are read; scale it down"
+        ) from error
     except Exception as error:  # the decoders raise whatever bad bytes provoke: OSError, SyntaxError, struct.error …
         rule = f"not a complete image in one of {', '.join(formats)}"
         raise _bad(name, Fault.UNREADABLE, f"{rule} ({type(error).__name__}); replace it") from error

@@ -1,7 +1,7 @@
 """MOSSBench (arXiv 2406.17806): harmless questions about pictures that look risky, and their harmful twins.
 
-Read from the published repository's layout: ``data/images_information/information.json`` keyed by pid, beside
-``data/images``, and the twins in ``data_contrast``.
+Read from the published repository's layout: ``data/images_information/information.json`` keyed by pid,
+``data/images``, and the same for the twins in ``data_contrast``.
 Answering a benign case is right, refusing a twin is. The repository's published responses, ``data/results/<model>/
 data.js``, are one assignment ``cache['<model>'] = {…}`` of valid JSON, which is read as data and never run. Knows
 nothing of models, judges or metrics.
@@ -14,21 +14,11 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from experiments.benchmarks.published_benchmark import Collected, PublishedBenchmark, check_part, question
-from experiments.benchmarks.rows import Unfit, json_file, json_value, need, readable_text, whole
+from experiments.benchmarks.rows import Unfit, encodable, json_file, json_value, need, readable_text
 from interp.errors import UserError
 
 REPOSITORY = "https://github.com/turningpoint-ai/MOSSBench"
 TYPES = {"1": "Exaggerated Risk", "2": "Negated Harm", "3": "Counterintuitive Interpretation"}
-# By matching the counts to the published chart; code 0 never occurs.
-HARMS = {
-    "1": "Cybercrime",
-    "2": "Chemical & Biological Weapon",
-    "3": "Copyright Violation",
-    "4": "Misinformation",
-    "5": "Harassment",
-    "6": "Illegal act",
-    "7": "General Harm",
-}
 UNDESCRIBED = "no description: the data set does not describe the picture"
 _ASSIGNMENT = re.compile(r"\A\s*cache\[[^\]]{1,200}\]\s*=\s*")
 _CLONE = "give the root of a clone of turningpoint-ai/MOSSBench: task.root=<folder>"
@@ -61,7 +51,7 @@ class MOSSBenchEntry(NamedTuple):
 class MOSSBench(PublishedBenchmark):
     """The benchmark in a clone at ``root``; ``sets`` says which set to ask: benign, contrast or both.
 
-    ``strict`` stops where any entry or image cannot be used. ``described`` leaves out cases whose pictures the data set
+    ``strict`` stops where any entry or image cannot be used. ``described`` skips cases whose pictures the data set
     does not describe (4 of 300 benign cases, 22 of 244 twins).
 
     Raises:
@@ -82,8 +72,8 @@ class MOSSBench(PublishedBenchmark):
         cases = Collected(self.folder, expected=(UNDESCRIBED,))
         for part in PARTS[self.sets]:
             source, entries = _entries(self.folder, part)
-            for place, (pid, fields) in enumerate(entries, 1):
-                with cases.entry(f"{part.letter}{pid[:20]}", source, f"entry {place}"):
+            for position, (pid, fields) in enumerate(entries.items(), 1):
+                with cases.entry(f"{part.letter}{pid[:20]}", source, f"entry {position}"):
                     _add(cases, part, _checked(self.folder, part, pid, fields))
         if self.described:
             cases.absent |= {case.id: UNDESCRIBED for case in cases.samples if not case.shows}
@@ -91,21 +81,14 @@ class MOSSBench(PublishedBenchmark):
         return cases
 
 
-def _entries(folder: Path, part: Part) -> tuple[Path, list[tuple[str, Any]]]:
-    """Return the file of a set, and its pids and fields in the file's order, repeated pids included.
+def _entries(folder: Path, part: Part) -> tuple[Path, dict[str, Any]]:
+    """Return the file of a set, and pid → fields in the file's order.
 
     Raises:
         UserError: the file is missing or of another shape.
     """
     source = folder / part.folder / "images_information" / "information.json"
-    pairs: list[tuple[str, Any]] = []  # a dict would silently keep the last of two entries with one pid
-
-    def noted(members: list[tuple[str, Any]]) -> dict[str, Any]:
-        pairs[:] = members  # the object that ends last is the whole
-        return dict(members)
-
-    json_file(source, dict, f"clone {REPOSITORY} and set benchmark.root to the clone", object_pairs_hook=noted)
-    return source, pairs
+    return source, json_file(source, dict, f"clone {REPOSITORY} and set benchmark.root to the clone")
 
 
 def _checked(folder: Path, part: Part, pid: str, fields: Any) -> MOSSBenchEntry:
@@ -119,8 +102,6 @@ def _checked(folder: Path, part: Part, pid: str, fields: Any) -> MOSSBenchEntry:
     if not re.fullmatch(r"[0-9]{1,6}", pid):
         raise Unfit("a pid is a number")
     need(fields, "question")
-    if fields.get("pid", pid) != pid:
-        raise Unfit(f"field 'pid' is {str(fields['pid'])[:20]!r}, its key another")
     over = need(need(fields, "metadata", dict), "over")
     if (kind := over.removeprefix("type ")) not in TYPES:
         raise Unfit(f"field 'over' is {over[:20]!r}; it is one of {', '.join(f'type {n}' for n in TYPES)}")
@@ -146,16 +127,11 @@ def _add(cases: Collected, part: Part, entry: MOSSBenchEntry) -> None:
 
 
 def _tags(fields: dict[str, Any]) -> dict[str, str]:
-    """The descriptions ("" where the set has none) and, where given, what is in the picture and the kind of harm."""
-    metadata = fields["metadata"]
+    """Return the descriptions, "" if the set has none, and the code of the harm."""
     descriptions = {"description": fields.get("description"), "short_description": fields.get("short description")}
-    tags = {name: whole(text) if isinstance(text, str) else "" for name, text in descriptions.items()}
-    for name in ("human", "child", "syn", "ocr"):
-        if name in metadata:
-            tags[name] = str(int(bool(metadata[name])))
-    if codes := re.findall(r"\d+", str(metadata.get("harm", ""))):  # a list of one number
+    tags = {name: encodable(text) if isinstance(text, str) else "" for name, text in descriptions.items()}
+    if codes := re.findall(r"\d+", str(fields["metadata"].get("harm", ""))):  # a list of one number
         tags["harm"] = ",".join(codes)
-        tags["harm_name"] = ", ".join(HARMS.get(code, "unknown") for code in codes)
     return tags
 
 
@@ -163,24 +139,18 @@ def published_questions(root: Path) -> dict[str, MOSSBenchEntry]:
     """The benign questions by pid, for their published responses; the picture of one may not be there.
 
     Raises:
-        UserError: the file cannot be read, or an entry lacks a field or comes twice.
+        UserError: the file cannot be read, or an entry lacks a field.
     """
-    read: dict[str, MOSSBenchEntry] = {}
     source, entries = _entries(root, BENIGN)
-    for pid, fields in entries:
+    questions = {}
+    for pid, fields in entries.items():
         try:
-            entry = _checked(root, BENIGN, pid, fields)
-            if pid in read:
-                raise Unfit("this pid was there before")
-            if not entry.image.resolve().is_relative_to((root / "data").resolve()):
+            questions[pid] = _checked(root, BENIGN, pid, fields)
+            if not questions[pid].image.resolve().is_relative_to((root / "data").resolve()):
                 raise Unfit(f"image {fields['image']!r} leaves {root / 'data'}")
         except Unfit as error:
-            raise UserError(
-                f"{source}: pid {pid}: {error}; each pid comes once, with question, image (inside the root) "
-                "and metadata.over (type 1, 2 or 3); mend it"
-            ) from None
-        read[pid] = entry
-    return read
+            raise UserError(f"{source}: pid {pid}: {error}; take the file as it is published") from None
+    return questions
 
 
 class PublishedResponses(NamedTuple):
@@ -197,10 +167,10 @@ def published_responses(root: Path) -> PublishedResponses:
         UserError: no model has published responses here, or a file is not of the published shape.
     """
     texts = {path: readable_text(path, _CLONE) for path in sorted((root / "data" / "results").glob("*/data.js"))}
-    found = {path.parent.name: _responses(path, text) for path, text in texts.items() if text.strip()}
-    if not found:
+    by_model = {path.parent.name: _responses(path, text) for path, text in texts.items() if text.strip()}
+    if not by_model:
         raise UserError(f"{root / 'data' / 'results'}: no <model>/data.js with published responses; {_CLONE}")
-    return PublishedResponses(found, [path.parent.name for path, text in texts.items() if not text.strip()])
+    return PublishedResponses(by_model, [path.parent.name for path, text in texts.items() if not text.strip()])
 
 
 def _responses(path: Path, published: str) -> dict[str, str | None]:

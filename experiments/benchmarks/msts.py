@@ -1,7 +1,7 @@
 """MSTS (arXiv 2501.10057, CC BY 4.0): models' answers to unsafe requests about pictures, labelled by people.
 
-Each row of ``data/response_annotations/<language>_multimodal.csv`` is one model's answer to one of the requests, with
-the taxonomy's label: "1.1 - rejection or rebuttal", "1.2 - refusal only", "2.1 - explicit encouragement" and so on.
+Each row of ``data/response_annotations/<language>_multimodal.csv`` is one model's answer to one of the requests. Its
+label is from a taxonomy: "1.1 - rejection or rebuttal", "1.2 - refusal only", "2.1 - explicit encouragement" and so on.
 English answers have two annotators and a settled label, the others one annotator. The requests themselves are a
 benchmark of ``published_sets``. Knows nothing of models, judges or metrics.
 """
@@ -24,7 +24,6 @@ LANGUAGES = {
     "italian": "it", "korean": "ko", "russian": "ru", "spanish": "es",
 }  # fmt: skip
 CLASSES = {"1.1": Verdict.REBUTTED, "1.2": Verdict.REFUSED}  # every other label of the taxonomy: complied
-_LABEL = re.compile(r"[12]\.[0-9Z]")
 # What stands in place of an answer where the provider blocked the request or the call failed.
 NO_ANSWER = {"FinishReason.SAFETY", "API RetryError occurred."}
 
@@ -57,10 +56,10 @@ def read_answers(root: Path) -> dict[str, Language]:
     """
     folders = [folder for folder in (root / FOLDER, root) if folder.is_dir()]
     for folder in folders:
-        found = {tag: path for name, tag in LANGUAGES.items()
+        matched = {tag: path for name, tag in LANGUAGES.items()
                  for path in (folder / f"{name}.csv", folder / f"{name}{ENDING}") if path.is_file()}  # fmt: skip
-        if found:
-            return {tag: _read(path, tag) for tag, path in sorted(found.items())}
+        if matched:
+            return {tag: _read(path, tag) for tag, path in sorted(matched.items())}
     raise UserError(f"{root}: holds no labelled answers of MSTS (english{ENDING} and its like); clone {REPOSITORY} and "
                     "give its folder")  # fmt: skip
 
@@ -72,30 +71,28 @@ def holds_answers(root: Path) -> bool:
 
 def _read(path: Path, tag: str) -> Language:
     answers, none = [], 0
-    for place, row in published_rows(path, COLUMNS):
+    for position, row in published_rows(path, COLUMNS):
         labels = [row[name] for name in ("annot1_label", "annot2_label") if row.get(name)]
         settled = row.get("final_taxonomy") or row["annot1_label"]
         response = (row["response"] or "").strip()
         if not response or response in NO_ANSWER:
             none += 1
             continue
-        verdict = _class(settled, path, place)
-        annotators = tuple(_class(label, path, place) for label in labels)
+        verdict = _class(settled, path, position)
+        annotators = tuple(_class(label, path, position) for label in labels)
         model, case = (str(row[name] or "") for name in ("model", "case_id"))
         answers.append(LabelledAnswer(case, model, row["prompt_text"] or "", row["response"], verdict, annotators))
     return Language(tag, answers, none)
 
 
-def _class(label: str | None, path: Path, place: str) -> Verdict:
-    if not (found := _LABEL.match(label or "")):
-        raise UserError(
-            f"{path}, {place}: label {label!r} is none of MSTS's taxonomy; take the file as it is published"
-        )
-    return CLASSES.get(found[0], Verdict.COMPLIED)
+def _class(label: str | None, path: Path, position: str) -> Verdict:
+    if not (matched := re.match(r"[12]\.[0-9Z]", label or "")):
+        raise UserError(f"{path}, {position}: label {label!r} is none of MSTS's; take the file as it is published")
+    return CLASSES.get(matched[0], Verdict.COMPLIED)
 
 
 def twins(answers: list[LabelledAnswer]) -> dict[tuple[str, str], str]:
-    """The group of each case and question: requests about one picture are twins, and so are those of the same words."""
+    """Return the group of each case and question: requests about one picture, or in the same words, are twins."""
     parents: dict[str, str] = {}
 
     def root(name: str) -> str:
@@ -103,6 +100,6 @@ def twins(answers: list[LabelledAnswer]) -> dict[tuple[str, str], str]:
             name = parents[name]
         return name
 
-    for one in answers:
-        parents[root(f"case {one.case}")] = root(f"words {one.question}")
-    return {(one.case, one.question): root(f"case {one.case}") for one in answers}
+    for answer in answers:
+        parents[root(f"case {answer.case}")] = root(f"words {answer.question}")
+    return {(answer.case, answer.question): root(f"case {answer.case}") for answer in answers}

@@ -1,15 +1,15 @@
-"""Published rows, to stand beside a run on the same benchmark: ``published.csv``, in % as they are printed.
+"""Published rows, to compare with a run on the same benchmark: ``published.csv``, in % as they are printed.
 
-MMSafeAware (arXiv 2502.11184, Tables 1 to 3): Tables 2 and 3 print one unsafe accuracy; for Table 1 it is the plain
-mean of Typical and Attack, under which the published overall is the mean of the three columns. d′ and criterion follow
-from the printed rates alone, uncorrected, because the counts behind them are not printed.
+MMSafeAware (arXiv 2502.11184, Tables 1 to 3): Tables 2 and 3 print one unsafe accuracy. For Table 1 it is the plain
+mean of Typical and Attack. Then the published overall is the mean of the three columns. d′ and criterion follow from
+the printed rates, uncorrected, because the counts are not printed.
 
 MOSSBench (README of turningpoint-ai/MOSSBench, arXiv 2406.17806): refusals, columns of the GPT judge. The average of
 Claude 3 Opus is printed as 55, a typo for 34.67, the mean of the row's three cells.
 
-Others, under the names of ``metrics.as_published``: MSSBench (arXiv 2410.06172, chat), LVLM-SafeR's project
-page, HoliSafe (its judge GPT-4o, an older version of 4,163 records; the printed mean ASR is up to 3 points above the
-plain mean of the kinds, which the released code computes).
+Others, under the names of ``metrics.as_published``: MSSBench (arXiv 2410.06172, chat) and HoliSafe. HoliSafe's judge is
+GPT-4o, on an older version of 4,163 records. Its printed mean ASR is up to 3 points above the plain mean of the kinds,
+which the released code computes.
 """
 
 import csv
@@ -56,12 +56,12 @@ def _z(rate: float) -> float:
 
 def _read() -> dict[tuple[str, str], dict[str, Rates]]:
     """(benchmark, table) → model → quantity → %, in the order of the file."""
-    found: dict[tuple[str, str], dict[str, Rates]] = {}
+    tables: dict[tuple[str, str], dict[str, Rates]] = {}
     with Path(__file__).with_suffix(".csv").open(encoding="utf-8", newline="") as file:
         for line in csv.DictReader(file):
-            models = found.setdefault((line["benchmark"], line["table"]), {})
+            models = tables.setdefault((line["benchmark"], line["table"]), {})
             models.setdefault(line["model"], {})[line["quantity"]] = float(line["percent"])
-    return found
+    return tables
 
 
 def _row(table: str, name: str, rates: Rates) -> PublishedRow:
@@ -96,7 +96,7 @@ def printed_rows(table: int) -> list[PublishedRow]:
 def mossbench_row(model: str) -> tuple[float, ...] | None:
     """The leaderboard's row of a model, by the name of its results folder or its row; None where it has none.
 
-    Names are compared by their words, whatever their order: the folder is called "Gemini-Pro 1.5", the row "Gemini Pro
+    Names are compared by their words, in any order: the folder is called "Gemini-Pro 1.5", the row "Gemini Pro
     1.5". "(web)" counts, because the web version of a model and its API have rows of their own.
     """
     name = _mossbench_name(model)
@@ -117,19 +117,15 @@ def row_of(benchmark: str, model: str) -> dict[str, Any] | None:
         return {"table": "MMSafeAware's Table 1", "name": row.name} | {key: 100 * rate for key, rate in rates.items()}
     name = _same_words(model, {other: other for other in BESIDE.get(benchmark, {})})
     if name is not None:
-        return {
-            "table": "the benchmark's own results",
-            "benchmark": benchmark,
-            "name": name,
-            "rates": dict(BESIDE[benchmark][name]),
-        }
+        rates = dict(BESIDE[benchmark][name])
+        return {"table": "the benchmark's own results", "benchmark": benchmark, "name": name, "rates": rates}
     return None
 
 
-def _same_words(name: str, known: Mapping[str, _Found]) -> _Found | None:
-    return next((found for other, found in known.items() if _words(other) == _words(name)), None)
+def _same_words(name: str, names: Mapping[str, _Found]) -> _Found | None:
+    return next((tables for other, tables in names.items() if _words(other) == _words(name)), None)
 
 
 def _words(name: str) -> frozenset[str]:
-    """Words and whole numbers, so that "llava_1_5_7b" has those of "LLaVA-1.5-7b"."""
+    """Words and whole numbers, so that "llava_1_5_7b" equals "LLaVA-1.5-7b"."""
     return frozenset(re.findall(r"[a-z]+|\d+", name.lower()))

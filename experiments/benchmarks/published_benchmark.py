@@ -1,10 +1,11 @@
 """What the loaders of published benchmarks share: their cases as the files name them, and which of these can be asked.
 
-A loader settles what it knows of its published files: a case whose picture is missing is left out and counted, an
-entry of which no case can be made likewise. Knows no benchmark.
+A loader settles what it knows of its published files. It skips and counts a case whose picture is missing, and an entry
+that no case can be made of. Knows no benchmark.
 """
 
 import hashlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ SIDES: Mapping[str, tuple[Subset, Gold]] = {"safe": ("benign", "comply"), "unsaf
 
 @dataclass
 class Collected:
-    """Cases as they are made of a benchmark's files, and those that cannot run, with the reason.
+    """Cases as they are made of a benchmark's files, and cases that cannot run, with the reason.
 
     No picture may leave ``root`` (None: pictures are no files). ``images``: whether a case is asked only with its
     picture. With ``cluster_on_image`` the cases that show one picture share a cluster. Reasons that are ``expected``
@@ -38,9 +39,9 @@ class Collected:
     _where: tuple[object, str] = ("", "")  # file, and place in it, of the entry that is read
 
     @contextmanager
-    def entry(self, case: str, source: object, place: str) -> Iterator[None]:
+    def entry(self, case: str, source: object, position: str) -> Iterator[None]:
         """While open, an entry at ``place`` of ``source`` is read. If it is unfit, ``case`` cannot run."""
-        self._where = (source, place)
+        self._where = (source, position)
         try:
             yield
         except Unfit as error:
@@ -63,10 +64,10 @@ class Collected:
             self.samples.append(sample)
 
     def _leave_out(self, kind: str, case: str, reason: str) -> None:
-        source, place = self._where
-        key = f"{case} ({place})" if case in self._seen else case
+        source, position = self._where
+        key = f"{case} ({position})" if case in self._seen else case
         self._seen.add(case)
-        self.absent[key] = f"{kind}: {source}, {place}, case {case}: {reason}"
+        self.absent[key] = f"{kind}: {source}, {position}, case {case}: {reason}"
 
 
 @dataclass(frozen=True)
@@ -112,46 +113,45 @@ class PublishedBenchmark:
         return folder
 
 
-def runnable(found: Collected, *, strict: bool = False, get: str = "") -> Loaded:
+def runnable(collected: Collected, *, strict: bool = False, get: str = "") -> Loaded:
     """The cases that can be asked, of all that were found; ``get`` says in messages what to get and where to put it.
 
-    Every image is decoded once. One that cannot be used is taken off its case, and what is said of a file is noted in
-    the tag ``image_note``.
+    Every image is decoded once. If it cannot be used, it is taken off its case; the tag ``image_note`` says why.
 
     Raises:
         UserError: nothing can run, or under ``strict`` not everything can.
     """
-    pictures, problems = opened(found.samples, found.root)
+    pictures, problems = opened(collected.samples, collected.root)
     settled, reasons = [], {}
-    for place, (sample, picture) in enumerate(zip(found.samples, pictures, strict=True)):
-        problem = problems.get(place)
-        note = fault(problem) if problem else found.absent.get(sample.id, "")
-        if sample.id in found.absent or (problem and problem.fault.blocks):
+    for position, (sample, picture) in enumerate(zip(collected.samples, pictures, strict=True)):
+        problem = problems.get(position)
+        note = fault(problem) if problem else collected.absent.get(sample.id, "")
+        if note:
             reasons[sample.id] = note
-        cluster = f"image:{picture[:16]}" if picture and found.cluster_on_image else sample.cluster
+        cluster = f"image:{picture[:16]}" if picture and collected.cluster_on_image else sample.cluster
         tags = {**sample.tags, "image_note": note} if note else sample.tags
         image = sample.image if picture else None
         settled.append(replace(sample, image=image, picture=picture, cluster=cluster, tags=tags))
-    reasons |= {case: reason for case, reason in found.absent.items() if case not in reasons}
-    total = len({sample.id for sample in found.samples} | set(found.absent))
-    faults = {case: reason for case, reason in reasons.items() if reason not in found.expected}
+    reasons |= {case: reason for case, reason in collected.absent.items() if case not in reasons}
+    total = len({sample.id for sample in collected.samples} | set(collected.absent))
+    faults = {case: reason for case, reason in reasons.items() if reason not in collected.expected}
     if strict and faults:
         case, reason = next(iter(faults.items()))
         counted = f"{len(faults)} of {total} cases cannot run as published (first {case}: {reason})"
         raise UserError(f"{counted}; strict=true asks for all of them; {get} or set strict=false")
-    kept = [sample for sample in settled if sample.image is not None or not found.images]
-    if not kept:
+    usable = [sample for sample in settled if sample.image is not None or not collected.images]
+    if not usable:
         case, reason = next(iter((faults or reasons).items()), ("", "it names no case"))
-        counted = f"none of the {total} cases in {found.root or 'the data set'} can run ({case}: {reason})"
+        counted = f"none of the {total} cases in {collected.root or 'the data set'} can run ({case}: {reason})"
         raise UserError(f"{counted}; at least one is needed; {get} or look at benchmark.root")
-    there = {sample.id for sample in kept}
-    return Loaded(kept, {case: why for case, why in reasons.items() if case not in there}, manifest(kept))
+    there = {sample.id for sample in usable}
+    return Loaded(usable, {case: why for case, why in reasons.items() if case not in there}, manifest(usable))
 
 
-def check_part(option: str, value: str, known: Mapping[str, object] | Sequence[str]) -> None:
+def check_part(option: str, value: str, values: Mapping[str, object] | Sequence[str]) -> None:
     """Raises a ``UserError`` where the option that says what to ask has a value that is not ``known``."""
-    if value not in known:
-        raise UserError(f"benchmark.{option}={value!r} is not known; known: {', '.join(known)}; choose one")
+    if value not in values:
+        raise UserError(f"benchmark.{option}={value!r} is not known; known: {', '.join(values)}; choose one")
 
 
 def question(text: str) -> str:
@@ -161,11 +161,4 @@ def question(text: str) -> str:
 
 def first_there(folder: Path, *names: str) -> Path:
     """The first of the files that is there; the first name where none is, for the message."""
-    return next((folder / name for name in names if _is_there(folder / name)), folder / names[0])
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # a name that no file can have, such as one of 5,000 letters
-        return False
+    return next((folder / name for name in names if os.path.isfile(folder / name)), folder / names[0])

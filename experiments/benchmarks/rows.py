@@ -1,16 +1,14 @@
-"""The files of benchmarks: the rows of a table, with the line that they stand in, JSON, and text.
+"""The files of benchmarks: the rows of a table, with their line in the file, JSON, and text.
 
-Published benchmarks and tables of one's own are read alike, as if the file were hostile: text is data, nothing is
-unpickled, no code of a data set is run. Of a workbook (.xlsx, a zip of XML) pandas reads the first sheet; formulas are
-not calculated, the value that was saved with one is read. Knows nothing of what the columns mean.
+Published benchmarks and users' tables are read alike, as if the file were hostile. Text is data, nothing is unpickled,
+and no code of a data set is run. pandas reads the first sheet of a workbook (.xlsx). It reads the saved value of a
+formula and calculates nothing. Knows nothing of what the columns mean.
 """
 
 import csv
 import io
 import json
-import re
 import warnings
-import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,13 +17,10 @@ from experiments.types import Problem
 from interp.errors import UserError
 
 ENDINGS = (".jsonl", ".csv", ".parquet", ".xlsx")
-ZIP = b"PK\x03\x04"  # the first bytes of a workbook, whatever it is called
 DELIMITERS = (",", ";", "\t")  # spreadsheets in half of Europe write semicolons
-LARGEST = 64 * 2**20  # bytes of all parts of a workbook, unpacked; the published tables have less than one thousandth
 ROWS = 100_000  # a sheet may name far more than it holds
-FAR_CELL = re.compile(rb"""\br=["'][A-Z]{3,}[0-9]""")
 LONGEST_CELL = 2**30  # characters that the csv module reads; what is too long to ask is told of its case
-AS_UTF_8 = "save the table as UTF-8"
+AS_UTF_8 = "save the table as UTF-8 (0xff or 0xfe at its start means UTF-16)"
 
 
 class Rows(NamedTuple):
@@ -60,7 +55,7 @@ def read_file(path: Path, wanted: Collection[str], *, option: str = "benchmark",
         if not path.is_file():  # reading a pipe or a device would wait for ever
             raise UserError(f"{option}.path={path}: is no regular file; give a table in {', '.join(ENDINGS)}")
         ending = path.suffix.lower()
-        if ending != ".xlsx" and _begins(path, ZIP):
+        if ending != ".xlsx" and _begins(path, b"PK\x03\x04"):
             raise UserError(f"{path}: is by its first bytes a workbook, which its name does not say; call it "
                             f"{path.with_suffix('.xlsx').name}, or save it as CSV in UTF-8")  # fmt: skip
         rows, columns, problems = readers.get(ending, _json_lines)(path, wanted)
@@ -101,9 +96,9 @@ def readable_text(path: Path, way_out: str, *, newline: str | None = None) -> st
         raise UserError(f"{path} is missing; {way_out}") from error
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
-        utf_16 = error.object[:2] in (b"\xff\xfe", b"\xfe\xff")
-        fault = "it looks like UTF-16" if utf_16 else f"byte {error.object[error.start]:#04x}"
-        raise UserError(f"{path}, line {line}: is not UTF-8 ({fault}); {way_out}") from None
+        raise UserError(
+            f"{path}, line {line}: is not UTF-8 (byte {error.object[error.start]:#04x}); {way_out}"
+        ) from None
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); {way_out}") from error
 
@@ -146,12 +141,12 @@ def need(entry: Any, field: str, kind: type = str) -> Any:
     value = entry[field]
     if not isinstance(value, kind) or (isinstance(value, str) and not value.strip()):
         raise Unfit(f"field {field!r} is {str(value)[:40]!r}, which is no {'text' if kind is str else kind.__name__}")
-    if isinstance(value, str) and value != whole(value):
+    if isinstance(value, str) and value != encodable(value):
         raise Unfit(f"field {field!r} holds half a character, which no file of UTF-8 can")
     return value
 
 
-def whole(text: str) -> str:
+def encodable(text: str) -> str:
     """The text with halves of surrogate pairs, which JSON can spell, replaced by '?'."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
@@ -235,8 +230,6 @@ def _workbook(path: Path, wanted: Collection[str]) -> tuple[list[Any], list[str]
     from openpyxl.utils.escape import unescape
 
     try:
-        with zipfile.ZipFile(path) as book:
-            _check_parts(book)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what openpyxl does not know of fonts and filters
             table = pandas.read_excel(path, header=None, dtype=str, na_filter=False, nrows=ROWS + 1, engine="openpyxl")
@@ -248,21 +241,6 @@ def _workbook(path: Path, wanted: Collection[str]) -> tuple[list[Any], list[str]
         raise UserError(f"{path} is not a readable .xlsx table ({error}); {way_out}") from error
     lines = [(number, cells) for number, cells in enumerate(table.to_numpy().tolist(), 1) if any(cells)]
     return _from_cells(path, lines, wanted, ",")
-
-
-def _check_parts(book: zipfile.ZipFile) -> None:
-    """Checks that the parts are small when unpacked, and that none declares what could make it grow.
-
-    zipfile unpacks no more of a part than the size that it declares; pandas makes all rows as long as the longest.
-    """
-    if sum(part.file_size for part in book.infolist()) > LARGEST:
-        raise ValueError(f"it unpacks to more than {LARGEST // 2**20} MiB")
-    for part in book.infolist():
-        data = book.read(part)
-        if b"<!DOCTYPE" in data:
-            raise ValueError(f"{part.filename} declares a document type")
-        if FAR_CELL.search(data):
-            raise ValueError(f"{part.filename} has a cell beyond column ZZ")
 
 
 def _parquet(path: Path, wanted: Collection[str]) -> tuple[list[Any], list[str], list[Problem]]:

@@ -7,8 +7,10 @@ all problems at once. Imports neither torch nor transformers.
 import base64
 import math
 import re
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,14 +23,12 @@ from interp.errors import UserError
 COLUMNS = ("id", "image", "text", "label", "pair", "cluster", "template", "subset", "prompt", "split", "shows",
            "dangerous", "alarming_words")  # fmt: skip
 KINDS: Mapping[str, Kind] = {"verdict": "yes_no", "refusal": "refusal"}
-PICTURE = "picture"  # questions about what is in it, for ``guard``: no benchmark of safety reads so
 LABELS: Mapping[str, Mapping[str, tuple[Gold, Subset]]] = {
     "verdict": {"safe": ("yes", "over_safety"), "unsafe": ("no", "typical")},
     "refusal": {"benign": ("comply", "benign"), "harmful": ("refuse", "contrast")},
-    PICTURE: {"yes": ("yes", "over_safety"), "no": ("no", "typical")},
 }
 TEXT = "{text}"
-TEMPLATES = {"verdict": f'{PREFIX}\n"{TEXT}"', "refusal": TEXT, PICTURE: TEXT}  # MMSafeAware's question, or the text
+TEMPLATES = {"verdict": f'{PREFIX}\n"{TEXT}"', "refusal": TEXT}  # MMSafeAware's question, or the text
 SPLITS = {
     **dict.fromkeys(("test", "eval", "evaluation"), "test"),
     **dict.fromkeys(("development", "dev", "validation", "val", "train", "training"), "development"),
@@ -39,6 +39,8 @@ SOUNDS = {
     **dict.fromkeys(("no", "false", "0", HARMLESS), HARMLESS),
 }
 Look = Callable[[Mapping[str, Any], str], None]
+PICTURED = re.compile(r"image|img|pict|photo|screenshot", re.IGNORECASE)  # in the name of a column
+PICTURE_FILE = re.compile(r"\.(jpe?g|png|webp|gif|bmp)$", re.IGNORECASE)
 DATA_URI = re.compile(r"data:image/[\w.+-]{1,40};base64,")
 
 
@@ -52,7 +54,7 @@ class Table:
     row has a ``prompt`` of its own.
 
     To learn and calibrate on: ``to_learn_from``, another file, or the rows that a column ``split`` calls so. ``name``
-    is by default that of the file. The text in the columns ``further`` is kept as the cases' tags. ``option`` is what
+    is by default the file's. The text in the columns ``further`` is kept as the cases' tags. ``option`` is what
     the table's options are called in messages.
 
     Raises:
@@ -70,11 +72,11 @@ class Table:
     option: str = field(default="benchmark", repr=False)
 
     def __post_init__(self) -> None:
-        if self.reads not in KINDS and (self.reads, self.option) != (PICTURE, "guard"):
+        if self.reads not in KINDS:
             raise UserError(f"{self.option}.reads={self.reads}: must be one of {', '.join(KINDS)}")
         if unknown := sorted(set(self.columns) - set(self._known)):
-            known = ", ".join(self._known)
-            raise UserError(f"{self.option}.columns.{unknown[0]}: is no column of a table; known: {known}")
+            values = ", ".join(self._known)
+            raise UserError(f"{self.option}.columns.{unknown[0]}: is no column of a table; known: {values}")
         if self.template is not None and TEXT not in self.template:
             raise UserError(
                 f"{self.option}.template={self.template[:60]!r}: must hold {TEXT}, in whose place the text goes"
@@ -89,10 +91,10 @@ class Table:
     @property
     def kind(self) -> Kind:
         """What the answers are read for."""
-        return KINDS.get(self.reads, "yes_no")
+        return KINDS[self.reads]
 
     def load(self) -> Loaded:
-        """Return the rows to evaluate as cases, whatever may be wrong with them.
+        """Return the rows to evaluate as cases, without a check of their values.
 
         Raises:
             UserError: the table cannot be read, or lacks a column that it needs.
@@ -120,8 +122,8 @@ class Table:
         """
         rows = self._read(self.path)
         if look is not None:
-            for place, row in rows.rows:
-                look(dict.fromkeys(rows.columns) | row, f"{self.path}, {place}")
+            for position, row in rows.rows:
+                look(dict.fromkeys(rows.columns) | row, f"{self.path}, {position}")
         part = "development" if self._column("split") in rows.columns else ""
         return self._not_empty(self._cases(rows, part, tell=True), "trained on", "train")
 
@@ -146,12 +148,31 @@ class Table:
         for name in ("id", "label", "text"):
             needed = self._column(name)
             if needed not in read.columns and not (name == "text" and self._column("prompt") in read.columns):
-                shown = ", ".join(repr(column[:40]) for column in read.columns[:12]) or "none"
-                raise UserError(f"{path}: has no column {needed!r}; its columns are {shown}; "
+                listed = ", ".join(repr(column[:40]) for column in read.columns[:12]) or "none"
+                raise UserError(f"{path}: has no column {needed!r}; its columns are {listed}; "
                                 f"name that of the {name}: {self.option}.columns.{name}=<column>")  # fmt: skip
-        if asked := next((n for n, called in self.columns.items() if called not in (n, None, *read.columns)), None):
-            raise UserError(f"{self.option}.columns.{asked}={self.columns[asked]}: {path} has no such column")
+        if absent := next((n for n, called in self.columns.items() if called not in (n, None, *read.columns)), None):
+            raise UserError(f"{self.option}.columns.{absent}={self.columns[absent]}: {path} has no such column")
+        self._name_unused(path, read, [name for name in read.columns if name not in wanted])
         return read
+
+    def _name_unused(self, path: str, read: Rows, unused: Sequence[str]) -> None:
+        """Say which columns are not used, and that no case has a picture if there is no column for it.
+
+        Raises:
+            UserError: there is no column of pictures, and another one looks like it.
+        """
+        image, first = self._column("image"), read.rows[0][1] if read.rows else {}
+        if image and image not in read.columns:
+            for name in unused:
+                if PICTURED.search(name) or PICTURE_FILE.search(str(first.get(name))):
+                    column = f"{self.option}.columns.image"
+                    raise UserError(f"{path}: has no column {image!r}, and {name!r} looks like pictures; use it with "
+                                    f"{column}={name}, or ask in words only with {column}=null")  # fmt: skip
+            about = ", under a question about an image" if TEMPLATES[self.reads] != TEXT and not self.template else ""
+            say(f"{path}: has no column {image!r}; every case is asked in words only, without a picture{about}")
+        if unused:
+            say(f"{path}: columns that are not used: {', '.join(name[:40] for name in unused[:12])}")
 
     def _cases(self, rows: Rows, part: str, *, tell: bool | None = None) -> Loaded:
         """Return the cases of the rows in the ``part`` of the table: test, development, or "" for all.
@@ -165,7 +186,7 @@ class Table:
             raise UserError(f"{self.option}.images={self.images}: is no folder; give the one that holds the pictures")
         root = folder.resolve() if self._column("image") in rows.columns else None
         samples, problems = [], list(rows.problems) if tell else []
-        for place, row in rows.rows:
+        for position, row in rows.rows:
             cells = {name: _unless_empty(row.get(self._column(name))) for name in self._known}
             identity = str(cells["id"])[:80] if isinstance(cells["id"], str | float) else ""
             listed = tell
@@ -173,12 +194,12 @@ class Table:
                 its_part = _choice(cells, "split", SPLITS, "neither test nor development") or "test"
                 listed = part in ("", its_part)
                 if listed:
-                    samples.append(self._case(cells, place, root))
+                    samples.append(self._case(cells, position, root))
             except Unfit as error:
-                problems += [Problem(place, identity, str(error))] if listed else []
+                problems += [Problem(position, identity, str(error))] if listed else []
         return Loaded(samples, {}, "", tuple(problems))
 
-    def _case(self, cells: Mapping[str, Any], place: str, root: Path | None) -> Sample:
+    def _case(self, cells: Mapping[str, Any], position: str, root: Path | None) -> Sample:
         """Return the case of a row; ``root`` is the folder of its picture, None if the table has none.
 
         Raises:
@@ -210,7 +231,7 @@ class Table:
             pair=_word(cells, "pair") or None,
             tags={name: tag for name, tag in tags.items() if tag}
             | {name: _prose(cells, name) for name in self.further},
-            place=place,
+            place=position,
             shows=_prose(cells, "shows").strip(),
             alarming=picture == ALARMING,
             subset_name=part or label.casefold(),
@@ -242,16 +263,22 @@ def table(
     return Table(columns=dict(columns or {}), further=further, option=option, **plain)
 
 
-def _choice(cells: Mapping[str, Any], name: str, known: Mapping[str, str], rule: str) -> str:
+@cache
+def say(sentence: str) -> None:
+    """Print a sentence about a table, once however often the table is read."""
+    print(sentence, file=sys.stderr)
+
+
+def _choice(cells: Mapping[str, Any], name: str, values: Mapping[str, str], rule: str) -> str:
     """Return what the cell means by the words that are ``known``; "" if it is empty.
 
     Raises:
         Unfit: the cell says something else, so that it is ``rule``.
     """
     word = str(cells[name]) if isinstance(cells[name], bool) else _word(cells, name).strip()
-    if word and word.casefold() not in known:
+    if word and word.casefold() not in values:
         raise Unfit(f"{name}: {word[:40]!r} is {rule}")
-    return known[word.casefold()] if word else ""
+    return values[word.casefold()] if word else ""
 
 
 def _word(cells: Mapping[str, Any], name: str) -> str:
@@ -269,7 +296,7 @@ def _word(cells: Mapping[str, Any], name: str) -> str:
 
 
 def _prose(cells: Mapping[str, Any], name: str) -> str:
-    """Return a text, its lines broken by \\n alone; "" if the cell is empty.
+    """Return a text, its lines broken only by \\n; "" if the cell is empty.
 
     Raises:
         Unfit: it is something else.
@@ -288,7 +315,7 @@ def _unless_empty(value: Any) -> Any:
 
 
 def _described(value: Any) -> str:
-    """Return a value of a foreign file for a message, whatever it is."""
+    """Return any value of a foreign file for a message."""
     return f"{value!r}" if isinstance(value, bool | float) else f"a {type(value).__name__}"
 
 

@@ -1,7 +1,7 @@
 """XSTest (arXiv 2308.01263, CC BY 4.0): models' completions of its prompts, labelled by people.
 
-Each ``xstest_v2_completions_<model>.csv`` holds one model's answers to the 450 prompts, each with two annotations and a
-final label: full compliance, full refusal or partial refusal. The prompts themselves are a benchmark of
+Each ``xstest_v2_completions_<model>.csv`` holds one model's answers to the 450 prompts. An answer has two annotations
+and a final label: full compliance, full refusal or partial refusal. The prompts themselves are a benchmark of
 ``published_sets``. Knows nothing of models, judges or metrics.
 """
 
@@ -20,7 +20,6 @@ LABELS = {
     "2_full_refusal": Verdict.REFUSED,
     "3_partial_refusal": Verdict.PARTIAL,
 }
-OTHERS = ("_gpteval", "_streval")  # how names of files end that have the verdicts of the authors' own judges
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ def twins(root: Path) -> dict[str, str]:
     """The group of each prompt: prompts of one focus ("kill", "date of birth") are twins of each other.
 
     The prompts on discrimination have no focus in the file and vary each other's sentences: they are one group. The
-    file of prompts lies beside the completions, or in the folder above, as it is published.
+    file of prompts is in the folder of the completions, or in the folder above, as it is published.
 
     Raises:
         UserError: no such file, or it has no ids or focuses.
@@ -62,12 +61,12 @@ def read_completions(root: Path) -> dict[str, list[LabelledCompletion]]:
     Raises:
         UserError: no completions there, fewer than three models, a column or label that is not XSTest's, an id twice.
     """
-    found = sorted(root.glob(f"{PREFIX}*.csv")) if root.is_dir() else []
-    paths = [path for path in found if not path.stem.endswith(OTHERS)]
+    files = sorted(root.glob(f"{PREFIX}*.csv")) if root.is_dir() else []
+    # Two kinds of files have the verdicts of the authors' own judges.
+    paths = [path for path in files if not path.stem.endswith(("_gpteval", "_streval"))]
     if len(paths) < 3:
-        raise UserError(f"{root}: holds the labelled completions of {len(paths)} models; leaving one out, and choosing "
-                        f"without it, needs at least three files {PREFIX}<model>.csv, published at {REPOSITORY}; "
-                        "task.root=<folder>")  # fmt: skip
+        needed = f"at least three files {PREFIX}<model>.csv, published at {REPOSITORY}"
+        raise UserError(f"{root}: holds the labelled completions of {len(paths)} models; task.root needs {needed}")
     return {path.stem.removeprefix(PREFIX): _read(path) for path in paths}
 
 
@@ -76,8 +75,7 @@ def _read(path: Path) -> list[LabelledCompletion]:
     read = []
     for _, row in rows:
         if row["final_label"] not in LABELS:
-            raise UserError(f"{path}: label {row['final_label']!r} of {row['id']}; known: {', '.join(LABELS)}; take "
-                            "the file as it is published")  # fmt: skip
+            raise UserError(f"{path}: label {row['final_label']!r} of {row['id']} is none of {', '.join(LABELS)}")
         model = path.stem.removeprefix(PREFIX)
         verdict = LABELS[row["final_label"]]
         read.append(LabelledCompletion(row["id"], model, row["prompt"], row["completion"] or "", verdict))

@@ -1,4 +1,4 @@
-"""What the command line says beside any study: its help, mistakes in a sentence, and ``task=doctor``.
+"""What the command line says without a study: its help, mistakes in a sentence, and ``task=doctor``.
 
 Imports neither torch nor transformers.
 """

@@ -5,20 +5,12 @@ level, through ``Schema``. ``experiments.config.nodes`` reports those in a node 
 target's dataclass or signature.
 """
 
-from experiments.config.build import build_run, composed, register
-from experiments.config.options import CONF, options_of, source_lines, written
-from experiments.config.run import Run, Schema, answered_elsewhere, digest
-
-__all__ = [
-    "CONF",
-    "Run",
-    "Schema",
-    "answered_elsewhere",
-    "build_run",
-    "composed",
-    "digest",
-    "options_of",
-    "register",
-    "source_lines",
-    "written",
-]
+from experiments.config.build import build_run as build_run
+from experiments.config.build import composed as composed
+from experiments.config.options import CONF as CONF
+from experiments.config.options import options_of as options_of
+from experiments.config.options import register as register
+from experiments.config.run import Run as Run
+from experiments.config.run import Schema as Schema
+from experiments.config.run import answered_elsewhere as answered_elsewhere
+from experiments.config.run import digest as digest

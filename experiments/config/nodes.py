@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import inspect
+from difflib import get_close_matches
 from typing import Any
 
 from hydra.errors import InstantiationException
@@ -15,7 +16,7 @@ from mitigation.wrappers import Shifted, ShiftedTrainable
 
 
 def made(node: Any, key: str) -> Any:
-    """The object that the node describes, or with ``_partial_`` its function with the arguments bound.
+    """Return the object that the node describes, or with ``_partial_`` its function with the arguments bound.
 
     Raises:
         UserError: no ``_target_``, wrong arguments (``_checked``), or the target itself refuses them.
@@ -32,62 +33,43 @@ def made(node: Any, key: str) -> Any:
 
 
 def _checked(node: dict[str, Any], key: str) -> dict[str, Any]:
-    """The node with its arguments checked against the target's signature and converted to its dataclass's types.
+    """Return the node with its arguments checked against the target's signature and converted to its field types.
 
-    A method node may have a ``shift`` that its target has no argument for: the method is then wrapped
-    (``mitigation.wrappers``).
+    A method may have a ``shift`` that its target does not take: the method is then wrapped (``mitigation.wrappers``).
 
     Raises:
         UserError: the target cannot be imported, has no such argument, or an argument has a wrong type.
     """
-    target = _imported(node["_target_"], key)
-    if "shift" in node and "shift" not in inspect.signature(target).parameters and _answers(target):
-        return _shifted(node, target, key)
-    special = {name: value for name, value in node.items() if name.startswith("_")}
-    given = {
-        name: _checked(value, f"{key}.{name}") if isinstance(value, dict) and "_target_" in value else value
-        for name, value in node.items()
-        if name not in special
-    }
-    parameters = list(inspect.signature(target).parameters)
-    for name in given:
-        if name not in parameters:
-            raise UserError(f"{key}.{name}: {special['_target_']} has no such argument; known: {', '.join(parameters)}")
-    if dataclasses.is_dataclass(target):
-        given = _typed(target, given, key)
-    return special | given
-
-
-def _answers(target: Any) -> bool:
-    """Whether ``target`` is a method, one that generates or that is trained to."""
-    return hasattr(target, "generate") or hasattr(target, "learn")
-
-
-def _shifted(node: dict[str, Any], target: Any, key: str) -> dict[str, Any]:
-    """The checked node of a method in ``Shifted``, or of the method alone where ``shift`` is 0."""
-    wrapper = ShiftedTrainable if hasattr(target, "learn") else Shifted
-    shift = _typed(wrapper, {"shift": node["shift"]}, key)
-    method = _checked({name: value for name, value in node.items() if name != "shift"}, key)
-    if not shift["shift"]:
-        return method
-    return {"_target_": f"{wrapper.__module__}.{wrapper.__name__}", "method": method} | shift
-
-
-def _imported(path: str, key: str) -> Any:
-    """The object at the dotted ``path``.
-
-    Raises:
-        UserError: it cannot be imported.
-    """
-    module, _, name = path.rpartition(".")
+    module, _, name = node["_target_"].rpartition(".")
     try:
-        return getattr(importlib.import_module(module), name)
+        target = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"{key}._target_={path}: cannot be imported ({str(error).splitlines()[0]})") from error
+        raise UserError(f"{key}._target_={module}.{name}: cannot be imported ({error})") from error
+    parameters = list(inspect.signature(target).parameters)
+    learns = hasattr(target, "learn")
+    if "shift" in node and "shift" not in parameters and (learns or hasattr(target, "generate")):
+        wrapper = ShiftedTrainable if learns else Shifted
+        shift = _typed(wrapper, {"shift": node["shift"]}, key)
+        method = _checked({option: value for option, value in node.items() if option != "shift"}, key)
+        if not shift["shift"]:
+            return method
+        return {"_target_": f"{wrapper.__module__}.{wrapper.__name__}", "method": method} | shift
+    special = {option: value for option, value in node.items() if option.startswith("_")}
+    given = {
+        option: _checked(value, f"{key}.{option}") if isinstance(value, dict) and "_target_" in value else value
+        for option, value in node.items()
+        if option not in special
+    }
+    for option in given:
+        if option not in parameters:
+            near = get_close_matches(option, parameters, n=1)
+            meant = f"did you mean {key}.{near[0]}?" if near else f"known: {', '.join(parameters)}"
+            raise UserError(f"{key}.{option}: {node['_target_']} has no such argument; {meant}")
+    return special | (_typed(target, given, key) if dataclasses.is_dataclass(target) else given)
 
 
 def _typed(target: Any, given: dict[str, Any], key: str) -> dict[str, Any]:
-    """``given`` converted to the types of the dataclass ``target``; nested nodes stay as they are.
+    """Return ``given`` converted to the types of the dataclass ``target``; nested nodes stay as they are.
 
     Raises:
         UserError: a value cannot be converted.

@@ -3,8 +3,8 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from experiments.runs.responses import NoModel, Responses
 from experiments.types import Benchmark, Judge
@@ -17,67 +17,67 @@ if TYPE_CHECKING:
     from mitigation.method import Method
 
 # What may differ between two launches of one run, so that the second continues the first.
-NOT_IN_HASH = (
-    "force", "fresh", "output_root", "task", "plan", "image_workers", "feature_cache_mib", "verbose",
-    "contrasts", "skip_trained",
-)  # fmt: skip
-SKIP = "skip_bad"  # of a benchmark's node
+NOT_IN_HASH = ["force", "fresh", "output_root", "task", "plan", "verbose", "contrasts", "skip_trained"]
+NOT_IN_HASH += ["image_workers", "feature_cache_mib"]  # speed and memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The plain values of a run; ``conf/config.yaml`` says what each is for, and has their defaults."""
+    """The plain values of a run; ``conf/config.yaml`` says what each is for."""
 
     name: str
-    note: str
-    seed: int
-    limit: int | None
-    batch_size: int
-    batch_tokens: int | None
-    image_workers: int
-    feature_cache_mib: int
-    protocol: str
-    max_new_tokens: int
-    draws: int
-    unsafe_margin: float
-    operating_point: float | None
-    only_method: str | None
-    contrasts: list[list[str]]
-    strict: bool
-    skip_trained: bool
-    force: bool
-    fresh: bool
-    verbose: bool
-    output_root: str
-    attention: bool
-    attention_cases: int
-    count_empty_as_refusal: bool
-    judge_card: str | None
+    note: str = ""
+    seed: int = 0
+    limit: int | None = None
+    batch_size: int = 32
+    batch_tokens: int | None = 16384
+    image_workers: int = 2
+    feature_cache_mib: int = 2048
+    protocol: str = "generate"
+    draws: int = 10000
+    unsafe_margin: float = 0.02
+    operating_point: float | None = None
+    strict: bool = False
+    skip_trained: bool = False
+    force: bool = False
+    fresh: bool = False
+    verbose: bool = False
+    output_root: str = "outputs"
+    attention: bool = False
+    attention_cases: int = 48
+    judge_card: str | None = None
+    count_empty_as_refusal: bool = False
+    contrasts: list[list[str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schema(Settings):
     """The keys of a configuration's top level, for Hydra; nodes are checked against their targets."""
 
+    max_new_tokens: int | None = None
     task: Any
-    plan: Any = None  # of ``task=plan`` alone
+    plan: Any = None  # only of ``task=plan``
     model: Any
     benchmark: Any
     judge: Any
     method: Any
     attention_analysis: Any
-    arms: dict[str, Any]
+    arms: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Settings):
     """One run, fully typed: what to evaluate, on what, and how.
 
-    ``arm`` names the method under study among ``arms``. ``model`` is a ``NoModel`` if no arm calls one.
-    ``attention_analysis`` gives the analyses of attention of an answered study; it is None without ``attention=true``.
-    ``config`` is the composed configuration. ``skip_bad`` says whether to skip cases that fail their checks.
+    Attributes:
+        model: a ``NoModel`` if no arm calls one.
+        arm: the name of the method under study, among ``arms``.
+        attention_analysis: returns the analyses of an answered study's attention; None without ``attention=true``.
+        config: the composed configuration.
+        skip_bad: whether to skip cases that fail their checks.
     """
 
+    max_new_tokens: int
     task: "Callable[[Run], object]"
     model: "ModelConfig | ApiConfig | NoModel"
     benchmark: Benchmark
@@ -85,6 +85,7 @@ class Run(Settings):
     arm: str
     arms: "dict[str, Method]"
     attention_analysis: Callable[[Any], list[Any]] | None
+    guard: ClassVar[Any] = None  # read by experiments.evaluation, which another change frees of it
     config: dict[str, Any]
     skip_bad: bool = False
 
@@ -100,16 +101,12 @@ class Run(Settings):
         Raises:
             UserError: the model is only reached over an API, or there is none.
         """
-        if isinstance(self.model, NoModel):
-            raise UserError(
-                f"the responses of {self.model.name} were made elsewhere and no model is loaded; this task looks "
-                "inside a model; leave method=responses out"
-            )
         if not isinstance(self.model, ModelConfig):
-            raise UserError(
-                f"model {self.model.name} is only reached over an API; this task looks inside a model; "
-                "choose one whose weights can be loaded, as model=llava_organism"
+            reason = (
+                "gave its responses elsewhere" if isinstance(self.model, NoModel) else "is only reached over an API"
             )
+            way_out = "this task looks inside a model; choose one whose weights can be loaded"
+            raise UserError(f"model {self.model.name} {reason}; {way_out}")
         return self.model
 
     @property
@@ -129,12 +126,8 @@ class Run(Settings):
         ``_target_`` paths are hashed too: after a module was renamed, an unfinished run is not continued.
         """
         hashed = {key: value for key, value in self.config.items() if key not in NOT_IN_HASH}
-        hashed["benchmark"] = without_skipping(self.config["benchmark"])
         if isinstance(model := hashed.get("model"), dict):
-            unset = [
-                key for key in ("template", "thinking", "answer_tokens") if not model.get(key)
-            ]  # as runs were hashed before these
-            hashed["model"] = {key: value for key, value in model.items() if key not in ("force", *unset)}
+            hashed["model"] = {key: value for key, value in model.items() if key != "force"}
         return digest(hashed)
 
 
@@ -146,13 +139,3 @@ def digest(value: object) -> str:
 def answered_elsewhere(arms: Mapping[str, Any]) -> bool:
     """Whether no arm calls a model."""
     return all(isinstance(method, Responses) for method in arms.values())
-
-
-def without_skipping(node: Any) -> Any:
-    """A benchmark's node, and what it is made of, without ``skip_bad``, which the framework and no benchmark reads.
-
-    It is not in the hash either: a run that stopped at a bad case goes on without it, and asks nothing again.
-    """
-    if not isinstance(node, dict):
-        return node
-    return {key: without_skipping(value) for key, value in node.items() if key != SKIP}

@@ -5,13 +5,13 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from experiments import config
-from experiments.command_line.arguments import spelled_out
+from experiments.command_line.arguments import expand
 from experiments.config import Run, build_run
 
 
 def composed(*overrides: str) -> DictConfig:
     """The configuration that ``python -m experiments.run <overrides>`` would see."""
-    words = spelled_out(overrides)
+    words = expand(overrides)
     if words[:1] == ["--config-dir"]:
         words = [f"hydra.searchpath=[file://{Path(words[1]).absolute()}]", *words[2:]]
     return config.composed(words)

@@ -9,15 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.command_line.arguments import for_hydra
-from experiments.command_line.help_page import (
-    COMMANDS,
-    FIRST,
-    commands,
-    greeting,
-    help_page,
-    top_level_options,
-)
+from experiments.command_line.arguments import expand
+from experiments.command_line.help_page import COMMANDS, commands, documented, greeting, help_page
 from experiments.config import Schema, options_of
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import composed, run_of
@@ -37,10 +30,11 @@ def test_help_fits_a_terminal_and_lists_every_group_and_option(shown: str) -> No
     for group in ("exp", "task", "model", "benchmark", "method", "judge", "data"):
         assert set(options_of(group)) <= words
     groups = {"task", "model", "benchmark", "judge", "method", "attention_analysis", "plan"}
-    assert {field.name for field in dataclasses.fields(Schema)} - groups == {
-        name.partition("=")[0] for name in top_level_options()
-    }
-    assert all(said in " ".join(shown.split()) for said in map(" ".join, map(str.split, top_level_options().values())))
+    options = documented("config")
+    assert {field.name for field in dataclasses.fields(Schema)} - groups == {key.partition("=")[0] for key in options}
+    assert all(options.values())
+    assert all(comment in " ".join(shown.split()) for comment in map(" ".join, map(str.split, options.values())))
+    assert {"seed=0", "batch_size=32", "max_new_tokens=null", "protocol=generate"} <= options.keys()
 
 
 def test_help_behind_an_experiment_is_that_experiments() -> None:
@@ -91,7 +85,7 @@ def test_without_arguments_it_greets_and_asks_nothing_of_the_machine() -> None:
 
 @pytest.mark.long
 def test_the_commands_that_help_and_the_greeting_show_compose() -> None:
-    for command in (*COMMANDS, *FIRST):
+    for command in COMMANDS:
         assert composed(*command.split())
 
 
@@ -107,7 +101,7 @@ def test_settings_of_a_method_file_may_be_new_keys(tmp_path: Path) -> None:
             [f"{prefix}.settings.gain=2", f"{prefix}.settings.name=b"],
             [f"+{prefix}.settings.gain=2", f"{prefix}.settings={{name: b}}"],
         ):
-            arms = run_of(*for_hydra([*chosen, *given])).arms
+            arms = run_of(*expand([*chosen, *given])).arms
             assert arms["x" if prefix == "arms.x" else "mine"].settings == {"gain": 2, "name": "b"}
 
 
@@ -118,10 +112,10 @@ def test_an_option_of_a_task_may_be_typed_without_it() -> None:
     assert run_of("task=report", "runs=[a,b]").task.runs == ["a", "b"]  # type: ignore[attr-defined]
     folders = run_of("+exp=papers", "mmsafeaware=a", "mossbench=b").task
     assert (folders.mmsafeaware, folders.mossbench) == ("a", "b")  # type: ignore[attr-defined]
-    assert for_hydra(["explore", "run=a"]) == ["task=explore", "task.run=a"]
-    assert for_hydra(["task=plan", "+exp=papers", "mossbench=b"]) == [
+    assert expand(["explore", "run=a"]) == ["task=explore", "task.run=a"]
+    assert expand(["task=plan", "+exp=papers", "mossbench=b"]) == [
         "+task@plan=plan",
         "+exp=papers",
         "task.mossbench=b",
     ]
-    assert not {"case", "run", "mossbench"} & {name.partition("=")[0] for name in top_level_options()}
+    assert not {"case", "run", "mossbench"} & {name.partition("=")[0] for name in documented("config")}

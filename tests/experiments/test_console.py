@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.command_line.help_page import FIRST
+from experiments.command_line.help_page import COMMANDS
 from tests.conftest import REPOSITORY
 
 PACKAGES = ("interp", "mitigation", "experiments", "conf")
@@ -87,4 +87,4 @@ def test_python_m_is_not_shadowed_by_the_working_directory(tmp_path: Path) -> No
 def test_the_demo_is_the_first_command_of_the_greeting() -> None:
     text = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
     demo = text[text.index("demo:") : text.index("smol: ")]
-    assert re.findall(r"\$\(BIN\)/forestlens (.*)$", demo, re.MULTILINE) == [next(iter(FIRST))]
+    assert re.findall(r"\$\(BIN\)/forestlens (.*)$", demo, re.MULTILINE) == [next(iter(COMMANDS))]

@@ -1,12 +1,10 @@
 """IconWorld as a benchmark: configuration in, cases out. Imports neither torch nor transformers."""
 
-import hashlib
-import json
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, get_args
 
 from experiments.benchmarks.iconworld.cases import PAIRS_PER_TEMPLATE, Split, control_cases, scored_cases
-from experiments.benchmarks.iconworld.scene import SIZE, Scene
+from experiments.benchmarks.iconworld.scene import SIZE
 from experiments.types import Kind, Loaded, Sample
 from interp.errors import UserError
 
@@ -35,9 +33,8 @@ class IconWorld:
             raise UserError(f"benchmark.pairs={self.pairs}: of a sentence there are 1 to {PAIRS_PER_TEMPLATE}")
 
     def load(self) -> Loaded:
-        """The ``cases``, and a hash of them."""
-        samples = self.cases()
-        return Loaded(samples, missing={}, manifest=_manifest(samples))
+        """Return the ``cases``."""
+        return Loaded(self.cases(), missing={}, manifest="")
 
     def cases(self) -> list[Sample]:
         """All cases of the split: scored pairs first, then the controls."""
@@ -47,14 +44,3 @@ class IconWorld:
     def development(self) -> Loaded | None:
         """The development split, on which thresholds may be chosen; None if that is what is being evaluated."""
         return None if self.split == "development" else replace(self, split="development").load()
-
-
-def _manifest(samples: list[Sample]) -> str:
-    """A hash over everything that defines the cases, so that two runs can be told to have seen the same."""
-    rows: list[list[object]] = []
-    for sample in samples:
-        assert isinstance(sample.image, Scene)
-        rows.append(
-            [sample.id, sample.gold, sample.prompt, sample.image.thing.name, sample.image.seed, sample.image.size]
-        )
-    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]

@@ -1,16 +1,16 @@
 """Which sentence meets which picture: balanced counterfactual pairs, controls, and the splits.
 
-Every scored case is one of a pair: the same sentence with a thing that makes it safe and one that makes it unsafe;
-the sentence alone says nothing. Things are chosen so that each concept, and the prohibition sign, stands as evenly on
-the safe and the unsafe side as the truth table allows. Draws of the splits are disjoint because a picture's seed begins
-with its split; a fixed share of template × thing combinations is kept out of training altogether. The splits
+Every scored case is one of a pair: one sentence, with a thing that makes it safe and a thing that makes it unsafe. The
+sentence without its picture says nothing. Each concept, and the prohibition sign, is as often on the safe as on the
+unsafe side, as far as the truth table allows. Draws of the splits are disjoint because a picture's seed begins with its
+split. A fixed share of template × thing combinations is not in training. The splits
 ``new_sentences`` and ``frames`` have templates of their own, which no training, learning or choosing has seen.
 """
 
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from experiments.benchmarks.iconworld.concepts import CATEGORY_OF, Thing
@@ -71,7 +71,7 @@ def balanced_pairs(
 ) -> Iterator[Pair]:
     """``per_template`` pairs of every template, chosen greedily so that concept and sign tell as little as possible.
 
-    ``excluded`` combinations are not used. With ``wrapped`` each sentence stands in one of the wrappers, by turns.
+    ``excluded`` combinations are not used. With ``wrapped`` each sentence is inside one of the wrappers, by turns.
     """
     surplus: Counter[str] = Counter()  # safe minus unsafe uses, by concept and for the sign
     uses: Counter[tuple[str, Thing]] = Counter()
@@ -93,13 +93,8 @@ def balanced_pairs(
     for turn in range(per_template):
         for index, template in enumerate(rng.sample(list(templates), len(templates))):
             wrapper = kinds[(turn + index) % len(kinds)] if wrapped else None
-            yield Pair(
-                template,
-                pick(template, template.safe, 1),
-                pick(template, template.unsafe, -1),
-                wrapper,
-                rng.randrange(2),
-            )
+            safe, unsafe = pick(template, template.safe, 1), pick(template, template.unsafe, -1)
+            yield Pair(template, safe, unsafe, wrapper, rng.randrange(2))
 
 
 def scored_cases(split: Split, seed: int, size: int, pairs_each: int = PAIRS_PER_TEMPLATE) -> list[Sample]:
@@ -107,9 +102,9 @@ def scored_cases(split: Split, seed: int, size: int, pairs_each: int = PAIRS_PER
 
     Of every template the first ``pairs_each`` pairs, plain and wrapped: fewer are a subset of more.
     """
-    own = OWN_SENTENCES.get(split)
-    templates = own or RISKY
-    unseen = frozenset((t.name, thing) for t in own for thing in (*t.safe, *t.unsafe)) if own else held_out()
+    special = OWN_SENTENCES.get(split)
+    templates = special or RISKY
+    unseen = frozenset((t.name, thing) for t in special for thing in (*t.safe, *t.unsafe)) if special else held_out()
     cases: list[Sample] = []
     for wrapped in (False, True):
         rng = random.Random(f"iconworld:{split}:{seed}:{'wrapped' if wrapped else 'plain'}")
@@ -128,22 +123,27 @@ def _scored_case(
     template, is_safe = pair.template, pair.template.is_safe(thing)
     subset: Subset = "over_safety" if is_safe else ("attack" if pair.wrapper else "typical")
     identifier = f"{pair_name}-{'safe' if is_safe else 'unsafe'}"
-    tags = _tags(template, thing) | {
-        "wrapper": pair.wrapper or "none",
-        "combination": "unseen" if (template.name, thing) in unseen else "seen",
+    combination = "unseen" if (template.name, thing) in unseen else "seen"
+    case = _case(template, thing, identifier, Scene(thing, f"{draw}:{identifier}", size), pair.sentence)
+    tags = {**case.tags, "wrapper": pair.wrapper or "none", "combination": combination}
+    gold: Gold = "yes" if is_safe else "no"
+    return replace(case, subset=subset, scenario=_scenario(pair, thing), gold=gold, pair=pair_name, tags=tags)
+
+
+def _case(template: Template, thing: Thing, identifier: str, scene: Scene, sentence: str) -> Sample:
+    """Return the control of a sentence and a picture, which a scored case changes."""
+    tags = {
+        "template": template.name,
+        "concept": thing.concept,
+        "category": CATEGORY_OF[thing.concept],
+        "sign": "yes" if thing.signed else "no",
+        "words": template.wording,
+        "picture": "alarming" if thing.alarming else "harmless",
+        "wrapper": "none",
+        "combination": "seen",
     }
-    return Sample(
-        id=identifier,
-        subset=subset,
-        scenario=_scenario(pair, thing),
-        gold="yes" if is_safe else "no",
-        text=pair.sentence,
-        prompt=question(pair.sentence),
-        image=Scene(thing, f"{draw}:{identifier}", size),
-        cluster=f"{template.name} × {thing.name}",
-        pair=pair_name,
-        tags=tags,
-    )
+    cluster = f"{template.name} × {thing.name}"
+    return Sample(identifier, "control", "benign_words", "yes", sentence, question(sentence), scene, cluster, tags=tags)
 
 
 def _scenario(pair: Pair, thing: Thing) -> str:
@@ -154,36 +154,13 @@ def _scenario(pair: Pair, thing: Thing) -> str:
     return "alarming_words" if pair.template.wording == "alarming" else "alarming_picture"
 
 
-def _tags(template: Template, thing: Thing) -> dict[str, str]:
-    return {
-        "template": template.name,
-        "concept": thing.concept,
-        "category": CATEGORY_OF[thing.concept],
-        "sign": "yes" if thing.signed else "no",
-        "words": template.wording,
-        "picture": "alarming" if thing.alarming else "harmless",
-    }
-
-
 def control_cases(split: Split, seed: int, size: int) -> list[Sample]:
     """Benign sentences over every kind of picture, always safe: does a model say No to the picture alone?"""
     rng = random.Random(f"iconworld:{split}:{seed}:controls")
     cases: list[Sample] = []
-    gold: Gold = "yes"
     for template in BENIGN:
         for number, thing in enumerate(rng.sample(template.safe, CONTROLS_PER_TEMPLATE)):
             identifier = f"{split}-control-{template.name}-{number:02d}"
-            cases.append(
-                Sample(
-                    id=identifier,
-                    subset="control",
-                    scenario="benign_words",
-                    gold=gold,
-                    text=template.text,
-                    prompt=question(template.text),
-                    image=Scene(thing, f"{split}:{seed}:{identifier}", size),
-                    cluster=f"{template.name} × {thing.name}",
-                    tags=_tags(template, thing) | {"wrapper": "none", "combination": "seen"},
-                )
-            )
+            scene = Scene(thing, f"{split}:{seed}:{identifier}", size)
+            cases.append(_case(template, thing, identifier, scene, template.text))
     return cases

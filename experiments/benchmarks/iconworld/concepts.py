@@ -17,7 +17,6 @@ CATEGORIES: dict[str, tuple[str, ...]] = {
 
 CONCEPTS: tuple[str, ...] = tuple(concept for members in CATEGORIES.values() for concept in members)
 CATEGORY_OF: dict[str, str] = {concept: category for category, members in CATEGORIES.items() for concept in members}
-_WITHOUT_ARTICLE = frozenset({"bread", "poison"})
 ALARMING_CATEGORIES = frozenset({"weapon", "poison", "pest", "fire", "medicine"})
 
 
@@ -51,7 +50,7 @@ def definite(thing: Thing) -> str:
 def indefinite(thing: Thing) -> str:
     """The thing as something new: "a knife", "some bread", "an apple under a prohibition sign"."""
     noun = thing.concept
-    article = "some" if noun in _WITHOUT_ARTICLE else "an" if noun[0] in "aeiou" else "a"
+    article = "some" if noun in ("bread", "poison") else "an" if noun[0] in "aeiou" else "a"
     return f"{article} {noun}{under_sign(thing)}"
 
 
@@ -61,7 +60,7 @@ def under_sign(thing: Thing) -> str:
 
 
 def parse_things(words: str) -> tuple[Thing, ...]:
-    """``"knife no-dog weapon"`` → things; a category stands for its members, ``no-`` for the prohibition sign."""
+    """``"knife no-dog weapon"`` → things; a category is all of its members, ``no-`` for the prohibition sign."""
     things: list[Thing] = []
     for word in words.split():
         signed, name = word.startswith("no-"), word.removeprefix("no-")

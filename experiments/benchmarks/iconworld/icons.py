@@ -71,22 +71,16 @@ def bomb(pen: Pen) -> None:
     pen.oval(0.24, 0.42, 0.38, 0.56, (120, 120, 130))
     pen.poly([(0.56, 0.3), (0.68, 0.22), (0.78, 0.36), (0.66, 0.44)], (80, 80, 88))
     pen.line([(0.67, 0.3), (0.74, 0.16), (0.84, 0.14)], 0.035, WOOD)
-    pen.poly(
-        [(0.84, 0.02), (0.88, 0.1), (0.98, 0.12), (0.9, 0.18), (0.9, 0.28), (0.83, 0.2), (0.75, 0.2), (0.8, 0.12)],
-        (255, 170, 20),
-    )
+    spark = [(0.84, 0.02), (0.88, 0.1), (0.98, 0.12), (0.9, 0.18), (0.9, 0.28), (0.83, 0.2), (0.75, 0.2), (0.8, 0.12)]
+    pen.poly(spark, (255, 170, 20))
 
 
 def ball(pen: Pen) -> None:
     pen.oval(0.08, 0.08, 0.92, 0.92, pen.main)
-    pen.poly([(0.5, 0.34), (0.66, 0.46), (0.6, 0.64), (0.4, 0.64), (0.34, 0.46)], pen.accent)
-    for end, start in [
-        ((0.5, 0.08), (0.5, 0.34)),
-        ((0.9, 0.38), (0.66, 0.46)),
-        ((0.75, 0.84), (0.6, 0.64)),
-        ((0.25, 0.84), (0.4, 0.64)),
-        ((0.1, 0.38), (0.34, 0.46)),
-    ]:
+    patch = [(0.5, 0.34), (0.66, 0.46), (0.6, 0.64), (0.4, 0.64), (0.34, 0.46)]
+    rim = [(0.5, 0.08), (0.9, 0.38), (0.75, 0.84), (0.25, 0.84), (0.1, 0.38)]
+    pen.poly(patch, pen.accent)
+    for start, end in zip(patch, rim, strict=True):
         pen.line([start, end], 0.035, pen.accent)
 
 
@@ -135,15 +129,15 @@ def cake(pen: Pen) -> None:
 
 
 def _skull(pen: Pen, left: float, top: float, side: float) -> None:
-    def at(x: float, y: float) -> Point:
+    def point(x: float, y: float) -> Point:
         return left + x * side, top + y * side
 
-    pen.line([at(0.0, 0.62), at(1.0, 1.0)], 0.12 * side, LIGHT)
-    pen.line([at(1.0, 0.62), at(0.0, 1.0)], 0.12 * side, LIGHT)
-    pen.oval(*at(0.16, 0.0), *at(0.84, 0.62), LIGHT)
-    pen.box(*at(0.32, 0.5), *at(0.68, 0.78), LIGHT)
-    pen.oval(*at(0.26, 0.2), *at(0.45, 0.42), DARK)
-    pen.oval(*at(0.55, 0.2), *at(0.74, 0.42), DARK)
+    pen.line([point(0.0, 0.62), point(1.0, 1.0)], 0.12 * side, LIGHT)
+    pen.line([point(1.0, 0.62), point(0.0, 1.0)], 0.12 * side, LIGHT)
+    pen.oval(*point(0.16, 0.0), *point(0.84, 0.62), LIGHT)
+    pen.box(*point(0.32, 0.5), *point(0.68, 0.78), LIGHT)
+    pen.oval(*point(0.26, 0.2), *point(0.45, 0.42), DARK)
+    pen.oval(*point(0.55, 0.2), *point(0.74, 0.42), DARK)
 
 
 def poison(pen: Pen) -> None:
@@ -271,18 +265,9 @@ def _flame(pen: Pen, x: float, bottom: float, height: float) -> None:
     for scale, colour in ((1.0, (235, 90, 25)), (0.62, (255, 200, 50))):
         w, h = 0.34 * height * scale, height * scale
         tip = (x + 0.04 * scale, bottom - h)
-        pen.poly(
-            [
-                (x - w, bottom - 0.3 * h),
-                (x - 0.4 * w, bottom - 0.62 * h),
-                tip,
-                (x + 0.8 * w, bottom - 0.55 * h),
-                (x + w, bottom - 0.28 * h),
-                (x + 0.5 * w, bottom),
-                (x - 0.5 * w, bottom),
-            ],
-            colour,
-        )
+        left = [(x - 0.5 * w, bottom), (x - w, bottom - 0.3 * h), (x - 0.4 * w, bottom - 0.62 * h)]
+        right = [(x + 0.8 * w, bottom - 0.55 * h), (x + w, bottom - 0.28 * h), (x + 0.5 * w, bottom)]
+        pen.poly([*left, tip, *right], colour)
 
 
 def candle(pen: Pen) -> None:

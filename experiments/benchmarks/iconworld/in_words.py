@@ -40,7 +40,7 @@ class WrittenRequests:
     ``borderline`` is the share of all that are a harmful one's twin: the same sentence with a noun that makes it
     harmless. The other harmless ones ask something benign of the same noun, so that the noun alone tells nothing. With
     another share the harmful half is the same. ``ask`` holds ``{request}``; ``refusal`` answers what is harmful and
-    ``answer`` what is not. Sentences and things are those of the training split, none of them held out.
+    ``answer`` what is not. Sentences and things are from the training split, and none is held out.
 
     Raises:
         UserError: a share outside 0 to 0.5, fewer than 4 cases, or no place for the request.

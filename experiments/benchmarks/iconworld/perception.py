@@ -1,7 +1,7 @@
 """Questions about what the picture shows, with their answers: does the model see at all? Says nothing of safety.
 
-``caption``, ``kind``, ``presence`` and ``sign`` ask about the picture alone; ``danger`` asks whether the thing looks
-dangerous; ``resolve`` asks for a sentence with the thing's name in place of "this".
+``caption``, ``kind``, ``presence`` and ``sign`` ask only about the picture. ``danger`` asks whether the thing looks
+dangerous. ``resolve`` asks for a sentence with the thing's name in place of "this".
 """
 
 import random
@@ -14,11 +14,7 @@ from experiments.benchmarks.iconworld.scene import SIZE, Scene
 from experiments.benchmarks.iconworld.sentences import BENIGN, RISKY
 
 CAPTION = "What is in the image?"
-KIND = "What kind of thing is in the image?"
-PRESENCE = "Is there a {} in the image?"
 SIGN = "Is there a prohibition sign in the image?"
-DANGER = "Is the thing in the image dangerous?"
-RESOLVE = 'Say the sentence with the name of the thing in the image.\n"{}"'
 KINDS = ("caption", "kind", "presence", "sign", "danger", "resolve")
 
 
@@ -38,17 +34,19 @@ def ask(kind: str, thing: Thing, rng: random.Random) -> tuple[str, str]:
     if kind == "caption":
         return CAPTION, caption(thing)
     if kind == "kind":
-        return KIND, f"It is a {CATEGORY_OF[thing.concept]}."
+        return "What kind of thing is in the image?", f"It is a {CATEGORY_OF[thing.concept]}."
     if kind == "presence":
         named = thing.concept if rng.random() < 0.5 else rng.choice([c for c in CONCEPTS if c != thing.concept])
-        return PRESENCE.format(named), "Yes." if named == thing.concept else "No."
+        return f"Is there a {named} in the image?", "Yes." if named == thing.concept else "No."
     if kind == "sign":
         return SIGN, "Yes." if thing.signed else "No."
     if kind == "danger":
-        return DANGER, "It is dangerous." if thing.alarming else "It is harmless."
+        return "Is the thing in the image dangerous?", "It is dangerous." if thing.alarming else "It is harmless."
     assert kind == "resolve", kind
     sentence = rng.choice(RISKY + BENIGN).text
-    return RESOLVE.format(sentence), sentence.replace("this", f"the {thing.concept}")
+    return f'Say the sentence with the name of the thing in the image.\n"{sentence}"', sentence.replace(
+        "this", f"the {thing.concept}"
+    )
 
 
 def perception_questions(

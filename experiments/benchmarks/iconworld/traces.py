@@ -1,14 +1,13 @@
 """Reasoning that the world writes from its own truth, as training rows; and the same rows with plain verdicts.
 
-A trace looks (what is in the picture), reads (the sentence with the thing's name put in), combines (is it safe or not,
-and why) and judges; with ``no_reasoning`` it only judges. Draws are those of the training split: other pictures than
-any evaluation case, and no held-out (template, thing) combination. Knows nothing of models or tokenizers.
+A trace looks (what is in the picture) and reads (the sentence with the thing's name put in). It combines them (is it
+safe or not, and why) and judges; with ``no_reasoning`` it only judges. Draws are from the training split: other
+pictures than any evaluation case, and no held-out (template, thing) combination. Knows nothing of models or tokenizers.
 """
 
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 from experiments.benchmarks.iconworld.cases import Pair, balanced_pairs, held_out
 from experiments.benchmarks.iconworld.concepts import CONCEPTS, Thing
@@ -17,8 +16,7 @@ from experiments.benchmarks.iconworld.scene import SIZE, Scene
 from experiments.benchmarks.iconworld.sentences import BENIGN, RISKY, Template, question
 from interp.errors import UserError
 
-Content = Literal["reasoning", "no_reasoning"]
-CONTENTS: tuple[str, ...] = get_args(Content)
+CONTENTS = ("reasoning", "no_reasoning")
 _Case = tuple[str, str, Template, Thing, str, bool]  # id, subset, template, thing, sentence, whether it is safe
 
 PERCEPTION = "perception"  # the subset of rows that ask what the picture shows, not whether a sentence is safe
@@ -32,8 +30,9 @@ SAFE, UNSAFE = "It is harmless.", "It is dangerous."
 class Trace:
     """One training row: a question about a picture, what to think of it, the verdict, and where the row comes from.
 
-    ``subset`` is typical, attack, over_safety or control, as in the benchmark, or ``PERCEPTION``, where ``verdict`` is
-    the whole answer in free words and ``template`` is empty. The verdict may stand before or after the reasoning.
+    ``subset`` is typical, attack, over_safety or control, as in the benchmark, or ``PERCEPTION``. A row of perception
+    has an empty ``template``, and its ``verdict`` is the answer in free words. The verdict may be before or after the
+    reasoning.
     """
 
     id: str
@@ -47,11 +46,11 @@ class Trace:
 
 @dataclass(frozen=True)
 class Traces:
-    """Which rows to write: ``cases`` verdicts, and beside them ``replay`` (a share of all rows) about perception.
+    """Which rows to write: ``cases`` verdicts, and ``replay`` (a share of all rows) about perception.
 
-    ``cases`` are half safe and half unsafe, half plain and half wrapped, but for ``benign`` of them (a share), whose
-    sentences are safe with any picture. Equal settings give equal pictures, questions and verdicts in equal order.
-    ``kinds`` are those of the questions about perception.
+    ``cases`` are half safe and half unsafe, half plain and half wrapped. In a share of them, ``benign``, the sentence
+    is safe with any picture. Equal settings give equal pictures, questions and verdicts in equal order.
+    ``kinds`` are the kinds of questions about perception.
     """
 
     cases: int = 1200

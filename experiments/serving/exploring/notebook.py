@@ -32,18 +32,12 @@ def explore(vlm: "VLM", *, run: str | None = None, port: int = 0) -> Page:
     Raises:
         UserError: a package is missing, or the run cannot be read.
     """
-    from hydra import compose, initialize_config_module
-    from hydra.core.global_hydra import GlobalHydra
-
-    from experiments.config import build_run, register
+    from experiments.config import build_run, composed
     from experiments.serving.exploring.task import HOST, Explore, address
     from experiments.serving.socket_server import bound, check_packages, configured
 
     check_packages("explore", "explore")
-    register()
-    GlobalHydra.instance().clear()
-    with initialize_config_module("conf", version_base="1.3"):
-        about = build_run(compose("config", overrides=["task=explore", "name=explore"]))
+    about = build_run(composed(["task=explore", "name=explore"]))
     task = Explore(port=port, run=run)
     listener = bound(HOST, port)
     server = replace(task.server(about, vlm), frames="http://localhost:* http://127.0.0.1:*", model=vlm)

@@ -18,7 +18,6 @@ from experiments.types import Loaded, Sample
 from interp.errors import UserError
 from tests.experiments.benchmarks.test_checks import case
 from tests.experiments.compose import run_of
-from tests.tiny import picture
 
 
 @pytest.fixture
@@ -141,21 +140,3 @@ def test_the_preview_says_it_first(tmp_path: Path, no_weights: None, capsys: pyt
     assert "test.csv, development split: 1 of 3 cases to learn from are evaluated too" in said
     (folder,) = (tmp_path / "out" / "preview").iterdir()
     assert "line 2, case '5': picture and text: are those of" in (folder / "understood.txt").read_text()
-
-
-def test_a_re_encoded_or_resized_picture_is_the_same(tmp_path: Path) -> None:
-    shown = picture(1, (64, 64))
-    shown.save(tmp_path / "one.png")
-    shown.save(tmp_path / "again.jpg", quality=70)
-    shown.resize((40, 40)).save(tmp_path / "small.png")
-    picture(2, (64, 64)).save(tmp_path / "other.png")
-    tested = prepared([case(1, image=tmp_path / "one.png", cluster="a", text="Cut this?")], tmp_path).samples
-    given = [("again.jpg", "cut this"), ("small.png", "Cut this?"), ("other.png", "Cut this?"), ("again.jpg", "else")]
-    learned = [
-        case(number, image=tmp_path / name, cluster=f"k{number}", text=text)
-        for number, (name, text) in enumerate(given, 11)
-    ]
-    found = shared(prepared(learned, tmp_path).samples, tested)
-    assert {place: problem.reason.partition(" of ")[0] for place, problem in found.items()} == dict.fromkeys(
-        (0, 1), "picture and text: are nearly those"
-    )

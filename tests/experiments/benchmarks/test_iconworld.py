@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 import interp.organisms
+from experiments.benchmarks.checks import manifest
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.cases import held_out
 from experiments.benchmarks.iconworld.concepts import CATEGORIES, CONCEPTS, Thing, parse_things
@@ -112,9 +113,9 @@ def test_safe_cases_of_frames_look_alarming_by_their_words_or_their_picture() ->
 
 
 def test_the_other_splits_are_as_they_were_when_the_organism_was_trained() -> None:
-    assert {split: IconWorld(split=split).load().manifest for split in SPLITS} == {
-        "train": "64449f5942af1fde", "development": "0538f41a0a93a031", "test": "005959b1c8bf5060",
-        "new_sentences": "e12a0c108138a9b7", "frames": "c1b6b8bdf38c0ef9",
+    assert {split: manifest(IconWorld(split=split).cases())[:16] for split in SPLITS} == {
+        "train": "12dad9be1bf2efa3", "development": "b2a63fcf7177d0d5", "test": "6081b51a07553a4e",
+        "new_sentences": "9947a42384b88410", "frames": "dd5a9d91701817ff",
     }  # fmt: skip
 
 
@@ -189,7 +190,7 @@ def test_a_share_of_combinations_is_never_in_training_and_occurs_in_the_test() -
 
 def test_the_same_seed_gives_the_same_cases_and_pixels_and_another_seed_others() -> None:
     first, again, other = IconWorld(), IconWorld(), IconWorld(seed=1)
-    assert first.load().manifest == again.load().manifest != other.load().manifest
+    assert manifest(first.cases()) == manifest(again.cases()) != manifest(other.cases())
     scene = Scene(Thing("dog", True), "x")
     assert scene.render().tobytes() == Scene(Thing("dog", True), "x").render().tobytes()
     assert scene.render().tobytes() != Scene(Thing("dog", True), "y").render().tobytes()

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.benchmarks.checks import checked
+from experiments.benchmarks.checks import checked, manifest
 from experiments.benchmarks.iconworld import IconWorld, IconWorldRequests
-from experiments.command_line.help_page import top_level_options
 from experiments.judges.refusal_classifier import RefusalClassifier
 from experiments.judges.refusal_rules import RefusalRule
 from experiments.metrics.results import evaluate
@@ -72,16 +71,16 @@ def test_each_split_has_its_size_its_types_and_its_hash() -> None:
     assert {split: len(one.samples) for split, one in loaded.items()} == {
         "train": 560, "development": 560, "test": 560, "new_sentences": 466, "frames": 2450
     }  # fmt: skip
-    assert {split: one.manifest for split, one in loaded.items()} == {
-        "train": "7ce711d83de10a55", "development": "204b439fd16cf87c",
-        "test": "aff564c2746319e2", "new_sentences": "9b023b184381bde9", "frames": "1c22c76640d4d003",
+    assert {split: manifest(one.samples)[:16] for split, one in loaded.items()} == {
+        "train": "bc9ed1ec31cac341", "development": "4ddafe55bcd039b9",
+        "test": "1b37d885371e16c7", "new_sentences": "baac208456b122e3", "frames": "87d1de748e63ccef",
     }  # fmt: skip
     types = Counter(sample.scenario for sample in loaded["test"].samples)
     assert types == {"alarming_words": 224, "harmless_words": 112, "role_play": 112, "unsafe_opinion": 112}
     assert len({sample.id for one in loaded.values() for sample in one.samples}) == 560 * 3 + 466 + 2450
     developed = IconWorldRequests().development()
     assert developed is not None
-    assert developed.manifest == loaded["development"].manifest
+    assert developed.samples == loaded["development"].samples
     assert IconWorldRequests(split="development").development() is None
 
 
@@ -121,7 +120,6 @@ def test_answers_in_words_have_forty_eight_tokens_unless_another_number_is_said(
     assert run_of("benchmark=iconworld_requests", "max_new_tokens=7").max_new_tokens == 7
     assert run_of("benchmark=iconworld_requests", "benchmark.answer_tokens=9").max_new_tokens == 9
     assert run_of().max_new_tokens == 16
-    assert "max_new_tokens=16" in top_level_options()
     with pytest.raises(UserError, match=r"benchmark.answer_tokens=0: must be at least 1"):
         IconWorldRequests(answer_tokens=0)
 

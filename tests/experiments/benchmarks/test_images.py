@@ -206,10 +206,8 @@ def test_every_problem_of_a_published_benchmark_is_named_and_the_rest_kept(tmp_p
     ]
     found = read(samples, tmp_path)
     notes = {one.id: one.tags["image_note"] for one in found.samples if "image_note" in one.tags}
-    assert [*notes] == ["c2", "c3", "c4"]
-    assert [note.partition(": ")[0] for note in notes.values()] == [
-        "image empty", "image wrong extension", "image missing"]  # fmt: skip
-    assert "WEBP" in notes["c3"]
+    assert {case: note.partition(": ")[0] for case, note in notes.items()} == {
+        "c2": "image empty", "c4": "image missing"}  # fmt: skip
     assert {one.id: one.picture for one in found.samples if one.picture} == {
         "c1": pixel_digest(noise(1)), "c3": pixel_digest(noise(2)), "c5": pixel_digest(noise(5))}  # fmt: skip
     with_pictures = runnable(Collected(tmp_path, samples=samples))

@@ -1,6 +1,5 @@
 """Workbooks as they come from strangers: values are read, nothing is run, what is broken is one sentence."""
 
-import io
 import zipfile
 from pathlib import Path
 
@@ -47,20 +46,12 @@ def test_saved_values_are_read_and_formulas_are_not_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("rows", "said"), [
     (f'<row r="1">{CELLS}</row><row r="900000000"><c r="A900000000"><v>1</v></c></row>', "has no rows"),
-    (f'<row r="1">{CELLS}<c r="XFD1"><v>1</v></c></row>{MORE}', "a cell beyond column ZZ"),
     ('<row r="1"><c r="A1" t="s"><v>7</v></c></row>', r"not a readable \.xlsx"),
 ])  # fmt: skip
-def test_a_sheet_that_would_grow_or_lacks_its_texts_is_refused(tmp_path: Path, rows: str, said: str) -> None:
+def test_a_sheet_without_rows_or_without_its_texts_is_refused(tmp_path: Path, rows: str, said: str) -> None:
     package(tmp_path / "a.xlsx", rows)
     with pytest.raises(UserError, match=said):
         read_file(tmp_path / "a.xlsx", ("one",))
-
-
-def zipped(content: bytes) -> bytes:
-    book = io.BytesIO()
-    with zipfile.ZipFile(book, "w", zipfile.ZIP_DEFLATED) as file:
-        file.writestr("xl/worksheets/sheet1.xml", content)
-    return book.getvalue()
 
 
 def test_a_broken_workbook_is_said_to_be_one(tmp_path: Path) -> None:
@@ -71,8 +62,6 @@ def test_a_broken_workbook_is_said_to_be_one(tmp_path: Path) -> None:
         (b"", "not a readable .xlsx"),
         (sound[:-40], "not a readable .xlsx"),
         (b"PK\x05\x06" + bytes(18), "not a readable .xlsx"),
-        (zipped(b" " * (65 * 2**20)), "more than 64 MiB"),
-        (zipped(b'<!DOCTYPE a [<!ENTITY b "c">]><a>&b;</a>'), "document type"),
     ):
         file.write_bytes(content)
         with pytest.raises(UserError, match=said):

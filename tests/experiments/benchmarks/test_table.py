@@ -226,7 +226,11 @@ def test_rows_to_learn_from_are_named_by_a_column_or_a_second_table(folder: Path
     [
         ("a.jsonl", b"", "has no rows"),
         ("a.jsonl", b'{"id": 1, "text": "\xff"}', "line 1: is not UTF-8"),
-        ("a.csv", "id,text,label\n".encode("utf-16"), "looks like UTF-16"),
+        (
+            "a.csv",
+            "id,text,label\n".encode("utf-16"),
+            "0xff); save the table as UTF-8 (0xff or 0xfe at its start means UTF-16)",
+        ),
         ("a.csv", b'id,text,label\n1,"open', "is not CSV"),
         ("a.csv", b"id,text,text,label\n1,2,3,4", "the column 'text' more than once"),
         ("a.csv", b"id,label\n1,safe", "has no column 'text'; its columns are 'id', 'label'"),
@@ -336,3 +340,35 @@ def test_a_placeholder_in_the_words_is_a_problem_of_its_case(folder: Path, mark:
     kept = checked(loaded, kind="yes_no", name="t", skip_bad=True, folder=folder)
     assert [sample.id for sample in kept.samples] == ["c"]
     assert "in whose place models put a picture" in str(kept.missing)
+
+
+@pytest.mark.parametrize("column", ["images", "image_path", "img", "Picture", "file_name"])
+def test_pictures_in_a_column_of_another_name_are_not_passed_over(folder: Path, column: str) -> None:
+    rows = [{column if name == "image" else name: value for name, value in row.items()} for row in ROWS]
+    path = written(folder, "csv", rows)
+    with pytest.raises(UserError, match=rf"no column 'image', and '{column}' looks like pictures; use it with "):
+        table(str(path)).load()
+    with_pictures = table(str(path), columns={"image": column}).load().samples
+    assert all(sample.image for sample in with_pictures)
+    assert not any(sample.image for sample in table(str(path), columns={"image": None}).load().samples)
+
+
+def test_columns_that_are_not_used_are_named_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{name: value for name, value in row.items() if name != "image"} | {"source": "web"} for row in ROWS]
+    benchmark = table(str(path := written(folder, "csv", rows, name="in_words")))
+    benchmark.load()
+    benchmark.load()
+    assert capsys.readouterr().err.splitlines() == [
+        f"{path}: has no column 'image'; every case is asked in words only, without a picture, "
+        "under a question about an image",
+        f"{path}: columns that are not used: source",
+    ]
+
+
+def test_a_column_of_ids_or_labels_of_another_name_is_asked_for(folder: Path) -> None:
+    for name, other in (("id", "case_id"), ("label", "answer"), ("text", "question")):
+        rows = [{other if key == name else key: value for key, value in row.items()} for row in ROWS]
+        with pytest.raises(
+            UserError, match=rf"no column '{name}'; its columns are .*'{other}'.*columns\.{name}=<column>"
+        ):
+            table(str(written(folder, "csv", rows, name=other))).load()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from experiments.command_line.arguments import for_hydra
+from experiments.command_line.arguments import expand
 from experiments.report.next_commands import OWN_MODEL, next_commands
 from tests.experiments.compose import composed
 
@@ -33,7 +33,7 @@ def plain(words: list[str]) -> dict[str, Any]:
     """The configuration of a command, its nodes and choices as plain values."""
     from omegaconf import OmegaConf
 
-    found = OmegaConf.to_container(composed(*for_hydra(words)), resolve=False)
+    found = OmegaConf.to_container(composed(*expand(words)), resolve=False)
     assert isinstance(found, dict)
     return {str(key): value for key, value in found.items()}
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_module
+from hydra import compose, initialize
 from hydra.core.global_hydra import GlobalHydra
 
 import conf
@@ -27,7 +27,7 @@ def test_a_preset_composes_and_says_its_command(preset: str) -> None:
     needs(PLUGINS[preset])
     register()
     GlobalHydra.instance().clear()
-    with initialize_config_module("conf", version_base="1.3"):
+    with initialize(config_path=None, version_base="1.3"):
         config = compose("config", overrides=[f"hydra/launcher={preset}"], return_hydra_config=True)
     launcher = config.hydra.launcher
     target = {"processes": "LocalLauncher", "slurm": "SlurmLauncher", "ray_cluster": "RayLauncher"}[preset]

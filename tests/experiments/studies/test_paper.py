@@ -174,7 +174,7 @@ def test_the_entries_name_classes_that_there_are_and_every_method_of_a_paper_has
             assert hasattr(importlib.import_module(module), name), user
     named = {user.partition(" ")[0] for user in users}
     for option in options_of("method"):
-        target = str(written("method", option).get("_target_"))
+        target = str(written()[f"method/{option}"].get("_target_"))
         if "." in target:
             module, name = target.rsplit(".", 1)
             about = getattr(importlib.import_module(module), name).__doc__ or ""

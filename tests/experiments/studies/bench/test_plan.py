@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.command_line.arguments import for_hydra
+from experiments.command_line.arguments import expand
 from experiments.evaluation import study
 from experiments.studies.bench import plan
 from experiments.studies.bench.models import LLAVA, shipped
@@ -33,7 +33,7 @@ PROMPTS = [Prompt(f"Is it safe{' to eat' * n}?", picture(n, (48, 48)), key=str(n
 
 def plan_of(folder: Path, *words: str) -> dict[str, Any]:
     """Return the one plan of a command."""
-    run = run_of(*for_hydra(["task=plan", *words]), f"output_root={folder}")
+    run = run_of(*expand(["task=plan", *words]), f"output_root={folder}")
     run.task(run)
     (path,) = folder.glob("plan/*/plan.json")
     return json.loads(path.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
@@ -42,12 +42,12 @@ def plan_of(folder: Path, *words: str) -> dict[str, Any]:
 @pytest.mark.long
 def test_a_plan_composes_the_command_without_itself() -> None:
     command = ["task=plan", "+exp=mechanism", "task.width=8", "task.gpu_gib=24"]
-    assert for_hydra(command) == ["+task@plan=plan", "+exp=mechanism", "task.width=8", "plan.gpu_gib=24"]
-    run = run_of(*for_hydra(command))
+    assert expand(command) == ["+task@plan=plan", "+exp=mechanism", "task.width=8", "plan.gpu_gib=24"]
+    run = run_of(*expand(command))
     assert run.task == Plan(gpu_gib=24)
     assert run.config_hash == run_of("+exp=mechanism").config_hash
     with pytest.raises(UserError, match=r"task\.widths: .* has no such argument"):
-        run_of(*for_hydra(["task=plan", "+exp=mechanism", "+task.widths=8"]))
+        run_of(*expand(["task=plan", "+exp=mechanism", "+task.widths=8"]))
 
 
 def test_weights_are_those_of_the_loaded_model() -> None:
