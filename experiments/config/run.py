@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from experiments.runs.responses import NoModel, Responses
 from experiments.types import Benchmark, Judge
@@ -85,7 +85,6 @@ class Run(Settings):
     arm: str
     arms: "dict[str, Method]"
     attention_analysis: Callable[[Any], list[Any]] | None
-    guard: ClassVar[Any] = None  # read by experiments.evaluation, which another change frees of it
     config: dict[str, Any]
     skip_bad: bool = False
 
