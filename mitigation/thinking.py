@@ -26,7 +26,8 @@ OFF = "off"
 class Thinking:
     """Greedy answers with the thought bounded by ``budget`` tokens (None: by nothing; ``off`` or 0: an empty thought).
 
-    ``begins`` are the words that the thought begins with, as "The picture shows"; they count towards the budget.
+    ``begins`` are the words that the thought begins with, as "The picture shows"; they count towards the budget. With a
+    budget, thought and answer are two steps, and each has at most ``max_new_tokens``.
 
     Raises:
         UserError: a budget below 0 or no number, or words to begin a thought that is switched off.
@@ -35,6 +36,7 @@ class Thinking:
     budget: Any = None
     begins: str = ""
     unscored: ClassVar[str] = "a thought comes first, which a single token does not have"
+    work: ClassVar[Work] = Work(prompts=2)  # the second time to answer
 
     def __post_init__(self) -> None:
         if self.budget == OFF:
