@@ -89,11 +89,9 @@ class Cases:
         if self.saved is None:
             raise UserError("no run was given; start with run=<dir>, the folder of a finished run")
         from experiments.report.cases import payload
-        from experiments.report.sections import read_sections
 
         studied = str(self.saved.metrics["study"])
-        cases = payload(self.saved, studied=studied, reference=self._reference(), attention=None)
-        return cases | {"sections": [[one["name"], one["title"]] for one in read_sections(self.saved.directory)]}
+        return payload(self.saved, studied=studied, reference=self._reference(), attention=None)
 
     @property
     def nodes(self) -> Mapping[str, Any]:
@@ -101,25 +99,29 @@ class Cases:
         arms = {} if self.saved is None else (self.saved.environment.get("config") or {}).get("arms")
         return arms if isinstance(arms, dict) else {}
 
-    def not_live(self, vlm: Any) -> str:
-        """Why the run's cases can only be read here; "" if they can be asked live."""
+    def checked(self, vlm: Any) -> Any:
+        """Return the model, if the run's cases can be asked of it here.
+
+        Raises:
+            UserError: it is another model or benchmark than the run's.
+        """
         if self.saved is None:
-            return ""
+            return vlm
         model, benchmark = (self.saved.environment.get(name) or {} for name in ("model", "benchmark"))
         if other := vlm.other_than(model):
-            return (
-                f"This run is of {model.get('name')}, which differs from {vlm.name} here in {other}: its cases can be "
-                "read, and asked live with that model."
+            raise UserError(
+                f"This run is of {model.get('name')}, which differs from {vlm.name} here in {other}; name the run's "
+                "model on the command line"
             )
         if isinstance(self._loaded, UserError):
-            return f"The benchmark cannot be loaded here, so the run's cases can only be read: {self._loaded}"
+            raise self._loaded
         if benchmark.get("manifest") != self._loaded.manifest:
-            return (
+            raise UserError(
                 f"This run is on {benchmark.get('name')} ({str(benchmark.get('manifest'))[:12]}), and the benchmark "
-                f"here is {self.run.benchmark.name} ({self._loaded.manifest[:12]}): its cases can be read; to ask "
-                "them live, name the same benchmark on the command line."
+                f"here is {self.run.benchmark.name} ({self._loaded.manifest[:12]}); name the run's benchmark on the "
+                "command line"
             )
-        return ""
+        return vlm
 
     def _reference(self) -> str:
         assert self.saved is not None
