@@ -33,9 +33,7 @@ class ApiConfig:
     ``requests_per_minute`` None sets no pace. ``timeout`` is in seconds and bounds one attempt, ``retries`` counts the
     attempts after the first. ``logprobs="auto"`` asks for log-probabilities and goes on without where there are none.
     ``max_image_side`` scales larger images down (pixels). ``engine="vllm"`` asks in vLLM's own words: for tokens by
-    their ids and for the log-probabilities of a prompt (``experiments.api.engine``). ``shared`` says whether others may
-    ask the same server. Their requests can disturb lists of tokens; whole answers are then asked for in a way that is
-    safe. ``extra_body`` is sent along with every request, ``template`` as its ``chat_template_kwargs``: the keywords of
+    their ids and for the log-probabilities of a prompt (``experiments.api.engine``). ``extra_body`` is sent along with every request, ``template`` as its ``chat_template_kwargs``: the keywords of
     the server's chat template. ``thinking`` names the marks of a thought in a reply's text, if they are not known
     (``interp.thoughts``).
 
@@ -57,7 +55,6 @@ class ApiConfig:
     logprobs: str = "off"
     max_image_side: int | None = None
     engine: str | None = None
-    shared: bool = True
     extra_body: dict[str, Any] = field(default_factory=dict)
     template: dict[str, Any] | None = field(default=None, repr=False)
     thinking: dict[str, str] | None = field(default=None, repr=False)

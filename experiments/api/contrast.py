@@ -16,16 +16,26 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from experiments.api.reply import word_of
+from mitigation.branches import BranchLogits, BranchMethod
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from experiments.api.engine import Engine, Shown
-    from mitigation.branches import BranchMethod
+    from experiments.api.client import Content
+    from experiments.api.engine import Engine
 
 Listed = Mapping[Any, float]  # log-probabilities by token
 ABSENT = -1e4  # a log-probability that stands for none
 BEYOND = 1e3  # margins that only such a one can give
+
+
+@dataclass(frozen=True)
+class AsItIs(BranchMethod):
+    """The plain model, as a method of no further branch: its tokens and margins by their ids."""
+
+    def scores(self, logits: Any, step: int) -> Any:
+        """Return those of the model."""
+        return logits.clean
 
 
 @dataclass(frozen=True)
@@ -42,7 +52,7 @@ class Margin:
         return self.low if self.low >= 0 or self.low == self.high else self.high if self.high <= 0 else math.nan
 
 
-def margin_of_lists(method: "BranchMethod", lists: Sequence[Listed], yes: Sequence[Any], no: Sequence[Any]) -> Margin:
+def margin_of_lists(method: BranchMethod, lists: Sequence[Listed], yes: Sequence[Any], no: Sequence[Any]) -> Margin:
     """The margin that ``method`` makes of the branches' first tokens; ``lists`` of the clean one first.
 
     If a branch does not list a token of ``yes`` or ``no``, its probability is at most that of the least likely listed
@@ -68,6 +78,16 @@ def margin_of_lists(method: "BranchMethod", lists: Sequence[Listed], yes: Sequen
     return Margin(low if low > -BEYOND else -math.inf, high if high < BEYOND else math.inf, branches)
 
 
+def margin_of_list(listed: Mapping[str, float]) -> Margin:
+    """Return the plain model's margin from the tokens that are listed for its answer's first one.
+
+    It is NaN if neither Yes nor No is listed. If one of them is not, the margin is a bound.
+    """
+    if not {"yes", "no"} & set(map(word_of, listed)):
+        return Margin(math.nan, math.nan)
+    return margin_of_lists(AsItIs(), [listed], *words_in([listed]))
+
+
 def words_in(lists: Sequence[Listed]) -> tuple[list[str], list[str]]:
     """The listed tokens that say Yes and No, of servers that know tokens by their words alone."""
     tokens = sorted({token for one in lists for token in one})
@@ -88,80 +108,76 @@ class Answer:
 
 
 def decode(
-    engine: "Engine",
-    method: "BranchMethod",
-    clean: "Shown",
-    others: Sequence["Shown"],
-    budget: int,
-    spent: Counter[str],
+    engine: "Engine", method: BranchMethod, contents: Sequence["Content"], budget: int, spent: Counter[str]
 ) -> Answer:
-    """The greedy answer of ``method`` to the ``clean`` prompt and the ``others``, at most ``budget`` tokens.
+    """Return the greedy answer of ``method`` to the clean prompt (the first of ``contents``) and the others.
 
-    Requests: one for a draft and one a branch and round, of which there are one more than changes; one for the clean
-    branch too where the server is shared; and those for tokens that a list lacks.
+    Requests: one for a draft and one for each branch and round. There is one round more than changes. Tokens that a
+    list lacks are asked for by id.
+
+    Args:
+        budget: tokens of the answer, at most.
+        spent: counts requests and tokens.
 
     Raises:
-        Failed: as ``Engine.ask``.
-        NamesNoTokens: as ``Engine.ask``.
+        Failed, NamesNoTokens: as ``Engine.ask``.
     """
     from experiments.api.engine import OtherTokens
 
-    if not others:  # the plain model, whose tokens the server chooses
-        return _plain(engine, method, clean, budget, spent)
+    if len(contents) == 1:  # the plain model, whose tokens the server chooses
+        return _plain(engine, method, contents[0], budget, spent)
     answer = Answer([], False, Margin(math.nan, math.nan))
-    shared = engine.endpoint.config.shared
-    while True:
+    while not answer.ended and len(answer.tokens) < budget:
         out = answer.tokens
-        draft = engine.ask(spent, clean, out, most=budget - len(out), lists=not shared)
-        answer.model = draft.model
+        draft, answer.model = engine.ask(spent, contents[0], out, most=budget - len(out))
         if out and draft.before[-len(out) :] != out:
             return replace(answer, fault=OTHER.format(len(out)))
-        steps = draft.tokens
-        if not steps:
+        if not draft.ids:
             return replace(answer, ended=draft.ended)
         if draft.ended:
-            engine.ends.add(steps[-1])
-        lists = draft.lists
-        if shared:
-            lists = engine.follow(spent, clean, [*out, *steps[:-1]], then=steps[-1])[0][len(out) :]
-        unsure = [at for at, one in enumerate(lists) if _plausible(one, method.beta) != [steps[at]] or not (out or at)]
-        others_lists: list[list[dict[int, float]]] = []
+            engine.ends.add(draft.ids[-1])
+        whole = [*out, *draft.ids]
+        lists = [engine.follow(spent, contents[0], whole)[len(out) :]]
+        # Yes and No are always looked at, at the first step.
+        unsure = [
+            at
+            for at, one in enumerate(lists[0])
+            if _plausible(one, method.beta) != [draft.ids[at]] or len(out) + at == 0
+        ]
         if unsure:
-            read, then = [*out, *steps[: unsure[-1]]], steps[unsure[-1]] if shared else None
-            others_lists = [engine.follow(spent, other, read, then=then)[0][len(out) :] for other in others]
-        known = min([len(lists), *(len(one) for one in others_lists if len(one) <= unsure[-1])])
+            read = whole[: len(out) + unsure[-1] + 1]
+            lists += [engine.follow(spent, content, read)[len(out) :] for content in contents[1:]]
+        known = min([len(lists[0]), *(len(one) for one in lists[1:] if len(one) <= unsure[-1])])
         for at in (at for at in unsure if at < known):
-            here = [*out, *steps[:at]]
-            if min(lists[at].values()) >= max(lists[at].values()) + math.log(method.beta or 1):
+            here = whole[: len(out) + at]
+            first = lists[0][at]
+            if min(first.values()) >= max(first.values()) + math.log(method.beta or 1):
                 return replace(answer, tokens=here, fault=SHORT.format(len(here)))
             try:
-                best = _best(engine, method, [clean, *others], here, [lists[at], *(one[at] for one in others_lists)],
-                             answer, spent)  # fmt: skip
+                best = _best(engine, method, contents, here, [one[at] for one in lists], answer, spent)
             except OtherTokens:
                 return replace(answer, tokens=here, fault=OTHER.format(len(here)))
-            if best != steps[at]:
-                ended = best in engine.ends
-                answer = replace(answer, tokens=[*here, best], ended=ended, changes=answer.changes + 1)
+            if best != draft.ids[at]:
+                answer = replace(answer, tokens=[*here, best], ended=best in engine.ends, changes=answer.changes + 1)
                 break
         else:
-            if known < len(steps):
-                return replace(answer, tokens=[*out, *steps[:known]], fault=OTHER.format(len(out) + known))
-            return replace(answer, tokens=[*out, *steps], ended=draft.ended)
-        if answer.ended or len(answer.tokens) >= budget:
-            return answer
+            if known < len(draft.ids):
+                return replace(answer, tokens=whole[: len(out) + known], fault=OTHER.format(len(out) + known))
+            return replace(answer, tokens=whole, ended=draft.ended)
+    return answer
 
 
-def _plain(engine: "Engine", method: "BranchMethod", clean: "Shown", budget: int, spent: Counter[str]) -> Answer:
-    """The server's own greedy answer, in one request."""
+def _plain(engine: "Engine", method: BranchMethod, content: "Content", budget: int, spent: Counter[str]) -> Answer:
+    """Return the server's own greedy answer."""
     yes, no = engine.answers
     tokens = [*yes, *no]
-    draft = engine.ask(spent, clean, most=budget, named=tokens[: engine.listed])
-    if not draft.tokens:
-        return Answer([], draft.ended, Margin(math.nan, math.nan), model=draft.model)
+    draft, model = engine.ask(spent, content, most=budget, named=tokens[: engine.listed])
+    if not draft.ids:
+        return Answer([], draft.ended, Margin(math.nan, math.nan), model=model)
     first = draft.lists[0]
     if lacking := tokens[engine.listed :]:
-        first = first | engine.name(spent, clean, [], lacking)
-    return Answer(draft.tokens, draft.ended, margin_of_lists(method, [first], yes, no), model=draft.model)
+        first = first | engine.name(spent, content, [], lacking)
+    return Answer(draft.ids, draft.ended, margin_of_lists(method, [first], yes, no), model=model)
 
 
 OTHER = "not exact: the text of its first {} tokens gives other tokens back, so that no branch can go on from them"
@@ -176,8 +192,8 @@ def _plausible(listed: Listed, beta: float | None) -> list[Any]:
 
 def _best(
     engine: "Engine",
-    method: "BranchMethod",
-    prompts: Sequence["Shown"],
+    method: BranchMethod,
+    contents: Sequence["Content"],
     here: list[int],
     lists: Sequence[dict[int, float]],
     answer: Answer,
@@ -192,9 +208,9 @@ def _best(
     yes, no = engine.answers
     tokens = sorted({*plausible, *(() if here else (*yes, *no))})
     complete = []
-    for prompt, listed in zip(prompts, lists, strict=True):
+    for content, listed in zip(contents, lists, strict=True):
         lacking = [token for token in tokens if token not in listed]
-        complete.append(listed | engine.name(spent, prompt, here, lacking) if lacking else listed)
+        complete.append(listed | engine.name(spent, content, here, lacking) if lacking else listed)
     if not here:
         answer.margin = margin_of_lists(method, complete, yes, no)
     columns, logits = _logits(complete, tokens)
@@ -225,7 +241,5 @@ def _logits(lists: Sequence[Listed], tokens: Sequence[Any]) -> "tuple[list[Any],
     return columns, torch.tensor(completed, dtype=torch.float32)
 
 
-def _branch_logits(logits: "Tensor", answers: Sequence[Sequence[int]]) -> Any:
-    from mitigation.branches import BranchLogits
-
+def _branch_logits(logits: "Tensor", answers: Sequence[Sequence[int]]) -> BranchLogits:
     return BranchLogits(logits[:1], logits[1:, None], (answers[0], answers[1]))

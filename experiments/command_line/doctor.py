@@ -37,7 +37,7 @@ KNOWN = {  # a case of IconWorld → the bundled model's margin logit(Yes) − l
 }
 TOLERANCE = 0.02  # of a margin: other processors round otherwise
 OPTIONAL = {  # module → (extra, what it is for)
-    "openai": ("api", "models behind a server"),
+    "httpx2": ("api", "models behind a server"),
     "bitsandbytes": ("quantised", "weights in 4 bits"),
     "torchvision": ("processors", "pictures of Qwen-VL, InternVL and SmolVLM"),
     "submitit": ("slurm", "sweeps on a cluster"),

@@ -13,7 +13,6 @@ import pytest
 import torch
 from PIL import Image
 
-from experiments.api.client import HEADERS
 from experiments.api.config import ApiConfig
 from experiments.api.model import ApiModel, check_methods
 from experiments.api.reply import BROKEN
@@ -38,6 +37,8 @@ from tests.experiments.faulty_server import (
 )
 
 KEY = "sk-test-0123456789abcdef"
+# None that identifies this machine.
+HEADERS = ("host", "accept", "accept-encoding", "connection", "content-length", "content-type", "user-agent")
 RED = Image.new("RGB", (4, 4), (255, 0, 0))
 
 
@@ -56,7 +57,7 @@ def server() -> Iterator[Served]:
 @pytest.fixture(autouse=True, scope="module")
 def quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.005)
+        patch.setattr("experiments.api.client.FIRST_DELAY", 0.005)
         yield
 
 
@@ -403,7 +404,7 @@ def test_ctrl_c_ends_the_waiting(server: Served, monkeypatch: pytest.MonkeyPatch
         raise KeyboardInterrupt
 
     monkeypatch.setattr("experiments.api.model.wait", interrupted)
-    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.2)
+    monkeypatch.setattr("experiments.api.client.FIRST_DELAY", 0.2)
     with pytest.raises(KeyboardInterrupt):
         ApiModel(config(proxy.url, retries=9)).generate([Prompt("a"), Prompt("b")])
     sent = len(proxy.requests)

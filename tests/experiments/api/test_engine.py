@@ -34,7 +34,7 @@ def here() -> VLM:
 @pytest.mark.long
 def test_margins_and_answers_on_a_real_engine_are_those_here(here: VLM) -> None:
     served = Served(recorded_engine.played())
-    there = recorded_engine.asked(recorded_engine.model(served.url, shared=True))
+    there = recorded_engine.asked(recorded_engine.model(served.url))
     served.close()
     for name, own in recorded_engine.asked(here).items():
         found = there[name]
@@ -50,7 +50,7 @@ def test_margins_and_answers_on_a_real_engine_are_those_here(here: VLM) -> None:
 
 
 @pytest.mark.long
-def test_on_a_shared_server_no_list_is_asked_for_that_another_clients_request_would_disturb(here: VLM) -> None:
+def test_no_list_is_asked_for_that_another_clients_request_would_disturb(here: VLM) -> None:
     """vLLM 0.32 shortens lists of the likeliest tokens while somebody names tokens; those of a prompt stay whole."""
     asked: list[dict[str, Any]] = []
 
@@ -64,7 +64,7 @@ def test_on_a_shared_server_no_list_is_asked_for_that_another_clients_request_wo
         return Reply(json.dumps(body).encode(), reply.status)
 
     served = Served(disturbed)
-    there, prompts = recorded_engine.model(served.url, shared=True), recorded_engine.prompts()
+    there, prompts = recorded_engine.model(served.url), recorded_engine.prompts()
     for name, method in recorded_engine.WHOLE.items():
         found = method.generate(there, prompts, max_new_tokens=recorded_engine.TOKENS)
         assert found.token_ids == method.generate(here, prompts, max_new_tokens=recorded_engine.TOKENS).token_ids, name
@@ -121,19 +121,20 @@ def listing(request: dict[str, Any]) -> Reply:
     return Reply(json.dumps({"choices": [choice]}).encode())
 
 
-def test_lists_alone_are_enough_for_scores(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lists_alone_are_enough_for_scores() -> None:
     from PIL import Image
 
     served = Served(lambda request: listing(request) if "messages" in request else Reply(b"{}", 404))
     prompts = [Prompt("Safe?", Image.new("RGB", (8, 8)), key="a")]
-    for engine in (None, "vllm"):
-        there = ApiModel(ApiConfig("there", "m", served.url, engine=engine, logprobs="auto", retries=0))
-        found = TextOnly(alpha=1.0).generate(there, prompts, max_new_tokens=1)  # type: ignore[arg-type]
-        assert float(found.margins[0]) == pytest.approx(2 * 1.8 + 0.5, abs=1e-4)
-        assert found.spent == Counter(requests=2)
-    assert "lists of the likeliest tokens are read instead" in capsys.readouterr().err
-    with pytest.raises(UserError, match="does not name tokens by id"):
+    there = ApiModel(ApiConfig("there", "m", served.url, logprobs="auto", retries=0))
+    found = TextOnly(alpha=1.0).generate(there, prompts, max_new_tokens=1)  # type: ignore[arg-type]
+    assert float(found.margins[0]) == pytest.approx(2 * 1.8 + 0.5, abs=1e-4)
+    assert found.spent == Counter(requests=2)
+    with pytest.raises(UserError, match=r"vLLM's own requests \(model.engine=vllm\); take protocol=score"):
         TextOnly(alpha=1.0).generate(there, prompts, max_new_tokens=4)  # type: ignore[arg-type]
+    engine = ApiModel(ApiConfig("there", "m", served.url, engine="vllm", logprobs="auto", retries=0))
+    with pytest.raises(UserError, match=r"/tokenize gives no tokens; set model.engine=null"):
+        TextOnly(alpha=1.0).generate(engine, prompts, max_new_tokens=1)  # type: ignore[arg-type]
     served.close()
 
 
