@@ -1,25 +1,18 @@
-"""Requests to an endpoint, with retries, a rate limit, and a cache of answers on disk.
+"""Requests to an endpoint, with retries and a rate limit. Every outcome has a type. Nothing is cached."""
 
-Every outcome has a type. Requests are evenly spaced. Each answer is cached in a file named by the hash of its request;
-the cache holds neither prompts nor keys.
-"""
-
-import hashlib
 import json
+import math
 import random
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from threading import Event, Lock
 from typing import Any
 
 from experiments.api.config import SHORTEST_SECRET, TOKEN_FIELDS, ApiConfig
-from experiments.api.reply import KEPT, FailureKind, Garbage, Reply, classify, one_line, read_completion
-from experiments.runs.store import read_object
+from experiments.api.reply import FailureKind, Garbage, Reply, classify, one_line, read_completion
 from experiments.types import Status
-from interp.atomic import atomic_write
 from interp.errors import UserError
 
 SAME_REFUSALS = 5  # of requests in one wording, before any was answered: every further one would be refused too
@@ -31,78 +24,21 @@ FIRST_DELAY, LONGEST_DELAY = 0.5, 8.0  # seconds between attempts; they double
 LONGEST_RETRY_AFTER = 60.0  # seconds that an endpoint may ask us to wait
 
 
-@dataclass(frozen=True)
-class Content:
-    """What is asked, as chat ``messages``; in ``named``, the picture's digest stands in its place."""
-
-    messages: list[dict[str, Any]]
-    named: list[dict[str, Any]]
-    pictured: bool
-
-
-class Pace:
-    """Spaces the requests of all threads evenly."""
-
-    def __init__(self, requests_per_minute: float | None) -> None:
-        self._interval = 60 / requests_per_minute if requests_per_minute else 0.0
-        self._free = time.monotonic()  # when the next request may leave
-        self._lock = Lock()
-
-    def reserve(self) -> float:
-        """Reserve the next free slot, and return the seconds until then."""
-        with self._lock:
-            moment = time.monotonic()
-            start = max(moment, self._free)
-            self._free = start + self._interval
-            return start - moment
-
-
-@dataclass(frozen=True)
-class AnswerCache:
-    """A cache of replies in ``folder``, which is created on first use. Safe for several threads and processes."""
-
-    folder: Path
-
-    def get(self, key: str) -> Reply | None:
-        """Return the reply cached under ``key``; None if there is none, or none that can be used."""
-        return Reply.restored(read_object(self._path(key)))
-
-    def put(self, key: str, reply: Reply) -> None:
-        """Cache a reply of the model. Other outcomes, and answers with a reason to doubt them, are not kept.
-
-        Raises:
-            UserError: the folder cannot be written.
-        """
-        if reply.status not in KEPT or reply.reason:
-            return
-        path = self._path(key)
-        try:
-            with atomic_write(path) as draft:
-                draft.write_text(json.dumps(asdict(reply)), encoding="utf-8")
-        except OSError as error:
-            raise UserError(
-                f"cannot write {path} ({error.strerror}); answers are kept there; make room and run the command again"
-            ) from error
-
-    def _path(self, key: str) -> Path:
-        return self.folder / key[:2] / f"{key}.json"
-
-
 class Endpoint:
     """The connection to one endpoint; safe for several threads. Only this object holds the key; it never shows it.
 
-    Nothing more is sent while ``stop`` is set. Replies are kept in ``cache``, if given.
+    Nothing more is sent while ``stop`` is set. Requests of all threads are evenly spaced.
     """
 
-    def __init__(self, config: ApiConfig, cache: AnswerCache | None = None) -> None:
+    def __init__(self, config: ApiConfig) -> None:
         try:
             import httpx2
         except ImportError as error:
             raise UserError(
                 f"{error.name} is not installed; models over an API need it; pip install {error.name}"
             ) from error
-        self.config, self.stop, self._cache = config, Event(), cache
-        self._pace, self._logprobs = Pace(config.requests_per_minute), config.logprobs == "auto"
+        self.config, self.stop, self._logprobs = config, Event(), config.logprobs == "auto"
+        self._lock, self._free = Lock(), time.monotonic()  # when the next request may leave
         self._answered, self._refusals = False, Counter[str]()  # refusals by their words
         self._key = config.key()
         self._http = httpx2.Client(
@@ -113,49 +49,35 @@ class Endpoint:
             headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
         )
 
-    def ask(
-        self, content: Content, most: int, spent: Counter[str], *, logprobs: bool | None = None, again: bool = True
-    ) -> Reply:
-        """Return the answer to ``content`` with at most ``most`` tokens, or the status of a request without one.
+    def ask(self, messages: list[dict[str, Any]], most: int, spent: Counter[str], *, again: bool = True) -> Reply:
+        """Return the answer to ``messages`` with at most ``most`` tokens, or the status of a request without one.
 
         Args:
             spent: counts requests.
-            logprobs: whether to ask for them; None: as the configuration says and the endpoint allows.
             again: whether to ask for an empty or garbled answer once more.
 
         Raises:
             UserError: no request can succeed: the endpoint refuses the key, the model, the account or a field.
         """
         config = self.config
-        fields: dict[str, Any] = {"messages": content.messages, config.token_field: most}
+        fields: dict[str, Any] = {"messages": messages, config.token_field: most}
         if config.temperature is not None:
             fields["temperature"] = config.temperature
-        if self._logprobs if logprobs is None else logprobs:
+        if self._logprobs:
             fields |= {"logprobs": True, "top_logprobs": TOP_LOGPROBS}
         fields |= config.extra_body | config.rendering
-        # Not of the fields: an endpoint without log-probabilities is known only after the first request.
-        named = [config.identity(), config.token_field, most, logprobs, content.named]
-        key = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
-        if self._cache and (cached := self._cache.get(key)):
-            spent["requests_cached"] += 1
-            return cached
-        reply = self.send(fields, content.pictured, spent)
-        if reply.kind is FailureKind.NO_LOGPROBS and logprobs is None:
+        reply = self.send(fields, spent)
+        if reply.kind is FailureKind.NO_LOGPROBS:
             self._logprobs = False
-            return self.ask(content, most, spent, again=again)
+            return self.ask(messages, most, spent, again=again)
         if again and reply.kind is None and reply.status in (Status.EMPTY, Status.TRANSPORT_FAILED):
-            return self.ask(content, most, spent, logprobs=logprobs, again=False)
-        if self._cache:
-            self._cache.put(key, reply)
+            return self.ask(messages, most, spent, again=False)
         return reply
 
-    def send(
-        self, fields: dict[str, Any], pictured: bool, spent: Counter[str], *, prompt_tokens: int | None = None
-    ) -> Reply:
+    def send(self, fields: dict[str, Any], spent: Counter[str], *, prompt_tokens: int | None = None) -> Reply:
         """Return the reply to a chat request of these ``fields``, after all attempts.
 
         Args:
-            pictured: whether there is a picture in them.
             spent: counts requests and tokens.
             prompt_tokens: see ``read_completion``.
 
@@ -168,7 +90,7 @@ class Endpoint:
             if status == 200:
                 reply = read_completion(body, prompt_tokens=prompt_tokens)
             else:
-                reply = self._refused(status, body.decode(errors="replace"), pictured, "logprobs" in fields)
+                reply = self._refused(status, body.decode(errors="replace"), fields)
         except Garbage as error:
             reply = Reply(Status.TRANSPORT_FAILED, reason=str(error))
         except OSError as error:
@@ -212,7 +134,10 @@ class Endpoint:
         address = path if path.startswith("http") else f"{self.config.base_url.rstrip('/')}/{path}"
         delay, fault = FIRST_DELAY, "stopped before it was sent"
         for attempts_left in range(self.config.retries, -1, -1):
-            if self.stop.wait(self._pace.reserve()):
+            with self._lock:
+                start = max(time.monotonic(), self._free)
+                self._free = start + 60 / (self.config.requests_per_minute or math.inf)
+            if self.stop.wait(start - time.monotonic()):
                 break
             wait = delay * random.uniform(0.75, 1)
             try:
@@ -243,13 +168,14 @@ class Endpoint:
                     raise TimeoutError
             return response.status_code, response.headers, bytes(body)
 
-    def _refused(self, status: int, body: str, pictured: bool, logprobs: bool) -> Reply:
+    def _refused(self, status: int, body: str, fields: dict[str, Any]) -> Reply:
         """Return the outcome that an error status means.
 
         Raises:
             UserError: no request can succeed.
         """
-        kind = classify(status, body, with_image=pictured, with_logprobs=logprobs)
+        pictured = any(isinstance(turn["content"], list) for turn in fields["messages"])
+        kind = classify(status, body, with_image=pictured, with_logprobs="logprobs" in fields)
         reason = f"{status}: {_message(body)}"
         self._refusals[reason] += 1
         alike = status in (400, 422) and self._refusals[reason] >= SAME_REFUSALS and not self._answered

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from experiments.api.client import TOP_LOGPROBS, Content, Endpoint
+from experiments.api.client import TOP_LOGPROBS, Endpoint
 from experiments.api.reply import BEFORE, WITHOUT, FailureKind, Reply, Tokens
 from experiments.types import Status
 from interp.errors import UserError
@@ -28,26 +28,15 @@ PLAIN = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "pr
          "frequency_penalty": 0.0}  # fmt: skip
 
 
+Messages = Sequence[dict[str, Any]]  # of a chat
+
+
 class Failed(Exception):
     """A request without an answer, whose outcome is ``reply``."""
 
     def __init__(self, reply: Reply) -> None:
         super().__init__(reply.reason)
         self.reply = reply
-
-
-class NamesNoTokens(UserError):
-    """The server does not know ``logprob_token_ids``."""
-
-    def __init__(self, address: str) -> None:
-        super().__init__(
-            f"{address} does not name tokens by id; take vLLM 0.32 or later, or model.engine=null (with protocol=score "
-            "for contrasts)"
-        )
-
-
-class OtherTokens(Exception):
-    """The text of an answer's tokens gives other tokens back, so that it cannot be continued."""
 
 
 @dataclass
@@ -83,14 +72,14 @@ class Engine:
     def ask(
         self,
         spent: Counter[str],
-        content: Content,
+        messages: Messages,
         answer: Sequence[int] = (),
         *,
         most: int = 1,
         lists: bool = False,
         named: Sequence[int] = (),
         whole: bool = False,
-    ) -> tuple[Tokens, str]:
+    ) -> Tokens:
         """Ask for up to ``most`` tokens after ``answer``, the beginning of the answer.
 
         Args:
@@ -99,16 +88,12 @@ class Engine:
             named: the tokens whose log-probabilities are asked for.
             whole: whether to return all tokens of the prompt, not only the last ones.
 
-        Returns:
-            the tokens, and the name under which the endpoint answered.
-
         Raises:
             Failed: no reply, or none with what was asked for.
-            NamesNoTokens: the server lists other tokens than ``named``.
+            UserError: the server does not list the ``named`` tokens.
         """
         config = self.endpoint.config
         extra: dict[str, Any] = {**OF_TOKENS, **PLAIN, **config.extra_body, **config.rendering}
-        messages = content.messages
         if answer:
             messages = [*messages, {"role": "assistant", "content": self._text(answer)}]
             extra |= {"add_generation_prompt": False, "continue_final_message": True}
@@ -116,50 +101,46 @@ class Engine:
             extra["logprob_token_ids"] = list(named)
         if lists:
             extra["prompt_logprobs"] = self.listed
-        fields = {"messages": messages, "temperature": 0, config.token_field: most, **extra}
+        fields = {"messages": list(messages), "temperature": 0, config.token_field: most, **extra}
         fields |= {"logprobs": True, "top_logprobs": 0} if named else {}
         kept = sys.maxsize if whole else len(answer) + BEFORE
-        reply = self.endpoint.send(fields, content.pictured, spent, prompt_tokens=kept)
-        if reply.kind is FailureKind.NO_LOGPROBS or reply.tokens is None:
-            most_listed = re.search(r"(?:max(?:imum)?|at most)[^0-9]{0,30}(\d+)", reply.reason)
-            if reply.kind is FailureKind.NO_LOGPROBS and most_listed and 0 < int(most_listed[1]) < self.listed:
-                raise UserError(
-                    f"{config.base_url} lists at most {most_listed[1]} tokens and {self.listed} are asked for; "
-                    f"start it with --max-logprobs {self.listed}"
-                )
+        reply = self.endpoint.send(fields, spent, prompt_tokens=kept)
+        if reply.kind is FailureKind.NO_LOGPROBS:
+            way_out = f"start vLLM with --max-logprobs {self.listed}, or take model.logprobs=off"
+            raise UserError(f"{config.base_url} lists no {self.listed} log-probabilities ({reply.reason}); {way_out}")
+        if reply.tokens is None:
             raise Failed(reply)
         if named and len(reply.tokens.lists) != len(reply.tokens.ids):
             raise Failed(Reply(Status.TRANSPORT_FAILED, reason=WITHOUT))
         if not all(set(named) <= set(each) for each in reply.tokens.lists):
-            raise NamesNoTokens(config.base_url)
-        return reply.tokens, reply.model
+            raise UserError(
+                f"{config.base_url} does not name tokens by id (logprob_token_ids); take vLLM 0.32 or later, or "
+                "model.engine=null, which has no contrasts"
+            )
+        return reply.tokens
 
     def name(
-        self, spent: Counter[str], content: Content, answer: Sequence[int], tokens: Sequence[int]
-    ) -> dict[int, float]:
+        self, spent: Counter[str], messages: Messages, answer: Sequence[int], tokens: Sequence[int]
+    ) -> dict[int, float] | None:
         """Return the log-probabilities of ``tokens``, and of the likeliest one, after ``answer``.
 
-        Raises:
-            Failed, NamesNoTokens: as ``ask``.
-            OtherTokens: the text of ``answer`` gives other tokens back.
-        """
-        logprobs: dict[int, float] = {}
-        for start in range(0, len(tokens), self.listed):
-            reply, _ = self.ask(spent, content, answer, named=tokens[start : start + self.listed])
-            if list(answer) != reply.before[len(reply.before) - len(answer) :]:
-                raise OtherTokens
-            logprobs |= reply.lists[0]
-        return logprobs
+        None if the text of ``answer`` gives other tokens back, so that it cannot be continued.
 
-    def follow(self, spent: Counter[str], content: Content, answer: Sequence[int]) -> list[dict[int, float]]:
+        Raises:
+            Failed, UserError: as ``ask``.
+        """
+        reply = self.ask(spent, messages, answer, named=tokens)
+        return reply.lists[0] if list(answer) == reply.before[len(reply.before) - len(answer) :] else None
+
+    def follow(self, spent: Counter[str], messages: Messages, answer: Sequence[int]) -> list[dict[int, float]]:
         """Return the lists at each of the ``answer``'s tokens, as far as its text gives its tokens back.
 
         The last list is of the first token that the text does not give back, because it depends only on those before.
         """
-        reply, _ = self.ask(spent, content, answer, lists=True)
+        reply = self.ask(spent, messages, answer, lists=True)
         count = len(answer)
         if reply.before[-count:] != list(answer):  # how many tokens the text has, decides where the answer begins
-            count = reply.length - self.ask(spent, content)[0].length
+            count = reply.length - self.ask(spent, messages).length
             if not 0 < count <= len(reply.before):
                 return []
         given = reply.before[-count:]

@@ -9,31 +9,33 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from experiments.api.client import AnswerCache, Content, Endpoint
+from experiments.api.client import Endpoint
 from experiments.api.config import ApiConfig
-from experiments.api.contrast import Answer, AsItIs, Margin, decode, margin_of_list, margin_of_lists, words_in
+from experiments.api.contrast import Answer, AsItIs, Decoder, Margin, margin_of_lists, margin_of_words
 from experiments.api.engine import Engine, Failed
 from experiments.api.reply import Reply, one_line
-from experiments.benchmarks.images import data_url, pixel_digest
+from experiments.benchmarks.images import data_url
 from experiments.types import Status
 from interp.batching import BatchContext
 from interp.errors import UserError
 from interp.thoughts import Spoken, marks_of, split
 from mitigation.branches import BranchMethod
-from mitigation.method import Abilities, Method, abilities
+from mitigation.method import Method, abilities
 
 if TYPE_CHECKING:
     from interp.generation import Generation
     from interp.vlm import Prompt
 
-WHOLE_ANSWERS = (
-    "whole answers are drafted and checked with vLLM's own requests (model.engine=vllm); take protocol=score"
+CONTRASTS = (
+    "it contrasts log-probabilities of tokens by their ids, which need model.engine=vllm, model.logprobs=auto and "
+    "model.temperature=0"
 )
+HIDDEN = "answers have no margin: the model thinks first, and the listed log-probabilities are its thought's"
+USED_UP = "replies used up max_new_tokens before any answer, as models do that think first; set model.max_tokens"
 Ask = Callable[[int, Counter[str]], tuple[Reply, Answer]]
 
 
@@ -45,26 +47,19 @@ def check_methods(arms: Mapping[str, Method], config: ApiConfig, *, scored: bool
     """
     for arm, method in arms.items():
         can = abilities(method)
-        if not can.works_over_api and (why := _lacking(can, config, scored)):
+        short = not scored and can.needs_for_answers and f"{can.needs_for_answers}, or take protocol=score"
+        if not can.works_over_api and (why := can.needs or ("" if by_token(config) else CONTRASTS) or short):
             who = f"arm {arm} ({type(method).__name__})"
             raise UserError(f"{who} cannot be asked of {config.name}: {why}; leave it out, or run an open model here")
 
 
-def _lacking(can: Abilities, config: ApiConfig, scored: bool) -> str:
-    """Return what an arm that reads log-probabilities lacks; "" if nothing."""
-    if can.needs:
-        return can.needs
-    if config.temperature != 0 or config.logprobs == "off":
-        return "it contrasts log-probabilities, which need model.temperature=0 and model.logprobs=auto"
-    if scored:
-        return ""
-    if config.engine is None:
-        return WHOLE_ANSWERS
-    return can.needs_for_answers and f"{can.needs_for_answers}, or take protocol=score"
+def by_token(config: ApiConfig) -> bool:
+    """Return whether the server is asked for tokens by their ids."""
+    return config.engine is not None and config.logprobs != "off" and config.temperature == 0
 
 
 class ApiModel:
-    """One model of an endpoint. Nothing is sent before the first prompt. Answers are cached in ``cache``, if given.
+    """One model of an endpoint. Nothing is sent before the first prompt.
 
     ``batches`` forms batches as a VLM's do, in the order of the prompts. ``reported`` collects the names under which
     the endpoint answered, which may be more specific than ours.
@@ -75,16 +70,14 @@ class ApiModel:
 
     revision = None
 
-    def __init__(self, config: ApiConfig, *, cache: Path | None = None) -> None:
+    def __init__(self, config: ApiConfig) -> None:
         self.config = config
         self.name = config.name
         self.batches = BatchContext(self)
         self.reported: set[str] = set()
-        # Sampled answers are meant to differ each time.
-        kept = AnswerCache(cache) if cache is not None and config.temperature == 0 else None
-        self._endpoint = Endpoint(config, kept)
+        self._endpoint = Endpoint(config)
         self._engine = Engine(self._endpoint)
-        self._said: set[str] = set()
+        self._notes: set[str] = set()
 
     def __repr__(self) -> str:
         return f"ApiModel({self.config!r})"
@@ -92,7 +85,7 @@ class ApiModel:
     def generate(self, prompts: "Sequence[Prompt]", *, max_new_tokens: int = 16) -> "Generation":
         """Answer, ``concurrency`` prompts at a time and in their order, each with its status and reason.
 
-        ``margins`` are NaN if the endpoint gives no log-probabilities of the answer; see ``contrast.margin_of_list``.
+        ``margins`` are NaN if the endpoint gives no log-probabilities of the answer; see ``contrast.margin_of_words``.
 
         Raises:
             UserError: no prompts, or the endpoint refuses the key, the model or the account.
@@ -100,12 +93,12 @@ class ApiModel:
         if not prompts:
             raise UserError("no prompts in this batch; a batch has at least one; check the benchmark and its limit")
         budget = self.config.max_tokens or max_new_tokens
-        if self._by_token:
+        if by_token(self.config):
             return self.contrasted(AsItIs(), prompts, [], max_new_tokens=budget)
 
         def ask(row: int, spent: Counter[str]) -> tuple[Reply, Answer]:
-            reply = self._split(self._endpoint.ask(self._content(prompts[row]), budget, spent))
-            return reply, Answer([], reply.status is Status.ANSWERED, margin_of_list(reply.listed))
+            reply = self._split(self._endpoint.ask(self._messages(prompts[row]), budget, spent))
+            return reply, Answer([], reply.status is Status.ANSWERED, margin_of_words(reply.listed))
 
         return self._generation(prompts, ask)[0]
 
@@ -121,7 +114,7 @@ class ApiModel:
         """
         if self.config.engine is None:
             return None
-        return self._engine.ask(Counter(), self._content(prompt), whole=True)[0].before
+        return self._engine.ask(Counter(), self._messages(prompt), whole=True).before
 
     def contrasted(
         self, method: BranchMethod, prompts: "Sequence[Prompt]", others: Sequence[Any], *, max_new_tokens: int
@@ -135,14 +128,23 @@ class ApiModel:
         """
         import torch
 
+        if not by_token(self.config):
+            raise UserError(f"{self.name} cannot be asked: {CONTRASTS}; or leave {type(method).__name__} out")
+
         def ask(row: int, spent: Counter[str]) -> tuple[Reply, Answer]:
-            contents = [self._content(one) for one in (prompts[row], *(other["prompts"][row] for other in others))]
-            answer = self._contrast(method, contents, max_new_tokens, spent)
+            branches = [self._messages(one) for one in (prompts[row], *(other["prompts"][row] for other in others))]
+            if max_new_tokens > 1:
+                answer = Decoder(self._engine, method, branches, spent).decode(max_new_tokens)
+            else:
+                yes, no = self._engine.answers
+                lists = [self._engine.name(spent, branch, [], [*yes, *no]) or {} for branch in branches]
+                answer = Answer([], True, margin_of_lists(method, lists, yes, no))
             text = self._engine.text(answer.tokens) if answer.tokens else ""
             status = Status.ANSWERED if answer.ended else Status.TRUNCATED
             if max_new_tokens > 1 and not text:
                 status = Status.EMPTY
-            return self._split(Reply(status, text, answer.fault, answer.model)), answer
+            reply = self._split(Reply(status, text, answer.fault, answer.model))
+            return reply, replace(answer, margin=Margin()) if reply.hidden else answer
 
         generation, answers = self._generation(prompts, ask)
         if not others:
@@ -150,24 +152,6 @@ class ApiModel:
         none = [math.nan] * (1 + len(others))
         margins = torch.tensor([answer.margin.branches or none for answer in answers], dtype=torch.float32)
         return method.with_branch_margins(generation, margins.T)
-
-    def _contrast(self, method: BranchMethod, contents: list[Content], budget: int, spent: Counter[str]) -> Answer:
-        """Return one answer, or its margin alone."""
-        if budget > 1 and not self._by_token:
-            raise UserError(f"{self.name}: {WHOLE_ANSWERS}")
-        if budget > 1:
-            return decode(self._engine, method, contents, budget, spent)
-        if self._by_token:
-            yes, no = self._engine.answers
-            lists: list[Any] = [self._engine.name(spent, content, [], [*yes, *no]) for content in contents]
-            return Answer([], True, margin_of_lists(method, lists, yes, no))
-        replies = [self._endpoint.ask(content, 1, spent, logprobs=True, again=False) for content in contents]
-        for reply in replies:
-            if not reply.listed:
-                why = "the reply lists no log-probabilities of the answer, which contrasts and protocol=score need"
-                raise Failed(replace(reply, status=Status.TRANSPORT_FAILED, reason=reply.reason or why))
-        lists = [reply.listed for reply in replies]
-        return Answer([], True, margin_of_lists(method, lists, *words_in(lists)))
 
     def _generation(self, prompts: "Sequence[Prompt]", ask: Ask) -> "tuple[Generation, list[Answer]]":
         """Return what ``ask`` says of each row.
@@ -186,12 +170,8 @@ class ApiModel:
             )
         replies, answers, spent = zip(*self._each(len(prompts), ask), strict=True)
         self.reported |= {reply.model for reply in replies if reply.model}
-        count = sum(reply.hidden for reply in replies)
-        self._say(count, f"{count} of {len(replies)} answers have no margin: the model thinks first, and the listed "
-                         "log-probabilities are those of its thought")  # fmt: skip
-        count = sum(reply.status is Status.TRUNCATED and not reply.text for reply in replies)
-        self._say(count, f"{count} of {len(replies)} replies had used up max_new_tokens before any answer, as of a "
-                         "model that thinks first; set model.max_tokens higher")  # fmt: skip
+        self._note(HIDDEN, [reply.hidden and self.config.logprobs != "off" for reply in replies])
+        self._note(USED_UP, [reply.status is Status.TRUNCATED and not reply.text for reply in replies])
         generation = Generation(
             texts=[reply.text for reply in replies],
             thoughts=[reply.thought for reply in replies],
@@ -217,20 +197,14 @@ class ApiModel:
         opened = named is not None and reply.status is Status.TRUNCATED
         spoken: Spoken = split(reply.text, marks_of(named), opened=opened)
         reply = replace(reply, text=spoken.answer.strip(), thought=spoken.thought)
-        # The tokens of a thought in the text are listed first.
-        return replace(reply, listed={}, hidden=bool(reply.listed)) if spoken.thought else reply
+        # The log-probabilities of a thought in the text come first.
+        return replace(reply, listed={}, hidden=True) if spoken.thought else reply
 
-    def _say(self, count: int, sentence: str) -> None:
-        """Print a note on a ``count`` of replies that is not 0. Each kind is printed once."""
-        kind = sentence.partition(" of ")[2].partition(" ")[2]
-        if count and kind not in self._said:
-            self._said.add(kind)
-            print(f"note: {self.name}: {sentence}", file=sys.stderr)
-
-    @property
-    def _by_token(self) -> bool:
-        """Whether the server is asked for tokens by their ids."""
-        return self.config.engine is not None and self.config.logprobs != "off" and self.config.temperature == 0
+    def _note(self, sentence: str, concerned: Sequence[bool]) -> None:
+        """Print, once, of how many replies a sentence is true."""
+        if any(concerned) and sentence not in self._notes:
+            self._notes.add(sentence)
+            print(f"note: {self.name}: {sum(concerned)} of {len(concerned)} {sentence}", file=sys.stderr)
 
     def _each(self, rows: int, ask: Ask) -> list[tuple[Reply, Answer, Counter[str]]]:
         """Return what ``ask`` says of every row, with the requests that it spent, ``concurrency`` at a time."""
@@ -240,7 +214,7 @@ class ApiModel:
             try:
                 return *ask(row, spent), spent
             except Failed as failure:
-                return failure.reply, Answer([], False, Margin(math.nan, math.nan)), spent
+                return failure.reply, Answer(), spent
 
         self._endpoint.stop.clear()
         with ThreadPoolExecutor(min(self.config.concurrency, rows)) as pool:
@@ -256,20 +230,22 @@ class ApiModel:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def _content(self, prompt: "Prompt") -> Content:
-        """Return the prompt as it is sent.
+    def _messages(self, prompt: "Prompt") -> list[dict[str, Any]]:
+        """Return the prompt as chat messages, the image before the words as in the templates of the open models.
 
         Raises:
-            Failed: its picture cannot be.
+            Failed: its picture cannot be sent.
         """
+        system = [{"role": "system", "content": prompt.system}] if prompt.system is not None else []
+        if prompt.image is None:
+            return [*system, {"role": "user", "content": prompt.text}]
         try:
-            picture = None if prompt.image is None else self._fitted(prompt.image)
-            url = "" if picture is None else data_url(picture)  # lossless: what is recorded is seen
-            digest = "" if picture is None else pixel_digest(picture)
+            url = data_url(self._fitted(prompt.image))  # lossless: what is recorded is seen
         except Exception as error:  # Pillow may raise anything while scaling or writing
             reason = f"the image cannot be sent ({type(error).__name__}: {one_line(str(error))})"
             raise Failed(Reply(Status.BAD_IMAGE, reason=reason)) from error
-        return Content(_messages(prompt, url), _messages(prompt, digest), picture is not None)
+        parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": prompt.text}]
+        return [*system, {"role": "user", "content": parts}]
 
     def _fitted(self, image: Image.Image) -> Image.Image:
         longest = self.config.max_image_side
@@ -277,12 +253,3 @@ class ApiModel:
             image = image.copy()
             image.thumbnail((longest, longest))
         return image
-
-
-def _messages(prompt: "Prompt", url: str) -> list[dict[str, Any]]:
-    """Return the prompt as chat messages, the image before the words as in the templates of the open models."""
-    system = [{"role": "system", "content": prompt.system}] if prompt.system is not None else []
-    if not url:
-        return [*system, {"role": "user", "content": prompt.text}]
-    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": prompt.text}]
-    return [*system, {"role": "user", "content": parts}]

@@ -24,7 +24,6 @@ FAULTY = (
 )
 IMAGE = re.compile(rf"{FAULTY}.{{0,80}}\bimages?\b|\bimages?\b.{{0,80}}{FAULTY}", re.IGNORECASE | re.DOTALL)
 LONGEST_REASON = 300
-KEPT = (Status.ANSWERED, Status.TRUNCATED)  # cached; any other outcome may differ next time
 AROUND_TOKENS = " \t\r\n▁Ġ"
 BEFORE = 8  # tokens before an answer that are kept with it
 NOTHING = -9999.0  # vLLM's log-probability of what it does not list
@@ -62,6 +61,7 @@ class Tokens:
     lists_before: list[dict[int, float]]
     length: int
     ended: bool
+    model: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,16 +86,6 @@ class Reply:
     hidden: bool = False
     tokens: Tokens | None = None
     kind: FailureKind | None = None
-
-    @classmethod
-    def restored(cls, saved: dict[str, Any]) -> "Reply | None":
-        """Return a reply from its JSON; None if it is none, or the text of a failure."""
-        try:
-            listed = {str(token): float(value) for token, value in saved["listed"].items()}
-            reply = cls(**saved | {"status": Status(saved["status"]), "listed": listed})
-            return reply if reply.status in KEPT and not failure_text(reply.text) else None
-        except (KeyError, TypeError, ValueError, AttributeError):
-            return None
 
 
 class Garbage(Exception):
@@ -191,6 +181,7 @@ def _tokens(body: dict[str, Any], finish: str, count: int) -> Tokens:
             ],
             length=len(prompt),
             ended=finish not in CUT,
+            model=str(body.get("model") or ""),
         )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise Garbage(WITHOUT) from error
