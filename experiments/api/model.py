@@ -36,6 +36,10 @@ CONTRASTS = (
 )
 HIDDEN = "answers have no margin: the model thinks first, and the listed log-probabilities are its thought's"
 USED_UP = "replies used up max_new_tokens before any answer, as models do that think first; set model.max_tokens"
+DEFAULTS = (
+    "requests name no penalties, top_p or top_k, so the server's sampling defaults may act; take model.engine=vllm, or "
+    "name them in model.extra_body"
+)
 Ask = Callable[[int, Counter[str]], tuple[Reply, Answer]]
 
 
@@ -100,6 +104,7 @@ class ApiModel:
             reply = self._split(self._endpoint.ask(self._messages(prompts[row]), budget, spent))
             return reply, Answer([], reply.status is Status.ANSWERED, margin_of_words(reply.listed))
 
+        self._note(DEFAULTS, [self.config.local and not self.config.extra_body] * len(prompts))
         return self._generation(prompts, ask)[0]
 
     def encode(self, prompts: "Sequence[Prompt]") -> dict[str, Any]:
