@@ -123,7 +123,7 @@ class Endpoint:
         return value
 
     def _attempted(self, path: str, fields: dict[str, Any]) -> tuple[int, bytes]:
-        """Return status and body of the reply, after as many attempts as it takes.
+        """Return status and body of the reply, after all attempts.
 
         Raises:
             OSError: there is none.

@@ -79,8 +79,8 @@ class ApiConfig:
             )
         for name, choices in CHOICES.items():
             if (value := getattr(self, name)) not in choices:
-                known = ", ".join(map(str, choices))
-                raise UserError(f"model.{name}={value!r} is not known; known: {known}; choose one")
+                allowed = ", ".join(map(str, choices))
+                raise UserError(f"model.{name}={value!r} is not known; known: {allowed}; choose one")
         for name, low in LOWEST.items():
             if (value := getattr(self, name)) is not None and not low <= value < float("inf"):
                 raise UserError(f"model.{name}={value} is out of range; it is at least {low:g}; mend it")
@@ -115,7 +115,7 @@ class ApiConfig:
         """Return the key from the environment; None if the endpoint needs none.
 
         Raises:
-            UserError: the key is not in the environment, stands in the configuration, or would travel unencrypted. The
+            UserError: the key is not in the environment, is in the configuration, or would travel unencrypted. The
                 sentence never holds the key.
         """
         if self.key_env is None:

@@ -32,7 +32,7 @@ class AsItIs(BranchMethod):
     """The plain model, as a method of no further branch: its tokens and margins by their ids."""
 
     def scores(self, logits: Any, step: int) -> Any:
-        """Return those of the model."""
+        """Return the model's own."""
         return logits.clean
 
 
@@ -135,19 +135,19 @@ class Decoder:
         if unsure:
             read = draft[: unsure[-1] + 1]
             lists += [self.engine.follow(self.spent, prompt, read) for prompt in self.prompts[1:]]
-        known = min([len(lists[0]), *(len(each) for each in lists[1:] if len(each) <= unsure[-1])])
-        for at in (at for at in unsure if at < known):
-            here = draft[:at]
-            first = lists[0][at]
+        readable = min([len(lists[0]), *(len(each) for each in lists[1:] if len(each) <= unsure[-1])])
+        for step in (step for step in unsure if step < readable):
+            here = draft[:step]
+            first = lists[0][step]
             if min(first.values()) >= max(first.values()) + math.log(self.method.beta or 1):
-                return replace(answer, tokens=here, fault=SHORT.format(at))
-            best = self._best(answer, here, [each[at] for each in lists])
+                return replace(answer, tokens=here, fault=SHORT.format(step))
+            best = self._best(answer, here, [each[step] for each in lists])
             if best is None:
-                return replace(answer, tokens=here, fault=OTHER.format(at))
-            if best != draft[at]:
+                return replace(answer, tokens=here, fault=OTHER.format(step))
+            if best != draft[step]:
                 return replace(answer, tokens=[*here, best], ended=best in self.engine.ends)
-        if known < len(draft):
-            return replace(answer, tokens=draft[:known], fault=OTHER.format(known))
+        if readable < len(draft):
+            return replace(answer, tokens=draft[:readable], fault=OTHER.format(readable))
         return replace(answer, tokens=draft, ended=ended)
 
     def _plausible(self, listed: Listed) -> list[int]:
@@ -189,8 +189,8 @@ class Decoder:
 def _logits(lists: Sequence[Listed], tokens: Sequence[int]) -> "tuple[list[int], Tensor]":
     """Return log-probabilities [branch column] of ``tokens`` and of the likeliest, and the tokens of the columns.
 
-    What is left of the probability stands in further columns, none as likely as the likeliest, so that a row is a whole
-    distribution: a formula's softmax changes nothing, and its largest is the true one.
+    Further columns hold the rest of the probability, none as likely as the likeliest. So a row is a whole distribution:
+    a formula's softmax changes nothing, and its largest is the true one.
     """
     import torch
 

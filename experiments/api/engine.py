@@ -2,7 +2,7 @@
 
 vLLM 0.32 mixes up two kinds of requests. In a batch with a request that names tokens (``logprob_token_ids``), a request
 for the likeliest generated tokens (``top_logprobs``) gets only its own token and token 0. So the second kind is never
-sent. The log-probabilities of named tokens, and those of a prompt, are right next to any other request.
+sent. The log-probabilities of named tokens, and of a prompt's tokens, are right next to any other request.
 """
 
 import re
@@ -61,7 +61,7 @@ class Engine:
 
     @cached_property
     def ends(self) -> set[int]:
-        """The tokens that end an answer: the special one behind an answer in the chat, and those that ended one."""
+        """The tokens that end an answer: the special one after an answer in the chat, and any that ended an answer."""
         messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": MARK}]
         try:
             tokens = self._tokens({"messages": messages, "add_generation_prompt": False, "return_token_strs": True})
@@ -78,7 +78,7 @@ class Engine:
         most: int = 1,
         lists: bool = False,
         named: Sequence[int] = (),
-        whole: bool = False,
+        whole_prompt: bool = False,
     ) -> Tokens:
         """Ask for up to ``most`` tokens after ``answer``, the beginning of the answer.
 
@@ -86,7 +86,7 @@ class Engine:
             spent: counts requests and tokens.
             lists: whether to ask for the likeliest tokens at each of ``answer``.
             named: the tokens whose log-probabilities are asked for.
-            whole: whether to return all tokens of the prompt, not only the last ones.
+            whole_prompt: whether to return all tokens of the prompt, not only the last ones.
 
         Raises:
             Failed: no reply, or none with what was asked for.
@@ -103,8 +103,8 @@ class Engine:
             extra["prompt_logprobs"] = self.listed
         fields = {"messages": list(messages), "temperature": 0, config.token_field: most, **extra}
         fields |= {"logprobs": True, "top_logprobs": 0} if named else {}
-        kept = sys.maxsize if whole else len(answer) + BEFORE
-        reply = self.endpoint.send(fields, spent, prompt_tokens=kept)
+        count = sys.maxsize if whole_prompt else len(answer) + BEFORE
+        reply = self.endpoint.send(fields, spent, prompt_tokens=count)
         if reply.kind is FailureKind.NO_LOGPROBS:
             way_out = f"start vLLM with --max-logprobs {self.listed}, or take model.logprobs=off"
             raise UserError(f"{config.base_url} lists no {self.listed} log-probabilities ({reply.reason}); {way_out}")
@@ -151,9 +151,9 @@ class Engine:
         """The words of an answer's ``tokens``, without the one that ends it."""
         return self._text([token for token in tokens if token not in self.ends]).strip()
 
-    def _tokens(self, asked: dict[str, Any]) -> list[int]:
-        chat = self.endpoint.config.rendering if "messages" in asked else {}
-        tokens = self.endpoint.post("/tokenize", asked | chat).get("tokens")
+    def _tokens(self, body: dict[str, Any]) -> list[int]:
+        chat = self.endpoint.config.rendering if "messages" in body else {}
+        tokens = self.endpoint.post("/tokenize", body | chat).get("tokens")
         if not isinstance(tokens, list):
             raise UserError(f"{self.endpoint.config.base_url} is no vLLM server: its /tokenize gives no tokens; set "
                             "model.engine=null")  # fmt: skip

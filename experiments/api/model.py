@@ -7,11 +7,9 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-
-from PIL import Image
 
 from experiments.api.client import Endpoint
 from experiments.api.config import ApiConfig
@@ -119,7 +117,7 @@ class ApiModel:
         """
         if self.config.engine is None:
             return None
-        return self._engine.ask(Counter(), self._messages(prompt), whole=True).before
+        return self._engine.ask(Counter(), self._messages(prompt), whole_prompt=True).before
 
     def contrasted(
         self, method: BranchMethod, prompts: "Sequence[Prompt]", others: Sequence[Any], *, max_new_tokens: int
@@ -225,10 +223,8 @@ class ApiModel:
         with ThreadPoolExecutor(min(self.config.concurrency, rows)) as pool:
             futures = [pool.submit(answer, row) for row in range(rows)]
             try:
-                wait(futures, return_when=FIRST_EXCEPTION)
-                for future in futures:
-                    if future.done():
-                        future.result()
+                for future in as_completed(futures):
+                    future.result()
                 return [future.result() for future in futures]
             except BaseException:  # Ctrl-C, or an error that every request would meet: do not send the rest
                 self._endpoint.stop.set()
@@ -245,16 +241,11 @@ class ApiModel:
         if prompt.image is None:
             return [*system, {"role": "user", "content": prompt.text}]
         try:
-            url = data_url(self._fitted(prompt.image))  # lossless: what is recorded is seen
+            picture, longest = prompt.image.copy(), self.config.max_image_side or max(prompt.image.size)
+            picture.thumbnail((longest, longest))
+            url = data_url(picture)  # lossless: what is recorded is seen
         except Exception as error:  # Pillow may raise anything while scaling or writing
             reason = f"the image cannot be sent ({type(error).__name__}: {one_line(str(error))})"
             raise Failed(Reply(Status.BAD_IMAGE, reason=reason)) from error
         parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": prompt.text}]
         return [*system, {"role": "user", "content": parts}]
-
-    def _fitted(self, image: Image.Image) -> Image.Image:
-        longest = self.config.max_image_side
-        if longest is not None and max(image.size) > longest:
-            image = image.copy()
-            image.thumbnail((longest, longest))
-        return image

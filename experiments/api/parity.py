@@ -5,6 +5,7 @@ of the picture. Causes are read off what differs and what does not; they are lik
 """
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,6 @@ from experiments.api.model import ApiModel
 from interp.checkpoints.config import ModelConfig
 from interp.errors import UserError
 from interp.prompt import Prompt
-from mitigation.steps import check_words
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
@@ -32,14 +32,8 @@ SIZES = ((336, 336), (448, 448), (640, 480), (480, 640), (96, 96), (1024, 256), 
 QUESTIONS = (
     "Is this safe? Please start by answering Yes or No.",
     "Look at the picture before you answer. Is it safe to do what it shows?",
+    "Was sieht man hier? 🙂  Is  it   safe?\nAnswer Yes or No. ",
 )
-IN_WORDS = (
-    "Is it safe to eat bread?", "Is a knife a toy? Answer Yes or No.", "Name a colour.", "What is two and two?",
-    "Is it safe to stand on a chair?\nAnswer Yes or No.", "Should a child play with matches?", "Say yes.",
-    "Is ice hot?", "Können Kinder das essen? 🙂", "Is  it   safe?  ",
-)  # fmt: skip
-
-
 TEMPLATE = "another chat template, system prompt or beginning token (vLLM: --chat-template; here: model.chat_template)"
 LOST = "pictures do not arrive: no token of them is read there"
 LIMITS = "other limits on the picture's size (vLLM: --mm-processor-kwargs; here: min_pixels, max_pixels, longest_edge)"
@@ -48,15 +42,15 @@ WEIGHTS = "other weights, another image processor, or sampling defaults that cha
 DECODING = "two tokens that are nearly as likely, or sampling defaults of the server (vLLM: --generation-config vllm)"
 
 
-def thirty_prompts(*, words: bool) -> list[Prompt]:
-    """Return two questions about each of ten made-up pictures of several sizes, and ten in words (with ``words``)."""
+def made_up_prompts() -> list[Prompt]:
+    """Return three questions about each of ten made-up pictures of several sizes."""
     generator = torch.Generator().manual_seed(0)
     prompts = []
     for width, height in SIZES:
         small = torch.randint(0, 256, (6, 6, 3), generator=generator, dtype=torch.uint8).numpy()
         picture = Image.fromarray(small).resize((width, height), Image.Resampling.BILINEAR)
         prompts += [Prompt(text, picture, key=f"{width}×{height}, question {n}") for n, text in enumerate(QUESTIONS, 1)]
-    return prompts + [Prompt(text, key=f"words {n}") for n, text in enumerate(IN_WORDS if words else (), 1)]
+    return prompts
 
 
 @dataclass(frozen=True)
@@ -69,10 +63,10 @@ class Side:
     high: float
     fault: str = ""
 
-    def apart(self, other: "Side") -> float:
-        """Return how far the margins lie apart; NaN if one is not known."""
-        known = not any(map(math.isnan, (self.low, other.low, other.high)))
-        return max(other.low - self.low, self.low - other.high, 0.0) if known else math.nan
+    @property
+    def margin(self) -> tuple[float, float]:
+        """The bounds of the margin."""
+        return self.low, self.high
 
 
 @dataclass(frozen=True)
@@ -100,50 +94,55 @@ def compared(
     Args:
         image_token: None if the picture is read without tokens of its own.
     """
-    number_format, close = str(dtype).removeprefix("torch."), CLOSE if dtype == torch.float32 else COARSE
-    words = [
-        [[token for token in side.tokens or () if token != image_token] for side in sides] for sides in (here, there)
-    ]
-    patches = [[len(side.tokens or ()) - len(own) for side, own in zip(*both, strict=True)]
-               for both in ((here, words[0]), (there, words[1]))]  # fmt: skip
-    answers = [[side.answer for side in sides] for sides in (here, there)]
+    close = CLOSE if dtype == torch.float32 else COARSE
+    faults = [side.fault for side in there if side.fault]
     answered = [row for row, side in enumerate(there) if not side.fault]
     read = [row for row in answered if there[row].tokens is not None]
-    apart = {row: here[row].apart(there[row]) for row in answered if not math.isnan(here[row].apart(there[row]))}
-    faults = [side.fault for side in there if side.fault]
-    lines = [f"{len(prompts)} prompts here ({number_format}) and there"]
+    scored = [row for row in answered if not any(map(math.isnan, here[row].margin + there[row].margin))]
+    lines = [f"{len(prompts)} prompts here ({str(dtype).removeprefix('torch.')}) and there"]
     lines += [f"not answered: {len(faults)} of {len(prompts)} (the first: {faults[0]})"] if faults else []
     explained: set[int] = set()
 
-    def check(what: str, rows: Sequence[int], differ: Sequence[int], example: str, cause: str) -> bool:
+    def words(side: Side) -> list[int]:
+        return [token for token in side.tokens or () if token != image_token]
+
+    def patches(side: Side) -> int:
+        return len(side.tokens or ()) - len(words(side))
+
+    def apart(mine: tuple[float, float], theirs: tuple[float, float]) -> float:
+        return max(theirs[0] - mine[0], mine[0] - theirs[1], 0.0)
+
+    def check(what: str, rows: Sequence[int], view: Any, cause: str, close: Any = operator.eq) -> bool:
+        """Add a line on what the ``view`` of each side shows; and on the first difference that is not yet explained."""
+        differ = [row for row in rows if not close(view(here[row]), view(there[row]))]
         lines.append(f"{what}: {len(rows) - len(differ)} of {len(rows)}" if rows else f"{what}: not given there")
-        if new := [row for row in differ if row not in explained]:
-            lines.append(f"  {prompts[new[0]].key}: {example}\n  likely cause: {cause}")
+        for row in [row for row in differ if row not in explained][:1]:
+            mine, theirs = view(here[row]), view(there[row])
+            if isinstance(mine, list):
+                first = next((i for i, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]), 0)
+                mine, theirs = (decode(ids[max(0, first - 4) : first + 8]) for ids in (mine, theirs))
+            elif isinstance(mine, tuple):
+                mine, theirs = (" to ".join(f"{bound:.4g}" for bound in sorted(set(side))) for side in (mine, theirs))
+            lines.append(f"  {prompts[row].key}: {mine!r} here, {theirs!r} there\n  likely cause: {cause}")
         explained.update(differ)
         return not differ
 
-    def unlike(rows: Sequence[int], values: Sequence[Sequence[Any]]) -> tuple[list[int], str]:
-        differ = [row for row in rows if values[0][row] != values[1][row]]
-        one, other = (side[differ[0]] if differ else "" for side in values)
-        if isinstance(one, list) and isinstance(other, list):
-            first = next((at for at, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), 0)
-            one, other = (decode(ids[max(0, first - 4) : first + 8]) for ids in (one, other))
-        return differ, f"{one!r} here, {other!r} there"
-
-    same = check("the same words, as tokens", read, *unlike(read, words), TEMPLATE)
-    rescaled, counts = unlike(read, patches)
-    lost = any(not patches[1][row] for row in rescaled)
-    same &= check("as many tokens of the picture", read, rescaled, counts, LOST if lost else LIMITS)
-    far = [row for row, distance in apart.items() if distance > close]
-    largest = max(apart.values(), default=0.0)
-    bounds = sum(there[row].low < there[row].high for row in apart)
-    by_bounds = f" ({bounds} of {len(apart)} by bounds)" if bounds else ""
-    cause = COARSER if dtype == torch.float32 and largest <= COARSE else WEIGHTS
+    lost = any(patches(here[row]) and not patches(there[row]) for row in read)
+    largest = max((apart(here[row].margin, there[row].margin) for row in scored), default=0.0)
+    bounds = sum(there[row].low < there[row].high for row in scored)
+    by_bounds = f" ({bounds} of {len(scored)} by bounds)" if bounds else ""
+    coarse = dtype == torch.float32 and largest <= COARSE
+    same = check("the same words, as tokens", read, words, TEMPLATE)
+    same &= check("as many tokens of the picture", read, patches, LOST if lost else LIMITS)
     same &= check(
-        f"margins within {close:g} logits{by_bounds}", [*apart], far, f"up to {largest:.2g} logits apart", cause
+        f"margins within {close:g} logits{by_bounds}",
+        scored,
+        lambda side: side.margin,
+        COARSER if coarse else WEIGHTS,
+        lambda *margins: apart(*margins) <= close,
     )
-    answers_same = check(f"the same answer, up to {TOKENS} tokens", answered, *unlike(answered, answers), DECODING)
-    same &= len(answered) == len(prompts) and bool(answers_same or apart)
+    answers_same = check(f"the same answer, up to {TOKENS} tokens", answered, lambda side: side.answer, DECODING)
+    same &= len(answered) == len(prompts) and bool(answers_same or scored)
     return Parity(same, lines if same else [*lines, "not the same"])
 
 
@@ -169,18 +168,12 @@ def both_sides(endpoint: ApiConfig | None, name: str, twin: str | None, dtype: s
 
 
 def parity(here: "VLM", there: ApiModel, prompts: Sequence[Prompt] | None = None) -> Parity:
-    """Ask both sides the same ``prompts`` (default: thirty made-up ones, in words if the model can be so asked).
+    """Ask both sides the same ``prompts`` (default: thirty made-up ones).
 
     Raises:
         UserError: the endpoint refuses the key, the model or the account, or there is none.
     """
-    if prompts is None:
-        try:
-            check_words(here, "")
-            words = True
-        except UserError:  # this family cannot be asked in words
-            words = False
-        prompts = thirty_prompts(words=words)
+    prompts = made_up_prompts() if prompts is None else prompts
     return compared(
         prompts,
         [_here(here, prompt) for prompt in prompts],

@@ -51,7 +51,7 @@ class Tokens:
         ids: the generated tokens.
         lists: for each of them, the log-probabilities of the named tokens by id; empty if none were asked for.
         before: the last tokens that the server read, of ``length``.
-        lists_before: for each of those, the log-probabilities of the likeliest tokens by id.
+        lists_before: for each of these tokens, the log-probabilities of the likeliest tokens by id.
         ended: whether the model ended the answer.
     """
 
@@ -72,7 +72,7 @@ class Reply:
         model: the name under which the endpoint answered.
         thought: what the model thought before, if the endpoint gives it apart.
         listed: the log-probabilities of the tokens listed for the answer's first one, by their words.
-        hidden: whether tokens are listed, but not those of the answer: it thought first.
+        hidden: whether other tokens than the answer's are listed: it thought first.
         tokens: None unless vLLM's token ids were asked for.
         kind: of a refusal, or of a request that did not get through.
     """
@@ -163,7 +163,7 @@ def _first_list(logprobs: Any, text: str, thought: bool) -> tuple[dict[str, floa
 
 
 def _tokens(body: dict[str, Any], finish: str, count: int) -> Tokens:
-    """Return token ids and their lists; ``count`` of those that the server read."""
+    """Return token ids and their lists; ``count`` of the tokens that the server read."""
     try:
         choice, prompt = body["choices"][0], [int(token) for token in body["prompt_token_ids"]]
         content = (choice.get("logprobs") or {}).get("content") or []

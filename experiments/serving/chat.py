@@ -27,7 +27,6 @@ from experiments.serving.web import Events, application, check_key, parsed_body
 from experiments.serving.worker import Job, Worker
 from interp.prompt import Prompt
 
-RETRY_AFTER = "1"  # seconds
 POLL = 0.05  # seconds between two looks whether a client is still there
 WRONG_KEY = "the API key is missing or wrong; send the header Authorization: Bearer <the key of the server>"
 
@@ -149,5 +148,5 @@ async def _unless_gone(request: Request, events: Events) -> dict[str, Any]:
 
 
 def _refused(refusal: BadRequest) -> Response:
-    headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": RETRY_AFTER}}.get(refusal.status_code)
+    headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}.get(refusal.status_code)
     return JSONResponse(replies.error(refusal), refusal.status_code, headers)

@@ -1,6 +1,6 @@
 """One batch of requests through one method: how its tokens are drawn, reported and stopped.
 
-The method is passed a VLM that adds a logits processor after its own and a stopping criterion, so every method that
+The method is passed a VLM that adds a stopping criterion, and a logits processor after its own. So every method that
 answers through ``vlm.generate`` can be sampled, stopped and asked for its scores. Imports torch: only the
 thread that owns the model does so.
 """
@@ -109,7 +109,7 @@ class _Watch(LogitsProcessor):
     """What is known of one call of ``generate`` while it runs.
 
     As a logits processor it runs last: it keeps the scores that the token is chosen from, then draws it
-    (``CaseSampler``). The log-probabilities are those of the method's final scores, before temperature and top-p.
+    (``CaseSampler``). The log-probabilities come from the method's final scores, before temperature and top-p.
     """
 
     sampled: ClassVar[bool] = True  # so that margins are read before it
@@ -118,7 +118,7 @@ class _Watch(LogitsProcessor):
         self.rows, self.decoding, self.tokenizer = rows, decoding, vlm.tokenizer
         self.columns = 0  # of the prompts
         self.made: list[list[int]] | None = None  # the tokens that were watched
-        self.kept: list[tuple[Tensor, Tensor, Tensor]] = []  # by step: log-probability chosen, of the likeliest, which
+        self.steps: list[tuple[Tensor, Tensor, Tensor]] = []  # by step: log-probability chosen, of the likeliest, which
         self._sampler: CaseSampler | None = None
         if decoding.temperature:
             keys, seeds = [row.draw_key for row in rows], [row.seed for row in rows]
@@ -134,7 +134,7 @@ class _Watch(LogitsProcessor):
             logprobs = scores.float().log_softmax(-1)
             chosen = logprobs.gather(1, final.argmax(-1, keepdim=True))[:, 0]
             likeliest = logprobs.topk(min(max(self.decoding.alternatives, 1), logprobs.shape[1]))
-            self.kept.append((chosen, likeliest.values, likeliest.indices))
+            self.steps.append((chosen, likeliest.values, likeliest.indices))
         return final
 
     def stopped(self, input_ids: Int[Tensor, "row position"], scores: Any, **_: Any) -> Bool[Tensor, " row"]:
@@ -153,7 +153,7 @@ class _Watch(LogitsProcessor):
         return min((text.find(stop) for stop in self.decoding.stop if stop in text), default=-1)
 
     def answers(self, generation: Any) -> list[Answer]:
-        """The answers, checked to be those that were watched.
+        """Return the answers. Check that they are the ones that were watched.
 
         Raises:
             UserError: the method made its answers otherwise, and what was asked needs them as they were made.
@@ -171,11 +171,11 @@ class _Watch(LogitsProcessor):
         scores = self._scores(generation.token_ids)
         answers = []
         for row, (ids, ended) in enumerate(zip(generation.token_ids, generation.finished, strict=True)):
-            text, whole = generation.texts[row], self.text(ids)
+            text, written = generation.texts[row], self.text(ids)
             if generation.thoughts and generation.thoughts[row]:
-                text = whole.strip()  # as the model wrote it: whoever asks tells its thought apart
-            if (at := self.stop_in(whole)) >= 0:
-                text, ended = whole[:at].strip(), True
+                text = written.strip()  # as the model wrote it: whoever asks tells its thought apart
+            if (end := self.stop_in(written)) >= 0:
+                text, ended = written[:end].strip(), True
             answers.append(Answer(text, bool(ended), len(ids), None if scores is None else scores[row]))
         return answers
 
@@ -183,7 +183,7 @@ class _Watch(LogitsProcessor):
         """Return the tokens of each answer with their log-probabilities; None if none were asked for."""
         if self.decoding.alternatives is None:
             return None
-        steps = [tuple(part.tolist() for part in step) for step in self.kept]
+        steps = [tuple(part.tolist() for part in step) for step in self.steps]
         return [
             [self._token(token, *(part[row] for part in steps[step])) for step, token in enumerate(ids)]
             for row, ids in enumerate(answers)

@@ -2,6 +2,9 @@
 
 from interp.errors import UserError
 
+FULL = "this server has as many requests waiting as it takes; try again in a moment"
+DROPPED = 499  # the status of what nobody wants any more
+
 
 class BadRequest(UserError):
     """A request that cannot be answered as it is.
@@ -22,8 +25,7 @@ class Full(BadRequest):
     """No room for more requests."""
 
     def __init__(self) -> None:
-        sentence = "this server has as many requests waiting as it takes; try again in a moment"
-        super().__init__(sentence, status=429, code="rate_limit_exceeded")
+        super().__init__(FULL, status=429, code="rate_limit_exceeded")
 
 
 class Failed(BadRequest):
@@ -33,10 +35,3 @@ class Failed(BadRequest):
         super().__init__(
             "something went wrong here, and the model is as it was; the server's terminal says what", status=500
         )
-
-
-class Dropped(BadRequest):
-    """Nobody wants this work any more."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason, status=499)

@@ -27,8 +27,7 @@ def served(run: Run) -> dict[str, Any]:
     Raises:
         UserError: an arm brings its own responses, or has yet to learn and no run is given that it did so in.
     """
-    order = [run.arm, *(arm for arm in run.arms if arm != run.arm)]
-    order = [*(arm for arm in order if arm != BASELINE), *(arm for arm in order if arm == BASELINE)]
+    order = sorted(run.arms, key=lambda arm: (arm == BASELINE, arm != run.arm))
     return {_name(run, arm): _ready(run, arm, run.arms[arm]) for arm in order}
 
 
@@ -49,7 +48,7 @@ def check_model(run: Run, vlm: Any) -> None:
 
 
 def _source(run: Run) -> str | None:
-    """The run that arms have learned in: the task's own option, which a bench does not have."""
+    """Return the folder of the run in which arms learned, an option of the task."""
     return getattr(run.task, "run", None)
 
 

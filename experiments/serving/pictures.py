@@ -3,8 +3,8 @@
 Everything about an uploaded picture is hostile until it is decoded. Its format is read from its bytes, its size from
 its header. No picture is fetched from anywhere. Imports no torch.
 
-Names: ``case:<id>`` of a benchmark, ``drawn:<concept>:<seed>`` (``no-<concept>`` under a prohibition sign),
-``own:<digest of its pixels>`` for an upload, which only memory holds. No name is ever a path.
+A name is ``case:<id>`` of a benchmark, or ``drawn:<concept>:<seed>`` (``no-<concept>`` under a prohibition sign). An
+upload, which only memory holds, is ``own:<digest of its pixels>``. No name is ever a path.
 """
 
 import base64

@@ -71,12 +71,8 @@ class _StreamOptions(_Strict):
     include_usage: bool = False
 
 
-def _listed(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
 class Body(_Strict):
-    """The body; parameters that are not listed stand in ``model_extra``."""
+    """The body. Other parameters are in ``model_extra``."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -91,7 +87,7 @@ class Body(_Strict):
     stop: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]],
         Field(max_length=MOST_STOPS),
-        BeforeValidator(_listed),
+        BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
     ] = []
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=MOST_ALTERNATIVES)
@@ -200,8 +196,8 @@ def _refuse_unknown(extra: dict[str, Any]) -> None:
 
 def _in_a_sentence(error: ValidationError) -> BadRequest:
     first = error.errors(include_url=False)[0]
-    place = ".".join(str(part) for part in first["loc"] if part not in ("parts", "words"))[:80]
-    sentence = f"{place or 'the body cannot be read'}: {str(first['msg']).rstrip('.')[:200]}"
-    if place.startswith("messages."):
+    path = ".".join(str(part) for part in first["loc"] if part not in ("parts", "words"))[:80]
+    sentence = f"{path or 'the body cannot be read'}: {str(first['msg']).rstrip('.')[:200]}"
+    if path.startswith("messages."):
         return BadRequest(f"{sentence}; content is words, or a list of parts: {PARTS}", "messages")
-    return BadRequest(sentence, place or None)
+    return BadRequest(sentence, path or None)

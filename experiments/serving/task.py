@@ -17,7 +17,7 @@ from interp.errors import UserError
 if TYPE_CHECKING:
     from experiments.serving.chat import Server
 
-GATHER = 0.005  # seconds that the model waits for one more request to answer together
+GATHER = 0.02  # seconds that the model waits for more requests to answer together
 PICTURES_WAITING = 20  # times the largest picture, that may wait in main memory
 
 

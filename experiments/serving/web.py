@@ -19,13 +19,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from experiments.serving.errors import BadRequest, Failed
+from experiments.serving.errors import DROPPED, BadRequest, Failed
 from interp.errors import UserError
 
 log = logging.getLogger(__name__)
 BODY_SECONDS = 30.0  # within which a body must arrive
 READERS = 8  # bodies that are read and parsed at a time; others wait unread
-DROPPED = 4  # times the largest body, that is read of a refused one and dropped
+REFUSED = 4  # times the largest body, that is read of a refused one and dropped
 IDLE_SECONDS = 1.0  # without a byte, after which a client that was refused waits for the reply
 
 
@@ -46,7 +46,7 @@ def application(
             sentence = f"{request.method[:20]} {request.url.path[:100]}: {error.detail}"
             error = BadRequest(sentence, status=error.status_code)
         reply = refused(refusal(error))
-        if not await _body_ended(request, DROPPED * most):
+        if not await _body_ended(request, REFUSED * most):
             reply.headers["connection"] = "close"
         return reply
 
@@ -122,7 +122,7 @@ def refusal(error: Exception) -> BadRequest:
     if isinstance(error, UserError):
         return BadRequest(" ".join(str(error).split()))
     if isinstance(error, ClientDisconnect):
-        return BadRequest("the client left", status=499)
+        return BadRequest("the client left", status=DROPPED)
     log.error("a request failed", exc_info=error)
     return Failed()
 

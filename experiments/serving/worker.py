@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from experiments.serving.errors import BadRequest, Dropped, Failed, Full
+from experiments.serving.errors import DROPPED, BadRequest, Failed, Full
 from interp.batching import BatchRule, Stopped, out_of_memory
 from interp.errors import UserError
 from interp.prompt_length import Lengths
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
 
 log = logging.getLogger(__name__)
-MOST_GATHERING = 5  # times ``gather`` seconds, after which waiting jobs are done in any case
 TOLD_EVERY = 0.1  # seconds between two events on the forwards so far
 REPLACED = "a newer request of this page took its place"
 NO_MEMORY = (
@@ -36,7 +35,7 @@ class Job:
         do: is called in the model's thread with all jobs of a batch; returns a result for each.
         tell: hears events. The last is ``{"done": result, "forwards": …}`` or ``{"error": a UserError}``. A job with a
             ``tab`` also hears ``{"waiting": jobs before it, "loading": …}`` and ``{"forwards": so far}``.
-        kind: jobs of equal kind are done together; None for a job that is done alone.
+        kind: jobs of equal kind are done together; None for a job that shares no batch.
         prompt: what the model is asked, to count its tokens; None if ``do`` counts them.
         tokens: of the answer, at most.
         tab: of a browser. A job replaces the earlier ones of its tab. "" for none.
@@ -64,7 +63,7 @@ class Worker:
         rule: how jobs of one kind are put into batches.
         most: jobs that may wait.
         most_pixels: of all pictures that wait.
-        gather: seconds without a new job that the thread waits for more, so that clients in step are answered together.
+        gather: seconds that the thread waits for a full batch, so that clients in step are answered together.
     """
 
     load: Callable[[], "VLM"]
@@ -119,7 +118,7 @@ class Worker:
         job.dropped = job.dropped or reason
         if job in self._waiting:
             self._waiting.remove(job)
-            job.tell({"error": Dropped(reason)})
+            job.tell({"error": BadRequest(reason, status=DROPPED)})
 
     def _tell_places(self) -> None:
         for index, job in enumerate(self._waiting):
@@ -149,7 +148,7 @@ class Worker:
         with self._changed:
             while not self._closed:
                 self._changed.wait_for(lambda: self._waiting or self._closed)
-                self._gather_more()
+                self._changed.wait_for(lambda: len(self._waiting) >= self.rule.rows or self._closed, self.gather)
                 self._count()
                 if not self._waiting:
                     continue
@@ -164,16 +163,8 @@ class Worker:
                 return batch
             return []
 
-    def _gather_more(self) -> None:
-        """Wait while jobs keep coming, as long as they fit into one batch."""
-        until = time.monotonic() + self.gather * MOST_GATHERING
-        while self.gather and len(self._waiting) < self.rule.rows and not self._closed and time.monotonic() < until:
-            before = len(self._waiting)
-            if not self._changed.wait_for(lambda before=before: len(self._waiting) != before, self.gather):  # type: ignore[misc]
-                return
-
     def _count(self) -> None:
-        """Count the tokens of new prompts. Refuse those that the model cannot hold."""
+        """Count the tokens of new prompts. Refuse prompts that the model cannot hold."""
         lengths = Lengths(self.vlm) if self.vlm else None
         for job in list(self._waiting):
             if lengths and job.prompt and job.length is None:
@@ -220,7 +211,7 @@ class Worker:
     def _judged(self, error: Exception, job: Job) -> UserError:
         """Return the error that the client is told: whose fault it is."""
         if isinstance(error, Stopped):
-            return Dropped(job.dropped)
+            return BadRequest(job.dropped, status=DROPPED)
         if isinstance(error, UserError):
             return error
         if _lacks_memory(error):

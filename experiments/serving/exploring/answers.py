@@ -1,6 +1,6 @@
 """What an experiment shows: each action by a public tool of ``interp`` and ``mitigation``.
 
-Runs in the model's thread alone. A change is undone when its block ends, so the model is as it was after each action.
+Runs only in the model's thread. A change is undone when its block ends, so the model is as it was after each action.
 """
 
 from collections.abc import Callable, Iterator, Mapping

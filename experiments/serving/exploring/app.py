@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from experiments.benchmarks.iconworld.concepts import CONCEPTS
 from experiments.report import colours
-from experiments.serving.errors import BadRequest, Dropped
+from experiments.serving.errors import DROPPED, BadRequest
 from experiments.serving.exploring.arms import settings_of
 from experiments.serving.exploring.cases import Cases
 from experiments.serving.exploring.experiment import Experiment, read_experiment
@@ -108,9 +108,10 @@ class Server:
         if name == "first":
             case = self.cases.first(self.case)
             name = f"case:{case}" if case else "drawn:cockroach:1"
-        about = self.cases.about(name.removeprefix("case:")) if name.startswith("case:") else None
+        sample = self.cases.sample(name.removeprefix("case:")) if name.startswith("case:") else None
+        about = sample and {"id": sample.id, "text": sample.text, "gold": sample.gold, "subset": sample.subset}
         image = self.pictures.open(name[:300])
-        return {"name": name, "url": None if image is None else as_url(image), "case": about}
+        return {"name": name, "url": image and as_url(image), "case": about}
 
     def run(self, _: Any) -> Any:
         """Return the cases of the run, as the report's page has them."""
@@ -137,7 +138,8 @@ class Server:
                 event = await events.hear()
                 error = event.get("error")
                 if isinstance(error, UserError):
-                    event = {"error": str(refusal(error)), **({"stopped": True} if isinstance(error, Dropped) else {})}
+                    refused = refusal(error)
+                    event = {"error": str(refused), **({"stopped": True} if refused.status_code == DROPPED else {})}
                 ended = "done" in event or error is not None
                 yield json.dumps(_finite(event)) + "\n"
         finally:

@@ -1,4 +1,4 @@
-"""The arms of the page: ways of answering that need no learning, those of the command line, and those of a run.
+"""The arms of the page: methods that need no learning, arms of the command line, and arms of a run.
 
 A run's folder may be a stranger's: of its configuration only the shipped classes below are made, with plain values.
 Imports no torch.
@@ -56,21 +56,21 @@ def settings_of(method: Any) -> list[dict[str, Any]]:
     """Return what the page shows of a method's settings: name, kind (range, choice, flag, words), value and bounds."""
     listed: list[dict[str, Any]] = []
     for each in fields(method) if is_dataclass(method) else ():
-        value, known = getattr(method, each.name), SETTINGS.get(each.name, ())
+        value, bounds = getattr(method, each.name), SETTINGS.get(each.name, ())
         setting = {"name": each.name, "value": value}
         if isinstance(value, bool) and each.name in FLAGS:
             listed.append(setting | {"kind": "flag"})
         elif isinstance(value, str) and each.name in WORDS:
             listed.append(setting | {"kind": "words"})
-        elif value in known and isinstance(value, str):
-            listed.append(setting | {"kind": "choice", "choices": list(known)})
-        elif known and isinstance(value, int | float):
-            listed.append(setting | {"kind": "range", **dict(zip(("low", "high", "step"), known, strict=True))})
+        elif value in bounds and isinstance(value, str):
+            listed.append(setting | {"kind": "choice", "choices": list(bounds)})
+        elif bounds and isinstance(value, int | float):
+            listed.append(setting | {"kind": "range", **dict(zip(("low", "high", "step"), bounds, strict=True))})
     return listed
 
 
 def arms_of(
-    own: Mapping[str, Any], run: Path | None, saved: Mapping[str, Any]
+    given: Mapping[str, Any], run: Path | None, saved: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the methods by name, and why other arms of the run cannot answer here.
 
@@ -78,14 +78,14 @@ def arms_of(
     next to it.
 
     Args:
-        own: the arms of the command line.
+        given: the arms of the command line.
         run: the folder of the run.
         saved: the configuration of the run's arms.
     """
-    offers = {name: method for name, method in {**ALWAYS, **own}.items() if not _learns(method)}
+    offers = {name: method for name, method in {**ALWAYS, **given}.items() if not _learns(method)}
     refused = {
         name: "it learns before it answers; give the run it has learned in: run=<dir>"
-        for name in own
+        for name in given
         if name not in offers
     }
     for name, node in saved.items():
@@ -95,7 +95,7 @@ def arms_of(
             if name not in offers:
                 refused[name] = str(error)
             continue
-        if name in own and name in offers and offers[name] != method:
+        if name in given and name in offers and offers[name] != method:
             offers[f"{name} of the command line"] = offers[name]
         offers[name] = method
         refused.pop(name, None)
@@ -111,9 +111,9 @@ def chosen(arms: Mapping[str, Any], arm: Arm) -> Any:
     if arm.name not in arms:
         raise UserError(f"no arm {arm.name[:60]!r} here; there are {', '.join(arms)}; choose one")
     method = arms[arm.name]
-    known = {setting["name"] for setting in settings_of(method)}
-    if unknown := [name for name in arm.settings if name not in known]:
-        raise UserError(f"no setting {unknown[0]!r} of this arm; it has {', '.join(sorted(known)) or 'none'}")
+    names = {setting["name"] for setting in settings_of(method)}
+    if unknown := [name for name in arm.settings if name not in names]:
+        raise UserError(f"no setting {unknown[0]!r} of this arm; it has {', '.join(sorted(names)) or 'none'}")
     try:
         return replace(method, **arm.settings)
     except TypeError as error:

@@ -1,6 +1,6 @@
-"""The cases that the page can open: the benchmark's, and those of a finished run with what its arms answered there.
+"""The cases that the page can open: of the benchmark, and of a finished run with its answers.
 
-A run keeps small thumbnails alone, so a case is live only where the benchmark and the model here are those of the run.
+A run keeps only small thumbnails. So its cases are asked only if benchmark and model here are the run's.
 Imports no torch, and pandas only when cases are asked for: the page is there first.
 """
 
@@ -74,11 +74,6 @@ class Cases:
         if EXAMPLE in self._by_id:
             return EXAMPLE
         return next((sample.id for sample in self._by_id.values() if sample.image is not None), "")
-
-    def about(self, case: str) -> dict[str, Any]:
-        """What the page says of a case: its words, its right answer, and whether its picture stays blurred."""
-        sample = self.sample(case)
-        return {"id": sample.id, "text": sample.text, "gold": sample.gold, "subset": sample.subset}
 
     def listed(self) -> dict[str, Any]:
         """The run's cases and answers, as the report's page has them, and what studies added to the report.

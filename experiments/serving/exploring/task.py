@@ -4,7 +4,6 @@ Importing this module loads neither torch nor transformers, nor the web framewor
 """
 
 import secrets
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -41,10 +40,10 @@ class Explore(ServerTask):
         _ = run.weights
         with bound(HOST, self.port) as listener:
             server = self.server(run)
-            sentence = (
-                f"{run.model.name}; the model loads meanwhile\nat {address(listener, server.token)}\nuntil Ctrl-C. "
-                "From another machine: ssh -L, with the same port."
-            )
+            # The token is in the fragment, which a browser sends to nobody.
+            address = f"http://{HOST}:{listener.getsockname()[1]}/#token={server.token}"
+            tunnel = "until Ctrl-C. From another machine: ssh -L, with the same port."
+            sentence = f"{run.model.name}; the model loads meanwhile\nat {address}\n{tunnel}"
             self.answer_requests(server, listener, sentence, "exploring")
 
     def server(self, run: Run, vlm: Any = None) -> "Server":
@@ -76,8 +75,3 @@ class Explore(ServerTask):
             tokens=run.max_new_tokens,
             **self.limits,
         )
-
-
-def address(listener: socket.socket, token: str) -> str:
-    """Return the page's address. The token stands in the fragment, which a browser sends to nobody."""
-    return f"http://{HOST}:{listener.getsockname()[1]}/#token={token}"

@@ -405,7 +405,7 @@ def test_ctrl_c_ends_the_waiting(server: Served, monkeypatch: pytest.MonkeyPatch
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("experiments.api.model.wait", interrupted)
+    monkeypatch.setattr("experiments.api.model.as_completed", interrupted)
     monkeypatch.setattr("experiments.api.client.FIRST_DELAY", 0.2)
     with pytest.raises(KeyboardInterrupt):
         ApiModel(config(proxy.url, retries=9)).generate([Prompt("a"), Prompt("b")])

@@ -11,7 +11,7 @@ from PIL import Image
 
 from experiments.api.config import ApiConfig
 from experiments.api.model import ApiModel
-from experiments.api.parity import Parity, Side, compared, parity, thirty_prompts
+from experiments.api.parity import Parity, Side, compared, made_up_prompts, parity
 from interp.loading import load
 from interp.vlm import VLM, Prompt
 from tests.experiments.api.fake_engine import FakeEngine
@@ -34,9 +34,9 @@ def served(reply: Any, **options: Any) -> Iterator[ApiModel]:
 
 
 def some() -> list[Prompt]:
-    """Two pictures under two questions each, and four prompts in words."""
-    every = thirty_prompts(words=True)
-    return [*every[:4], *every[20:24]]
+    """Two pictures under three questions each, and two under one."""
+    every = made_up_prompts()
+    return [*every[:6], every[12], every[24]]
 
 
 @pytest.mark.long
@@ -84,7 +84,7 @@ def test_causes_follow_from_what_differs() -> None:
     )
     tiles = str(made([own], [replace(own, tokens=[1, 9, 2])]))
     assert "p0: 2 here, 1 there\n  likely cause: other limits on the picture's size" in tiles
-    assert "up to 0.1 logits apart\n  likely cause: a coarser number format there" in str(
+    assert "p0: '1' here, '1.1' there\n  likely cause: a coarser number format there" in str(
         made([own], [replace(own, low=1.1, high=1.1)])
     )
     assert "two tokens that are nearly as likely" in str(made([own], [replace(own, answer="No")]))

@@ -114,6 +114,21 @@ def test_numbers_out_of_range_are_refused(options: dict[str, Any]) -> None:
 
 @pytest.mark.long
 def test_the_task_loads_no_torch_and_no_web_framework() -> None:
-    code = "import sys, experiments.serving.task; print({'torch', 'transformers', 'starlette'} & set(sys.modules))"
+    code = (
+        "import sys, experiments.serving.task, experiments.serving.exploring.task; "
+        "print({'torch', 'transformers', 'starlette', 'pydantic'} & set(sys.modules))"
+    )
     command = [sys.executable, "-c", code]
     assert subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+@pytest.mark.parametrize(("task", "extra"), [("serve", "serving"), ("explore", "explore")])
+def test_a_missing_package_is_named_with_the_line_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch, task: str, extra: str
+) -> None:
+    run = run_of(f"task={task}", "method=vcd", "task.port=0")
+    monkeypatch.setattr("experiments.serving.server.find_spec", lambda name: None if name == "starlette" else True)
+    with pytest.raises(UserError) as caught:
+        run.task(run)
+    assert f"task={task} needs starlette; to install what is missing" in str(caught.value)
+    assert f".venv/bin/pip install -e '.[{extra}]'" in str(caught.value)

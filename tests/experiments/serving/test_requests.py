@@ -59,7 +59,7 @@ def test_null_is_as_good_as_left_out() -> None:
         ),
         (
             {"messages": [*parts(), *parts()]},
-            "messages.0 is a turn of role 'user'; a request here is one question: at most one system turn, then one user turn",
+            "a request here is one question: at most one system turn, then one user turn",
         ),
         ({"messages": [{"role": "user", "content": " "}]}, "the user turn has no words"),
         ({"messages": [{"role": "system", "content": "x"}] * 2 + parts()}, "at most one system turn"),

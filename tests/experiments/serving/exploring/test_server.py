@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from experiments.evaluation.learning import FOLDER
-from experiments.serving.errors import Dropped, Full
+from experiments.serving.errors import DROPPED, BadRequest, Full
 from experiments.serving.exploring.task import MOST_WAITING
 from experiments.serving.worker import NO_MEMORY, REPLACED, Job
 from interp.prompt import Prompt
@@ -257,7 +257,8 @@ def test_eight_wait_the_ninth_is_refused_and_a_newer_request_replaces_its_tabs_o
     )
     put("tab 3")  # in place of its own
     replaced = next(event["error"] for event in heard["tab 3"] if "error" in event)
-    assert (type(replaced), str(replaced)) == (Dropped, REPLACED)
+    assert isinstance(replaced, BadRequest)
+    assert (replaced.status_code, str(replaced)) == (DROPPED, REPLACED)
     for job in jobs:
         page.server.worker.drop(job)
     gate.set()
