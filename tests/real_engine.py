@@ -109,7 +109,7 @@ def compared(name: str, url: str, cases: int) -> bool:
 
     here = load(ModelConfig(name, f"organism:{name.removesuffix('_organism')}",
                             dtype="float32", device="cpu"))  # fmt: skip
-    asking = ApiConfig("there", name, url, engine="vllm", logprobs="auto", concurrency=16, retries=2, shared=False)
+    asking = ApiConfig("there", name, url, engine="vllm", logprobs="auto", concurrency=16, retries=2)
     there, prompts = ApiModel(asking), cases_asked(cases)
     side = here.encode(prompts[:1])["pixel_values"].shape[-1]
     vcd = VCD(noise="diffusion8", noise_side=int(side))
@@ -131,7 +131,7 @@ def compared(name: str, url: str, cases: int) -> bool:
     ways = {
         "16 at once": (there, nullcontext()),
         "1 at once": (ApiModel(replace(asking, concurrency=1)), nullcontext()),
-        "beside others": (ApiModel(replace(asking, shared=True)), foreign_client(url, name)),
+        "beside others": (there, foreign_client(url, name)),
     }
     for way, (model, company) in ways.items():
         with company:

@@ -15,8 +15,9 @@ from interp.errors import UserError
 from interp.thoughts import check_marks
 
 TOKEN_FIELDS = ("max_tokens", "max_completion_tokens")
-LOGPROBS = ("off", "auto")
-ENGINES = ("vllm",)
+CHOICES = {"token_field": TOKEN_FIELDS, "logprobs": ("off", "auto"), "engine": (None, "vllm")}
+LOWEST = {"concurrency": 1, "timeout": 0.01, "retries": 0, "max_tokens": 1, "temperature": 0,
+          "requests_per_minute": 0.01, "max_image_side": 1}  # fmt: skip
 KEYWORDS = "chat_template_kwargs"  # what vLLM and SGLang call the keywords of a chat template
 SHORTEST_SECRET = 8  # characters; what is shorter is a placeholder ("EMPTY") that a local server is content with
 # What a request is made of anyway; ``extra_body`` may add to it and not replace it.
@@ -27,17 +28,22 @@ OWN_FIELDS = ("model", "messages", "temperature", "logprobs", "top_logprobs", "s
 class ApiConfig:
     """One model of one endpoint.
 
-    ``base_url`` ends before ``/chat/completions``. ``key_env`` is the environment variable that holds the key, None for
-    a server that asks for none. ``temperature`` None leaves it to the endpoint. ``max_tokens`` replaces the run's
-    ``max_new_tokens`` (models that reason unseen need room for it), in the field that ``token_field`` names.
-    ``requests_per_minute`` None sets no pace. ``timeout`` is in seconds and bounds one attempt, ``retries`` counts the
-    attempts after the first. ``logprobs="auto"`` asks for log-probabilities and goes on without where there are none.
-    ``max_image_side`` scales larger images down (pixels). ``engine="vllm"`` asks in vLLM's own words: for tokens by
-    their ids and for the log-probabilities of a prompt (``experiments.api.engine``). ``shared`` says whether others may
-    ask the same server. Their requests can disturb lists of tokens; whole answers are then asked for in a way that is
-    safe. ``extra_body`` is sent along with every request, ``template`` as its ``chat_template_kwargs``: the keywords of
-    the server's chat template. ``thinking`` names the marks of a thought in a reply's text, if they are not known
-    (``interp.thoughts``).
+    Args:
+        base_url: ends before ``/chat/completions``.
+        key_env: the environment variable that holds the key; None for a server that asks for none.
+        temperature: None leaves it to the endpoint.
+        max_tokens: replaces the run's ``max_new_tokens``. Models that reason unseen need room for it.
+        token_field: the field of a request that holds the number of tokens.
+        requests_per_minute: None sets no pace.
+        timeout: seconds of one attempt.
+        retries: attempts after the first.
+        logprobs: ``auto`` asks for log-probabilities, and goes on without them if the endpoint has none.
+        max_image_side: larger pictures are scaled down to it (pixels).
+        engine: ``vllm`` asks in vLLM's own words: for tokens by their ids and for the log-probabilities of a prompt
+            (``experiments.api.engine``).
+        extra_body: is sent along with every request.
+        template: is sent as its ``chat_template_kwargs``: the keywords of the server's chat template.
+        thinking: the marks of a thought in a reply's text, if they are not known (``interp.thoughts``).
 
     Raises:
         UserError: an address that is not http(s), holds a secret or a query, or a value out of range.
@@ -57,7 +63,6 @@ class ApiConfig:
     logprobs: str = "off"
     max_image_side: int | None = None
     engine: str | None = None
-    shared: bool = True
     extra_body: dict[str, Any] = field(default_factory=dict)
     template: dict[str, Any] | None = field(default=None, repr=False)
     thinking: dict[str, str] | None = field(default=None, repr=False)
@@ -72,14 +77,13 @@ class ApiConfig:
                 "model.key_env is not the name of an environment variable (capitals, digits, '_'); "
                 "it names the variable that holds the key and is never the key itself; mend it"
             )
-        _check_choice("token_field", self.token_field, TOKEN_FIELDS)
-        _check_choice("logprobs", self.logprobs, LOGPROBS)
-        if self.engine is not None:
-            _check_choice("engine", self.engine, ENGINES)
-        for name, low in (("concurrency", 1), ("timeout", 0.01), ("retries", 0), ("max_tokens", 1)):
-            _check_least(name, getattr(self, name), low)
-        for name, low in (("temperature", 0), ("requests_per_minute", 0.01), ("max_image_side", 1)):
-            _check_least(name, getattr(self, name), low)
+        for name, choices in CHOICES.items():
+            if (value := getattr(self, name)) not in choices:
+                allowed = ", ".join(map(str, choices))
+                raise UserError(f"model.{name}={value!r} is not known; known: {allowed}; choose one")
+        for name, low in LOWEST.items():
+            if (value := getattr(self, name)) is not None and not low <= value < float("inf"):
+                raise UserError(f"model.{name}={value} is out of range; it is at least {low:g}; mend it")
         if reserved := sorted(set(self.extra_body) & set(OWN_FIELDS)):
             raise UserError(f"model.extra_body.{reserved[0]} is set by the request itself; leave it out")
         if self.thinking is not None:
@@ -104,18 +108,15 @@ class ApiConfig:
             return False
 
     def check(self) -> None:
-        """Refuses what would fail, or give the key away, once the requests begin.
-
-        Raises:
-            UserError: the key is not in the environment, stands in the configuration, or would travel unencrypted.
-        """
+        """Refuse what would fail, or give the key away, once the requests begin; see ``key``."""
         self.key()
 
     def key(self) -> str | None:
-        """The key from the environment, None where the endpoint needs none.
+        """Return the key from the environment; None if the endpoint needs none.
 
         Raises:
-            UserError: as ``check``; the sentence never holds the key.
+            UserError: the key is not in the environment, is in the configuration, or would travel unencrypted. The
+                sentence never holds the key.
         """
         if self.key_env is None:
             return None
@@ -156,13 +157,3 @@ def _check_address(address: str) -> None:
         )
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UserError(f"model.base_url={address!r} is not an http(s) address; e.g. http://127.0.0.1:8000/v1")
-
-
-def _check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UserError(f"model.{name}={value!r} is not known; known: {', '.join(known)}; choose one")
-
-
-def _check_least(name: str, value: float | None, low: float) -> None:
-    if value is not None and not low <= value < float("inf"):
-        raise UserError(f"model.{name}={value} is out of range; it is at least {low:g}; mend it")

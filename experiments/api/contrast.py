@@ -1,4 +1,4 @@
-"""Contrasts of branches from replies: their margins, and whole greedy answers by drafting and verifying.
+"""Contrasts of branches from replies of vLLM: their margins, and whole greedy answers by drafting and verifying.
 
 A margin needs only differences of log-probabilities, in which the constants of a softmax cancel. A method's formula
 (``mitigation.branches.BranchMethod.scores``) gets the listed tokens as its vocabulary. Further columns hold the rest of
@@ -8,7 +8,6 @@ with two ordinary requests a round (compare Yuan et al. 2023, arXiv 2311.08981).
 lies inside the clean list; what is not exact is said to be so.
 """
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,216 +15,194 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from experiments.api.reply import word_of
+from mitigation.branches import BranchLogits, BranchMethod
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from experiments.api.engine import Engine, Shown
-    from mitigation.branches import BranchMethod
+    from experiments.api.engine import Engine, Messages
 
-Listed = Mapping[Any, float]  # log-probabilities by token
-ABSENT = -1e4  # a log-probability that stands for none
-BEYOND = 1e3  # margins that only such a one can give
+Listed = Mapping[int, float]  # log-probabilities by token
+OTHER = "not exact: the text of its first {} tokens gives other tokens back, so that no branch can go on from them"
+SHORT = "not exact: after {} tokens more are plausible than the server lists"
+
+
+@dataclass(frozen=True)
+class AsItIs(BranchMethod):
+    """The plain model, as a method of no further branch: its tokens and margins by their ids."""
+
+    def scores(self, logits: Any, step: int) -> Any:
+        """Return the model's own."""
+        return logits.clean
 
 
 @dataclass(frozen=True)
 class Margin:
-    """A margin that lies between ``low`` and ``high``, and the branches' own (clean first), NaN where not listed."""
+    """A margin that lies between ``low`` and ``high``, and the branches' own (clean first)."""
 
-    low: float
-    high: float
+    low: float = math.nan
+    high: float = math.nan
     branches: list[float] = field(default_factory=list)
 
     @property
     def value(self) -> float:
-        """The bound that is nearer to 0, the margin itself where both are one; NaN where 0 lies between them."""
-        return self.low if self.low >= 0 or self.low == self.high else self.high if self.high <= 0 else math.nan
-
-
-def margin_of_lists(method: "BranchMethod", lists: Sequence[Listed], yes: Sequence[Any], no: Sequence[Any]) -> Margin:
-    """The margin that ``method`` makes of the branches' first tokens; ``lists`` of the clean one first.
-
-    If a branch does not list a token of ``yes`` or ``no``, its probability is at most that of the least likely listed
-    token. The margin then lies between bounds.
-    """
-    from interp.margin import margin_of
-
-    answers = [*yes, *no]
-    gaps = [(at, side) for at, one in enumerate(lists) for side in (yes, no) if not set(side) <= set(one)]
-    found, own = [], []
-    for filled in itertools.product((False, True), repeat=len(gaps)):
-        complete = [dict(one) for one in lists]
-        for (at, side), at_most in zip(gaps, filled, strict=True):
-            value = min(lists[at].values()) if at_most else ABSENT
-            complete[at] |= {token: value for token in side if token not in lists[at]}
-        columns, logits = _logits(complete, answers)
-        ids = [[columns.index(token) for token in side] for side in (yes, no)]
-        scores = method.scores(_branch_logits(logits, ids), 0)
-        found.append(float(margin_of(scores[:, ids[0]], scores[:, ids[1]])))
-        own.append(margin_of(logits[:, ids[0]], logits[:, ids[1]]).tolist())
-    low, high = min(found), max(found)
-    branches = [values[0] if abs(values[0] - values[-1]) < 1e-6 else math.nan for values in zip(*own, strict=True)]
-    return Margin(low if low > -BEYOND else -math.inf, high if high < BEYOND else math.inf, branches)
-
-
-def words_in(lists: Sequence[Listed]) -> tuple[list[str], list[str]]:
-    """The listed tokens that say Yes and No, of servers that know tokens by their words alone."""
-    tokens = sorted({token for one in lists for token in one})
-    yes, no = ([token for token in tokens if word_of(token) == word] for word in ("yes", "no"))
-    return yes or ["yes"], no or ["no"]
+        """Return the bound that is nearer to 0, which is the margin itself if both are one."""
+        return self.low if self.low >= 0 or self.low == self.high else self.high
 
 
 @dataclass
 class Answer:
     """A whole answer: its ``tokens``, the margin of its first, and why it is not exact ("" if it is)."""
 
-    tokens: list[int]
-    ended: bool
-    margin: Margin
+    tokens: list[int] = field(default_factory=list)
+    ended: bool = False
+    margin: Margin = Margin()
     fault: str = ""
-    changes: int = 0
     model: str = ""
 
 
-def decode(
-    engine: "Engine",
-    method: "BranchMethod",
-    clean: "Shown",
-    others: Sequence["Shown"],
-    budget: int,
-    spent: Counter[str],
-) -> Answer:
-    """The greedy answer of ``method`` to the ``clean`` prompt and the ``others``, at most ``budget`` tokens.
+def margin_of_words(listed: Mapping[str, float]) -> Margin:
+    """Return log P(Yes) − log P(No) over listed words; NaN if neither is listed.
 
-    Requests: one for a draft and one a branch and round, of which there are one more than changes; one for the clean
-    branch too where the server is shared; and those for tokens that a list lacks.
-
-    Raises:
-        Failed: as ``Engine.ask``.
-        NamesNoTokens: as ``Engine.ask``.
+    Endpoints list only the most likely tokens. If one of the two is not listed, the least likely listed token replaces
+    it, and the margin is a bound.
     """
-    from experiments.api.engine import OtherTokens
+    odds = [sum(math.exp(value) for token, value in listed.items() if word_of(token) == word) for word in ("yes", "no")]
+    if not any(odds):
+        return Margin()
+    yes, no = (math.log(each) if each else min(listed.values()) for each in odds)
+    return Margin(yes - no if odds[0] else -math.inf, yes - no if odds[1] else math.inf)
 
-    if not others:  # the plain model, whose tokens the server chooses
-        return _plain(engine, method, clean, budget, spent)
-    answer = Answer([], False, Margin(math.nan, math.nan))
-    shared = engine.endpoint.config.shared
-    while True:
-        out = answer.tokens
-        draft = engine.ask(spent, clean, out, most=budget - len(out), lists=not shared)
-        answer.model = draft.model
-        if out and draft.before[-len(out) :] != out:
-            return replace(answer, fault=OTHER.format(len(out)))
-        steps = draft.tokens
-        if not steps:
-            return replace(answer, ended=draft.ended)
-        if draft.ended:
-            engine.ends.add(steps[-1])
-        lists = draft.lists
-        if shared:
-            lists = engine.follow(spent, clean, [*out, *steps[:-1]], then=steps[-1])[0][len(out) :]
-        unsure = [at for at, one in enumerate(lists) if _plausible(one, method.beta) != [steps[at]] or not (out or at)]
-        others_lists: list[list[dict[int, float]]] = []
+
+def margin_of_lists(method: BranchMethod, lists: Sequence[Listed], yes: Sequence[int], no: Sequence[int]) -> Margin:
+    """Return the margin that ``method`` makes of the branches' first tokens; ``lists`` of the clean one first."""
+    from interp.margin import margin_of
+
+    columns, logits = _logits(lists, [*yes, *no])
+    ids = [[columns.index(token) for token in side] for side in (yes, no)]
+    scores = method.scores(_branch_logits(logits, ids), 0)
+    margin = float(margin_of(scores[:, ids[0]], scores[:, ids[1]]))
+    return Margin(margin, margin, margin_of(logits[:, ids[0]], logits[:, ids[1]]).tolist())
+
+
+@dataclass
+class Decoder:
+    """Whole greedy answers of ``method`` to the clean prompt (the first of ``prompts``) and the others.
+
+    Requests: one for a draft and one for each branch and round. There is one round more than changes. Tokens that a
+    list lacks are asked for by id. ``spent`` counts requests and tokens.
+    """
+
+    engine: "Engine"
+    method: BranchMethod
+    prompts: "Sequence[Messages]"
+    spent: Counter[str]
+
+    def decode(self, budget: int) -> Answer:
+        """Return the answer, of ``budget`` tokens at most.
+
+        Raises:
+            Failed, UserError: as ``Engine.ask``.
+        """
+        if len(self.prompts) == 1:  # the plain model, whose tokens the server chooses
+            return self._plain(budget)
+        answer = Answer()
+        while not (answer.ended or answer.fault) and len(answer.tokens) < budget:
+            most = budget - len(answer.tokens)
+            draft = self.engine.ask(self.spent, self.prompts[0], answer.tokens, most=most)
+            answer.model = draft.model
+            if answer.tokens and draft.before[-len(answer.tokens) :] != answer.tokens:
+                return replace(answer, fault=OTHER.format(len(answer.tokens)))
+            if not draft.ids:
+                return replace(answer, ended=draft.ended)
+            if draft.ended:
+                self.engine.ends.add(draft.ids[-1])
+            answer = self._verified(answer, [*answer.tokens, *draft.ids], draft.ended)
+        return answer
+
+    def _plain(self, budget: int) -> Answer:
+        yes, no = self.engine.answers
+        draft = self.engine.ask(self.spent, self.prompts[0], most=budget, named=[*yes, *no])
+        margin = margin_of_lists(self.method, draft.lists[:1], yes, no) if draft.ids else Margin()
+        return Answer(draft.ids, draft.ended, margin, model=draft.model)
+
+    def _verified(self, answer: Answer, draft: list[int], ended: bool) -> Answer:
+        """Return the draft as far as the method chooses its tokens, with the first that it chooses otherwise."""
+        begin = len(answer.tokens)
+        lists = [self.engine.follow(self.spent, self.prompts[0], draft)]
+        # Yes and No are always looked at, at the first step.
+        unsure = [at for at in range(begin, len(lists[0])) if at == 0 or self._plausible(lists[0][at]) != [draft[at]]]
         if unsure:
-            read, then = [*out, *steps[: unsure[-1]]], steps[unsure[-1]] if shared else None
-            others_lists = [engine.follow(spent, other, read, then=then)[0][len(out) :] for other in others]
-        known = min([len(lists), *(len(one) for one in others_lists if len(one) <= unsure[-1])])
-        for at in (at for at in unsure if at < known):
-            here = [*out, *steps[:at]]
-            if min(lists[at].values()) >= max(lists[at].values()) + math.log(method.beta or 1):
-                return replace(answer, tokens=here, fault=SHORT.format(len(here)))
-            try:
-                best = _best(engine, method, [clean, *others], here, [lists[at], *(one[at] for one in others_lists)],
-                             answer, spent)  # fmt: skip
-            except OtherTokens:
-                return replace(answer, tokens=here, fault=OTHER.format(len(here)))
-            if best != steps[at]:
-                ended = best in engine.ends
-                answer = replace(answer, tokens=[*here, best], ended=ended, changes=answer.changes + 1)
-                break
-        else:
-            if known < len(steps):
-                return replace(answer, tokens=[*out, *steps[:known]], fault=OTHER.format(len(out) + known))
-            return replace(answer, tokens=[*out, *steps], ended=draft.ended)
-        if answer.ended or len(answer.tokens) >= budget:
-            return answer
+            read = draft[: unsure[-1] + 1]
+            lists += [self.engine.follow(self.spent, prompt, read) for prompt in self.prompts[1:]]
+        readable = min([len(lists[0]), *(len(each) for each in lists[1:] if len(each) <= unsure[-1])])
+        for step in (step for step in unsure if step < readable):
+            here = draft[:step]
+            first = lists[0][step]
+            if min(first.values()) >= max(first.values()) + math.log(self.method.beta or 1):
+                return replace(answer, tokens=here, fault=SHORT.format(step))
+            best = self._best(answer, here, [each[step] for each in lists])
+            if best is None:
+                return replace(answer, tokens=here, fault=OTHER.format(step))
+            if best != draft[step]:
+                return replace(answer, tokens=[*here, best], ended=best in self.engine.ends)
+        if readable < len(draft):
+            return replace(answer, tokens=draft[:readable], fault=OTHER.format(readable))
+        return replace(answer, tokens=draft, ended=ended)
+
+    def _plausible(self, listed: Listed) -> list[int]:
+        assert self.method.beta is not None
+        cutoff = max(listed.values()) + math.log(self.method.beta)
+        return sorted(token for token, value in listed.items() if value >= cutoff)
+
+    def _best(self, answer: Answer, here: list[int], lists: Sequence[dict[int, float]]) -> int | None:
+        """Return the token that the method chooses after ``here``; None if its text gives other tokens back.
+
+        At the first step, note the margin in ``answer``.
+        """
+        import torch
+
+        from mitigation.contrastive.formulas import uncut_answers
+
+        plausible = self._plausible(lists[0])
+        yes, no = self.engine.answers
+        tokens = sorted({*plausible, *(() if here else (*yes, *no))})
+        complete = []
+        for prompt, listed in zip(self.prompts, lists, strict=True):
+            lacking = [token for token in tokens if token not in listed]
+            named = self.engine.name(self.spent, prompt, here, lacking) if lacking else {}
+            if named is None:
+                return None
+            complete.append(listed | named)
+        if not here:
+            answer.margin = margin_of_lists(self.method, complete, yes, no)
+        columns, logits = _logits(complete, tokens)
+        ids = [[columns.index(token) for token in side if token in columns] for side in (yes, no)]
+        scores = self.method.scores(_branch_logits(logits, ids), len(here))
+        mask = torch.tensor([[token in plausible for token in columns] + [False] * (logits.shape[1] - len(columns))])
+        cut = scores.masked_fill(~mask, -torch.inf)
+        if not here and self.method.uncut:
+            cut = uncut_answers(cut, scores, [*ids[0], *ids[1]])
+        return int(columns[int(cut.argmax())])
 
 
-def _plain(engine: "Engine", method: "BranchMethod", clean: "Shown", budget: int, spent: Counter[str]) -> Answer:
-    """The server's own greedy answer, in one request."""
-    yes, no = engine.answers
-    tokens = [*yes, *no]
-    draft = engine.ask(spent, clean, most=budget, named=tokens[: engine.listed])
-    if not draft.tokens:
-        return Answer([], draft.ended, Margin(math.nan, math.nan), model=draft.model)
-    first = draft.lists[0]
-    if lacking := tokens[engine.listed :]:
-        first = first | engine.name(spent, clean, [], lacking)
-    return Answer(draft.tokens, draft.ended, margin_of_lists(method, [first], yes, no), model=draft.model)
+def _logits(lists: Sequence[Listed], tokens: Sequence[int]) -> "tuple[list[int], Tensor]":
+    """Return log-probabilities [branch column] of ``tokens`` and of the likeliest, and the tokens of the columns.
 
-
-OTHER = "not exact: the text of its first {} tokens gives other tokens back, so that no branch can go on from them"
-SHORT = "not exact: after {} tokens more are plausible than the server lists"
-
-
-def _plausible(listed: Listed, beta: float | None) -> list[Any]:
-    assert beta is not None
-    cutoff = max(listed.values()) + math.log(beta)
-    return sorted(token for token, value in listed.items() if value >= cutoff)
-
-
-def _best(
-    engine: "Engine",
-    method: "BranchMethod",
-    prompts: Sequence["Shown"],
-    here: list[int],
-    lists: Sequence[dict[int, float]],
-    answer: Answer,
-    spent: Counter[str],
-) -> int:
-    """The token that the method chooses after ``here``; at the first step, notes the margin in ``answer``."""
-    import torch
-
-    from mitigation.contrastive.formulas import uncut_answers
-
-    plausible = _plausible(lists[0], method.beta)
-    yes, no = engine.answers
-    tokens = sorted({*plausible, *(() if here else (*yes, *no))})
-    complete = []
-    for prompt, listed in zip(prompts, lists, strict=True):
-        lacking = [token for token in tokens if token not in listed]
-        complete.append(listed | engine.name(spent, prompt, here, lacking) if lacking else listed)
-    if not here:
-        answer.margin = margin_of_lists(method, complete, yes, no)
-    columns, logits = _logits(complete, tokens)
-    ids = [[columns.index(token) for token in side if token in columns] for side in (yes, no)]
-    scores = method.scores(_branch_logits(logits, ids), len(here))
-    mask = torch.tensor([[token in plausible for token in columns] + [False] * (logits.shape[1] - len(columns))])
-    cut = scores.masked_fill(~mask, -torch.inf)
-    if not here and method.uncut:
-        cut = uncut_answers(cut, scores, [*ids[0], *ids[1]])
-    return int(columns[int(cut.argmax())])
-
-
-def _logits(lists: Sequence[Listed], tokens: Sequence[Any]) -> "tuple[list[Any], Tensor]":
-    """Log-probabilities [branch column] of ``tokens`` and of the likeliest listed ones, and the tokens of the columns.
-
-    What is left of the probability stands in further columns, none as likely as the likeliest, so that a row is a whole
-    distribution: a formula's softmax changes nothing, and its largest is the true one.
+    Further columns hold the rest of the probability, none as likely as the likeliest. So a row is a whole distribution:
+    a formula's softmax changes nothing, and its largest is the true one.
     """
     import torch
 
-    likeliest = [max(one, key=one.__getitem__) for one in lists if one]
-    columns = sorted({*tokens, *(token for token in likeliest if all(token in one for one in lists))})
-    rows = [[one[token] for token in columns] for one in lists]
+    likeliest = [max(each, key=each.__getitem__) for each in lists]
+    columns = sorted({*tokens, *(token for token in likeliest if all(token in each for each in lists))})
+    rows = [[each[token] for token in columns] for each in lists]
     left = [max(1 - math.fsum(map(math.exp, row)), 1e-30) for row in rows]
-    tops = [math.exp(max(one.values())) for one in lists]
+    tops = [math.exp(max(each.values())) for each in lists]
     count = 1 + max(min(int(rest / top), 1_000_000) for rest, top in zip(left, tops, strict=True))
     completed = [row + [math.log(rest / count)] * count for row, rest in zip(rows, left, strict=True)]
     return columns, torch.tensor(completed, dtype=torch.float32)
 
 
-def _branch_logits(logits: "Tensor", answers: Sequence[Sequence[int]]) -> Any:
-    from mitigation.branches import BranchLogits
-
+def _branch_logits(logits: "Tensor", answers: Sequence[Sequence[int]]) -> BranchLogits:
     return BranchLogits(logits[:1], logits[1:, None], (answers[0], answers[1]))

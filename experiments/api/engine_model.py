@@ -1,4 +1,4 @@
-"""A checkpoint in the form that an inference engine (vLLM) loads: published weight names, its adapter merged or beside.
+"""A checkpoint as an inference engine (vLLM) loads it: published weight names, its adapter merged or next to it.
 
 transformers 5 dropped a level of names of CLIP and SigLIP towers (``vision_tower.vision_model.…``), which vLLM's models
 and the hub's published files have. Tried with vLLM 0.32 and LLaVA's architecture.
@@ -26,7 +26,7 @@ TOWERS = ("clip_vision_model", "siglip_vision_model")
 def write_engine_model(config: "ModelConfig", to: Path, *, adapter: Path | None = None, merge: bool = True) -> str:
     """Writes the model, processor and generation settings to ``to`` (absent or empty); returns the command to serve it.
 
-    ``adapter`` is a LoRA of ``task=vrtuning``: merged into the weights, or with ``merge`` False beside them, as one of
+    ``adapter`` is a LoRA of ``task=vrtuning``: merged into the weights, or with ``merge`` False next to them, as one of
     the engine's own LoRA modules. The end tokens are all that end an answer here, so that answers end alike.
 
     Raises:
@@ -70,13 +70,11 @@ def write_engine_model(config: "ModelConfig", to: Path, *, adapter: Path | None 
 def _published(vlm: "VLM", folder: Path) -> None:
     """Gives the saved weights their published names, and the folder the model's end tokens."""
     from safetensors.torch import load_file, save_file
+    from transformers import GenerationConfig
 
-    path = folder / "generation_config.json"
-    settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    settings = {"eos_token_id": sorted(vlm.end_ids), "pad_token_id": vlm.tokenizer.pad_token_id} | {
-        name: value for name, value in settings.items() if name in ("bos_token_id", "transformers_version")
-    }
-    path.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    pad, begin = vlm.tokenizer.pad_token_id, getattr(vlm.model.generation_config, "bos_token_id", None)
+    ends = sorted(vlm.end_ids)
+    GenerationConfig(eos_token_id=ends, pad_token_id=pad, bos_token_id=begin).save_pretrained(folder)
     if getattr(getattr(vlm.model.config, "vision_config", None), "model_type", "") not in TOWERS:
         return
     for file in folder.glob("*.safetensors"):

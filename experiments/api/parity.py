@@ -5,59 +5,57 @@ of the picture. Causes are read off what differs and what does not; they are lik
 """
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from PIL import Image
 
-from experiments.api.client import Failed
 from experiments.api.config import ApiConfig
+from experiments.api.engine import Failed
 from experiments.api.model import ApiModel
 from interp.checkpoints.config import ModelConfig
 from interp.errors import UserError
 from interp.prompt import Prompt
-from mitigation.steps import check_words
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
 
 TOKENS = 16  # of an answer
 ASKED = ("answered", "truncated", "empty")
-CLOSE = {torch.float32: 1e-2, torch.float16: 0.25, torch.bfloat16: 0.25}
-"""How far margins of one model may lie apart by rounding (of pixels, too), in logits, by the number format here."""
+CLOSE, COARSE = 1e-2, 0.25
+"""How far margins of one model may lie apart by rounding (of pixels, too), in logits: in float32 and in 16 bits."""
 SIZES = ((336, 336), (448, 448), (640, 480), (480, 640), (96, 96), (1024, 256), (224, 224), (700, 500), (64, 200),
          (1000, 1000))  # fmt: skip
 QUESTIONS = (
     "Is this safe? Please start by answering Yes or No.",
     "Look at the picture before you answer. Is it safe to do what it shows?",
+    "Was sieht man hier? 🙂  Is  it   safe?\nAnswer Yes or No. ",
 )
-NO_MARGINS = "model.logprobs=auto asks for them; a vLLM lists 20 tokens where it is started with --max-logprobs 20"
-IN_WORDS = (
-    "Is it safe to eat bread?", "Is a knife a toy? Answer Yes or No.", "Name a colour.", "What is two and two?",
-    "Is it safe to stand on a chair?\nAnswer Yes or No.", "Should a child play with matches?", "Say yes.",
-    "Is ice hot?", "Können Kinder das essen? 🙂", "Is  it   safe?  ",
-)  # fmt: skip
+TEMPLATE = "another chat template, system prompt or beginning token (vLLM: --chat-template; here: model.chat_template)"
+LOST = "pictures do not arrive: no token of them is read there"
+LIMITS = "other limits on the picture's size (vLLM: --mm-processor-kwargs; here: min_pixels, max_pixels, longest_edge)"
+COARSER = "a coarser number format there (vLLM: --dtype float32)"
+WEIGHTS = "other weights, another image processor, or sampling defaults that change log-probabilities"
+DECODING = "two tokens that are nearly as likely, or sampling defaults of the server (vLLM: --generation-config vllm)"
 
 
-def thirty_prompts(*, words: bool) -> list[Prompt]:
-    """Two questions about each of ten made-up pictures of several sizes, and ten in words (with ``words``)."""
+def made_up_prompts() -> list[Prompt]:
+    """Return three questions about each of ten made-up pictures of several sizes."""
     generator = torch.Generator().manual_seed(0)
-    pictured = []
+    prompts = []
     for width, height in SIZES:
         small = torch.randint(0, 256, (6, 6, 3), generator=generator, dtype=torch.uint8).numpy()
         picture = Image.fromarray(small).resize((width, height), Image.Resampling.BILINEAR)
-        pictured += [
-            Prompt(text, picture, key=f"{width}×{height}, question {number}")
-            for number, text in enumerate(QUESTIONS, start=1)
-        ]
-    return pictured + [Prompt(text, key=f"words {at}") for at, text in enumerate(IN_WORDS if words else (), start=1)]
+        prompts += [Prompt(text, picture, key=f"{width}×{height}, question {n}") for n, text in enumerate(QUESTIONS, 1)]
+    return prompts
 
 
 @dataclass(frozen=True)
 class Side:
-    """One prompt on one side. ``tokens`` is None where they are not given; ``low`` and ``high`` bound the margin."""
+    """One prompt on one side. ``tokens`` is None if they are not given; ``low`` and ``high`` bound the margin."""
 
     tokens: list[int] | None
     answer: str
@@ -65,116 +63,91 @@ class Side:
     high: float
     fault: str = ""
 
-
-@dataclass
-class Parity:
-    """What both sides made of each prompt, and whether that is the same.
-
-    ``close`` is how far margins may lie apart (logits). ``image_token`` is None if the picture is read without tokens
-    of its own.
-    """
-
-    prompts: Sequence[Prompt]
-    here: Sequence[Side]
-    there: Sequence[Side]
-    image_token: int | None
-    close: float
-    dtype: str
-    decode: Callable[[Sequence[int]], str]
-    unasked: str = ""
-
-    def __post_init__(self) -> None:
-        """Compare each prompt that the endpoint answered."""
-        self.answered = [row for row, side in enumerate(self.there) if not side.fault]
-        self.read = [row for row in self.answered if self.there[row].tokens is not None]
-        self.reworded = [row for row in self.read if self._words(self.here[row]) != self._words(self.there[row])]
-        self.rescaled = [row for row in self.read if self._patches(self.here[row]) != self._patches(self.there[row])]
-        self.distances = {
-            row: max(self.there[row].low - self.here[row].low, self.here[row].low - self.there[row].high, 0.0)
-            for row in self.answered
-            if not any(map(math.isnan, (self.here[row].low, self.there[row].low, self.there[row].high)))
-        }
-        self.far = [row for row, distance in self.distances.items() if distance > self.close]
-        self.parted = [row for row in self.answered if self.here[row].answer != self.there[row].answer]
-
     @property
-    def same(self) -> bool:
-        """Whether all prompts were answered, tokens are equal if given, and margins, else answers, agree."""
-        differ = self.reworded or self.rescaled or self.far or (self.parted and not self.distances)
-        return len(self.answered) == len(self.prompts) and not differ
+    def margin(self) -> tuple[float, float]:
+        """The bounds of the margin."""
+        return self.low, self.high
 
-    def causes(self) -> list[str]:
-        """Return likely reasons for the differences."""
-        causes = []
-        if self.reworded:
-            row = self.reworded[0]
-            mine, theirs = self._words(self.here[row]), self._words(self.there[row])
-            pairs = enumerate(zip(mine, theirs, strict=False))
-            first = next((at for at, (a, b) in pairs if a != b), min(len(mine), len(theirs)))
-            ours, other = (self.decode(ids[max(0, first - 4) : first + 8]) for ids in (mine, theirs))
-            causes.append(
-                f"{len(self.reworded)} prompts are written otherwise ({self.prompts[row].key}: {ours!r} here, "
-                f"{other!r} there): another chat template, a system prompt or a second beginning token of the server's "
-                "(vLLM: --chat-template; here: model.chat_template, model.template)"
-            )
-        if lost := [row for row in self.rescaled if not self._patches(self.there[row])]:
-            causes.append(f"{len(lost)} pictures do not arrive: no token of them is read there")
-        elif self.rescaled:
-            row = self.rescaled[0]
-            image = self.prompts[row].image
-            width, height = (0, 0) if image is None else image.size
-            causes.append(
-                f"{len(self.rescaled)} pictures become another number of tokens (one of {width}×{height} pixels: "
-                f"{self._patches(self.here[row])} here, {self._patches(self.there[row])} there): other limits on the "
-                "picture's size (vLLM: --mm-processor-kwargs; here: min_pixels, max_pixels, longest_edge, max_tiles)"
-            )
-        if far := [row for row in self.far if row not in {*self.reworded, *self.rescaled}]:
-            largest = max(self.distances[row] for row in far)
-            coarse = f"{self.dtype} here and a coarser number format there (vLLM: --dtype float32)"
-            weights = "other weights, another image processor, or sampling defaults that change log-probabilities"
-            cause = coarse if largest <= CLOSE[torch.bfloat16] else weights
-            causes.append(f"margins of {len(far)} prompts lie up to {largest:.2g} logits apart: {cause}")
-        if not causes and self.parted:
-            row = self.parted[0]
-            causes.append(
-                f"{len(self.parted)} answers part although prompts and margins agree ({self.prompts[row].key}: "
-                f"{self.here[row].answer!r} here, {self.there[row].answer!r} there): two tokens that are nearly as "
-                "likely, or defaults of the server's sampling (vLLM: --generation-config vllm)"
-            )
-        return causes
 
-    def _words(self, side: Side) -> list[int]:
-        return [token for token in side.tokens or () if token != self.image_token]
+@dataclass(frozen=True)
+class Parity:
+    """Whether both sides are the same, and the lines that say it."""
 
-    def _patches(self, side: Side) -> int:
-        return sum(token == self.image_token for token in side.tokens or ())
+    same: bool
+    lines: Sequence[str]
 
     def __str__(self) -> str:
-        n, answered, read = len(self.prompts), len(self.answered), len(self.read)
-        lines = [f"{n} prompts here ({self.dtype}) and there{self.unasked}"]
-        if answered < n:
-            fault = next(side.fault for side in self.there if side.fault)
-            lines.append(f"not answered: {n - answered} of {n} (the first: {fault})")
-        lines += [
-            f"the same words, as tokens: {read - len(self.reworded)} of {read}",
-            f"as many tokens of the picture: {read - len(self.rescaled)} of {read}",
-        ] if read else ["tokens: not given by this endpoint (a vLLM gives them: model.engine=vllm)"]  # fmt: skip
-        lines.append(f"the same answer, up to {TOKENS} tokens: {answered - len(self.parted)} of {answered}")
-        if self.distances:
-            bounds = sum(self.there[row].low < self.there[row].high for row in self.distances)
-            by_bounds = f", {bounds} of them by bounds" if bounds else ""
-            lines.append(
-                f"margins within {self.close:g} logits: {len(self.distances) - len(self.far)} of {len(self.distances)}"
-                f"{by_bounds} (largest difference {max(self.distances.values()):.1e})"
-            )
-        else:
-            lines.append(f"margins: not given by this endpoint ({NO_MARGINS})")
-        lines += [f"likely cause: {cause}" for cause in self.causes()]
-        return "\n".join([*lines, "" if self.same else "not the same"]).rstrip()
+        return "\n".join(self.lines)
+
+
+def compared(
+    prompts: Sequence[Prompt],
+    here: Sequence[Side],
+    there: Sequence[Side],
+    *,
+    image_token: int | None,
+    dtype: torch.dtype,
+    decode: Callable[[Sequence[int]], str],
+) -> Parity:
+    """Compare each prompt that the endpoint answered. A cause is named for what no earlier difference explains.
+
+    Args:
+        image_token: None if the picture is read without tokens of its own.
+    """
+    close = CLOSE if dtype == torch.float32 else COARSE
+    faults = [side.fault for side in there if side.fault]
+    answered = [row for row, side in enumerate(there) if not side.fault]
+    read = [row for row in answered if there[row].tokens is not None]
+    scored = [row for row in answered if not any(map(math.isnan, here[row].margin + there[row].margin))]
+    lines = [f"{len(prompts)} prompts here ({str(dtype).removeprefix('torch.')}) and there"]
+    lines += [f"not answered: {len(faults)} of {len(prompts)} (the first: {faults[0]})"] if faults else []
+    explained: set[int] = set()
+
+    def words(side: Side) -> list[int]:
+        return [token for token in side.tokens or () if token != image_token]
+
+    def patches(side: Side) -> int:
+        return len(side.tokens or ()) - len(words(side))
+
+    def apart(mine: tuple[float, float], theirs: tuple[float, float]) -> float:
+        return max(theirs[0] - mine[0], mine[0] - theirs[1], 0.0)
+
+    def check(what: str, rows: Sequence[int], view: Any, cause: str, close: Any = operator.eq) -> bool:
+        """Add a line on what the ``view`` of each side shows; and on the first difference that is not yet explained."""
+        differ = [row for row in rows if not close(view(here[row]), view(there[row]))]
+        lines.append(f"{what}: {len(rows) - len(differ)} of {len(rows)}" if rows else f"{what}: not given there")
+        for row in [row for row in differ if row not in explained][:1]:
+            mine, theirs = view(here[row]), view(there[row])
+            if isinstance(mine, list):
+                first = next((i for i, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]), 0)
+                mine, theirs = (decode(ids[max(0, first - 4) : first + 8]) for ids in (mine, theirs))
+            elif isinstance(mine, tuple):
+                mine, theirs = (" to ".join(f"{bound:.4g}" for bound in sorted(set(side))) for side in (mine, theirs))
+            lines.append(f"  {prompts[row].key}: {mine!r} here, {theirs!r} there\n  likely cause: {cause}")
+        explained.update(differ)
+        return not differ
+
+    lost = any(patches(here[row]) and not patches(there[row]) for row in read)
+    largest = max((apart(here[row].margin, there[row].margin) for row in scored), default=0.0)
+    bounds = sum(there[row].low < there[row].high for row in scored)
+    by_bounds = f" ({bounds} of {len(scored)} by bounds)" if bounds else ""
+    coarse = dtype == torch.float32 and largest <= COARSE
+    same = check("the same words, as tokens", read, words, TEMPLATE)
+    same &= check("as many tokens of the picture", read, patches, LOST if lost else LIMITS)
+    same &= check(
+        f"margins within {close:g} logits{by_bounds}",
+        scored,
+        lambda side: side.margin,
+        COARSER if coarse else WEIGHTS,
+        lambda *margins: apart(*margins) <= close,
+    )
+    answers_same = check(f"the same answer, up to {TOKENS} tokens", answered, lambda side: side.answer, DECODING)
+    same &= len(answered) == len(prompts) and bool(answers_same or scored)
+    return Parity(same, lines if same else [*lines, "not the same"])
 
 
 def both_sides(endpoint: ApiConfig | None, name: str, twin: str | None, dtype: str = "auto") -> tuple["VLM", ApiModel]:
-    """The model ``twin`` (a folder, hub id or bundled model) loaded here, and the one behind the endpoint ``name``.
+    """Return the model ``twin`` (a folder, hub id or bundled model) loaded here, and the one behind the endpoint.
 
     Raises:
         UserError: one of the two is missing.
@@ -195,41 +168,19 @@ def both_sides(endpoint: ApiConfig | None, name: str, twin: str | None, dtype: s
 
 
 def parity(here: "VLM", there: ApiModel, prompts: Sequence[Prompt] | None = None) -> Parity:
-    """Asks both sides the same ``prompts`` (default: thirty made-up ones, in words where the model can be so asked).
+    """Ask both sides the same ``prompts`` (default: thirty made-up ones).
 
     Raises:
         UserError: the endpoint refuses the key, the model or the account, or there is none.
     """
-    unasked = ""
-    if prompts is None:
-        try:
-            check_words(here, "")
-            words = True
-        except UserError:
-            words, unasked = False, "; none in words, which this family cannot be asked in"
-        prompts = thirty_prompts(words=words)
-    ours = [_here(here, prompt) for prompt in prompts]
-    replies = there.generate(prompts, max_new_tokens=TOKENS)
-    bounds = replies.bounds or [(margin, margin) for margin in replies.margins.tolist()]
-    theirs = []
-    for row, prompt in enumerate(prompts):
-        status, why = ((column or [""] * len(prompts))[row] for column in (replies.statuses, replies.reasons))
-        fault, tokens = "" if status in ASKED else f"{status}: {why}", None
-        if not fault:
-            try:
-                tokens = there.tokens_of(prompt)
-            except Failed as failure:
-                fault = failure.reply.reason
-        theirs.append(Side(tokens, replies.texts[row].strip(), *bounds[row], fault=fault))
-    return Parity(
+    prompts = made_up_prompts() if prompts is None else prompts
+    return compared(
         prompts,
-        ours,
-        theirs,
+        [_here(here, prompt) for prompt in prompts],
+        _there(there, prompts),
         image_token=here.layout.image_token_id(here.model.config) if here.layout.image_token else None,
-        close=CLOSE.get(here.dtype, CLOSE[torch.bfloat16]),
-        dtype=str(here.dtype).removeprefix("torch."),
+        dtype=here.dtype,
         decode=lambda tokens: str(here.tokenizer.decode(list(tokens), skip_special_tokens=False)),
-        unasked=unasked,
     )
 
 
@@ -239,3 +190,17 @@ def _here(vlm: "VLM", prompt: Prompt) -> Side:
     given = vlm.generate([prompt], max_new_tokens=TOKENS)
     margin = float(given.margins[0])
     return Side(tokens, given.texts[0].strip(), margin, margin)
+
+
+def _there(model: ApiModel, prompts: Sequence[Prompt]) -> list[Side]:
+    replies, sides = model.generate(prompts, max_new_tokens=TOKENS), []
+    bounds = replies.bounds or [(math.nan, math.nan)] * len(prompts)
+    for row, prompt in enumerate(prompts):
+        status, fault, tokens = (replies.statuses or ASKED)[row], "", None
+        try:
+            tokens = model.tokens_of(prompt) if status in ASKED else None
+        except Failed as failure:
+            status, fault = "", failure.reply.reason
+        fault = fault if status in ASKED or fault else f"{status}: {(replies.reasons or [''])[row]}"
+        sides.append(Side(tokens, replies.texts[row].strip(), *bounds[row], fault=fault))
+    return sides

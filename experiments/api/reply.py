@@ -1,9 +1,9 @@
-"""Parsing of an endpoint's replies. The input is not trusted."""
+"""The one reader of an endpoint's replies: text, thought, log-probabilities, tokens. The input is not trusted."""
 
 import json
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -24,23 +24,13 @@ FAULTY = (
 )
 IMAGE = re.compile(rf"{FAULTY}.{{0,80}}\bimages?\b|\bimages?\b.{{0,80}}{FAULTY}", re.IGNORECASE | re.DOTALL)
 LONGEST_REASON = 300
-
-
-@dataclass(frozen=True)
-class Reply:
-    """The outcome of one request. ``margin`` is log P(Yes) − log P(No) at the first token, NaN where not reported."""
-
-    status: Status
-    text: str = ""
-    reason: str = ""
-    margin: float = math.nan
-    model: str = ""  # the name under which the endpoint answered
-    bound: int = 0  # the margin is at least (1) or at most (-1) that much; 0: it is exact
-    thought: str = ""  # what it thought before, where the endpoint gives it apart
-
-
-class Garbage(Exception):
-    """A reply that does not follow the protocol; another attempt may succeed."""
+AROUND_TOKENS = " \t\r\n▁Ġ"
+BEFORE = 8  # tokens before an answer that are kept with it
+NOTHING = -9999.0  # vLLM's log-probability of what it does not list
+WITHOUT = (
+    "the reply lacks token ids or log-probabilities, which model.engine=vllm asks for; take vLLM 0.32 or later, or "
+    "model.engine=null"
+)
 
 
 class FailureKind(StrEnum):
@@ -53,11 +43,63 @@ class FailureKind(StrEnum):
     FAILED = "failed"
 
 
-def read_completion(raw: bytes) -> Reply:
-    """The answer in the body of a reply with status 200.
+@dataclass(frozen=True)
+class Tokens:
+    """What vLLM says of one request, token by token.
+
+    Args:
+        ids: the generated tokens.
+        lists: for each of them, the log-probabilities of the named tokens by id; empty if none were asked for.
+        before: the last tokens that the server read, of ``length``.
+        lists_before: for each of these tokens, the log-probabilities of the likeliest tokens by id.
+        ended: whether the model ended the answer.
+    """
+
+    ids: list[int]
+    lists: list[dict[int, float]]
+    before: list[int]
+    lists_before: list[dict[int, float]]
+    length: int
+    ended: bool
+    model: str = ""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The outcome of one request.
+
+    Args:
+        model: the name under which the endpoint answered.
+        thought: what the model thought before, if the endpoint gives it apart.
+        listed: the log-probabilities of the tokens listed for the answer's first one, by their words.
+        hidden: whether other tokens than the answer's are listed: it thought first.
+        tokens: None unless vLLM's token ids were asked for.
+        kind: of a refusal, or of a request that did not get through.
+    """
+
+    status: Status
+    text: str = ""
+    reason: str = ""
+    model: str = ""
+    thought: str = ""
+    listed: dict[str, float] = field(default_factory=dict)
+    hidden: bool = False
+    tokens: Tokens | None = None
+    kind: FailureKind | None = None
+
+
+class Garbage(Exception):
+    """A reply that does not follow the protocol; another attempt may succeed."""
+
+
+def read_completion(raw: bytes, *, prompt_tokens: int | None = None) -> Reply:
+    """Return the answer in the body of a reply with status 200.
+
+    Args:
+        prompt_tokens: if vLLM's token ids were asked for, how many of the prompt's are returned, the last ones.
 
     Raises:
-        Garbage: it is not a chat completion.
+        Garbage: it is not a chat completion, or lacks token ids that were asked for.
     """
     try:
         body = json.loads(raw)
@@ -69,31 +111,80 @@ def read_completion(raw: bytes) -> Reply:
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         return _without_choice(body)
     choice = choices[0]
-    message = choice.get("message")
-    finish = _finish(choice)
-    blocked = finish.partition(":")[0].strip() in BLOCKED
-    if not isinstance(message, dict):
-        if blocked:
-            return Reply(Status.PROVIDER_BLOCKED, reason=f"finish_reason {one_line(finish)}")
-        raise Garbage("the reply has no message")
-    text, thought = _text(message), _thought(message)
+    message, finish, fault = choice.get("message"), _finish(choice), choice.get("error")
     model = one_line(str(body.get("model") or ""))
+    blocked = finish.partition(":")[0].strip() in BLOCKED
+    if not isinstance(message, dict) and not blocked:
+        raise Garbage("the reply has no message")
+    message = message if isinstance(message, dict) else {}
+    text, thought = _text(message), _thought(message)
     if blocked:
         return Reply(Status.PROVIDER_BLOCKED, text, f"finish_reason {one_line(finish)}", model=model)
-    fault = choice.get("error")
     if finish not in CUT and (finish in BROKEN or fault or failure_text(text)):
         what = f"finish_reason {finish or 'missing'}" + (f", {json.dumps(fault)}" if fault else "")
         return Reply(Status.TRANSPORT_FAILED, reason=one_line(what if finish in BROKEN or fault else text), model=model)
-    if not text and thought and finish in CUT:
-        return Reply(Status.TRUNCATED, model=model, thought=thought)
-    if not text:
-        why = f"no text; finish_reason {one_line(finish) or 'missing'}"
-        return Reply(Status.EMPTY, reason=why, model=model, thought=thought)
-    margin, bound = first_token_margin(choice.get("logprobs"))
-    if finish in CUT:
-        return Reply(Status.TRUNCATED, text, "", margin, model, bound, thought)
-    unknown = "" if finish in ENDED else f"finish_reason {one_line(finish)}"
-    return Reply(Status.ANSWERED, text, unknown, margin, model, bound, thought)
+    listed, hidden = _first_list(choice.get("logprobs"), text, bool(thought) or _thought_unseen(body))
+    if finish in CUT:  # without any text, its thought was cut off
+        status, reason = Status.TRUNCATED, ""
+    elif not text:
+        status, reason = Status.EMPTY, f"no text; finish_reason {one_line(finish) or 'missing'}"
+    else:
+        status, reason = Status.ANSWERED, "" if finish in ENDED else f"finish_reason {one_line(finish)}"
+    tokens = None if prompt_tokens is None else _tokens(body, finish, prompt_tokens)
+    return Reply(status, text, reason, model, thought, listed, hidden, tokens)
+
+
+def _thought_unseen(body: dict[str, Any]) -> bool:
+    """Whether the endpoint counts tokens of a thought."""
+    try:
+        return int(body["usage"]["completion_tokens_details"]["reasoning_tokens"]) > 0
+    except (TypeError, KeyError, ValueError):
+        return False
+
+
+def _first_list(logprobs: Any, text: str, thought: bool) -> tuple[dict[str, float], bool]:
+    """Return the tokens listed for the answer's first one, and whether others are listed instead.
+
+    An endpoint may keep a thought to itself but list its tokens. So the listed tokens must spell the answer: from the
+    first one if nothing was thought, else from any one to the end.
+    """
+    try:
+        steps = [(str(step["token"]), step["top_logprobs"]) for step in logprobs["content"]]
+        first = 0
+        if steps and (thought or not text.startswith(steps[0][0].strip(AROUND_TOKENS))):
+            spelt = ["".join(token for token, _ in steps[start:]).strip() for start in range(len(steps))]
+            if not text or text not in spelt:
+                return {}, True
+            first = spelt.index(text)
+        listed = {str(each["token"]): float(each["logprob"]) for each in steps[first][1]}
+    except (TypeError, KeyError, ValueError, IndexError):
+        return {}, False
+    return {token: value for token, value in listed.items() if math.isfinite(value)}, False
+
+
+def _tokens(body: dict[str, Any], finish: str, count: int) -> Tokens:
+    """Return token ids and their lists; ``count`` of the tokens that the server read."""
+    try:
+        choice, prompt = body["choices"][0], [int(token) for token in body["prompt_token_ids"]]
+        content = (choice.get("logprobs") or {}).get("content") or []
+        lists = [
+            {int(each["token"].removeprefix("token_id:")): float(each["logprob"]) for each in step["top_logprobs"]}
+            for step in content
+        ]
+        given = (body.get("prompt_logprobs") or [])[-count:]
+        return Tokens(
+            ids=[int(token) for token in choice["token_ids"]],
+            lists=[{token: value for token, value in step.items() if value > NOTHING} for step in lists],
+            before=prompt[-count:],
+            lists_before=[
+                {int(token): float(each["logprob"]) for token, each in (step or {}).items()} for step in given
+            ],
+            length=len(prompt),
+            ended=finish not in CUT,
+            model=str(body.get("model") or ""),
+        )
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise Garbage(WITHOUT) from error
 
 
 def classify(status: int, body: str, *, with_image: bool, with_logprobs: bool) -> FailureKind:
@@ -107,29 +198,6 @@ def classify(status: int, body: str, *, with_image: bool, with_logprobs: bool) -
     if status in (401, 402, 403, 404, 405) or (status == 429 and "insufficient_quota" in body):
         return FailureKind.STOP
     return FailureKind.FAILED
-
-
-def first_token_margin(logprobs: Any) -> tuple[float, int]:
-    """log P(Yes) − log P(No) over the listed first tokens, NaN where neither word is among them; and ``Reply.bound``.
-
-    Endpoints list only the most likely tokens. If one of the two words is not listed, the least likely listed token
-    replaces it. The margin is then a lower bound in absolute value.
-    """
-    listed = first_token_list(logprobs)
-    found = [[value for token, value in listed.items() if word_of(token) == word] for word in ("yes", "no")]
-    if not any(found):
-        return math.nan, 0
-    yes, no = (_log_sum(values) if values else min(listed.values()) for values in found)
-    return yes - no, bool(found[0]) - bool(found[1])
-
-
-def first_token_list(logprobs: Any) -> dict[str, float]:
-    """The tokens that a reply lists for its first, with their log-probabilities; empty where it lists none."""
-    try:
-        listed = [(str(entry["token"]), float(entry["logprob"])) for entry in logprobs["content"][0]["top_logprobs"]]
-    except (TypeError, KeyError, IndexError, ValueError):
-        return {}
-    return {token: value for token, value in listed if math.isfinite(value)}
 
 
 def one_line(text: str) -> str:
@@ -176,9 +244,4 @@ def _thought(message: dict[str, Any]) -> str:
 
 def word_of(token: str) -> str:
     """A token's word, in lower case and without what stands around it."""
-    return token.strip(" \t\r\n▁Ġ\"'*.,:").lower()
-
-
-def _log_sum(values: list[float]) -> float:
-    top = max(values)
-    return top + math.log(sum(math.exp(value - top) for value in values))
+    return token.strip(f"{AROUND_TOKENS}\"'*.,:").lower()

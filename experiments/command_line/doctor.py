@@ -17,7 +17,7 @@ from interp.errors import UserError
 OK, NOTE, MISSING = "✓ ok", "! note", "✗ missing"
 Finding = tuple[str, str]  # state, detail
 EXTRAS = {  # module → (extra, what it is for)
-    "openai": ("api", "models behind a server"),
+    "httpx2": ("api", "models behind a server"),
     "starlette": ("explore", "forestlens explore and task=serve"),
     "gguf": ("smol", "model=smol_organism"),
     "torchvision": ("processors", "pictures of Qwen-VL, InternVL and SmolVLM"),

@@ -160,7 +160,7 @@ def connected(run: Run) -> Any:
     if run.endpoint is not None:
         from experiments.api.model import ApiModel
 
-        return ApiModel(run.endpoint, cache=Path(run.output_root) / "api_cache")
+        return ApiModel(run.endpoint)
     from interp.loading import load  # torch and transformers: only when everything else is in order
 
     with whole_weights():

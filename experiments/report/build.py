@@ -39,8 +39,8 @@ def build(run_dir: Path) -> Path:
     return _write(run_dir / "report.html", render(run_dir).encode("utf-8", errors="replace"))
 
 
-def render(run_dir: Path, *, explore: str = "") -> str:
-    """Return the page that ``build`` writes; with ``explore``, each case has a link to that page, which asks it live.
+def render(run_dir: Path) -> str:
+    """Return the page that ``build`` writes.
 
     Raises:
         UserError: as ``build``.
@@ -57,7 +57,7 @@ def render(run_dir: Path, *, explore: str = "") -> str:
         attention=attention,
         sections=read_sections(run_dir),
         missing=analyses.missing(run_dir),
-        **_browser(run, templates, explore),
+        **_browser(run, templates),
     )
 
 
@@ -73,7 +73,7 @@ def _templates() -> Environment:
     return templates
 
 
-def _browser(run: SavedRun, templates: Environment, explore: str) -> dict[str, Any]:
+def _browser(run: SavedRun, templates: Environment) -> dict[str, Any]:
     """Return the first cases, the browser's data and script, and the hash that lets no other script run."""
     assert templates.loader is not None
     sources = (templates.loader.get_source(templates, f"js/{name}.js")[0] for name in SCRIPTS)
@@ -83,7 +83,6 @@ def _browser(run: SavedRun, templates: Environment, explore: str) -> dict[str, A
     reference = str(run.metrics["baseline"] or studied)
     attention = attention_of_cases(run.directory)
     data = cases.payload(run, studied=studied, reference=reference, attention=attention)
-    data |= {"explore": explore} if explore else {}
     # Not escaped again: the script is this package's own, and as_script leaves no sign that could end its element.
     return {
         "examples": examples.examples(run, studied=studied, reference=reference, attention=attention),

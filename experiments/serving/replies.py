@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from experiments.serving.requests import BadRequest
-    from experiments.serving.streamed_decoding import Answer, Token
+    from experiments.serving.decoding import Answer
+    from experiments.serving.errors import BadRequest
 
-DONE = "data: [DONE]\n\n"
-KINDS = {401: "authentication_error", 429: "rate_limit_error", 503: "rate_limit_error", 500: "server_error"}
+KINDS = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error"}
 
 
 @dataclass(frozen=True)
@@ -24,85 +23,59 @@ class Head:
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def fields(self, kind: str) -> dict[str, Any]:
-        """The fields at the top of a reply of this ``kind``."""
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.fingerprint,
-        }
+    def reply(self, kind: str, choices: Sequence[Any], **more: Any) -> dict[str, Any]:
+        """Return a reply of this ``kind``."""
+        head = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return {**head, "system_fingerprint": self.fingerprint, "choices": choices, **more}
 
 
 def model(name: str, created: int) -> dict[str, Any]:
-    """An entry of ``/v1/models``."""
+    """Return an entry of ``/v1/models``."""
     return {"id": name, "object": "model", "created": created, "owned_by": "forestlens"}
 
 
-def completion(head: Head, answers: "Sequence[Answer]") -> dict[str, Any]:
-    """The whole reply; one choice an answer."""
-    choices = [
-        {
-            "index": place,
-            "message": {"role": "assistant", "content": answer.text, "refusal": None},
-            "logprobs": _logprobs(answer.scores),
-            "finish_reason": _reason(answer),
-        }
-        for place, answer in enumerate(answers)
+def completion(head: Head, prompt_tokens: int, answer: "Answer") -> dict[str, Any]:
+    """Return the whole reply."""
+    message = {"role": "assistant", "content": answer.text, "refusal": None}
+    choice = {"index": 0, "message": message, "logprobs": _logprobs(answer), "finish_reason": _reason(answer)}
+    return head.reply("chat.completion", [choice], usage=_usage(prompt_tokens, answer.tokens))
+
+
+def stream(head: Head, prompt_tokens: int, answer: "Answer", *, usage: bool) -> Iterator[str]:
+    """Yield the reply as server-sent events: the answer in one piece, then why it ended, then the ``usage``."""
+    message = {"role": "assistant", "content": answer.text}
+    parts = [
+        head.reply(
+            "chat.completion.chunk", [{"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}]
+        )
+        for delta, logprobs, reason in ((message, _logprobs(answer), None), ({}, None, _reason(answer)))
     ]
-    return head.fields("chat.completion") | {"choices": choices, "usage": usage(answers)}
+    parts += [head.reply("chat.completion.chunk", [], usage=_usage(prompt_tokens, answer.tokens))] if usage else []
+    for part in parts:
+        yield f"data: {json.dumps(part, ensure_ascii=False, allow_nan=False)}\n\n"
+    yield "data: [DONE]\n\n"
 
 
-def usage(answers: "Sequence[Answer]") -> dict[str, int]:
-    """Tokens of the prompt, which is counted once, and of all answers."""
-    prompt, answered = answers[0].prompt_tokens, sum(answer.tokens for answer in answers)
-    return {"prompt_tokens": prompt, "completion_tokens": answered, "total_tokens": prompt + answered}
-
-
-def chunks(head: Head, choice: int, piece: "str | Answer") -> Iterator[dict[str, Any]]:
-    """The parts of a stream for a piece of text, or for the end of an answer, which has all log-probabilities."""
-    if isinstance(piece, str):
-        if piece:
-            yield chunk(head, choice, delta={"content": piece})
-        return
-    if piece.scores is not None:
-        yield chunk(head, choice, delta={}, logprobs=_logprobs(piece.scores))
-    yield chunk(head, choice, delta={}, finish_reason=_reason(piece))
-
-
-def chunk(head: Head, choice: int, **fields: Any) -> dict[str, Any]:
-    """A part of a stream."""
-    inside = {"index": choice, "delta": {}, "logprobs": None, "finish_reason": None} | fields
-    return head.fields("chat.completion.chunk") | {"choices": [inside]}
-
-
-def last_chunk(head: Head, answers: "Sequence[Answer]") -> dict[str, Any]:
-    """The part of a stream that only counts tokens."""
-    return head.fields("chat.completion.chunk") | {"choices": [], "usage": usage(answers)}
-
-
-def event(part: dict[str, Any]) -> str:
-    """A server-sent event."""
-    return f"data: {json.dumps(part, ensure_ascii=False, allow_nan=False)}\n\n"
-
-
-def error(told: "BadRequest") -> dict[str, Any]:
-    """An error, in OpenAI's form."""
-    kind = KINDS.get(told.status_code, "invalid_request_error")
-    return {"error": {"message": told.detail, "type": kind, "param": told.field, "code": told.code}}
+def error(refusal: "BadRequest") -> dict[str, Any]:
+    """Return an error, in OpenAI's form."""
+    kind = KINDS.get(refusal.status_code, "invalid_request_error")
+    return {"error": {"message": str(refusal), "type": kind, "param": refusal.field, "code": refusal.code}}
 
 
 def _reason(answer: "Answer") -> str:
     return "stop" if answer.ended else "length"
 
 
-def _logprobs(scores: "list[Token] | None") -> dict[str, Any] | None:
-    if scores is None:
+def _usage(prompt: int, answer: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
+
+
+def _logprobs(answer: "Answer") -> dict[str, Any] | None:
+    if answer.scores is None:
         return None
     content = [
-        _token(token.text, token.logprob) | {"top_logprobs": [_token(*one) for one in token.alternatives]}
-        for token in scores
+        _token(token.text, token.logprob) | {"top_logprobs": [_token(*pair) for pair in token.alternatives]}
+        for token in answer.scores
     ]
     return {"content": content, "refusal": None}
 

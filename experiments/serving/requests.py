@@ -7,62 +7,19 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
-from starlette.exceptions import HTTPException
 
-MOST_CHOICES = 16
+from experiments.serving.errors import BadRequest
+
 MOST_STOPS = 4
 LONGEST_STOP = 256  # characters
 MOST_ALTERNATIVES = 20  # of a token, in top_logprobs
 LARGEST_SEED = 2**63 - 1
 KEY = "key"  # of the metadata: the case that a request's noise and draws belong to
-
-# Parameters that change an answer, and the values of them that do not.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "audio": (),
-    "frequency_penalty": (0, 0.0),
-    "function_call": ("none",),
-    "functions": ([],),
-    "logit_bias": ({},),
-    "modalities": (["text"],),
-    "presence_penalty": (0, 0.0),
-    "prediction": (),
-    "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "web_search_options": (),
-}
+# Values with which a parameter that is not supported changes no answer.
+OFF: tuple[Any, ...] = (0, "none", "auto", [], {}, ["text"], {"type": "text"})
 # Parameters that change no answer: of accounts, of caches, or of tools that nobody passed.
-IGNORED = (
-    "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "store",
-    "user", "verbosity",
-)  # fmt: skip
-
-
-class BadRequest(HTTPException):
-    """A request that cannot be answered as it is, in one sentence (``detail``); ``field`` is the parameter at fault.
-
-    ``status`` is the HTTP status, ``code`` OpenAI's short name of the error.
-    """
-
-    def __init__(self, sentence: str, field: str | None = None, *, status: int = 400, code: str | None = None) -> None:
-        super().__init__(status, sentence)
-        self.field, self.code = field, code
-
-
-class Full(BadRequest):
-    """No room for more requests."""
-
-    def __init__(self) -> None:
-        sentence = "this server has as many requests waiting as it takes; try again in a moment"
-        super().__init__(sentence, status=429, code="rate_limit_exceeded")
-
-
-class Failed(BadRequest):
-    """A request that this program could not answer though it should have; the log says why."""
-
-    def __init__(self) -> None:
-        super().__init__("something went wrong here; the server's log says what", status=500)
+IGNORED = ("parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier",
+           "store", "user", "verbosity")  # fmt: skip
 
 
 def _without_null(given: Any) -> Any:
@@ -114,12 +71,8 @@ class _StreamOptions(_Strict):
     include_usage: bool = False
 
 
-def _listed(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
 class Body(_Strict):
-    """The body; parameters that are not listed stand in ``model_extra``."""
+    """The body. Other parameters are in ``model_extra``."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -130,22 +83,17 @@ class Body(_Strict):
     temperature: float = Field(default=0.0, ge=0, le=2)
     top_p: float = Field(default=1.0, gt=0, le=1)
     seed: int | None = Field(default=None, ge=-LARGEST_SEED, le=LARGEST_SEED)
-    n: int = Field(default=1, ge=1, le=MOST_CHOICES)
+    n: Literal[1] = 1
     stop: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]],
         Field(max_length=MOST_STOPS),
-        BeforeValidator(_listed),
+        BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
     ] = []
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=MOST_ALTERNATIVES)
     stream: bool = False
     stream_options: _StreamOptions = _StreamOptions()
     metadata: dict[str, str] = {}
-
-    @property
-    def key(self) -> str | None:
-        """The case that its noise and draws belong to, where the client says it."""
-        return self.metadata.get(KEY)
 
 
 @dataclass(frozen=True)
@@ -164,9 +112,9 @@ class Decoding:
 
 
 class Question(NamedTuple):
-    """One request as ``asked``: a question about at most one picture, given as its URL, and how it is decoded."""
+    """One request: a question about at most one picture, given as its URL, and how it is decoded."""
 
-    asked: Body
+    body: Body
     decoding: Decoding
     text: str
     image_url: str | None
@@ -182,105 +130,74 @@ def read_question(body: bytes, *, default_tokens: int, most_tokens: int) -> Ques
         BadRequest: it is no chat completion, or asks for what cannot be done here.
     """
     try:
-        asked = Body.model_validate_json(body)
+        parsed = Body.model_validate_json(body)
     except ValidationError as error:
         raise _in_a_sentence(error) from None
-    _refuse_unknown(asked.model_extra or {})
-    return Question(asked, _decoding(asked, default_tokens, most_tokens), *_turns(asked.messages))
+    _refuse_unknown(parsed.model_extra or {})
+    return Question(parsed, _decoding(parsed, default_tokens, most_tokens), *_turns(parsed.messages))
 
 
-def _decoding(asked: Body, default_tokens: int, most_tokens: int) -> Decoding:
-    given = [value for value in (asked.max_completion_tokens, asked.max_tokens) if value is not None]
+def _decoding(body: Body, default_tokens: int, most_tokens: int) -> Decoding:
+    given = [value for value in (body.max_completion_tokens, body.max_tokens) if value is not None]
     if len(set(given)) > 1:
         raise BadRequest("max_tokens and max_completion_tokens differ; give one of them", "max_tokens")
     tokens = given[0] if given else default_tokens
     if tokens > most_tokens:
         rule = f"this server gives at most {most_tokens} tokens an answer (task.max_tokens)"
         raise BadRequest(f"max_tokens={tokens}: {rule}", "max_tokens")
-    if asked.top_logprobs is not None and not asked.logprobs:
+    if body.top_logprobs is not None and not body.logprobs:
         raise BadRequest("top_logprobs needs logprobs=true", "top_logprobs")
     return Decoding(
         max_tokens=tokens,
-        temperature=asked.temperature,
-        top_p=asked.top_p if asked.temperature else 1.0,
-        stop=tuple(dict.fromkeys(asked.stop)),
-        alternatives=(asked.top_logprobs or 0) if asked.logprobs else None,
+        temperature=body.temperature,
+        top_p=body.top_p if body.temperature else 1.0,
+        stop=tuple(dict.fromkeys(body.stop)),
+        alternatives=(body.top_logprobs or 0) if body.logprobs else None,
     )
 
 
 def _turns(messages: list[_Message]) -> tuple[str, str | None, str | None]:
-    """The user's words, the URL of the picture, and the system prompt."""
+    """Return the user's words, the URL of the picture, and the system prompt."""
     system: str | None = None
-    user: _Message | None = None
-    for message in messages:
-        if message.role in ("system", "developer"):
-            if system is not None or user is not None:
-                raise BadRequest("one system turn is understood here, before the user's; join them", "messages")
-            words, pictures = _content(message)
-            if pictures:
-                raise BadRequest("a picture in the system turn; put it into the user's", "messages")
+    words, urls = "", list[str]()
+    for index, message in enumerate(messages):
+        last, role = index == len(messages) - 1, "system" if message.role == "developer" else message.role
+        if role != ("user" if last else "system") or index > 1:
+            rule = (
+                "a request here is one question: at most one system turn, then one user turn; conversations are refused"
+            )
+            raise BadRequest(f"messages.{index} is a turn of role {message.role!r}; {rule}", "messages")
+        words, urls = _content(message)
+        if not last:
             system = words
-        elif message.role == "user" and user is None:
-            user = message
-        else:
-            what = "a second user turn" if message.role == "user" else f"a turn of role {message.role!r}"
-            rule = "a request here is one question, with at most a system turn before it"
-            raise BadRequest(f"{what}: {rule}; conversations of several turns are not supported", "messages")
-    if user is None:
-        raise BadRequest("there is no user turn; the question stands in one", "messages")
-    words, pictures = _content(user)
-    if len(pictures) > 1:
-        raise BadRequest(f"{len(pictures)} pictures; a question here is about one at most", "messages")
+            if urls:
+                raise BadRequest("a picture in the system turn; put it into the user's", "messages")
+    if len(urls) > 1:
+        raise BadRequest(f"{len(urls)} pictures; a question here is about one at most", "messages")
     if not words.strip():
         raise BadRequest("the user turn has no words; ask something about the picture", "messages")
-    return words, pictures[0] if pictures else None, system
+    return words, urls[0] if urls else None, system
 
 
 def _content(message: _Message) -> tuple[str, list[str]]:
-    """The words of a turn, parts on lines of their own, and the URLs of its pictures."""
+    """Return the words of a turn, parts on lines of their own, and the URLs of its pictures."""
     if isinstance(message.content, str):
         return message.content, []
     words = [part.text for part in message.content if isinstance(part, _TextPart)]
-    pictures = [part.image_url.url for part in message.content if isinstance(part, _ImagePart)]
-    return "\n".join(words), pictures
+    return "\n".join(words), [part.image_url.url for part in message.content if isinstance(part, _ImagePart)]
 
 
 def _refuse_unknown(extra: dict[str, Any]) -> None:
     for name, value in extra.items():
-        if name in IGNORED or value in NEUTRAL.get(name, ()):
-            continue
-        short = name if len(name) <= 40 else f"{name[:40]}..."
-        if name in NEUTRAL:
-            raise BadRequest(f"{short} is not supported here; leave it out", short)
-        raise BadRequest(f"unknown parameter {short!r}; leave it out, lest you think that it did something", short)
+        if name not in IGNORED and value not in OFF:
+            short = name if len(name) <= 40 else f"{name[:40]}..."
+            raise BadRequest(f"unknown parameter {short!r}; leave it out, lest you think that it did something", short)
 
 
 def _in_a_sentence(error: ValidationError) -> BadRequest:
     first = error.errors(include_url=False)[0]
-    *where, last = first["loc"] or ("",)
-    message = str(first["msg"]).rstrip(".")[:200]
-    if where[:1] == ["messages"] and len(where) > 1:
-        turn = f"messages.{where[1]}"
-        if len(where) == 2 and first["type"] == "extra_forbidden":
-            rule = f"a picture is a part of content: {PARTS}"
-            return BadRequest(f"{turn}: {str(last)[:40]!r} is not understood here; leave it out; {rule}", "messages")
-        if "parts" in first["loc"]:
-            place = f"{turn}.content.{first['loc'][4]}" if len(first["loc"]) > 4 else f"{turn}.content"
-            return BadRequest(f"{place}: {_part_fault(first, message)}; a part is {PARTS}; write it so", "messages")
-        if last == "words":
-            what = type(first["input"]).__name__
-            return BadRequest(f"{turn}.content is of type {what}; it is words, or a list of parts: {PARTS}", "messages")
-    place = ".".join(str(part) for part in first["loc"])
-    place = place if len(place) <= 80 else f"{place[:80]}..."
-    return BadRequest(f"{place}: {message}" if place else f"the body cannot be read: {message}", place or None)
-
-
-def _part_fault(found: Any, message: str) -> str:
-    """What is wrong with a part of a turn's content, by pydantic's finding."""
-    if found["type"] == "union_tag_invalid":
-        return f"parts of type {str(found['input'].get('type'))[:40]!r} are not taken"
-    if found["type"] == "union_tag_not_found":
-        return "a part without a type"
-    tag, *inside = found["loc"][5:] or ("",)
-    name = ".".join(str(each) for each in inside)
-    return f"{name[:80]} of a part of type {tag!r}: {message}" if tag else f"no part: {message}"
+    path = ".".join(str(part) for part in first["loc"] if part not in ("parts", "words"))[:80]
+    sentence = f"{path or 'the body cannot be read'}: {str(first['msg']).rstrip('.')[:200]}"
+    if path.startswith("messages."):
+        return BadRequest(f"{sentence}; content is words, or a list of parts: {PARTS}", "messages")
+    return BadRequest(sentence, path or None)

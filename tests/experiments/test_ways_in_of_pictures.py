@@ -19,8 +19,7 @@ from torch import Tensor
 from experiments.benchmarks.images import open_image
 from experiments.benchmarks.table import table
 from experiments.evaluation.case_batches import prompt_of, size_of
-from experiments.serving.exploring.pictures import Pictures
-from experiments.serving.pictures import read_picture
+from experiments.serving.pictures import Pictures, read_picture
 from interp.pictures import ORIENTATION
 from interp.vlm import VLM, Prompt
 from mitigation.vrtuning.collator import Collator

@@ -1,6 +1,6 @@
-"""The cases that the page can open: the benchmark's, and those of a finished run with what its arms answered there.
+"""The cases that the page can open: of the benchmark, and of a finished run with its answers.
 
-A run keeps small thumbnails alone, so a case is live only where the benchmark and the model here are those of the run.
+A run keeps only small thumbnails. So its cases are asked only if benchmark and model here are the run's.
 Imports no torch, and pandas only when cases are asked for: the page is there first.
 """
 
@@ -75,11 +75,6 @@ class Cases:
             return EXAMPLE
         return next((sample.id for sample in self._by_id.values() if sample.image is not None), "")
 
-    def about(self, case: str) -> dict[str, Any]:
-        """What the page says of a case: its words, its right answer, and whether its picture stays blurred."""
-        sample = self.sample(case)
-        return {"id": sample.id, "text": sample.text, "gold": sample.gold, "subset": sample.subset}
-
     def listed(self) -> dict[str, Any]:
         """The run's cases and answers, as the report's page has them, and what studies added to the report.
 
@@ -89,11 +84,9 @@ class Cases:
         if self.saved is None:
             raise UserError("no run was given; start with run=<dir>, the folder of a finished run")
         from experiments.report.cases import payload
-        from experiments.report.sections import read_sections
 
         studied = str(self.saved.metrics["study"])
-        cases = payload(self.saved, studied=studied, reference=self._reference(), attention=None)
-        return cases | {"sections": [[one["name"], one["title"]] for one in read_sections(self.saved.directory)]}
+        return payload(self.saved, studied=studied, reference=self._reference(), attention=None)
 
     @property
     def nodes(self) -> Mapping[str, Any]:
@@ -101,25 +94,29 @@ class Cases:
         arms = {} if self.saved is None else (self.saved.environment.get("config") or {}).get("arms")
         return arms if isinstance(arms, dict) else {}
 
-    def not_live(self, vlm: Any) -> str:
-        """Why the run's cases can only be read here; "" if they can be asked live."""
+    def checked(self, vlm: Any) -> Any:
+        """Return the model, if the run's cases can be asked of it here.
+
+        Raises:
+            UserError: it is another model or benchmark than the run's.
+        """
         if self.saved is None:
-            return ""
+            return vlm
         model, benchmark = (self.saved.environment.get(name) or {} for name in ("model", "benchmark"))
         if other := vlm.other_than(model):
-            return (
-                f"This run is of {model.get('name')}, which differs from {vlm.name} here in {other}: its cases can be "
-                "read, and asked live with that model."
+            raise UserError(
+                f"This run is of {model.get('name')}, which differs from {vlm.name} here in {other}; name the run's "
+                "model on the command line"
             )
         if isinstance(self._loaded, UserError):
-            return f"The benchmark cannot be loaded here, so the run's cases can only be read: {self._loaded}"
+            raise self._loaded
         if benchmark.get("manifest") != self._loaded.manifest:
-            return (
+            raise UserError(
                 f"This run is on {benchmark.get('name')} ({str(benchmark.get('manifest'))[:12]}), and the benchmark "
-                f"here is {self.run.benchmark.name} ({self._loaded.manifest[:12]}): its cases can be read; to ask "
-                "them live, name the same benchmark on the command line."
+                f"here is {self.run.benchmark.name} ({self._loaded.manifest[:12]}); name the run's benchmark on the "
+                "command line"
             )
-        return ""
+        return vlm
 
     def _reference(self) -> str:
         assert self.saved is not None

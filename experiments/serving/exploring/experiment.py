@@ -1,6 +1,6 @@
 """One experiment, whole: picture, words, arms, and what is changed inside. All that a request carries, checked.
 
-The page's address holds the same values, ``answers`` computes them, ``code`` writes them as Python. Imports no torch.
+The page's address holds the same values, ``answers`` computes them. Imports no torch.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from experiments.serving.requests import BadRequest
+from experiments.serving.errors import BadRequest
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 LONGEST = 20_000  # characters of a request
@@ -32,23 +32,13 @@ class Change:
     """What is different inside while an arm answers; layers are the first and the last of a run of decoder layers.
 
     ``cut``: the verdict does not see the picture there. ``grey``: cells of a 12 × 12 grid, row by row, painted over.
-    ``attention``: logits added to attention on the picture, in ``attended`` layers (None: all). ``steer``: the
-    residual stream at ``layer`` moved by so many times the difference to the other picture. ``off``: heads (decoder
-    layer, head) that write nothing.
+    ``attention``: logits added to attention on the picture, in ``attended`` layers (None: all).
     """
 
     cut: Layers | None = None
     grey: tuple[Annotated[int, Field(ge=0, lt=CELLS * CELLS)], ...] = ()
     attention: Annotated[float, Field(ge=-20, le=20)] = 0.0
     attended: Layers | None = None
-    steer: Annotated[float, Field(ge=-20, le=20)] = 0.0
-    layer: Annotated[int, Field(ge=1)] = 1
-    off: Annotated[tuple[Layers, ...], Field(max_length=256)] = ()
-
-    @property
-    def any(self) -> bool:
-        """Whether it changes anything."""
-        return self != Change(attended=self.attended, layer=self.layer)
 
     @property
     def boxes(self) -> list[tuple[float, float, float, float]]:
@@ -68,7 +58,7 @@ class Experiment:
     """What is asked. ``picture`` and ``other`` are names (``experiments.serving.exploring.pictures``), "" for none.
 
     ``framed``: whether the question of the benchmark (is this safe, Yes or No?) stands around the words. ``arms`` are
-    the one or two that answer; what looks inside looks at the arm of number ``arm``. ``width``: layers of a window.
+    the one or two that answer; what looks inside looks at the arm of number ``arm``.
     """
 
     action: Action = "ask"
@@ -80,7 +70,6 @@ class Experiment:
     change: Change = Change()
     other: Annotated[str, Field(max_length=300)] = ""
     tokens: Annotated[int, Field(ge=1, le=512)] = 16
-    width: Annotated[int, Field(ge=1)] = 1
 
     @property
     def looked_at(self) -> Arm:

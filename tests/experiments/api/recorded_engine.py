@@ -19,6 +19,7 @@ from typing import Any
 from PIL import Image
 
 from experiments.api.config import ApiConfig
+from experiments.api.engine import PLAIN
 from experiments.api.model import ApiModel
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.images import open_image, pixel_digest
@@ -60,22 +61,24 @@ def asked(vlm: Any) -> dict[str, Generation]:
 
 
 def model(url: str, **options: Any) -> ApiModel:
-    settings = {"engine": "vllm", "logprobs": "auto", "concurrency": 2, "retries": 0, "shared": False} | options
+    settings = {"engine": "vllm", "logprobs": "auto", "concurrency": 2, "retries": 0} | options
     return ApiModel(ApiConfig("there", "llava_organism", url, **settings))
 
 
 def everything(url: str) -> None:
     asked(model(url))
-    asked(model(url, shared=True))
 
 
 def key(request: dict[str, Any]) -> str:
-    """Of a request, with the digests of its pictures' pixels for them: another zlib writes other files."""
+    """Of a request, with the digests of its pictures' pixels for them: another zlib writes other files.
+
+    Neutral settings (``PLAIN``) are left out, because the replies were recorded before they were sent.
+    """
 
     def digest(url: str) -> str:
         return pixel_digest(Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))))
 
-    request = json.loads(json.dumps(request))
+    request = {name: value for name, value in json.loads(json.dumps(request)).items() if name not in PLAIN}
     for message in request.get("messages", []):
         for part in message["content"] if isinstance(message["content"], list) else []:
             if part["type"] == "image_url":

@@ -6,14 +6,12 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from PIL import Image
 
-from experiments.api.client import HEADERS
 from experiments.api.config import ApiConfig
 from experiments.api.model import ApiModel, check_methods
 from experiments.api.reply import BROKEN
@@ -38,6 +36,8 @@ from tests.experiments.faulty_server import (
 )
 
 KEY = "sk-test-0123456789abcdef"
+# None that identifies this machine.
+HEADERS = ("host", "accept", "accept-encoding", "connection", "content-length", "content-type", "user-agent")
 RED = Image.new("RGB", (4, 4), (255, 0, 0))
 
 
@@ -56,7 +56,7 @@ def server() -> Iterator[Served]:
 @pytest.fixture(autouse=True, scope="module")
 def quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.005)
+        patch.setattr("experiments.api.client.FIRST_DELAY", 0.005)
         yield
 
 
@@ -169,15 +169,13 @@ def test_hostile_text_can_be_written() -> None:
 
 
 @pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
-def test_a_thought_in_its_own_field_is_kept_apart(field: str, tmp_path: Path) -> None:
+def test_a_thought_in_its_own_field_is_kept_apart(field: str) -> None:
     def thinking(content: str | None, finish: str = "stop") -> Reply:
         return Reply(completion(None, finish, message={"content": content, field: "It is a bug."}))
 
     served = Served(lambda _: thinking("Yes"))
-    model = ApiModel(config(served.url), cache=tmp_path)
-    for _ in range(2):  # the second from the cache
-        found = model.generate([Prompt("Safe?")])
-        assert (found.texts, found.thoughts, found.statuses) == (["Yes"], ["It is a bug."], ["answered"])
+    found = ApiModel(config(served.url)).generate([Prompt("Safe?")])
+    assert (found.texts, found.thoughts, found.statuses) == (["Yes"], ["It is a bug."], ["answered"])
     served.close()
     assert len(served.requests) == 1
     status, text, _, _, requests = one(thinking(None, "length"))  # cut off within it: asking again would cost as much
@@ -261,47 +259,55 @@ def test_an_endpoint_without_log_probabilities_is_asked_without(server: Served) 
     assert "logprobs" not in server.requests[0]
 
 
-@pytest.mark.long
-def test_the_cache_saves_requests_and_keeps_only_what_was_said(server: Served, tmp_path: Path) -> None:
-    asking = config(server.url)
-    prompts = [Prompt("a", RED, key="1"), Prompt("a", Image.new("RGB", (4, 4)), key="2"), Prompt("b", key="3")]
-    first = ApiModel(asking, cache=tmp_path).generate(prompts)
-    again = ApiModel(asking, cache=tmp_path).generate([replace(p, key="other") for p in prompts])
-    assert (again.texts, again.statuses) == (first.texts, first.statuses)
-    assert len(server.requests) == 3
-    for changed in (replace(asking, extra_body={"seed": 1}), replace(asking, model="other")):
-        ApiModel(changed, cache=tmp_path).generate(prompts[:1])
-    ApiModel(asking, cache=tmp_path).generate(prompts[:1], max_new_tokens=3)
-    assert len(server.requests) == 6
-    ApiModel(replace(asking, temperature=0.7), cache=tmp_path).generate(prompts[:1])
-    ApiModel(replace(asking, temperature=0.7), cache=tmp_path).generate(prompts[:1])
-    assert len(server.requests) == 8
+def reasoned(content: str, tokens: list[str], finish: str = "stop", thought: int = 2) -> Reply:
+    """An answer after a thought that the endpoint keeps to itself, though it lists its tokens."""
+    top = [{"token": "No", "logprob": -0.5}, {"token": "Yes", "logprob": -2.0}]
+    steps = [{"token": token, "logprob": -0.2, "top_logprobs": top} for token in tokens]
+    body = json.loads(completion(content, finish, logprobs={"content": steps}))
+    body["usage"] = {"completion_tokens": 4, "completion_tokens_details": {"reasoning_tokens": thought}}
+    return Reply(json.dumps(body).encode())
 
 
-@pytest.mark.parametrize("reply", [Reply(completion(None)), failing(500, "x"), Reply(completion("", "content_filter"))])
-def test_failures_are_not_cached(tmp_path: Path, reply: Reply) -> None:
-    served = Served(lambda _: reply)
-    ApiModel(config(served.url), cache=tmp_path).generate([Prompt("a")])
+def test_log_probabilities_of_a_hidden_thought_are_not_the_verdicts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert math.isnan(one(reasoned("No.", ["Okay", ",", "No"]), logprobs="auto")[3])
+    assert "1 of 1 answers have no margin: the model thinks first" in capsys.readouterr().err
+    assert math.isnan(one(reasoned("No.", ["Okay", "No"], thought=0), logprobs="auto")[3])
+    assert math.isnan(one(reasoned("No.", ["No", " way", "…"]), logprobs="auto")[3])  # a thought that begins alike
+    assert one(reasoned("No.", ["Okay", ",", " No", "."]), logprobs="auto")[3] == pytest.approx(-1.5)
+    assert one(reasoned("No.", ["No", "."], thought=0), logprobs="auto")[3] == pytest.approx(-1.5)
+    marked = Reply(completion("<think>No</think>No", logprobs={"content": [
+        {"token": "<think>", "top_logprobs": [{"token": "No", "logprob": -0.5}, {"token": "Yes", "logprob": -2.0}]}
+    ]}))  # fmt: skip
+    assert math.isnan(one(marked, logprobs="auto")[3])
+    assert "the model thinks first" in capsys.readouterr().err
+
+
+def test_a_thought_that_used_up_the_budget_is_cut_off_and_asked_once(capsys: pytest.CaptureFixture[str]) -> None:
+    status, text, reason, _, requests = one(reasoned("", [], "length", thought=16))
+    assert (status, text, reason, requests) == ("truncated", "", "", 1)
+    assert "1 of 1 replies used up max_new_tokens before any answer" in capsys.readouterr().err
+
+
+def test_requests_that_are_refused_alike_stop_with_the_endpoints_words() -> None:
+    words = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+    served = Served(lambda _: failing(400, words))
+    with pytest.raises(UserError) as caught:
+        ApiModel(config(served.url, concurrency=2)).generate([Prompt(str(i)) for i in range(80)])
     served.close()
-    assert list(tmp_path.rglob("*.json")) == []
-
-
-def test_a_spoilt_cache_is_asked_anew(server: Served, tmp_path: Path) -> None:
-    model = ApiModel(config(server.url), cache=tmp_path)
-    model.generate([Prompt("a")])
-    (kept,) = tmp_path.rglob("*.json")
-    failed = json.dumps({"status": "answered", "text": "Failed to obtain answer via API.", "margin": None})
-    for spoilt in ("{", '{"status": "answered"}', '{"status": "empty", "text": "", "margin": null}', "\ud800", failed):
-        kept.write_bytes(spoilt.encode(errors="surrogatepass"))
-        assert model.generate([Prompt("a")]).texts == [stub_answer("a")]
-    assert len(server.requests) == 6
+    assert "Unsupported parameter: 'max_tokens'" in str(caught.value)
+    assert str(caught.value).endswith("set model.token_field=max_completion_tokens")
+    assert len(served.requests) < 10
+    mixed = Served(lambda request: stub(request) if asked(request) == "0" else failing(400, words))
+    answers = ApiModel(config(mixed.url, concurrency=1)).generate([Prompt(str(i)) for i in range(20)])
+    mixed.close()
+    assert answers.statuses == ["answered"] + ["transport_failed"] * 19
 
 
 @pytest.mark.long
-def test_every_fault_ends_in_a_type_and_clears_when_the_faults_stop(server: Served, tmp_path: Path) -> None:
+def test_every_fault_ends_in_a_type_and_clears_when_the_faults_stop(server: Served) -> None:
     prompts = [Prompt(f"question {i}", key=str(i)) for i in range(2 * len(FAULTS))]
     proxy = FaultyProxy(server.url)
-    model = ApiModel(config(proxy.url, timeout=SLOW / 2, retries=1, concurrency=8), cache=tmp_path)
+    model = ApiModel(config(proxy.url, timeout=SLOW / 2, retries=1, concurrency=8))
     spoilt = model.generate(prompts)
     assert set(proxy.injected) == set(FAULTS)
     assert {"transport_failed"} <= set(spoilt.statuses or []) <= {"transport_failed", "empty"}
@@ -313,9 +319,7 @@ def test_every_fault_ends_in_a_type_and_clears_when_the_faults_stop(server: Serv
     assert whole.texts == [stub_answer(prompt.text) for prompt in prompts]
 
 
-def test_the_key_is_sent_and_nowhere_else(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_key_is_sent_and_nowhere_else(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("STUB_KEY", KEY)
     monkeypatch.setenv("OPENAI_ORG_ID", "org-of-somebody")
     monkeypatch.setenv("OPENAI_ADMIN_KEY", "admin-of-somebody")
@@ -324,14 +328,13 @@ def test_the_key_is_sent_and_nowhere_else(
     echoes = [failing(400, f"bad key {KEY}"), Reply(completion(f"your key is {KEY}")), failing(500, KEY * 30)]
     served = Served(lambda request: echoes[int(asked(request))])
     asking = config(served.url, key_env="STUB_KEY", retries=0)
-    model = ApiModel(asking, cache=tmp_path)
+    model = ApiModel(asking)
     answers = model.generate([Prompt("0"), Prompt("1"), Prompt("2")])
     served.close()
     assert {headers["authorization"] for headers in served.headers} == {f"Bearer {KEY}"}
     assert not any("somebody" in value for headers in served.headers for value in headers.values())
     assert {name for headers in served.headers for name in headers} <= {*HEADERS, "authorization"}
-    written = "".join(path.read_text() for path in tmp_path.rglob("*.json"))
-    seen = f"{answers} {written} {model!r} {asking!r} {asking.identity()} {caplog.text} {vars(model)}"
+    seen = f"{answers} {model!r} {asking!r} {asking.identity()} {caplog.text} {vars(model)}"
     assert "[key]" in seen
     assert "sk-test" not in seen
 
@@ -382,12 +385,12 @@ def test_methods_that_need_weights_are_refused_by_name() -> None:
     engine = replace(plain, engine="vllm")
     check_methods({"baseline": Baseline(), "prompt": ContextPrompt(), "safety": SafetyPrompt()}, plain)
     carried = VCD(noise="diffusion8")
-    check_methods({"vcd": carried, "m3id": M3ID()}, plain, scored=True)
+    check_methods({"vcd": carried, "m3id": M3ID()}, engine, scored=True)
     check_methods({"vcd": carried, "text_only": TextOnly()}, engine)
     for method, endpoint, why in (
         (VCD(), engine, r"arm it \(VCD\) cannot be asked of .*processed pixels"),
         (carried, plain, "model.engine=vllm"),
-        (carried, replace(plain, logprobs="off"), "model.logprobs=auto"),
+        (carried, replace(engine, logprobs="off"), "model.logprobs=auto"),
         (M3ID(), engine, "without a plausibility cutoff"),
         (PAI(), engine, "own states or weights"),
         (ConstantShift(1.0), engine, "the server chooses"),
@@ -402,8 +405,8 @@ def test_ctrl_c_ends_the_waiting(server: Served, monkeypatch: pytest.MonkeyPatch
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("experiments.api.model.wait", interrupted)
-    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.2)
+    monkeypatch.setattr("experiments.api.model.as_completed", interrupted)
+    monkeypatch.setattr("experiments.api.client.FIRST_DELAY", 0.2)
     with pytest.raises(KeyboardInterrupt):
         ApiModel(config(proxy.url, retries=9)).generate([Prompt("a"), Prompt("b")])
     sent = len(proxy.requests)

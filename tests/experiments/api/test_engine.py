@@ -2,16 +2,16 @@
 
 import json
 import math
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from safetensors import safe_open
 
 from experiments.api.config import ApiConfig
-from experiments.api.contrast import margin_of_lists, words_in
+from experiments.api.contrast import margin_of_words
 from experiments.api.engine_model import write_engine_model
 from experiments.api.model import ApiModel
 from experiments.metrics.outcomes import align
@@ -21,6 +21,7 @@ from interp.loading import load
 from interp.vlm import VLM, Prompt
 from mitigation.controls import TextOnly
 from tests.experiments.api import recorded_engine
+from tests.experiments.api.fake_engine import FakeEngine
 from tests.experiments.faulty_server import Reply, Served
 
 ORGANISM = ModelConfig("llava_organism", "organism:llava", dtype="float32")
@@ -34,7 +35,7 @@ def here() -> VLM:
 @pytest.mark.long
 def test_margins_and_answers_on_a_real_engine_are_those_here(here: VLM) -> None:
     served = Served(recorded_engine.played())
-    there = recorded_engine.asked(recorded_engine.model(served.url, shared=True))
+    there = recorded_engine.asked(recorded_engine.model(served.url))
     served.close()
     for name, own in recorded_engine.asked(here).items():
         found = there[name]
@@ -50,7 +51,7 @@ def test_margins_and_answers_on_a_real_engine_are_those_here(here: VLM) -> None:
 
 
 @pytest.mark.long
-def test_on_a_shared_server_no_list_is_asked_for_that_another_clients_request_would_disturb(here: VLM) -> None:
+def test_no_list_is_asked_for_that_another_clients_request_would_disturb(here: VLM) -> None:
     """vLLM 0.32 shortens lists of the likeliest tokens while somebody names tokens; those of a prompt stay whole."""
     asked: list[dict[str, Any]] = []
 
@@ -64,7 +65,7 @@ def test_on_a_shared_server_no_list_is_asked_for_that_another_clients_request_wo
         return Reply(json.dumps(body).encode(), reply.status)
 
     served = Served(disturbed)
-    there, prompts = recorded_engine.model(served.url, shared=True), recorded_engine.prompts()
+    there, prompts = recorded_engine.model(served.url), recorded_engine.prompts()
     for name, method in recorded_engine.WHOLE.items():
         found = method.generate(there, prompts, max_new_tokens=recorded_engine.TOKENS)
         assert found.token_ids == method.generate(here, prompts, max_new_tokens=recorded_engine.TOKENS).token_ids, name
@@ -74,16 +75,14 @@ def test_on_a_shared_server_no_list_is_asked_for_that_another_clients_request_wo
     assert any("prompt_logprobs" in one for one in asked)
 
 
-def test_a_method_reads_bounds_where_a_word_is_not_listed() -> None:
-    clean, other = {"Yes": -0.1, "x": -3.0, " no": -2.5}, {"Yes": -0.5, "x": -2.0}
-    yes, no = words_in([clean, other])
-    assert (yes, no) == (["Yes"], [" no"])
-    margin = margin_of_lists(TextOnly(alpha=1.0), [clean, other], yes, no)
-    assert margin.low == -math.inf  # the other branch's No may be as unlikely as it likes
-    assert margin.high == pytest.approx(2 * 2.4 - 1.5, abs=1e-4)
-    assert math.isnan(margin.value)
-    exact = margin_of_lists(TextOnly(alpha=1.0), [clean, other | {" no": -4.0}], yes, no)
-    assert exact.low == exact.high == exact.value == pytest.approx(2 * 2.4 - 3.5, abs=1e-4)
+def test_a_margin_is_a_bound_where_a_word_is_not_listed() -> None:
+    exact = margin_of_words({"Yes": -0.1, "x": -3.0, " no": -2.5})
+    assert exact.low == exact.high == exact.value == pytest.approx(2.4)
+    least = margin_of_words({"Yes": -0.5, "x": -2.0})
+    assert (least.low, least.high, least.value) == (pytest.approx(1.5), math.inf, pytest.approx(1.5))
+    most = margin_of_words({"No": -0.5, "x": -2.0})
+    assert (most.low, most.high, most.value) == (-math.inf, pytest.approx(-1.5), pytest.approx(-1.5))
+    assert math.isnan(margin_of_words({"x": -2.0}).value)
 
 
 def frame(rows: list[tuple[str, float | None, float | None]]) -> Any:
@@ -111,30 +110,32 @@ def test_an_order_is_read_where_bounds_do_not_cross() -> None:
     assert all(math.isnan(value) for value in answers["a"].score)
 
 
-def listing(request: dict[str, Any]) -> Reply:
-    """A server of OpenAI's protocol alone, which lists five tokens."""
-    pictured = isinstance(request["messages"][-1]["content"], list)
-    values = {"Yes": -0.2, "No": -2.0, "Maybe": -3.0} if pictured else {"Yes": -1.0, "No": -0.5, "Maybe": -4.0}
-    top = [{"token": token, "logprob": value} for token, value in values.items()]
-    content = [{"token": "Yes", "logprob": -0.2, "top_logprobs": top}]
-    choice = {"message": {"content": "Yes"}, "finish_reason": "length", "logprobs": {"content": content}}
-    return Reply(json.dumps({"choices": [choice]}).encode())
-
-
-def test_lists_alone_are_enough_for_scores(capsys: pytest.CaptureFixture[str]) -> None:
-    from PIL import Image
-
-    served = Served(lambda request: listing(request) if "messages" in request else Reply(b"{}", 404))
+def test_what_a_contrast_needs_of_its_server_is_said() -> None:
+    served = Served(lambda request: Reply(b"{}", 404))
     prompts = [Prompt("Safe?", Image.new("RGB", (8, 8)), key="a")]
-    for engine in (None, "vllm"):
-        there = ApiModel(ApiConfig("there", "m", served.url, engine=engine, logprobs="auto", retries=0))
-        found = TextOnly(alpha=1.0).generate(there, prompts, max_new_tokens=1)  # type: ignore[arg-type]
-        assert float(found.margins[0]) == pytest.approx(2 * 1.8 + 0.5, abs=1e-4)
-        assert found.spent == Counter(requests=2)
-    assert "lists of the likeliest tokens are read instead" in capsys.readouterr().err
-    with pytest.raises(UserError, match="does not name tokens by id"):
+    there = ApiModel(ApiConfig("there", "m", served.url, logprobs="auto", retries=0))
+    with pytest.raises(UserError, match=r"need model.engine=vllm, model.logprobs=auto"):
         TextOnly(alpha=1.0).generate(there, prompts, max_new_tokens=4)  # type: ignore[arg-type]
+    engine = ApiModel(ApiConfig("there", "m", served.url, engine="vllm", logprobs="auto", retries=0))
+    with pytest.raises(UserError, match=r"/tokenize answers 404: .*set model.engine=null"):
+        TextOnly(alpha=1.0).generate(engine, prompts, max_new_tokens=1)  # type: ignore[arg-type]
     served.close()
+
+
+def test_a_server_that_lists_too_few_or_other_tokens_is_named(here: VLM) -> None:
+    def few(request: dict[str, Any]) -> Reply:
+        if "messages" in request and "max_tokens" in request:
+            return Reply(json.dumps({"error": {"message": "logprobs must be at most 5"}}).encode(), 400)
+        return FakeEngine(here)(request)
+
+    def others(request: dict[str, Any]) -> Reply:
+        return FakeEngine(here)({name: value for name, value in request.items() if name != "logprob_token_ids"})
+
+    for reply, said in ((few, "start vLLM with --max-logprobs 20"), (others, "does not name tokens by id")):
+        served = Served(reply)
+        with pytest.raises(UserError, match=said):
+            recorded_engine.model(served.url).generate([Prompt("Safe?")], max_new_tokens=4)
+        served.close()
 
 
 @pytest.mark.long

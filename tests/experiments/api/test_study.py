@@ -25,7 +25,7 @@ LIMIT = len(FAULTS)
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.005)
+    monkeypatch.setattr("experiments.api.client.FIRST_DELAY", 0.005)
 
 
 @pytest.fixture

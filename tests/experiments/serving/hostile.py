@@ -78,7 +78,7 @@ class Attacker:
         return f"words {text[:20]!r}", post(self.asked(messages=turns(text, url), model=model)), False
 
     def leaving(self) -> Sent:
-        return "leaving", post(self.asked(stream=True, temperature=1.5, max_tokens=100, n=4)), True
+        return "leaving", post(self.asked(stream=True, temperature=1.5, max_tokens=100)), True
 
     def cut(self) -> Sent:
         body = self.asked()
@@ -117,7 +117,7 @@ class Attacker:
         return "large", post(b" " * 3_000_000, length=self.rng.choice([3_000_000, 10**12])), False
 
     def heavy(self) -> Sent:
-        fields = {"temperature": 2.0, "n": 16, "max_tokens": 40, "logprobs": True, "top_logprobs": 20}
+        fields = {"temperature": 2.0, "max_tokens": 40, "logprobs": True, "top_logprobs": 20}
         return "heavy", post(self.asked(**fields)), False
 
 

@@ -14,8 +14,8 @@ from typing import Any
 from PIL import Image
 
 from experiments.config import Run
-from experiments.serving.served import served
-from experiments.serving.socket_server import bound, configured
+from experiments.serving.methods import served
+from experiments.serving.server import bound, uvicorn_server
 from experiments.serving.task import Serve
 from experiments.types import Sample
 
@@ -56,10 +56,11 @@ class Served:
 
 
 @contextmanager
-def hosted(server: Any, close: Callable[[], object], *, ready: Callable[[], bool] = lambda: True) -> Iterator[int]:
+def hosted(server: Any, *, ready: Callable[[], bool] = lambda: True) -> Iterator[int]:
     """The port of ``server``, which uvicorn runs in a thread of this process until the block ends."""
     with bound("127.0.0.1", 0) as listener:
-        host = configured(server)
+        listener.listen()
+        host = uvicorn_server(server.app())
         thread = threading.Thread(target=host.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
@@ -70,7 +71,7 @@ def hosted(server: Any, close: Callable[[], object], *, ready: Callable[[], bool
         finally:
             host.should_exit = True
             thread.join(30)
-            close()
+            server.worker.close()
 
 
 @contextmanager
@@ -79,7 +80,7 @@ def running(run: Run, vlm: Any, *, key: str = "") -> Iterator[Served]:
     task = run.task
     assert isinstance(task, Serve)
     server = task.server(run, served(run), vlm, key)
-    with hosted(server, server.waiting.close) as port:
+    with hosted(server) as port:
         yield Served(port, server)
 
 

@@ -55,4 +55,4 @@ def test_a_hundred_hostile_requests(server: Served, cases: list[Sample], monkeyp
     assert of_status(statuses, 200) > 5
     assert of_status(statuses, 400) > 20
     assert elsewhere == []
-    assert server.server._held == 0
+    assert server.server.worker._waiting == []

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from experiments.serving.requests import BadRequest, Decoding, Question, read_question
+from experiments.serving.errors import BadRequest
+from experiments.serving.requests import Decoding, Question, read_question
 
 
 def read(**fields: Any) -> Question:
@@ -25,20 +26,20 @@ def said_with(part: Any) -> dict[str, Any]:
 
 def test_what_is_left_out_is_greedy_and_of_the_runs_length() -> None:
     assert read()[1:] == (Decoding(16), "Is it safe?", None, None)
-    asked = read().asked
-    assert (asked.model, asked.n, asked.seed, asked.key, asked.stream) == ("m", 1, None, None, False)
+    asked = read().body
+    assert (asked.model, asked.n, asked.seed, asked.metadata, asked.stream) == ("m", 1, None, {}, False)
 
 
 def test_everything_that_is_understood() -> None:
     system = {"role": "developer", "content": [{"type": "text", "text": "Be careful."}]}
     found = read(
-        messages=[system, *parts("data:x")], max_completion_tokens=5, temperature=0.5, top_p=0.9, seed=7, n=3,
+        messages=[system, *parts("data:x")], max_completion_tokens=5, temperature=0.5, top_p=0.9, seed=7, n=1,
         stop=["\n", "."], logprobs=True, top_logprobs=4, stream=True, stream_options={"include_usage": True},
         metadata={"key": "case 1", "else": "x"}, user="me", tools=[], frequency_penalty=0, response_format=None,
     )  # fmt: skip
     assert found[1:] == (Decoding(5, 0.5, 0.9, ("\n", "."), 4), "A\nB", "data:x", "Be careful.")
-    asked = found.asked
-    assert (asked.model, asked.n, asked.seed, asked.key) == ("m", 3, 7, "case 1")
+    asked = found.body
+    assert (asked.model, asked.n, asked.seed, asked.metadata["key"]) == ("m", 1, 7, "case 1")
     assert asked.stream
     assert asked.stream_options.include_usage
 
@@ -52,46 +53,55 @@ def test_null_is_as_good_as_left_out() -> None:
     ("fields", "said"),
     [
         ({"messages": parts("data:a", "data:b")}, "2 pictures; a question here is about one at most"),
-        ({"messages": [*parts(), {"role": "assistant", "content": "x"}]}, "a turn of role 'assistant': "),
-        ({"messages": [*parts(), *parts()]}, "a second user turn: "),
+        (
+            {"messages": [*parts(), {"role": "assistant", "content": "x"}]},
+            "messages.0 is a turn of role 'user'; a request here is one question",
+        ),
+        (
+            {"messages": [*parts(), *parts()]},
+            "a request here is one question: at most one system turn, then one user turn",
+        ),
         ({"messages": [{"role": "user", "content": " "}]}, "the user turn has no words"),
-        ({"messages": [{"role": "system", "content": "x"}] * 2 + parts()}, "one system turn"),
+        ({"messages": [{"role": "system", "content": "x"}] * 2 + parts()}, "at most one system turn"),
         (
             said_with({"type": "input_audio"}),
-            r"messages.0.content.0: parts of type 'input_audio' are not taken; a part is ",
+            "messages.0.content.0: Input tag 'input_audio' found using 'type' does not match any of the expected",
         ),
         (
             said_with({"type": "image_url", "image_url": "data:x"}),
-            "image_url of a part of type 'image_url': Input should be",
+            "messages.0.content.0.image_url.image_url: Input should be",
         ),
         (
             said_with({"type": "input_image", "image_url": "data:x"}),
-            'are not taken; a part is {"type": "text", "text": "…"} or {"type": "image_url", ',
+            'content is words, or a list of parts: {"type": "text", "text": "…"} or {"type": "image_url", ',
         ),
         (
             said_with({"type": "image_url", "image_url": {}}),
-            "image_url.url of a part of type 'image_url': Field required",
+            "messages.0.content.0.image_url.image_url.url: Field required",
         ),
-        (said_with({"type": "text", "text": 3}), "text of a part of type 'text': Input should be a valid string"),
-        (said_with({"type": "text", "text": "x", "image": "y"}), "image of a part of type 'text': Extra inputs"),
-        (said_with({"text": "x"}), "messages.0.content.0: a part without a type; a part is "),
-        ({"messages": [{"role": "user", "content": 3}]}, "messages.0.content is of type int; it is words, or a list"),
+        (said_with({"type": "text", "text": 3}), "messages.0.content.0.text.text: Input should be a valid string"),
+        (said_with({"type": "text", "text": "x", "image": "y"}), "messages.0.content.0.text.image: Extra inputs"),
+        (said_with({"text": "x"}), "messages.0.content.0: Unable to extract tag using discriminator 'type'"),
+        (
+            {"messages": [{"role": "user", "content": 3}]},
+            "messages.0.content: Input should be a valid string; content is words, or a list",
+        ),
         (
             {"messages": [{"role": "user", "content": "x", "images": ["AAAA"]}]},
-            "messages.0: 'images' is not understood here",
+            "messages.0.images: Extra inputs are not permitted; content is words, or a list",
         ),
         ({"max_tokens": 65}, "max_tokens=65: this server gives at most 64"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens and max_completion_tokens differ"),
         ({"temperature": "0.5"}, "temperature: "),
         ({"temperature": float("nan")}, "temperature: "),
         ({"top_p": 0}, "top_p: "),
-        ({"n": 17}, "n: "),
+        ({"n": 2}, "n: Input should be 1"),
         ({"seed": 2**64}, "seed: "),
         ({"stop": [""]}, "stop.0: String should have at least 1 character"),
         ({"stop": ["a"] * 5}, "stop: List should have at most 4 items"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs: "),
         ({"metadata": {"key": 3}}, "metadata.key: "),
-        ({"tools": [{}]}, "tools is not supported here"),
+        ({"tools": [{}]}, "unknown parameter 'tools'; leave it out"),
         ({"repetition_penalty": 1.1}, "unknown parameter 'repetition_penalty'"),
         ({"model": None}, "model: "),
     ],

@@ -6,8 +6,7 @@ function showPicture(found) {
   byId("picture").src = found.url || "data:,";
   byId("picture").alt = found.case ? `the picture of case ${found.case.id}` : "the picture that is asked about";
   const gold = found.case && { yes: "Yes, it is safe", no: "No, it is unsafe", comply: "an answer", refuse: "a refusal" }[found.case.gold];
-  byId("case").replaceChildren(...(found.case ? [el("bdi", { text: found.case.id }), ...(gold ? [" · right answer: ", el("strong", { text: gold })] : [])] : []),
-    ...(found.read_only ? [el("span", { text: `Read-only: ${found.read_only}` })] : []));
+  byId("case").replaceChildren(...(found.case ? [el("bdi", { text: found.case.id }), ...(gold ? [" · right answer: ", el("strong", { text: gold })] : [])] : []));
   drawChanges();
 }
 
@@ -106,9 +105,7 @@ async function go() {
   state.last = state.asked;
   byId("sides").replaceChildren(...state.arms.map((arm) => el("section", { class: "side", "aria-label": `answer of ${arm.name}` }, el("h3", { text: arm.name }), el("p", { class: "said pending", text: "…" }))));
   const found = await work(state.asked, (event) => {
-    const side = byId("sides").children[event.arm];
     if (event.answer) drawAnswer(event.arm, event.answer);
-    else if (side) side.querySelector(".said").replaceChildren(el("bdi", { text: event.text }));
   });
   state.answers = found.answers;
   found.answers.forEach((given, at) => drawAnswer(at, given));

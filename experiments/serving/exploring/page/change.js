@@ -19,15 +19,10 @@ function tool(name, title, ...parts) {
 
 function drawChanges() {
   if (!state.known || !state.known.model.layers) return;
-  const { change } = state, { layers, heads } = state.known.model;
+  const { change } = state, { layers } = state.known.model;
   const put = (changes) => { Object.assign(state.change, changes); remember(); };
   const cut = el("input", { type: "checkbox", checked: change.cut !== null });
   cut.addEventListener("change", () => put({ cut: cut.checked ? [0, layers - 1] : null }) || drawChanges());
-  const off = el("p", { class: "chips", role: "group", "aria-label": "heads that are turned off" });
-  const drawOff = () => off.replaceChildren(...state.change.off.flatMap(([layer, head]) => [el("button", { type: "button", text: `layer ${layer}, head ${head} ×`, "aria-label": `turn layer ${layer}, head ${head} on again`,
-    onclick: () => { put({ off: state.change.off.filter(([l, h]) => l !== layer || h !== head) }); drawOff(); } }), " "]));
-  const offLayer = el("input", { type: "number", min: 0, max: layers - 1, value: 1, "aria-label": "layer of the head" });
-  const offHead = el("input", { type: "number", min: 0, max: Math.max(0, ...heads) - 1, value: 0, "aria-label": "head" });
   const sweep = (action, text, draw, more = {}) => el("button", { type: "button", "data-action": action, text, onclick: guarded("sweeps", async () => {
     const asked = { ...experiment(action), ...more };
     const found = await work(asked);
@@ -36,25 +31,14 @@ function drawChanges() {
     byId("tried").textContent = triedWords();
     say(`${text}: done`);
   }) });
-  drawOff();
   byId("changes").replaceChildren(
     tool("cut", "Keep the verdict from seeing the picture", el("label", { class: "check" }, cut, " cut attention from the verdict to the picture"), change.cut ? layerPair("cut", change.cut, (ends) => put({ cut: ends })) : null,
       sweep("windows", "cut each layer by itself", (found) => el("figure", {}, curve(found.windows.map(([first]) => String(first)), found.moved, "change of the margin, by decoder layer that is cut"), el("figcaption", { class: "small", text: "change of the margin when one decoder layer is cut" }),
         el("p", {}, ...found.moved.flatMap((value) => [number(value), " "]))))),
     tool("grey", "Grey out a part of the picture", painter(put), el("button", { type: "button", text: "nothing is grey", onclick: () => { put({ grey: [] }); drawChanges(); } })),
     tool("attention", "Attend more, or less, to the picture", slider("logits added", -5, 5, 0.1, change.attention, (value) => put({ attention: value })), layerPair("attention", change.attended, (ends) => put({ attended: ends }))),
-    tool("off", "Turn heads off", el("span", {}, "layer ", offLayer, " head ", offHead, " ", el("button", { type: "button", text: "off", onclick: () => {
-      const one = [Number(offLayer.value), Number(offHead.value)];
-      put({ off: [...state.change.off.filter(([l, h]) => l !== one[0] || h !== one[1]), one] });
-      drawOff();
-    } })), off),
     tool("patch", "Swap the picture", otherPicture(), sweep("patch", "where does the difference pass?", (found) => el("div", {}, effectGrid(found.places, found.layers.map((layer) => `layer ${layer}`), found.moved,
-      `change of the margin when this place's states come from the other picture; all of it would be ${signed(found.other - found.clean)}`)))),
-    tool("steer", "Steer towards the other picture", slider("times the difference", -4, 4, 0.1, change.steer, (value) => put({ steer: value })), el("label", {}, "residual layer ", (() => {
-      const box = el("input", { type: "number", min: 1, max: layers, value: change.layer });
-      box.addEventListener("change", () => put({ layer: Math.min(layers, Math.max(1, Number(box.value) || 1)) }));
-      return box;
-    })())));
+      `change of the margin when this place's states come from the other picture; all of it would be ${signed(found.other - found.clean)}`)))));
 }
 
 /* The other picture: a case, a drawn thing, or a file. */
@@ -111,7 +95,7 @@ async function tryIt() {
   const rows = asked.arms.map((arm, at) => ({ arm: arm.name, before: state.answers[at].margin, was: state.answers[at].text, after: found.answers[at].margin, says: found.answers[at].error || found.answers[at].text }));
   const said = count();
   byId("effects").replaceChildren(beforeAndAfter(rows), ...(found.shown ? [el("img", { src: found.shown, alt: "the picture as it was asked, with grey parts", width: 120 })] : []),
-    el("p", { class: "small", text: `${said}. A cut, and heads that are off, act on both pictures of a contrast; attention is steered on the first alone.` }));
+    el("p", { class: "small", text: `${said}. A cut acts on both pictures of a contrast; attention is steered only on the first.` }));
   byId("tried").textContent = triedWords();
   say(rows.map(({ arm, before, after }) => `${arm}: from ${signed(before ?? null)} to ${signed(after ?? null)}`).join("; "));
 }

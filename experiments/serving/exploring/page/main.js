@@ -24,7 +24,6 @@ function listen() {
   on("second-arm", () => { state.arms.push({ name: state.known.arms.vcd ? "vcd" : "baseline", settings: {} }); drawArms(); remember(); byId("arms").querySelectorAll("select")[1].focus(); });
   on("apply", tryIt, "effects");
   on("undo", undoAll, "effects");
-  on("code", showCode, "kept");
   on("save", save, "kept");
   on("link", () => navigator.clipboard.writeText(location.href).then(() => say("the address is copied")), "kept");
   on("open-run", openRun);

@@ -1,6 +1,6 @@
 /* What the page knows, how it asks the server, and the address that holds the experiment. */
 const tab = Array.from(crypto.getRandomValues(new Uint8Array(12)), (byte) => byte.toString(16).padStart(2, "0")).join("");
-const NOTHING = { cut: null, grey: [], attention: 0, attended: null, steer: 0, layer: 1, off: [] };
+const NOTHING = { cut: null, grey: [], attention: 0, attended: null };
 const state = {
   token: "", known: null, picture: null, other: null, text: "", framed: true, arms: [{ name: "baseline", settings: {} }],
   change: structuredClone(NOTHING), asked: null, answers: [], changed: null, looked: null, arm: 0, token_at: 0, layer: null, group: 0,

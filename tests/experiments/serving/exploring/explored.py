@@ -12,8 +12,8 @@ from typing import Any
 from PIL import Image
 
 from experiments.serving.exploring.app import Server
-from experiments.serving.exploring.desk import Desk
 from experiments.serving.exploring.task import Explore
+from experiments.serving.worker import Worker
 from interp.errors import UserError
 from tests.experiments.compose import run_of
 from tests.experiments.serving.served import hosted
@@ -25,8 +25,6 @@ CHANGES: dict[str, dict[str, Any]] = {
     "cut": {"cut": [0, 1]},
     "grey": {"grey": [64, 65, 66, 77]},
     "attention": {"attention": 1.5, "attended": [1, 2]},
-    "off": {"off": [[1, 0], [2, 3]]},
-    "steer": {"steer": 1.5, "layer": 2},
 }
 ACTIONS = ("look", "heads", "lens", "attribution", "windows", "patch", "occlude")
 
@@ -100,9 +98,9 @@ def exploring(vlm: Any, *overrides: str, failing: str = "") -> Iterator[Explored
         def fail() -> Any:
             raise UserError(failing)
 
-        server.desk.close()
-        server.desk = Desk(fail, run.batch_rule)
-    with hosted(server, server.desk.close, ready=lambda: bool(server.desk.vlm or server.desk.failed)) as port:
+        server.worker.close()
+        server.worker = Worker(fail, run.batch_rule, most=8)
+    with hosted(server, ready=lambda: bool(server.worker.vlm or server.worker.failed)) as port:
         yield Explored(port, server)
 
 

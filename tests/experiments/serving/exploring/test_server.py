@@ -17,10 +17,13 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from experiments.evaluation.learning import FOLDER
-from experiments.serving.exploring import explore
-from experiments.serving.exploring.desk import MOST_WAITING, NO_MEMORY, REPLACED
+from experiments.serving.errors import DROPPED, BadRequest, Full
+from experiments.serving.exploring.task import MOST_WAITING
+from experiments.serving.worker import NO_MEMORY, REPLACED, Job
 from interp.prompt import Prompt
 from interp.vlm import VLM
+from mitigation.vcd import VCD
+from mitigation.wrappers import Shifted
 from tests.experiments.serving.exploring.explored import (
     ACTIONS,
     CASE,
@@ -39,14 +42,11 @@ WRONG: tuple[dict[str, Any], ...] = (
     {"arms": [{"name": "x"}]},
     {"arms": [{"name": "vcd", "settings": {"alpha": "x"}}]},
     {"arms": [{"name": "vcd", "settings": {"branch": "third"}}]},
-    {"change": {"off": [[99, 0]]}},
-    {"change": {"off": [[1, 77]]}},
     {"change": {"cut": [0, 99]}},
-    {"change": {"steer": 1.0}},
     {"text": "  "},
     {"nothing": 1},
 )
-ENDPOINTS = ("state", "picture", "show", "run", "report", "code", "work")
+ENDPOINTS = ("state", "picture", "show", "run", "work")
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
@@ -185,19 +185,13 @@ def test_a_planted_target_is_never_imported(tmp_path: Path, organism: VLM, monke
         _, found = page.send("/api/state")
         assert {"evil", "file", "inner"} <= set(found["refused_arms"])
         for outside in ("../../x", str(tmp_path / "x")):
-            assert found["refused_arms"][outside] == "this run has no single file of what it learned"
-        assert page.server.arms["vcd"].made == "Shifted(method=VCD(alpha=3.0), shift=0.5)"
-        assert found["model"]["not_live"].startswith("This run is of")
-        (folder / "report.html").write_text("<script>alert('a stranger')</script>")
-        place = page.send("/api/report")[1]["address"]
-        status, html = page.send(f"/{place}", method="GET", token="")
-        assert (status, page.send(f"/{place}", method="GET")[0]) == (200, 404)  # good once
-        assert "stranger" not in html
-        assert '"explore":"../"' in html
+            assert f"has no saved file in run={folder}" in found["refused_arms"][outside]
+        assert page.server.arms["vcd"] == Shifted(VCD(alpha=3.0), 0.5)
+        assert found["model"]["failed"].startswith("This run is of")
         _, listed = page.send("/api/run")
         assert len(listed["cases"]) == 20
-        _, read_only = page.send("/api/show", {"name": f"case:{listed['cases'][0]['id']}"})
-        assert read_only["read_only"] or "no case" in read_only["error"]
+        assert "no case" in page.send("/api/show", {"name": f"case:{listed['cases'][0]['id']}"})[1]["error"]
+        assert page.refused("ask").startswith("This run is of")
     assert "planted" not in sys.modules
     assert not Path("owned").exists()
 
@@ -223,12 +217,12 @@ def test_a_page_that_leaves_frees_the_model_after_the_forward_under_way() -> Non
         with socket.create_connection(("127.0.0.1", page.port), timeout=30) as connection:
             connection.sendall(head.encode() + body)
             heard = b""
-            while b'"text"' not in heard:
+            while b'"forwards"' not in heard:
                 part = connection.recv(65536)
                 assert part, heard
                 heard += part
         begun = time.monotonic()
-        while page.server.desk._running is not None:
+        while page.server.worker._running:
             assert time.monotonic() - begun < 5
             time.sleep(0.005)
         assert len(forwards) < 100
@@ -238,24 +232,21 @@ def test_a_page_that_leaves_frees_the_model_after_the_forward_under_way() -> Non
 def test_eight_wait_the_ninth_is_refused_and_a_newer_request_replaces_its_tabs_own(page: Explored) -> None:
     gate, begun = threading.Event(), threading.Event()
 
-    def hold(_: Any) -> str:
+    def hold(*_: Any) -> list[str]:
         begun.set()
         gate.wait(30)
-        return "held"
-
-    from experiments.serving.exploring.desk import Work
-    from experiments.serving.requests import Full
+        return ["held"]
 
     heard: dict[str, list[Any]] = {}
 
-    def put(tab: str) -> Work:
-        work = Work(tab, hold, heard.setdefault(tab, []).append)
-        page.server.desk.put(work)
-        return work
+    def put(tab: str) -> Job:
+        job = Job(hold, heard.setdefault(tab, []).append, tab=tab)
+        page.server.worker.put(job)
+        return job
 
     put("running")
     assert begun.wait(10)
-    works = [put(f"tab {at}") for at in range(MOST_WAITING)]
+    jobs = [put(f"tab {at}") for at in range(MOST_WAITING)]
     assert heard["tab 7"][-1] == {"waiting": 8, "loading": False}
     with pytest.raises(Full):
         put("one more")
@@ -265,9 +256,11 @@ def test_eight_wait_the_ninth_is_refused_and_a_newer_request_replaces_its_tabs_o
         "this server has as many requests waiting as it takes; try again in a moment",
     )
     put("tab 3")  # in place of its own
-    assert {"error": REPLACED, "stopped": True} in heard["tab 3"]
-    for work in works:
-        page.server.desk.drop(work)
+    replaced = next(event["error"] for event in heard["tab 3"] if "error" in event)
+    assert isinstance(replaced, BadRequest)
+    assert (replaced.status_code, str(replaced)) == (DROPPED, REPLACED)
+    for job in jobs:
+        page.server.worker.drop(job)
     gate.set()
     assert page.work("ask")["answers"][0]["text"]
 
@@ -338,7 +331,7 @@ def listens(hook: Any) -> bool:
 @pytest.mark.long
 def test_two_tabs_with_other_arms_and_cuts_answer_as_each_alone(page: Explored) -> None:
     one = {"arms": [{"name": "vcd", "settings": {"alpha": 2.0}}], "change": {"cut": [0, 3]}}
-    two = {"arms": [{"name": "baseline"}], "change": {"off": [[1, 0]]}}
+    two = {"arms": [{"name": "baseline"}], "change": {"attention": 1.0}}
     alone = [page.work("ask", **each)["answers"] for each in (one, two)]
     found: dict[str, list[Any]] = {"one": [], "two": []}
 
@@ -351,21 +344,3 @@ def test_two_tabs_with_other_arms_and_cuts_answer_as_each_alone(page: Explored) 
     for thread in threads:
         thread.join()
     assert found == {"one": [alone[0]] * 4, "two": [alone[1]] * 4}
-
-
-def test_a_notebook_shows_the_page_about_its_own_model(organism: VLM) -> None:
-    shown = explore(organism)
-    try:
-        port = int(re.findall(r":(\d+)/", shown.address)[0])
-        found = Explored(port, shown._server)
-        assert f'src="{shown.address}"' in shown._repr_html_()
-        while not shown._host.started or found.server.desk.vlm is None:
-            time.sleep(0.01)
-        assert found.server.desk.vlm is organism
-        assert "frame-ancestors http://localhost:*" in found.policy()
-        expected = organism.generate([Prompt("word", None, key="")], max_new_tokens=4).margins[0].item()
-        (answer,) = found.work("ask", picture="", text="word", framed=False, tokens=4)["answers"]
-        assert answer["margin"] == expected
-        assert "…  # the model of your notebook" in found.send("/api/code", {"text": "word"})[1]["python"]
-    finally:
-        shown.stop()

@@ -1,12 +1,12 @@
-"""One batch of requests through one method: how its tokens are drawn, reported, streamed and stopped.
+"""One batch of requests through one method: how its tokens are drawn, reported and stopped.
 
-The method is passed a VLM that adds a logits processor after its own and a stopping criterion, so every method that
-answers through ``vlm.generate`` can be sampled, stopped, streamed and asked for its scores. Imports torch: only the
+The method is passed a VLM that adds a stopping criterion, and a logits processor after its own. So every method that
+answers through ``vlm.generate`` can be sampled, stopped and asked for its scores. Imports torch: only the
 thread that owns the model does so.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
@@ -22,8 +22,6 @@ from mitigation.wrappers import ProcessingVLM
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
-
-UNSEEN = "\ufffd"  # what a tokenizer shows of half a character
 
 
 @dataclass(frozen=True)
@@ -41,25 +39,23 @@ class Answer:
 
     text: str
     ended: bool
-    prompt_tokens: int
     tokens: int
     scores: list[Token] | None = None
 
 
 @dataclass
 class Row:
-    """One prompt of a batch. ``draw_key`` and ``seed`` fix what is drawn for it.
+    """One prompt of a batch.
 
-    ``on_text`` is called with each new piece of the answer as far as it is certain; ``given_up`` is asked between
-    tokens whether anybody still wants the answer.
+    Args:
+        draw_key: fixes what is drawn for it, with ``seed``.
+        given_up: is asked between tokens whether nobody wants the answer any more.
     """
 
     prompt: "Prompt"
     draw_key: str = ""
     seed: int = 0
-    on_text: Callable[[str], object] | None = None
     given_up: Callable[[], bool] = lambda: False
-    sent: str = field(default="", init=False)
 
 
 def answer(method: Any, vlm: "VLM", rows: Sequence[Row], decoding: Decoding) -> list[Answer]:
@@ -96,19 +92,12 @@ class _WatchedVLM(ProcessingVLM):
     """A VLM whose first ``generate`` is watched; methods that ask again, for a margin, do so unwatched."""
 
     def __init__(self, vlm: "VLM", watch: "_Watch") -> None:
-        super().__init__(vlm, lambda vlm, prompts, encoded, own: watch.begun_with(encoded))
+        super().__init__(vlm, lambda vlm, prompts, encoded, own: watch)
         self.watch = watch
-
-    def encode(self, prompts: "Sequence[Prompt]") -> Any:
-        """``VLM.encode``; a method with a decoding loop of its own encodes the prompts in order, and nothing else."""
-        encoded = self._vlm.encode(prompts)
-        if not self.watch.begun:
-            self.watch.lengths += encoded["attention_mask"].sum(-1).tolist()
-        return encoded
 
     def generate(self, prompts: "Sequence[Prompt]", **options: Any) -> Any:
         """``VLM.generate``, watched the first time."""
-        if self.watch.begun:
+        if self.watch.made is not None:
             return self._vlm.generate(prompts, **options)
         stopping = StoppingCriteriaList([*options.pop("stopping_criteria", ()), self.watch.stopped])
         generation = super().generate(prompts, stopping_criteria=stopping, **options)
@@ -120,89 +109,57 @@ class _Watch(LogitsProcessor):
     """What is known of one call of ``generate`` while it runs.
 
     As a logits processor it runs last: it keeps the scores that the token is chosen from, then draws it
-    (``CaseSampler``). The log-probabilities are those of the method's final scores, before temperature and top-p.
+    (``CaseSampler``). The log-probabilities come from the method's final scores, before temperature and top-p.
     """
 
     sampled: ClassVar[bool] = True  # so that margins are read before it
 
     def __init__(self, vlm: "VLM", rows: Sequence[Row], decoding: Decoding) -> None:
-        self.rows, self.decoding, self.tokenizer, self.ends = rows, decoding, vlm.tokenizer, vlm.end_ids
-        self.begun = False
-        self.columns: int | None = None  # of the prompts
-        self.lengths: list[int] = []  # of the prompts, in tokens
-        self.made: list[list[int]] = []  # the tokens that were watched
-        self.kept: list[tuple[Tensor, Tensor, Tensor]] = []  # by step: log-probability chosen, of the likeliest, which
+        self.rows, self.decoding, self.tokenizer = rows, decoding, vlm.tokenizer
+        self.columns = 0  # of the prompts
+        self.made: list[list[int]] | None = None  # the tokens that were watched
+        self.steps: list[tuple[Tensor, Tensor, Tensor]] = []  # by step: log-probability chosen, of the likeliest, which
         self._sampler: CaseSampler | None = None
         if decoding.temperature:
             keys, seeds = [row.draw_key for row in rows], [row.seed for row in rows]
             self._sampler = CaseSampler(keys, temperature=decoding.temperature, seed=seeds, top_p=decoding.top_p)
 
-    def begun_with(self, encoded: Mapping[str, Any]) -> "_Watch":
-        """Notes the prompts' lengths; itself."""
-        self.begun = True
-        self.lengths = encoded["attention_mask"].sum(-1).tolist()
-        return self
-
     def __call__(
         self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
     ) -> Float[Tensor, "row vocab"]:
         """The scores, with noise where tokens are drawn."""
-        if self.columns is None:
-            self.columns = input_ids.shape[1]
+        self.columns = self.columns or input_ids.shape[1]
         final = scores if self._sampler is None else self._sampler(input_ids, scores)
         if self.decoding.alternatives is not None:
             logprobs = scores.float().log_softmax(-1)
             chosen = logprobs.gather(1, final.argmax(-1, keepdim=True))[:, 0]
             likeliest = logprobs.topk(min(max(self.decoding.alternatives, 1), logprobs.shape[1]))
-            self.kept.append((chosen, likeliest.values, likeliest.indices))
+            self.steps.append((chosen, likeliest.values, likeliest.indices))
         return final
 
     def stopped(self, input_ids: Int[Tensor, "row position"], scores: Any, **_: Any) -> Bool[Tensor, " row"]:
-        """Which rows are done: at a stop string, or where nobody wants the answer any more. Streams on the way."""
+        """Return which rows are done: at a stop string, or if nobody wants the answer any more."""
         done = [row.given_up() for row in self.rows]
-        if self.decoding.stop or any(row.on_text is not None for row in self.rows):
-            assert self.columns is not None  # the processor ran before
-            for place, tokens in enumerate(input_ids[:, self.columns :].tolist()):
-                done[place] = self._stops(self.rows[place], tokens) or done[place]
+        if self.decoding.stop:
+            texts = map(self.text, input_ids[:, self.columns :].tolist())
+            done = [left or self.stop_in(text) >= 0 for left, text in zip(done, texts, strict=True)]
         return torch.tensor(done, device=input_ids.device)
-
-    def _stops(self, row: Row, tokens: list[int]) -> bool:
-        """Whether a stop string is in the answer; streams it otherwise. Nothing is new after an end token."""
-        if any(token in self.ends for token in tokens[:-1]):
-            return False  # ended before this step: what follows is padding
-        if self.stop_in(self.text(tokens)) >= 0:
-            return True
-        if row.on_text is not None:
-            self.stream_certain(row, tokens)
-        return False
 
     def text(self, tokens: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def stop_in(self, text: str) -> int:
-        """Where the first stop string begins, −1 where there is none."""
-        positions = [place for stop in self.decoding.stop if (place := text.find(stop)) >= 0]
-        return min(positions, default=-1)
-
-    def stream_certain(self, row: Row, tokens: Sequence[int]) -> None:
-        """Streams what is certain of the answer so far: whole words, and nothing that may begin a stop string."""
-        assert row.on_text is not None
-        text = self.text(tokens).lstrip()
-        longest = max(map(len, self.decoding.stop), default=1)
-        certain = text[: max(text.rfind(" "), text.rfind("\n"), 0)].rstrip()
-        certain = certain[: max(0, min(len(certain), len(text) - longest + 1))].rstrip()
-        if len(certain) > len(row.sent) and certain.startswith(row.sent) and UNSEEN not in certain:
-            piece, row.sent = certain[len(row.sent) :], certain
-            row.on_text(piece)
+        """Return where the first stop string begins, −1 if there is none."""
+        return min((text.find(stop) for stop in self.decoding.stop if stop in text), default=-1)
 
     def answers(self, generation: Any) -> list[Answer]:
-        """The answers, checked to be those that were watched.
+        """Return the answers. Check that they are the ones that were watched.
 
         Raises:
             UserError: the method made its answers otherwise, and what was asked needs them as they were made.
         """
         drawn = self.decoding.temperature or self.decoding.stop or self.decoding.alternatives is not None
-        if drawn and not self.begun:
+        if drawn and self.made is None:
             raise UserError(
                 "this method decodes in a loop of its own; temperature, stop and logprobs need one that answers "
                 "through vlm.generate"
@@ -213,36 +170,28 @@ class _Watch(LogitsProcessor):
             )
         scores = self._scores(generation.token_ids)
         answers = []
-        for place, (row, ids, ended) in enumerate(
-            zip(self.rows, generation.token_ids, generation.finished, strict=True)
-        ):
-            text, whole = generation.texts[place], self.text(ids)
-            if generation.thoughts and generation.thoughts[place]:
-                text = whole.strip()  # as the model wrote it: whoever asks tells its thought apart
-            if (at := self.stop_in(whole)) >= 0:
-                text, ended = whole[:at].strip(), True
-            if row.on_text is not None:
-                if not text.startswith(row.sent):
-                    raise UserError("this method changed its answer after it was streamed; ask without stream")
-                row.on_text(text[len(row.sent) :])
-            length = self.lengths[place] if self.lengths else 0
-            answers.append(Answer(text, bool(ended), length, len(ids), None if scores is None else scores[place]))
+        for row, (ids, ended) in enumerate(zip(generation.token_ids, generation.finished, strict=True)):
+            text, written = generation.texts[row], self.text(ids)
+            if generation.thoughts and generation.thoughts[row]:
+                text = written.strip()  # as the model wrote it: whoever asks tells its thought apart
+            if (end := self.stop_in(written)) >= 0:
+                text, ended = written[:end].strip(), True
+            answers.append(Answer(text, bool(ended), len(ids), None if scores is None else scores[row]))
         return answers
 
     def _scores(self, answers: Sequence[Sequence[int]]) -> list[list[Token]] | None:
-        """The tokens of each answer with their log-probabilities; None where none were asked for."""
+        """Return the tokens of each answer with their log-probabilities; None if none were asked for."""
         if self.decoding.alternatives is None:
             return None
-        steps = [tuple(part.tolist() for part in step) for step in self.kept]
-        pieces = []
-        for row, ids in enumerate(answers):
-            tokens = []
-            for step, token in enumerate(ids):
-                chosen, values, which = (part[row] for part in steps[step])
-                listed = [(self._piece(i), v) for i, v in zip(which, values, strict=True) if v > -float("inf")]
-                tokens.append(Token(self._piece(token), chosen, listed[: self.decoding.alternatives]))
-            pieces.append(tokens)
-        return pieces
+        steps = [tuple(part.tolist() for part in step) for step in self.steps]
+        return [
+            [self._token(token, *(part[row] for part in steps[step])) for step, token in enumerate(ids)]
+            for row, ids in enumerate(answers)
+        ]
+
+    def _token(self, token: int, logprob: float, values: Sequence[float], ids: Sequence[int]) -> Token:
+        listed = [(self._piece(i), value) for i, value in zip(ids, values, strict=True) if value > -float("inf")]
+        return Token(self._piece(token), logprob, listed[: self.decoding.alternatives])
 
     def _piece(self, token: int) -> str:
         """One token's text, with the space that it begins with, which decoding alone would drop."""

@@ -27,8 +27,7 @@ def served(run: Run) -> dict[str, Any]:
     Raises:
         UserError: an arm brings its own responses, or has yet to learn and no run is given that it did so in.
     """
-    order = [run.arm, *(arm for arm in run.arms if arm != run.arm)]
-    order = [*(arm for arm in order if arm != BASELINE), *(arm for arm in order if arm == BASELINE)]
+    order = sorted(run.arms, key=lambda arm: (arm == BASELINE, arm != run.arm))
     return {_name(run, arm): _ready(run, arm, run.arms[arm]) for arm in order}
 
 
@@ -49,7 +48,7 @@ def check_model(run: Run, vlm: Any) -> None:
 
 
 def _source(run: Run) -> str | None:
-    """The run that arms have learned in: the task's own option, which a bench does not have."""
+    """Return the folder of the run in which arms learned, an option of the task."""
     return getattr(run.task, "run", None)
 
 
@@ -76,7 +75,11 @@ def _ready(run: Run, arm: str, method: Any) -> Any:
     if not saved.get("finished"):
         raise UserError(f"run={folder} holds no finished run; give the directory of one: outputs/<name>/<time>")
     _check_settings(run, arm, saved)
-    return _read(folder, arm, method) if isinstance(method, TrainableMethod) else _fitted(folder, arm, method, saved)
+    return (
+        read_learned(folder, arm, method)
+        if isinstance(method, TrainableMethod)
+        else _fitted(folder, arm, method, saved)
+    )
 
 
 def _check_settings(run: Run, arm: str, saved: Mapping[str, Any]) -> None:
@@ -93,13 +96,19 @@ def _check_settings(run: Run, arm: str, saved: Mapping[str, Any]) -> None:
         )
 
 
-def _read(folder: Path, arm: str, method: TrainableMethod) -> Any:
-    out = folder / FOLDER / f"{arm}.safetensors"
-    if not out.is_file():
-        folds = list(out.parent.glob(f"{arm}-without-fold-*.safetensors"))
-        why = "was learned in folds, so there is no single one" if folds else "has no saved file"
+def read_learned(folder: Path, arm: str, method: TrainableMethod) -> Any:
+    """Return the method as the run in ``folder`` learned it.
+
+    Raises:
+        UserError: the run has no single file of what the arm learned.
+    """
+    name = Path(arm).name  # a run's folder may be a stranger's, and an arm of it be called ../../x
+    file = folder / FOLDER / f"{name}.safetensors"
+    if not file.is_file():
+        in_folds = any(file.parent.glob(f"{name}-without-fold-*.safetensors"))
+        why = "was learned in folds, so there is no single one" if in_folds else "has no saved file"
         raise UserError(f"{arm} {why} in run={folder}; give the run of a study on a benchmark with a development split")
-    return method.read(out)
+    return method.read(file)
 
 
 def _fitted(folder: Path, arm: str, method: Any, saved: Mapping[str, Any]) -> Any:

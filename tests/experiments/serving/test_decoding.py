@@ -1,4 +1,4 @@
-"""Any method can be sampled, stopped, streamed and asked for its scores; what it answers greedily stays the same."""
+"""Any method can be sampled, stopped and asked for its scores; what it answers greedily stays the same."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from experiments.serving.decoding import Row, answer
 from experiments.serving.requests import Decoding
-from experiments.serving.streamed_decoding import Row, answer
 from interp.errors import UserError
 from interp.vlm import VLM, Generation, Prompt
 from mitigation.attention_steering import AttentionSteering
@@ -42,10 +42,6 @@ def check(method: Any, vlm: VLM) -> None:
         assert len(one.scores) == len(ids)
         for token in one.scores:
             assert token.logprob == pytest.approx(token.alternatives[0][1])  # greedy: none is likelier
-    said: list[list[str]] = [[] for _ in PROMPTS]
-    streaming = [Row(prompt, prompt.key, on_text=said[place].append) for place, prompt in enumerate(PROMPTS)]
-    answer(method, vlm, streaming, Decoding(TOKENS))
-    assert ["".join(pieces) for pieces in said] == plain.texts
 
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)
@@ -119,10 +115,7 @@ def test_a_thought_is_served_as_it_is_written(vlm: VLM) -> None:
     whole = vlm.generate(PROMPTS, max_new_tokens=TOKENS).texts
     vlm.thinking = {"open": whole[0].split()[0], "close": "never"}
     assert vlm.generate(PROMPTS, max_new_tokens=TOKENS).texts[0] == ""  # all of it is a thought
-    pieces: list[str] = []
-    asked = [replace(row, on_text=pieces.append) if not place else row for place, row in enumerate(rows())]
-    assert [one.text for one in answer(Baseline(), vlm, asked, Decoding(TOKENS))] == whole
-    assert "".join(pieces) == whole[0]
+    assert [one.text for one in answer(Baseline(), vlm, rows(), Decoding(TOKENS))] == whole
 
 
 @dataclass(frozen=True)
@@ -136,13 +129,8 @@ class OwnLoop:
 @pytest.mark.long
 def test_a_method_with_a_loop_of_its_own_answers_whole_or_not_at_all(vlm: VLM) -> None:
     search = OwnLoop()
-    pieces: list[str] = []
-    asked = [replace(row, on_text=pieces.append) if not place else row for place, row in enumerate(rows())]
-    found = answer(search, vlm, asked, Decoding(TOKENS))
+    found = answer(search, vlm, rows(), Decoding(TOKENS))
     assert [one.text for one in found] == search.generate(vlm, PROMPTS, max_new_tokens=TOKENS).texts
-    assert pieces == [found[0].text]
-    widths = [int(vlm.encode([prompt])["attention_mask"].sum()) for prompt in PROMPTS]
-    assert [one.prompt_tokens for one in found] == widths
     for other in ({"temperature": 1.0}, {"stop": ("x",)}, {"alternatives": 0}):
         with pytest.raises(UserError, match="decodes in a loop of its own"):
             answer(search, vlm, rows(), Decoding(TOKENS, **other))  # type: ignore[arg-type]

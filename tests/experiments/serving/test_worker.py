@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from experiments.serving.request_queue import QueuedRequest, Waiting
-from experiments.serving.requests import Decoding, Failed, Full
-from experiments.serving.streamed_decoding import Answer, Row
+from experiments.serving.decoding import Answer, Row, answer
+from experiments.serving.errors import Failed, Full
+from experiments.serving.requests import Decoding
+from experiments.serving.worker import Job, Worker
 from interp.batching import BatchRule
 from interp.errors import UserError
 from interp.vlm import VLM, Generation, Prompt
@@ -44,9 +45,9 @@ class Heard:
         self._said = threading.Event()
         self.said: Any = None
 
-    def __call__(self, said: Any) -> None:
+    def __call__(self, event: dict[str, Any]) -> None:
         assert not self._said.is_set()  # once
-        self.said = said
+        self.said = event.get("done", event.get("error"))
         self._said.set()
 
     def wait(self) -> Any:
@@ -54,76 +55,84 @@ class Heard:
         return self.said
 
 
-def waiting_for(vlm: VLM, **options: Any) -> Waiting:
-    given: dict[str, Any] = {"most": 8, "most_pixels": 10_000_000, "gather": 0.0} | options
-    return Waiting(vlm, BatchRule(rows=given.pop("rows", 4)), **given)
+def worker_of(vlm: VLM, **options: Any) -> Worker:
+    given: dict[str, Any] = {"most": 8, "most_pixels": 10_000_000} | options
+    return Worker(lambda: vlm, BatchRule(rows=given.pop("rows", 4)), **given)
 
 
 @pytest.fixture
-def queue(vlm: VLM) -> Iterator[Waiting]:
-    found = waiting_for(vlm)
+def queue(vlm: VLM) -> Iterator[Worker]:
+    found = worker_of(vlm)
     yield found
     found.close()
 
 
-def asked(method: Any, key: str, *, image: Image.Image | None = None, **fields: Any) -> tuple[QueuedRequest, Heard]:
-    heard = Heard()
-    row = Row(Prompt("the cat", picture() if image is None else image, key=key))
-    return QueuedRequest(fields.pop("name", "m"), method, row, fields.pop("decoding", GREEDY), heard), heard
+def asked(
+    method: Any, key: str, *, image: Image.Image | None = None, name: str = "m", decoding: Decoding = GREEDY
+) -> tuple[Job, Heard]:
+    heard, prompt = Heard(), Prompt("the cat", picture() if image is None else image, key=key)
+
+    def do(vlm: VLM, batch: Sequence[Job]) -> list[Answer]:
+        return answer(method, vlm, [job.payload for job in batch], decoding)
+
+    job = Job(do, heard, (name, decoding), prompt, decoding.max_tokens, payload=Row(prompt))
+    job.payload.given_up = lambda: bool(job.dropped)
+    return job, heard
 
 
-def blocked(queue: Waiting, method: Watched) -> Heard:
+def blocked(queue: Worker, method: Watched) -> Heard:
     """A first request, which is being answered until the gate opens."""
     first, heard = asked(method, "first")
-    queue.put([first])
-    while queue._asked:
+    queue.put(first)
+    while queue._waiting:
         time.sleep(0.001)
     return heard
 
 
-def test_those_with_equal_settings_are_answered_together_and_the_oldest_is_next(queue: Waiting) -> None:
+def test_those_with_equal_settings_are_answered_together_and_the_oldest_is_next(queue: Worker) -> None:
     method = Watched()
     first = blocked(queue, method)
     settings = {"a": GREEDY, "b": Decoding(1), "c": GREEDY, "d": Decoding(1), "e": GREEDY}
     rows = [asked(method, key, decoding=decoding) for key, decoding in settings.items()]
     rows.append(asked(method, "f", name="other"))
-    queue.put([one for one, _ in rows])
+    for job, _ in rows:
+        queue.put(job)
     method.gate.set()
     answers = [heard.wait() for heard in (first, *(heard for _, heard in rows))]
     assert all(isinstance(answer, Answer) for answer in answers)
     assert method.batches == [["first"], ["a", "c", "e"], ["b", "d"], ["f"]]
 
 
-def test_a_full_queue_refuses_all_or_nothing(queue: Waiting) -> None:
+def test_a_full_queue_refuses(queue: Worker) -> None:
     method = Watched()
     blocked(queue, method)
-    queue.put([asked(method, str(number))[0] for number in range(7)])
-    with pytest.raises(Full):
-        queue.put([asked(method, "x")[0], asked(method, "y")[0]])
+    for number in range(7):
+        queue.put(asked(method, str(number))[0])
     last, heard = asked(method, "z")
-    queue.put([last])
+    queue.put(last)
     with pytest.raises(Full):
-        queue.put([asked(method, "x")[0]])
+        queue.put(asked(method, "x")[0])
     method.gate.set()
     assert isinstance(heard.wait(), Answer)
 
 
 def test_large_pictures_fill_the_queue_too(vlm: VLM) -> None:
-    queue, method = waiting_for(vlm, most_pixels=1000), Watched()
+    queue, method = worker_of(vlm, most_pixels=1000), Watched()
     blocked(queue, method)
-    queue.put([asked(method, "large", image=Image.new("RGB", (40, 40)))[0]])  # alone it is let in
+    queue.put(asked(method, "large", image=Image.new("RGB", (40, 40)))[0])  # alone it is let in
     with pytest.raises(Full):
-        queue.put([asked(method, "more")[0]])
+        queue.put(asked(method, "more")[0])
     method.gate.set()
     queue.close()
 
 
-def test_one_request_that_fails_takes_no_other_with_it(queue: Waiting) -> None:
+def test_one_request_that_fails_takes_no_other_with_it(queue: Worker) -> None:
     faults = {"user": UserError("not this one"), "crash": RuntimeError("a bug")}
     method = Watched(fault=lambda prompt: faults.get(prompt.key))
     first = blocked(queue, method)
     rows = {key: asked(method, key) for key in ("well", "user", "crash", "fine")}
-    queue.put([one for one, _ in rows.values()])
+    for job, _ in rows.values():
+        queue.put(job)
     method.gate.set()
     first.wait()
     found = {key: heard.wait() for key, (_, heard) in rows.items()}
@@ -134,24 +143,25 @@ def test_one_request_that_fails_takes_no_other_with_it(queue: Waiting) -> None:
 
 
 @pytest.mark.long
-def test_memory_that_runs_out_halves_the_batch(queue: Waiting) -> None:
+def test_memory_that_runs_out_halves_the_batch(queue: Worker) -> None:
     method = Watched()
     method.fault = lambda _: MemoryError() if len(method.batches[-1]) > 2 else None
     first = blocked(queue, method)
     rows = [asked(method, str(number)) for number in range(4)]
-    queue.put([one for one, _ in rows])
+    for job, _ in rows:
+        queue.put(job)
     method.gate.set()
     assert all(isinstance(heard.wait(), Answer) for heard in (first, *(heard for _, heard in rows)))
     assert [len(batch) for batch in method.batches] == [1, 4, 2, 2]
 
 
 def test_closing_gives_up_what_runs_and_what_waits(vlm: VLM) -> None:
-    queue, method = waiting_for(vlm), Watched()
+    queue, method = worker_of(vlm), Watched()
     blocked(queue, method)
-    queue.put([asked(method, "waits")[0]])
+    queue.put(asked(method, "waits")[0])
     threading.Timer(0.1, method.gate.set).start()
     queue.close()
     assert not queue._thread.is_alive()
     assert method.batches == [["first"]]
     with pytest.raises(Full):
-        queue.put([asked(method, "late")[0]])
+        queue.put(asked(method, "late")[0])

@@ -1,0 +1,152 @@
+"""The endpoints of ``task=serve``, in OpenAI's form: ``/v1/models`` and ``/v1/chat/completions``.
+
+Nothing here touches the model. Requests are read and checked here, and answered by the worker's thread.
+"""
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from experiments.benchmarks.images import pixel_digest
+from experiments.config import digest
+from experiments.serving import replies
+from experiments.serving.decoding import Answer, Row, answer
+from experiments.serving.errors import BadRequest
+from experiments.serving.pictures import read_picture
+from experiments.serving.requests import KEY, Question, read_question
+from experiments.serving.web import Events, application, check_key, parsed_body
+from experiments.serving.worker import Job, Worker
+from interp.prompt import Prompt
+
+POLL = 0.05  # seconds between two looks whether a client is still there
+WRONG_KEY = "the API key is missing or wrong; send the header Authorization: Bearer <the key of the server>"
+
+
+@dataclass
+class Server:
+    """What the endpoints know.
+
+    Args:
+        served: the methods by the names that are served.
+        worker: does the jobs.
+        body: the bytes that a request may have.
+        pixels: the pixels that its picture may have.
+        tokens: the tokens that its answer may have.
+        default_tokens: the same, if the request names no number.
+        identity: of the model. Its hash, with a method's settings, is in replies.
+        key: clients must send it; "" for none.
+        hosts: the names by which clients may call this machine; empty for any.
+    """
+
+    served: Mapping[str, Any]
+    worker: Worker
+    body: int
+    pixels: int
+    tokens: int
+    default_tokens: int
+    identity: str
+    key: str = ""
+    hosts: Sequence[str] = ()
+    started: int = field(default_factory=lambda: int(time.time()))
+
+    def app(self) -> Starlette:
+        """Return the ASGI application."""
+        routes = [
+            Route("/v1/models", self.models, methods=["GET"]),
+            Route("/v1/models/{name:path}", self.model, methods=["GET"]),
+            Route("/v1/chat/completions", self.completions, methods=["POST"]),
+        ]
+        return application(routes, _refused, most=self.body, hosts=self.hosts)
+
+    async def models(self, request: Request) -> Response:
+        """List what is served, the mitigated model first."""
+        self._check_key(request)
+        return JSONResponse({"object": "list", "data": [replies.model(name, self.started) for name in self.served]})
+
+    async def model(self, request: Request) -> Response:
+        """Describe one of them."""
+        self._check_key(request)
+        name = request.path_params["name"]
+        self._method(name)
+        return JSONResponse(replies.model(name, self.started))
+
+    async def completions(self, request: Request) -> Response:
+        """Answer a question. A stream has the answer in one piece."""
+        self._check_key(request)
+        question, prompt = await parsed_body(request, self.body, self._parsed)
+        body, method = question.body, self._method(question.body.model)
+        seed = secrets.randbits(32) if body.seed is None else body.seed
+        row, events = Row(prompt, prompt.key, seed), Events()
+
+        def do(vlm: Any, batch: Sequence[Job]) -> list[Answer]:
+            return answer(method, vlm, [job.payload for job in batch], question.decoding)
+
+        kind = (body.model, question.decoding, prompt.image is not None)
+        job = Job(do, events.tell, kind, prompt, question.decoding.max_tokens, payload=row)
+        row.given_up = lambda: bool(job.dropped)
+        self.worker.put(job)
+        try:
+            event = await _unless_gone(request, events)
+        finally:
+            self.worker.drop(job)
+        if "error" in event:
+            raise event["error"]
+        head = replies.Head(body.model, f"fp_{digest([self.identity, repr(method)])}")
+        if not body.stream:
+            return JSONResponse(replies.completion(head, job.length or 0, event["done"]))
+        parts = replies.stream(head, job.length or 0, event["done"], usage=body.stream_options.include_usage)
+        return StreamingResponse(parts, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+    def _method(self, name: str) -> Any:
+        """Return the method that is served by this name.
+
+        Raises:
+            BadRequest: there is none.
+        """
+        if name not in self.served:
+            names = ", ".join(self.served)
+            sentence = f"there is no model {name[:100]!r} here; there are {names}"
+            raise BadRequest(sentence, "model", status=404, code="model_not_found")
+        return self.served[name]
+
+    def _parsed(self, body: bytes) -> tuple[Question, Prompt]:
+        """Return the question and its prompt."""
+        question = read_question(body, default_tokens=self.default_tokens, most_tokens=self.tokens)
+        self._method(question.body.model)
+        image = None if question.image_url is None else read_picture(question.image_url, self.pixels)
+        if (key := question.body.metadata.get(KEY)) is None:
+            key = hashlib.sha256(question.text.encode()).hexdigest() if image is None else pixel_digest(image)
+        return question, Prompt(question.text, image, question.system, key)
+
+    def _check_key(self, request: Request) -> None:
+        if self.key:
+            check_key(request, self.key, WRONG_KEY)
+
+
+async def _unless_gone(request: Request, events: Events) -> dict[str, Any]:
+    """Return the next event, unless the client leaves first.
+
+    Raises:
+        ClientDisconnect: it left.
+    """
+    event = asyncio.ensure_future(events.hear())
+    while not event.done():
+        if await request.is_disconnected():
+            event.cancel()
+            raise ClientDisconnect
+        await asyncio.wait([event], timeout=POLL)
+    return event.result()
+
+
+def _refused(refusal: BadRequest) -> Response:
+    headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}.get(refusal.status_code)
+    return JSONResponse(replies.error(refusal), refusal.status_code, headers)
