@@ -191,7 +191,7 @@ def _refuse_unknown(extra: dict[str, Any]) -> None:
     for name, value in extra.items():
         if name not in IGNORED and value not in OFF:
             short = name if len(name) <= 40 else f"{name[:40]}..."
-            raise BadRequest(f"unknown parameter {short!r}; leave it out, lest you think that it did something", short)
+            raise BadRequest(f"unknown parameter {short!r}; leave it out: it would have no effect", short)
 
 
 def _in_a_sentence(error: ValidationError) -> BadRequest:
