@@ -64,9 +64,7 @@ def run(run: Run, *, columns: int, rows: int) -> None:
         path = store.path / "contact_sheet.png"
         contact_sheet(samples, columns).save(path)
         if drawn := _drawn(usable, run.seed):
-            members = [
-                (same, usable[safe].id, usable[unsafe].id) for same, pairs in drawn.items() for safe, unsafe in pairs
-            ]
+            members = [(same, usable[a].id, usable[b].id) for same, pairs in drawn.items() for a, b in pairs]
             table = pd.DataFrame(members, columns=["shared", "safe", "unsafe"])
             table.to_csv(store.path / PAIRS_FILE, index=False, errors="replace")
         (store.path / "understood.txt").write_text(lines, encoding="utf-8", errors="replace")

@@ -81,9 +81,8 @@ def analyse_failures(
     usable = answered(samples, records, arm=ARM)
     tested = self_test(vlm)
     _clear(out_dir)
-    tables: list[pd.DataFrame] = []
+    tables, words = list[pd.DataFrame](), list[pd.DataFrame]()
     worst: list[list[AttendedCase]] = []
-    words: list[pd.DataFrame] = []
     for subset, chosen in matched.items():
         if chosen.cases:
             members = [case.sample for case in chosen.cases]

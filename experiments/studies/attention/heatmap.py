@@ -62,10 +62,9 @@ class Heatmap:
 
         vlm = load(run.weights)
         chosen_layers(vlm, self.layers)
-        warning = "heatmap: out of memory; asking {} at once from now on"
         with (
             open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True) as store,
-            vlm.batches.by(run.batch_rule, on_lowered=lambda rows: say(warning.format(rows))),
+            vlm.batches.by(run.batch_rule, on_lowered=lambda rows: say(f"heatmap: out of memory; asking {rows} now")),
         ):
             self_test(vlm)
             sample = named or first_failure(vlm, loaded.samples, run)

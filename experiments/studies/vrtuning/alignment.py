@@ -9,6 +9,7 @@ the report. Quantities with the picture are the study's.
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import Any
 
 from rich.console import RenderableType
@@ -55,8 +56,8 @@ class Alignment(VRTuningStudy):
 
     ``data`` is a source of :mod:`experiments.studies.vrtuning.safety_rows`. ``adapters`` maps a name to what is
     different in its training: any of ``settings``, and ``borderline``, its share of borderline rows. Without adapters
-    there is one, ``aligned``. Each becomes an arm of its name; the first is the arm under study. ``trainer`` is the
-    settings'.
+    there is one, ``aligned``. Each becomes an arm of its name; the first is the arm under study. Two that only
+    differ in ``borderline`` are compared with each other. ``trainer`` is the settings'.
     """
 
     perception: int = 0
@@ -126,7 +127,11 @@ class Alignment(VRTuningStudy):
         new = {name: NewAdapter(name) for name in self.adapters if name not in run.arms}
         nodes = {name: {"_target_": f"{NewAdapter.__module__}.NewAdapter", "adapter": name} for name in new}
         config = run.config | {"arms": {**run.config.get("arms", {}), **nodes}}
-        return replace(run, arms={**run.arms, **new}, arm=next(iter(self.adapters)), config=config)
+        shares = {name: given.get(SHARE, getattr(self.data, SHARE)) for name, given in self.adapters.items()}
+        apart = [[a, b] for a, b in permutations(shares, 2) if None not in (shares[a], shares[b])
+                 and shares[a] > shares[b] and self.settings_of(a) == self.settings_of(b)]  # fmt: skip
+        contrasts = [*run.contrasts, *apart]
+        return replace(run, arms={**run.arms, **new}, arm=next(iter(self.adapters)), contrasts=contrasts, config=config)
 
     def _compared(self, work: study.Study) -> list[RenderableType]:
         run, store = work.run, work.store
