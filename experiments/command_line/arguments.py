@@ -34,7 +34,7 @@ def expand(arguments: Sequence[str]) -> list[str]:
         words.remove(PLAN)
         options = tuple(f"task.{option}=" for option in with_defaults(written()[PLAN.replace("=", "/")]))
         words = [word.replace("task.", "plan.", 1) if word.startswith(options) else word for word in words]
-        words.insert(0, "+task@plan=plan")
+        words.append("+task@plan=plan")
     return words
 
 

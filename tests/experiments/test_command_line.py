@@ -45,7 +45,7 @@ def test_help_behind_an_experiment_is_that_experiments() -> None:
     assert "task.KEY=VALUE  (of task=mechanism, with its default)\n  failures=120 " in page
     assert page.endswith("KEY=VALUE of the run, models, methods and benchmarks: forestlens --help\n")
     assert help_page(["task=heatmap", "-h"]).startswith("task=heatmap\n\nOne case's attention, drawn.\n")
-    listed = "\n\ntask.settings.KEY=VALUE, of a LoRA's training: conf/task/settings/lora.yaml lists them\n"
+    listed = "\n\ntask.settings.KEY=VALUE, of a LoRA's training\n  trainer=sft            sft | dpo\n  rank=16\n"
     assert listed in help_page(["+exp=alignment", "-h"])
     assert listed not in page
     assert help_page(["+exp=nothing", "--help"]) == help_page(["--help"]) == help_page()
@@ -114,8 +114,8 @@ def test_an_option_of_a_task_may_be_typed_without_it() -> None:
     assert (folders.mmsafeaware, folders.mossbench) == ("a", "b")  # type: ignore[attr-defined]
     assert expand(["explore", "run=a"]) == ["task=explore", "task.run=a"]
     assert expand(["task=plan", "+exp=papers", "mossbench=b"]) == [
-        "+task@plan=plan",
         "+exp=papers",
         "task.mossbench=b",
+        "+task@plan=plan",
     ]
     assert not {"case", "run", "mossbench"} & {name.partition("=")[0] for name in documented("config")}

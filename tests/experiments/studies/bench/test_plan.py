@@ -42,7 +42,7 @@ def plan_of(folder: Path, *words: str) -> dict[str, Any]:
 @pytest.mark.long
 def test_a_plan_composes_the_command_without_itself() -> None:
     command = ["task=plan", "+exp=mechanism", "task.width=8", "task.gpu_gib=24"]
-    assert expand(command) == ["+task@plan=plan", "+exp=mechanism", "task.width=8", "plan.gpu_gib=24"]
+    assert expand(command) == ["+exp=mechanism", "task.width=8", "plan.gpu_gib=24", "+task@plan=plan"]
     run = run_of(*expand(command))
     assert run.task == Plan(gpu_gib=24)
     assert run.config_hash == run_of("+exp=mechanism").config_hash
