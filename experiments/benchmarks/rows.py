@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from experiments.types import Problem
 from interp.errors import UserError
 
-ENDINGS = (".jsonl", ".csv", ".parquet", ".xlsx")
+ENDINGS = (".jsonl", ".csv", ".tsv", ".parquet", ".xlsx")
 DELIMITERS = (",", ";", "\t")  # spreadsheets in half of Europe write semicolons
 ROWS = 100_000  # a sheet may name far more than it holds
 LONGEST_CELL = 2**30  # characters that the csv module reads; what is too long to ask is told of its case
@@ -44,6 +44,7 @@ def read_file(path: Path, wanted: Collection[str], *, option: str = "benchmark",
     readers: dict[str, Callable[[Path, Collection[str]], tuple[list[Any], list[str], list[Problem]]]] = {
         ".jsonl": _json_lines,
         ".csv": _csv,
+        ".tsv": _csv,
         ".parquet": _parquet,
         ".xlsx": _workbook,
     }

@@ -8,18 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from experiments.benchmarks.rows import read_file
 from experiments.runs.failure_text import blocked_text, failure_text
+from experiments.runs.other_tools import GET, Answer, read_answers
 from experiments.types import Sample, Status
 from interp.errors import UserError
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt
 
-GET = "responses come from a file with lines of id and response; check the path"
-READ = (".jsonl", ".csv")
+READ = (".jsonl", ".csv", ".tsv", ".xlsx", ".eval")
 # Names of files that say nothing.
 VAGUE = ("answers", "data", "output", "outputs", "predictions", "responses", "results")
 
@@ -33,7 +32,9 @@ class NoModel:
 
 @dataclass(frozen=True)
 class Responses:
-    """The answers in ``path``. It is JSON lines (``.jsonl``) or CSV (``.csv``) with ``id`` and ``response``.
+    """The answers in ``path``: lines of ``id`` and ``response`` (.jsonl, .csv), or another tool's results.
+
+    ``experiments.runs.other_tools`` says which tools.
 
     An id is the case's own, or its ``pid`` tag where the benchmark has one (MOSSBench). A null response is a request
     that failed. So is a text that tools leave in its place (``experiments.runs.failure_text``). A text like
@@ -53,8 +54,7 @@ class Responses:
 
     def __post_init__(self) -> None:
         if Path(self.path).suffix not in READ:
-            read = f"{', '.join(READ[:-1])} and {READ[-1]}"
-            raise UserError(f"responses in {self.path}: only {read} are read; give lines of id and response")
+            raise UserError(f"responses in {self.path}: only {', '.join(READ)} are read; give lines of id and response")
         if not self.name:
             path, folder = Path(self.path), Path(self.path).resolve().parent.name
             object.__setattr__(self, "name", folder if folder and path.stem.lower() in VAGUE else path.stem)
@@ -99,7 +99,7 @@ class Responses:
         from interp.generation import Generation
 
         lines = {sample.id: line for sample in samples if (line := self._find(sample)) is not None}
-        states = [_status(line["response"], self.path) for line in lines.values()]
+        states = [_status(line, self.path) for line in lines.values()]
         return [sample for sample in samples if sample.id in lines], Generation(
             texts=[text for _, text, _ in states],
             token_ids=[[] for _ in states],
@@ -109,13 +109,16 @@ class Responses:
             reasons=[reason for _, _, reason in states],
         )
 
-    def _find(self, sample: Sample) -> dict[str, Any] | None:
+    def _find(self, sample: Sample) -> Answer | None:
         lines = _read(self.path)
         return lines.get(sample.id) or lines.get(sample.tags.get("pid", ""))
 
 
-def _status(response: str | None, path: str) -> tuple[Status, str, str]:
-    """Return the status of a request, the answer's text, and why ``response`` is no answer of the model."""
+def _status(answer: Answer, path: str) -> tuple[Status, str, str]:
+    """Return the status of a request, the answer's text, and why it is no answer of the model."""
+    response = answer.response
+    if answer.stopped is Status.PROVIDER_BLOCKED:
+        return Status.PROVIDER_BLOCKED, "", f"a content filter stopped the request ({path}, {answer.place})"
     if response is None:
         return Status.TRANSPORT_FAILED, "", f"null in {path}"
     text = response.strip()
@@ -123,31 +126,21 @@ def _status(response: str | None, path: str) -> tuple[Status, str, str]:
         return Status.PROVIDER_BLOCKED, "", f"the text of a blocked request in {path}: {text[:80]!r}"
     if failure_text(text):
         return Status.TRANSPORT_FAILED, "", f"the text of a failed request in {path}: {text[:80]!r}"
-    return (Status.ANSWERED if text else Status.EMPTY), text, ""
+    return (answer.stopped or Status.ANSWERED if text else Status.EMPTY), text, ""
 
 
 @cache
-def _read(path: str) -> dict[str, dict[str, Any]]:
-    """Return the lines by id. An empty cell of a CSV is an empty answer, since a CSV has no null.
+def _read(path: str) -> dict[str, Answer]:
+    """Return the answers by case.
 
     Raises:
-        UserError: names the line that has no id or response, or an id that occurs twice.
+        UserError: see ``read_answers``; or a case occurs twice, or there is no answer.
     """
-    by_id: dict[str, dict[str, Any]] = {}
-    rows = read_file(Path(path), ("id", "response"), get=GET)
-    for problem in rows.problems:
-        raise UserError(f"{path}, {problem.place}: {problem.reason}; correct the file")
-    for place, line in rows.rows:
-        if "id" not in line or "response" not in line:
-            raise UserError(f"{path}, {place}: has no id or no response; every line has both; complete it")
-        identity, response = str(line["id"]), line["response"]
-        if Path(path).suffix == ".csv":
-            response = response or ""
-        if not isinstance(response, str | None):
-            raise UserError(f"{path}, {place}: the response is no text; give a string, or null for none")
-        if identity in by_id:
-            raise UserError(f"{path}, {place}: id {identity!r} occurs twice; keep one response for each case")
-        by_id[identity] = {"id": identity, "response": response}
-    if not by_id:
+    answers: dict[str, Answer] = {}
+    for answer in read_answers(Path(path)):
+        if answer.case in answers:
+            raise UserError(f"{path}, {answer.place}: id {answer.case!r} occurs twice; keep one response for each case")
+        answers[answer.case] = answer
+    if not answers:
         raise UserError(f"{path} holds no response; give at least one line of id and response")
-    return by_id
+    return answers
