@@ -6,6 +6,7 @@ from typing import Any
 from experiments.metrics.claims import SMALL
 from experiments.report import text
 from experiments.report.saved_run import SavedRun
+from experiments.runs import analyses
 from experiments.runs.provenance import without_paths
 
 OF_THE_RUN = ("seed", "limit", "protocol", "max_new_tokens", "draws", "unsafe_margin", "operating_point", "contrasts",
@@ -25,6 +26,6 @@ def methods(saved: SavedRun, page: Mapping[str, Any]) -> str:
     return text.page(
         "methods.md.j2", **{name: page[name] for name in ("question", "headline", "notes")}, results=saved.results,
         design=saved.metrics, environment=environment, facts=dict(facts), about_model=about_model, software=software,
-        config=without_paths(config), arms=without_paths(arms), small=SMALL,
+        config=without_paths(config), arms=without_paths(arms), small=SMALL, missing=analyses.missing(saved.directory),
         settings=without_paths({key: config[key] for key in OF_THE_RUN if key in config}),
     )  # fmt: skip

@@ -272,6 +272,9 @@ def test_rows_of_an_analysis_that_failed_are_named_and_the_others_compared(finis
         reproduction.compare(finished, folder)
     failed = {"sentence": "AUROC was not measured: no memory"}
     (finished / "missing.json").write_text(json.dumps({"ranks": failed}))
+    paper(finished, f"task.to={finished.parent / 'again'}")
+    methods = (finished.parent / "again" / "methods.md").read_text()
+    assert "## What is missing\n\n- AUROC was not measured: no memory\n" in methods
     said = reproduction.compare(finished, folder)
     assert f" of {len(results)} rows are those of" in said[0]
     assert said[1].startswith("Missing rows: baseline auroc, ")
