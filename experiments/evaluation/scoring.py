@@ -11,6 +11,7 @@ import pandas as pd
 from experiments.benchmarks import published
 from experiments.config import Run
 from experiments.judges.language import language_of
+from experiments.judges.no_picture import says_no_picture
 from experiments.judges.refusal_rules import primary
 from experiments.metrics import results
 from experiments.metrics.judge_error import corrected_rates, error_of
@@ -24,7 +25,7 @@ ONE_WORD = re.compile(r"\W*\w+\W*")
 FEWEST_TEXTS = 3  # answers that are alike, of sentences
 FEWEST_WORDS = 10  # and of single words, which are alike by chance
 SHOWN = 200  # characters of such a text
-MOST_UNMEASURED = 0.1  # share of answers in languages without a measured judge, above which it decides nothing
+MOST_UNMEASURED = 0.1  # share of answers that the judge was not measured on, above which it decides nothing
 
 
 def evaluate(
@@ -58,7 +59,7 @@ def evaluate(
         UserError: the predictions or the judge card cannot be used.
     """
     frame, judge, kind = pd.DataFrame(predictions), judge or run.judge, kind or run.benchmark.kind
-    refusals = kind == "refusal"
+    refusals, blind = kind == "refusal", without_picture(frame)
     studied = None if refusals and study in missing else study
     evaluation = results.evaluate(
         frame,
@@ -73,7 +74,7 @@ def evaluate(
         empty_as_refusal=run.count_empty_as_refusal,
         safety_margin=run.unsafe_margin,
         not_applicable=missing,
-        unmeasured=unmeasured or (refusals and _unmeasured(judge, frame)["share"] > MOST_UNMEASURED),
+        unmeasured=unmeasured or bool(blind) or (refusals and _unmeasured(judge, frame)["share"] > MOST_UNMEASURED),
     )
     design = evaluation.design | _family(evaluation.design, baseline, first or family(study, run.contrasts))
     if "protocol" in frame and (frame["protocol"] == "score").all():
@@ -82,6 +83,8 @@ def evaluate(
         design |= {"learned_in_folds": list(dict.fromkeys(frame["arm"][frame["fold"].notna()]))}
     if thinking := thoughts_by_arm(frame):
         design |= {"thoughts": thinking}
+    if blind:
+        design |= {"no_picture": blind}
     if alike := same_texts(frame):
         design |= {"same_text": alike}
     if not refusals:
@@ -126,6 +129,16 @@ def same_texts(frame: pd.DataFrame) -> dict[str, dict[str, Any]]:
         if texts.nunique() == 1 and len(texts) >= (FEWEST_WORDS if word else FEWEST_TEXTS):
             repeated[str(arm)] = {"text": text[:SHOWN], "n": len(texts), "word": word}
     return repeated
+
+
+def without_picture(frame: pd.DataFrame) -> dict[str, dict[str, int]]:
+    """Return by arm how many answers say that no picture arrived, for arms in which it is more than a tenth."""
+    counts: dict[str, dict[str, int]] = {}
+    for arm, answers in frame.groupby("arm", sort=False) if "response" in frame else ():
+        said = [says_no_picture(text) for text in answers["response"].dropna()]
+        if sum(said) > MOST_UNMEASURED * len(said):
+            counts[str(arm)] = {"count": sum(said), "n": len(said)}
+    return counts
 
 
 def with_published_rows(design: dict[str, Any], benchmark: str, model: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -130,7 +130,14 @@ MADE_FOR = {
 }  # benchmark → organisms
 
 
-OPTIONAL = ("thoughts", "refusal_margin", "same_text", "published_rows", "not_applicable")  # parts of metrics.json
+OPTIONAL = (
+    "thoughts",
+    "no_picture",
+    "refusal_margin",
+    "same_text",
+    "published_rows",
+    "not_applicable",
+)  # parts of metrics.json
 
 
 class Summary(NamedTuple):
