@@ -11,6 +11,7 @@ from importlib.metadata import version
 from typing import Any
 
 LENGTH = 12  # hex digits
+FORM = ".2"  # of the digest: two of other forms are not compared
 # What files say of themselves, of the library that wrote them, or of how they were loaded, and not of what they do.
 ASIDE = frozenset(
     (
@@ -46,17 +47,19 @@ def tokenizers_of(processor: Any) -> dict[str, Any]:
 def preprocessing_digest(processor: Any, *, known: Mapping[str, str], ends: set[int]) -> str:
     """``sha256:``, 12 hex digits of what ``processor`` does, and the version of transformers ("sha256:3f…@5.23").
 
+    The class of an image processor counts: PIL and torchvision scale pictures to other pixels.
+
     Args:
         known: digests of what is not read here: of the configuration, and of ``tokenizers_of(processor)``.
         ends: the tokens that end an answer.
     """
     parts = {
-        name: _settings(part.to_dict() if hasattr(part, "to_dict") else part)
+        name: [type(part).__name__, _settings(part.to_dict())] if hasattr(part, "to_dict") else _settings(part)
         for name, part in vars(processor).items()
         if name not in known and (isinstance(part, PLAIN) or hasattr(part, "to_dict"))
     }
     library = ".".join(version("transformers").split(".")[:2])
-    return f"sha256:{_digest([dict(known), sorted(ends), str(processor.chat_template), parts])}@{library}"
+    return f"sha256:{_digest([dict(known), sorted(ends), str(processor.chat_template), parts])}@{library}{FORM}"
 
 
 def is_other(known: str | None, here: str) -> bool:

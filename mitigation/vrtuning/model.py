@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from interp.checkpoints.config import ModelConfig
 from interp.checkpoints.load import check_format, find, read_config, read_processor, resolve_device, weights_hash
@@ -153,6 +153,20 @@ def _loaded(vlm: VLM, folder: Path, revision: str) -> _Adapter:
     return loaded[key]
 
 
+def _check_weights(weights: Mapping[str, Tensor], folder: Path) -> None:
+    """Refuse an adapter that is not finite, or that changes nothing: LoRA adds B·A to a weight, and all B are 0."""
+    if broken := next((name for name, value in weights.items() if not bool(value.isfinite().all())), None):
+        raise UserError(
+            f"adapter {folder}: {broken} holds NaN or infinite numbers, as after a training that diverged; train it "
+            "again with a lower learning rate, or give another adapter"
+        )
+    others = [value for name, value in weights.items() if "lora_A" not in name]
+    if all("lora_A" in name or "lora_B" in name for name in weights) and not any(bool(value.any()) for value in others):
+        raise UserError(
+            f"adapter {folder} changes nothing: all of its B weights are 0, as before any training; give a trained one"
+        )
+
+
 def _load(vlm: VLM, folder: Path) -> _Adapter:
     """The adapter, put into the model by peft, taken out again, and the model left as it was.
 
@@ -172,6 +186,7 @@ def _load(vlm: VLM, folder: Path) -> _Adapter:
     except Exception as error:  # a field that this peft does not know, a broken file
         raise _unfit(vlm, folder, " ".join(str(error).split())[:200]) from error
     _check_kind(config, vlm, folder)
+    _check_weights(weights, folder)
     before = dict(model.named_modules(remove_duplicate=False))
     trainable = {weight: weight.requires_grad for weight in model.parameters()}
     tensors = dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])

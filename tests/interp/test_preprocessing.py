@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,11 @@ def fresh(seed: int = 0) -> VLM:
     return VLM(*tiny_llava(seed), name="tiny", revision="sha256:1")
 
 
+def other_backend(processor: Any) -> Any:
+    """The same settings in a class of another name, as torchvision's in place of PIL's."""
+    return type("CLIPImageProcessorOther", (type(processor),), {}).from_dict(processor.to_dict())
+
+
 CHANGES: dict[str, Callable[[VLM], object]] = {
     "mean": lambda vlm: setattr(vlm.processor.image_processor, "image_mean", [0.0, 0.0, 0.0]),
     "template": lambda vlm: setattr(vlm.processor, "chat_template", vlm.processor.chat_template + "!"),
@@ -25,6 +31,7 @@ CHANGES: dict[str, Callable[[VLM], object]] = {
     "word": lambda vlm: vlm.tokenizer.add_tokens(["zebra"]),
     "end": lambda vlm: setattr(vlm.speaker.generation_config, "eos_token_id", 7),
     "patch size": lambda vlm: setattr(vlm.processor, "patch_size", 16),
+    "backend": lambda vlm: setattr(vlm.processor, "image_processor", other_backend(vlm.processor.image_processor)),
 }
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from interp.checkpoints.config import ModelConfig
@@ -227,6 +228,19 @@ def test_mistakes_are_named(trained: Trained, tmp_path: Path) -> None:
         method(trained, answer="middle")
     with pytest.raises(UserError, match="inner=3 is no method"):
         method(trained, inner=3)
+
+
+@pytest.mark.parametrize(("factor", "said"), [(0.0, "changes nothing: all of its B weights are 0"),
+                                              (float("nan"), "lora_B.* holds NaN or infinite numbers")])  # fmt: skip
+def test_a_dead_or_broken_adapter_is_named(
+    trained: Trained, base: VLM, tmp_path: Path, factor: float, said: str
+) -> None:
+    folder = shutil.copytree(trained.adapter, tmp_path / "adapter")
+    file = folder / "adapter_model.safetensors"
+    weights = load_file(file)
+    save_file({name: value * (factor if "lora_B" in name else 1) for name, value in weights.items()}, file)
+    with pytest.raises(UserError, match=said):
+        VRTuning(str(folder)).generate(base, PROMPTS, max_new_tokens=1)
 
 
 def test_an_adapter_for_another_base_is_refused(trained: Trained, base: VLM, tmp_path: Path) -> None:
