@@ -19,63 +19,61 @@ TRACEBACKS = os.environ.get(FULL_ERRORS) == "1"
 
 
 def main() -> None:
-    """Answer a command; errors that the user can fix end in one sentence and exit code 2."""
+    """Answer a command; errors that the user can fix end in one sentence and exit code 2.
+
+    Hydra composes the configuration. While a task runs, ``sys.argv`` is what was typed for this run.
+    """
     signal.signal(signal.SIGINT, _stop_at_once)
     _packages_before_the_working_directory()
     typed = sys.argv[1:]
-    from experiments.command_line.help_page import greeting, help_page
-    from interp.errors import UserError
-
     try:
-        if not typed:
-            print(greeting(), end="")
-        elif typed == ["--version"]:  # Hydra would give its own
-            from importlib.metadata import version
+        if _answered_without_a_run(typed):
+            return
+        import hydra
 
-            print(f"forestlens {version('forestlens')}")
-        elif {"--help", "-h"} & set(typed):  # Hydra would list all groups, which takes seconds
-            print(help_page(typed), end="", flush=True)
-        else:
-            _compose_and_run(typed)
-    except UserError as error:
-        stop(f"error: {error}", 2)
+        from experiments.command_line.arguments import expand
+        from experiments.command_line.mistakes import in_a_sentence
+        from experiments.config import register
+
+        register()
+        sys.argv[1:] = words = expand(typed)
+        done: list[tuple[Any, Path]] = []  # of a sweep, in this process
+        os.environ[FULL_ERRORS] = "1"  # until the task begins: Hydra hands us its errors instead of printing them
+        try:
+            task = update_wrapper(partial(start, typed, done), start)
+            hydra.main(version_base="1.3", config_path=None, config_name="config")(task)()
+        except Exception as error:
+            if TRACEBACKS or (message := in_a_sentence(error, words)) is None:
+                raise
+            stop(f"error: {message}", 2)
+        if len(done) > 1 and _first():
+            from experiments.studies.join_reports import beside_each_other
+
+            beside_each_other(done[-1][0], [folder for _, folder in done])
     except BrokenPipeError:  # the reader of our output, such as head, has stopped
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-
-
-def _compose_and_run(typed: list[str]) -> None:
-    """Hand the command to Hydra; while a task runs, ``sys.argv`` is what was typed for this run.
-
-    Raises:
-        UserError: the arguments make no configuration.
-    """
-    import hydra
-
-    from experiments.command_line.arguments import expand
-    from experiments.command_line.mistakes import in_a_sentence
-    from experiments.config import register
-    from interp.errors import UserError
-
-    register()
-    sys.argv[1:] = words = expand(typed)
-    done: list[tuple[Any, Path]] = []  # of a sweep, in this process
-    os.environ[FULL_ERRORS] = "1"  # until the task begins: Hydra hands us its errors instead of printing them
-    try:
-        task = update_wrapper(partial(start, typed, done), start)
-        hydra.main(version_base="1.3", config_path=None, config_name="config")(task)()
-    except Exception as error:
-        if TRACEBACKS or (message := in_a_sentence(error, words)) is None:
-            raise
-        raise UserError(message) from error
-    if len(done) > 1 and _first():
-        from experiments.studies.join_reports import beside_each_other
-
-        beside_each_other(done[-1][0], [folder for _, folder in done])
     analyses = sys.modules.get("experiments.runs.analyses")
     if analyses and analyses.UNFINISHED:  # requests never got through, or an analysis failed; it said which
         analyses.UNFINISHED.clear()
         sys.exit(1)
+
+
+def _answered_without_a_run(typed: list[str]) -> bool:
+    """Print the greeting, the version or the help if the command asks for one of them, and return whether it does."""
+    from experiments.command_line.help_page import greeting, help_page
+
+    if not typed:
+        print(greeting(), end="")
+    elif typed == ["--version"]:  # Hydra would give its own
+        from importlib.metadata import version
+
+        print(f"forestlens {version('forestlens')}")
+    elif {"--help", "-h"} & set(typed):  # Hydra would list all groups, which takes seconds
+        print(help_page(typed), end="", flush=True)
+    else:
+        return False
+    return True
 
 
 def start(typed: list[str], done: list[tuple[Any, Path]], config: Any) -> None:
