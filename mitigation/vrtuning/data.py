@@ -76,7 +76,8 @@ class Data(NamedTuple):
         """The numbers of rows by kind and of rows left out by reason, on one line."""
         kinds = Counter(self.dataset["kind"])
         text = f"{len(self.dataset)} rows (" + ", ".join(f"{kind} {n}" for kind, n in sorted(kinds.items())) + ")"
-        return f"{text}; {len(self.skipped)} skipped" if self.skipped else text
+        first = f" (line {self.skipped[0].line}: {self.skipped[0].reason})" if self.skipped else ""
+        return f"{text}; {len(self.skipped)} skipped{first}" if self.skipped else text
 
 
 def from_rows(rows: Iterable[Row | Skipped], *, order: str = "last", preferences: bool = False) -> Data:
@@ -96,7 +97,7 @@ def from_rows(rows: Iterable[Row | Skipped], *, order: str = "last", preferences
         if isinstance(row, Skipped):
             skipped.append(row)
             continue
-        if not (problem := _problem(row, preferences)):
+        if not (problem := problem_of(row, preferences)):
             try:
                 examples.append(_example(row, order, preferences, _hash(row)))
             except Exception as error:  # decoders raise whatever bad bytes provoke: OSError, SyntaxError, struct.error
@@ -179,7 +180,8 @@ def bounded(image: Image.Image, max_pixels: int | None) -> Image.Image:
     return image.resize((max(1, int(image.width * scale)), max(1, int(image.height * scale))), Image.Resampling.LANCZOS)
 
 
-def _problem(row: Row, preferences: bool) -> str | None:
+def problem_of(row: Row, preferences: bool) -> str | None:
+    """Return why a row cannot be trained on, before its picture is opened; None if it can."""
     file = row.image if isinstance(row.image, Path) else getattr(row.image, "filename", "")
     if file:
         refuse_path(Path(file))

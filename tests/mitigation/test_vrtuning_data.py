@@ -79,7 +79,7 @@ def test_what_cannot_be_used_is_listed_and_left_out(changes: dict[str, str], rea
     assert len(data.dataset) == 2
     assert [skipped.line for skipped in data.skipped] == [7, 3, 9]
     assert reason in data.skipped[1].reason
-    assert data.summary() == "2 rows (verdict 2); 3 skipped"
+    assert data.summary() == "2 rows (verdict 2); 3 skipped (line 7: missing)"
     with pytest.raises(UserError, match="order='middle'"):
         from_rows([], order="middle")
 

@@ -15,7 +15,7 @@ from experiments.benchmarks.iconworld.scene import Scene
 from experiments.types import Loaded, Sample
 from interp.errors import UserError
 from mitigation.reference_resolution import parts
-from mitigation.vrtuning.data import Row
+from mitigation.vrtuning.data import Row, problem_of
 from mitigation.vrtuning.data_policy import refuse_path, refuse_record
 
 OPTION = "task.data"
@@ -82,12 +82,16 @@ def check_rows(rows: Sequence[Row], trainer: str) -> None:
     Raises:
         UserError: rows of one class, or none to prefer for ``dpo``.
     """
-    safe = {row.kind != HARMFUL for row in rows}
+    problems = [(row, problem_of(row, trainer == "dpo")) for row in rows]
+    usable = [row for row, problem in problems if problem is None]
+    safe = {row.kind != HARMFUL for row in usable}
     if len(safe) < 2:
         which = "harmful" if safe == {False} else "harmless" if safe else "no"
+        dropped = [f"line {row.line}: {problem}" for row, problem in problems if problem]
+        left = f", and {len(dropped)} that cannot be trained on ({dropped[0]})" if dropped else ""
         raise UserError(
-            f"{OPTION} has {which} rows alone ({len(rows)}); from one class a model learns to say one thing to all; "
-            'give rows of both ("safe": true and false)'
+            f"{OPTION} has {which} rows alone ({len(usable)}){left}; from one class a model learns to say one thing to "
+            'all; give rows of both ("safe": true and false)'
         )
     if trainer == "dpo" and (lone := [row.line for row in rows if not row.rejected]):
         raise UserError(

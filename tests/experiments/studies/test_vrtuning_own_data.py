@@ -102,7 +102,7 @@ def test_all_that_is_wrong_is_in_one_message_before_any_weights(mine: Path, no_w
     data = build_data(
         source("task.data.path=t.csv", "task.data.images=.", "task.data.skip_bad=true"), "reasoning", "last"
     )
-    assert data.summary() == "1 rows (verdict 1); 2 skipped"
+    assert data.summary().startswith("1 rows (verdict 1); 2 skipped (line ")
     assert sorted(row.line for row in data.skipped) == [3, 4]
 
 
@@ -148,5 +148,5 @@ def test_what_is_evaluated_is_not_trained_on(mine: Path, no_weights: None) -> No
     given = going_on.task.data
     left = exclude_tested(given, given.cases(mine), run_of(*options).benchmark.load().samples, mine)
     data = build_data(given, "reasoning", "first", cases=left)
-    assert data.summary() == "1 rows (verdict 1); 1 skipped"
+    assert data.summary().startswith("1 rows (verdict 1); 1 skipped (line 2: ")
     assert "evaluated case 'a'" in data.skipped[0].reason
