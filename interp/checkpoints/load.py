@@ -11,6 +11,9 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+from PIL import Image
+
 from interp.checkpoints.cache import ADAPTER, ROWS, check_made, in_parts, is_in_parts, organism_folder, parts_hash
 from interp.checkpoints.config import ORGANISM, ModelConfig
 from interp.checkpoints.hub import ORGANISMS, Source, brief, find, gated, warning_of_remote_code
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 
 HASH_LENGTH = 12
 BASE = ORGANISMS / "llava"  # of an organism that is an adapter
+NEEDED_SETTINGS = ("patch_size", "vision_feature_select_strategy")  # of processors that have them
 TILES = ("max_patches", "max_image_tiles")  # what image processors call the number of tiles
 
 
@@ -208,6 +212,11 @@ def read_processor(place: Source, config: ModelConfig) -> Any:
             f"the processor at {place.path} is a {type(processor).__name__} without tokenizer or image processor; both "
             "are needed; add the files that processor.save_pretrained writes"
         )
+    if unset := [name for name in NEEDED_SETTINGS if getattr(processor, name, "") is None]:
+        raise UserError(
+            f"the processor at {place.path} has no {' and no '.join(unset)}, as in older folders; add it to "
+            "processor_config.json, or take the processor files of a newer copy of the checkpoint"
+        )
     saved = Path(place.path) / "chat_template.jinja"  # some processors write it, and do not read it (IDEFICS)
     if config.chat_template is not None:
         processor.chat_template = config.chat_template
@@ -237,7 +246,14 @@ def set_bounds(image_processor: Any, config: ModelConfig) -> None:
                 f"model.{name}={value} means nothing to {config.name}, whose {type(image_processor).__name__} takes "
                 f"{', '.join(known) or 'pictures of one size alone'}; leave it out"
             )
+        before = None if name != "longest_edge" else _shapes(image_processor, 2 * value)
+        same = dict(image_processor.size or {}).get(name) == value
         _set_bound(image_processor, config.name, name, value)
+        if before is not None and not same and _shapes(image_processor, 2 * value) == before:
+            raise UserError(
+                f"model.{name}={value} means nothing to {config.name}, whose {type(image_processor).__name__} does not "
+                "read it; leave it out"
+            )
     size = dict(image_processor.size or {})
     if config.pixel_bounds and "min_pixels" in known and size["shortest_edge"] > size["longest_edge"]:
         raise UserError(
@@ -249,11 +265,17 @@ def set_bounds(image_processor: Any, config: ModelConfig) -> None:
 def _known_bounds(image_processor: Any) -> tuple[str, ...]:
     arguments = getattr(getattr(image_processor, "valid_kwargs", None), "__annotations__", {})
     known = [name for name in ("min_pixels", "max_pixels") if name in arguments]
-    if "max_image_size" in arguments:
+    if "max_image_size" in arguments and "longest_edge" in dict(image_processor.size or {}):
         known.append("longest_edge")
     if any(name in arguments for name in TILES):
         known.append("max_tiles")
     return tuple(known)
+
+
+def _shapes(image_processor: Any, side: int) -> list[tuple[int, ...]]:
+    """Return the shapes of what the processor makes of a square picture."""
+    made = image_processor(Image.new("RGB", (side, side)), return_tensors="np")
+    return [np.shape(value) for value in made.values()]
 
 
 def _set_bound(image_processor: Any, model: str, name: str, value: int) -> None:

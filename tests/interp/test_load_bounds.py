@@ -1,14 +1,20 @@
 """Bounds on pictures reach the image processor, and those that mean nothing to a family are refused."""
 
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from interp.checkpoints.config import ModelConfig
 from interp.checkpoints.load import set_bounds
 from interp.errors import UserError
 from interp.loading import load
 from interp.vlm import VLM, Prompt
+from tests import read_families
 from tests.families import FAMILIES
 from tests.tiny import picture
 
@@ -49,6 +55,32 @@ def test_llama_s_tiles_are_as_many_as_it_was_trained_with(tiles: int) -> None:
 def test_a_bound_that_means_nothing_is_refused_before_weights_are_read(saved: Path) -> None:
     with pytest.raises(UserError, match=r"model.max_pixels=100 means nothing to tiny, whose .*one size alone; leave"):
         load(ModelConfig("tiny", str(saved), max_pixels=100))
+
+
+class Deaf:
+    """An image processor that has a side, as Step3's has, and does not read it."""
+
+    def __init__(self) -> None:
+        inner = VLM(*FAMILIES["idefics3"]()).processor.image_processor
+        self.valid_kwargs, self.size = inner.valid_kwargs, inner.size
+
+    def __call__(self, picture: Image.Image, **_: object) -> dict[str, np.ndarray]:
+        return {"pixel_values": np.zeros((1, 3, 24, 24))}
+
+
+@pytest.mark.parametrize("build", [Deaf, lambda: read_families.build("aria")[1].image_processor])
+def test_a_side_that_the_processor_does_not_read_is_refused(build: Callable[[], object]) -> None:
+    with pytest.raises(UserError, match="longest_edge=32 means nothing to it, whose .*; leave it out"):
+        set_bounds(build(), ModelConfig("it", "a/b", longest_edge=32))
+
+
+def test_a_processor_without_its_patch_size_is_named(saved: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(saved, tmp_path / "older")
+    settings = json.loads((folder / "processor_config.json").read_text())
+    settings.pop("patch_size")
+    (folder / "processor_config.json").write_text(json.dumps(settings))
+    with pytest.raises(UserError, match=r"the processor at .*older has no patch_size, .* add it to processor_config"):
+        load(folder)
 
 
 def test_an_upper_bound_below_the_checkpoint_s_lower_one() -> None:
