@@ -21,6 +21,7 @@ from experiments.evaluation import scoring, what_next
 from experiments.evaluation.analyses import Analysis, perform
 from experiments.evaluation.answer import Answering
 from experiments.evaluation.arms import DEVELOPMENT, Arms
+from experiments.evaluation.batch_check import check_batches
 from experiments.evaluation.environment import branches, describe
 from experiments.evaluation.refusal_margins import RefusalMargins, margins_of
 from experiments.evaluation.validated_run import ValidatedRun, excluded_arms, validate
@@ -184,6 +185,7 @@ class Study:
         self.arms = Arms(self.validated, self.answering)
         self.methods: dict[str, Method] = {}  # that answered or were computed, by arm
         self.margins: RefusalMargins | None = None
+        self.batches: dict[str, dict[str, int]] = {}
 
     @property
     def samples(self) -> list[Sample]:
@@ -232,6 +234,7 @@ class Study:
         self.arms.compute(constants)
         self.methods |= constants
         self.margins = margins_of(self)
+        self.batches = check_batches(self)
 
     def conclude(self, analyses: Sequence[Analysis] = (), *, alone: bool = True) -> None:
         """Measures and prints the results, does the ``analyses``, each on its own, and builds the report.
@@ -279,6 +282,8 @@ class Study:
         if self.margins is not None:
             self.margins.report()
             design["refusal_margin"] = self.margins.design
+        if self.batches:
+            design["batches"] = self.batches
         if fault := self.arms.faults.get(self.run.arm):
             design["failed"] = str(fault)
         write_results(self.store.path, evaluation.results)

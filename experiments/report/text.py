@@ -133,6 +133,7 @@ MADE_FOR = {
 OPTIONAL = (
     "thoughts",
     "no_picture",
+    "batches",
     "refusal_margin",
     "same_text",
     "published_rows",

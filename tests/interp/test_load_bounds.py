@@ -70,7 +70,7 @@ class Deaf:
 
 @pytest.mark.parametrize("build", [Deaf, lambda: read_families.build("aria")[1].image_processor])
 def test_a_side_that_the_processor_does_not_read_is_refused(build: Callable[[], object]) -> None:
-    with pytest.raises(UserError, match="longest_edge=32 means nothing to it, whose .*; leave it out"):
+    with pytest.raises(UserError, match=r"longest_edge=32 means nothing to it, whose .*; leave it out"):
         set_bounds(build(), ModelConfig("it", "a/b", longest_edge=32))
 
 

@@ -1,0 +1,73 @@
+"""Does an answer depend on its batch? Some cases are asked alone, and compared with what was recorded.
+
+In 16 bits a batch rounds otherwise than a single prompt. A method of the user's may use statistics of its batch. Only
+such arms are checked, once a run (``batch_check.json``).
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from experiments.benchmarks.images import BadImage, open_image
+from experiments.evaluation.case_batches import prompt_of
+from experiments.evaluation.controls import BASELINE
+from experiments.evaluation.judging import judge_batch, scored
+from experiments.runs import provenance, records
+from experiments.runs.store import read_object
+from experiments.types import Sample
+
+if TYPE_CHECKING:
+    from experiments.evaluation.study import Study
+
+FILE = "batch_check.json"
+CASES = 24  # that are asked alone, evenly from those with an answer
+
+
+def checked_arms(study: "Study") -> list[str]:
+    """Return the arms whose answers may depend on their batch: in 16 bits the two compared, and the user's methods."""
+    if study.vlm is None or study.run.endpoint is not None or study.run.batch_size == 1:
+        return []
+    narrow = getattr(study.vlm.dtype, "itemsize", 4) < 4
+    compared = {BASELINE, study.run.arm} if narrow else set()
+    return [arm for arm in study.methods if arm in {*compared, *provenance.code(study.run.arms)}]
+
+
+def check_batches(study: "Study") -> dict[str, dict[str, int]]:
+    """Ask some cases alone, on rank 0, and return by arm how many were asked and how many differ.
+
+    ``answers`` counts other texts, ``verdicts`` other verdicts.
+    """
+    if not study.store.launch.first:
+        return {}
+    known = read_object(study.store.path / FILE)
+    samples = {sample.id: sample for sample in study.samples}
+    lines = records.current(study.store.records())
+    for arm in checked_arms(study):
+        given = [line for line in lines if line["arm"] == arm and line["response"] and line["case"] in samples]
+        chosen = given[:: max(1, len(given) // CASES)][:CASES]
+        if chosen and arm not in known:
+            known[arm] = _compared(study, arm, {line["case"]: line for line in chosen}, samples)
+            study.store.write_json(FILE, known)
+    return known
+
+
+def _compared(
+    study: "Study", arm: str, given: Mapping[str, Mapping[str, Any]], samples: Mapping[str, Sample]
+) -> dict[str, int]:
+    method, run, counts = study.methods[arm], study.run, {"n": 0, "answers": 0, "verdicts": 0}
+    tokens = 1 if run.protocol == "score" else run.max_new_tokens
+    with study.console.status(f"{arm}: {len(given)} cases asked alone"):
+        for case, before in given.items():
+            sample = samples[case]
+            try:
+                picture = None if sample.image is None else open_image(sample.image)
+            except BadImage:
+                continue
+            alone = method.generate(study.vlm, [prompt_of(sample, picture)], max_new_tokens=tokens)
+            if run.protocol == "score":
+                (line,) = scored([sample], arm, alone)
+            else:
+                (line,) = judge_batch([sample], arm, alone, run.judge)
+            counts["n"] += 1
+            counts["answers"] += line["response"] != before["response"]
+            counts["verdicts"] += line["verdict"] != before["verdict"]
+    return counts
