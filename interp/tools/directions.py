@@ -6,6 +6,7 @@ the best to *steer* it: the mean difference connects the two classes, while the 
 sources of variance.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["mean_difference", "logistic", "discriminant"]
 KIND = "directions"
+MASSIVE = 0.5  # share of a squared length in one dimension, above which cosines say little
 LOGISTIC_STRENGTH = 1.0  # scikit-learn's C on standardised features; fixed, not tuned
 
 
@@ -54,6 +56,11 @@ class Direction:
     n: int
     positives: int
     groups: int
+
+    @property
+    def largest_share(self) -> float:
+        """The share of the squared length in the largest dimension: near 1 if one dimension is massive."""
+        return float(self.vector.abs().max() ** 2 / (self.vector**2).sum())
 
 
 def fit_direction(
@@ -117,7 +124,10 @@ def projections(read: "Residuals", direction: Direction, *, place: str | None = 
 
 
 def cosines(directions: Sequence[Direction]) -> Float[Tensor, "direction direction"]:
-    """The cosines of all pairs. Between two random directions of width w they are about ± 1/√w.
+    """Return the cosines of all pairs. Between two random directions of width w they are about ± 1/√w.
+
+    That holds if no dimension is massive. Otherwise cosines are near ±1 for directions that mean nothing, and a warning
+    says so.
 
     Raises:
         UserError: no directions, or different widths.
@@ -125,6 +135,12 @@ def cosines(directions: Sequence[Direction]) -> Float[Tensor, "direction directi
     widths = {direction.vector.numel() for direction in directions}
     if len(widths) != 1:
         raise UserError(f"directions of {len(widths)} widths; only those of one model have a cosine; give some")
+    if (most := max(direction.largest_share for direction in directions)) > MASSIVE:
+        warnings.warn(
+            f"{100 * most:.0f}% of a direction's squared length is in one dimension, so that cosines say little; fit "
+            "directions on standardised states, or leave that dimension out",
+            stacklevel=2,
+        )
     stacked = torch.stack([direction.vector for direction in directions])
     return stacked @ stacked.T
 

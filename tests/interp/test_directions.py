@@ -1,5 +1,6 @@
 """Directions find the planted one; what they read is of cases held out; a file serves the model it was made for."""
 
+import warnings
 from pathlib import Path
 from typing import Any, get_args
 
@@ -147,3 +148,23 @@ def test_refusals() -> None:
     gaps = states()
     gaps[:20] = torch.nan
     assert fit(gaps).n == ROWS - 20
+
+
+def test_cosines_of_a_massive_dimension_come_with_a_warning() -> None:
+    draw = np.random.default_rng(0)
+    states, labels = draw.normal(size=(100, 64)), np.repeat([0, 1], 50)
+    groups = np.arange(100)
+
+    def fitted(scale: float) -> Direction:
+        hidden = states.copy()
+        hidden[:, 0] = 1000 + scale * hidden[:, 0]
+        hidden = torch.tensor(hidden, dtype=torch.float32)
+        return fit_direction(hidden, labels, groups, name="a", place="verdict", layer=1)
+
+    plain, massive = fitted(1.0), fitted(100.0)
+    assert plain.largest_share < 0.3 < 0.5 < massive.largest_share
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cosines([plain, plain])
+    with pytest.warns(UserWarning, match="% of a direction's squared length is in one dimension"):
+        cosines([plain, massive])
