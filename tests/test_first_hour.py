@@ -40,7 +40,7 @@ class Typed(NamedTuple):
 ALONE = (
     Typed("", 0, "--help"),
     Typed("--version", 0, "forestlens 0."),
-    Typed("task=doctor", 0, "bundled"),
+    Typed("task=doctor", 0, "organism:llava"),
     Typed("+exp=vcd_llava limit=40", 0, "next:"),
     Typed("exp=vcd_llava", 2, "did you mean +exp=vcd_llava?"),
     Typed("vcd_llava", 2, "did you mean +exp=vcd_llava?"),

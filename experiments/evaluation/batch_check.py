@@ -5,7 +5,7 @@ such arms are checked, once a run (``batch_check.json``).
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from experiments.benchmarks.images import BadImage, open_image
 from experiments.evaluation.case_batches import prompt_of
@@ -15,14 +15,11 @@ from experiments.runs import provenance, records
 from experiments.runs.store import read_object
 from experiments.types import Sample
 
-if TYPE_CHECKING:
-    from experiments.evaluation.study import Study
-
 FILE = "batch_check.json"
 CASES = 24  # that are asked alone, evenly from those with an answer
 
 
-def checked_arms(study: "Study") -> list[str]:
+def checked_arms(study: Any) -> list[str]:
     """Return the arms whose answers may depend on their batch: in 16 bits the two compared, and the user's methods."""
     if study.vlm is None or study.run.endpoint is not None or study.run.batch_size == 1:
         return []
@@ -31,7 +28,7 @@ def checked_arms(study: "Study") -> list[str]:
     return [arm for arm in study.methods if arm in {*compared, *provenance.code(study.run.arms)}]
 
 
-def check_batches(study: "Study") -> dict[str, dict[str, int]]:
+def check_batches(study: Any) -> dict[str, dict[str, int]]:
     """Ask some cases alone, on rank 0, and return by arm how many were asked and how many differ.
 
     ``answers`` counts other texts, ``verdicts`` other verdicts.
@@ -51,7 +48,7 @@ def check_batches(study: "Study") -> dict[str, dict[str, int]]:
 
 
 def _compared(
-    study: "Study", arm: str, given: Mapping[str, Mapping[str, Any]], samples: Mapping[str, Sample]
+    study: Any, arm: str, given: Mapping[str, Mapping[str, Any]], samples: Mapping[str, Sample]
 ) -> dict[str, int]:
     method, run, counts = study.methods[arm], study.run, {"n": 0, "answers": 0, "verdicts": 0}
     tokens = 1 if run.protocol == "score" else run.max_new_tokens

@@ -8,7 +8,7 @@ The safety margin of a record is minus the refusal margin: positive for an answe
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -29,9 +29,6 @@ from interp.errors import UserError
 from interp.refusal_openings import Check, Kind, Tokens
 from mitigation.method import MethodFault, abilities
 
-if TYPE_CHECKING:
-    from experiments.evaluation.study import Study
-
 FILE, OPENINGS = "margins.jsonl", "openings.json"
 TITLE = "How the model refuses"
 MEANING = (
@@ -47,7 +44,7 @@ Scores = dict[Tokens, Float[np.ndarray, " case"]]
 class RefusalMargins:
     """Learns, computes and checks the margins of a study whose model answers in words."""
 
-    def __init__(self, study: "Study") -> None:
+    def __init__(self, study: Any) -> None:
         self.study, self.vlm, self.store = study, study.vlm, study.store
         self.samples = {sample.id: sample for sample in study.samples}
         self.checks: dict[str, Check] = {}
@@ -233,7 +230,7 @@ class RefusalMargins:
         self.store.write_json(OPENINGS, {"learned_on": learned_on, "hash": hashed, **content, "checks": checks})
 
 
-def margins_of(study: "Study") -> RefusalMargins | None:
+def margins_of(study: Any) -> RefusalMargins | None:
     """Return the refusal margins of a study, computed; None if its benchmark or model has none."""
     run = study.run
     if run.benchmark.kind != "refusal" or run.endpoint is not None or study.vlm is None:

@@ -43,7 +43,7 @@ def test_a_check_that_fails_does_not_stop_the_others(
     with pytest.raises(UserError, match="missing: 1"):
         Doctor()(run_of("task=doctor"))
     said = " ".join(capsys.readouterr().out.split())
-    assert "could not be checked: RuntimeError: [no] openai" in said
+    assert "could not be checked: RuntimeError: [no] httpx2" in said
     assert "GiB free" in said
 
 

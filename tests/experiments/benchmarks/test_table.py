@@ -90,7 +90,7 @@ def test_subsets_are_called_as_the_table_calls_them(folder: Path) -> None:
 def test_what_is_no_table_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     (folder / "sub" / "cases.txt").write_text("id,text,label\n")
-    read = r"give a file in \.jsonl, \.csv, \.parquet, \.xlsx; download a data set of the hub first"
+    read = r"give a file in \.jsonl, \.csv, \.tsv, \.parquet, \.xlsx; download a data set of the hub first"
     for path in ("sub/cases.txt", "owner/name"):
         with pytest.raises(UserError, match=rf"benchmark\.path={path}: is no table; {read}"):
             table(path)

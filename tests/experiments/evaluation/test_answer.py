@@ -266,12 +266,12 @@ def test_arms_without_margins_do_not_enter_a_scored_study(
     ("overrides", "message"),
     [
         (("benchmark=mossbench", "benchmark.root=nowhere"), "asks for refusal answers"),
-        (("method._target_=mitigation.wrappers.Sampled", "+method.method._target_=mitigation.vcd.VCD"), "cannot ask"),
+        (("method=sampled_vcd",), "cannot ask"),
         (("model=api_vllm", "model.logprobs=off"), "asked for none"),
     ],
 )
 def test_a_score_needs_a_question_of_yes_and_no_and_logits(overrides: tuple[str, ...], message: str) -> None:
-    run = run_of("protocol=score", "method=prompt", *overrides)
+    run = run_of("protocol=score", *overrides)
     with pytest.raises(UserError, match=message):
         run.task(run)
 

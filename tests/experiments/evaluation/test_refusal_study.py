@@ -123,8 +123,8 @@ def test_a_judge_of_other_answers_is_refused_before_any_weights(tmp_path: Path) 
         ("a.jsonl", '{"id": 1, "response": "x"}\n{"id": 1, "response": "y"}\n', "occurs twice"),
         ("b.jsonl", '{"id": 1}\n{"id": 2, "response": "x"}\n', "line 1: has no id or no response"),
         ("c.jsonl", "not json\n", "line 1: row: is not JSON"),
-        ("d.csv", "id,response\n", "holds no response"),
-        ("f.csv", "id,answer\n1,x\n", "has no column 'response'"),
+        ("d.csv", "id,response\n", "has no rows"),
+        ("f.csv", "id,answer\n1,x\n", "line 2: has no id or no response"),
     ],
 )
 def test_an_unusable_file_is_one_sentence(tmp_path: Path, name: str, content: str, message: str) -> None:

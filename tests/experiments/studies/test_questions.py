@@ -56,14 +56,14 @@ def test_broken_questions_leave_the_others_and_are_asked_again(tmp_path: Path, m
     assert "How much returns when that is undone? This cannot be told here: the model refuses an empty picture." in said
     assert "Patching cannot tell: the question patching_sentence was not answered: TypeError: a bug" in said
     assert "Margins of different sentences differ by" in said
-    assert analyses.unfinished(folder) == ["mechanism_patching_picture", "mechanism_patching_sentence"]
+    assert list(read_object(folder / analyses.FILE)) == ["mechanism_patching_picture", "mechanism_patching_sentence"]
     assert (folder / "tracebacks" / "mechanism_patching_picture.txt").is_file()
     quantities = {row.quantity for row in read_results(folder)}
     assert {"direction_auroc", "knockout_margin", "undo_auroc", "lens_margin"} <= quantities
     assert not {"patching_effect", "prior_r2"} & quantities
 
     assert go(tmp_path, "+exp=mechanism", *SMALL) == folder
-    assert not analyses.unfinished(folder)
+    assert not analyses.missing(folder)
     assert read_object(folder / "mechanism.json")["unanswered"] == {}
     assert {"patching_effect", "prior_r2"} <= {row.quantity for row in read_results(folder)}
 
@@ -90,11 +90,11 @@ def shared_pictures(folder: Path) -> Path:
 def test_a_table_whose_questions_share_pictures_is_answered(tmp_path: Path) -> None:
     table = ("benchmark=table", f"benchmark.path={shared_pictures(tmp_path / 'table')}", "draws=20")
     folder = go(tmp_path / "mechanism", "+exp=mechanism", *table, "task.layers=3")
-    assert not analyses.unfinished(folder)
+    assert not analyses.missing(folder)
     assert len(answers(folder)) == 5
     assert answers(folder)[-1].startswith("5. Where is the verdict made? Patching cannot tell. No state at the last")
     folder = go(tmp_path / "attention", "task=attention", *table, "task.figures=0")
-    assert not analyses.unfinished(folder)
+    assert not analyses.missing(folder)
     assert read_object(folder / "attention.json")["sentences"]
 
 
