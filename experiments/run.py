@@ -34,9 +34,13 @@ def main() -> None:
         from experiments.command_line.arguments import expand
         from experiments.command_line.mistakes import in_a_sentence
         from experiments.config import register
+        from interp.errors import UserError
 
         register()
-        sys.argv[1:] = words = expand(typed)
+        try:
+            sys.argv[1:] = words = expand(typed)
+        except UserError as error:
+            stop(f"error: {error}", 2)
         done: list[tuple[Any, Path]] = []  # of a sweep, in this process
         os.environ[FULL_ERRORS] = "1"  # until the task begins: Hydra hands us its errors instead of printing them
         try:

@@ -8,6 +8,7 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 
 from experiments.config.options import with_defaults, written
+from interp.errors import UserError
 
 PLAN, ATTENTION = "task=plan", "task=attention"
 # Keys that Hydra's composed configuration need not have: a method's file says which settings there are.
@@ -23,7 +24,16 @@ def expand(arguments: Sequence[str]) -> list[str]:
     - ``method.settings.x=1`` and ``benchmark.skip_bad=true`` may be new keys, which Hydra marks with ``++``.
     - ``task=attention run=DIR`` takes the benchmark from the run's own command, unless one is named here.
     - ``task=plan`` is a second task, ``plan``, so that the command keeps the task that it plans.
+
+    Raises:
+        UserError: a sweep names an option twice, of which Hydra would take the last without a word.
     """
+    keys = [word.partition("=")[0] for word in arguments if "=" in word]
+    if {"-m", "--multirun"} & {*arguments} and (twice := next((key for key in keys if keys.count(key) > 1), "")):
+        raise UserError(
+            f"a sweep names {twice} twice, and only the last would count; name it once, and each part alone, as in "
+            f"{twice}.NAME=1,2"
+        )
     words = ["task=explore", *arguments[1:]] if arguments[:1] == ["explore"] else list(arguments)
     words = [f"task.{word}" if word.partition("=")[0] in SHORT else word for word in words]
     words = [f"++{word}" if OPEN.match(word) else word for word in words]
