@@ -121,7 +121,7 @@ class Check:
         if self.for_statistics:
             return measured
         needed = f"statistics need {SEPARATES:.2f} and {100 * COVERS:.0f}%"
-        return f"{measured}; {needed}" + ("" if self.for_tools else f", tools {100 * COVERS_FOR_TOOLS:.0f}%")
+        return f"{measured}; {needed}"
 
 
 def folds_of(clusters: Sequence[str]) -> list[int]:

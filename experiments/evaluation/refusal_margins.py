@@ -33,7 +33,7 @@ FILE, OPENINGS = "margins.jsonl", "openings.json"
 TITLE = "How the model refuses"
 MEANING = (
     "The refusal margin is the log-odds that an answer begins with one of these openings. AUROC is against the judge's "
-    "verdicts, on answers that the openings were not learned from. Statistics need .90 and 80% covered, tools 50%."
+    "verdicts, on answers that the openings were not learned from. Statistics need .90 and 80% covered."
 )
 LEARNED_FROM = 240  # development cases at most, evenly from the subsets
 KINDS: tuple[Kind, ...] = ("openings", "first tokens")
@@ -90,9 +90,9 @@ class RefusalMargins:
             for entry in content.get("openings", ())
         ]
         checks = [
-            {"arm": arm, "AUROC": fixed(check.auroc, 3), "refusals covered": percent(check.coverage, 0),
+            {"arm": arm, "AUROC": fixed(check.auroc, 3), "refusals covered (%)": percent(check.coverage, 0),
              "refusals": str(check.refused), "answers": str(check.answered),
-             "used for": "statistics and tools" if check.for_statistics else "tools" if check.for_tools else "nothing"}
+             "used for": "statistics" if check.for_statistics else "nothing"}
             for arm, check in self.checks.items()
         ]  # fmt: skip
         note = f"Learned from the baseline's answers to {content.get('learned_on')}. {MEANING}"
