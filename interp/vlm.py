@@ -257,13 +257,20 @@ class VLM(Encoder):
         return {"position_ids": (attention_mask.long().cumsum(-1) - 1).clamp(min=0)}
 
     def score(
-        self, prompts: Sequence[Prompt], *, encoded: Mapping[str, Any] | None = None, metric: Metric | None = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        encoded: Mapping[str, Any] | None = None,
+        metric: Metric | None = None,
     ) -> Float[Tensor, " row"]:
-        """The margin of each prompt with one forward; float32 on the CPU. Takes inputs padded on either side.
+        """Return the margin of each prompt with one forward, float32 on the CPU; a single prompt counts as a list of one.
+
+        Inputs may be padded on either side.
 
         ``metric`` replaces the margin by another function of the logits of the first answer token.
         """
         self.require("score")
+        prompts = [prompts] if isinstance(prompts, Prompt) else prompts
         self.batches.go_on()
         batch = dict(self.encode(prompts) if encoded is None else encoded)
         mask = batch["attention_mask"]
