@@ -263,7 +263,7 @@ class VLM(Encoder):
         encoded: Mapping[str, Any] | None = None,
         metric: Metric | None = None,
     ) -> Float[Tensor, " row"]:
-        """Return the margin of each prompt with one forward, float32 on the CPU; a single prompt counts as a list of one.
+        """Return the margin of each prompt with one forward, float32 on the CPU; one prompt is a list of one.
 
         Inputs may be padded on either side.
 
