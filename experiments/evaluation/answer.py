@@ -227,7 +227,8 @@ class Answering:
         return self.run.protocol == "score"
 
     @property
-    def _new_tokens(self) -> int:
+    def new_tokens(self) -> int:
+        """The most tokens that an answer may have."""
         return 1 if self._scored else self.run.max_new_tokens
 
     @cached_property
@@ -287,7 +288,7 @@ class Answering:
     def _settings(self, method: "Method | Responses") -> list[object]:
         if isinstance(method, Responses):
             return [repr(method), method.fingerprint()]
-        return [*_identity(self.run, self.vlm), repr(method), self._new_tokens, *(["score"] if self._scored else [])]
+        return [*_identity(self.run, self.vlm), repr(method), self.new_tokens, *(["score"] if self._scored else [])]
 
     def _answer_batch(self, arm: _Arm, batch: Sequence[Sample], pictures: Mapping[str, Opened], file: str) -> None:
         """Answer a batch under an arm, have the answers judged, and record those that were not recorded before."""
@@ -306,11 +307,8 @@ class Answering:
                 ]
                 if samples := [sample for sample in batch if sample.id not in reasons]:
                     prompts = [prompt_of(sample, _own(pictures[sample.id])) for sample in samples]
-                    generation = self._generate(name, method, prompts)
-                    if self._scored:
-                        lines += scored(samples, name, generation)
-                    else:
-                        lines += judge_batch(samples, name, generation, self.run.judge)
+                    generation = self.generate(name, method, prompts)
+                    lines += self.judged(samples, name, generation)
             for line in lines:
                 line["settings"] = arm.settings[line["case"]]
                 if isinstance(method, InFolds):
@@ -324,13 +322,27 @@ class Answering:
         lengths = None if picture is None or self.vlm is None else self.vlm.batches.lengths
         return "" if picture is None or lengths is None else lengths.refusal(picture.size)
 
-    def _generate(self, arm: str, method: "Method", prompts: "Sequence[Prompt]") -> "Generation":
+    def judged(self, samples: Sequence[Sample], arm: str, generation: "Generation") -> list[dict[str, Any]]:
+        """Return the records of an arm's answers, with verdicts by the run's protocol."""
+        if self._scored:
+            return scored(samples, arm, generation)
+        return judge_batch(samples, arm, generation, self.run.judge)
+
+    def generate(
+        self, arm: str, method: "Method", prompts: "Sequence[Prompt]", *, counted: bool = True
+    ) -> "Generation":
+        """Return the arm's answers to some prompts; nothing is recorded but, if ``counted``, what they took.
+
+        Raises:
+            MethodFault: names the arm; its method raised what it should not, or did not return what it owes.
+            UserError: the method refuses these prompts, or the model does.
+        """
         vlm = self.vlm
         assert vlm is not None
         margins = self.run.benchmark.kind == "yes_no" and self.run.endpoint is None
 
         def answers(part: "Sequence[Prompt]") -> "Generation":
-            given = method.generate(vlm, part, max_new_tokens=self._new_tokens)
+            given = method.generate(vlm, part, max_new_tokens=self.new_tokens)
             check_answers(method, given, part, margins=margins)
             return given
 
@@ -347,8 +359,9 @@ class Answering:
             words = f"{type(error).__name__}: {error}".splitlines()[0]
             where = _line(error, getattr(method, "path", None))
             raise MethodFault(f"arm {arm} ({method}) raised {words}{where}; {OWES}") from error
-        read = {name: count - before[name] for name, count in self._read().items()}
-        self.costs.add(arm, prompts, generation, {"seconds": time.perf_counter() - begun, **read})
+        if counted:
+            read = {name: count - before[name] for name, count in self._read().items()}
+            self.costs.add(arm, prompts, generation, {"seconds": time.perf_counter() - begun, **read})
         return replace(generation, sampled=generation.sampled or abilities(method).sampled)
 
     def _read(self) -> dict[str, int | float]:

@@ -66,7 +66,7 @@ class Arms:
                 others = [record for record in records if fold_of(record["cluster"]) != fold]
                 return controls.fitted(method, others, study=self.run.arm)
 
-            with self._excused(arm):
+            with self.excused(arm):
                 if self.development is not None or not controls.is_fitted(method):
                     constants[arm] = controls.fitted(method, records, study=self.run.arm)
                 else:
@@ -135,7 +135,7 @@ class Arms:
         return faults.keys()
 
     @contextmanager
-    def _excused(self, arm: str) -> Iterator[None]:
+    def excused(self, arm: str) -> Iterator[None]:
         """Open a block of the arm's own work: if its method fails, the arm leaves the study."""
         try:
             yield
@@ -145,7 +145,7 @@ class Arms:
     def _methods(self, arms: Sequence[str]) -> "dict[str, Method]":
         methods: dict[str, Method] = {}
         for arm in arms:
-            with self._excused(arm):
+            with self.excused(arm):
                 methods[arm] = self.ready(arm)
         return methods
 

@@ -1,7 +1,7 @@
 """Does an answer depend on its batch? Some cases are asked alone, and compared with what was recorded.
 
 In 16 bits a batch rounds otherwise than a single prompt. A method of the user's may use statistics of its batch. Only
-such arms are checked, once a run (``batch_check.json``).
+such arms are checked; ``batch_check.json`` has the counts.
 """
 
 from collections.abc import Mapping
@@ -10,9 +10,7 @@ from typing import Any
 from experiments.benchmarks.images import BadImage, open_image
 from experiments.evaluation.case_batches import prompt_of
 from experiments.evaluation.controls import BASELINE
-from experiments.evaluation.judging import judge_batch, scored
 from experiments.runs import provenance, records
-from experiments.runs.store import read_object
 from experiments.types import Sample
 
 FILE = "batch_check.json"
@@ -35,23 +33,24 @@ def check_batches(study: Any) -> dict[str, dict[str, int]]:
     """
     if not study.store.launch.first:
         return {}
-    known = read_object(study.store.path / FILE)
+    counts: dict[str, dict[str, int]] = {}
     samples = {sample.id: sample for sample in study.samples}
     lines = records.current(study.store.records())
     for arm in checked_arms(study):
         given = [line for line in lines if line["arm"] == arm and line["response"] and line["case"] in samples]
         chosen = given[:: max(1, len(given) // CASES)][:CASES]
-        if chosen and arm not in known:
-            known[arm] = _compared(study, arm, {line["case"]: line for line in chosen}, samples)
-            study.store.write_json(FILE, known)
-    return known
+        with study.arms.excused(arm):
+            if chosen:
+                counts[arm] = _compared(study, arm, {line["case"]: line for line in chosen}, samples)
+    if counts:
+        study.store.write_json(FILE, counts)
+    return counts
 
 
 def _compared(
     study: Any, arm: str, given: Mapping[str, Mapping[str, Any]], samples: Mapping[str, Sample]
 ) -> dict[str, int]:
-    method, run, counts = study.methods[arm], study.run, {"n": 0, "answers": 0, "verdicts": 0}
-    tokens = 1 if run.protocol == "score" else run.max_new_tokens
+    answering, counts = study.answering, {"n": 0, "answers": 0, "verdicts": 0}
     with study.console.status(f"{arm}: {len(given)} cases asked alone"):
         for case, before in given.items():
             sample = samples[case]
@@ -59,11 +58,8 @@ def _compared(
                 picture = None if sample.image is None else open_image(sample.image)
             except BadImage:
                 continue
-            alone = method.generate(study.vlm, [prompt_of(sample, picture)], max_new_tokens=tokens)
-            if run.protocol == "score":
-                (line,) = scored([sample], arm, alone)
-            else:
-                (line,) = judge_batch([sample], arm, alone, run.judge)
+            alone = answering.generate(arm, study.methods[arm], [prompt_of(sample, picture)], counted=False)
+            (line,) = answering.judged([sample], arm, alone)
             counts["n"] += 1
             counts["answers"] += line["response"] != before["response"]
             counts["verdicts"] += line["verdict"] != before["verdict"]

@@ -108,7 +108,7 @@ def asked_until(
 ) -> tuple[list[tuple[str, str]], str, Answering]:
     """What is asked, as arm and first case of each batch, until the process dies; and the records, byte by byte."""
     asked: list[tuple[str, str]] = []
-    ask = Answering._generate
+    ask = Answering.generate
 
     def counted(self: Answering, arm: str, method: Any, prompts: Any) -> Generation:
         if len(asked) == dies_at:
@@ -121,7 +121,7 @@ def asked_until(
         monkeypatch.context() as patched,
         open_run(run.output_root, run.name, run.config, run.config_hash, fresh=False) as store,
     ):
-        patched.setattr(Answering, "_generate", counted)
+        patched.setattr(Answering, "generate", counted)
         answering = Answering(run, vlm, store, Console(file=io.StringIO()))
         with suppress(Killed):
             answering.answer(SHARED_ARMS, samples)

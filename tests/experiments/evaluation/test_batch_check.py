@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from experiments.config import Run
+from experiments.runs.results_table import read_results
+from mitigation.method import MethodFault
 from tests.experiments.compose import run_of
 from tests.experiments.synthetic_run import said_of
 
@@ -63,3 +65,14 @@ def test_in_sixteen_bits_both_arms_are_checked(saved: Path, tmp_path: Path) -> N
 def test_batches_of_one_need_no_check(saved: Path, tmp_path: Path) -> None:
     found, _ = checked(own(saved, tmp_path, BY_BATCH, "batch_size=1"))
     assert found == {}
+
+
+@pytest.mark.long
+def test_a_rule_that_fails_alone_leaves_the_study_and_the_others_are_reported(saved: Path, tmp_path: Path) -> None:
+    code = BY_ROW.replace("    return", "    assert len(scores) > 1\n    return")
+    run = own(saved, tmp_path, code)
+    with pytest.raises(MethodFault, match=r"arm mine .* raised AssertionError"):
+        run.task(run)
+    (folder,) = Path(run.output_root).glob("*/*")
+    assert "baseline" in read_results(folder).arms
+    assert "mine" not in read_results(folder).arms
