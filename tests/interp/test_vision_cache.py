@@ -51,7 +51,7 @@ def test_answers_have_the_same_bits_and_lengths_are_known(name: str) -> None:
     assert same(plain, vlm.generate(PROMPTS, max_new_tokens=3))
     assert cache.reused == 2 * cache.computed  # closed is closed
     columns = [vlm.encode([prompt])["input_ids"].shape[1] for prompt in PROMPTS]
-    counted = Lengths(vlm).of([p.text for p in PROMPTS], [p.image.size for p in PROMPTS if p.image is not None])
+    counted = Lengths(vlm).of_prompts(PROMPTS)
     off = {true - estimate for true, estimate in zip(columns, counted, strict=True)}
     assert len(off) == 1 or name == "smolvlm"  # what is the same for all prompts does not matter to batches
     assert max(map(abs, off)) <= (16 if name == "smolvlm" else 6)
