@@ -37,7 +37,7 @@ Edge = tuple[End, End]
 """Where the keys are, where the queries are."""
 
 VERDICT = "verdict"
-ENDS = ("image", "question", VERDICT, *(name for name in CODES if name not in ("padding", IMAGE)))
+ENDS = ("image", VERDICT, *(name for name in CODES if name not in ("padding", IMAGE)), "question")
 """Segments that can be ends of an edge, next to parts such as ``user:1`` and ``image:2``."""
 
 
