@@ -39,7 +39,6 @@ from mitigation.steps import StepAnswer, recorded_by
 
 if TYPE_CHECKING:
     from interp.speed.prefill_cache import PrefillCache
-    from interp.speed.vision_cache import FeatureCache
     from interp.vlm import VLM, Generation, Prompt
     from mitigation.method import Method
 
@@ -142,7 +141,6 @@ class Answering:
         present = {name: recorded[name] for name in by_prefill(arms)}
         with (
             _progress(self.console, hidden=not pending and file != PREDICTIONS) as progress,
-            self._features(),
             self._prefills() if shares else nullcontext(),
             self._steps(),
             closing(prefetch_images(work, workers=self.run.image_workers)) as ready,
@@ -159,7 +157,6 @@ class Answering:
                         present.pop(left, None)
                 if shares:
                     self.prefills.clear()
-                    self.features.clear()
                 answered = pending[turn * launch.size : (turn + 1) * launch.size]  # by the other processes too
                 for name, arm in present.items():
                     progress.advance(bars[name], sum(len(each) for each in answered if arm.lacks(each)))
@@ -232,13 +229,6 @@ class Answering:
         return 1 if self._scored else self.run.max_new_tokens
 
     @cached_property
-    def features(self) -> "FeatureCache":
-        """The image features that the arms of this run share."""
-        from interp.speed.vision_cache import FeatureCache
-
-        return FeatureCache(self.run.feature_cache_mib)
-
-    @cached_property
     def prefills(self) -> "PrefillCache":
         """The prompts' prefills that the arms of a batch share."""
         from interp.speed.prefill_cache import PrefillCache
@@ -249,13 +239,6 @@ class Answering:
     def _computes(self) -> bool:
         """Whether the model computes here: there is one, and not behind an API."""
         return self.vlm is not None and self.run.endpoint is None
-
-    def _features(self) -> AbstractContextManager[None]:
-        if not self._computes:
-            return nullcontext()
-        from interp.speed.vision_cache import shared_features
-
-        return shared_features(cast("VLM", self.vlm), self.features)
 
     @contextmanager
     def _prefills(self) -> Iterator[None]:
@@ -375,7 +358,7 @@ class Answering:
         """Return what environment.json says of the answers' cost; what is empty is not said.
 
         ``cost`` is by arm. ``batch_rows`` are the batch sizes after memory ran out. ``prefills`` counts prompts that
-        were read, and prompts that another arm had read. ``vision_features`` were reused in this launch.
+        were read, and prompts that another arm had read.
         """
         cost = self.costs.by_arm()
         read = {name: sum(arm.get(name, 0) for arm in cost.values()) for name in PREFILLS}
@@ -384,7 +367,6 @@ class Answering:
             "batch_rows": self._rows,
             "prefills": read if any(read.values()) else {},
             "prefills_not_shared": self.prefills.off if self._computes else "",
-            "vision_features": self.features.counts() if self._computes and self.features.reused else {},
         }
         return {name: value for name, value in said.items() if value}
 

@@ -73,15 +73,12 @@ def look_inside(
 def _examined(
     work: Study, name: str, of: str, examine: Callable[[], tuple[Details, Sequence[Row]]], status: str
 ) -> tuple[Details, Sequence[Row]]:
-    """Return what ``examine`` measures, in batches of the study; pictures that several prompts share are encoded once.
+    """Return what ``examine`` measures, in batches of the study.
 
     A killed examination continues.
     """
-    from interp.speed.vision_cache import FeatureCache, shared_features
-
     vlm, folder = work.vlm, work.store.path / KEPT / name
     with (
-        shared_features(vlm, FeatureCache(work.run.feature_cache_mib)),
         work.answering.batching(name),
         vlm.batches.resumable(folder, of=digest([of, *vlm.identity])),
         work.console.status(status),
