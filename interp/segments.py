@@ -29,7 +29,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.errors import UserError
-from interp.image_grid import GRIDS, MEASURED, ImageTokens, PatchGrid, grid_of, measured_grid
+from interp.image_grid import GRIDS, ImageTokens, PatchGrid
 from interp.prompt import MARK
 
 if TYPE_CHECKING:
@@ -199,8 +199,6 @@ def _grids(
     if prompt.image is None or not columns:
         return ()
     tokens = ImageTokens(columns, ids, index, prompt.image.size, encoded, vlm.model.config, vlm.processor)
-    if vlm.layout.geometry == "measured" and (shape := measured_grid(vlm, prompt.image.size)) is not None:
-        return (grid_of(MEASURED, columns, *shape),)
     return GRIDS[vlm.layout.geometry](tokens)
 
 

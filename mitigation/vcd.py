@@ -124,7 +124,7 @@ class VCD(Contrast):
         if branch == "paired":
             return replace(self._paired(vlm, prompts, encoded, noised, max_new_tokens), branch=branch)
         # The pictures keep their size, and both are asked for; not of a prefill that other arms may have read.
-        alike = self.noise == "diffusion" and vlm.layout.geometry != "measured"
+        alike = self.noise == "diffusion" and vlm.layout.geometry != "unknown"
         alike = alike and vlm.prefill_cache is None
         with features_together(vlm, (encoded, noised) if alike else None):
             generation = self.answers(vlm, prompts, encoded, [noised], max_new_tokens)
