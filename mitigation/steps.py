@@ -185,9 +185,12 @@ def _generated(vlm: Any, prompts: "list[Prompt]", budget: int) -> list[StepAnswe
 
 
 def _digest(prompt: "Prompt", budget: int) -> str:
-    """Of all that decides the answer."""
-    picture = None
-    if prompt.image is not None:
-        picture = [*prompt.image.size, hashlib.sha256(prompt.image.tobytes()).hexdigest()]
-    asked = [prompt.text, prompt.system, picture, budget]
-    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:24]
+    """Return a hash of all that decides the answer."""
+
+    def described(picture: Any) -> list[Any]:
+        return [*picture.size, hashlib.sha256(picture.tobytes()).hexdigest()]
+
+    turns = [[p if isinstance(p, str) else described(p) for p in turn.parts] for turn in prompt.messages]
+    picture = None if prompt.image is None else described(prompt.image)
+    parts = [prompt.text, prompt.system, picture, budget, *filter(None, [turns])]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]

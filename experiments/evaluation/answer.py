@@ -303,7 +303,10 @@ class Answering:
         if isinstance(picture, BadImage):
             return str(picture)
         lengths = None if picture is None or self.vlm is None else self.vlm.batches.lengths
-        return "" if picture is None or lengths is None else lengths.refusal(picture.size)
+        if picture is None or lengths is None:
+            return ""
+        pictures = picture if isinstance(picture, tuple) else (picture,)
+        return next((reason for each in pictures if (reason := lengths.refusal(each.size))), "")
 
     def judged(self, samples: Sequence[Sample], arm: str, generation: "Generation") -> list[dict[str, Any]]:
         """Return the records of an arm's answers, with verdicts by the run's protocol."""
@@ -399,6 +402,8 @@ class _StepStore:
 
 def _own(picture: Opened) -> Any:
     """A copy for one arm, whose method may edit it in place."""
+    if isinstance(picture, tuple):
+        return tuple(each.copy() for each in picture)
     return None if picture is None else cast("Any", picture).copy()
 
 

@@ -7,8 +7,8 @@ such arms are checked; ``batch_check.json`` has the counts.
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.benchmarks.images import BadImage, open_image
-from experiments.evaluation.case_batches import prompt_of
+from experiments.benchmarks.images import BadImage
+from experiments.evaluation.case_batches import open_pictures, prompt_of
 from experiments.evaluation.controls import BASELINE
 from experiments.runs import provenance, records
 from experiments.types import Sample
@@ -55,7 +55,7 @@ def _compared(
         for case, before in given.items():
             sample = samples[case]
             try:
-                picture = None if sample.image is None else open_image(sample.image)
+                picture = open_pictures(sample)
             except BadImage:
                 continue
             alone = answering.generate(arm, study.methods[arm], [prompt_of(sample, picture)], counted=False)

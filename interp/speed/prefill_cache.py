@@ -31,7 +31,6 @@ from interp.cache_names import NAMES, cache_in
 from interp.device_copies import synchronised_time
 from interp.hooks.attention import is_intercepted
 from interp.hooks.forward import hooked
-from interp.pictures import pixels
 
 if TYPE_CHECKING:
     from interp.prompt import Prompt
@@ -121,7 +120,7 @@ class PrefillCache:
 
     def encoded(self, prompts: Sequence["Prompt"], process: Callable[[Sequence["Prompt"]], Any]) -> Any:
         """Return a new mapping with the inputs of ``prompts``; process the same words and pixels once."""
-        key = tuple((prompt.text, prompt.system, pixels(prompt.image)) for prompt in prompts)
+        key = tuple(prompt.content for prompt in prompts)
         if key not in self._encoded:
             self._encoded[key] = process(prompts)
         return copy.copy(self._encoded[key])
