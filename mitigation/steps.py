@@ -44,7 +44,7 @@ _KEEPER: ContextVar[Any] = ContextVar("keeper_of_steps", default=None)
 def recorded_by(keeper: Any) -> Iterator[None]:
     """While open, no step of the model ``keeper.model`` is asked twice.
 
-    ``keeper.known(digest)`` is the ``StepAnswer`` to what has this digest, or None; ``keeper.keep`` gets those of a
+    ``keeper.recall(digest)`` is the ``StepAnswer`` to what has this digest, or None; ``keeper.keep`` gets those of a
     batch by digest, before anything else is asked.
     """
     token = _KEEPER.set(keeper)
@@ -149,7 +149,7 @@ def _asked(
     if keeper is not None and keeper.model is not vlm:
         keeper = None
     keys = {row: _digest(prompt, budget) for row, prompt in prompts.items()} if keeper else {}
-    found = {row: known for row, key in keys.items() if (known := keeper.known(key)) is not None}
+    found = {row: known for row, key in keys.items() if (known := keeper.recall(key)) is not None}
     spent["known_seconds"] += sum(one.seconds for one in found.values())
     for pictured in (True, False):
         rows = [row for row in prompts if row not in found and (prompts[row].image is not None) is pictured]
@@ -185,9 +185,12 @@ def _generated(vlm: Any, prompts: "list[Prompt]", budget: int) -> list[StepAnswe
 
 
 def _digest(prompt: "Prompt", budget: int) -> str:
-    """Of all that decides the answer."""
-    picture = None
-    if prompt.image is not None:
-        picture = [*prompt.image.size, hashlib.sha256(prompt.image.tobytes()).hexdigest()]
-    asked = [prompt.text, prompt.system, picture, budget]
-    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:24]
+    """Return a hash of all that decides the answer."""
+
+    def described(picture: Any) -> list[Any]:
+        return [*picture.size, hashlib.sha256(picture.tobytes()).hexdigest()]
+
+    turns = [[p if isinstance(p, str) else described(p) for p in turn.parts] for turn in prompt.messages]
+    picture = None if prompt.image is None else described(prompt.image)
+    parts = [prompt.text, prompt.system, picture, budget, *filter(None, [turns])]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]

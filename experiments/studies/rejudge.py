@@ -96,10 +96,10 @@ class Rejudge:
             people += against_people(after, labelled.records, seed=run.seed, draws=run.draws)
             after, notes, part = labelled.records, labelled.notes, random_part(before, labels)
             chosen = part is None
-            if part is not None and len(kept := [record for record in after if record["case"] in part]) < len(after):
+            if part is not None and len(scored := [record for record in after if record["case"] in part]) < len(after):
                 cases = len({record["case"] for record in after})
                 people.append(f"Only the {len(part)} of {cases} cases with labels of all answers are scored.")
-                before, after = [record for record in before if record["case"] in part], kept
+                before, after = [record for record in before if record["case"] in part], scored
             if chosen:
                 people.append(CHOSEN)
         after = recomputed(after)
@@ -121,7 +121,8 @@ class Rejudge:
         benchmark = (environment.get("benchmark") or {}).get("name") or "the benchmark"
         design = scoring.with_published_rows(evaluation.design, benchmark, environment.get("model"))
         environment |= {
-            "family": first, "judge": judged_by, "judged_run": str(folder), "people": people, "finished": records.now(),
+            "family": first, "judge": judged_by, "judged_run": str(folder), "people": people,
+            "finished": records.timestamp(),
         }  # fmt: skip
         attention = {file: read_object(folder / file) for file in ("attention.json", CASES)}
         results = Results([*evaluation.results, *_attention(folder)])

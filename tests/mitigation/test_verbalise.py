@@ -196,8 +196,8 @@ class Kept:
         self.model = model
         self.said: dict[str, StepAnswer] = {}
 
-    def known(self, asked: str) -> StepAnswer | None:
-        return self.said.get(asked)
+    def recall(self, question: str) -> StepAnswer | None:
+        return self.said.get(question)
 
     def keep(self, said: Any) -> None:
         self.said |= said
