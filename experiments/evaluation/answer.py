@@ -35,7 +35,7 @@ from interp.batching import BatchContext, merged, out_of_memory
 from interp.errors import UserError
 from mitigation.method import OWES, MethodFault, abilities, check_answers
 from mitigation.own_file import line_in
-from mitigation.steps import StepAnswer, recorded_by
+from mitigation.steps import shared_steps
 
 if TYPE_CHECKING:
     from interp.speed.prefill_cache import PrefillCache
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 BASELINE = "baseline"
 PREFILLS = ("prefills", "prefills_reused")
-STEPS = "steps.jsonl"
 
 
 @dataclass(frozen=True)
@@ -149,8 +148,8 @@ class Answering:
             for name, arm in recorded.items():
                 progress.advance(bars[name], sum(len(batch) for batch in formed if not arm.lacks(batch)))
             for turn, (batch, pictures) in enumerate(ready):
-                shown = {sample.id: picture for sample, picture in zip(batch, pictures, strict=True)}
-                for name, fault in self._answer_side_by_side(present, batch, shown, file):
+                opened = {sample.id: picture for sample, picture in zip(batch, pictures, strict=True)}
+                for name, fault in self._answer_side_by_side(present, batch, opened, file):
                     if on_fault is None:
                         raise fault
                     for left in {name, *on_fault(name, fault)}:
@@ -252,7 +251,7 @@ class Answering:
     def _steps(self) -> AbstractContextManager[None]:
         if self.vlm is None:
             return nullcontext()
-        return recorded_by(_StepStore(self.store, self.vlm, _identity(self.run, self.vlm)))
+        return shared_steps(self.vlm)
 
     def settings(self, method: "Method | Responses", samples: Sequence[Sample]) -> dict[str, str]:
         """Return by case a hash of all that can change its answer: model, method, token budget and content."""
@@ -274,7 +273,7 @@ class Answering:
         return [*_identity(self.run, self.vlm), repr(method), self.new_tokens, *(["score"] if self._scored else [])]
 
     def _answer_batch(self, arm: _Arm, batch: Sequence[Sample], pictures: Mapping[str, Opened], file: str) -> None:
-        """Answer a batch under an arm, have the answers judged, and record those that were not recorded before."""
+        """Answer a batch under an arm, have the answers judged, and record the answers that are new."""
         name, method = arm.name, arm.method
         before = {sample.id for sample in batch if arm.holds(sample)}
         with self.batching(name):
@@ -362,40 +361,13 @@ class Answering:
         """
         cost = self.costs.by_arm()
         read = {name: sum(arm.get(name, 0) for arm in cost.values()) for name in PREFILLS}
-        said = {
+        entries = {
             "cost": cost,
             "batch_rows": self._rows,
             "prefills": read if any(read.values()) else {},
             "prefills_not_shared": self.prefills.off if self._computes else "",
         }
-        return {name: value for name, value in said.items() if value}
-
-
-class _StepStore:
-    """steps.jsonl: what ``model`` said to the questions that methods ask before an answer, kept as soon as it is said.
-
-    If a run is killed between two steps of a batch, it continues after the last step. Arms that ask the same question
-    about the same picture share the answer. What each step took stands beside it, so that an arm's cost can be told as
-    if it were alone. ``identity`` is all that tells the model's words from another's.
-    """
-
-    def __init__(self, store: RunStore, model: Any, identity: list[object]) -> None:
-        self.model = model
-        self._store, self._identity = store, identity
-        self._known = {line.pop("step"): StepAnswer(**line) for line in store.records(STEPS)}
-
-    def known(self, asked: str) -> StepAnswer | None:
-        """See ``mitigation.steps.recorded_by``."""
-        return self._known.get(self._key(asked))
-
-    def keep(self, answers: Mapping[str, StepAnswer]) -> None:
-        """Writes them to disk before it returns."""
-        lines = {self._key(asked): vars(one) | {"text": records.writable(one.text)} for asked, one in answers.items()}
-        self._store.append([{"step": key, **line} for key, line in lines.items()], STEPS)
-        self._known |= {key: StepAnswer(**line) for key, line in lines.items()}
-
-    def _key(self, asked: str) -> str:
-        return digest([*self._identity, asked])
+        return {name: value for name, value in entries.items() if value}
 
 
 def _own(picture: Opened) -> Any:

@@ -27,7 +27,7 @@ DEVELOPMENT = "development.jsonl"
 
 
 class Arms:
-    """``absent`` says by arm why it does not answer; ``faults`` are those of arms whose method failed on the way."""
+    """``absent`` says by arm why it does not answer. ``faults`` has the error of each arm whose method failed."""
 
     def __init__(self, validated: ValidatedRun, answering: Answering) -> None:
         self.run, self.answering = answering.run, answering

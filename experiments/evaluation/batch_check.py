@@ -1,4 +1,4 @@
-"""Does an answer depend on its batch? Some cases are asked alone, and compared with what was recorded.
+"""Does an answer depend on its batch? Some cases are asked in a batch of one, and compared with their records.
 
 In 16 bits a batch rounds otherwise than a single prompt. A method of the user's may use statistics of its batch. Only
 such arms are checked; ``batch_check.json`` has the counts.
@@ -27,7 +27,7 @@ def checked_arms(study: Any) -> list[str]:
 
 
 def check_batches(study: Any) -> dict[str, dict[str, int]]:
-    """Ask some cases alone, on rank 0, and return by arm how many were asked and how many differ.
+    """Ask some cases in a batch of one, on rank 0. Return by arm how many were asked and how many differ.
 
     ``answers`` counts other texts, ``verdicts`` other verdicts.
     """

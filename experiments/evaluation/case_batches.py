@@ -48,7 +48,7 @@ def form(samples: Sequence[Sample], lengths: "Lengths | None", rule: BatchRule) 
 
 
 def by_prefill(arms: Mapping[str, Any]) -> list[str]:
-    """The names of ``arms``, those that read the same prompts behind the first of them, the others in their order.
+    """Return the names of ``arms``. Arms that read the same prompts follow each other.
 
     So what one has read is needed by the next one, or not again (``interp.speed.prefill_cache``).
     """
@@ -108,7 +108,7 @@ def outlines(samples: Sequence[Sample]) -> "tuple[list[Prompt], list[list[tuple[
 
 
 def size_of(source: Path | Drawable | None) -> tuple[int, int] | None:
-    """Width and height as ``open_image`` gives them, usually from the file's header alone; None without an image."""
+    """Return width and height as ``open_image`` gives them, usually from the file's header; None without an image."""
     side = getattr(source, "size", None)
     if source is None or isinstance(side, int):
         return None if side is None else (side, side)
@@ -125,11 +125,11 @@ def size_of(source: Path | Drawable | None) -> tuple[int, int] | None:
 def prefetch_images(
     work: Sequence[Sequence[Sample]], *, workers: int
 ) -> Generator[tuple[Sequence[Sample], list[Opened]]]:
-    """Each batch with its images, in order; a ``BadImage`` stands in for one that cannot be opened.
+    """Each batch with its images, in order; a ``BadImage`` takes the position of an image that cannot be opened.
 
-    ``workers`` threads meanwhile open those of the next batches (Pillow releases the GIL while it decodes); with 0 each
-    batch is opened when it is due. Close the generator (``contextlib.closing``) when leaving early, so that images
-    not yet begun are never opened.
+    Meanwhile, ``workers`` threads open the images of the next batches (Pillow releases the GIL while it decodes). With
+    0 workers each batch is opened when it is due. Close the generator (``contextlib.closing``) when leaving early, so
+    that images not yet begun are never opened.
     """
     if workers == 0:
         for batch in work:

@@ -11,7 +11,7 @@ from experiments.evaluation.study import Study
 from experiments.metrics.claims import RULES
 from experiments.report.sections import Section, SectionFigure, write_section
 from experiments.report.tables import in_terminal
-from experiments.runs.records import now
+from experiments.runs.records import timestamp
 from experiments.runs.results_table import FILE, Results, Row, read_results, write_results
 from experiments.runs.store import KEPT, read_object
 from experiments.types import Sample
@@ -32,7 +32,7 @@ def look_inside(
     present: Callable[[Details, Results], Presented],
     *,
     status: str,
-    of: object = None,
+    depends_on: object = None,
 ) -> list[RenderableType]:
     """Look inside the model, report it, and return what to print.
 
@@ -47,7 +47,7 @@ def look_inside(
         examine: measures; returns details and rows.
         present: makes the report's section and its figures, which become ``figures/<name>.svg`` and ``.png``.
         status: shown meanwhile.
-        of: everything else that the forwards depend on.
+        depends_on: everything else that the forwards depend on.
     """
     folder, file = work.store.path, f"{name}.json"
     cases = digest([work.loaded.manifest, [sample.id for sample in samples]])
@@ -57,10 +57,10 @@ def look_inside(
     measured = {entry.quantity for entry in results}
     if details.get("settings") != settings or not measured.issuperset(details["quantities"]):
         earlier = details.get("quantities", ())
-        details, rows = _examined(work, name, digest([settings, of]), examine, status)
+        details, rows = _examined(work, name, digest([settings, depends_on]), examine, status)
         results = write_results(folder, rows, replaced=earlier)
         quantities = sorted({entry.quantity for entry in rows})
-        details = {"settings": settings, "quantities": quantities, **details, "finished": now()}
+        details = {"settings": settings, "quantities": quantities, **details, "finished": timestamp()}
         work.store.write_json(file, details)
     section, figures = present(details, results)
     write_section(folder, name, section, figures)
@@ -71,7 +71,7 @@ def look_inside(
 
 
 def _examined(
-    work: Study, name: str, of: str, examine: Callable[[], tuple[Details, Sequence[Row]]], status: str
+    work: Study, name: str, identity: str, examine: Callable[[], tuple[Details, Sequence[Row]]], status: str
 ) -> tuple[Details, Sequence[Row]]:
     """Return what ``examine`` measures, in batches of the study.
 
@@ -80,7 +80,7 @@ def _examined(
     vlm, folder = work.vlm, work.store.path / KEPT / name
     with (
         work.answering.batching(name),
-        vlm.batches.resumable(folder, of=digest([of, *vlm.identity])),
+        vlm.batches.resumable(folder, of=digest([identity, *vlm.identity])),
         work.console.status(status),
     ):
         return examine()

@@ -19,7 +19,7 @@ from PIL import Image, ImageDraw, ImageFilter
 from torch import Tensor
 
 from interp.errors import UserError
-from interp.measured_numbers import pixel_inputs
+from interp.preprocessing import pixel_inputs
 from interp.prompt import check_numbers
 from mitigation.contrastive.packing import pieces
 from mitigation.contrastive.pixels import joins_pictures, pictures_of, repeats_pixels
@@ -122,7 +122,7 @@ def diffuse_prompts(
         UserError: as ``diffuse_images``, or pictures that cannot be told apart.
     """
     keys = [picture_key(p.key, number) for p in prompts for number in range(1, len(p.images) + 1)]
-    if vlm.layout.geometry != "measured" or repeats_pixels(encoded, vlm.model.config):
+    if vlm.layout.geometry != "unknown" or repeats_pixels(encoded, vlm.model.config):
         if len(keys) != len(prompts) and joins_pictures(vlm.layout):
             if only:
                 raise UserError(

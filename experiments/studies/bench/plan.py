@@ -103,7 +103,7 @@ class Plan:
 
 
 def cases_by_arm(run: Run, every: Sequence[Sample]) -> dict[str, int]:
-    """Return each arm's number of cases: the run's, and those of the development split if another arm is fitted to it.
+    """Return each arm's number of cases: the run's cases, and the development split's if another arm is fitted to it.
 
     Raises:
         UserError: as ``development_cases`` does, or an arm has nothing to be fitted to.

@@ -79,7 +79,7 @@ class Mechanism:
         answers = [(record["case"], record["verdict"]) for record in records]
         status = "causal tools on failures and matched successes"
         return look_inside(work, NAME, options | {"untrained": UNTRAINED}, work.samples, examine, present,
-                           status=status, of=answers)  # fmt: skip
+                           status=status, depends_on=answers)  # fmt: skip
 
 
 def sentences(details: dict[str, Any], results: Results) -> list[str]:
