@@ -37,21 +37,17 @@ class StepAnswer:
     reason: str = ""
 
 
-_KEEPER: ContextVar[Any] = ContextVar("keeper_of_steps", default=None)
+_SHARED: ContextVar[tuple[Any, dict[str, StepAnswer]] | None] = ContextVar("shared_steps", default=None)
 
 
 @contextmanager
-def recorded_by(keeper: Any) -> Iterator[None]:
-    """While open, ask no step of the model ``keeper.model`` twice.
-
-    ``keeper.recall(digest)`` returns the ``StepAnswer`` to the prompt with this digest, or None. ``keeper.keep`` gets
-    the answers of a batch by digest, before the next batch.
-    """
-    token = _KEEPER.set(keeper)
+def shared_steps(model: Any) -> Iterator[None]:
+    """While open, ask no step of ``model`` twice: methods that ask the same about a picture share the answer."""
+    token = _SHARED.set((model, {}))
     try:
         yield
     finally:
-        _KEEPER.reset(token)
+        _SHARED.reset(token)
 
 
 @dataclass
@@ -75,7 +71,7 @@ class Steps:
             UserError: the model cannot be asked this.
         """
         wanted = {row: replace(prompt, begun=()) for row, prompt in prompts.items() if row not in self.lost}
-        answers = _asked(unwrapped(self.vlm), wanted, max_new_tokens, self.spent)
+        answers = _answers(unwrapped(self.vlm), wanted, max_new_tokens, self.spent)
         texts = {}
         for row, answer in answers.items():
             self.rows[row][name] = answer.text
@@ -141,27 +137,24 @@ def check_words(vlm: "VLM", way_out: str) -> None:
         raise UserError(f"{str(error).partition(';')[0]}, which judging in words does; {way_out}") from error
 
 
-def _asked(
+def _answers(
     vlm: Any, prompts: "Mapping[int, Prompt]", budget: int, spent: dict[str, int | float]
 ) -> dict[int, StepAnswer]:
-    """Return the model's answer to each prompt. Ask new prompts in batches with and without pictures."""
-    keeper = _KEEPER.get()
-    if keeper is not None and keeper.model is not vlm:
-        keeper = None
-    keys = {row: _digest(prompt, budget) for row, prompt in prompts.items()} if keeper else {}
-    answers = {row: recalled for row, key in keys.items() if (recalled := keeper.recall(key)) is not None}
-    spent["known_seconds"] += sum(each.seconds for each in answers.values())
+    """Return the answer to each prompt; ask in batches with and without pictures, and nothing twice."""
+    model, shared = _SHARED.get() or (None, {})
+    keys = {row: _digest(prompt, budget) for row, prompt in prompts.items()} if model is vlm else {}
+    answers = {row: shared[key] for row, key in keys.items() if key in shared}
+    spent["known_seconds"] += sum(answer.seconds for answer in answers.values())
     for pictured in (True, False):
         rows = [row for row in prompts if row not in answers and (prompts[row].image is not None) is pictured]
         if not rows:
             continue
         fresh = dict(zip(rows, _generated(vlm, [prompts[row] for row in rows], budget), strict=True))
-        if keeper:
-            keeper.keep({keys[row]: each for row, each in fresh.items() if each.status not in LOST})
+        shared |= {keys[row]: answer for row, answer in fresh.items() if keys and answer.status not in LOST}
         answers |= fresh
     spent["steps"] += len(answers)
-    spent["step_tokens"] += sum(each.tokens for each in answers.values())
-    spent["step_seconds"] += sum(each.seconds for each in answers.values())
+    spent["step_tokens"] += sum(answer.tokens for answer in answers.values())
+    spent["step_seconds"] += sum(answer.seconds for answer in answers.values())
     return answers
 
 
