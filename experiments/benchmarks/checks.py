@@ -70,7 +70,7 @@ def checked(loaded: Loaded, *, kind: Kind, name: str, skip_bad: bool, folder: Pa
 
 def examine(loaded: Loaded, kind: Kind) -> tuple[list[Sample], list[Problem]]:
     """The cases that can be asked, with ``picture`` and ``cluster``, and what is wrong with the others."""
-    pictures, results = opened(loaded.samples)
+    pictures, results = decode_all(loaded.samples)
     faults = {index: fault(problem) for index, problem in results.items()}
     problems = list(loaded.problems)
     valid: list[Sample] = []
@@ -183,7 +183,7 @@ def _bad_pairs(loaded: Loaded, kind: Kind) -> dict[str, str]:
     return results
 
 
-def opened(samples: Sequence[Sample], root: Path | None = None) -> tuple[list[str], dict[int, ImageProblem]]:
+def decode_all(samples: Sequence[Sample], root: Path | None = None) -> tuple[list[str], dict[int, ImageProblem]]:
     """The hash of each case's picture, and by position what is to be said of an image. Each file is decoded once."""
     sources: dict[object, Path | Drawable] = {}
     for sample in samples:
