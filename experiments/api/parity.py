@@ -65,7 +65,7 @@ class Side:
 
     @property
     def margin(self) -> tuple[float, float]:
-        """The bounds of the margin."""
+        """Return the bounds of the margin."""
         return self.low, self.high
 
 
