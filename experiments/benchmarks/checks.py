@@ -70,7 +70,7 @@ def checked(loaded: Loaded, *, kind: Kind, name: str, skip_bad: bool, folder: Pa
 
 def examine(loaded: Loaded, kind: Kind) -> tuple[list[Sample], list[Problem]]:
     """Return the usable cases, with ``picture`` and ``cluster``, and the problems of the others."""
-    pictures, results = opened(loaded.samples)
+    pictures, results = decode_all(loaded.samples)
     faults = {index: fault(problem) for index, problem in results.items()}
     problems = list(loaded.problems)
     valid: list[Sample] = []
@@ -195,7 +195,7 @@ def _bad_pairs(loaded: Loaded, kind: Kind) -> dict[str, str]:
     return results
 
 
-def opened(samples: Sequence[Sample], root: Path | None = None) -> tuple[list[str], dict[int, ImageProblem]]:
+def decode_all(samples: Sequence[Sample], root: Path | None = None) -> tuple[list[str], dict[int, ImageProblem]]:
     """Return the hash of each case's picture, and notes on pictures by position.
 
     Each file is decoded once.
