@@ -28,10 +28,10 @@ class TextOnly(Contrast):
     """Contrasts with the same prompt without its picture: (1 + α)·l(picture, text) − α·l(text), with the cutoff.
 
     VCD's gain over this control is due to the distorted picture. ``images`` are the numbers of the pictures to leave
-    out, from 1, if a prompt has several (empty: all).
+    out, from 1, if a prompt has several (None: all).
     """
 
-    images: Any = ()  # a sequence of numbers, stored as a tuple; a list in a configuration
+    images: Any = None  # a sequence of numbers, stored as a tuple; a list in a configuration
     pictured: ClassVar[str] = "it contrasts with the same words without theirs"
     other: ClassVar[str] = "no_picture"
 
@@ -47,7 +47,7 @@ class TextOnly(Contrast):
         """
         from mitigation.contrastive.corruption import blind_inputs
 
-        return [blind_inputs(vlm, prompts, self.images)]
+        return [blind_inputs(vlm, prompts, self.images or ())]
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class PriorCorrection(BranchMethod):
     own picture remains), ``neutral`` (drawn shapes, the same for every case) or ``swapped`` (drawn shapes, chosen by
     the case's key). The last three are averaged over ``pictures`` pictures, each of which costs a forward per token.
     ``seed`` is for noise and swapped pictures. ``images`` are the numbers of the pictures to replace, from 1, if a
-    prompt has several (empty: all).
+    prompt has several (None: all).
     """
 
     weight: float = 1.0
@@ -62,7 +62,7 @@ class PriorCorrection(BranchMethod):
     pictures: int = 4
     beta: float | None = 0.1
     seed: int = 0
-    images: Any = ()  # a sequence of numbers, stored as a tuple; a list in a configuration
+    images: Any = None  # a sequence of numbers, stored as a tuple; a list in a configuration
     pictured: ClassVar[str] = "prior correction takes the sentence's part out of what the picture gives"
     other: ClassVar[str] = "prior"
 
@@ -90,7 +90,7 @@ class PriorCorrection(BranchMethod):
         """``prior_inputs``; none at a weight of 0."""
         if not self.weight:
             return []
-        return prior_inputs(vlm, prompts, self.prior, pictures=self.pictures, seed=self.seed, only=self.images)
+        return prior_inputs(vlm, prompts, self.prior, pictures=self.pictures, seed=self.seed, only=self.images or ())
 
     def scores(self, logits: BranchLogits, step: int) -> "Tensor":
         """log p(token | picture) − weight × the mean over the prior's pictures of log p(token | prior).

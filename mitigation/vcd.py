@@ -40,7 +40,7 @@ class VCD(Contrast):
     processor. ``noise_side`` is its side in pixels, best that of the processed picture: a processor that scales it
     averages the noise away (None: its own size).
 
-    ``images`` are the numbers of the pictures to distort, from 1, if a prompt has several (empty: all).
+    ``images`` are the numbers of the pictures to distort, from 1, if a prompt has several (None: all).
 
     ``branch`` is how the second image is run. The answers are the same, and the ``Generation`` and a run's records say
     which it was. ``paired``: both images in one batch of twice the rows, which reads the weights once. ``sequential``:
@@ -55,7 +55,7 @@ class VCD(Contrast):
     noise: str = "diffusion"
     branch: str = "auto"
     noise_side: int | None = None
-    images: Any = ()  # a sequence of numbers, stored as a tuple; a list in a configuration
+    images: Any = None  # a sequence of numbers, stored as a tuple; a list in a configuration
     pictured: ClassVar[str] = "VCD contrasts two pictures"
     other: ClassVar[str] = "second_picture"
 
@@ -103,7 +103,7 @@ class VCD(Contrast):
         """``encoded``, the inputs of ``prompts``, with the second picture of each in place of its own."""
         from mitigation.contrastive.corruption import corrupt_inputs
 
-        step, side, only = self.noise_step, self.noise_side, self.images
+        step, side, only = self.noise_step, self.noise_side, self.images or ()
         return corrupt_inputs(vlm, prompts, encoded, kind=self.noise, step=step, seed=self.seed, side=side, only=only)
 
     def branches(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> list[Inputs]:
