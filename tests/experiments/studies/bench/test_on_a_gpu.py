@@ -3,6 +3,10 @@
 That layouts hold and every tool works there, how exact margins are, how often the host waits.
 """
 
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -10,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.images import open_image
@@ -27,12 +32,16 @@ from interp.vlm import VLM, Prompt
 from mitigation.learned.probe_readout import TruthReadout
 from mitigation.method import Baseline
 from mitigation.vcd import VCD
+from tests.conftest import REPOSITORY
 
 CPU = pytest.param("cpu", "organism", marks=pytest.mark.long)
 LLAVA, QWEN = (pytest.param("cuda", size, marks=pytest.mark.gpu) for size in ("7b", "7b_qwen"))
 DEVICES = [pytest.param("cpu", marks=pytest.mark.long), pytest.param("cuda", marks=pytest.mark.gpu)]
 SIDE = 672  # pixels of a picture for a large model, as photographs of a benchmark have or more
 FLOAT32_ERROR = 1e-3  # of a margin, in logits
+WAITS = 3.0  # of the host, a token: whether all rows have ended, and of padding, once for each branch
+OURS = tuple(str(REPOSITORY / package) for package in ("interp", "mitigation"))
+OUTSIDE = str(Path(torch.__file__).parent)
 
 
 @lru_cache(maxsize=1)
@@ -82,3 +91,37 @@ def test_margins_are_those_of_float32_on_a_cpu(device: str, method: Any) -> None
     wanted = margins("float32", "cpu", 5)
     assert np.abs(margins("float32", device, 50) - wanted).max() <= FLOAT32_ERROR
     assert auroc(margins("bfloat16", device, 50), safe) == pytest.approx(auroc(wanted, safe), abs=0.05)
+
+
+@pytest.mark.parametrize("method", [Baseline(), VCD(branch="paired"), VCD(branch="sequential")], ids=repr)
+@pytest.mark.parametrize(("device", "size"), [CPU, LLAVA])
+def test_the_host_waits_for_transformers_alone(
+    device: str, size: str, method: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vlm, prompts, _ = prompted(device, size, 2)
+    mode: Callable[[str], object] = torch.cuda.set_sync_debug_mode if device == "cuda" else str
+    seen: list[str] = []
+
+    def note(message: Any, *_: Any, **__: Any) -> None:
+        if "synchronizing" in str(message):
+            callers = [frame.filename for frame in traceback.extract_stack()[:-1] if OUTSIDE not in frame.filename]
+            seen.append(next(name for name in reversed(callers) if name != warnings.__file__))
+
+    def waits(tokens: int) -> Counter[bool]:
+        """Waits by whether our own code asked for them."""
+        seen.clear()
+        mode("warn")
+        try:
+            method.generate(vlm, prompts, max_new_tokens=tokens)
+        finally:
+            mode("default")
+        return Counter(name.startswith(OURS) for name in seen)
+
+    short, long = 4, 12
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", note)
+        waits(short), waits(long)  # to warm up
+        few, many = waits(short), waits(long)
+    assert many[True] == few[True]
+    assert many[False] - few[False] <= WAITS * (long - short)
