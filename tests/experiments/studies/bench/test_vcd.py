@@ -1,12 +1,14 @@
 """The bench of contrastive decoding: its loop of two forwards says what VCD says, and its rows are ratios."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+from experiments.studies.bench.harness import PLAIN
 from experiments.studies.bench.models import LLAVA, configured, prompt_of, random_model
-from experiments.studies.bench.vcd import PAIRED, SEQUENTIAL, two_forwards
+from experiments.studies.bench.vcd import PAIRED, SEQUENTIAL, two_forwards, variants
 from interp.vlm import VLM
 from mitigation.method import Baseline
 
@@ -41,3 +43,13 @@ def test_the_loop_of_two_forwards_says_what_both_branches_say_and_not_what_the_m
     plain = [list(ids) for ids in Baseline().generate(wide, prompts, max_new_tokens=8).token_ids]
     assert plain != contrasted
     assert all(len(row) == 8 and len(set(row)) > 2 for row in plain + contrasted)
+
+
+@pytest.mark.long
+def test_the_organism_answers_in_every_way() -> None:
+    answers: dict[str, Any] = {name: work() for name, work in variants("organism", 1, 24, "cpu", 0).items()}
+    assert list(answers) == [PLAIN, "paired", "two forwards", "sequential"]
+    looped = answers.pop("two forwards")
+    lengths = {name: [len(answer.token_ids[0]) for answer in each] for name, each in answers.items()}
+    assert lengths["paired"] == lengths["sequential"] == [len(row) for (row,) in looped]
+    assert 1 < max(lengths["paired"]) < 24  # it ends its answers

@@ -231,3 +231,18 @@ def test_the_organism_is_made_once_and_again_where_it_is_not_what_was_made(capsy
     shutil.rmtree(organism_folder())
     with pytest.raises(UserError, match=rf"organism:smol is not at {organism_folder()}; .*type `make smol`"):
         load("organism:smol")
+
+
+@pytest.mark.long
+def test_from_a_folder(cache: Path, given: Path) -> None:
+    """The same weights are the same base; others are refused."""
+    do(f"task.folder={given}")
+    record = read_record(cache)
+    assert record is not None
+    assert (record.exact, record.source) == (True, f"the folder {given}")
+    other = LlamaForCausalLM.from_pretrained(given)
+    torch.nn.init.normal_(other.model.norm.weight)
+    other.save_pretrained(given)
+    with pytest.raises(UserError, match="on which organism:smol was trained; they are other weights"):
+        do(f"task.folder={given}")
+    assert read_record(cache) == record
