@@ -1,11 +1,11 @@
-"""Questions that a method asks before its answer: asked in batches, noted by name, and kept while a study is open.
+"""Questions that a method asks before its answer: in batches, recorded by name, and reused while a study is open.
 
     steps = Steps(vlm, len(prompts))
-    said = steps.ask("description", dict(enumerate(prompts)), max_new_tokens=64)
+    descriptions = steps.ask("description", dict(enumerate(prompts)), max_new_tokens=64)
     return steps.answers({row: …}, max_new_tokens=max_new_tokens)
 
-Steps are asked of the model itself, greedily: wrappers that shift or draw an answer's tokens (``mitigation.wrappers``),
-and tools that record or edit forwards, hold for the answer alone. Importing this module loads no torch.
+The model itself answers steps, greedily. Wrappers that shift or draw tokens (``mitigation.wrappers``), and tools that
+record or edit forwards, only apply to the answer. Importing this module loads no torch.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ LOST = ("provider_blocked", "transport_failed", "bad_image")  # of a remote mode
 
 @dataclass(frozen=True)
 class StepAnswer:
-    """What the model said in one step. ``seconds`` are its share of its batch's; ``status`` as in ``Generation``."""
+    """The model's answer in one step. ``seconds`` are its share of its batch's; ``status`` as in ``Generation``."""
 
     text: str
     tokens: int
@@ -37,26 +37,22 @@ class StepAnswer:
     reason: str = ""
 
 
-_KEEPER: ContextVar[Any] = ContextVar("keeper_of_steps", default=None)
+_SHARED: ContextVar[tuple[Any, dict[str, StepAnswer]] | None] = ContextVar("shared_steps", default=None)
 
 
 @contextmanager
-def recorded_by(keeper: Any) -> Iterator[None]:
-    """While open, no step of the model ``keeper.model`` is asked twice.
-
-    ``keeper.recall(digest)`` is the ``StepAnswer`` to what has this digest, or None; ``keeper.keep`` gets those of a
-    batch by digest, before anything else is asked.
-    """
-    token = _KEEPER.set(keeper)
+def shared_steps(model: Any) -> Iterator[None]:
+    """While open, ask no step of ``model`` twice: methods that ask the same about a picture share the answer."""
+    token = _SHARED.set((model, {}))
     try:
         yield
     finally:
-        _KEEPER.reset(token)
+        _SHARED.reset(token)
 
 
 @dataclass
 class Steps:
-    """The steps of one batch of ``count`` prompts. ``rows`` are the texts by name; ``lost`` what could not be asked."""
+    """The steps of one batch of ``count`` prompts. ``rows`` are the texts by name; ``lost`` are the failed steps."""
 
     vlm: "VLM"
     count: int
@@ -69,13 +65,13 @@ class Steps:
         self.spent = {"steps": 0, "step_tokens": 0, "step_seconds": 0.0, "known_seconds": 0.0}
 
     def ask(self, name: str, prompts: "Mapping[int, Prompt]", *, max_new_tokens: int) -> dict[int, str]:
-        """Asks one prompt of each row and notes its answer under ``name``. Rows that are lost are left out.
+        """Ask one prompt of each row and record its answer under ``name``. Skip rows with a failed step.
 
         Raises:
             UserError: the model cannot be asked this.
         """
         wanted = {row: replace(prompt, begun=()) for row, prompt in prompts.items() if row not in self.lost}
-        answers = _asked(unwrapped(self.vlm), wanted, max_new_tokens, self.spent)
+        answers = _answers(unwrapped(self.vlm), wanted, max_new_tokens, self.spent)
         texts = {}
         for row, answer in answers.items():
             self.rows[row][name] = answer.text
@@ -86,27 +82,27 @@ class Steps:
         return texts
 
     def note(self, row: int, name: str, text: str) -> None:
-        """Notes a text that was not asked for."""
+        """Record a text that needs no question."""
         self.rows[row][name] = text
 
     def answers(self, prompts: "Mapping[int, Prompt]", *, max_new_tokens: int) -> "Generation":
-        """The answers of all rows that are not lost, by the model as it was passed (wrapped), with these steps."""
+        """Return the answers with these steps, by the model as it was passed (wrapped). Failed rows are empty."""
         rows = [row for row in sorted(prompts) if row not in self.lost]
-        asked = [prompts[row] for row in rows]
-        if len(rows) == self.count and asked:
-            return self.noted(self.vlm.generate(asked, max_new_tokens=max_new_tokens))
+        remaining = [prompts[row] for row in rows]
+        if len(rows) == self.count and remaining:
+            return self.noted(self.vlm.generate(remaining, max_new_tokens=max_new_tokens))
         answers = self._lost_answers()
-        if asked:
-            given = self.vlm.generate(asked, max_new_tokens=max_new_tokens)
+        if remaining:
+            given = self.vlm.generate(remaining, max_new_tokens=max_new_tokens)
             answers = replace(answers.with_rows(rows, given), sampled=given.sampled)
         return self.noted(answers)
 
     def noted(self, generation: "Generation") -> "Generation":
-        """The answers with these steps."""
+        """Return the answers with these steps."""
         return replace(generation, steps=self.rows, spent=self.spent)
 
     def _lost_answers(self) -> "Generation":
-        """Empty answers, with what became of the steps of those that are lost."""
+        """Return empty answers, with the status of each failed step."""
         import torch
 
         from interp.generation import Generation
@@ -117,13 +113,13 @@ class Steps:
             token_ids=[[] for _ in lost],
             margins=torch.full((self.count,), torch.nan),
             finished=[False] * self.count,
-            statuses=[one.status for one in lost],
-            reasons=[one.reason for one in lost],
+            statuses=[answer.status for answer in lost],
+            reasons=[answer.reason for answer in lost],
         )
 
 
 def check_words(vlm: "VLM", way_out: str) -> None:
-    """Checks, before anything is asked, that the model can be asked without a picture.
+    """Check, before the first question, that the model answers without a picture.
 
     Raises:
         UserError: it cannot; ``way_out`` ends the sentence.
@@ -141,28 +137,25 @@ def check_words(vlm: "VLM", way_out: str) -> None:
         raise UserError(f"{str(error).partition(';')[0]}, which judging in words does; {way_out}") from error
 
 
-def _asked(
+def _answers(
     vlm: Any, prompts: "Mapping[int, Prompt]", budget: int, spent: dict[str, int | float]
 ) -> dict[int, StepAnswer]:
-    """What the model says of each; in batches of pictures and of words alone, without what is known already."""
-    keeper = _KEEPER.get()
-    if keeper is not None and keeper.model is not vlm:
-        keeper = None
-    keys = {row: _digest(prompt, budget) for row, prompt in prompts.items()} if keeper else {}
-    found = {row: known for row, key in keys.items() if (known := keeper.recall(key)) is not None}
-    spent["known_seconds"] += sum(one.seconds for one in found.values())
+    """Return the answer to each prompt; ask in batches with and without pictures, and nothing twice."""
+    model, shared = _SHARED.get() or (None, {})
+    keys = {row: _digest(prompt, budget) for row, prompt in prompts.items()} if model is vlm else {}
+    answers = {row: shared[key] for row, key in keys.items() if key in shared}
+    spent["known_seconds"] += sum(answer.seconds for answer in answers.values())
     for pictured in (True, False):
-        rows = [row for row in prompts if row not in found and (prompts[row].image is not None) is pictured]
+        rows = [row for row in prompts if row not in answers and (prompts[row].image is not None) is pictured]
         if not rows:
             continue
         fresh = dict(zip(rows, _generated(vlm, [prompts[row] for row in rows], budget), strict=True))
-        if keeper:
-            keeper.keep({keys[row]: one for row, one in fresh.items() if one.status not in LOST})
-        found |= fresh
-    spent["steps"] += len(found)
-    spent["step_tokens"] += sum(one.tokens for one in found.values())
-    spent["step_seconds"] += sum(one.seconds for one in found.values())
-    return found
+        shared |= {keys[row]: answer for row, answer in fresh.items() if keys and answer.status not in LOST}
+        answers |= fresh
+    spent["steps"] += len(answers)
+    spent["step_tokens"] += sum(answer.tokens for answer in answers.values())
+    spent["step_seconds"] += sum(answer.seconds for answer in answers.values())
+    return answers
 
 
 def _generated(vlm: Any, prompts: "list[Prompt]", budget: int) -> list[StepAnswer]:
@@ -175,12 +168,12 @@ def _generated(vlm: Any, prompts: "list[Prompt]", budget: int) -> list[StepAnswe
     return [
         StepAnswer(
             text,
-            len(given.token_ids[at]),
+            len(given.token_ids[row]),
             share,
-            "" if given.statuses is None else given.statuses[at],
-            "" if given.reasons is None else given.reasons[at],
+            "" if given.statuses is None else given.statuses[row],
+            "" if given.reasons is None else given.reasons[row],
         )
-        for at, text in enumerate(given.texts)
+        for row, text in enumerate(given.texts)
     ]
 
 

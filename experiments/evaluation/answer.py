@@ -35,7 +35,7 @@ from interp.batching import BatchContext, merged, out_of_memory
 from interp.errors import UserError
 from mitigation.method import OWES, MethodFault, abilities, check_answers
 from mitigation.own_file import line_in
-from mitigation.steps import StepAnswer, recorded_by
+from mitigation.steps import shared_steps
 
 if TYPE_CHECKING:
     from interp.speed.prefill_cache import PrefillCache
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 BASELINE = "baseline"
 PREFILLS = ("prefills", "prefills_reused")
-STEPS = "steps.jsonl"
 
 
 @dataclass(frozen=True)
@@ -140,7 +139,7 @@ class Answering:
         work = [self._due(recorded.values(), batch) for batch in launch.share(pending)]
         present = {name: recorded[name] for name in by_prefill(arms)}
         with (
-            _progress(self.console, hidden=not pending and file != PREDICTIONS) as progress,
+            _progress(self.console, hidden=not samples or (not pending and file != PREDICTIONS)) as progress,
             self._prefills() if shares else nullcontext(),
             self._steps(),
             closing(prefetch_images(work, workers=self.run.image_workers)) as ready,
@@ -148,7 +147,7 @@ class Answering:
             bars = {name: progress.add_task(f"{name}{label}", total=len(samples)) for name in recorded}
             for name, arm in recorded.items():
                 progress.advance(bars[name], sum(len(batch) for batch in formed if not arm.lacks(batch)))
-            for turn, (batch, pictures) in enumerate(ready):
+            for step, (batch, pictures) in enumerate(ready):
                 opened = {sample.id: picture for sample, picture in zip(batch, pictures, strict=True)}
                 for name, fault in self._answer_side_by_side(present, batch, opened, file):
                     if on_fault is None:
@@ -157,7 +156,7 @@ class Answering:
                         present.pop(left, None)
                 if shares:
                     self.prefills.clear()
-                answered = pending[turn * launch.size : (turn + 1) * launch.size]  # by the other processes too
+                answered = pending[step * launch.size : (step + 1) * launch.size]  # by the other processes too
                 for name, arm in present.items():
                     progress.advance(bars[name], sum(len(each) for each in answered if arm.lacks(each)))
         self.store.wait()
@@ -252,7 +251,7 @@ class Answering:
     def _steps(self) -> AbstractContextManager[None]:
         if self.vlm is None:
             return nullcontext()
-        return recorded_by(_StepStore(self.store, self.vlm, _identity(self.run, self.vlm)))
+        return shared_steps(self.vlm)
 
     def settings(self, method: "Method | Responses", samples: Sequence[Sample]) -> dict[str, str]:
         """Return by case a hash of all that can change its answer: model, method, token budget and content."""
@@ -369,35 +368,6 @@ class Answering:
             "prefills_not_shared": self.prefills.off if self._computes else "",
         }
         return {name: value for name, value in entries.items() if value}
-
-
-class _StepStore:
-    """steps.jsonl: what ``model`` said to the questions that methods ask before an answer, kept as soon as it is said.
-
-    If a run is killed between two steps of a batch, it continues after the last step. Arms that ask the same question
-    about the same picture share the answer. Each line has the cost of its step, so that an arm's cost is known as if no
-    other arm had run. ``identity`` is all that tells the model's words from another's.
-    """
-
-    def __init__(self, store: RunStore, model: Any, identity: list[object]) -> None:
-        self.model = model
-        self._store, self._identity = store, identity
-        self._known = {line.pop("step"): StepAnswer(**line) for line in store.records(STEPS)}
-
-    def recall(self, question: str) -> StepAnswer | None:
-        """See ``mitigation.steps.recorded_by``."""
-        return self._known.get(self._key(question))
-
-    def keep(self, answers: Mapping[str, StepAnswer]) -> None:
-        """Writes them to disk before it returns."""
-        lines = {
-            self._key(asked): vars(each) | {"text": records.writable(each.text)} for asked, each in answers.items()
-        }
-        self._store.append([{"step": key, **line} for key, line in lines.items()], STEPS)
-        self._known |= {key: StepAnswer(**line) for key, line in lines.items()}
-
-    def _key(self, question: str) -> str:
-        return digest([*self._identity, question])
 
 
 def _own(picture: Opened) -> Any:

@@ -19,18 +19,17 @@ from experiments.config import Run
 from experiments.evaluation import finished_runs, scoring
 from experiments.evaluation.case_batches import batches
 from experiments.evaluation.controls import recomputed
-from experiments.evaluation.human_verdicts import agreement_of_raters
 from experiments.evaluation.judging import judgement_without_text
 from experiments.evaluation.validated_run import check_contrasts
 from experiments.judges.automatic import Automatic
-from experiments.metrics.agreement import agreement
+from experiments.metrics.agreement import agreement, pairwise_kappa
 from experiments.report import terminal
 from experiments.report.cases import FILE as CASES
 from experiments.report.figures import CURVES
 from experiments.report.tables import say
 from experiments.report.text import lines
 from experiments.runs import records
-from experiments.runs.labels import apply, random_part, read_labels
+from experiments.runs.labels import Labels, answer_id, apply, random_part, read_labels
 from experiments.runs.records import RECORD_KEYS, read_records
 from experiments.runs.results_table import FILE as TABLE
 from experiments.runs.results_table import Results, Row, read_results
@@ -153,6 +152,20 @@ class Rejudge:
                                 "ones; choose another in conf/judge")  # fmt: skip
             return run.judge
         return None if rebuilt or self.labels is not None else Automatic().for_kind(kind)
+
+
+def agreement_of_raters(records: Sequence[Record], labels: Labels) -> dict[str, Any]:
+    """Return raters and pairwise κ; an answer that several arms gave to a case counts once.
+
+    ``records`` are the run's, labelled or not. Labels of other answers do not count.
+    """
+    answers = {answer_id(record) for record in records if record.get("response")}
+    verdicts: dict[str, dict[str, str]] = {}
+    for label in labels.labels:
+        if label.answer in answers:
+            verdicts.setdefault(label.answer, {}).setdefault(label.annotator, label.verdict.value)
+    raters = sorted({rater for by_rater in verdicts.values() for rater in by_rater})
+    return {"raters": raters, "pairwise_kappa": pairwise_kappa(verdicts)}
 
 
 def against_people(judged: Sequence[Record], labelled: Sequence[Record], *, seed: int, draws: int) -> list[str]:

@@ -15,9 +15,10 @@ from mitigation.contrastive.corruption import diffuse_images
 from mitigation.contrastive.formulas import plausible
 from mitigation.contrastive.paired import generate_paired
 from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
+from mitigation.vcd import VCD
 from tests.families import every_family
 from tests.mitigation.conftest import uncached
-from tests.mitigation.family_laws import TOKENS, Case, case, cutoff, plain
+from tests.mitigation.family_laws import TOKENS, Case, case, cutoff, family, plain
 
 ALPHAS = st.floats(0.25, 4.0)
 BETAS = st.sampled_from([0.3, 0.1, 0.01])
@@ -58,7 +59,7 @@ def test_identical_pictures_are_the_cutoff_alone(name: str, alpha: float, beta: 
     assert torch.equal(paired(same, alpha=alpha, beta=beta).sequences, output.sequences)
 
 
-@pytest.mark.contract("vcd_paired")
+@pytest.mark.contract
 @pytest.mark.parametrize("name", every_family())
 @few
 @given(alpha=ALPHAS, share=st.sampled_from([0.3, 0.5, 0.7]))
@@ -74,7 +75,7 @@ def test_paired_chooses_what_two_branches_choose(name: str, alpha: float, share:
     assert 0 < needed < len(whole.prompts) * TOKENS, "the law wants steps of both kinds"
 
 
-@pytest.mark.contract("vcd_sequential")
+@pytest.mark.contract
 @pytest.mark.parametrize("name", every_family())
 def test_a_padded_cached_batch_equals_one_prompt_at_a_time_without_cache(name: str) -> None:
     whole = case(name)
@@ -135,3 +136,22 @@ def test_a_text_may_be_contrasted_with_no_picture_at_all(name: str) -> None:
         pair = dict(whole.vlm.encode([prompt])), dict(whole.vlm.encode([Prompt(prompt.text)]))
         ids, _ = uncached(whole.vlm.model, *pair, alpha=1.0, beta=0.01, tokens=TOKENS)
         assert whole.answer(output.sequences)[row].tolist() == ids
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("name", every_family())
+def test_the_method_gives_one_answer_however_it_is_computed(name: str) -> None:
+    vlm, prompts = family(name), case(name).prompts
+    answers = []
+    for branch in ("sequential", "paired"):
+        method = VCD(alpha=2.0, beta=0.1, noise_step=999, branch=branch)
+        whole = method.generate(vlm, prompts, max_new_tokens=TOKENS)
+        if branch != "paired":  # its rows are the sequential ones, as is seen below
+            single = method.generate(vlm, prompts[1:2], max_new_tokens=TOKENS)
+            assert single.token_ids == whole.token_ids[1:2]
+            torch.testing.assert_close(single.margins, whole.margins[1:2], atol=1e-2, rtol=1e-3, equal_nan=True)
+        answers.append(whole)
+    sequential, both = answers
+    assert both.token_ids == sequential.token_ids
+    assert both.finished == sequential.finished
+    torch.testing.assert_close(both.margins, sequential.margins, atol=1e-2, rtol=1e-3)
