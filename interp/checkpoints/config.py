@@ -24,9 +24,8 @@ class ModelConfig:
     ``path`` is ``organism:<name>`` (bundled in ``interp/organisms``), a local folder, or a hub id ``owner/name``, for
     which ``revision`` is a branch, tag or commit. ``dtype="auto"`` is float32 on a CPU and bfloat16 on a GPU.
     ``device="auto"`` is the GPU if there is one. ``device_map`` spreads a model over all GPUs and, if they are too
-    small, this machine's memory, as accelerate's map of that name does. ``max_memory`` then limits each device
-    (``{"0": "20GiB", "cpu": "60GiB"}``; the others may use what is free). ``trust_remote_code`` runs Python code from
-    the checkpoint's repository. ``chat_template`` (Jinja) replaces the processor's own; ``template`` are its keywords
+    small, this machine's memory, as accelerate's map of that name does. ``trust_remote_code`` runs Python code from the
+    checkpoint's repository. ``chat_template`` (Jinja) replaces the processor's own; ``template`` are its keywords
     (``{"enable_thinking": False}``). ``thinking`` names the marks of a thought (``interp.thoughts``), if they are not
     known: ``{"open": "<reflect>", "close": "</reflect>"}``. ``answer_tokens`` is how long an answer may be, a thought
     included, where the run says nothing else (``max_new_tokens``).
@@ -53,7 +52,6 @@ class ModelConfig:
     dtype: str = "auto"
     device: str = "auto"
     device_map: str | None = None
-    max_memory: dict[str, str] | None = None
     attn_implementation: str = "sdpa"
     trust_remote_code: bool = False
     family: str = ""
@@ -102,10 +100,6 @@ class ModelConfig:
             raise UserError(
                 f"device {self.device} and device_map {self.device_map} are both given; both place the model; "
                 "leave one out"
-            )
-        if self.max_memory is not None and self.device_map is None:
-            raise UserError(
-                "max_memory bounds the places of a device_map, which is not given; set model.device_map=auto"
             )
 
     def _check_bounds(self) -> None:

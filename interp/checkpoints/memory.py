@@ -154,7 +154,7 @@ def device_map(config: ModelConfig, found: Any, dtype: "torch.dtype") -> dict[st
     Computed from ``found``, the checkpoint's configuration, before any weights are read.
 
     Raises:
-        UserError: a malformed ``max_memory``, or a model that would spill to disk, where one token takes minutes.
+        UserError: the model would spill to disk, where one token takes minutes.
     """
     if config.device_map is None:
         return None
@@ -166,19 +166,12 @@ def device_map(config: ModelConfig, found: Any, dtype: "torch.dtype") -> dict[st
     with torch.device("meta"):
         model = AutoModelForImageTextToText.from_config(found, dtype=dtype, trust_remote_code=config.trust_remote_code)
     model.tie_weights()
-    whole = list(model._no_split_modules or ())
-    bounds = _bounds(config)
-    try:
-        if config.device_map == "sequential":
-            room = get_max_memory(bounds)
-        else:
-            low_zero = config.device_map == "balanced_low_0"
-            room = get_balanced_memory(model, bounds, no_split_module_classes=whole, low_zero=low_zero, dtype=dtype)
-        places = infer_auto_device_map(model, room, no_split_module_classes=whole, dtype=dtype)
-    except ValueError as error:
-        raise UserError(
-            f"model.max_memory={config.max_memory} cannot be used ({error}); write it as {{'0': 20GiB, cpu: 60GiB}}"
-        ) from error
+    undivided = {"no_split_module_classes": list(model._no_split_modules or ()), "dtype": dtype}
+    if config.device_map == "sequential":
+        room = get_max_memory()
+    else:
+        room = get_balanced_memory(model, low_zero=config.device_map == "balanced_low_0", **undivided)
+    places = infer_auto_device_map(model, room, **undivided)
     if "disk" in places.values():
         needed = sum(weight.numel() for weight in model.parameters()) * dtype.itemsize
         there = ", ".join(f"{place}: {_gib(int(size))}" for place, size in room.items())
@@ -198,13 +191,3 @@ def offloaded(places: dict[str, Any]) -> str | None:
         f"{apart} of {len(places)} parts of the model stay in this machine's memory and are copied to the GPU whenever "
         "they are used, which is slow; use more or larger cards"
     )
-
-
-def _bounds(config: ModelConfig) -> dict[int | str, int | str] | None:
-    """``max_memory`` with GPUs as integers, as accelerate expects, completed with the free memory of other devices."""
-    if config.max_memory is None:
-        return None
-    from accelerate.utils import get_max_memory
-
-    given: dict[int | str, int | str] = {int(k) if k.isdigit() else k: v for k, v in config.max_memory.items()}
-    return get_max_memory() | given

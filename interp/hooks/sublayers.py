@@ -1,5 +1,5 @@
-"""Reads, edits, saves and loads what attention, MLPs and single heads compute, as ``interp.hooks.residual`` does for
-what they are added to.
+"""Reads and edits what attention, MLPs and single heads compute, as ``interp.hooks.residual`` does for what they are
+added to.
 
 ``what`` is one of
 
@@ -15,7 +15,6 @@ adds. Layers that have only cross-attention (Llama 3.2 Vision) are left out; res
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from interp.errors import UserError
@@ -30,18 +29,15 @@ from interp.hooks.residual import (
     check_places,
     edit_residual,
     last_layer,
-    place_name,
     read_states,
 )
 from interp.prompt import Prompt, listed
 from interp.segments import Segments
-from interp.tensor_file import check_model, read_tensors, write_tensors
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
 
 What = Literal["residual", "attention", "mlp", "head"]
-KIND = "activations"
 
 
 def layers_of(vlm: "VLM", what: str, layers: Sequence[int] | None = None) -> tuple[int, ...]:
@@ -151,23 +147,3 @@ def activations(
     check_places(vlm, places, READABLE)
     edit_states = partial(edit_activations, what=what)
     return read_states(vlm, listed(prompts), what, edit_states, places=places, layers=layers, batch_size=batch_size)
-
-
-def save_activations(path: str | Path, read: Activations, *, vlm: "VLM") -> None:
-    """Writes a safetensors file with the values, and what, where and of which prompts (by key) and weights they are."""
-    places = [place_name(place) for place in read.places]
-    about = {"what": read.what, "places": places, "layers": read.layers, "keys": read.keys}
-    write_tensors(Path(path), KIND, {"values": read.values}, about, vlm=vlm)
-
-
-def load_activations(path: str | Path, *, vlm: "VLM") -> Activations:
-    """Reads what ``save_activations`` wrote.
-
-    Raises:
-        UserError: the file holds no activations, or those of a model with other weights or another width.
-    """
-    file = read_tensors(Path(path), KIND)
-    values, about = file.tensors["values"], file.about
-    width = int(vlm.model.config.get_text_config().hidden_size) if about["what"] == "head" else values.shape[-1]
-    check_model(vlm, file, width)
-    return Activations(values, tuple(about["places"]), tuple(about["layers"]), about["what"], keys=tuple(about["keys"]))
