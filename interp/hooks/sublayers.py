@@ -48,15 +48,17 @@ def layers_of(vlm: "VLM", what: str, layers: Sequence[int] | None = None) -> tup
     """
     if what not in get_args(What):
         raise UserError(f"no activations {what!r}; known: {', '.join(get_args(What))}; choose among these")
-    known = range(last_layer(vlm) + 1) if what == "residual" else list(_modules(vlm, what))
-    if not known:
+    numbers = range(last_layer(vlm) + 1) if what == "residual" else list(_modules(vlm, what))
+    if not numbers:
         raise UserError(f"no layer of {vlm.name} has {what} outputs; patch what='residual' instead")
-    chosen = tuple(known if layers is None else layers)
-    unknown = [layer for layer in chosen if layer not in known]
+    chosen = tuple(numbers if layers is None else layers)
+    unknown = [layer for layer in chosen if layer not in numbers]
     if unknown or not chosen:
         where = "in the residual stream" if what == "residual" else f"with {what} outputs"
         named = f"layer {unknown[0]}" if unknown else "layers"
-        raise UserError(f"no {named} {where} of {vlm.name}; there are {known[0]} to {known[-1]}; choose among these")
+        raise UserError(
+            f"no {named} {where} of {vlm.name}; there are {numbers[0]} to {numbers[-1]}; choose among these"
+        )
     return chosen
 
 
@@ -88,11 +90,11 @@ def chosen_heads(vlm: "VLM", heads: Sequence[int] | None, layers: Sequence[int] 
     Raises:
         UserError: no heads, one that does not exist, or as ``head_count``.
     """
-    known = range(head_count(vlm, layers))
-    chosen = list(known if heads is None else heads)
-    if not chosen or not set(chosen) <= set(known):
-        named = next((f"head {head}" for head in chosen if head not in known), "heads")
-        raise UserError(f"no {named} in a layer of {vlm.name}; there are 0 to {known[-1]}; choose among these")
+    numbers = range(head_count(vlm, layers))
+    chosen = list(numbers if heads is None else heads)
+    if not chosen or not set(chosen) <= set(numbers):
+        named = next((f"head {head}" for head in chosen if head not in numbers), "heads")
+        raise UserError(f"no {named} in a layer of {vlm.name}; there are 0 to {numbers[-1]}; choose among these")
     return chosen
 
 
