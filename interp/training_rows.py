@@ -1,13 +1,11 @@
 """Hashes of the cases that something was trained on, by which they are known again in an evaluation.
 
-A row has three hashes: of the whole question, of the words that it asks about, and of its picture. A re-encoded or
-resized copy of a picture has nearly the same hash. A case is in the rows if a row has its text and its picture. A
-text's hash is 64 bits of its sha256. A picture's is 64 bits of dHash (which of two neighbours in a 9 x 8 grid of greys
-is brighter) and the mean colours of its four quarters. Nothing else is kept. A text that somebody guesses can be
-confirmed.
+A row has two hashes of its text (the whole question, and the words that it asks about) and one of its picture. A
+re-encoded or resized copy has nearly the same. A case is one of the rows where text and picture are. Nothing else of a
+row is saved: 64 bits of a text's sha256, 64 bits of dHash, and the mean colours of the picture's four quarters. dHash
+says which of two neighbours in a 9 x 8 grid of greys is brighter. A text that somebody guesses can be confirmed.
 
-Source of dHash: Krawetz 2013, "Kind of Like That", hackerfactor.com. Without colours it mistakes drawn icons for each
-other.
+Source of dHash: Krawetz 2013, "Kind of Like That", hackerfactor.com. dHash without colours confuses some drawn icons.
 """
 
 import base64
@@ -69,27 +67,27 @@ class TrainingRows:
     complete: bool = True  # whether all rows are there
 
     @classmethod
-    def of_rows(cls, rows: Iterable[tuple[str, str, Image.Image | None]]) -> "TrainingRows":
+    def from_rows(cls, rows: Iterable[tuple[str, str, Image.Image | None]]) -> "TrainingRows":
         """Of questions, the words that each asks about ("": as many as the question), and pictures."""
-        return cls.of_hashes(row_hash(*row) for row in rows)
+        return cls.from_hashes(row_hash(*row) for row in rows)
 
     @classmethod
-    def of_hashes(cls, rows: Iterable[bytes]) -> "TrainingRows":
+    def from_hashes(cls, rows: Iterable[bytes]) -> "TrainingRows":
         """Of what ``row_hash`` gave."""
-        kept_rows: dict[bytes, None] = {}
+        distinct: dict[bytes, None] = {}
         count, complete = 0, True
         for row in rows:
             count += 1
-            if complete and (row in kept_rows or len(kept_rows) < MOST):
-                kept_rows[row] = None
+            if complete and (row in distinct or len(distinct) < MOST):
+                distinct[row] = None
             else:
                 complete = False
-        return cls(_table(kept_rows), count, complete)
+        return cls(_table(distinct), count, complete)
 
     @classmethod
-    def of_prompts(cls, prompts: "Sequence[Prompt]") -> "TrainingRows":
+    def from_prompts(cls, prompts: "Sequence[Prompt]") -> "TrainingRows":
         """Of the prompts that a method learns from."""
-        return cls.of_rows((prompt.text, prompt.request, prompt.image) for prompt in prompts)
+        return cls.from_rows((prompt.text, prompt.request, prompt.image) for prompt in prompts)
 
     @classmethod
     def from_json(cls, value: Any) -> "TrainingRows | None":
@@ -118,8 +116,8 @@ class TrainingRows:
         texts, pictures = self.rows[:, : 2 * TEXT].reshape(-1, 2, TEXT), self.rows[:, 2 * TEXT :]
         for case in _table(cases):
             words, picture = case[: 2 * TEXT].reshape(2, TEXT), case[2 * TEXT :]
-            near, same_words = _near(pictures, picture), (texts[:, :, None] == words).all(-1).any((1, 2))
-            same.append(bool((near & same_words).any()))
+            near, same_text = _near(pictures, picture), (texts[:, :, None] == words).all(-1).any((1, 2))
+            same.append(bool((near & same_text).any()))
         return same
 
 
@@ -128,7 +126,7 @@ def _table(rows: Iterable[bytes]) -> Bytes:
 
 
 def _near(pictures: Bytes, picture: Bytes) -> "np.ndarray[Any, np.dtype[np.bool_]]":
-    """By row, whether its picture is the one shown; no picture is near no picture alone."""
+    """Return for each row whether its picture is ``picture``; no picture is near only to no picture."""
     bits = np.bitwise_count(pictures[:, :DHASH] ^ picture[:DHASH]).sum(1)
-    apart = np.abs(pictures[:, DHASH:].astype(int) - picture[DHASH:].astype(int)).max(1, initial=0)
-    return (bits <= NEAR_BITS) & (apart <= NEAR_COLOUR)
+    distance = np.abs(pictures[:, DHASH:].astype(int) - picture[DHASH:].astype(int)).max(1, initial=0)
+    return (bits <= NEAR_BITS) & (distance <= NEAR_COLOUR)

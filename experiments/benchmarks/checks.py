@@ -69,8 +69,8 @@ def checked(loaded: Loaded, *, kind: Kind, name: str, skip_bad: bool, folder: Pa
 
 
 def examine(loaded: Loaded, kind: Kind) -> tuple[list[Sample], list[Problem]]:
-    """The cases that can be asked, with ``picture`` and ``cluster``, and what is wrong with the others."""
-    pictures, results = opened(loaded.samples)
+    """Return the usable cases, with ``picture`` and ``cluster``, and the problems of the others."""
+    pictures, results = decode_all(loaded.samples)
     faults = {index: fault(problem) for index, problem in results.items()}
     problems = list(loaded.problems)
     valid: list[Sample] = []
@@ -87,19 +87,19 @@ def examine(loaded: Loaded, kind: Kind) -> tuple[list[Sample], list[Problem]]:
 
 
 def content_of(sample: Sample) -> str:
-    """A short hash of all of a case that can change its answer or its verdict; another case has another record."""
+    """Return a short hash of everything in a case that can change its answer or its verdict."""
     parts = [sample.text, sample.prompt, sample.gold, picture_in(sample), sample.tags.get("language", "")]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def manifest(samples: Sequence[Sample]) -> str:
-    """A hash of all cases; independent of their order."""
+    """Return a hash of all cases; independent of their order."""
     rows = sorted([s.id, s.subset, s.scenario, s.cluster, s.pair or "", content_of(s)] for s in samples)
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
 def clustered(samples: Sequence[Sample]) -> list[Sample]:
-    """The cases, those without a cluster put into one with all that share their picture (by content) or their pair.
+    """Return the cases with a cluster each. By default, cases with the same picture (by content) or pair share one.
 
     Without a picture, the same text counts as the same picture. A cluster is called after the first such trait in
     alphabetical order, so that the order of the cases does not matter.
@@ -128,12 +128,12 @@ def clustered(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def derived(cluster: str) -> bool:
-    """Whether a case's cluster was made here, of its picture, text or pair, and not named by the benchmark."""
+    """Return whether a case's cluster is a default (picture, text or pair), and not named by the benchmark."""
     return cluster.startswith(MADE)
 
 
 def picture_in(sample: Sample) -> str:
-    """The hash of what the case shows; "" where it shows nothing."""
+    """Return the hash of the case's picture; "" without a picture."""
     return sample.picture or picture_of(sample.image)
 
 
@@ -167,7 +167,7 @@ def _of_case(sample: Sample, kind: Kind, seen: Mapping[str, str]) -> list[str]:
 
 
 def _bad_pairs(loaded: Loaded, kind: Kind) -> dict[str, str]:
-    """Pair → what is wrong with it; a case alone in its pair is right where its twin is among cases left out."""
+    """Return the problem of each bad pair. A case without its twin is right if its twin was skipped."""
     members: dict[str, list[Sample]] = {}
     for sample in loaded.samples:
         if sample.pair:
@@ -183,8 +183,11 @@ def _bad_pairs(loaded: Loaded, kind: Kind) -> dict[str, str]:
     return results
 
 
-def opened(samples: Sequence[Sample], root: Path | None = None) -> tuple[list[str], dict[int, ImageProblem]]:
-    """The hash of each case's picture, and by position what is to be said of an image. Each file is decoded once."""
+def decode_all(samples: Sequence[Sample], root: Path | None = None) -> tuple[list[str], dict[int, ImageProblem]]:
+    """Return the hash of each case's picture, and notes on pictures by position.
+
+    Each file is decoded once.
+    """
     sources: dict[object, Path | Drawable] = {}
     for sample in samples:
         if sample.image is not None and not sample.picture:
@@ -211,7 +214,7 @@ def opened(samples: Sequence[Sample], root: Path | None = None) -> tuple[list[st
 
 
 def fault(problem: ImageProblem) -> str:
-    """The problem as a reason: its kind, the file, and what is wrong with it."""
+    """Return the problem as a reason: its kind, the file, and what is wrong with it."""
     return f"image {problem.fault.value.replace('_', ' ')}: {problem.file[:200]}: {problem.reason}"
 
 
@@ -220,7 +223,7 @@ def _identity(source: Path | Drawable) -> object:
 
 
 def message(name: str, problems: Sequence[Problem], total: int, folder: Path, words: Words = ASKED) -> str:
-    """All problems in the order of the file: the first twenty, and in ``folder`` a file with all if there are more."""
+    """Return the first twenty problems in the file's order. If there are more, write all to a file in ``folder``."""
     ordered = sorted(problems, key=_line)
     lines = [f"  {' '.join(str(problem).split())[:300]}" for problem in ordered]
     message_lines = [f"{words.whose} {name}: {len(lines)} of {total} {words.fault}", *lines[:SHOWN]]
@@ -235,7 +238,7 @@ def message(name: str, problems: Sequence[Problem], total: int, folder: Path, wo
 
 
 def _written(path: Path, lines: Iterable[str]) -> str:
-    """Writes all problems to a file, and says where; in words why not, where it cannot be written."""
+    """Write all problems to a file, and return its path or why it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(f"{line.strip()}\n" for line in lines), encoding="utf-8", errors="replace")

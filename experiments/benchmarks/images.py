@@ -58,7 +58,7 @@ class EncodedImage:
     data: bytes = field(repr=False)
 
     def render(self) -> Image.Image:
-        """The picture in RGB.
+        """Return the picture in RGB.
 
         Raises:
             BadImage: see ``open_image``.
@@ -73,7 +73,7 @@ class UnusableImage:
     problem: ImageProblem
 
     def render(self) -> Image.Image:
-        """Never a picture.
+        """Raise the error of a picture that cannot be opened.
 
         Raises:
             BadImage: always.
@@ -120,12 +120,12 @@ def data_url(image: Image.Image, form: str = "PNG", **options: Any) -> str:
 
 
 def pixel_digest(image: Image.Image) -> str:
-    """SHA-256 of size, mode and pixels: equal for the same picture in two lossless containers."""
+    """Return the SHA-256 of size, mode and pixels: equal for the same picture in two lossless formats."""
     return hashlib.sha256(f"{image.mode} {image.size}".encode() + image.tobytes()).hexdigest()
 
 
 def picture_of(source: Path | Drawable | None) -> str:
-    """A hash of what the image shows, for the key of a case; "" without an image, or with one that cannot be opened.
+    """Return a hash of the picture, for the key of a case; "" if there is none or it cannot be opened.
 
     The hash is of the pixels, so that a copy in another lossless format counts as the same. If a drawing has a
     ``content``, the hash is of that, and nothing is drawn.

@@ -90,7 +90,7 @@ class Table:
 
     @property
     def kind(self) -> Kind:
-        """What the answers are read for."""
+        """Return the kind of verdict that is read from the answers."""
         return KINDS[self.reads]
 
     def load(self) -> Loaded:
@@ -157,7 +157,7 @@ class Table:
         return read
 
     def _name_unused(self, path: str, read: Rows, unused: Sequence[str]) -> None:
-        """Say which columns are not used, and that no case has a picture if there is no column for it.
+        """Print the unused columns, and that no case has a picture if there is no column for it.
 
         Raises:
             UserError: there is no column of pictures, and another one looks like it.

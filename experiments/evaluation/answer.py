@@ -147,7 +147,7 @@ class Answering:
             bars = {name: progress.add_task(f"{name}{label}", total=len(samples)) for name in recorded}
             for name, arm in recorded.items():
                 progress.advance(bars[name], sum(len(batch) for batch in formed if not arm.lacks(batch)))
-            for turn, (batch, pictures) in enumerate(ready):
+            for step, (batch, pictures) in enumerate(ready):
                 opened = {sample.id: picture for sample, picture in zip(batch, pictures, strict=True)}
                 for name, fault in self._answer_side_by_side(present, batch, opened, file):
                     if on_fault is None:
@@ -156,7 +156,7 @@ class Answering:
                         present.pop(left, None)
                 if shares:
                     self.prefills.clear()
-                answered = pending[turn * launch.size : (turn + 1) * launch.size]  # by the other processes too
+                answered = pending[step * launch.size : (step + 1) * launch.size]  # by the other processes too
                 for name, arm in present.items():
                     progress.advance(bars[name], sum(len(each) for each in answered if arm.lacks(each)))
         self.store.wait()

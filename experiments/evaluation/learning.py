@@ -87,7 +87,7 @@ def _learn(method: TrainableMethod, vlm: "VLM", samples: Sequence[Sample], out: 
         raise MethodFault("no case of the development split can teach it; raise limit, or mend the images")
     try:
         of = repr((method, vlm.identity, safe, [content_of(sample) for sample in samples]))
-        with vlm.batches.resumable(out.with_suffix(".kept"), of=of), atomic_write(out) as draft:
+        with vlm.batches.resumable(out.with_suffix(".kept"), identity=of), atomic_write(out) as draft:
             method.learn(vlm, prompts, safe, out=draft)
     except OSError as error:
         raise UserError(

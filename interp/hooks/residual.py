@@ -189,7 +189,8 @@ def read_states(
 
     key = repr((what, [place_name(place) for place in places], layers))
     values = rearrange(
-        vlm.batches.measured(prompts, read, batch_size=batch_size, of=key), "row place layer ... -> place layer row ..."
+        vlm.batches.measured(prompts, read, batch_size=batch_size, name=key),
+        "row place layer ... -> place layer row ...",
     )
     return Activations(values, tuple(places), tuple(layers), what, tuple(prompt.key for prompt in prompts))
 

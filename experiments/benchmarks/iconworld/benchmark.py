@@ -37,10 +37,10 @@ class IconWorld:
         return Loaded(self.cases(), missing={}, manifest="")
 
     def cases(self) -> list[Sample]:
-        """All cases of the split: scored pairs first, then the controls."""
+        """Return all cases of the split: scored pairs first, then the controls."""
         split: Any = self.split
         return scored_cases(split, self.seed, self.size, self.pairs) + control_cases(split, self.seed, self.size)
 
     def development(self) -> Loaded | None:
-        """The development split, on which thresholds may be chosen; None if that is what is being evaluated."""
+        """Return the development split, on which thresholds may be chosen; None if it is the evaluated split."""
         return None if self.split == "development" else replace(self, split="development").load()

@@ -45,13 +45,13 @@ class IconWorldRequests(IconWorld):
             raise UserError(f"benchmark.answer_tokens={self.answer_tokens}: must be at least 1")
 
     def cases(self) -> list[Sample]:
-        """The scored cases of IconWorld's split, goal hijacking left out, with nothing around the sentence."""
+        """Return the scored cases of IconWorld's split without goal hijacking, with only the sentence."""
         requests = (case for case in super().cases() if case.subset != "control" and case.tags["wrapper"] != LEFT_OUT)
         return [_request(case) for case in requests]
 
 
 def _request(case: Sample) -> Sample:
-    """The sentence decides the type (``scenario``), so that both twins have the same."""
+    """Return the type (``scenario``) of the sentence, so that both twins have the same."""
     wrapper, words = case.tags["wrapper"], case.tags["words"]
     subset, gold = SIDES["safe" if case.gold == "yes" else "unsafe"]
     scenario = f"{words}_words" if wrapper == "none" else wrapper
