@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments.benchmarks.checks import content_of
-from experiments.benchmarks.images import BadImage
+from experiments.benchmarks.images import BadImage, open_pictures
 from experiments.config import digest
-from experiments.evaluation.case_batches import open_pictures, prompt_of
+from experiments.evaluation.case_batches import prompt_of
 from experiments.evaluation.folds import SAFE
 from experiments.runs.launch import Launch
 from experiments.runs.store import RunStore, read_object

@@ -296,7 +296,7 @@ def at_place(segments: Segments, region: Place, start: int, stop: int) -> Bool[T
         return verdict[start:].repeat(len(segments.rows), 1)
     name = region.removeprefix("last_")
     # Start at column 0 even while decoding: the last column of a segment depends on the earlier ones.
-    inside = segments.at(name, stop) & ~verdict
+    inside = segments.columns_of(name, stop) & ~verdict
     if name != region:
         inside &= columns == torch.where(inside, columns, -1).amax(1, keepdim=True)
     return inside[:, start:]
