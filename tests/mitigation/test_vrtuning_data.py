@@ -89,7 +89,7 @@ def test_hashes_of_rows_are_made_with_the_dataset_and_open_no_picture_again(root
     (root / "a.png").unlink()
     found = rows_of(dataset)
     assert found.as_json() == expected.as_json()
-    assert (found.examples, len(found.rows), found.whole) == (3, 2, True)
+    assert (found.examples, len(found.rows), found.complete) == (3, 2, True)
     assert opened.rows[:, 16:].tolist() == found.rows[:, 16:].tolist()
 
 
