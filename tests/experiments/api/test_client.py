@@ -112,7 +112,7 @@ def test_keywords_of_the_server_s_template(server: Served) -> None:
     assert told.identity() == replace(told, template=None).identity() | {
         "chat_template_kwargs": {"enable_thinking": False}
     }
-    with pytest.raises(UserError, match=r"beside model\.template"):
+    with pytest.raises(UserError, match=r"and model\.template are both set"):
         config(server.url, template={"x": 1}, extra_body={"chat_template_kwargs": {}})
 
 

@@ -127,7 +127,7 @@ def test_a_malformed_block_names_its_line_and_the_rule(text: str, line: int) -> 
 
 
 def test_a_file_without_a_prompt_says_so() -> None:
-    with pytest.raises(UserError, match="holds no prompt"):
+    with pytest.raises(UserError, match="has no prompt"):
         parse_prompts("\n\n", "prompt.txt")
 
 

@@ -265,7 +265,7 @@ def test_arms_without_margins_do_not_enter_a_scored_study(
     [
         (("benchmark=mossbench", "benchmark.root=nowhere"), "asks for refusal answers"),
         (("method=sampled_vcd",), "cannot ask"),
-        (("model=api_vllm", "model.logprobs=off"), "asked for none"),
+        (("model=api_vllm", "model.logprobs=off"), "gives none"),
     ],
 )
 def test_a_score_needs_a_question_of_yes_and_no_and_logits(overrides: tuple[str, ...], message: str) -> None:

@@ -100,5 +100,5 @@ def test_only_the_answer_asked_for_is_a_verdict(tmp_path: Path, of: str, answer:
 )
 def test_a_file_that_is_not_the_published_one_is_said_to_be_another(tmp_path: Path, of: str, text: str) -> None:
     judge = PublishedPrompt({"fake": Fake(lambda prompt: "")}, benchmark=of, source=str(clone(tmp_path, of, text)))
-    with pytest.raises(UserError, match=r"does not hold the published prompt .*git clone"):
+    with pytest.raises(UserError, match=r"does not have the published prompt .*git clone"):
         judge.check()

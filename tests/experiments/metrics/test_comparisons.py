@@ -313,7 +313,7 @@ def test_contrasts_enter_the_family_of_the_simultaneous_intervals() -> None:
     [
         ([["a", "nobody"]], "yes_no", "no arm 'nobody'"),
         ([["a", "baseline"]], "yes_no", "anyway"),
-        ([["a", "b"]], "refusal", "yes/no benchmarks alone"),
+        ([["a", "b"]], "refusal", "only computed for yes/no benchmarks"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(contrasts: list[list[str]], kind: Any, said: str) -> None:

@@ -143,7 +143,7 @@ def test_rows_with_and_without_pictures_do_not_mix() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("task.trainer=grpo",), "trainer=grpo; each of its steps samples a group"),
+        (("task.trainer=grpo",), "trainer=grpo; with groups of 8 answers"),
         (("+task.adapters.one={colour: red}",), "an adapter has borderline and settings"),
         (("benchmark.split=test",), "cases are in task.data"),
         (("benchmark=iconworld_requests",), "asks for answers in words"),

@@ -114,7 +114,7 @@ def test_what_else_can_be_wrong_names_the_options_of_the_training_data(mine: Pat
     assert "task.data.columns.question: is no column" in said("t.csv", "+task.data.columns.question=q")
     assert "t.csv has no such column" in said("t.csv", "task.data.columns.reasoning=why")
     (mine / "t.csv").write_text("id,image,text,label,split\n1,mine/pictures/1.jpg,a,safe,test\n")
-    assert "no row is to be trained on; the column 'split' says train of none" in said("t.csv")
+    assert "no row is trained on; the column 'split' says train of none" in said("t.csv")
     assert "task.data.skip_bad='perhaps': must be true or false" in said("t.csv", "task.data.skip_bad=perhaps")
 
 

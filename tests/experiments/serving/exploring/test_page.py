@@ -216,7 +216,7 @@ def test_a_result_is_announced_once(browser: Any, page: Explored) -> None:
         tab.fill("#text", " ")
         tab.click("#go")
         tab.wait_for_selector(".trouble")
-        assert [one for one in heard() if one] == ["there are no words yet; type what you would ask about the picture"]
+        assert [one for one in heard() if one] == ["the question is empty; type a question about the picture"]
 
 
 def test_a_patch_and_the_words_that_look_at_it_are_reached_by_keyboard(tab: Any) -> None:
