@@ -270,7 +270,7 @@ def test_what_is_no_row_is_told_with_its_line(tmp_path: Path) -> None:
     [
         ({"path": "no.jsonl"}, "there is no such file"),
         ({"reads": "both"}, r"benchmark\.reads=both: must be one of verdict, refusal"),
-        ({"template": "no place"}, r"must hold \{text\}"),
+        ({"template": "no place"}, r"must contain \{text\}"),
         ({"columns": {"txt": "question"}}, r"benchmark\.columns\.txt: is no column of a table"),
         ({"columns": {"pair": "twin"}}, r"benchmark\.columns\.pair=twin: .* has no such column"),
         ({"columns": {"text": "question"}}, r"has no column 'question'.*benchmark\.columns\.text=<column>"),

@@ -119,7 +119,7 @@ def test_a_rebuttal_is_a_label_and_a_blocked_request_takes_none(tmp_path: Path) 
 
 def test_an_existing_sheet_is_not_overwritten(tmp_path: Path) -> None:
     path = labelled(tmp_path, "a,baseline,refused")
-    with pytest.raises(UserError, match="may hold labels"):
+    with pytest.raises(UserError, match="may have labels"):
         write_sheet([record("a")], path)
     assert "refused" in path.read_text()
     with pytest.raises(UserError, match="cannot be written"):

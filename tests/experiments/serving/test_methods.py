@@ -92,7 +92,7 @@ def test_what_cannot_be_served_is_refused_before_weights_load(no_weights: None, 
     file.write_text("id,response\n1,No\n")
     for overrides, said in (
         (["method=vcd", "model=api_vllm", "model.model=x"], "only reached over an API"),
-        (["method=vcd", "+method@arms.web=responses", f"arms.web.path={file}"], "brings responses made elsewhere"),
+        (["method=vcd", "+method@arms.web=responses", f"arms.web.path={file}"], "has responses made elsewhere"),
         (["method=vcd", "task.host=0.0.0.0"], "lets other machines ask, and FORESTLENS_API_KEY is not set"),
         (["method=vcd", "task.host=256.0.0.1", "task.key_env=HOME"], "cannot serve at 256.0.0.1:8000"),
     ):

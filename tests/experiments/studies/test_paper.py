@@ -247,7 +247,7 @@ def test_other_numbers_a_changed_file_and_no_paper_are_told(finished: Path, tmp_
     reproduction.compare(finished, folder)
     moved(results, 1e-3).write(finished)
     changed(finished, device="another")
-    with pytest.raises(UserError, match=r"1 rows are other than in .*: vcd auroc: value .*; another device than"):
+    with pytest.raises(UserError, match=r"1 rows differ from .*: vcd auroc: value .*; another device than"):
         reproduction.compare(finished, folder)
     with pytest.raises(UserError, match="is no folder that task=paper wrote"):
         reproduction.compare(finished, tmp_path)
