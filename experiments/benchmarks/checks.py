@@ -70,7 +70,7 @@ def checked(loaded: Loaded, *, kind: Kind, name: str, skip_bad: bool, folder: Pa
 
 def examine(loaded: Loaded, kind: Kind) -> tuple[list[Sample], list[Problem]]:
     """Return the usable cases, with ``picture`` and ``cluster``, and the problems of the others."""
-    pictures, results = opened(loaded.samples)
+    pictures, results = decode_all(loaded.samples)
     faults = {index: fault(problem) for index, problem in results.items()}
     problems = list(loaded.problems)
     valid: list[Sample] = []
@@ -88,7 +88,11 @@ def examine(loaded: Loaded, kind: Kind) -> tuple[list[Sample], list[Problem]]:
 
 def content_of(sample: Sample) -> str:
     """Return a short hash of everything in a case that can change its answer or its verdict."""
-    parts = [sample.text, sample.prompt, sample.gold, picture_in(sample), sample.tags.get("language", "")]
+    parts: list[object] = [sample.text, sample.prompt, sample.gold, picture_in(sample), sample.tags.get("language", "")]
+    if sample.turns:  # of each turn who speaks and what, and where the pictures are
+        parts += [
+            [turn.role, *(part if isinstance(part, str) else None for part in turn.parts)] for turn in sample.turns
+        ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
@@ -133,8 +137,15 @@ def derived(cluster: str) -> bool:
 
 
 def picture_in(sample: Sample) -> str:
-    """Return the hash of the case's picture; "" without a picture."""
-    return sample.picture or picture_of(sample.image)
+    """Return the hash of the case's pictures; "" without a picture."""
+    return sample.picture or joined([picture_of(image) for image in sample.images])
+
+
+def joined(hashes: Sequence[str]) -> str:
+    """Return the hash of several pictures in their order; that of a single one; "" if one cannot be opened."""
+    if len(hashes) < 2:
+        return "".join(hashes)
+    return hashlib.sha256("\n".join(hashes).encode()).hexdigest() if all(hashes) else ""
 
 
 def _of_case(sample: Sample, kind: Kind, seen: Mapping[str, str]) -> list[str]:
@@ -151,7 +162,8 @@ def _of_case(sample: Sample, kind: Kind, seen: Mapping[str, str]) -> list[str]:
         reasons.append(f"label: {str(sample.gold)[:40]!r} is none of {LABELS[kind]}")
     elif sample.subset not in allowed[sample.gold]:
         reasons.append(f"subset: {sample.subset!r} has no case whose right answer is {sample.gold!r}")
-    for field, text in (("text", sample.text), ("prompt", sample.prompt)):
+    earlier = [(f"turn {number}", turn.text) for number, turn in enumerate(sample.turns[:-1], 1) if turn.parts]
+    for field, text in (("text", sample.text), ("prompt", sample.prompt), *earlier):
         if not text.strip():
             reasons.append(f"{field}: is empty")
         elif len(text) > LONGEST:
@@ -183,15 +195,15 @@ def _bad_pairs(loaded: Loaded, kind: Kind) -> dict[str, str]:
     return results
 
 
-def opened(samples: Sequence[Sample], root: Path | None = None) -> tuple[list[str], dict[int, ImageProblem]]:
+def decode_all(samples: Sequence[Sample], root: Path | None = None) -> tuple[list[str], dict[int, ImageProblem]]:
     """Return the hash of each case's picture, and notes on pictures by position.
 
     Each file is decoded once.
     """
     sources: dict[object, Path | Drawable] = {}
     for sample in samples:
-        if sample.image is not None and not sample.picture:
-            sources.setdefault(_identity(sample.image), sample.image)
+        for image in () if sample.picture else sample.images:
+            sources.setdefault(_identity(image), image)
 
     def examine(source: Path | Drawable) -> tuple[str, ImageProblem | None]:
         try:
@@ -205,8 +217,9 @@ def opened(samples: Sequence[Sample], root: Path | None = None) -> tuple[list[st
     pictures, problems = [], {}
     for index, sample in enumerate(samples):
         picture, problem = sample.picture, None
-        if sample.image is not None and not picture:
-            picture, problem = results[_identity(sample.image)]
+        if sample.images and not picture:
+            outcomes = [results[_identity(image)] for image in sample.images]
+            picture, problem = joined([each for each, _ in outcomes]), next((bad for _, bad in outcomes if bad), None)
         pictures.append(picture)
         if problem:
             problems[index] = problem

@@ -14,7 +14,7 @@ from typing import Any
 
 from PIL import Image
 
-from experiments.types import Drawable
+from experiments.types import Drawable, Sample
 from interp.errors import UserError
 from interp.pictures import as_seen
 
@@ -110,6 +110,33 @@ def open_image(
     if not data:
         raise _bad(name, Fault.EMPTY, "has zero bytes; fetch it again")
     return _picture(name, data, max_pixels, formats)
+
+
+def open_pictures(sample: Sample) -> Image.Image | tuple[Image.Image, ...] | None:
+    """Return the case's picture, or all of them if it is a conversation; None without one.
+
+    Raises:
+        BadImage: one of them cannot be opened.
+    """
+    if sample.turns:
+        return tuple(map(open_image, sample.images)) or None
+    return None if sample.image is None else open_image(sample.image)
+
+
+def one_picture(sample: Sample) -> Image.Image:
+    """Return the case's picture for people and judges: several side by side, each as high as the first.
+
+    Raises:
+        BadImage: one of them cannot be opened.
+    """
+    images = list(map(open_image, sample.images))
+    height = images[0].height
+    images = [image.resize((max(1, round(image.width * height / image.height)), height)) for image in images]
+    gap = max(2, height // 20) if len(images) > 1 else 0
+    sheet = Image.new("RGB", (sum(image.width + gap for image in images) - gap, height), "white")
+    for index, image in enumerate(images):
+        sheet.paste(image, (sum(before.width + gap for before in images[:index]), 0))
+    return sheet if len(images) > 1 else images[0]
 
 
 def data_url(image: Image.Image, form: str = "PNG", **options: Any) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from experiments.benchmarks.checks import fault, manifest, opened
+from experiments.benchmarks.checks import decode_all, fault, manifest
 from experiments.benchmarks.rows import Unfit
 from experiments.types import Gold, Kind, Loaded, Sample, Subset
 from interp.errors import UserError
@@ -121,7 +121,7 @@ def runnable(collected: Collected, *, strict: bool = False, get: str = "") -> Lo
     Raises:
         UserError: nothing can run, or under ``strict`` not everything can.
     """
-    pictures, problems = opened(collected.samples, collected.root)
+    pictures, problems = decode_all(collected.samples, collected.root)
     settled, reasons = [], {}
     for position, (sample, picture) in enumerate(zip(collected.samples, pictures, strict=True)):
         problem = problems.get(position)

@@ -16,7 +16,7 @@ from experiments.api.engine_model import write_engine_model
 from experiments.benchmarks.checks import ASKED, WORKERS, examine, message
 from experiments.benchmarks.disjoint import BENCHMARK, shared
 from experiments.benchmarks.export import export_vlmevalkit
-from experiments.benchmarks.images import BadImage, open_image
+from experiments.benchmarks.images import BadImage, one_picture
 from experiments.config import Run
 from experiments.evaluation.cases import limited, load_cases
 from experiments.metrics.bootstrap import FEWEST
@@ -203,7 +203,7 @@ def contact_sheet(samples: Sequence[Sample], columns: int) -> Image.Image:
 
 def _cell(sample: Sample) -> Image.Image:
     try:
-        image = None if sample.image is None else open_image(sample.image)
+        image = None if sample.image is None else one_picture(sample)
     except BadImage:
         image = None
     return Image.new("RGB", (CELL, CELL), GREY) if image is None else ImageOps.pad(image, (CELL, CELL), color=GREY)

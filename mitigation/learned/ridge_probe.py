@@ -322,7 +322,7 @@ def _gradients(vlm: "VLM", prompts: "Sequence[Prompt]", layer: int | None = None
         # Left padding: the verdict is the last column.
         return torch.stack([gradient[:, -1].float().cpu() for gradient in found], dim=1)
 
-    return vlm.batches.measured(prompts, gradients, of=f"gradients at {layers}").movedim(1, 0)
+    return vlm.batches.measured(prompts, gradients, name=f"gradients at {layers}").movedim(1, 0)
 
 
 def pooled(vlm: "VLM", prompts: "Sequence[Prompt]", layer: int, *, image: bool) -> Pooled:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, get_args
 
 from experiments.benchmarks.iconworld.cases import PAIRS_PER_TEMPLATE, Split, control_cases, scored_cases
+from experiments.benchmarks.iconworld.conversations import conversation_cases
 from experiments.benchmarks.iconworld.scene import SIZE
 from experiments.types import Kind, Loaded, Sample
 from interp.errors import UserError
@@ -39,6 +40,8 @@ class IconWorld:
     def cases(self) -> list[Sample]:
         """Return all cases of the split: scored pairs first, then the controls."""
         split: Any = self.split
+        if split == "conversations":
+            return conversation_cases(self.seed, self.size, self.pairs)
         return scored_cases(split, self.seed, self.size, self.pairs) + control_cases(split, self.seed, self.size)
 
     def development(self) -> Loaded | None:

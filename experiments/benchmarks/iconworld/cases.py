@@ -18,7 +18,7 @@ from experiments.benchmarks.iconworld.scene import Scene
 from experiments.benchmarks.iconworld.sentences import BENIGN, FRAMES, NEW, RISKY, WRAPPERS, Template, question
 from experiments.types import Gold, Sample, Subset
 
-Split = Literal["train", "development", "test", "new_sentences", "frames"]
+Split = Literal["train", "development", "test", "new_sentences", "frames", "conversations"]
 
 OWN_SENTENCES: dict[str, tuple[Template, ...]] = {"new_sentences": NEW, "frames": FRAMES}
 """The sentences of the splits that share none with training."""

@@ -41,6 +41,10 @@ class IconWorldRequests(IconWorld):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.split == "conversations":
+            raise UserError(
+                "benchmark.split=conversations is of benchmark=iconworld, which asks for Yes or No; take that"
+            )
         if self.answer_tokens < 1:
             raise UserError(f"benchmark.answer_tokens={self.answer_tokens}: must be at least 1")
 

@@ -252,7 +252,7 @@ def test_other_numbers_a_changed_file_and_no_paper_are_told(finished: Path, tmp_
     with pytest.raises(UserError, match="is no folder that task=paper wrote"):
         reproduction.compare(finished, tmp_path)
     (folder / "results.csv").write_text("")
-    with pytest.raises(UserError, match=r"results\.csv has another hash than in manifest\.sha256 names"):
+    with pytest.raises(UserError, match=r"results\.csv has another hash than in manifest\.sha256"):
         reproduction.compare(finished, folder)
     (folder / "manifest.sha256").write_text(f"{'0' * 64}  ../run/environment.json\n")
     with pytest.raises(UserError, match="has another hash than in"):
@@ -260,7 +260,7 @@ def test_other_numbers_a_changed_file_and_no_paper_are_told(finished: Path, tmp_
     empty = tmp_path / "empty"
     empty.mkdir()
     paper(finished)
-    with pytest.raises(UserError, match="holds 0 finished runs"):
+    with pytest.raises(UserError, match="has 0 finished runs"):
         reproduction.compare(empty, folder)
 
 
