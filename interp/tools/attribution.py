@@ -10,7 +10,7 @@ InstructBLIP's Q-Former reads the question separately; what reaches the margin t
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from torch import Tensor
 from interp.errors import UserError
 from interp.image_grid import Box
 from interp.preprocessing import pixel_inputs
+from interp.prompt import check_numbers
 from interp.segments import RowSegments, segment
 from interp.tools.gradients import activation_gradients
 
@@ -87,11 +88,11 @@ def integrated_gradients(
         UserError: the prompt has no image, or fewer than one step.
     """
     vlm.require("attribution")
-    picture = _picture(prompt)
+    _picture(prompt, 1)
     _at_least_one("steps", steps)
     encoded = vlm.encode([prompt])
     _check_pixels(vlm, encoded)
-    plain = vlm.encode([replace(prompt, image=Image.new("RGB", picture.size, mean_colour(vlm)))])
+    plain = vlm.encode([prompt.with_images(lambda image: Image.new("RGB", image.size, mean_colour(vlm)))])
     row = segment(vlm, [prompt], encoded).rows[0]
     embed = vlm.speaker.get_input_embeddings()
     with torch.no_grad():
@@ -150,16 +151,18 @@ def occlude_image(
     rows: int = 6,
     columns: int = 6,
     metric: "Metric | None" = None,
+    image: int = 1,
     batch_size: int = 16,
 ) -> Float[Tensor, "row column"]:
     """For each region: the margin minus the margin with that region painted in the mean colour.
 
     Regions are the cells of a ``rows`` × ``columns`` grid over the original picture, before any preprocessing.
+    ``image`` is the number of the picture, from 1.
 
     Raises:
-        UserError: the prompt has no image, or the picture has fewer pixels than regions along a side.
+        UserError: the prompt has no such image, or the picture has fewer pixels than regions along a side.
     """
-    picture, colour = _picture(prompt), mean_colour(vlm)
+    picture, colour = _picture(prompt, image), mean_colour(vlm)
     _at_least_one("rows", rows)
     _at_least_one("columns", columns)
     if columns > picture.width or rows > picture.height:
@@ -170,7 +173,8 @@ def occlude_image(
     across, down = ([round(side * at / count) for at in range(count + 1)]
                     for side, count in ((picture.width, columns), (picture.height, rows)))  # fmt: skip
     regions = [(left, top, right, bottom) for top, bottom in pairwise(down) for left, right in pairwise(across)]
-    variants = [prompt, *(replace(prompt, image=_painted(picture, [region], colour)) for region in regions)]
+    painted = (_painted(picture, [region], colour) for region in regions)
+    variants = [prompt, *(prompt.with_images(lambda _, new=new: new, [image]) for new in painted)]  # type: ignore[misc]
     margins = vlm.batches.scores(variants, metric=metric, batch_size=batch_size)
     return rearrange(margins[0] - margins[1:], "(row column) -> row column", row=rows)
 
@@ -199,15 +203,16 @@ def occlude_words(
     return pd.DataFrame({"word": [word.text for word in words], "attribution": values})
 
 
-def grey_out(vlm: "VLM", prompt: "Prompt", boxes: Sequence[Box]) -> "Prompt":
+def grey_out(vlm: "VLM", prompt: "Prompt", boxes: Sequence[Box], *, image: int = 1) -> "Prompt":
     """The prompt with these parts of its picture painted in the mean colour, as ``occlude_image`` paints a region.
 
-    A box has left, top, right and bottom as shares of the picture's width and height, 0 to 1.
+    A box has left, top, right and bottom as shares of the picture's width and height, 0 to 1. ``image`` is the number
+    of the picture, from 1.
 
     Raises:
         UserError: the prompt has no image, or a box that does not lie in the picture.
     """
-    picture, regions = _picture(prompt), []
+    picture, regions = _picture(prompt, image), []
     for left, top, right, bottom in boxes:
         if not (0 <= left < right <= 1 and 0 <= top < bottom <= 1):
             raise UserError(
@@ -216,7 +221,7 @@ def grey_out(vlm: "VLM", prompt: "Prompt", boxes: Sequence[Box]) -> "Prompt":
             )
         width, height = picture.size
         regions.append((round(left * width), round(top * height), round(right * width), round(bottom * height)))
-    return replace(prompt, image=_painted(picture, regions, mean_colour(vlm)))
+    return prompt.with_images(lambda _: _painted(picture, regions, mean_colour(vlm)), [image])
 
 
 def _painted(picture: Image.Image, regions: Sequence[Region], colour: tuple[int, int, int]) -> Image.Image:
@@ -287,10 +292,11 @@ def _check_pixels(vlm: "VLM", encoded: Mapping[str, Any]) -> None:
         )
 
 
-def _picture(prompt: "Prompt") -> Image.Image:
+def _picture(prompt: "Prompt", number: int) -> Image.Image:
     if prompt.image is None:
         raise UserError("this prompt has no image; attribution compares picture and words; give it one")
-    return prompt.image
+    check_numbers([number], len(prompt.images), prompt.key or prompt.text)
+    return prompt.images[number - 1]
 
 
 def _at_least_one(name: str, value: int) -> None:

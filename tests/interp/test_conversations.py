@@ -13,6 +13,7 @@ from interp.hooks.residual import residuals
 from interp.messages import Message
 from interp.prompt import Prompt
 from interp.segments import segment
+from interp.tools.attribution import grey_out, occlude_image
 from interp.tools.knockout import knockout_effect
 from interp.tools.patching import patch
 from interp.vlm import VLM
@@ -273,3 +274,15 @@ def test_an_answer_that_is_still_to_be_given_is_not_rendered():
     ))  # fmt: skip
     with pytest.raises(UserError, match="turn 2 of 3 has no answer yet"):
         model("llava").render(open_turn)
+
+
+def test_regions_of_a_named_picture_are_painted():
+    vlm = model("llava")
+    heat = occlude_image(vlm, CONVERSATION, rows=1, columns=2, image=2)
+    painted = [grey_out(vlm, CONVERSATION, [(left, 0.0, left + 0.5, 1.0)], image=2) for left in (0.0, 0.5)]
+    assert all(prompt.images[0] == FIRST and prompt.images[1] != SECOND for prompt in painted)
+    expected = vlm.score(CONVERSATION) - vlm.score(painted)
+    assert (heat.flatten() - expected).abs().max() < 1e-4
+    assert (occlude_image(vlm, CONVERSATION, rows=1, columns=2) - heat).abs().max() > 1e-4
+    with pytest.raises(UserError, match="has 2 pictures, no picture 3"):
+        grey_out(vlm, CONVERSATION, [(0.0, 0.0, 1.0, 1.0)], image=3)
