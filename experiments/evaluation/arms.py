@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mitigation.method import Method
 
 DEVELOPMENT = "development.jsonl"
+NO_MARGIN = "it needs the weights of a model that is asked here"
 
 
 class Arms:
@@ -55,12 +56,24 @@ class Arms:
         """Return the methods of all arms that ask the model, trained if they learn."""
         return self._methods([arm for arm in self.entering if not controls.only_shifts(self.run.arms[arm])])
 
-    def constants(self) -> "dict[str, Any]":
-        """Return the constant of each control, from saved margins; in folds without a development split."""
+    def constants(self, margins: Any = None) -> "dict[str, Any]":
+        """Return the constant of each control, from saved margins; in folds without a development split.
+
+        ``margins`` are those of refusals (``refusal_margins``). If they cannot be used, the controls leave the study.
+        """
         constants: dict[str, Any] = {}
         records = self.store.records() if self.development is None else self.store.records(DEVELOPMENT)
+        if margins is not None:
+            records = margins.fitted_on()
         for arm in [arm for arm in self.entering if controls.only_shifts(self.run.arms[arm])]:
             method = self.run.arms[arm]
+            if self.run.benchmark.kind == "refusal" and (why := NO_MARGIN if margins is None else margins.why_not):
+                reason = f"it adds a constant to the refusal margin, and there is none: {why}"
+                if arm == self.run.arm:
+                    self.faults[arm] = MethodFault(f"arm {arm}: {reason}")
+                self.absent[arm] = reason
+                self._say(f"{arm} does not enter: {reason}")
+                continue
 
             def without(fold: int, method: Any = method) -> Any:
                 others = [record for record in records if fold_of(record["cluster"]) != fold]
@@ -74,9 +87,13 @@ class Arms:
                     self._say(f"{arm}: in each of {FOLDS} folds of the cases, one constant, fitted on the others")
         return constants
 
-    def compute(self, constants: "dict[str, Any]") -> None:
+    def compute(self, constants: "dict[str, Any]", margins: Any = None) -> None:
         """Record the cases of the controls, computed from the baseline's records; rank 0 writes."""
         latest = {(line["case"], line["arm"]): line for line in self.store.records()}
+        if margins is not None:
+            for arm, constant in constants.items():
+                margins.shifted(arm, constant)
+            latest = {key: margins.attach(line) for key, line in latest.items()}
         lines = [
             controls.computed(plain, arm, part_of(constant, sample.id))
             for arm, constant in constants.items()

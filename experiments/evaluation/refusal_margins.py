@@ -17,7 +17,8 @@ from experiments.config import digest
 from experiments.evaluation.arms import DEVELOPMENT
 from experiments.evaluation.case_batches import form, prefetch_images, prompt_of
 from experiments.evaluation.cases import limited
-from experiments.evaluation.controls import BASELINE
+from experiments.evaluation.controls import BASELINE, SCORE
+from experiments.evaluation.folds import part_of
 from experiments.report.numbers import fixed, percent
 from experiments.report.sections import Section, write_section
 from experiments.report.tables import table
@@ -37,7 +38,6 @@ MEANING = (
 )
 LEARNED_FROM = 240  # development cases at most, evenly from the subsets
 KINDS: tuple[Kind, ...] = ("openings", "first tokens")
-SCORE = "safety_margin"  # in a record
 Scores = dict[Tokens, Float[np.ndarray, " case"]]
 
 
@@ -46,9 +46,13 @@ class RefusalMargins:
 
     def __init__(self, study: Any) -> None:
         self.study, self.vlm, self.store = study, study.vlm, study.store
-        self.samples = {sample.id: sample for sample in study.samples}
+        development = study.arms.development
+        samples = [*(() if development is None else development.samples), *study.samples]
+        self.samples = {sample.id: sample for sample in samples}
         self.checks: dict[str, Check] = {}
         self.margins: dict[str, dict[str, float]] = {}  # arm → case → safety margin
+        self._why = ""
+        self._teaching: dict[str, float] = {}  # safety margins of the development cases
         self._known: dict[tuple[str, str, str], dict[str, float]] = {}
 
     def compute(self) -> None:
@@ -57,6 +61,7 @@ class RefusalMargins:
             self._known.setdefault((line["arm"], line["case"], line["settings"]), {}).update(line["openings"])
         learned = self._learned()
         if isinstance(learned, str):
+            self._why = learned
             self._write({"why": learned})
             return
         folds, by_kind = learned
@@ -71,8 +76,30 @@ class RefusalMargins:
                 except UserError as error:
                     self.checks[arm] = Check(kind, None, None, 0, 0, str(error))
             if self.checks[arm].for_statistics:
-                self.margins[arm] = self._safety(arm, self._all(by_kind[kind]))
+                self.margins[arm] = self._safety(arm, self._all(by_kind[kind]), [s.id for s in self.study.samples])
+        if self.study.arms.development is not None and BASELINE in self.margins:
+            self._teaching = self._safety(BASELINE, self._all(by_kind[kind]), list(self._taught))
         self._write({"kind": kind, "openings": self._listed(kind)})
+
+    @property
+    def why_not(self) -> str:
+        """Why controls cannot be computed from the baseline's margin; "" if they can."""
+        check = self.checks.get(BASELINE)
+        return "" if BASELINE in self.margins else check.sentence if check else self._why
+
+    def fitted_on(self) -> list[dict[str, Any]]:
+        """Return the records that controls are fitted on, with the baseline's safety margins."""
+        if self.study.arms.development is None:
+            return [self.attach(line) for line in self.store.records()]
+        lines = self.store.records(DEVELOPMENT)
+        return [line | ({SCORE: self._teaching.get(line["case"])} if line["arm"] == BASELINE else {}) for line in lines]
+
+    def shifted(self, arm: str, constant: Any) -> None:
+        """Give the control ``arm`` its margins: the baseline's plus a constant."""
+        self.checks[arm] = self.checks[BASELINE]
+        self.margins[arm] = {
+            case: margin + part_of(constant, case).shift for case, margin in self.margins[BASELINE].items()
+        }
 
     def attach(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """Return a record with its safety margin, if it has one."""
@@ -161,8 +188,7 @@ class RefusalMargins:
         rows = [folds[case] for case in lines]
         return openings.check(kind, learned, rows, self._answers(lines), refused, scores)
 
-    def _safety(self, arm: str, wanted: Sequence[Tokens]) -> dict[str, float]:
-        cases = list(self.samples)
+    def _safety(self, arm: str, wanted: Sequence[Tokens], cases: Sequence[str]) -> dict[str, float]:
         scores = self._scores(arm, wanted, cases)
         margins = -openings.log_odds(np.stack([scores[opening] for opening in wanted], axis=1))
         return {case: float(margin) for case, margin in zip(cases, margins, strict=True) if np.isfinite(margin)}

@@ -230,10 +230,10 @@ class Study:
             )
         self.methods = self.arms.fit()
         self.answering.answer(self.methods, self.samples, on_fault=self.arms.drop_arm)
-        constants = self.arms.constants()
-        self.arms.compute(constants)
-        self.methods |= constants
         self.margins = margins_of(self)
+        constants = self.arms.constants(self.margins)
+        self.arms.compute(constants, self.margins)
+        self.methods |= constants
         self.batches = check_batches(self)
 
     def conclude(self, analyses: Sequence[Analysis] = (), *, alone: bool = True) -> None:

@@ -89,4 +89,4 @@ def _digest(prompt: "Prompt") -> str:
     picture = None
     if prompt.image is not None:
         picture = (prompt.image.size, hashlib.sha256(prompt.image.tobytes()).hexdigest())
-    return hashlib.sha256(repr((prompt.text, prompt.system, picture)).encode()).hexdigest()
+    return hashlib.sha256(repr((prompt.text, prompt.system, picture, prompt.begun)).encode()).hexdigest()
