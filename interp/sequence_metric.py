@@ -8,6 +8,7 @@ attention) need openings of one token. ``SequenceMetric.at`` gives these, for pr
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -43,7 +44,7 @@ class SequenceMetric:
         ordered = sorted(self.openings)
         if not ordered or not ordered[0]:
             raise UserError(f"openings={self.openings}: a metric needs one or more openings of one or more tokens")
-        for shorter, longer in zip(ordered, ordered[1:], strict=False):
+        for shorter, longer in pairwise(ordered):
             if longer[: len(shorter)] == shorter:
                 raise UserError(f"opening {shorter} begins opening {longer}, which would count twice; leave one out")
 
@@ -96,5 +97,9 @@ class SequenceMetric:
                 total += [path + chances[:, step, opening[-1]] for opening in here]
                 left.difference_update(here)
                 path = path + chances[:, step, stem[step]] if step < len(stem) else path
-        refusing = torch.stack(total).double().logsumexp(0).clamp(max=NEAR_ONE)
+        return self.of(torch.stack(total, dim=1))
+
+    def of(self, log_probabilities: Float[Tensor, "row opening"]) -> Float[Tensor, " row"]:
+        """Return the margin from log P of each opening."""
+        refusing = log_probabilities.double().logsumexp(1).clamp(max=NEAR_ONE)
         return (self.shift - refusing + (-refusing.expm1()).log()).float()

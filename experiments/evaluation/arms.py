@@ -18,7 +18,7 @@ from experiments.evaluation.folds import FOLDS, InFolds, fold_of, in_folds, lear
 from experiments.evaluation.learning import learned_in
 from experiments.evaluation.validated_run import ValidatedRun
 from experiments.types import Loaded, Sample
-from mitigation.method import MethodFault, TrainableMethod
+from mitigation.method import MethodFault, TrainableMethod, abilities
 
 if TYPE_CHECKING:
     from mitigation.method import Method
@@ -37,6 +37,7 @@ class Arms:
         self.samples = validated.loaded.samples
         self.absent: dict[str, str] = dict(validated.excluded)
         self.faults: dict[str, MethodFault] = {}
+        self.metric: Any = None  # that arms learn from, if it is not the Yes/No margin
         self._validated = validated
         self._fitted: dict[str, Method] = {}
 
@@ -68,11 +69,7 @@ class Arms:
         for arm in [arm for arm in self.entering if controls.only_shifts(self.run.arms[arm])]:
             method = self.run.arms[arm]
             if self.run.benchmark.kind == "refusal" and (why := NO_MARGIN if margins is None else margins.why_not):
-                reason = f"it adds a constant to the refusal margin, and there is none: {why}"
-                if arm == self.run.arm:
-                    self.faults[arm] = MethodFault(f"arm {arm}: {reason}")
-                self.absent[arm] = reason
-                self._say(f"{arm} does not enter: {reason}")
+                self.exclude(arm, f"it adds a constant to the refusal margin, and there is none: {why}")
                 continue
 
             def without(fold: int, method: Any = method) -> Any:
@@ -109,8 +106,30 @@ class Arms:
         if not isinstance(method, TrainableMethod):
             return method
         if arm not in self._fitted:
-            self._fitted[arm] = self._learned(arm, method) if self.development is not None else self._cross(arm, method)
+            self.vlm.metric = self.metric
+            try:
+                learn = self._cross if self.development is None else self._learned
+                self._fitted[arm] = learn(arm, method)
+            finally:
+                self.vlm.metric = None
         return self._fitted[arm]
+
+    @property
+    def following(self) -> list[str]:
+        """The arms that learn from the refusal margin of the baseline."""
+        methods = {arm: self.run.arms[arm] for arm in self.entering if self.run.benchmark.kind == "refusal"}
+        return [
+            arm
+            for arm, method in methods.items()
+            if isinstance(method, TrainableMethod) and abilities(method).follows_margin
+        ]
+
+    def exclude(self, arm: str, reason: str) -> None:
+        """Take an arm out of the study for a ``reason`` that is no fault; that of the arm under study is one."""
+        if arm == self.run.arm:
+            self.faults[arm] = MethodFault(f"arm {arm}: {reason}")
+        self.absent[arm] = reason
+        self._say(f"{arm} does not enter: {reason}")
 
     def in_folds(self, arm: str) -> bool:
         """Return whether the arm learns in folds of the cases, because there is no development split."""

@@ -7,11 +7,14 @@ to the cases, in folds of clusters. Each arm's margin is checked against its own
 The safety margin of a record is minus the refusal margin: positive for an answer, as Yes/No margins are.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
+from sklearn.metrics import roc_auc_score
 
 from experiments.config import digest
 from experiments.evaluation.arms import DEVELOPMENT
@@ -29,6 +32,10 @@ from interp import refusal_openings as openings
 from interp.errors import UserError
 from interp.refusal_openings import Check, Kind, Tokens
 from mitigation.method import MethodFault, abilities
+from mitigation.threshold import matching_shift
+
+if TYPE_CHECKING:
+    from interp.sequence_metric import SequenceMetric
 
 FILE, OPENINGS = "margins.jsonl", "openings.json"
 TITLE = "How the model refuses"
@@ -36,9 +43,14 @@ MEANING = (
     "The refusal margin is the log-odds that an answer begins with one of these openings. AUROC is against the judge's "
     "verdicts, on answers that the openings were not learned from. Statistics need .90 and 80% covered."
 )
+BEGINNINGS = 8  # of refusals, the most frequent, whose next token may be the decisive one
 LEARNED_FROM = 240  # development cases at most, evenly from the subsets
 KINDS: tuple[Kind, ...] = ("openings", "first tokens")
 Scores = dict[Tokens, Float[np.ndarray, " case"]]
+
+
+class NoMargin(UserError):
+    """Refusals have no margin that tools may follow."""
 
 
 class RefusalMargins:
@@ -52,6 +64,7 @@ class RefusalMargins:
         self.checks: dict[str, Check] = {}
         self.margins: dict[str, dict[str, float]] = {}  # arm → case → safety margin
         self._why = ""
+        self._openings: list[Tokens] = []
         self._teaching: dict[str, float] = {}  # safety margins of the development cases
         self._known: dict[tuple[str, str, str], dict[str, float]] = {}
 
@@ -67,6 +80,7 @@ class RefusalMargins:
         folds, by_kind = learned
         measured = {kind: self._check(BASELINE, kind, folds, by_kind[kind]) for kind in KINDS}
         kind = max(KINDS, key=lambda name: (measured[name].auroc or 0.0, name == "openings"))
+        self._openings = self._all(by_kind[kind])
         for arm in self.study.methods:
             if arm == BASELINE:
                 self.checks[arm] = measured[kind]
@@ -76,9 +90,9 @@ class RefusalMargins:
                 except UserError as error:
                     self.checks[arm] = Check(kind, None, None, 0, 0, str(error))
             if self.checks[arm].for_statistics:
-                self.margins[arm] = self._safety(arm, self._all(by_kind[kind]), [s.id for s in self.study.samples])
+                self.margins[arm] = self._safety(arm, self._openings, [s.id for s in self.study.samples])
         if self.study.arms.development is not None and BASELINE in self.margins:
-            self._teaching = self._safety(BASELINE, self._all(by_kind[kind]), list(self._taught))
+            self._teaching = self._safety(BASELINE, self._openings, list(self._taught))
         self._write({"kind": kind, "openings": self._listed(kind)})
 
     @property
@@ -100,6 +114,54 @@ class RefusalMargins:
         self.margins[arm] = {
             case: margin + part_of(constant, case).shift for case, margin in self.margins[BASELINE].items()
         }
+
+    def for_tools(self, *, next_token: bool) -> "tuple[SequenceMetric, str]":
+        """Return the margin that tools follow, and a sentence about it; it is 0 where the share answered is matched.
+
+        Args:
+            next_token: the margin of the decisive token: of the ``BEGINNINGS``, the next token that best tells refusals
+                from answers.
+
+        Raises:
+            NoMargin: the check of the openings does not allow it, or no token tells refusals from answers.
+        """
+        from experiments.evaluation.attention_log import prompts_of
+        from interp.sequence_metric import SequenceMetric
+
+        check = self.checks.get(BASELINE)
+        if check is None or not check.for_tools:
+            why = check.sentence if check else self._why
+            needed = f"tools need {openings.SEPARATES_FOR_TOOLS:.2f} and {100 * openings.COVERS_FOR_TOOLS:.0f}%"
+            raise NoMargin(f"no refusal margin to follow: {why}; {needed}. Take more cases, or another model.")
+        refused = np.array(self._refused(self._taught))
+        answered = float((~refused).mean())
+        whole = SequenceMetric(tuple(self._openings))
+        if not next_token:
+            margins = self._safety(BASELINE, self._openings, list(self._taught))
+            shift = matching_shift(np.array([*margins.values()]), answered)
+            return replace(whole, shift=shift), f"The margin: {check.sentence}."
+        prompts = prompts_of([self.samples[case] for case in self._taught])
+        begun = Counter(
+            opening[:size]
+            for answer, flag in zip(self._answers(self._taught), refused, strict=True)
+            for opening in self._openings
+            for size in range(len(opening))
+            if flag and openings.covers([opening], answer)
+        )
+        measured: list[tuple[float, SequenceMetric]] = []
+        for beginning, _ in begun.most_common(BEGINNINGS):
+            metric = whole.at(beginning)
+            scores = self.vlm.batches.scores(metric.begin(prompts), metric=metric).double().numpy()
+            shifted = replace(metric, shift=matching_shift(scores, answered))
+            measured.append((float(roc_auc_score(refused, -scores)), shifted))
+        auroc, metric = max(measured, key=lambda each: round(each[0], 3))
+        if auroc < openings.SEPARATES_FOR_TOOLS:
+            raise NoMargin(f"no single token of its openings tells refusals from answers (AUROC at most {auroc:.2f})")
+        text, words = (self.vlm.tokenizer.decode(list(tokens)) for tokens in (metric.begun, sum(metric.openings, ())))
+        return metric, (
+            f"One token is followed, {words.strip()!r} behind {text!r}: it tells refusals from answers with AUROC "
+            f"{auroc:.3f} on {len(refused)} cases that it was chosen on. Whole openings: {check.sentence}."
+        )
 
     def attach(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """Return a record with its safety margin, if it has one."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +59,11 @@ def check_sizes(task: object, **least: int) -> None:
             raise UserError(f"task.{name}={value}: must be at least {smallest}. Raise it.")
 
 
-def check_margins(run: Run) -> None:
-    """Raise a UserError if the run has no margin of Yes and No to follow, or no weights here to look into."""
-    if run.benchmark.kind != "yes_no":
-        raise UserError(f"benchmark {run.benchmark.name} does not ask for Yes or No. The study needs that margin.")
+def check_margins(run: Run) -> Run:
+    """Return the run of a study that follows a margin; answers in words are generated, whatever the protocol.
+
+    Raises:
+        UserError: the weights are not here to look into.
+    """
     _ = run.weights
+    return run if run.benchmark.kind == "yes_no" else replace(run, protocol="generate")

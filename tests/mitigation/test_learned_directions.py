@@ -14,6 +14,7 @@ from interp.hooks.residual import LayerStates, edit_residual, last_layer, residu
 from interp.vlm import VLM, Prompt
 from mitigation.learned.activation_steering import DirectionSteering, LearnedSteering
 from mitigation.learned.direction_ablation import AblateDirection, AblateRandom, LearnedAblation
+from mitigation.learned.drift import DriftCorrection
 from mitigation.learned.probe_readout import LearnedReadout, TruthReadout
 from mitigation.learned.projection import levelled, projected, without
 from mitigation.learned.ridge_probe import (
@@ -26,7 +27,7 @@ from mitigation.learned.ridge_probe import (
     platt,
     question_parts,
 )
-from mitigation.method import TrainableMethod
+from mitigation.method import TrainableMethod, abilities
 from mitigation.wrappers import Shifted, ShiftedTrainable
 from tests.planted import Plan, coloured, direction, planted
 from tests.tiny import picture
@@ -299,8 +300,9 @@ def test_a_shift_makes_a_method_one_for_verdicts(vlm: VLM, tmp_path: Path) -> No
         assert shifted.yes_no_only
         assert isinstance(shifted, TrainableMethod)
         assert shifted.learn(vlm, prompts, safe, out=out) == Shifted(trainable.read(out), 0.5) == shifted.read(out)
-    assert TruthReadout().yes_no_only
-    assert LearnedReadout(Path(), "").yes_no_only
+    for follower in (TruthReadout(), AblateDirection(), DirectionSteering(towards="yes"), DriftCorrection()):
+        assert abilities(follower).follows_margin
+    assert not abilities(DirectionSteering()).follows_margin
 
 
 def test_levels_hold_at_the_answer_alone(vlm: VLM, learned: LearnedAblation, pair: list[Prompt]) -> None:
