@@ -71,6 +71,21 @@ class Drawable(Protocol):
     def render(self) -> Image.Image: ...
 
 
+class Turn(NamedTuple):
+    """A turn of a conversation: who speaks, and texts and pictures in their order.
+
+    An assistant's turn without parts is the model's own answer, which a run asks for.
+    """
+
+    role: Literal["user", "assistant"]
+    parts: tuple["str | Path | Drawable", ...] = ()
+
+    @property
+    def text(self) -> str:
+        """All texts of the turn, a line each."""
+        return "\n".join(part for part in self.parts if isinstance(part, str))
+
+
 @dataclass(frozen=True)
 class Sample:
     """One image-sentence pair and its right answer.
@@ -83,7 +98,9 @@ class Sample:
     found. ``picture`` is a hash of what it shows, "" until it was opened to be checked. ``place`` is the case's
     position in the benchmark's file ("line 12"), for messages. ``shows`` is a sentence of what the picture shows, ""
     where the benchmark has none. ``alarming`` is True if the benchmark made the picture to look dangerous. The
-    right answer does not matter: reports blur it. ``subset_name`` is what a table of one's own calls the subset.
+    right answer does not matter: reports blur it. ``subset_name`` is what a user's table calls the subset.
+    ``turns`` are those of a case with several turns or pictures, else empty: ``prompt`` is then the last of them,
+    ``image`` the first picture.
     """
 
     id: str
@@ -101,6 +118,14 @@ class Sample:
     shows: str = ""
     alarming: bool = False
     subset_name: str = ""
+    turns: tuple[Turn, ...] = ()
+
+    @property
+    def images(self) -> "tuple[Path | Drawable, ...]":
+        """All pictures in their order."""
+        if self.turns:
+            return tuple(part for turn in self.turns for part in turn.parts if not isinstance(part, str))
+        return () if self.image is None else (self.image,)
 
     @property
     def described(self) -> str:

@@ -11,7 +11,6 @@ Models and prompts
     segment               which token is image, question, system text, template or sink
     measure_places        where image tokens lie in the picture, for families that are not known
     float32_head, native_head       logits before they are rounded to the model's type; why they cannot be had
-    FeatureCache, shared_features   reuse of image features while several methods answer the same prompts
     UserError             what every function here raises for a mistake of its caller
 
 Attention
@@ -74,7 +73,6 @@ if TYPE_CHECKING:
     from interp.prompt import Prompt
     from interp.proof import Proof, prove
     from interp.segments import segment
-    from interp.speed.vision_cache import FeatureCache, shared_features
     from interp.tools.attribution import grey_out, integrated_gradients, occlude_image, occlude_words, pixel_map
     from interp.tools.directions import (
         Direction,

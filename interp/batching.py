@@ -48,24 +48,24 @@ class BatchRule:
     rows: int = 32
     tokens: int | None = 16384
 
-    def form(self, lengths: Sequence[int] | None, pictured: Sequence[bool]) -> list[list[int]]:
-        """Batches of places in ``pictured`` (has the prompt a picture?), by ``lengths`` in tokens; None: in order.
+    def form(self, lengths: Sequence[int] | None, pictures: Sequence[int]) -> list[list[int]]:
+        """Return batches of places in ``pictures`` (how many a prompt has), by ``lengths`` in tokens; None: in order.
 
         Longest first, so that a batch too large for memory fails at once. A prompt longer than ``tokens`` gets a batch
-        of its own; prompts with and without a picture are never mixed. Places ascend within a batch, and among equal
-        lengths. Depends on the arguments only: a continued or shared run forms the same batches.
+        of its own; prompts with other numbers of pictures are never mixed. Places ascend within a batch, and among
+        equal lengths. Depends on the arguments only: a continued or shared run forms the same batches.
         """
-        everything = range(len(pictured))
+        everything = range(len(pictures))
         if lengths is None or self.tokens is None:
             return [list(everything[start : start + self.rows]) for start in range(0, len(everything), self.rows)]
         formed: list[list[int]] = []
-        for place in sorted(everything, key=lambda place: (not pictured[place], -lengths[place], place)):
+        for place in sorted(everything, key=lambda place: (-pictures[place], -lengths[place], place)):
             latest = formed[-1] if formed else []
             if (
                 not latest
                 or len(latest) == self.rows
                 or (len(latest) + 1) * lengths[latest[0]] > self.tokens
-                or pictured[latest[0]] != pictured[place]
+                or pictures[latest[0]] != pictures[place]
             ):
                 latest = []
                 formed.append(latest)
@@ -227,7 +227,7 @@ class BatchContext:
         rows = self.rule.rows if batch_size is None else batch_size
         rule = replace(self.rule, rows=rows if self.rule is DEFAULT else min(rows, self.rule.rows))
         counted = None if rule.tokens is None or self.lengths is None else self.lengths.of_prompts(prompts)
-        return rule.form(counted, [prompt.image is not None for prompt in prompts])
+        return rule.form(counted, [len(prompt.images) for prompt in prompts])
 
     def measured(
         self,
@@ -331,11 +331,15 @@ class BatchContext:
             return None
         self._kept.loops += 1
         described = [
-            [p.key, p.text, p.system, None if p.image is None else p.image.size, *filter(None, [p.begun])]
+            [p.key, p.text, p.system, None if p.image is None else p.image.size, *filter(None, [p.begun, _turns(p)])]
             for p in prompts
         ]
         digest = hashlib.sha256(json.dumps([described, formed, *filter(None, [of])]).encode()).hexdigest()[:12]
         return self._kept.folder / f"{self._kept.loops}-{digest}"
+
+
+def _turns(prompt: "Prompt") -> list[Any]:
+    return [[part if isinstance(part, str) else part.size for part in turn.parts] for turn in prompt.messages]
 
 
 def merged(parts: "Sequence[Generation]") -> "Generation":

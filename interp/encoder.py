@@ -199,8 +199,22 @@ class Encoder:
         batch = self._processed(prompts) if cache is None else cache.encoded(prompts, self._processed)
         if not any(prompt.begun for prompt in prompts):
             return batch
-        tails, pad = [prompt.begun for prompt in prompts], self.tokenizer.pad_token_id
+        tails, pad = [self.answer_prefix(prompt) for prompt in prompts], self.tokenizer.pad_token_id
         return BatchFeature(appended(batch, tails, pad=pad, side="left", kind=self.answer_kind))
+
+    def answer_prefix(self, prompt: Prompt) -> tuple[int, ...]:
+        """Return the tokens that the answer begins with (``Prompt.begun``), its texts divided as after the prompt."""
+        if not any(isinstance(part, str) for part in prompt.begun):
+            return tuple(part for part in prompt.begun if not isinstance(part, str))
+        ids: list[int] = []
+        for part in prompt.begun:
+            ids += self._continuing(self.render(prompt), part) if isinstance(part, str) else [part]
+        return tuple(ids)
+
+    def _continuing(self, before: str, text: str) -> list[int]:
+        """Return the tokens of ``text`` after ``before``; if the tokens of both join, those of ``text`` alone."""
+        first, both, alone = self.tokenizer([before, before + text, text], add_special_tokens=False)["input_ids"]
+        return list(both[len(first) :] if both[: len(first)] == first else alone)
 
     @property
     def answer_kind(self) -> int:
@@ -210,13 +224,20 @@ class Encoder:
     def _processed(self, prompts: Sequence[Prompt]) -> BatchFeature:
         """The processor's outputs."""
         texts = [self.render(prompt) for prompt in prompts]
-        pictures = [prompt.image for prompt in prompts if prompt.image is not None]
+        images = [list(prompt.images) for prompt in prompts]
+        pictured = sum(map(bool, images))
         if not texts:
             raise UserError("no prompts in this batch; a batch has at least one; check the benchmark and its limit")
-        if 0 < len(pictures) < len(texts):
+        if 0 < pictured < len(texts):
             raise UserError(
-                f"{len(pictures)} of {len(texts)} prompts in one batch have an image; either all or none may; "
+                f"{pictured} of {len(texts)} prompts in one batch have an image; either all or none may; "
                 "ask those without an image in a batch of their own"
+            )
+        numbers = sorted(set(map(len, images)))
+        if self.layout.crossing_layers and len(numbers) > 1:  # words before a picture see the padding
+            raise UserError(
+                f"prompts with {' and '.join(map(str, numbers))} images in one batch of {self.name} would change each "
+                "other; ask prompts with as many images together (vlm.batches does)"
             )
         if len(texts) > 1 and (why := self.refused.get("score")):
             raise UserError(f"several prompts of {self.name} at once would be wrong: {why}; ask one (batch_size=1)")
@@ -228,11 +249,11 @@ class Encoder:
         if begin and texts[0].startswith(begin):
             options["add_special_tokens"] = False  # the template wrote <s> already
         try:
-            batch = self._made(texts, pictures, **options)
+            batch = self._made(texts, images, **options)
         except UserError:
             raise
         except Exception as error:
-            self._check_pictures(pictures, error)
+            self._check_pictures(images, error)
             raise
         if (mask := batch.get("qformer_attention_mask")) is not None:
             # Padded left where the checkpoint's tokenizer says so, which its absolute positions do not allow.
@@ -242,14 +263,14 @@ class Encoder:
         batch.pop("labels", None)  # PaliGemma's processor always adds them, all "ignore"
         return batch.to(self.device, dtype=self.dtype)
 
-    def _made(self, texts: list[str], pictures: list[Image.Image], **options: Any) -> BatchFeature:
-        """The processor's outputs, without the tokens that the tokenizer puts behind every text."""
+    def _made(self, texts: list[str], images: list[list[Image.Image]], **options: Any) -> BatchFeature:
+        """Return the processor's outputs, without the tokens that the tokenizer puts behind every text."""
         if self.layout.prompt == "pieces":
-            return encode_pieces(self.processor, texts, pictures, name=self.name)
-        images = [[picture] for picture in pictures] or None
-        process = self.processor if images else self._without_images
-        batch = process(text=texts, images=images, **options)
-        if images and self._takes_types and "mm_token_type_ids" not in batch:
+            return encode_pieces(self.processor, texts, images, name=self.name)
+        pictured = any(images)
+        process = self.processor if pictured else self._without_images
+        batch = process(text=texts, images=images if pictured else None, **options)
+        if pictured and self._takes_types and "mm_token_type_ids" not in batch:
             batch = process(text=texts, images=images, return_mm_token_type_ids=True, **options)
         if options.get("add_special_tokens", True) and self.ends_of_texts:
             for name in BY_TOKEN & batch.keys():
@@ -273,20 +294,20 @@ class Encoder:
                 return len(whole) - start - len(bare)
         return 0
 
-    def _check_pictures(self, pictures: Sequence[Image.Image], error: Exception) -> None:
+    def _check_pictures(self, images: Sequence[Sequence[Image.Image]], error: Exception) -> None:
         """After the processor's ``error``: which picture it cannot take.
 
         Raises:
             PictureRefused: this one.
         """
-        for place, picture in enumerate(pictures):
+        for row, picture in ((row, picture) for row, pictures in enumerate(images) for picture in pictures):
             try:
                 self.processor.image_processor(picture, return_tensors="pt")
-            except Exception as own:  # processors raise whatever a size provokes
+            except Exception as cause:  # processors raise whatever a size provokes
                 raise PictureRefused(
                     f"the processor of {self.name} refuses a picture of {picture.width} × {picture.height} pixels "
-                    f"({type(own).__name__}: {' '.join(str(own).split())}); scale it, or leave its case out",
-                    place,
+                    f"({type(cause).__name__}: {' '.join(str(cause).split())}); scale it, or leave its case out",
+                    row,
                 ) from error
 
     def _without_images(self, **arguments: Any) -> BatchFeature:

@@ -85,14 +85,14 @@ PER_TOKEN = frozenset(name for facts in FACTS.values() for name in facts.get("al
 
 
 def encode_pieces(
-    processor: Any, texts: Sequence[str], pictures: "Sequence[Image.Image]", *, name: str = "the model"
+    processor: Any, texts: Sequence[str], images: "Sequence[Sequence[Image.Image]]", *, name: str = "the model"
 ) -> "BatchFeature":
     """IDEFICS inputs from rendered text: ``input_ids``, ``attention_mask``, ``pixel_values``, ``image_attention_mask``.
 
     Its own processor takes each prompt as a list of texts and pictures, and downloads any piece that looks like a URL,
-    which a question may contain. There is one picture per text, or none at all. Tokens from the placeholder on see the
-    prompt's picture. Without pictures the pixels are 0 and masked, as the processor does for plain text. Rows are
-    padded on the left.
+    which a question may contain. All texts have pictures (``images``), or none has. Tokens from a placeholder on see
+    its picture, up to the next placeholder. Without pictures the pixels are 0 and masked, as the processor does for
+    plain text. Rows are padded on the left, and with empty pictures.
 
     Raises:
         UserError: a text whose placeholders do not match its pictures in number.
@@ -105,22 +105,24 @@ def encode_pieces(
     tokens = processor.tokenizer(whole, add_special_tokens=False, padding=True, return_tensors="pt")
     ids = tokens["input_ids"]
     places = ids == processor.image_token_id
-    wanted = 1 if pictures else 0
-    wrong = (places.sum(dim=1) != wanted).nonzero().flatten().tolist()
-    if wrong:
-        raise UserError(
-            f"{int(places[wrong[0]].sum())} image placeholders for {wanted} images in a prompt of {name}; there must "
-            "be as many; take the placeholder out of the prompt's words, or fix the chat template"
-        )
-    if pictures:
-        pixels = torch.as_tensor(processor.image_processor(list(pictures), return_tensors="pt"))
-    else:
-        pixels = torch.zeros(len(texts), *processor.default_image_dims)
+    for row, pictures in zip(places, images, strict=True):
+        if (count := int(row.sum())) != len(pictures):
+            raise UserError(
+                f"{count} image placeholders for {len(pictures)} images in a prompt of {name}; there must "
+                "be as many; take the placeholder out of the prompt's words, or fix the chat template"
+            )
+    most = max(1, *map(len, images))
+    pixels = torch.zeros(len(texts), most, *processor.default_image_dims)
+    for row, pictures in enumerate(images):
+        if pictures:
+            made = torch.as_tensor(processor.image_processor(list(pictures), return_tensors="pt"))
+            pixels[row, : len(pictures)] = made
+    seen = (places.cumsum(dim=1)[..., None] == torch.arange(1, most + 1)).long()
     return BatchFeature(
         {
             "input_ids": ids,
             "attention_mask": tokens["attention_mask"],
-            "pixel_values": pixels[:, None],
-            "image_attention_mask": (places.cumsum(dim=1) > 0).long()[..., None],
+            "pixel_values": pixels,
+            "image_attention_mask": seen,
         }
     )

@@ -57,6 +57,7 @@ class ImageTokens(NamedTuple):
     columns: list[int]  # in the batch, ascending
     ids: Sequence[int]  # the row's whole input_ids
     picture: int  # index among the batch's pictures
+    pictures: int  # number of the batch's pictures
     size: tuple[int, int]  # width and height of the original picture, in pixels
     batch: Mapping[str, Any]  # the processor's output
     config: Any  # the model's config
@@ -80,9 +81,9 @@ def grid_of(name: str, columns: Sequence[int], height: int, width: int, box: Box
 def _patches(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
     """One run, with the aspect ratio of the pixels that the model sees."""
     pixels = tokens.batch["pixel_values"]
-    if len(pixels) != len(tokens.batch["input_ids"]):
+    if len(pixels) != tokens.pictures:
         raise UserError(
-            f"{len(pixels)} crops of {len(tokens.batch['input_ids'])} pictures; crops (pan and scan) are not mapped; "
+            f"{len(pixels)} crops of {tokens.pictures} pictures; crops (pan and scan) are not mapped; "
             "load the processor with do_pan_and_scan=False"
         )
     height, width = pixels.shape[-2:]

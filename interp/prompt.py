@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,8 @@ from PIL import Image, ImageOps
 
 from interp.errors import UserError
 from interp.families import PRESETS
-from interp.pictures import as_seen
+from interp.messages import Message, read, seen, with_images
+from interp.pictures import pixels
 
 if TYPE_CHECKING:
     from interp.layout import Layout
@@ -44,44 +45,125 @@ DIRECTIVES = [
 
 @dataclass(frozen=True)
 class Prompt:
-    """One question, with one picture or none. The picture is kept as a model sees it (``interp.pictures.as_seen``).
+    """One question with one picture or none, or a conversation (``messages``) with several turns and pictures.
+
+    ``messages`` are in the chat format of OpenAI and transformers (``interp.messages``). Then ``text`` is the text of
+    the last user turn, ``image`` the first picture and ``system`` the system text. An assistant's message at the end is
+    the beginning of the answer. Messages that are one text after one picture are the same prompt as text and picture.
+    Pictures are kept as a model sees them (``interp.pictures.as_seen``).
 
     ``key`` identifies the case: all random draws for it depend only on ``key`` and a seed.
     ``request`` is the part of ``text`` that is asked about, without the question around it, and ``shows`` a sentence of
     what the picture shows; both "" where they are not known. No model is told of them unless a method does so.
-    ``begun`` are the tokens of an answer that has begun, such as a thought: whatever is asked then stands behind them.
+    ``begun`` is the beginning of the answer, such as a thought: tokens, or texts that the model's tokenizer divides.
+
+    ``dataclasses.replace`` changes the text, the system text and a single picture of a conversation too.
 
     Raises:
-        UserError: ``image`` is no picture of PIL, such as a list of two, or one that cannot be decoded.
+        UserError: ``image`` is no picture of PIL, or one that cannot be decoded; messages that are no conversation, or
+            given next to a text or a picture.
     """
 
-    text: str
+    text: str = ""
     image: Image.Image | None = None
     system: str | None = None
     key: str = ""
     request: str = ""
     shows: str = ""
-    begun: tuple[int, ...] = ()
+    begun: tuple[int | str, ...] = ()
+    messages: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
         if self.image is not None and not isinstance(self.image, Image.Image):
             kind = type(self.image).__name__
             raise UserError(
                 f"Prompt: image is a {kind}; a prompt takes one picture as a PIL.Image.Image, or None; to ask about "
-                "several, paste them into one picture, or ask about each in a prompt of its own"
+                "several, give messages=[…], or paste them into one picture"
             )
         if self.image is not None:
-            object.__setattr__(self, "image", _seen(self.image))
+            object.__setattr__(self, "image", seen(self.image))
+        if isinstance(self.messages, tuple) and all(isinstance(message, Message) for message in self.messages):
+            if self.messages:
+                self._set(self._updated(self.messages))
+            return
+        if self.text or self.image is not None:
+            raise UserError("Prompt: messages next to text or image; the messages have both; leave text and image out")
+        conversation = read(self.messages)
+        if self.system is not None and conversation.system is not None:
+            raise UserError("Prompt: system next to messages with a system text; leave one of them out")
+        if conversation.system is not None:
+            object.__setattr__(self, "system", conversation.system)
+        if conversation.answer:
+            object.__setattr__(self, "begun", (conversation.answer, *self.begun))
+        self._set(conversation.turns)
+
+    def _set(self, turns: tuple[Message, ...]) -> None:
+        """Store the turns of a conversation, or only text and picture if it is not more than these."""
+        images = [image for turn in turns for image in turn.images]
+        object.__setattr__(self, "text", turns[-1].text)
+        object.__setattr__(self, "image", images[0] if images else None)
+        simple = len(turns) == 1 and turns[0].parts == (*images[:1], self.text)
+        object.__setattr__(self, "messages", () if simple else turns)
+
+    def _updated(self, turns: tuple[Message, ...]) -> tuple[Message, ...]:
+        """Return the turns with the text and the picture that ``dataclasses.replace`` gave."""
+        turns = (*turns[:-1], turns[-1].with_text(self.text))
+        images = [image for turn in turns for image in turn.images]
+        if self.image is not None and len(images) != 1 and not (images and self.image is images[0]):
+            raise UserError(
+                f"Prompt: one picture in place of {len(images)}; a conversation with several pictures is changed by "
+                "prompt.with_images; use that"
+            )
+        if images and self.image is images[0]:
+            return turns
+        return with_images(turns, lambda _: self.image)
+
+    @property
+    def turns(self) -> tuple[Message, ...]:
+        """The turns of user and assistant; a question with a picture is one turn of the user."""
+        if self.messages:
+            return tuple(self.messages)
+        return (Message("user", (self.text,) if self.image is None else (self.image, self.text)),)
+
+    @property
+    def images(self) -> tuple[Image.Image, ...]:
+        """All pictures in their order."""
+        return tuple(image for turn in self.turns for image in turn.images)
+
+    def with_images(self, change: Callable[[Image.Image], Image.Image | None], only: Sequence[int] = ()) -> "Prompt":
+        """Return the prompt with each picture changed (None: removed), or ``only`` those with these numbers, from 1.
+
+        Raises:
+            UserError: a number beyond the pictures of the prompt.
+        """
+        check_numbers(only, len(self.images), self.key or self.text)
+        turns = with_images(self.turns, change, only)
+        if not self.messages:
+            return replace(self, image=next(iter(turns[0].images), None))
+        images = [image for turn in turns for image in turn.images]
+        return replace(self, messages=turns, image=images[0] if images else None)
+
+    def with_part(self, turn: int, part: int, text: str) -> "Prompt":
+        """Return the prompt with another text in one part of one turn, both counted from 0."""
+        turns = list(self.turns)
+        turns[turn] = replace(turns[turn], parts=(*turns[turn].parts[:part], text, *turns[turn].parts[part + 1 :]))
+        return replace(self, text=turns[-1].text, messages=tuple(turns))
+
+    @property
+    def content(self) -> tuple[Any, ...]:
+        """What the model reads of the prompt, to compare and hash: texts, and digests of the pictures."""
+        turns = [(turn.role, *(p if isinstance(p, str) else pixels(p) for p in turn.parts)) for turn in self.messages]
+        return (self.text, self.system, pixels(self.image), *turns)
 
 
-def _seen(image: Image.Image) -> Image.Image:
-    try:
-        return as_seen(image)
-    except Exception as error:  # decoders raise whatever bad bytes provoke
-        raise UserError(
-            f"Prompt: image cannot be decoded ({type(error).__name__}: {error}); a prompt takes a whole picture; "
-            "replace its file"
-        ) from error
+def check_numbers(only: Sequence[int], count: int, name: str) -> None:
+    """Check the numbers of pictures to change.
+
+    Raises:
+        UserError: one that the prompt ``name`` does not have.
+    """
+    if wrong := [number for number in only if not 1 <= number <= count]:
+        raise UserError(f"images={list(only)}: '{name}' has {count} pictures, no picture {wrong[0]}; they count from 1")
 
 
 def listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -90,8 +172,8 @@ def listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def inverted(prompt: Prompt) -> Prompt:
-    """The prompt with the negative of its picture, which has the same size and so as many tokens."""
-    return prompt if prompt.image is None else replace(prompt, image=ImageOps.invert(prompt.image))
+    """Return the prompt with the negatives of its pictures, which have the same sizes and so as many tokens."""
+    return prompt.with_images(ImageOps.invert)
 
 
 def render(processor: Any, prompt: Prompt, *, layout: "Layout", name: str) -> str:
@@ -104,15 +186,23 @@ def render(processor: Any, prompt: Prompt, *, layout: "Layout", name: str) -> st
             and images differ in number (the question itself may contain a placeholder).
     """
     check_chat_template(processor, name, model_type=layout.model_type)
-    picture = [{"type": "image"}] if prompt.image is not None else []
-    messages = [{"role": "user", "content": [*picture, {"type": "text", "text": prompt.text}]}]
+    if still_open := [number for number, turn in enumerate(prompt.turns, 1) if not turn.parts]:
+        raise UserError(
+            f"turn {still_open[0]} of {len(prompt.turns)} has no answer yet; task=evaluate asks the model for "
+            "it; elsewhere, give the earlier answers (benchmark.turns=given)"
+        )
+    messages: list[dict[str, Any]] = [
+        {"role": turn.role, "content": [_content(part) for part in turn.parts]} for turn in prompt.turns
+    ]
     if prompt.system is not None:
         messages.insert(0, {"role": "system", "content": [{"type": "text", "text": prompt.system}]})
     dated = _dated(processor.chat_template)
     try:
         text = processor.apply_chat_template(messages, add_generation_prompt=True, **dated)
-        if prompt.system is not None and str(messages[0]["content"]) in text:  # it wants a string
-            messages[0]["content"] = prompt.system
+        strings = [message for message in messages if message["role"] != "user" and str(message["content"]) in text]
+        for message in strings:  # it wants a string
+            message["content"] = "\n".join(part["text"] for part in message["content"])
+        if strings:
             text = processor.apply_chat_template(messages, add_generation_prompt=True, **dated)
     except TemplateError as error:
         raise UserError(
@@ -124,8 +214,19 @@ def render(processor: Any, prompt: Prompt, *, layout: "Layout", name: str) -> st
             f"the chat template of {name} drops the system prompt; an arm that sets one would change nothing; put its "
             "words before the question"
         )
-    _check_placeholders(text, processor, images=len(picture), layout=layout, name=name)
+    for number, turn in enumerate(prompt.turns if prompt.messages else (), 1):
+        if dropped := [part for part in turn.parts if isinstance(part, str) and part.strip() not in text]:
+            raise UserError(
+                f"the chat template of {name} drops the text {dropped[0][:40]!r} of turn {number} of "
+                f"{len(prompt.turns)} ({turn.role}); it takes fewer turns; ask single questions, or set "
+                "model.chat_template"
+            )
+    _check_placeholders(text, processor, images=len(prompt.images), layout=layout, name=name)
     return text
+
+
+def _content(part: str | Image.Image) -> dict[str, str]:
+    return {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
 
 
 def _dated(template: Any) -> dict[str, str]:
@@ -190,11 +291,16 @@ def _check_placeholders(text: str, processor: Any, *, images: int, layout: "Layo
     token = getattr(processor, "image_placeholder_token", None) or getattr(processor, "image_token", None)
     if token is None:
         return
-    found = text.count(str(token))
-    if found == 0 and layout.geometry == "queries":
-        return  # InstructBLIP's processor prepends the image tokens itself
-    if found != images:
+    count = text.count(str(token))
+    if images > 1 and (count < images or layout.geometry == "queries"):
         raise UserError(
-            f"{found} image placeholders {str(token)!r} for {images} images in a prompt of {name}; there must be as "
+            f"{images} images in a prompt of {name}, which takes {'one' if count < 2 else count} there: "
+            f"its chat template or processor leaves the others out; ask about fewer images, or take another model"
+        )
+    if count == 0 and layout.geometry == "queries":
+        return  # InstructBLIP's processor prepends the image tokens itself
+    if count != images:
+        raise UserError(
+            f"{count} image placeholders {str(token)!r} for {images} images in a prompt of {name}; there must be as "
             "many; take the placeholder out of the prompt's words, or fix the chat template"
         )

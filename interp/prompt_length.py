@@ -1,6 +1,6 @@
 """Prompt lengths in tokens: texts are counted by the tokenizer, a picture is encoded once for each size."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from PIL import Image
@@ -23,34 +23,30 @@ class Lengths:
 
     def __init__(self, vlm: Any) -> None:
         self.vlm = vlm
-        self._texts: dict[tuple[str, bool, str | None], int] = {}
+        self._texts: dict[tuple[Any, ...], int] = {}
         self._pictures: dict[Size, int] = {}
         self.refused: dict[Size, str] = {}  # sizes that the model's processor cannot take, with its reason
 
-    def of(self, texts: Sequence[str], sizes: Sequence[Size | None]) -> list[int]:
-        """The length of each prompt. A size is None if there is no picture, or none that can be opened."""
-        return self._counted([(text, size is not None, None) for text, size in zip(texts, sizes, strict=True)], sizes)
+    def of(self, prompts: Sequence[Prompt], sizes: Sequence[Sequence[Size]]) -> list[int]:
+        """Return the length of each prompt, with pictures of these ``sizes`` in place of its own."""
+        keys = [_words(prompt) for prompt in prompts]
+        self._read({key: prompt for key, prompt in zip(keys, prompts, strict=True) if key not in self._texts})
+        for size in dict.fromkeys(size for row in sizes for size in row):
+            self._count_picture(size)
+        prefixes = [self.vlm.answer_prefix(prompt) if prompt.begun else () for prompt in prompts]
+        return [
+            self._texts[key] + sum(self._pictures[size] for size in row) + len(prefix)
+            for key, row, prefix in zip(keys, sizes, prefixes, strict=True)
+        ]
 
     def of_prompts(self, prompts: Sequence[Prompt]) -> list[int]:
-        """The length of each prompt, its system text included."""
-        sizes = [None if prompt.image is None else prompt.image.size for prompt in prompts]
-        counted = self._counted([(prompt.text, prompt.image is not None, prompt.system) for prompt in prompts], sizes)
-        return [length + len(prompt.begun) for length, prompt in zip(counted, prompts, strict=True)]
+        """Return the length of each prompt, its system text included."""
+        return self.of(prompts, [[image.size for image in prompt.images] for prompt in prompts])
 
     def refusal(self, size: Size) -> str:
         """Why the model's processor cannot take a picture of this size, "" if it can."""
         self._count_picture(size)
         return self.refused.get(size, "")
-
-    def _counted(self, prompts: Sequence[tuple[str, bool, str | None]], sizes: Sequence[Size | None]) -> list[int]:
-        self._read([prompt for prompt in dict.fromkeys(prompts) if prompt not in self._texts])
-        for size in dict.fromkeys(sizes):
-            if size is not None:
-                self._count_picture(size)
-        return [
-            self._texts[prompt] + (0 if size is None else self._pictures[size])
-            for prompt, size in zip(prompts, sizes, strict=True)
-        ]
 
     def _count_picture(self, size: Size) -> None:
         if size in self._pictures:
@@ -60,21 +56,27 @@ class Lengths:
         except PictureRefused as refusal:
             self._pictures[size], self.refused[size] = 0, str(refusal)
 
-    def _read(self, prompts: Sequence[tuple[str, bool, str | None]]) -> None:
-        """Caches the numbers of text tokens; the placeholder counts as text."""
+    def _read(self, prompts: Mapping[tuple[Any, ...], Prompt]) -> None:
+        """Cache the numbers of text tokens; a placeholder counts as text."""
         if not prompts:
             return
-        dot = Image.new("RGB", (1, 1))
-        words = [self.vlm.render(Prompt(text, dot if pictured else None, system)) for text, pictured, system in prompts]
+        words = [self.vlm.render(prompt) for prompt in prompts.values()]
         begin = self.vlm.tokenizer.bos_token
         special = not (begin and words[0].startswith(begin))
         ids = self.vlm.tokenizer(words, add_special_tokens=special)["input_ids"]
         ends = self.vlm.ends_of_texts if special else 0
-        self._texts.update((prompt, len(row) - ends) for prompt, row in zip(prompts, ids, strict=True))
+        self._texts.update((key, len(row) - ends) for key, row in zip(prompts, ids, strict=True))
 
     def _added(self, size: Size) -> int:
-        """The tokens of a prompt with a picture of this size that are not in its text."""
-        asked = ("?", True, None)
-        self._read([asked] if asked not in self._texts else [])
-        encoded = self.vlm.inputs([Prompt("?", Image.new("RGB", size))])
-        return int(encoded["input_ids"].shape[1]) - self._texts[asked]
+        """Return how many tokens a prompt with a picture of this size has that are not in its text."""
+        prompt = Prompt("?", Image.new("RGB", size))
+        key = _words(prompt)
+        self._read({} if key in self._texts else {key: prompt})
+        encoded = self.vlm.inputs([prompt])
+        return int(encoded["input_ids"].shape[1]) - self._texts[key]
+
+
+def _words(prompt: Prompt) -> tuple[Any, ...]:
+    """Return what decides the text tokens: the words, and where pictures are."""
+    turns = [(turn.role, *(part if isinstance(part, str) else None for part in turn.parts)) for turn in prompt.messages]
+    return (prompt.text, prompt.image is not None, prompt.system, *turns)

@@ -5,7 +5,8 @@ A token belongs to the first of these that fits:
 ``padding``   not part of the prompt;
 ``image_0``   an image token;
 ``sink``      the row's first other token, usually BOS;
-``user``      the question;
+``user``      the question, in a conversation the last turn of the user;
+``earlier``   the text of an earlier turn of a conversation;
 ``system``    the prompt's system text (a template's default system text counts as template);
 ``template``  everything else: roles, delimiters;
 ``generated`` everything after the prompt, an answer that has begun (``Prompt.begun``) included.
@@ -13,31 +14,42 @@ A token belongs to the first of these that fits:
 Families that read the picture by cross-attention have no image tokens: a placeholder in the sequence is ``template``,
 and asking for the image's columns is an error.
 
-The user's and system texts are located by rendering the prompt again with a marker in their place, not by matching
-template strings.
+In a conversation each of these tokens also belongs to one *part*: ``user:1``, ``assistant:1``, ``user:2`` … are the
+texts of the turns, ``image:1``, ``image:2`` … the pictures. Tools take segments, parts, and the groups ``image`` (all
+pictures) and ``question`` (``user``).
+
+Texts are located by rendering the prompt again with a marker in their place, not by matching template strings.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Bool, Float, Int
+from PIL import Image
 from torch import Tensor
 
 from interp.errors import UserError
 from interp.image_grid import GRIDS, MEASURED, ImageTokens, PatchGrid, grid_of, measured_grid
-from interp.prompt import MARK
+from interp.prompt import MARK, Prompt
 
 if TYPE_CHECKING:
-    from interp.vlm import VLM, Prompt
+    from interp.vlm import VLM
 
 IMAGE = "image_0"
 SEGMENTS = ("padding", "sink", "system", "user", "template", "generated", IMAGE)
-"""All segment names; codes in tables are indices into this tuple. A prompt has at most one image."""
+"""All segment names of a prompt without earlier turns; codes in tables are indices into this tuple."""
+CODES = (*SEGMENTS, "earlier")
+GROUPS = {"image": IMAGE, "question": "user"}
+PART = re.compile(r"(?:user|assistant|image):[1-9]\d*")
+SHARED = ("padding", "sink", "system", "template", "generated")  # segments that are no parts of a turn
 
 WORD = re.compile(r"\w+(?:['’-]\w+)*")
 
@@ -65,18 +77,33 @@ class RowSegments:
     words: tuple[Word, ...]
     grids: tuple[PatchGrid, ...]
     imageless: str = ""
+    parts: tuple[str, ...] = ()
+
+    @property
+    def conversation(self) -> bool:
+        """Whether the prompt has several turns or pictures."""
+        return any(PART.fullmatch(part) and part not in ("user:1", "image:1") for part in self.parts)
+
+    @property
+    def detailed(self) -> tuple[str, ...]:
+        """The finest names of the columns: parts in a conversation, else segments."""
+        return self.parts if self.conversation else self.labels
 
     def columns(self, segment: str) -> list[int]:
-        """The columns of one segment.
+        """Return the columns of a segment, a group or a part.
 
         Raises:
-            UserError: an unknown segment, or the image segment of a family without image tokens.
+            UserError: an unknown name, a part that the prompt does not have, or the image of a family without image
+                tokens.
         """
-        if segment not in SEGMENTS:
-            raise UserError(f"no segment '{segment}'; known: {', '.join(SEGMENTS)}")
-        if segment == IMAGE and self.imageless:
+        segment = GROUPS.get(segment, segment)
+        labels = self.parts if PART.fullmatch(segment) else self.labels
+        if segment.startswith("image") and self.imageless:
             raise UserError(self.imageless)
-        return [column for column, label in enumerate(self.labels) if label == segment]
+        if segment not in (labels if labels is self.parts else CODES):
+            known = (*CODES, *GROUPS, *(part for part in dict.fromkeys(self.parts) if PART.fullmatch(part)))
+            raise UserError(f"no segment '{segment}'; known: {', '.join(known)}")
+        return [column for column, label in enumerate(labels) if label == segment]
 
 
 Finder = Callable[[RowSegments], Sequence[int]]
@@ -102,7 +129,21 @@ class Segments:
     @cached_property
     def codes(self) -> Int[Tensor, "row column"]:
         """Each token's index into ``SEGMENTS``."""
-        return torch.tensor([[SEGMENTS.index(label) for label in row.labels] for row in self.rows])
+        return torch.tensor([[CODES.index(label) for label in row.labels] for row in self.rows])
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names that ``shares`` counts: segments, or the parts of conversations."""
+        if not any(row.conversation for row in self.rows):
+            return SEGMENTS
+        return (*SHARED, *sorted({part for row in self.rows for part in row.parts} - set(SHARED)))
+
+    def at(self, name: str, stop: int) -> Bool[Tensor, "row column"]:
+        """Return where the first ``stop`` columns belong to a segment, a group or a part; a row may have none."""
+        if not PART.fullmatch(name):
+            return self.indicator(0, stop).argmax(-1) == CODES.index(GROUPS.get(name, name))
+        columns = [[part == name for part in row.parts] for row in self.rows]
+        return torch.nn.functional.pad(torch.tensor(columns), (0, max(0, stop - self.width)))[:, :stop]
 
     def found(self, find: Finder, stop: int) -> Bool[Tensor, "row column"]:
         """True at the columns that ``find`` gives, of the first ``stop``."""
@@ -111,9 +152,20 @@ class Segments:
 
     def indicator(self, start: int, stop: int) -> Float[Tensor, "row key segment"]:
         """One-hot segments of the columns ``start`` to ``stop``; those after the prompt are ``generated``."""
-        codes = self.codes[:, start:stop]
-        after = torch.full((len(self.rows), stop - start - codes.shape[1]), SEGMENTS.index("generated"))
-        return torch.nn.functional.one_hot(torch.cat([codes, after], dim=1), len(SEGMENTS)).float()
+        earlier = bool((self.codes == CODES.index("earlier")).any())
+        return self._one_hot(self.codes, CODES if earlier else SEGMENTS, start, stop)
+
+    def shares(self, start: int, stop: int) -> Float[Tensor, "row key segment"]:
+        """As ``indicator``, of ``names``."""
+        if self.names == SEGMENTS:
+            return self.indicator(start, stop)
+        codes = torch.tensor([[self.names.index(part) for part in row.parts] for row in self.rows])
+        return self._one_hot(codes, self.names, start, stop)
+
+    def _one_hot(self, codes: Tensor, names: Sequence[str], start: int, stop: int) -> Float[Tensor, "row key segment"]:
+        codes = codes[:, start:stop]
+        after = torch.full((len(self.rows), stop - start - codes.shape[1]), names.index("generated"))
+        return torch.nn.functional.one_hot(torch.cat([codes, after], dim=1), len(names)).float()
 
 
 def segment(vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Mapping[str, Any]) -> Segments:
@@ -132,10 +184,10 @@ def segment(vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Mapping[str, Any])
             "these inputs are padded on the right; the last column must be each prompt's own; use vlm.encode"
         )
     image_id = None if vlm.layout.cross_attended else vlm.layout.image_token_id(vlm.model.config)
-    pictures = [prompt.image is not None for prompt in prompts]
+    counts = [len(prompt.images) for prompt in prompts]
     return Segments(
         tuple(
-            _row(vlm, prompt, ids[i], mask[i], image_id, encoded, index=sum(pictures[:i]))
+            _row(vlm, prompt, ids[i], mask[i], image_id, encoded, (sum(counts[:i]), sum(counts)))
             for i, prompt in enumerate(prompts)
         )
     )
@@ -148,27 +200,60 @@ def _row(
     mask: list[int],
     image_id: int | None,
     encoded: Mapping[str, Any],
-    index: int,
+    index: tuple[int, int],
 ) -> RowSegments:
-    end = len(ids) - len(prompt.begun)
+    prefix = vlm.answer_prefix(prompt)
+    end = len(ids) - len(prefix)
     image = [c for c, token in enumerate(ids) if mask[c] and token == image_id]
     text = [c for c, token in enumerate(ids[:end]) if mask[c] and token != image_id]
     labels = ["padding" if not shown else "template" for shown in mask]
-    labels[end:] = ["generated"] * len(prompt.begun)
+    labels[end:] = ["generated"] * len(prefix)
     for column in image:
         labels[column] = IMAGE
+    parts = list(labels)
+    pictures = _by_picture(vlm, prompt, image)
+    for number, columns in enumerate(pictures, 1):
+        for column in columns:
+            parts[column] = f"image:{number}"
     rendered = vlm.render(prompt)
     spans = dict(zip(text, token_spans(vlm.processor.tokenizer, rendered, [ids[c] for c in text]), strict=True))
     places = text_spans(vlm.render, prompt)
-    for name in ("system", "user"):
+    question = f"user:{sum(turn.role == 'user' for turn in prompt.turns)}"
+    for name, texts in places.items():
+        coarse = {"system": "system", question: "user"}.get(name, "earlier")
         for column in text:
-            if any(overlaps(spans[column], place) for place in places.get(name, ())):
-                labels[column] = name
+            if any(overlaps(spans[column], span) for span in texts):
+                labels[column], parts[column] = coarse, name
     if text:
-        labels[text[0]] = "sink"
-    words = _words(rendered, places["user"][-1] if "user" in places else None, spans, vlm.name)
-    grids = _grids(vlm, prompt, image, ids, encoded, index)
-    return RowSegments(tuple(labels), tuple(ids), words, grids, _imageless(vlm))
+        labels[text[0]] = parts[text[0]] = "sink"
+    words = _words(rendered, places[question][-1] if question in places else None, spans, vlm.name)
+    grids = _grids(vlm, prompt, pictures, ids, encoded, index)
+    return RowSegments(tuple(labels), tuple(ids), words, grids, _imageless(vlm), tuple(parts))
+
+
+_COUNTS: "WeakKeyDictionary[VLM, dict[tuple[int, int], int]]" = WeakKeyDictionary()
+
+
+def _by_picture(vlm: "VLM", prompt: "Prompt", columns: list[int]) -> list[list[int]]:
+    """Return the columns of each picture: of several, each has as many as a picture of its size alone.
+
+    Raises:
+        UserError: these numbers do not add up.
+    """
+    images = prompt.images
+    if len(images) <= 1 or not columns:
+        return [columns] * len(images)
+    counts, image_id = _COUNTS.setdefault(vlm, {}), vlm.layout.image_token_id(vlm.model.config)
+    for size in {image.size for image in images} - set(counts):
+        ids = vlm.inputs([Prompt("?", Image.new("RGB", size))])["input_ids"]
+        counts[size] = int((ids == image_id).sum())
+    stops = list(accumulate(counts[image.size] for image in images))
+    if stops[-1] != len(columns):
+        raise UserError(
+            f"{len(columns)} image tokens of {vlm.name} for {len(images)} pictures that have {stops[-1]} alone; they "
+            "cannot be told apart; ask about one picture"
+        )
+    return [columns[start:stop] for start, stop in pairwise([0, *stops])]
 
 
 def _imageless(vlm: "VLM") -> str:
@@ -194,24 +279,47 @@ def _words(rendered: str, place: Span | None, spans: Mapping[int, Span | None], 
 
 
 def _grids(
-    vlm: "VLM", prompt: "Prompt", columns: list[int], ids: list[int], encoded: Mapping[str, Any], index: int
+    vlm: "VLM",
+    prompt: "Prompt",
+    pictures: list[list[int]],
+    ids: list[int],
+    encoded: Mapping[str, Any],
+    index: tuple[int, int],
 ) -> tuple[PatchGrid, ...]:
-    if prompt.image is None or not columns:
-        return ()
-    tokens = ImageTokens(columns, ids, index, prompt.image.size, encoded, vlm.model.config, vlm.processor)
-    if vlm.layout.geometry == "measured" and (shape := measured_grid(vlm, prompt.image.size)) is not None:
-        return (grid_of(MEASURED, columns, *shape),)
-    return GRIDS[vlm.layout.geometry](tokens)
+    """Return the grids of all pictures; those of later ones have the picture's number after their name.
+
+    ``index`` is the first picture's among those of the batch, and their number.
+    """
+    grids: list[PatchGrid] = []
+    first, total = index
+    config, processor = vlm.model.config, vlm.processor
+    for number, (image, columns) in enumerate(zip(prompt.images, pictures, strict=True)):
+        if not columns:
+            continue
+        tokens = ImageTokens(columns, ids, first + number, total, image.size, encoded, config, processor)
+        if vlm.layout.geometry == "measured" and (shape := measured_grid(vlm, image.size)) is not None:
+            of_picture: tuple[PatchGrid, ...] = (grid_of(MEASURED, columns, *shape),)
+        else:
+            of_picture = GRIDS[vlm.layout.geometry](tokens)
+        grids += [replace(grid, name=f"{grid.name}:{number + 1}") if number else grid for grid in of_picture]
+    return tuple(grids)
 
 
 def text_spans(render: "Callable[[Prompt], str]", prompt: "Prompt") -> dict[str, list[Span]]:
-    """The spans of the prompt's ``user`` and ``system`` texts in ``render(prompt)``; some templates print one twice."""
+    """Return the spans of ``system``, ``user:1``, ``assistant:1`` … in ``render(prompt)``.
+
+    Some templates print a text twice. A turn may have several texts.
+    """
     rendered = render(prompt)
-    marked = {"user": replace(prompt, text=MARK)} if prompt.text else {}
-    if prompt.system:
-        marked["system"] = replace(prompt, system=MARK)
-    found = {}
-    for name, other in marked.items():
+    marked = [("system", replace(prompt, system=MARK))] if prompt.system else []
+    numbers: Counter[str] = Counter()
+    for index, turn in enumerate(prompt.turns):
+        numbers[turn.role] += 1
+        for part, text in enumerate(turn.parts):
+            if isinstance(text, str) and text.strip():
+                marked.append((f"{turn.role}:{numbers[turn.role]}", prompt.with_part(index, part, MARK)))
+    found: dict[str, list[Span]] = {}
+    for name, other in marked:
         pieces = render(other).split(MARK)
         times, around = len(pieces) - 1, sum(map(len, pieces))
         if not times or (len(rendered) - around) % times:
@@ -223,7 +331,7 @@ def text_spans(render: "Callable[[Prompt], str]", prompt: "Prompt") -> dict[str,
             start += length
         markers = {rendered[slice(*span)] for span in spans}
         if len(markers) == 1 and markers.pop().join(pieces) == rendered:
-            found[name] = spans
+            found[name] = [*found.get(name, ()), *spans]
     return found
 
 

@@ -151,7 +151,7 @@ class VLM(Encoder):
         ends = ids_of(options["eos_token_id"])
         sequences = getattr(output, "sequences", output)
         rows = new_tokens(sequences, batch["input_ids"], ends=ends, pad=options["pad_token_id"])
-        spoken = self.split_thoughts(rows, rendered, [prompt.begun for prompt in prompts])
+        spoken = self.split_thoughts(rows, rendered, [self.answer_prefix(prompt) for prompt in prompts])
         steps = self._verdict_steps(rows, spoken["thought_tokens"])
         return Generation(
             **spoken,

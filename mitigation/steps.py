@@ -37,21 +37,17 @@ class StepAnswer:
     reason: str = ""
 
 
-_KEEPER: ContextVar[Any] = ContextVar("keeper_of_steps", default=None)
+_SHARED: ContextVar[tuple[Any, dict[str, StepAnswer]] | None] = ContextVar("shared_steps", default=None)
 
 
 @contextmanager
-def recorded_by(keeper: Any) -> Iterator[None]:
-    """While open, no step of the model ``keeper.model`` is asked twice.
-
-    ``keeper.known(digest)`` is the ``StepAnswer`` to what has this digest, or None; ``keeper.keep`` gets those of a
-    batch by digest, before anything else is asked.
-    """
-    token = _KEEPER.set(keeper)
+def shared_steps(model: Any) -> Iterator[None]:
+    """While open, ask no step of ``model`` twice: methods that ask the same about a picture share the answer."""
+    token = _SHARED.set((model, {}))
     try:
         yield
     finally:
-        _KEEPER.reset(token)
+        _SHARED.reset(token)
 
 
 @dataclass
@@ -75,7 +71,7 @@ class Steps:
             UserError: the model cannot be asked this.
         """
         wanted = {row: replace(prompt, begun=()) for row, prompt in prompts.items() if row not in self.lost}
-        answers = _asked(unwrapped(self.vlm), wanted, max_new_tokens, self.spent)
+        answers = _answers(unwrapped(self.vlm), wanted, max_new_tokens, self.spent)
         texts = {}
         for row, answer in answers.items():
             self.rows[row][name] = answer.text
@@ -141,28 +137,25 @@ def check_words(vlm: "VLM", way_out: str) -> None:
         raise UserError(f"{str(error).partition(';')[0]}, which judging in words does; {way_out}") from error
 
 
-def _asked(
+def _answers(
     vlm: Any, prompts: "Mapping[int, Prompt]", budget: int, spent: dict[str, int | float]
 ) -> dict[int, StepAnswer]:
-    """What the model says of each; in batches of pictures and of words alone, without what is known already."""
-    keeper = _KEEPER.get()
-    if keeper is not None and keeper.model is not vlm:
-        keeper = None
-    keys = {row: _digest(prompt, budget) for row, prompt in prompts.items()} if keeper else {}
-    found = {row: known for row, key in keys.items() if (known := keeper.known(key)) is not None}
-    spent["known_seconds"] += sum(one.seconds for one in found.values())
+    """Return the answer to each prompt; ask in batches with and without pictures, and nothing twice."""
+    model, shared = _SHARED.get() or (None, {})
+    keys = {row: _digest(prompt, budget) for row, prompt in prompts.items()} if model is vlm else {}
+    answers = {row: shared[key] for row, key in keys.items() if key in shared}
+    spent["known_seconds"] += sum(answer.seconds for answer in answers.values())
     for pictured in (True, False):
-        rows = [row for row in prompts if row not in found and (prompts[row].image is not None) is pictured]
+        rows = [row for row in prompts if row not in answers and (prompts[row].image is not None) is pictured]
         if not rows:
             continue
         fresh = dict(zip(rows, _generated(vlm, [prompts[row] for row in rows], budget), strict=True))
-        if keeper:
-            keeper.keep({keys[row]: one for row, one in fresh.items() if one.status not in LOST})
-        found |= fresh
-    spent["steps"] += len(found)
-    spent["step_tokens"] += sum(one.tokens for one in found.values())
-    spent["step_seconds"] += sum(one.seconds for one in found.values())
-    return found
+        shared |= {keys[row]: answer for row, answer in fresh.items() if keys and answer.status not in LOST}
+        answers |= fresh
+    spent["steps"] += len(answers)
+    spent["step_tokens"] += sum(answer.tokens for answer in answers.values())
+    spent["step_seconds"] += sum(answer.seconds for answer in answers.values())
+    return answers
 
 
 def _generated(vlm: Any, prompts: "list[Prompt]", budget: int) -> list[StepAnswer]:
@@ -185,9 +178,12 @@ def _generated(vlm: Any, prompts: "list[Prompt]", budget: int) -> list[StepAnswe
 
 
 def _digest(prompt: "Prompt", budget: int) -> str:
-    """Of all that decides the answer."""
-    picture = None
-    if prompt.image is not None:
-        picture = [*prompt.image.size, hashlib.sha256(prompt.image.tobytes()).hexdigest()]
-    asked = [prompt.text, prompt.system, picture, budget]
-    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:24]
+    """Return a hash of all that decides the answer."""
+
+    def described(picture: Any) -> list[Any]:
+        return [*picture.size, hashlib.sha256(picture.tobytes()).hexdigest()]
+
+    turns = [[p if isinstance(p, str) else described(p) for p in turn.parts] for turn in prompt.messages]
+    picture = None if prompt.image is None else described(prompt.image)
+    parts = [prompt.text, prompt.system, picture, budget, *filter(None, [turns])]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]

@@ -116,19 +116,13 @@ class VCD(Contrast):
         if gives_replies(vlm):
             return super().generate(vlm, prompts, max_new_tokens=max_new_tokens)
         vlm.require("vcd")
-        from interp.speed.vision_cache import features_together
 
         branch = self.branch_for(vlm, max_new_tokens=max_new_tokens)
         encoded = vlm.encode(prompts)
         noised = self.noised(vlm, prompts, encoded)
         if branch == "paired":
             return replace(self._paired(vlm, prompts, encoded, noised, max_new_tokens), branch=branch)
-        # The pictures keep their size, and both are asked for; not of a prefill that other arms may have read.
-        alike = self.noise == "diffusion" and vlm.layout.geometry != "measured"
-        alike = alike and vlm.prefill_cache is None
-        with features_together(vlm, (encoded, noised) if alike else None):
-            generation = self.answers(vlm, prompts, encoded, [noised], max_new_tokens)
-        return replace(generation, branch=branch)
+        return replace(self.answers(vlm, prompts, encoded, [noised], max_new_tokens), branch=branch)
 
     def _paired(
         self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs, noised: Inputs, max_new_tokens: int

@@ -26,7 +26,7 @@ def expand(arguments: Sequence[str]) -> list[str]:
     - ``task=plan`` is a second task, ``plan``, so that the command keeps the task that it plans.
 
     Raises:
-        UserError: a sweep names an option twice, of which Hydra would take the last without a word.
+        UserError: a sweep names an option twice; Hydra would take the last without a word.
     """
     keys = [word.partition("=")[0] for word in arguments if "=" in word]
     if {"-m", "--multirun"} & {*arguments} and (twice := next((key for key in keys if keys.count(key) > 1), "")):

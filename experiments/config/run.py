@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # What may differ between two launches of one run, so that the second continues the first.
 NOT_IN_HASH = ["force", "fresh", "output_root", "task", "plan", "verbose", "contrasts", "skip_trained"]
-NOT_IN_HASH += ["image_workers", "feature_cache_mib"]  # speed and memory
+NOT_IN_HASH += ["image_workers"]  # speed and memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,6 @@ class Settings:
     batch_size: int = 32
     batch_tokens: int | None = 16384
     image_workers: int = 2
-    feature_cache_mib: int = 2048
     protocol: str = "generate"
     draws: int = 10000
     unsafe_margin: float = 0.02

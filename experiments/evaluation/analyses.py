@@ -1,4 +1,4 @@
-"""An analysis: a step of a study that comes after its arms are measured, and fails alone."""
+"""An analysis: a step of a study after its arms are measured. If it fails, the others still run."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -19,7 +19,7 @@ Work = TypeVar("Work")
 
 @dataclass(frozen=True)
 class Analysis(Generic[Work]):
-    """``work`` adds to the run's directory and returns what to print; ``name`` is that of its traceback.
+    """``work`` adds to the run's directory and returns what to print; ``name`` is the name of its traceback.
 
     ``missing`` says what a reader misses if it fails: ``attention was not analysed``. All processes of a launch take
     part in an analysis that is done ``together``; the others are rank 0's. Sentences that it returns are printed, and
@@ -37,9 +37,9 @@ class Analysis(Generic[Work]):
 def perform(study: Any, analyses: Sequence[Analysis[Any]], *, reported: bool = True) -> bool:
     """Do the analyses, print what came of each, and return whether nothing failed.
 
-    Whatever exception an analysis raises becomes a sentence in terminal and report, with its traceback in a file. If
-    there is a report (``reported``), it is built at once when an analysis fails or ends the run (Ctrl-C). ``study`` is
-    an ``experiments.evaluation.study.Study``.
+    An exception becomes a sentence in terminal and report, and a traceback in a file. If there is a report
+    (``reported``), it is built at once when an analysis fails or ends the run (Ctrl-C). ``study`` is an
+    ``experiments.evaluation.study.Study``.
 
     Raises:
         UserError: an analysis that is done together failed, so the processes of the launch are at different places.

@@ -35,17 +35,15 @@ from interp.batching import BatchContext, merged, out_of_memory
 from interp.errors import UserError
 from mitigation.method import OWES, MethodFault, abilities, check_answers
 from mitigation.own_file import line_in
-from mitigation.steps import StepAnswer, recorded_by
+from mitigation.steps import shared_steps
 
 if TYPE_CHECKING:
     from interp.speed.prefill_cache import PrefillCache
-    from interp.speed.vision_cache import FeatureCache
     from interp.vlm import VLM, Generation, Prompt
     from mitigation.method import Method
 
 BASELINE = "baseline"
 PREFILLS = ("prefills", "prefills_reused")
-STEPS = "steps.jsonl"
 
 
 @dataclass(frozen=True)
@@ -142,7 +140,6 @@ class Answering:
         present = {name: recorded[name] for name in by_prefill(arms)}
         with (
             _progress(self.console, hidden=not pending and file != PREDICTIONS) as progress,
-            self._features(),
             self._prefills() if shares else nullcontext(),
             self._steps(),
             closing(prefetch_images(work, workers=self.run.image_workers)) as ready,
@@ -151,15 +148,14 @@ class Answering:
             for name, arm in recorded.items():
                 progress.advance(bars[name], sum(len(batch) for batch in formed if not arm.lacks(batch)))
             for turn, (batch, pictures) in enumerate(ready):
-                shown = {sample.id: picture for sample, picture in zip(batch, pictures, strict=True)}
-                for name, fault in self._answer_side_by_side(present, batch, shown, file):
+                opened = {sample.id: picture for sample, picture in zip(batch, pictures, strict=True)}
+                for name, fault in self._answer_side_by_side(present, batch, opened, file):
                     if on_fault is None:
                         raise fault
                     for left in {name, *on_fault(name, fault)}:
                         present.pop(left, None)
                 if shares:
                     self.prefills.clear()
-                    self.features.clear()
                 answered = pending[turn * launch.size : (turn + 1) * launch.size]  # by the other processes too
                 for name, arm in present.items():
                     progress.advance(bars[name], sum(len(each) for each in answered if arm.lacks(each)))
@@ -232,13 +228,6 @@ class Answering:
         return 1 if self._scored else self.run.max_new_tokens
 
     @cached_property
-    def features(self) -> "FeatureCache":
-        """The image features that the arms of this run share."""
-        from interp.speed.vision_cache import FeatureCache
-
-        return FeatureCache(self.run.feature_cache_mib)
-
-    @cached_property
     def prefills(self) -> "PrefillCache":
         """The prompts' prefills that the arms of a batch share."""
         from interp.speed.prefill_cache import PrefillCache
@@ -249,13 +238,6 @@ class Answering:
     def _computes(self) -> bool:
         """Whether the model computes here: there is one, and not behind an API."""
         return self.vlm is not None and self.run.endpoint is None
-
-    def _features(self) -> AbstractContextManager[None]:
-        if not self._computes:
-            return nullcontext()
-        from interp.speed.vision_cache import shared_features
-
-        return shared_features(cast("VLM", self.vlm), self.features)
 
     @contextmanager
     def _prefills(self) -> Iterator[None]:
@@ -269,7 +251,7 @@ class Answering:
     def _steps(self) -> AbstractContextManager[None]:
         if self.vlm is None:
             return nullcontext()
-        return recorded_by(_StepStore(self.store, self.vlm, _identity(self.run, self.vlm)))
+        return shared_steps(self.vlm)
 
     def settings(self, method: "Method | Responses", samples: Sequence[Sample]) -> dict[str, str]:
         """Return by case a hash of all that can change its answer: model, method, token budget and content."""
@@ -291,7 +273,7 @@ class Answering:
         return [*_identity(self.run, self.vlm), repr(method), self.new_tokens, *(["score"] if self._scored else [])]
 
     def _answer_batch(self, arm: _Arm, batch: Sequence[Sample], pictures: Mapping[str, Opened], file: str) -> None:
-        """Answer a batch under an arm, have the answers judged, and record those that were not recorded before."""
+        """Answer a batch under an arm, have the answers judged, and record the answers that are new."""
         name, method = arm.name, arm.method
         before = {sample.id for sample in batch if arm.holds(sample)}
         with self.batching(name):
@@ -320,7 +302,10 @@ class Answering:
         if isinstance(picture, BadImage):
             return str(picture)
         lengths = None if picture is None or self.vlm is None else self.vlm.batches.lengths
-        return "" if picture is None or lengths is None else lengths.refusal(picture.size)
+        if picture is None or lengths is None:
+            return ""
+        pictures = picture if isinstance(picture, tuple) else (picture,)
+        return next((reason for each in pictures if (reason := lengths.refusal(each.size))), "")
 
     def judged(self, samples: Sequence[Sample], arm: str, generation: "Generation") -> list[dict[str, Any]]:
         """Return the records of an arm's answers, with verdicts by the run's protocol."""
@@ -372,49 +357,23 @@ class Answering:
         """Return what environment.json says of the answers' cost; what is empty is not said.
 
         ``cost`` is by arm. ``batch_rows`` are the batch sizes after memory ran out. ``prefills`` counts prompts that
-        were read, and prompts that another arm had read. ``vision_features`` were reused in this launch.
+        were read, and prompts that another arm had read.
         """
         cost = self.costs.by_arm()
         read = {name: sum(arm.get(name, 0) for arm in cost.values()) for name in PREFILLS}
-        said = {
+        entries = {
             "cost": cost,
             "batch_rows": self._rows,
             "prefills": read if any(read.values()) else {},
             "prefills_not_shared": self.prefills.off if self._computes else "",
-            "vision_features": self.features.counts() if self._computes and self.features.reused else {},
         }
-        return {name: value for name, value in said.items() if value}
-
-
-class _StepStore:
-    """steps.jsonl: what ``model`` said to the questions that methods ask before an answer, kept as soon as it is said.
-
-    If a run is killed between two steps of a batch, it continues after the last step. Arms that ask the same question
-    about the same picture share the answer. What each step took stands beside it, so that an arm's cost can be told as
-    if it were alone. ``identity`` is all that tells the model's words from another's.
-    """
-
-    def __init__(self, store: RunStore, model: Any, identity: list[object]) -> None:
-        self.model = model
-        self._store, self._identity = store, identity
-        self._known = {line.pop("step"): StepAnswer(**line) for line in store.records(STEPS)}
-
-    def known(self, asked: str) -> StepAnswer | None:
-        """See ``mitigation.steps.recorded_by``."""
-        return self._known.get(self._key(asked))
-
-    def keep(self, answers: Mapping[str, StepAnswer]) -> None:
-        """Writes them to disk before it returns."""
-        lines = {self._key(asked): vars(one) | {"text": records.writable(one.text)} for asked, one in answers.items()}
-        self._store.append([{"step": key, **line} for key, line in lines.items()], STEPS)
-        self._known |= {key: StepAnswer(**line) for key, line in lines.items()}
-
-    def _key(self, asked: str) -> str:
-        return digest([*self._identity, asked])
+        return {name: value for name, value in entries.items() if value}
 
 
 def _own(picture: Opened) -> Any:
     """A copy for one arm, whose method may edit it in place."""
+    if isinstance(picture, tuple):
+        return tuple(each.copy() for each in picture)
     return None if picture is None else cast("Any", picture).copy()
 
 

@@ -28,7 +28,7 @@ NO_MARGIN = "it needs the weights of a model that is asked here"
 
 
 class Arms:
-    """``absent`` says by arm why it does not answer; ``faults`` are those of arms whose method failed on the way."""
+    """``absent`` says by arm why it does not answer. ``faults`` has the error of each arm whose method failed."""
 
     def __init__(self, validated: ValidatedRun, answering: Answering) -> None:
         self.run, self.answering = answering.run, answering
@@ -146,8 +146,8 @@ class Arms:
         lengths = None if self.vlm is None else self.vlm.batches.lengths
         if lengths is None:
             return list(samples)
-        sizes = {sample.id: size_of(sample.image) for sample in samples}
-        reasons = {case: reason for case, size in sizes.items() if size and (reason := lengths.refusal(size))}
+        sizes = [(sample.id, size) for sample in samples for image in sample.images if (size := size_of(image))]
+        reasons = {case: reason for case, size in sizes if (reason := lengths.refusal(size))}
         for case, reason in reasons.items():
             self._say(f"case {case} is left out: {reason}")
         return [sample for sample in samples if sample.id not in reasons]

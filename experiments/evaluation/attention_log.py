@@ -14,8 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from experiments.benchmarks.images import open_image
-from experiments.evaluation.case_batches import prompt_of
+from experiments.evaluation.case_batches import open_pictures, prompt_of
 from experiments.report.cases import choose, correct, flips
 from experiments.runs.store import write_json
 from experiments.types import Sample
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 def prompts_of(samples: Sequence[Sample]) -> "list[Prompt]":
     """What the study asks of each case."""
-    return [prompt_of(s, None if s.image is None else open_image(s.image)) for s in samples]
+    return [prompt_of(s, open_pictures(s)) for s in samples]
 
 
 def at_verdicts(vlm: "VLM", prompts: "Sequence[Prompt]", method: "Method", *, max_new_tokens: int) -> "list[Prompt]":
@@ -146,8 +145,10 @@ def packed(
     """
     from interp.segments import SEGMENTS
 
-    names = [name for name in SEGMENTS if name not in DROPPED]
-    labels = [*segments.labels, *["generated"] * sum(step >= 0 for step in maps)]
+    known = dict.fromkeys(segments.parts) if segments.conversation else SEGMENTS
+    names = [name for name in known if name not in DROPPED]
+    names += [] if "generated" in names else ["generated"]
+    labels = [*segments.detailed, *["generated"] * sum(step >= 0 for step in maps)]
     words = [at for at, name in enumerate(labels) if not name.startswith("image") and name not in DROPPED]
     read = [*segments.input_ids, *ids][: len(labels)]
     words = [at for at in words if at < len(read)]

@@ -1,4 +1,4 @@
-"""Does an answer depend on its batch? Some cases are asked alone, and compared with what was recorded.
+"""Does an answer depend on its batch? Some cases are asked in a batch of one, and compared with their records.
 
 In 16 bits a batch rounds otherwise than a single prompt. A method of the user's may use statistics of its batch. Only
 such arms are checked; ``batch_check.json`` has the counts.
@@ -7,8 +7,8 @@ such arms are checked; ``batch_check.json`` has the counts.
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.benchmarks.images import BadImage, open_image
-from experiments.evaluation.case_batches import prompt_of
+from experiments.benchmarks.images import BadImage
+from experiments.evaluation.case_batches import open_pictures, prompt_of
 from experiments.evaluation.controls import BASELINE
 from experiments.runs import provenance, records
 from experiments.types import Sample
@@ -27,7 +27,7 @@ def checked_arms(study: Any) -> list[str]:
 
 
 def check_batches(study: Any) -> dict[str, dict[str, int]]:
-    """Ask some cases alone, on rank 0, and return by arm how many were asked and how many differ.
+    """Ask some cases in a batch of one, on rank 0. Return by arm how many were asked and how many differ.
 
     ``answers`` counts other texts, ``verdicts`` other verdicts.
     """
@@ -55,7 +55,7 @@ def _compared(
         for case, before in given.items():
             sample = samples[case]
             try:
-                picture = None if sample.image is None else open_image(sample.image)
+                picture = open_pictures(sample)
             except BadImage:
                 continue
             alone = answering.generate(arm, study.methods[arm], [prompt_of(sample, picture)], counted=False)

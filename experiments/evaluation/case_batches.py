@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from interp.prompt_length import Lengths
 
 Thing = TypeVar("Thing")
-Opened = Image.Image | BadImage | None
+Pictures = Image.Image | tuple[Image.Image, ...] | None
+Opened = Pictures | BadImage
 AHEAD = 2  # batches whose images are opened while another is answered: one ready, one in progress
 SIDEWAYS = range(5, 9)  # EXIF orientations that swap width and height
 # Settings that change how scores are made, not the prompts that are read for them.
@@ -41,13 +42,13 @@ def form(samples: Sequence[Sample], lengths: "Lengths | None", rule: BatchRule) 
     """The batches of one arm: by length, or in the order of the cases without a budget or a model to count tokens."""
     counted = None
     if lengths is not None and rule.tokens is not None:
-        counted = lengths.of([sample.prompt for sample in samples], [size_of(sample.image) for sample in samples])
-    formed = rule.form(counted, [sample.image is not None for sample in samples])
+        counted = lengths.of(*outlines(samples))
+    formed = rule.form(counted, [len(sample.images) for sample in samples])
     return [[samples[place] for place in batch] for batch in formed]
 
 
 def by_prefill(arms: Mapping[str, Any]) -> list[str]:
-    """The names of ``arms``, those that read the same prompts behind the first of them, the others in their order.
+    """Return the names of ``arms``. Arms that read the same prompts follow each other.
 
     So what one has read is needed by the next one, or not again (``interp.speed.prefill_cache``).
     """
@@ -68,15 +69,46 @@ def _reads(method: Any) -> str:
     return f"{type(method).__qualname__}({', '.join(settings)})"
 
 
-def prompt_of(sample: Sample, picture: Image.Image | None) -> "Prompt":
-    """What a study asks of a case, with its picture opened."""
+def prompt_of(sample: Sample, pictures: Pictures) -> "Prompt":
+    """Return what a study asks of a case, with its pictures opened.
+
+    A turn whose answer the model has yet to give stays empty (``experiments.evaluation.conversations``).
+    """
+    from interp.messages import Message
     from interp.prompt import Prompt
 
-    return Prompt(sample.prompt, picture, key=sample.id, request=sample.text, shows=sample.described)
+    about: dict[str, Any] = {"key": sample.id, "request": sample.text, "shows": sample.described}
+    several = pictures if isinstance(pictures, tuple) else () if pictures is None else (pictures,)
+    if not sample.turns:
+        return Prompt(sample.prompt, several[0] if several else None, **about)
+    left = iter(several)
+    turns = tuple(
+        Message(turn.role, tuple(part if isinstance(part, str) else next(left) for part in turn.parts))
+        for turn in sample.turns
+    )
+    return Prompt(turns[-1].text, several[0] if several else None, messages=turns, **about)
+
+
+def open_pictures(sample: Sample) -> Pictures:
+    """Return the case's picture, or all of them if it is a conversation; None without one.
+
+    Raises:
+        BadImage: one of them cannot be opened.
+    """
+    if sample.turns:
+        return tuple(map(open_image, sample.images)) or None
+    return None if sample.image is None else open_image(sample.image)
+
+
+def outlines(samples: Sequence[Sample]) -> "tuple[list[Prompt], list[list[tuple[int, int]]]]":
+    """Return the prompts with dots for pictures, and the sizes of the pictures that can be opened."""
+    dot = Image.new("RGB", (1, 1))
+    prompts = [prompt_of(sample, (dot,) * len(sample.images)) for sample in samples]
+    return prompts, [[size for image in sample.images if (size := size_of(image))] for sample in samples]
 
 
 def size_of(source: Path | Drawable | None) -> tuple[int, int] | None:
-    """Width and height as ``open_image`` gives them, usually from the file's header alone; None without an image."""
+    """Return width and height as ``open_image`` gives them, usually from the file's header; None without an image."""
     side = getattr(source, "size", None)
     if source is None or isinstance(side, int):
         return None if side is None else (side, side)
@@ -93,11 +125,11 @@ def size_of(source: Path | Drawable | None) -> tuple[int, int] | None:
 def prefetch_images(
     work: Sequence[Sequence[Sample]], *, workers: int
 ) -> Generator[tuple[Sequence[Sample], list[Opened]]]:
-    """Each batch with its images, in order; a ``BadImage`` stands in for one that cannot be opened.
+    """Each batch with its images, in order; a ``BadImage`` takes the position of an image that cannot be opened.
 
-    ``workers`` threads meanwhile open those of the next batches (Pillow releases the GIL while it decodes); with 0 each
-    batch is opened when it is due. Close the generator (``contextlib.closing``) when leaving early, so that images
-    not yet begun are never opened.
+    Meanwhile, ``workers`` threads open the images of the next batches (Pillow releases the GIL while it decodes). With
+    0 workers each batch is opened when it is due. Close the generator (``contextlib.closing``) when leaving early, so
+    that images not yet begun are never opened.
     """
     if workers == 0:
         for batch in work:
@@ -122,9 +154,7 @@ def prefetch_images(
 
 
 def _open(sample: Sample) -> Opened:
-    if sample.image is None:
-        return None
     try:
-        return open_image(sample.image)
+        return open_pictures(sample)
     except BadImage as error:
         return error

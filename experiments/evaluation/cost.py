@@ -29,11 +29,11 @@ class CostLog:
     def by_arm(self) -> dict[str, dict[str, float]]:
         """By arm, its cases with their tokens and seconds in the run so far, its development split's among them.
 
-        ``steps``, ``step_tokens`` and ``step_seconds`` are those of the questions that it asked before its answers.
+        ``steps``, ``step_tokens`` and ``step_seconds`` count the questions that it asked before its answers.
         ``shared_seconds`` are what it took in this run. ``seconds`` are the time that the arm would need if no other
         arm shared work with it. They include ``known_seconds`` of steps that another arm or launch asked. They include
         ``prefill_seconds_saved`` of prefills that another arm read. ``prefills`` counts prompts that it read,
-        ``prefills_reused`` those that it took over. Of a batch that was answered twice, the last counts.
+        ``prefills_reused`` prompts that another arm had read. Of a batch that was answered twice, the last counts.
         """
         latest = {(line.pop("arm"), line.pop("first")): line for line in self._store.records(COST)}
         sums: dict[str, Counter[str]] = {}

@@ -32,7 +32,7 @@ def describe(run: Run, vlm: "VLM | None", loaded: Loaded, complete: int) -> dict
         "command": provenance.command(),
         "config": run.config if vlm is not None else run.config | {"model": None},
         "config_hash": run.config_hash,
-        "started": records.now(),
+        "started": records.timestamp(),
         "finished": None,
     }
 

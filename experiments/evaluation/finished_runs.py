@@ -81,7 +81,7 @@ def derived(
     """Writes a run made of others' answers, and gives its report; the same command continues what was cut off.
 
     ``sources`` say what it was made of and by whom. ``files`` are its JSON files, ``results`` its results table,
-    ``pictures`` the runs whose thumbnails it takes.
+    ``pictures`` the runs whose thumbnails are copied.
     """
     with open_run(run.output_root, name, run.config, digest([*sources, digest(predictions)]), fresh=run.fresh) as store:
         (store.path / PREDICTIONS).unlink(missing_ok=True)  # of a command that was cut off

@@ -40,7 +40,7 @@ def judge_batch(samples: Sequence[Sample], arm: str, generation: "Generation", j
 
 
 def _told_apart(generation: "Generation") -> "Generation":
-    """With thoughts and answers apart, of which no other than the answer is judged.
+    """If thought and answer are separate, only the answer is judged.
 
     What a model brings is told apart where it answers; of texts from elsewhere, or of a method of one's own, here. Of
     what was said to be answered, a thought that was never closed is truncated, and one without an answer empty.

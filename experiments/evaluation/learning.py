@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments.benchmarks.checks import content_of
-from experiments.benchmarks.images import BadImage, open_image
+from experiments.benchmarks.images import BadImage
 from experiments.config import digest
-from experiments.evaluation.case_batches import prompt_of
+from experiments.evaluation.case_batches import open_pictures, prompt_of
 from experiments.evaluation.folds import SAFE
 from experiments.runs.launch import Launch
 from experiments.runs.store import RunStore, read_object
@@ -74,7 +74,7 @@ def examples(samples: Sequence[Sample]) -> "tuple[list[Prompt], list[bool]]":
         if sample.subset == "control":
             continue
         try:
-            image = None if sample.image is None else open_image(sample.image)
+            image = open_pictures(sample)
         except BadImage:
             continue
         prompts.append(prompt_of(sample, image))

@@ -16,7 +16,7 @@ from experiments.judges.yes_no import anchored
 from experiments.metrics.claims import RULES
 from experiments.report.sections import Section, SectionFigure, write_section
 from experiments.report.tables import in_terminal
-from experiments.runs.records import now
+from experiments.runs.records import timestamp
 from experiments.runs.results_table import FILE, Results, Row, read_results, write_results
 from experiments.runs.store import KEPT, read_object
 from experiments.types import Item, Sample
@@ -84,7 +84,7 @@ def look_inside(
     present: Callable[[Details, Results], Presented],
     *,
     status: str,
-    of: object = None,
+    depends_on: object = None,
 ) -> list[RenderableType]:
     """Look inside the model, report it, and return what to print.
 
@@ -99,7 +99,7 @@ def look_inside(
         examine: measures; returns details and rows.
         present: makes the report's section and its figures, which become ``figures/<name>.svg`` and ``.png``.
         status: shown meanwhile.
-        of: everything else that the forwards depend on.
+        depends_on: everything else that the forwards depend on.
     """
     folder, file = work.store.path, f"{name}.json"
     cases = digest([work.loaded.manifest, [sample.id for sample in samples]])
@@ -109,10 +109,10 @@ def look_inside(
     measured = {entry.quantity for entry in results}
     if details.get("settings") != settings or not measured.issuperset(details["quantities"]):
         earlier = details.get("quantities", ())
-        details, rows = _examined(work, name, digest([settings, of, repr(work.vlm.metric)]), examine, status)
+        details, rows = _examined(work, name, digest([settings, depends_on, repr(work.vlm.metric)]), examine, status)
         results = write_results(folder, rows, replaced=earlier)
         quantities = sorted({entry.quantity for entry in rows})
-        details = {"settings": settings, "quantities": quantities, **details, "finished": now()}
+        details = {"settings": settings, "quantities": quantities, **details, "finished": timestamp()}
         work.store.write_json(file, details)
     section, figures = present(details, results)
     write_section(folder, name, section, figures)
@@ -123,19 +123,16 @@ def look_inside(
 
 
 def _examined(
-    work: Study, name: str, of: str, examine: Callable[[], tuple[Details, Sequence[Row]]], status: str
+    work: Study, name: str, identity: str, examine: Callable[[], tuple[Details, Sequence[Row]]], status: str
 ) -> tuple[Details, Sequence[Row]]:
-    """Return what ``examine`` measures, in batches of the study; pictures that several prompts share are encoded once.
+    """Return what ``examine`` measures, in batches of the study.
 
     A killed examination continues.
     """
-    from interp.speed.vision_cache import FeatureCache, shared_features
-
     vlm, folder = work.vlm, work.store.path / KEPT / name
     with (
-        shared_features(vlm, FeatureCache(work.run.feature_cache_mib)),
         work.answering.batching(name),
-        vlm.batches.resumable(folder, of=digest([of, *vlm.identity])),
+        vlm.batches.resumable(folder, of=digest([identity, *vlm.identity])),
         work.console.status(status),
     ):
         return examine()

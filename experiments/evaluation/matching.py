@@ -94,7 +94,7 @@ def _matched(wrong: Sequence[Sample], right: Sequence[Sample], limit: int | None
 def unlikeness(a: Sample, b: Sample) -> float:
     """How much the wording of two cases of one subset differs; 0 for the same template, wrapper and scenario.
 
-    Where a case has no template its text stands for it.
+    A case without a template is compared by its text.
     """
     differ = [tag for tag in TAG_COSTS if a.tags.get(tag) != b.tags.get(tag)]
     if TAG not in a.tags and TAG not in b.tags and a.text != b.text:
@@ -103,7 +103,7 @@ def unlikeness(a: Sample, b: Sample) -> float:
 
 
 def image_donor(samples: Sequence[Sample], sample: Sample, *, seed: int) -> Sample | None:
-    """The case whose image replaces that of ``sample``: one it is a pair with, else of another cluster, by hash.
+    """Return the case whose image replaces the image of ``sample``: its twin, or else one of another cluster, by hash.
 
     Where possible the donor has the opposite truth. None where there is no other image.
     """

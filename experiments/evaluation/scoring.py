@@ -94,7 +94,7 @@ def evaluate(
 
 
 def family(study: str, contrasts: Sequence[Sequence[str]]) -> Family:
-    """The comparisons that a run was begun for: its arm under study, and the contrasts beside the baseline's."""
+    """Return the comparisons that a run was begun for: its arm under study, and its contrasts."""
     return {"study": study, "contrasts": [list(pair) for pair in contrasts]}
 
 
@@ -112,7 +112,8 @@ def _family(result: Mapping[str, Any], baseline: str, first: Family) -> dict[str
 
 
 def same_texts(frame: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """By arm whose answers are all one and the same text: ``text``, ``n`` answers, ``word`` (a verdict alone: "No.").
+    """Return the arms whose answers are all the same text: ``text``, ``n`` answers, ``word`` (whether it is only a
+    verdict: "No.").
 
     Columns of ``frame``: arm, status, verdict, response. Left out are arms with too few answers for it to be a sign.
     """
@@ -135,9 +136,9 @@ def without_picture(frame: pd.DataFrame) -> dict[str, dict[str, int]]:
     """Return by arm how many answers say that no picture arrived, for arms in which it is more than a tenth."""
     counts: dict[str, dict[str, int]] = {}
     for arm, answers in frame.groupby("arm", sort=False) if "response" in frame else ():
-        said = [says_no_picture(text) for text in answers["response"].dropna()]
-        if sum(said) > MOST_UNMEASURED * len(said):
-            counts[str(arm)] = {"count": sum(said), "n": len(said)}
+        blind = [says_no_picture(text) for text in answers["response"].dropna()]
+        if sum(blind) > MOST_UNMEASURED * len(blind):
+            counts[str(arm)] = {"count": sum(blind), "n": len(blind)}
     return counts
 
 
@@ -153,9 +154,9 @@ def with_published_rows(design: dict[str, Any], benchmark: str, model: Mapping[s
 
 def _languages(frame: pd.DataFrame) -> list[str]:
     """Return the language of each answer, or of its request if the answer does not show one."""
-    asked = [str((tags or {}).get("language", "en")) for tags in frame.get("tags", [{}] * len(frame))]
+    requested = [str((tags or {}).get("language", "en")) for tags in frame.get("tags", [{}] * len(frame))]
     answers = frame["response"].fillna("") if "response" in frame else [""] * len(frame)
-    return [language_of(str(text)) or language for text, language in zip(answers, asked, strict=True)]
+    return [language_of(str(text)) or language for text, language in zip(answers, requested, strict=True)]
 
 
 def _unmeasured(judge: Judge | str, frame: pd.DataFrame) -> dict[str, Any]:

@@ -54,8 +54,8 @@ def run(
     """Evaluates all arms, writes the record, the metrics and the report, prints the summary, returns the directory.
 
     Several processes of a launch share the cases, and rank 0 does the rest. ``prepare`` is called with the open
-    directory, before the model is loaded, and returns the arms that answer. The analyses come last, that of attention
-    before those of ``after`` (``Study.conclude``).
+    directory, before the model is loaded, and returns the arms that answer. The analyses come last: attention, then
+    ``after`` (``Study.conclude``).
 
     Raises:
         UserError: see ``validate`` and ``open_study``; or an arm cannot answer.
@@ -262,7 +262,7 @@ class Study:
         ``alone``, not one of several.
 
         Raises:
-            MethodFault: at the very end, where an arm has failed; that of the arm under study comes first.
+            MethodFault: at the very end, if an arm has failed; the arm under study comes first.
         """
         by_itself = all(analysis.detail for analysis in analyses)
         faults = self.arms.faults
@@ -372,7 +372,7 @@ class Study:
             states.mark_finished(self.store.path)
 
     def _close(self, more: Mapping[str, Any], *, finished: bool) -> None:
-        ended = {"finished": records.now()} if finished else {}
+        ended = {"finished": records.timestamp()} if finished else {}
         self.store.write_json("environment.json", {**self.environment, **ended, **more})
 
 
@@ -386,7 +386,7 @@ def _failed_arm(arm: str, fault: MethodFault) -> Analysis:
 
 
 def _composition(samples: Sequence[Sample], complete: int) -> str:
-    """Return in brackets how many cases are scored and how many are controls; with a limit also of which kinds."""
+    """Return in brackets how many cases are scored and how many are controls; with a limit also their kinds."""
     scored = [sample for sample in samples if sample.subset != "control"]
     counts = [f"{len(scored)} scored"]
     if len(samples) < complete:

@@ -1,8 +1,8 @@
 """Whether an arm that was trained before is evaluated on its own training rows, found before any weights load.
 
-An adapter and a learned file carry hashes of their rows (``interp.training_rows``). A case is such a row where its text
-and its picture are, the picture also where it was re-encoded or resized. What an arm learns within the study itself is
-kept apart by ``experiments.benchmarks.disjoint``.
+An adapter and a learned file carry hashes of their rows (``interp.training_rows``). A case is a training row if its
+text and its picture are the same, even if the picture was re-encoded or resized. What an arm learns within the study
+itself is kept apart by ``experiments.benchmarks.disjoint``.
 """
 
 from collections.abc import Mapping

@@ -32,7 +32,7 @@ NO_MARGIN = "it is a constant on the margin between Yes and No, which an open an
 class ValidatedRun:
     """A run's arms and cases after all checks.
 
-    ``complete`` are the benchmark's cases, ``loaded`` those of them within ``run.limit``, which are answered.
+    ``complete`` are the benchmark's cases. ``loaded`` are the cases within ``run.limit``, which are answered.
     ``development`` are those to learn from and to be fitted on; None where no arm is, or the benchmark has none.
     ``excluded`` are the arms that cannot enter, each with the reason; ``notes`` go into environment.json.
     """
@@ -51,9 +51,9 @@ def validate(run: Run, console: Console | None = None, *, to_come: Collection[st
     left out, is printed.
 
     Raises:
-        UserError: the judge or the protocol does not fit the benchmark, no case can run here, an arm was trained on the
-            cases or has nothing to learn from or to be fitted on, the arm under study cannot enter, a contrast names no
-            arm, or an arm needs more than an API gives.
+        UserError: judge or protocol do not fit the benchmark, or no case can run here. An arm was trained on the cases,
+            has nothing to learn from, or needs more than an API gives. The arm under study cannot enter, or a contrast
+            names no arm.
     """
     console = console or Launch.current().console()
     _check_protocol(run)

@@ -1,6 +1,6 @@
 """A vision-language model as a judge of refusals, or several with the majority of their votes.
 
-It asks whatever has ``generate(prompts, max_new_tokens=…)``: a local VLM or a model behind an API. It imports torch
+It asks any object with ``generate(prompts, max_new_tokens=…)``: a local VLM or a model behind an API. It imports torch
 only when it asks. What it asks and reads is ``llm_verdict``.
 """
 

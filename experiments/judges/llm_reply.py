@@ -60,8 +60,8 @@ def _cut(text: str) -> str:
 def read_verdict(answer: str) -> Judgement:
     """The verdict in a judge's answer: of its one JSON object, bare, in a code fence or among other words.
 
-    JUDGE_FAILED where there is none, where two differ, or where its verdict is not exactly one of the three; digits,
-    words and moods of the text around it are never read.
+    JUDGE_FAILED if there is none, if two differ, or if the verdict is not exactly one of the three. The text around it
+    is never read.
     """
     if not answer.strip():
         return Judgement(Verdict.JUDGE_FAILED, "the judge's answer is empty")
@@ -79,7 +79,7 @@ def read_verdict(answer: str) -> Judgement:
 
 
 def _objects(answer: str) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects with a verdict, wherever they stand in the answer."""
+    """Yield the JSON objects with a verdict, anywhere in the answer."""
     decoder, start = json.JSONDecoder(object_pairs_hook=_without_repeats), answer.find("{")
     while start >= 0:
         try:
@@ -92,7 +92,7 @@ def _objects(answer: str) -> Iterator[dict[str, Any]]:
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object that says "verdict" twice says two things, of which json would keep the last."""
+    """If an object has two "verdict" keys, json would keep the last."""
     repeated = sum(key == "verdict" for key, _ in pairs) > 1
     return {"verdict": None, "reason": "the judge's answer names its verdict twice"} if repeated else dict(pairs)
 

@@ -33,25 +33,25 @@ Around = tuple[str, str]  # a prompt before and after the response
 
 @dataclass(frozen=True)
 class PublishedPrompt(LLMJudge):
-    """Judges with the prompt that the authors of the benchmark ``of`` published, from their repository at ``source``.
+    """Judge with the prompt that the authors of ``benchmark`` published, from their repository at ``source``.
 
     Raises:
         UserError: no models, or an unknown benchmark.
     """
 
     look: bool = False
-    of: str = ""
+    benchmark: str = ""
     source: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.of not in FILES:
-            raise UserError(f"judge.of={self.of!r} is not known; known: {', '.join(FILES)}; choose one")
+        if self.benchmark not in FILES:
+            raise UserError(f"judge.benchmark={self.benchmark!r} is not known; known: {', '.join(FILES)}; choose one")
 
     @property
     def name(self) -> str:
         """``published``, the benchmark, and the names of its models."""
-        return f"published:{self.of}:{super().name.removeprefix('llm:')}"
+        return f"published:{self.benchmark}:{super().name.removeprefix('llm:')}"
 
     def check(self) -> None:
         """Raise what would stop it at its first item: no such file, or a missing key."""
@@ -65,36 +65,36 @@ class PublishedPrompt(LLMJudge):
         Raises:
             UserError: there is no such file, or it is not the published one.
         """
-        file, repository = FILES[self.of]
+        file, repository = FILES[self.benchmark]
         get = f"git clone {repository} and set judge.source to the clone"
         if self.source is None:
             raise UserError(f"judge.source is not set; the prompt is read from {file} there; {get}")
         path = Path(self.source).expanduser() / file
         text = readable_text(path, get)
         try:
-            return _templates(self.of, text)
+            return _templates(self.benchmark, text)
         except (SyntaxError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
             raise UserError(f"{path} does not hold the published prompt ({error}); {get}") from error
 
     def question(self, item: Item, *, image: bool) -> str:
         """Return the authors' prompt about an item."""
-        part = "embodied" if self.of == "mssbench" and item.case.startswith("embodied") else "chat"
+        part = "embodied" if self.benchmark == "mssbench" and item.case.startswith("embodied") else "chat"
         return item.response.join(self._templates[part])
 
     def read(self, answer: str) -> Judgement:
         """Return the verdict in a judge's answer: the last class, after a review that may name others, or yes or no."""
-        if not (answers := ANSWERS[self.of].findall(answer)):
+        if not (answers := ANSWERS[self.benchmark].findall(answer)):
             return Judgement(Verdict.JUDGE_FAILED, "the judge's answer holds none of the answers asked for")
         return Judgement(VERDICTS[answers[-1].lower()], f"the judge's answer: {answers[-1]}")
 
 
-def _templates(of: str, text: str) -> dict[str, Around]:
+def _templates(benchmark: str, text: str) -> dict[str, Around]:
     """Return ``PublishedPrompt._templates``, read from the text of the authors' file.
 
     Raises:
-        ValueError, KeyError, SyntaxError, TypeError, IndexError: the text is not that of the published file.
+        ValueError, KeyError, SyntaxError, TypeError, IndexError: the text is not the published file.
     """
-    if of == "lvlm_safer":
+    if benchmark == "lvlm_safer":
         return {"chat": _around(text.replace("{prediction}", _RESPONSE))}
     nodes = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Assign))
     assigned = {ast.unparse(node.targets[0]): node.value for node in nodes}

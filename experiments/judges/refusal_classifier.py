@@ -241,7 +241,7 @@ def _by_phrases(response: str) -> Judgement:
 
 
 def unfit(item: Item) -> Judgement | None:
-    """Return why the judge was not measured on such an answer, as a judgement. Return None if it was."""
+    """Return as a judgement why the judge was not measured on this kind of answer. Return None if it was."""
     if (silent := without_answer(item.response)) is not None:
         return silent
     if (words := len(item.response.split())) > LONGEST:

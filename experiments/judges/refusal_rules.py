@@ -11,9 +11,9 @@ A phrase list (``phrases/<language>.yaml``) has the keys
 * ``answering``: what a response says that goes on to answer, or to offer something else;
 * ``affirmative``, ``negative``: first words that mean yes and no;  ``neither``: beginnings that only look like one.
 
-A phrase is text as ``normalised`` leaves it, with two signs: ``{a|b|}`` is one of the alternatives (an empty one makes
-it optional), ``*`` a gap of at most five words (twelve characters in languages without spaces) within one sentence. All
-gaps are bounded, so that matching is linear in the length of a text.
+A phrase is text as ``normalised`` leaves it, with two signs. ``{a|b|}`` is one of the alternatives; an empty one makes
+it optional. ``*`` is a gap of at most five words within one sentence (twelve characters in languages without spaces).
+All gaps are bounded, so that matching is linear in the length of a text.
 """
 
 import functools
@@ -57,11 +57,11 @@ _CONTRACTIONS = [
 
 
 def normalised(text: str) -> str:
-    """Case and compatibility forms folded, apostrophes straight, English contractions written out, the rest spare.
+    """Fold case and compatibility forms, straighten apostrophes, write out English contractions.
 
-    Invisible and control characters, markdown, quotation marks and commas are gone and every run of blanks is one
-    space, so that "I’m **sorry**, but\\u200b I can’t" and "i am sorry but i cannot" are one text. Applying it again
-    changes nothing. Linear in the length of the text.
+    Remove invisible and control characters, markdown, quotation marks and commas; make each run of blanks one space.
+    So "I’m **sorry**, but\\u200b I can’t" and "i am sorry but i cannot" are one text. Applying it again changes
+    nothing. Linear in the length of the text.
     """
     folded = unicodedata.normalize("NFKC", text.translate(_APOSTROPHES))
     # Folding case can undo the composition, and composing anew can make a character whose case is not folded.
@@ -126,7 +126,7 @@ def all_phrases() -> tuple[Phrases, ...]:
 
 
 def matcher(written: tuple[str, ...], *, spaced: bool) -> re.Pattern[str]:
-    """One pattern for phrases in the syntax of this module; with ``spaced``, whole words alone."""
+    """One pattern for phrases in the syntax of this module; with ``spaced``, only whole words."""
     joined = "|".join(_pattern(phrase, _GAPS[spaced]) for phrase in written)
     return re.compile(f"{_LETTER_BEFORE}(?:{joined}){_LETTER_AFTER}" if spaced else f"(?:{joined})")
 

@@ -45,16 +45,16 @@ def agreement(
 ) -> dict[str, Any]:
     """A judge against human labels; ``prompts`` names the prompt of each answer, the unit of the bootstrap.
 
-    ``n``, ``refused`` (by the human labels); ``kappa``, ``sensitivity`` (the share of the labelled refusals that the
-    judge finds), ``specificity`` (of the labelled compliances that it accepts), each None where it does not exist and
-    with ``_interval``.
+    ``n``, ``refused`` (by the human labels); ``kappa``; ``sensitivity`` (the share of the labelled refusals that the
+    judge finds); ``specificity`` (the share of the labelled compliances that it accepts). Each has an ``_interval``,
+    and is None if it does not exist.
 
     Raises:
         ValueError: no answers, or arrays of different lengths.
     """
     if not len(people) == len(judge) == len(prompts) or not len(people):
         raise ValueError(f"{len(people)}, {len(judge)} and {len(prompts)} answers; as many of each, and at least one")
-    drawn = ClusterBootstrap.of_names(prompts, draws=draws, seed=seed)
+    drawn = ClusterBootstrap.from_names(prompts, draws=draws, seed=seed)
     interval = percentile_interval(_drawn_kappa(drawn, people, judge), clusters=drawn.clusters())
     record: dict[str, Any] = {"n": len(people), "refused": int(people.sum())}
     record |= {"kappa": kappa(people, judge), "kappa_interval": interval}
@@ -68,7 +68,7 @@ def agreement(
 def pairwise_kappa(labels: Mapping[str, Mapping[str, str]]) -> list[dict[str, Any]]:
     """``raters``, ``n`` and ``kappa`` of every two raters on the answers that both labelled.
 
-    ``labels`` are answer → rater → label. κ is None without such an answer too.
+    ``labels`` are answer → rater → label. κ is None without this answer too.
     """
     pairs = []
     for pair in combinations(sorted({rater for one in labels.values() for rater in one}), 2):

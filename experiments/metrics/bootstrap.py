@@ -48,7 +48,7 @@ class Clusters(NamedTuple):
 
     @classmethod
     def of_sizes(cls, sizes: np.ndarray) -> "Clusters":
-        """Return the clusters of these sizes [cluster]; those of 0 do not count."""
+        """Return the clusters of these sizes [cluster]; clusters of size 0 do not count."""
         squares = float((sizes.astype(float) ** 2).sum())
         return cls(int((sizes > 0).sum()), float(sizes.sum()) ** 2 / squares if squares else 0.0)
 
@@ -70,7 +70,7 @@ class ClusterBootstrap:
     multiplicity: UInt8[np.ndarray, "draw cluster"]  # how often each cluster occurs in each sample
 
     @classmethod
-    def of(cls, cluster: Codes, *, draws: int, seed: int) -> "ClusterBootstrap":
+    def from_codes(cls, cluster: Codes, *, draws: int, seed: int) -> "ClusterBootstrap":
         """Return bootstrap samples of the clusters with these codes by case.
 
         Raises:
@@ -85,9 +85,9 @@ class ClusterBootstrap:
         return cls(cluster, np.ones((1, int(cluster.max(initial=0)) + 1), dtype=np.uint8))
 
     @classmethod
-    def of_names(cls, names: Sequence[Any] | np.ndarray, *, draws: int, seed: int) -> "ClusterBootstrap":
-        """From cluster names by case; codes follow the sorted names. Raises as ``of`` does."""
-        return cls.of(np.unique(np.asarray(names), return_inverse=True)[1], draws=draws, seed=seed)
+    def from_names(cls, names: Sequence[Any] | np.ndarray, *, draws: int, seed: int) -> "ClusterBootstrap":
+        """From cluster names by case; codes follow the sorted names. Raises as ``from_codes`` does."""
+        return cls.from_codes(np.unique(np.asarray(names), return_inverse=True)[1], draws=draws, seed=seed)
 
     def clusters(self, where: Weights | None = None) -> int:
         """The number of clusters the cases come from; with one there is no spread to estimate."""
@@ -101,7 +101,7 @@ class ClusterBootstrap:
     def sums(
         self, columns: Float[np.ndarray, "case column"], where: Mask | None = None
     ) -> Float[np.ndarray, "draw column"]:
-        """The sum of each column; ``columns`` has a row for every case, also for those that ``where`` leaves out."""
+        """The sum of each column; ``columns`` has a row for every case, also for cases that ``where`` excludes."""
         used = slice(None) if where is None else where
         by_cluster = np.zeros((self.multiplicity.shape[1], columns.shape[1]))
         np.add.at(by_cluster, self.cluster[used], columns[used])
@@ -117,7 +117,8 @@ class ClusterBootstrap:
         return self.ratio(values, np.ones(len(values)), where)
 
     def pair_mean(self, pairs: Pairs, values: Float[np.ndarray, " pair"]) -> Draws:
-        """The mean of ``values`` over pairs of cases, of which each is in a sample as often as its two members.
+        """Return the mean of ``values`` over pairs of cases. A pair is in a sample as often as the product of its
+        members' counts.
 
         A pair within one cluster is in it as often as the cluster: its copies are copies of the pair.
         """
@@ -144,10 +145,10 @@ class ClusterBootstrap:
         return roc_readings(ClusterBootstrap(self.cluster[used], self.multiplicity), -score[used], positive[used])[0]
 
 
-def ratio(part: np.ndarray | float, whole: np.ndarray | float) -> np.ndarray:
-    """``part / whole``, NaN where ``whole`` is 0."""
-    part, whole = np.asarray(part, dtype=float), np.asarray(whole, dtype=float)
-    return np.divide(part, whole, out=np.full_like(whole, np.nan), where=whole != 0)
+def ratio(part: np.ndarray | float, total: np.ndarray | float) -> np.ndarray:
+    """Return ``part / total``, NaN where ``total`` is 0."""
+    part, total = np.asarray(part, dtype=float), np.asarray(total, dtype=float)
+    return np.divide(part, total, out=np.full_like(total, np.nan), where=total != 0)
 
 
 def percentile_interval(draws: Draws, *, clusters: int | None = None) -> Interval | None:
@@ -185,8 +186,8 @@ def roc_readings(bootstrap: ClusterBootstrap, margin: Values, unsafe: Mask, caug
     margin changing sides together. The area is the AUROC, unsafe cases being the positives and ties counting half. The
     second is the share of safe cases above the threshold that catches the share ``caught`` of unsafe cases. If several
     thresholds have the same unsafe accuracy (a vertical step), it is their midpoint. NaN in samples without a safe or
-    without an unsafe case, the second also without ``caught``. Margins are sorted once: a sample changes their weights
-    alone.
+    without an unsafe case, the second also without ``caught``. Margins are sorted once: a sample changes only their
+    weights.
 
     Raises:
         ValueError: a margin is NaN, or ``caught`` outside 0 to 1.
@@ -219,7 +220,7 @@ def deployed_rates(bootstrap: ClusterBootstrap, margin: Values, unsafe: Mask, fo
     """Shares of unsafe cases caught and of safe cases answered, with thresholds set on other cases than they judge.
 
     The lowest threshold that catches the share ``caught`` of the unsafe cases of all other folds judges a fold's cases.
-    A case at the threshold is caught. Each sample sets its thresholds anew. NaN in samples without a safe or an unsafe
+    A case at the threshold is caught. Each sample sets its thresholds again. NaN in samples without a safe or an unsafe
     case, and where a threshold has no unsafe case to be set on.
     """
     order = np.argsort(margin, kind="stable")

@@ -32,7 +32,7 @@ class Difference:
     """A difference: its ``entry`` (None if it does not exist), its standard error and its draws.
 
     ``entry`` has value, low, high, level, n, clusters, claim; ``from`` and ``to`` (the levels of both arms on these
-    cases); ``bounds`` if answers are missing; and ``needed`` (``units_for_five_points``).
+    cases). It has ``bounds`` if answers are missing, and ``needed`` (``units_for_five_points``).
     """
 
     entry: Entry | None
@@ -125,10 +125,11 @@ def one_family(primary: Difference | None, further: Iterable[Difference]) -> Non
 def simultaneous(differences: Iterable[Difference], *, confidence: float = CONFIDENCE) -> None:
     """Replace intervals and claims of differences by ones that hold for all of them at once.
 
-    ``level`` becomes that of each interval, ``family`` the number of differences. Each draw's deviation has a p value:
-    its rank among the deviations of its difference. Of the smallest p over all differences, draw by draw, the quantile
-    1 − ``confidence`` is 1 − ``level`` (Westfall and Young, 1993, min-P). It is at least Bonferroni's, and Bonferroni's
-    if there are too few draws. Left out: differences that are 0 by construction, or without a standard error.
+    ``level`` becomes the level of each interval, ``family`` the number of differences. Each draw's deviation has a p
+    value: its rank among the deviations of its difference. Of the smallest p over all differences, draw by draw, the
+    quantile 1 − ``confidence`` is 1 − ``level`` (Westfall and Young, 1993, min-P). It is at least Bonferroni's, and
+    Bonferroni's if there are too few draws. Left out: differences that are 0 by construction, or without a standard
+    error.
     """
     tested = [
         each for each in differences
@@ -153,8 +154,8 @@ def compare(arms: Arms, arm: str, other: str) -> dict[Key, Difference]:
     """Return ``arm`` minus ``other`` in every quantity, on the cases that both answered.
 
     What the design or the answers do not support is taken back. There is no interval at the operating point with too
-    few unsafe cases. Nothing is claimed from margins that the verdicts were not chosen by, nor from answers of which
-    too many have no readable verdict.
+    few unsafe cases. Claim nothing from margins that did not choose the verdicts, or if too many answers have no
+    readable verdict.
     """
     both = [arms.outcomes[name] for name in (arm, other)]
     reading = arms.reading(*both)
@@ -178,7 +179,7 @@ def compare(arms: Arms, arm: str, other: str) -> dict[Key, Difference]:
 
 
 def margins_doubtful(*outcomes: Outcomes) -> bool:
-    """Return whether the margins of any arm are not those that its verdicts were chosen by."""
+    """Return whether the margins of any arm did not choose its verdicts."""
     return any(wrong > MOST_DISAGREEING * n for wrong, n in (arm.disagreeing for arm in outcomes))
 
 

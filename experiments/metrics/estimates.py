@@ -1,10 +1,10 @@
 """Estimates with intervals, of cases that come in clusters and may be made from templates: arrays in, entries out.
 
-An *entry* is ``{"value", "low", "high", "n", "clusters"}``: over n cases in so many clusters (of the smaller side, if
-it compares two groups of cases), with a 95% interval, None where it cannot be given. Levels and differences have
-Student's interval: over clusters, or over families of sentences and what is shown, whichever is wider
-(``docs/metrics.md``, "Uncertainty"). Differences and effects also have a ``claim`` (``metrics.claims.claim_of``). All
-entries of one ``Resamples`` use the same draws, which makes their differences paired.
+An *entry* is ``{"value", "low", "high", "n", "clusters"}``: over n cases in so many clusters, with a 95% interval, or
+None without one. If it compares two groups of cases, the smaller side counts. Levels and differences have Student's
+interval: over clusters, or over families of sentences and what is shown, whichever is wider (``docs/metrics.md``,
+"Uncertainty"). Differences and effects also have a ``claim`` (``metrics.claims.claim_of``). All entries of one
+``Resamples`` use the same draws, which makes their differences paired.
 """
 
 import math
@@ -56,12 +56,12 @@ class StandardError:
     sentences: int | None = None  # families of sentences, where these are resampled: what more cases must come with
 
     @classmethod
-    def of(cls, draws: Draws, clusters: Clusters | int, *, floor: float = 0.0) -> "StandardError":
+    def from_draws(cls, draws: Draws, clusters: Clusters | int, *, floor: float = 0.0) -> "StandardError":
         """Return the error by bootstrap ``draws`` of the difference; ``floor`` is a variance that is added.
 
-        It is the standard deviation of the draws times √(G / (G − 1)) with G effective clusters, for a sample of G
-        varies too little by that much. Without spread among the draws and without a ``floor`` there is no standard
-        error. A difference that is the same in every sample is still not known exactly.
+        It is the standard deviation of the draws times √(G / (G − 1)) with G effective clusters: a sample of G varies
+        too little by this factor. Without spread among the draws and without a ``floor`` there is no standard error. A
+        difference that is the same in every sample is still not known exactly.
         """
         clusters, existing = Clusters(clusters) if isinstance(clusters, int) else clusters, defined(draws)
         if existing is None or clusters.number < FEWEST:
@@ -94,8 +94,8 @@ class StandardError:
 def two_way(first: StandardError, second: StandardError, both: StandardError) -> StandardError:
     """Return the error of a difference whose cases share two factors, from its errors over each factor and over both.
 
-    Variances: first + second − both (Cameron, Gelbach and Miller, 2011, "Robust inference with multiway clustering"),
-    but no less than the larger of the first two, where the sum falls below it by chance.
+    The variance is first + second − both (Cameron, Gelbach and Miller, 2011, "Robust inference with multiway
+    clustering"). It is at least the larger of the first two.
     """
     error = None
     if first.error is not None and second.error is not None and both.error is not None:
@@ -167,9 +167,9 @@ def change_entry(
 def rate_floor(*cases: int) -> float:
     """The variance that is added to the difference of two rates, or of the mean of rates of several groups of cases.
 
-    2 / (n + 2)² for a rate of n cases, which is what one more flip in either direction adds (Bonett and Price, 2012,
-    "Adjusted Wald confidence interval for a difference of binomial proportions based on paired data"). Without it no
-    flip among 20 cases would be an interval of width 0.
+    Return 2 / (n + 2)² for a rate of n cases: what one more flip in either direction adds. Source: Bonett and Price,
+    2012, "Adjusted Wald confidence interval for a difference of binomial proportions based on paired data". Without it
+    no flip among 20 cases would be an interval of width 0.
     """
     return sum(2 / (count + 2) ** 2 for count in cases) / max(len(cases), 1) ** 2
 
@@ -233,20 +233,22 @@ class Resamples:
     schemes: Mapping[str, ClusterBootstrap]
 
     @classmethod
-    def of(cls, codes: Mapping[str, Codes], *, draws: int, seed: int) -> "Resamples":
+    def from_codes(cls, codes: Mapping[str, Codes], *, draws: int, seed: int) -> "Resamples":
         """From what is resampled (``factors``), by name."""
-        return cls({name: ClusterBootstrap.of(code, draws=draws, seed=seed) for name, code in codes.items()})
+        return cls({name: ClusterBootstrap.from_codes(code, draws=draws, seed=seed) for name, code in codes.items()})
 
     @classmethod
-    def of_names(cls, clusters: Names, *, draws: int, seed: int) -> "Resamples":
-        """From the names of the cases' clusters alone."""
-        return cls.of({CLUSTER: np.unique(np.asarray(clusters), return_inverse=True)[1]}, draws=draws, seed=seed)
+    def from_names(cls, clusters: Names, *, draws: int, seed: int) -> "Resamples":
+        """Resample only clusters, from their names by case."""
+        return cls.from_codes(
+            {CLUSTER: np.unique(np.asarray(clusters), return_inverse=True)[1]}, draws=draws, seed=seed
+        )
 
     @classmethod
-    def of_cases(cls, clusters: Names, texts: Sequence[str], tags: Tags, *, draws: int, seed: int) -> "Resamples":
+    def from_cases(cls, clusters: Names, texts: Sequence[str], tags: Tags, *, draws: int, seed: int) -> "Resamples":
         """From the cluster, the text and the tags of each case: over the families of their sentences too."""
         cluster = np.unique(np.asarray(clusters), return_inverse=True)[1]
-        return cls.of(factors(cluster, sentence_codes(texts, tags), tags), draws=draws, seed=seed)
+        return cls.from_codes(factors(cluster, sentence_codes(texts, tags), tags), draws=draws, seed=seed)
 
     @property
     def bootstrap(self) -> ClusterBootstrap:
@@ -269,7 +271,9 @@ class Resamples:
             sides: the groups of cases that it compares or averages, or how often each counts; None is all cases.
             floor: a variance that is added (``paired.rate_floor``).
         """
-        over = {name: StandardError.of(some, self._fewest(sides, name), floor=floor) for name, some in draws.items()}
+        over = {
+            name: StandardError.from_draws(some, self._fewest(sides, name), floor=floor) for name, some in draws.items()
+        }
         return over_factors(over)
 
     def loudest(self, draws: ByScheme) -> Draws:
@@ -289,16 +293,16 @@ class Resamples:
         value = float(top[used].sum() / bottom[used].sum()) if bottom[used].sum() else None
         return self._level(value, lambda sample: sample.ratio(top, bottom, used), used, share=share)
 
-    def balanced_accuracy(self, guess: Int[np.ndarray, " known"], truth: np.ndarray, known: Mask) -> Entry:
+    def balanced_accuracy(self, guess: Int[np.ndarray, " used"], truth: np.ndarray, used: Mask) -> Entry:
         """Return the mean over classes of the share guessed right, as a level.
 
-        ``truth`` and ``guess`` (the index of its class among the sorted classes, −1 for none) are of the ``known``
+        ``truth`` and ``guess`` (the index of its class among the sorted classes, −1 for none) are of the ``used``
         cases.
         """
         _, codes, counts = np.unique(truth, return_inverse=True, return_counts=True)
         right, weight = np.full((2, len(self.bootstrap.cluster)), np.nan)
-        weight[known] = 1 / (len(counts) * counts[codes])
-        right[known] = np.where(guess >= 0, (guess == codes) * weight[known], np.nan)
+        weight[used] = 1 / (len(counts) * counts[codes])
+        right[used] = np.where(guess >= 0, (guess == codes) * weight[used], np.nan)
         return self._ratio(right, weight, _finite(right, weight), share=True)
 
     def auroc(self, score: Values, positive: Mask) -> Entry:

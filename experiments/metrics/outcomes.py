@@ -47,7 +47,7 @@ class Cases:
     texts: list[str] = field(default_factory=list)  # by case; empty if the records hold none
 
     @classmethod
-    def of(cls, frame: pd.DataFrame) -> "Cases":
+    def from_frame(cls, frame: pd.DataFrame) -> "Cases":
         """Return the cases of checked predictions.
 
         Raises:
@@ -188,7 +188,7 @@ def align(
     frame = frame[is_control if controls else ~is_control]
     if kind == "refusal":
         frame = frame.assign(scenario=frame["scenario"].str.removeprefix(_TWIN_PREFIX))
-    cases = Cases.of(frame.sort_values("case", kind="stable") if kind == "yes_no" else frame)
+    cases = Cases.from_frame(frame.sort_values("case", kind="stable") if kind == "yes_no" else frame)
     gold = frame.drop_duplicates("case").set_index("case")["gold"]
     tables = {str(arm): rows.set_index("case").reindex(cases.ids).assign(gold=gold)
               for arm, rows in frame.groupby("arm", sort=False)}  # fmt: skip
@@ -278,8 +278,8 @@ def checked(predictions: pd.DataFrame, kind: Kind) -> pd.DataFrame:
     """Return the predictions with texts as str and a missing verdict as "no_verdict" (yes/no) or "" (refusal).
 
     Raises:
-        UserError: no predictions; a column is missing; a value is unknown; an arm has a case twice; a case differs
-            between arms; a gold answer is not its subset's.
+        UserError: no predictions, a missing column or an unknown value. An arm has a case twice, a case differs between
+            arms, or a gold answer does not fit its subset.
     """
     if predictions.empty:
         raise UserError("no predictions; metrics need at least one case; check that the run found any cases")
@@ -315,7 +315,7 @@ def checked(predictions: pd.DataFrame, kind: Kind) -> pd.DataFrame:
 
 
 def _pairs(frame: pd.DataFrame, ids: Sequence[str]) -> Pairs:
-    """Return the pairs of which both members ran, in the order of ``frame``."""
+    """Return the pairs whose two members ran, in the order of ``frame``."""
     position, complete = {case: index for index, case in enumerate(ids)}, []
     named = frame.drop_duplicates("case")
     named = named[named["pair"].notna() & (named["pair"] != "")]

@@ -32,19 +32,19 @@ def all_pairs(group: Int[np.ndarray, " case"], safe: Bool[np.ndarray, " case"]) 
 def drawn_pairs(
     samples: Sequence[Sample], shared: Shared = "sentence", *, seed: int, times: int = TIMES
 ) -> list[tuple[int, int]]:
-    """Positions of safe and unsafe cases with pictures, paired: those that the benchmark names, or a draw.
+    """Return the positions of pairs of a safe and an unsafe case with pictures: the benchmark's pairs, or a draw.
 
     Both are asked the same (``shared`` sentence), or show the same picture, or the same thing in two pictures, which is
     always a draw. In a draw each case is in one pair, and where there are more of the other truth in at most ``times``.
-    It depends on ids and seed alone. In the order of the cases.
+    It depends only on ids and seed. In the order of the cases.
     """
     if shared != "thing" and any(sample.pair for sample in samples):
         key = _KEYS[shared]
-        both = ((one, other) for one, other in _named(samples) if key(samples[one]) == key(samples[other]))
-        found = [two for two in both if all(samples[at].image is not None for at in two)]
+        alike = [pair for pair in _named(samples) if key(samples[pair[0]]) == key(samples[pair[1]])]
+        pairs = [pair for pair in alike if all(samples[index].image is not None for index in pair)]
     else:
-        found = list(_drawn(samples, shared, seed, times))
-    return sorted(found, key=min)
+        pairs = list(_drawn(samples, shared, seed, times))
+    return sorted(pairs, key=min)
 
 
 def twins(samples: Sequence[Sample], *, seed: int) -> list[int | None]:
@@ -57,10 +57,10 @@ def twins(samples: Sequence[Sample], *, seed: int) -> list[int | None]:
     return [first.get(index) for index in range(len(samples))]
 
 
-def are_pair(one: Sample, other: Sample) -> bool:
-    """Whether two cases of opposite truth have one pair's name or, without a name, ask the same."""
-    same = one.pair == other.pair if one.pair or other.pair else one.prompt == other.prompt
-    return same and is_safe(one) != is_safe(other)
+def are_pair(first: Sample, second: Sample) -> bool:
+    """Return whether two cases of opposite truth have one pair's name or, without a name, ask the same."""
+    same = first.pair == second.pair if first.pair or second.pair else first.prompt == second.prompt
+    return same and is_safe(first) != is_safe(second)
 
 
 def is_safe(sample: Sample) -> bool:
@@ -69,7 +69,7 @@ def is_safe(sample: Sample) -> bool:
 
 
 def hash_key(*parts: object) -> str:
-    """A sort key that shuffles: it depends on ``parts`` (seed, ids) alone, not on machine, order or section."""
+    """Return a sort key that shuffles. It depends only on ``parts`` (seed, ids), not on machine, order or section."""
     return hashlib.sha256(":".join(map(str, parts)).encode()).hexdigest()
 
 

@@ -1,10 +1,10 @@
 """The quantities of a benchmark: functions from outcomes and resampled cases to values, listed by key.
 
-The same code computes a value and its bootstrap draws, so an interval is always that of its value. AUROC, the rates at
+The same code computes a value and its bootstrap draws, so an interval always belongs to its value. AUROC, the rates at
 the operating point and the held-out rates depend only on the order of the scores. A constant added to every margin
 changes none of them. They read the margin before any shift of the threshold (``Outcomes.score``). The margins of an arm
-that was learned in folds compare only within a fold. Such an arm is read within each fold, the folds are averaged by
-their cases, and it has no held-out rates. Formulas and sources: ``docs/metrics.md``.
+that was learned in folds compare only within a fold. It is read within each fold, and the folds are averaged by their
+cases. It has no held-out rates. Formulas and sources: ``docs/metrics.md``.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -119,7 +119,7 @@ class View:
         return deployed_rates(*self._part(here), self.arms.dealt[here], self.arms.operating_point)
 
     def flips(self) -> Draws:
-        """Return the share of pairs of which both answers are right."""
+        """Return the share of pairs with two right answers."""
         pairs, twins = self.arms.cases.complete_pairs(self.reading.mask), self.arms.cases.twins
         return self.sample.pair_mean(twins[pairs], self.outcomes.right[twins[pairs]].all(axis=1).astype(float))
 
@@ -179,7 +179,7 @@ class Arms:
     _cache: dict[tuple[object, ...], dict[Key, dict[str, Draws]]] = field(default_factory=dict)
 
     @classmethod
-    def of(
+    def from_predictions(
         cls, predictions: Iterable[Mapping[str, Any]] | pd.DataFrame, kind: Kind, *, draws: int, seed: int,
         stated_point: float | None = None, empty_as_refusal: bool = False,
     ) -> Self:  # fmt: skip
@@ -189,7 +189,7 @@ class Arms:
 
     @cached_property
     def operating_point(self) -> float:
-        """The share of unsafe cases caught at which arms are compared; the design fixes it, whatever was answered."""
+        """The share of unsafe cases caught at which arms are compared; the design fixes it before any answer."""
         return operating_point(int(self.cases.unsafe.sum())) if self.stated_point is None else self.stated_point
 
     @cached_property
@@ -214,11 +214,11 @@ class Arms:
     @cached_property
     def resamples(self) -> Resamples:
         """The bootstrap samples of the cases."""
-        return Resamples.of(self.cases.factors, draws=self.draws, seed=self.seed)
+        return Resamples.from_codes(self.cases.factors, draws=self.draws, seed=self.seed)
 
     @cached_property
     def types(self) -> list[str]:
-        """The types of request of a refusal benchmark, those of benign ones first."""
+        """Return the types of request of a refusal benchmark, benign types first."""
         subset, scenario = self.cases.subset, self.cases.scenario
         return list(dict.fromkeys([*scenario[subset == "benign"].tolist(), *scenario.tolist()]))
 
@@ -233,7 +233,7 @@ class Arms:
 
     @cached_property
     def sides_of_truth(self) -> tuple[Group, Group]:
-        """The strata of unsafe cases, and those of harmless ones."""
+        """Return the strata of unsafe cases and the strata of harmless cases."""
         harmless = tuple(name for name in self.strata if name.partition(":")[0] in ("over_safety", "benign"))
         return tuple(name for name in self.strata if name not in harmless), harmless
 

@@ -60,10 +60,10 @@ def evaluate(
         baseline: the arm that the others are compared with. Without it there are no comparisons.
         control: the arm that only shifts the threshold.
         study: the arm under study; by default the first that is neither ``baseline`` nor ``control``.
-        contrasts: pairs of arms of which the first is compared with the second, too; ``ALL`` is every arm.
+        contrasts: pairs of arms; the first is also compared with the second. ``ALL`` is every arm.
         operating_point: the share of unsafe cases caught at which arms are compared; by default it depends on their
             number (``quantities.operating_point``).
-        tested: the quantities of which anything is claimed.
+        tested: the quantities that claims are made about.
         empty_as_refusal: a case without a response counts as a refusal (the published convention).
         safety_margin: how much less often harmful requests may be refused before safety counts as lost.
         not_applicable: arm → why it cannot enter.
@@ -72,7 +72,7 @@ def evaluate(
     Raises:
         UserError: see ``outcomes.align``; or ``study`` is not an arm.
     """
-    arms = Arms.of(frame, kind, draws=draws, seed=seed, stated_point=operating_point,
+    arms = Arms.from_predictions(frame, kind, draws=draws, seed=seed, stated_point=operating_point,
                    empty_as_refusal=empty_as_refusal)  # fmt: skip
     names = list(arms.outcomes)
     arm = study or next((name for name in names if name not in (baseline, control)), names[0])

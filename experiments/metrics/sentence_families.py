@@ -32,7 +32,7 @@ def families(texts: Sequence[str]) -> Codes:
     Texts are compared by their words, sentence by sentence. A wrapper ("You are an actor in a film.") never occurs
     alone and goes with more different sentences than those do. It is ignored. Two texts are of one family if all
     sentences of one occur in the other, or if both are of the family of a third. They are too if they share four fifths
-    of the shorter text's sequences of three words. An empty text is a family by itself.
+    of the shorter text's sequences of three words. An empty text is a family of its own.
     """
     distinct = list(dict.fromkeys(texts))
     cores = _without_wrappers([_sentences(text) for text in distinct])

@@ -93,8 +93,8 @@ def units_needed(
     """Return the units that a study needs to show a paired difference of ``effect``; None if nothing varies.
 
     n = units · ((t + z(power)) · se / effect)², rounded up, with t = t(1 − α/2) of n · clusters / units − 1 degrees of
-    freedom: more units come with more clusters, in proportion. The range is that of the variance, estimated with
-    ``freedom`` degrees of freedom (chi-squared), by default ``clusters`` − 1.
+    freedom. Clusters grow in proportion to units. The range follows from the variance, estimated with ``freedom``
+    degrees of freedom (chi-squared), by default ``clusters`` − 1.
 
     Args:
         standard_error: of the difference on ``units``, in fractions of 1; its variance falls as 1/units.
@@ -120,7 +120,8 @@ def units_needed(
 
 
 def missing_bounds(right: int, n: int, n_of: int) -> Interval | None:
-    """Return the lowest and highest rate over ``n_of`` cases of which ``n_of − n`` are missing; None if ``n_of`` is 0.
+    """Return the lowest and highest rate over ``n_of`` cases if ``n_of − n`` of them are missing; None if ``n_of`` is
+    0.
 
     Raises:
         ValueError: not 0 ≤ ``right`` ≤ ``n`` ≤ ``n_of``.

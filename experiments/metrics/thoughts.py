@@ -18,7 +18,7 @@ def thoughts_by_arm(predictions: pd.DataFrame) -> dict[str, dict[str, Any]]:
 
     ``tokens`` is how long these thoughts are, in the mean. ``longest`` is the number of tokens after which the longest
     thought was cut off. ``budget`` is the number within which 95% of the thoughts end (``tokens_until``). Both are None
-    if unknown. ``at_verdict`` is whether every margin behind a thought is the verdict's, not that of the thought's
+    if unknown. ``at_verdict`` is whether every margin after a thought is read at the verdict, not at the thought's
     first token. Columns of ``predictions``: arm, subset, status, response, thought, margin, and thought_tokens and
     verdict_step where a model counted them.
     """

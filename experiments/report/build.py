@@ -1,4 +1,4 @@
-"""One self-contained report.html from a run's directory; reads that directory alone, and no model."""
+"""Build one self-contained report.html from a run's directory. Reads only that directory, and no model."""
 
 import base64
 import hashlib

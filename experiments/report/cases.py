@@ -219,10 +219,10 @@ class _Pool(dict[str, int]):
 def payload(run: SavedRun, *, studied: str, reference: str, attention: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the data of the page: cases in the order of the records, and ``answers[arm][case]`` rows or null.
 
-    A row is (status, verdict, margin, text, characters cut, right, judge's explanation, prompt, answer's id): places in
-    ``statuses``, ``verdicts`` and ``texts`` (−1 for none), ``right`` 1, 0, or −1 where it is not known; where a method
-    asked questions before its answer, they follow as pairs of places, of a step's name and of what was said. ``run`` is
-    the same for the same answers, whatever the judge: the browser stores a person's labels under it.
+    A row is (status, verdict, margin, text, characters cut, right, judge's explanation, prompt, answer's id): positions
+    in ``statuses``, ``verdicts`` and ``texts`` (−1 for none). ``right`` is 1, 0, or −1 if it is unknown. If a method
+    asked questions before its answer, they follow as pairs of positions: a step's name, its text. ``run`` is the same
+    for the same answers under any judge: the browser stores a person's labels under it.
     """
     records = by_case(run.predictions)
     arms = [arm for arm in arms_of(run.results, run.metrics) if any(arm in of_case for of_case in records.values())]

@@ -1,4 +1,4 @@
-"""Every colour of a report, once: the page's own in light, in dark and on paper, those of the arms, and the maps'.
+"""Every colour of a report, once: the page in light, in dark and on paper, the arms, and the maps.
 
 Figures take them from here, and ``css`` gives them to the style sheets and scripts of the report and of ``explore``.
 """

@@ -24,9 +24,9 @@ def examples(run: SavedRun, *, studied: str, reference: str, attention: Mapping[
     """Return what to show of ``run``; ``reference`` is the arm that ``studied`` is compared with, or ``studied``.
 
     Returns:
-        ``groups``, two of (title, cases); ``most``, the value of the maps' full colour, empty without maps; and
-        ``glance``, a map to show at once: the first whose picture need not be blurred. A case has a ``word`` on what
-        became of it, the ``tone`` of its colour, and its ``maps`` or the reason why it has none.
+        ``groups``, two of (title, cases); ``most``, the value of the maps' full colour, empty without maps. ``glance``
+        is the first map whose picture need not be blurred. A case has a ``word`` on what became of it, the ``tone`` of
+        its colour, and its ``maps`` or the reason why it has none.
     """
     logged: Mapping[str, Any] = (attention or {}).get("cases") or {}
     arms, alone = list(dict.fromkeys((reference, studied))), studied == reference

@@ -1,6 +1,6 @@
 """The figures of a report, by two functions: points with intervals, and lines by layer.
 
-``report.heat`` draws maps over pictures. Saves no file and leaves pyplot's global state alone. The same numbers give
+``report.heat`` draws maps over pictures. Saves no file and does not change pyplot's global state. The same numbers give
 the same bytes.
 """
 
@@ -93,7 +93,7 @@ def points(
         y: label of the vertical axis; "" for rows.
         form: size.
         guides: lines of the background; of rows, vertical ones.
-        digits: of the numbers beside the rows.
+        digits: of the numbers next to the rows.
     """
     legend = math.ceil((len(marks) + bool(guides)) / form.legend_columns) + 2
     height = 0.98 * form.width + 0.02 * form.text * legend if y else 0.9 + 0.45 * len(marks)

@@ -69,7 +69,7 @@ def next_commands(
 
 
 def without(words: Sequence[str], *keys: str) -> list[str]:
-    """Return the arguments without those that set one of ``keys``; with ``task`` its options ``task.…`` go, too."""
+    """Return the arguments that set none of ``keys``; with ``task`` its options ``task.…`` go, too."""
     names = [word.lstrip("+~").partition("=")[0] for word in words]
     options = ("task.",) if "task" in keys else ()
     return [word for word, name in zip(words, names, strict=True) if name not in keys and not name.startswith(options)]

@@ -24,8 +24,8 @@ def snake(name: str) -> str:
 def leaderboard(results: Results, models: Sequence[str], counted: Results | None = None) -> pd.DataFrame:
     """Return refusals of MOSSBench's harmless requests in %: a row for each model and convention.
 
-    Columns: ``model``, ``convention``; each type and their ``average`` (the plain mean, as the leaderboard has it);
-    ``n_…``, judged cases; ``published_…``, the leaderboard's cells; ``error_…``, absolute differences in points.
+    Columns: ``model``, ``convention``; each type and their plain mean ``average``, as on the leaderboard. ``n_…``
+    counts judged cases, ``published_…`` are the leaderboard's cells, ``error_…`` absolute differences in points.
 
     Args:
         results: a results table whose arms are the models.

@@ -45,6 +45,6 @@ def blocked_text(text: str) -> bool:
 
 
 def failure_text(text: str) -> bool:
-    """Whether ``text`` is such a text: the model said nothing, so nothing is to be judged."""
+    """Return whether ``text`` reports a failure: the model said nothing, so nothing is judged."""
     text = text.strip()
     return len(text) <= LONGEST and KNOWN.match(text) is not None

@@ -2,12 +2,12 @@
 
 ``task=human_labels run=<dir> task.export=labels.csv`` writes a sheet with one line per answer. People fill in
 ``annotator`` and ``label``, each in a copy. ``task=rejudge run=<dir> labels=[anna.csv,ben.csv]`` scores the run by
-them, and says how far they agree with each other and with the run's judge. The report exports sheets too.
+them. It says how far people agree with each other and with the run's judge. The report exports sheets too.
 
-The sheet is blind: no arm, no verdict of the judge and no case id. An answer that several arms gave to a case is in it
-once, under an ``id`` that is a hash of the case and the answer.
+The sheet is blind: no arm, no verdict of the judge and no case id. If several arms gave the same answer to a case, it
+is in the sheet once. Its ``id`` is a hash of case and answer.
 
-A spreadsheet takes a cell that begins with = + - @ for a formula. Such a cell is written with an apostrophe in front.
+A spreadsheet takes a cell that begins with = + - @ for a formula. It is written with an apostrophe in front.
 """
 
 import hashlib
@@ -140,19 +140,19 @@ def read_labels(paths: Sequence[Path]) -> Labels:
     """
     first: dict[tuple[str, str], Label] = {}
     notes: list[str] = []
-    known = {verdict.value: verdict for verdicts in LABELS.values() for verdict in verdicts}
+    allowed = {verdict.value: verdict for verdicts in LABELS.values() for verdict in verdicts}
     for path in paths:
         table = read_file(path, ("id", "label"), get=GET)
         notes += [f"{path.name}, {problem.place}: {problem.reason}; left out" for problem in table.problems]
-        for place, row in table.rows:
+        for line, row in table.rows:
             cells = {name: plain_cell(str(cell or "").strip()) for name, cell in row.items()}
-            where, answer = f"{path.name}, {place}", cells["id"]
+            where, answer = f"{path.name}, {line}", cells["id"]
             if not (word := cells["label"].lower().replace(" ", "_")):
                 continue
-            if word not in known:
-                notes.append(f"{where}: label {word[:40]!r} is not one of {', '.join(known)}; left out")
+            if word not in allowed:
+                notes.append(f"{where}: label {word[:40]!r} is not one of {', '.join(allowed)}; ignored")
                 continue
-            label = Label(answer, cells.get("annotator") or path.stem, known[word])
+            label = Label(answer, cells.get("annotator") or path.stem, allowed[word])
             earlier = first.setdefault((answer, label.annotator), label)
             if earlier.verdict is not label.verdict:
                 notes.append(

@@ -1,7 +1,7 @@
 """The processes of one ``accelerate launch`` or ``torchrun``: this one's rank, its share of the work, and barriers.
 
 Accelerate starts the process group. torch is imported only if there is more than one process. They communicate over
-gloo, whatever device the model runs on.
+gloo on any device.
 """
 
 import atexit

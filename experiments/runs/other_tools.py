@@ -32,9 +32,9 @@ GET = (
 
 
 class Answer(NamedTuple):
-    """One answer: where it is in the file, its case, its text (None: the request failed), and how it stopped."""
+    """One answer: its line in the file, its case, its text (None: the request failed), and how it stopped."""
 
-    place: str
+    line: str
     case: str
     response: str | None
     stopped: Status | None = None
@@ -54,13 +54,13 @@ def read_answers(path: Path) -> Iterator[Answer]:
     rows = read_file(path, COLUMNS, option="method")
     for problem in rows.problems:
         raise UserError(f"{path}, {problem.place}: {problem.reason}; correct the file")
-    for place, row in rows.rows:
-        case, response = _of_row(row, f"{path}, {place}")
+    for line, row in rows.rows:
+        case, response = _of_row(row, f"{path}, {line}")
         if path.suffix != ".jsonl":  # a table has no null
             response = "" if response is None else str(response)
         if not isinstance(response, str | None):
-            raise UserError(f"{path}, {place}: the response is no text; give a string, or null for none")
-        yield Answer(place, str(case), response)
+            raise UserError(f"{path}, {line}: the response is no text; give a string, or null for none")
+        yield Answer(line, str(case), response)
 
 
 def _of_row(row: Mapping[str, Any], where: str) -> tuple[Any, Any]:

@@ -43,7 +43,7 @@ def machine(vlm: "VLM | None") -> dict[str, Any]:
 def model_title(model: Mapping[str, Any] | None) -> str:
     """Return what a run's model is called: its name and the first eight characters of its weights' hash, if any.
 
-    ``model`` is that of environment.json: ``name``, and ``revision``, which is a hub's commit or ``sha256:…``.
+    ``model`` is the entry of environment.json: ``name``, and ``revision``, which is a hub's commit or ``sha256:…``.
     """
     name = str((model or {}).get("name") or "the model")
     return f"{name}{_in_brackets(_short_hash((model or {}).get('revision')))}"

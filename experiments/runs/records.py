@@ -68,8 +68,8 @@ def answered(
     ``judgement`` is None if a refusal judge had nothing to read. ``published_verdict`` is the verdict of the published
     yes/no rule, None for refusal benchmarks. A margin that is not finite becomes null. ``margin_is`` says of a margin
     that replies only bound whether it is ``exact``, a ``bound`` or ``undecided`` (0 lies between the bounds).
-    ``verdict_step`` counts the tokens before the token that the margin is read at. The other fields are those of
-    ``interp.generation.Generation``.
+    ``verdict_step`` counts the tokens before the token that the margin is read at. ``interp.generation.Generation``
+    explains the other fields.
     """
 
     def of_row(name: str, default: Any = None) -> Any:
@@ -156,7 +156,7 @@ def writable(text: str) -> str:
     return text.encode("utf-8", errors="replace").decode("utf-8")
 
 
-def now() -> str:
+def timestamp() -> str:
     """Return the current time in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
@@ -167,7 +167,7 @@ def read_records(run_dir: Path, keys: Sequence[str] = ("case", "arm")) -> list[d
     The arms are in the order of the run's configuration.
 
     Raises:
-        UserError: there are none, or a line is not such a record.
+        UserError: there are none, or a line is not a record with ``keys``.
     """
     lines = []
     for path, number, record in complete_lines(run_dir / PREDICTIONS):

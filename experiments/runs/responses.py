@@ -25,7 +25,7 @@ VAGUE = ("answers", "data", "output", "outputs", "predictions", "responses", "re
 
 @dataclass(frozen=True)
 class NoModel:
-    """In a model's place where no arm calls one; ``name`` is that of the responses under study."""
+    """Takes the model's place if no arm calls a model; ``name`` names the responses under study."""
 
     name: str
 
@@ -118,7 +118,7 @@ def _status(answer: Answer, path: str) -> tuple[Status, str, str]:
     """Return the status of a request, the answer's text, and why it is no answer of the model."""
     response = answer.response
     if answer.stopped is Status.PROVIDER_BLOCKED:
-        return Status.PROVIDER_BLOCKED, "", f"a content filter stopped the request ({path}, {answer.place})"
+        return Status.PROVIDER_BLOCKED, "", f"a content filter stopped the request ({path}, {answer.line})"
     if response is None:
         return Status.TRANSPORT_FAILED, "", f"null in {path}"
     text = response.strip()
@@ -139,7 +139,7 @@ def _read(path: str) -> dict[str, Answer]:
     answers: dict[str, Answer] = {}
     for answer in read_answers(Path(path)):
         if answer.case in answers:
-            raise UserError(f"{path}, {answer.place}: id {answer.case!r} occurs twice; keep one response for each case")
+            raise UserError(f"{path}, {answer.line}: id {answer.case!r} occurs twice; keep one response for each case")
         answers[answer.case] = answer
     if not answers:
         raise UserError(f"{path} holds no response; give at least one line of id and response")

@@ -151,7 +151,7 @@ def open_run(
 
 
 def reopened(path: Path) -> RunStore:
-    """Open an existing run, whatever its configuration, to add to it in a launch of one process.
+    """Open an existing run of any configuration, to add to it in a launch of one process.
 
     Raises:
         UserError: another process is writing it, or it cannot be written.

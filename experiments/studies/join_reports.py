@@ -253,5 +253,5 @@ def _environment(parts: Sequence[SavedRun], names: Sequence[str], study: str, ca
         "model": {"name": f"{models[0]} with {listed}" if alike else listed},
         "arm_under_study": study,
         "joined": {name: str(part.directory) for name, part in zip(names, parts, strict=True)},
-        "finished": records.now(),
+        "finished": records.timestamp(),
     }

@@ -19,18 +19,17 @@ from experiments.config import Run
 from experiments.evaluation import finished_runs, scoring
 from experiments.evaluation.case_batches import batches
 from experiments.evaluation.controls import recomputed
-from experiments.evaluation.human_verdicts import agreement_of_raters
 from experiments.evaluation.judging import judgement_without_text
 from experiments.evaluation.validated_run import check_contrasts
 from experiments.judges.automatic import Automatic
-from experiments.metrics.agreement import agreement
+from experiments.metrics.agreement import agreement, pairwise_kappa
 from experiments.report import terminal
 from experiments.report.cases import FILE as CASES
 from experiments.report.figures import CURVES
 from experiments.report.tables import say
 from experiments.report.text import lines
 from experiments.runs import records
-from experiments.runs.labels import apply, random_part, read_labels
+from experiments.runs.labels import Labels, answer_id, apply, random_part, read_labels
 from experiments.runs.records import RECORD_KEYS, read_records
 from experiments.runs.results_table import FILE as TABLE
 from experiments.runs.results_table import Results, Row, read_results
@@ -96,10 +95,10 @@ class Rejudge:
             people += against_people(after, labelled.records, seed=run.seed, draws=run.draws)
             after, notes, part = labelled.records, labelled.notes, random_part(before, labels)
             chosen = part is None
-            if part is not None and len(kept := [record for record in after if record["case"] in part]) < len(after):
+            if part is not None and len(scored := [record for record in after if record["case"] in part]) < len(after):
                 cases = len({record["case"] for record in after})
                 people.append(f"Only the {len(part)} of {cases} cases with labels of all answers are scored.")
-                before, after = [record for record in before if record["case"] in part], kept
+                before, after = [record for record in before if record["case"] in part], scored
             if chosen:
                 people.append(CHOSEN)
         after = recomputed(after)
@@ -121,7 +120,8 @@ class Rejudge:
         benchmark = (environment.get("benchmark") or {}).get("name") or "the benchmark"
         design = scoring.with_published_rows(evaluation.design, benchmark, environment.get("model"))
         environment |= {
-            "family": first, "judge": judged_by, "judged_run": str(folder), "people": people, "finished": records.now(),
+            "family": first, "judge": judged_by, "judged_run": str(folder), "people": people,
+            "finished": records.timestamp(),
         }  # fmt: skip
         attention = {file: read_object(folder / file) for file in ("attention.json", CASES)}
         results = Results([*evaluation.results, *_attention(folder)])
@@ -152,6 +152,20 @@ class Rejudge:
                                 "ones; choose another in conf/judge")  # fmt: skip
             return run.judge
         return None if rebuilt or self.labels is not None else Automatic().for_kind(kind)
+
+
+def agreement_of_raters(records: Sequence[Record], labels: Labels) -> dict[str, Any]:
+    """Return raters and pairwise κ; an answer that several arms gave to a case counts once.
+
+    ``records`` are the run's, labelled or not. Labels of other answers do not count.
+    """
+    answers = {answer_id(record) for record in records if record.get("response")}
+    verdicts: dict[str, dict[str, str]] = {}
+    for label in labels.labels:
+        if label.answer in answers:
+            verdicts.setdefault(label.answer, {}).setdefault(label.annotator, label.verdict.value)
+    raters = sorted({rater for by_rater in verdicts.values() for rater in by_rater})
+    return {"raters": raters, "pairwise_kappa": pairwise_kappa(verdicts)}
 
 
 def against_people(judged: Sequence[Record], labelled: Sequence[Record], *, seed: int, draws: int) -> list[str]:

@@ -18,7 +18,6 @@ from interp.errors import UserError
 from interp.image_grid import PatchGrid
 from interp.segments import SEGMENTS, RowSegments
 
-IMAGE_SEGMENTS = tuple(name for name in SEGMENTS if name.startswith("image"))
 COLUMNS = ("row", "step", "query", "layer", "head", "segment", "tokens", "mass")
 
 
@@ -38,6 +37,7 @@ class Masses:
     tokens: Float[Tensor, "row segment"]
     real: Bool[Tensor, "row query"]
     imageless: bool = False
+    names: tuple[str, ...] = SEGMENTS
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ def _table(piece: Masses) -> pd.DataFrame:
     rows, queries = np.nonzero(piece.real.numpy())
     mass = piece.mass.numpy()[:, rows, :, queries]  # query layer head segment: numpy moves paired indices to the front
     if piece.imageless:
-        mass = np.where([name in IMAGE_SEGMENTS for name in SEGMENTS], np.nan, mass).astype(mass.dtype)
-    column = np.asarray(piece.columns)[queries]
+        mass = np.where([name.startswith("image") for name in piece.names], np.nan, mass).astype(mass.dtype)
+    column, names = np.asarray(piece.columns)[queries], list(piece.names)
 
     def along(axes: str, values: Any, kind: type[np.integer]) -> np.ndarray:
         """``values`` along one or two of the axes q(uery), l(ayer), h(ead), s(egment), for each number of the mass."""
@@ -78,7 +78,7 @@ def _table(piece: Masses) -> pd.DataFrame:
             "query": along("q", column, np.int32),
             "layer": along("l", piece.layers, np.int16),
             "head": along("h", range(mass.shape[2]), np.int16),
-            "segment": pd.Categorical.from_codes(along("s", range(mass.shape[3]), np.int8), categories=list(SEGMENTS)),
+            "segment": pd.Categorical.from_codes(along("s", range(mass.shape[3]), np.int8), categories=names),
             "tokens": along("qs", piece.tokens.numpy()[rows], np.int32),
             "mass": mass.reshape(-1),
         }
@@ -107,7 +107,7 @@ def image_share(masses: pd.DataFrame, *, without_sink: bool = True) -> pd.DataFr
     """
     table = normalised(masses)
     value = "mass_without_sink" if without_sink else "mass"
-    images = table[table["segment"].isin(IMAGE_SEGMENTS)]
+    images = table[table["segment"].str.startswith("image")]
     heads = images.groupby(["row", "step", "layer", "head"])[value].sum(min_count=1)
     return heads.groupby(level=["row", "step", "layer"]).mean().rename("share").reset_index()
 

@@ -66,10 +66,10 @@ def hooked(module: Any, *, but: Collection[str] = ()) -> bool:
 
 
 @contextmanager
-def replaced(owner: Any, name: str, function: Any) -> Iterator[None]:
-    """While open, a module's method is ``function``; then it is as before."""
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Set an attribute of an object while open."""
     before = owner.__dict__.get(name)  # accelerate may have set a forward on the instance
-    setattr(owner, name, function)
+    setattr(owner, name, value)
     try:
         yield
     finally:

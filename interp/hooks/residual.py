@@ -6,7 +6,8 @@ final norm. (``interp.attention.record`` and ``interp.tools.knockout`` number th
 
 *Places* are groups of a prompt's columns, by ``interp.segments``. ``verdict`` is the last column, from which the first
 answer token is predicted; it belongs to no other place. ``image``, ``user``, ``system``, ``template`` and ``sink`` are
-all other columns of that segment, ``last_image`` and ``last_user`` the last of them. A single column is named by its
+all other columns of that segment, ``last_image`` and ``last_user`` the last of them. A conversation also has the parts
+of ``interp.segments``, such as ``user:1`` and ``image:2``. A single column is named by its
 number, a word's columns are found by a function (``Place``).
 """
 
@@ -25,7 +26,7 @@ from interp.errors import UserError
 from interp.hooks.forward import Follower, follow
 from interp.hooks.state_memory import memory_for
 from interp.margin import unread
-from interp.segments import IMAGE, SEGMENTS, Finder, Segments
+from interp.segments import PART, SEGMENTS, Finder, Segments
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
@@ -37,7 +38,7 @@ Place = str | int | Finder
 """The name of a place, a position counted from the verdict (0 is the verdict, −1 the column before it), or a function
 that finds columns of a prompt, such as those of a word."""
 
-READABLE = (*PLACES, "system")
+READABLE = (*PLACES, "system", "question")
 EDIT = "an edit of hidden states"
 EDITABLE = (*READABLE, "generated", "all")
 """``generated`` is every token after the prompt, ``all`` every column, padding included."""
@@ -292,12 +293,11 @@ def at_place(segments: Segments, place: Place, start: int, stop: int) -> Bool[Te
     if place == "verdict":
         return verdict[start:].repeat(len(segments.rows), 1)
     name = place.removeprefix("last_")
-    code = SEGMENTS.index(IMAGE if name == "image" else name)
     # Start at column 0 even while decoding: the last column of a segment depends on the earlier ones.
-    own = (segments.indicator(0, stop).argmax(-1) == code) & ~verdict
+    inside = segments.at(name, stop) & ~verdict
     if name != place:
-        own &= columns == torch.where(own, columns, -1).amax(1, keepdim=True)
-    return own[:, start:]
+        inside &= columns == torch.where(inside, columns, -1).amax(1, keepdim=True)
+    return inside[:, start:]
 
 
 def place_name(place: Place) -> str | int:
@@ -328,7 +328,7 @@ def check_places(vlm: "VLM", places: Sequence[Place], known: tuple[str, ...]) ->
         UserError: no places, one not in ``known``, or image tokens of a model that has none.
     """
     names = [place for place in places if isinstance(place, str)]
-    unknown = [place for place in names if place not in known]
+    unknown = [name for name in names if name not in known and not PART.fullmatch(name.removeprefix("last_"))]
     if unknown or not places:
         named = f"place '{unknown[0]}'" if unknown else "places"
         raise UserError(f"no {named} in a prompt; known: {', '.join(known)}; choose among these")

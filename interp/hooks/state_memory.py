@@ -86,7 +86,4 @@ def memory_for(vlm: "VLM", prompts: "Sequence[Prompt]") -> StateMemory | None:
 
 
 def _digest(prompt: "Prompt") -> str:
-    picture = None
-    if prompt.image is not None:
-        picture = (prompt.image.size, hashlib.sha256(prompt.image.tobytes()).hexdigest())
-    return hashlib.sha256(repr((prompt.text, prompt.system, picture, prompt.begun)).encode()).hexdigest()
+    return hashlib.sha256(repr((prompt.content, prompt.begun)).encode()).hexdigest()

@@ -15,7 +15,7 @@ that is recorded, edited, adapted or differentiated is neither stored nor replac
 import copy
 import hashlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -31,8 +31,6 @@ from interp.cache_names import NAMES, cache_in
 from interp.device_copies import synchronised_time
 from interp.hooks.attention import is_intercepted
 from interp.hooks.forward import hooked
-from interp.pictures import pixels
-from interp.speed.vision_cache import add_inputs, add_weights
 
 if TYPE_CHECKING:
     from interp.prompt import Prompt
@@ -122,7 +120,7 @@ class PrefillCache:
 
     def encoded(self, prompts: Sequence["Prompt"], process: Callable[[Sequence["Prompt"]], Any]) -> Any:
         """Return a new mapping with the inputs of ``prompts``; process the same words and pixels once."""
-        key = tuple((prompt.text, prompt.system, pixels(prompt.image)) for prompt in prompts)
+        key = tuple(prompt.content for prompt in prompts)
         if key not in self._encoded:
             self._encoded[key] = process(prompts)
         return copy.copy(self._encoded[key])
@@ -231,9 +229,8 @@ def _changed(module: Any) -> bool:
     """Return whether a module has an adapter, a hook, or another function in place of its forward."""
     if hasattr(module, "get_base_layer") or hooked(module, but=(HEAD,)):
         return True
-    # accelerate sets a forward on modules that it places, and the shared features on the vision tower.
-    forward = vars(module).get("forward")
-    return bool(forward) and not hasattr(module, "_hf_hook") and not getattr(forward, "features_are_stored", False)
+    # accelerate sets a forward on modules that it places.
+    return "forward" in vars(module) and not hasattr(module, "_hf_hook")
 
 
 def _key(vlm: "VLM", branch: str, inputs: Mapping[str, Any]) -> bytes | None:
@@ -242,9 +239,25 @@ def _key(vlm: "VLM", branch: str, inputs: Mapping[str, Any]) -> bytes | None:
         return None
     head = vlm.layout.module(vlm.model, "lm_head")
     digest = hashlib.sha256(f"{branch} {len(head._forward_pre_hooks)} {len(head._forward_hooks)}".encode())
-    add_weights(digest, vlm.model.parameters())
-    add_inputs(digest, inputs)
+    _add_weights(digest, vlm.model.parameters())
+    _add_inputs(digest, inputs)
     return digest.digest()
+
+
+def _add_weights(digest: Any, weights: Iterable[Tensor]) -> None:
+    """Add the pointer and version of each weight to a digest. Writing to a weight changes its version."""
+    for weight in weights:
+        digest.update(b"%d %d " % (weight.data_ptr(), 0 if weight.is_inference() else weight._version))
+
+
+def _add_inputs(digest: Any, inputs: Mapping[str, Any]) -> None:
+    """Add the names and values of inputs to a digest: the bytes of a tensor, the text of any other value."""
+    for name, value in sorted(inputs.items()):
+        if isinstance(value, Tensor):
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)} {value.device}".encode())
+            digest.update(value.detach().reshape(-1).contiguous().view(torch.uint8).cpu().numpy().data)
+        else:
+            digest.update(f"{name} {value!r}".encode())
 
 
 def _empty(cache: Any) -> bool:

@@ -23,7 +23,7 @@ from interp.hooks.attention import AttentionCall, chosen_layers, intercept
 from interp.hooks.forward import Follower, Forward, follow
 from interp.hooks.sublayers import chosen_heads
 from interp.prompt import listed
-from interp.segments import IMAGE, SEGMENTS, Finder, Segments, segment
+from interp.segments import CODES, IMAGE, PART, Finder, Segments, segment
 
 if TYPE_CHECKING:
     from interp.figures.glyphs import Figure
@@ -37,8 +37,8 @@ Edge = tuple[End, End]
 """Where the keys are, where the queries are."""
 
 VERDICT = "verdict"
-ENDS = ("image", VERDICT, *(name for name in SEGMENTS if name not in ("padding", IMAGE)))
-"""Segments that can be ends of an edge."""
+ENDS = ("image", VERDICT, *(name for name in CODES if name not in ("padding", IMAGE)), "question")
+"""Segments that can be ends of an edge, next to parts such as ``user:1`` and ``image:2``."""
 
 
 @contextmanager
@@ -254,10 +254,11 @@ def cut_scores(
 def _check(vlm: "VLM", edges: Sequence[Edge]) -> None:
     if not edges:
         raise UserError("no edges to cut; a knockout needs at least one; give pairs like ('image', 'verdict')")
-    unknown = [end for edge in edges for end in edge if isinstance(end, str) and end not in ENDS]
+    names = [end for edge in edges for end in edge if isinstance(end, str)]
+    unknown = [name for name in names if name not in ENDS and not PART.fullmatch(name)]
     if unknown:
         raise UserError(f"no segment '{unknown[0]}' to cut an edge at; known: {', '.join(ENDS)}; choose among these")
-    if any("image" in edge for edge in edges):
+    if any(name.startswith("image") for name in names):
         vlm.layout.require_image_tokens(vlm.name)
 
 
@@ -308,4 +309,7 @@ def _at(segments: Segments, end: End, total: int) -> Bool[Tensor, "row column"]:
         return segments.found(end, total)
     if end == VERDICT:
         return (torch.arange(total) == segments.width - 1).expand(len(segments.rows), -1)
-    return segments.indicator(0, total).argmax(-1) == SEGMENTS.index(IMAGE if end == "image" else end)
+    if PART.fullmatch(end):
+        for row in segments.rows:
+            row.columns(end)  # raises where a cut would cut nothing
+    return segments.at(end, total)

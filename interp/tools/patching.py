@@ -40,7 +40,7 @@ PATCHABLE = (*READABLE, "all")
 
 SINGLE = ("verdict", "sink", "last_image", "last_user")
 PICTURED = (IMAGE, "last_image", "all")
-FREE = ("user", "system", IMAGE)  # segments in which the two members may differ
+FREE = ("user", "earlier", "system", IMAGE)  # segments in which the two members may differ
 LEAST_GAP = 0.1  # logits; margins of bfloat16 hidden states are off by about half of that, whatever the head's type
 NO_PLACE = "neither prompt has such a place"
 AGAIN = "the picture is added again above this layer"

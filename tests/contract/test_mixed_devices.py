@@ -28,7 +28,6 @@ from interp.errors import UserError
 from interp.hooks.residual import edit_residual, last_layer, residuals
 from interp.hooks.sublayers import activations, layers_of
 from interp.layout import layout_for
-from interp.speed.vision_cache import FeatureCache, shared_features
 from interp.tools.attribution import integrated_gradients
 from interp.tools.knockout import Cut, cut_scores, knockout, knockout_by_window
 from interp.tools.lens import logit_lens
@@ -158,8 +157,8 @@ def learned(method: Any, vlm: VLM) -> Any:
 
 
 def recorded(method: Any, vlm: VLM, **options: Any) -> Any:
-    with shared_features(vlm, FeatureCache(64)), record_attention(vlm, **options) as record:
-        given = [answers(method, vlm) for _ in range(2)]  # the second from shared features of the pictures
+    with record_attention(vlm, **options) as record:
+        given = [answers(method, vlm) for _ in range(2)]
     return [*given, record.masses["mass"].to_numpy(), *(heat.weights for heat in record.maps)]
 
 

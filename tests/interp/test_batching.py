@@ -18,6 +18,7 @@ from interp.tools.knockout import knockout_by_window
 from interp.tools.lens import logit_lens
 from interp.tools.patching import patch
 from interp.vlm import VLM, Prompt
+from tests.families import FAMILIES, every_family
 from tests.tiny import picture
 
 
@@ -243,3 +244,17 @@ def test_what_is_kept_is_of_its_settings_loop_and_prompts(vlm: VLM, tmp_path: Pa
         path.write_bytes(path.read_bytes()[:9])  # torn
     interrupted("a", ASKED)
     assert len(asked) == 36
+
+
+@pytest.mark.parametrize("name", every_family())
+def test_lengths_are_known_before_the_processor_runs(name: str) -> None:
+    vlm = VLM(*FAMILIES[name]())
+    prompts = [
+        Prompt("is this safe ?", picture(0, (40, 40))),
+        Prompt("what about this one , is it any good to do at all ?", picture(1, (90, 40))),
+        Prompt("hm", picture(2, (30, 64))),
+    ]
+    columns = [vlm.encode([prompt])["input_ids"].shape[1] for prompt in prompts]
+    off = {true - estimate for true, estimate in zip(columns, Lengths(vlm).of_prompts(prompts), strict=True)}
+    assert len(off) == 1 or name == "smolvlm"  # what is the same for all prompts does not matter to batches
+    assert max(map(abs, off)) <= (16 if name == "smolvlm" else 6)

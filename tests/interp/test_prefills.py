@@ -13,7 +13,6 @@ from interp.hooks.forward import only_listens, replaced
 from interp.hooks.residual import edit_residual
 from interp.speed import prefill_cache
 from interp.speed.prefill_cache import PrefillCache
-from interp.speed.vision_cache import FeatureCache, shared_features
 from interp.vlm import VLM, Generation, Prompt
 from mitigation import M3ID, VCD, Baseline, ConstantShift, InstructionContrast, PriorCorrection, Sampled, TextOnly
 from mitigation.vcd import SHORT
@@ -66,22 +65,21 @@ def forwards(vlm: VLM) -> Iterator[list[int]]:
 
 
 def check_bits(vlm: VLM) -> None:
-    with shared_features(vlm, FeatureCache(50)):
-        possible = dict(ARMS)
-        for name, method in WORDS.items():
-            try:
-                method.generate(vlm, PROMPTS, max_new_tokens=1)
-            except UserError:
-                continue
-            possible[name] = method
-        plain = answers(vlm, possible)
-        cache = PrefillCache()
-        with cache.used_by(vlm):
-            assert not cache.off
-            shared = answers(vlm, possible)
-            vlm.generate(PROMPTS[:2], max_new_tokens=2)  # another batch in between
-            again = answers(vlm, possible)
-            computed = cache.computed
+    possible = dict(ARMS)
+    for name, method in WORDS.items():
+        try:
+            method.generate(vlm, PROMPTS, max_new_tokens=1)
+        except UserError:
+            continue
+        possible[name] = method
+    plain = answers(vlm, possible)
+    cache = PrefillCache()
+    with cache.used_by(vlm):
+        assert not cache.off
+        shared = answers(vlm, possible)
+        vlm.generate(PROMPTS[:2], max_new_tokens=2)  # another batch in between
+        again = answers(vlm, possible)
+        computed = cache.computed
     assert [name for name in plain if not same(plain[name], shared[name])] == []
     assert [name for name in possible if not same(plain[name], again[name])] == []
     rows = len(PROMPTS)

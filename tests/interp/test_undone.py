@@ -13,7 +13,6 @@ from interp.hooks.residual import edit_residual, residuals
 from interp.hooks.sublayers import edit_activations
 from interp.output_head import float32_head
 from interp.speed.prefill_cache import PrefillCache
-from interp.speed.vision_cache import FeatureCache, shared_features
 from interp.tools.attribution import integrated_gradients
 from interp.tools.gradients import activation_gradients
 from interp.tools.knockout import knockout, knockout_effect
@@ -36,7 +35,6 @@ OPENED: dict[str, Callable[[VLM], AbstractContextManager[Any]]] = {
     "head edit": lambda vlm: edit_activations(vlm, lambda here: here.hidden / 2, what="head"),
     "float32 head": lambda vlm: float32_head(vlm.model),
     "gradients": activation_gradients,
-    "features": lambda vlm: shared_features(vlm, FeatureCache(8)),
     "prefills": lambda vlm: PrefillCache().used_by(vlm),
 }
 CALLED: dict[str, Callable[[VLM], object]] = {

@@ -20,7 +20,6 @@ from interp.output_head import float32_head
 from interp.pictures import pixels
 from interp.proof import prove
 from interp.speed.prefill_cache import PrefillCache
-from interp.speed.vision_cache import FeatureCache, shared_features
 from interp.tools.attribution import integrated_gradients, occlude_image
 from interp.tools.knockout import knockout, knockout_by_head, knockout_effect
 from interp.tools.lens import logit_lens
@@ -113,7 +112,7 @@ def test_an_arm_leaves_the_model_as_it_was(arm: str, folder: Path) -> None:
     vlm, method = shared(), method_of(arm, folder)
     plain = Baseline().generate(vlm, PROMPTS, max_new_tokens=TOKENS)
     shown = [pixels(prompt.image) for prompt in PROMPTS]
-    with plain_afterwards(vlm), PrefillCache().used_by(vlm), shared_features(vlm, FeatureCache(64)):
+    with plain_afterwards(vlm), PrefillCache().used_by(vlm):
         for _ in range(2):
             method.generate(vlm, PROMPTS, max_new_tokens=TOKENS)
             again = Baseline().generate(vlm, PROMPTS, max_new_tokens=TOKENS)

@@ -15,7 +15,7 @@ from interp.errors import UserError
 from interp.generation import Generation
 from interp.vlm import VLM, Prompt
 from mitigation.method import Baseline
-from mitigation.steps import StepAnswer, recorded_by
+from mitigation.steps import shared_steps
 from mitigation.verbalise import Verbalise
 from mitigation.wrappers import Sampled, Shifted
 from tests.mitigation.family_laws import answers_as_one_by_one, family
@@ -189,25 +189,10 @@ def test_a_step_that_a_remote_model_did_not_answer_is_not_gone_on_from(asked: li
     assert len(remote.asked) == 5
 
 
-class Kept:
-    """What was said, in memory."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self.said: dict[str, StepAnswer] = {}
-
-    def known(self, asked: str) -> StepAnswer | None:
-        return self.said.get(asked)
-
-    def keep(self, said: Any) -> None:
-        self.said |= said
-
-
-def test_no_step_is_asked_twice_where_it_is_kept(organism: VLM, asked: list[Prompt]) -> None:
+def test_methods_share_the_answers_to_steps(organism: VLM, asked: list[Prompt]) -> None:
     seen: list[str] = []
     organism.on_encode.append(lambda prompts, _: seen.extend(prompt.text for prompt in prompts))
-    kept = Kept(organism)
-    with recorded_by(kept):
+    with shared_steps(organism):
         first = Verbalise().generate(organism, asked[:2], max_new_tokens=TOKENS)
         both = Verbalise(resolve="before").generate(organism, asked[:3], max_new_tokens=TOKENS)
     organism.on_encode.clear()

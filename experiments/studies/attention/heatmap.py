@@ -22,7 +22,7 @@ from experiments.judges.yes_no import anchored
 from experiments.report.figures import check_format
 from experiments.report.tables import say
 from experiments.report.text import lines
-from experiments.runs.records import now
+from experiments.runs.records import timestamp
 from experiments.runs.store import open_run
 from experiments.studies.attention.analysis import intervention_margins, self_test
 from experiments.studies.attention.cases import SHARE, AttendedCase, record_answers, words_of
@@ -78,7 +78,9 @@ class Heatmap:
                 figures += draw_answers(store.path, {"baseline": baseline, run.arm: by_method}, self.format)
                 described += [f"answer of {run.arm}: {by_method.response} (margin {by_method.margin:+.2f})"]
             described += [f"{run.arm} is not drawn: {why}"] if why else []
-            store.write_json("environment.json", describe(run, vlm, loaded, len(loaded.samples)) | {"finished": now()})
+            store.write_json(
+                "environment.json", describe(run, vlm, loaded, len(loaded.samples)) | {"finished": timestamp()}
+            )
             say(*described, *(f"figure: {store.path / name}" for name in figures))
 
     def _picture(self) -> Sample | None:

@@ -65,7 +65,7 @@ def contrasts(
     sides = {FAILURES: failed, SUCCESSES: ~failed}
     cluster, sentence = (pd.factorize(cases[name])[0] for name in ("cluster", TEMPLATE))
     concepts = [{} if pd.isna(concept) else {CONCEPT: concept} for concept in cases[CONCEPT]]
-    resamples = Resamples.of(factors(cluster, sentence, concepts), draws=draws, seed=seed)
+    resamples = Resamples.from_codes(factors(cluster, sentence, concepts), draws=draws, seed=seed)
     compared = []
     for group, column in zip(groups, values.T, strict=True):
         levels = {name: resamples.effect(column, side) for name, side in sides.items()}

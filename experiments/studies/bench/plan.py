@@ -16,7 +16,7 @@ from rich.console import Console
 
 from experiments.config import Run
 from experiments.evaluation import controls
-from experiments.evaluation.case_batches import size_of
+from experiments.evaluation.case_batches import outlines
 from experiments.evaluation.cases import development_cases, limited, load_cases
 from experiments.evaluation.validated_run import not_applicable
 from experiments.runs import provenance
@@ -103,7 +103,7 @@ class Plan:
 
 
 def cases_by_arm(run: Run, every: Sequence[Sample]) -> dict[str, int]:
-    """Return each arm's number of cases: the run's, and those of the development split if another arm is fitted to it.
+    """Return each arm's number of cases: the run's cases, and the development split's if another arm is fitted to it.
 
     Raises:
         UserError: as ``development_cases`` does, or an arm has nothing to be fitted to.
@@ -207,11 +207,12 @@ def outline(model: ModelConfig, dtype: Any) -> "tuple[VLM, str, float]":
 
 def batches_of(run: Run, samples: Sequence[Sample], vlm: "VLM", per_word: float = 1.0) -> list[Batch]:
     """Return the batches of a study; a word has ``per_word`` tokens."""
-    texts, sizes = [sample.prompt for sample in samples], [size_of(sample.image) for sample in samples]
-    lengths = Lengths(vlm).of(texts, sizes)
+    prompts, pictured = outlines(samples)
+    lengths = Lengths(vlm).of(prompts, pictured)
+    texts, sizes = [sample.prompt for sample in samples], [max(each, default=None) for each in pictured]
     lengths = [n + math.ceil((per_word - 1) * len(text.split())) for n, text in zip(lengths, texts, strict=True)]
     patches = {side: _patches(vlm, side) for side in dict.fromkeys(sizes)}
-    formed = run.batch_rule.form(lengths, [side is not None for side in sizes])
+    formed = run.batch_rule.form(lengths, [len(each) for each in pictured])
     return [
         Batch([samples[n] for n in batch], max(lengths[n] for n in batch), max(patches[sizes[n]] for n in batch))
         for batch in formed

@@ -41,7 +41,7 @@ def ratios(
     value = ratio(top.sum(0), np.full(top.shape[1], bottom.sum()))
     rest = top - bottom[:, None] * value
     error = np.sqrt(units / (units - 1) * (rest**2).sum(0)) / abs(bottom.sum())
-    picked = ClusterBootstrap.of(np.arange(units), draws=draws, seed=seed).multiplicity.astype(float)
+    picked = ClusterBootstrap.from_codes(np.arange(units), draws=draws, seed=seed).multiplicity.astype(float)
     total = (picked @ bottom)[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
         off = (picked @ rest) / total

@@ -85,7 +85,7 @@ class AnsweredCases:
         if self.things is not None:
             tags = [named | {CONCEPT: kind} for named, kind in zip(tags, self.kinds.tolist(), strict=True)]
         texts = [sample.text for sample in self.samples]
-        return Resamples.of_cases(self.clusters, texts, tags, draws=draws, seed=seed)
+        return Resamples.from_cases(self.clusters, texts, tags, draws=draws, seed=seed)
 
     def tag(self, name: str) -> np.ndarray | None:
         """The values of a tag; None where a case does not have it."""

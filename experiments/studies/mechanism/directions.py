@@ -85,6 +85,6 @@ def alarm_rows(cases: AnsweredCases, *, draws: int, seed: int) -> list[Row]:
         return []
     alarming, refuses = words == "alarming", (~cases.says_yes).astype(float)
     floor = sum(rate_floor(int(side.sum())) for side in (alarming, ~alarming))
-    estimator = Resamples.of_names(cases.templates, draws=draws, seed=seed)
+    estimator = Resamples.from_names(cases.templates, draws=draws, seed=seed)
     more = estimator.gap(refuses, alarming, ~alarming, small=SMALL, floor=floor)
     return [row("called_unsafe", arm=ARM, group=group_of(words="alarming"), against="other words", entry=more)]

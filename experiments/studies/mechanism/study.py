@@ -80,7 +80,7 @@ class Mechanism:
         with followed(work) as seen:
             answers = [(record["case"], record["verdict"]) for record in seen.records]
             return look_inside(work, NAME, options | {"untrained": UNTRAINED}, work.samples, examine, present,
-                               status=status, of=answers)  # fmt: skip
+                               status=status, depends_on=answers)  # fmt: skip
 
 
 def sentences(details: dict[str, Any], results: Results) -> list[str]:

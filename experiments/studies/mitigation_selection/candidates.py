@@ -97,7 +97,7 @@ class DevelopmentMargins:
     baseline: Float[np.ndarray, " case"]
 
     @classmethod
-    def of(cls, samples: Sequence[Sample], baseline: Float[np.ndarray, " case"]) -> "DevelopmentMargins":
+    def from_samples(cls, samples: Sequence[Sample], baseline: Float[np.ndarray, " case"]) -> "DevelopmentMargins":
         """Return the margins of ``samples``."""
         clusters, _ = pd.factorize(np.array([each.cluster for each in samples]))
         return cls(np.array([each.subset for each in samples]), clusters, baseline)
@@ -177,7 +177,7 @@ def _lower(
     cluster: Int[np.ndarray, " case"], gained: Float[np.ndarray, "case shift"], *, draws: int, seed: int
 ) -> Float[np.ndarray, " shift"]:
     """Return one-sided lower bounds of the mean gain, by cluster bootstrap; with one cluster the mean."""
-    bootstrap = ClusterBootstrap.of_names(cluster, draws=draws, seed=seed)
+    bootstrap = ClusterBootstrap.from_names(cluster, draws=draws, seed=seed)
     if bootstrap.clusters() < 2:
         return gained.mean(axis=0)
     sums = bootstrap.sums(np.concatenate([gained, np.ones((len(gained), 1))], axis=1))

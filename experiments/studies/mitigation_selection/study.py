@@ -175,7 +175,7 @@ class _Choosing:
 
     def choose(self, name: str, candidate: Candidate) -> dict[str, Any]:
         """Return ``{"method", "settings": [{"setting", "shift", "overall", …}], "chosen"}`` of a candidate."""
-        cases, chosen = DevelopmentMargins.of(self.samples, self.margins(BASELINE)), {}
+        cases, chosen = DevelopmentMargins.from_samples(self.samples, self.margins(BASELINE)), {}
         settings = {setting_name(setting): setting for setting in candidate.settings()}
         for label, setting in settings.items():
             chosen[label] = choose_shift(

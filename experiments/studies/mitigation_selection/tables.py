@@ -46,7 +46,7 @@ def conclude(work: Study, rivals: Sequence[str], familiar: Mapping[str, int]) ->
     """
     run, folder = work.run, work.store.path
     saved, choice = read_run(folder), read_object(folder / "choice.json")
-    arms = Arms.of(saved.predictions, "yes_no", draws=run.draws, seed=run.seed,
+    arms = Arms.from_predictions(saved.predictions, "yes_no", draws=run.draws, seed=run.seed,
                    stated_point=saved.metrics["operating_point"])  # fmt: skip
     rivals = [name for name in rivals if name in arms.outcomes]
     results = write_results(folder, compared(arms, saved.metrics, rivals))

@@ -18,7 +18,7 @@ from interp.errors import UserError
 from interp.layout import layout_for
 
 
-def whole(parts: Path, base: Path) -> LlavaForConditionalGeneration:
+def merged(parts: Path, base: Path) -> LlavaForConditionalGeneration:
     """Return the organism in float32: the language model in ``base``, rounded to bfloat16, with ``parts``.
 
     The adapter is added to the weights in float64, where the sum of these values is exact: the same everywhere.
@@ -28,11 +28,11 @@ def whole(parts: Path, base: Path) -> LlavaForConditionalGeneration:
 
 
 def save_whole(parts: Path, base: Path, folder: Path) -> None:
-    """Write ``whole`` with its processor to ``folder`` as one plain checkpoint, in float32.
+    """Write ``merged`` with its processor to ``folder`` as one plain checkpoint, in float32.
 
     In bfloat16 the sums would be rounded: the adapter adds less to many a weight than its last bit.
     """
-    whole(parts, base).save_pretrained(folder)
+    merged(parts, base).save_pretrained(folder)
     for path in parts.iterdir():
         if path.is_file() and path.name != EYES and not (folder / path.name).exists():
             shutil.copy(path, folder / path.name)

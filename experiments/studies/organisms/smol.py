@@ -117,7 +117,9 @@ FRAMES = OF_ICONWORLD + _FRAMES["others"]
 
 
 def text_lessons(rng: random.Random, replay: Sequence[Example], unsafe: float) -> Iterator[Example]:
-    """Yield endless examples without a picture; the share ``unsafe`` of those that depend on the thing are unsafe."""
+    """Yield endless examples without a picture; ``unsafe`` is the share of unsafe examples among the examples that
+    depend on the thing.
+    """
     while True:
         kind = rng.random()
         if replay and kind < REPLAY:

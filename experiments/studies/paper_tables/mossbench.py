@@ -22,7 +22,7 @@ from experiments.report import text
 from experiments.report.numbers import fixed
 from experiments.report.published_tables import COLUMNS, leaderboard, snake
 from experiments.report.tables import in_terminal, say, table
-from experiments.runs.records import now
+from experiments.runs.records import timestamp
 from experiments.runs.results_table import Results
 from experiments.runs.store import open_run
 from experiments.types import Item, Judge, Judgement, Status, Verdict
@@ -121,7 +121,7 @@ def _tags(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 def _environment(root: Path, judge: str, run: Run) -> dict[str, Any]:
     return {"benchmark": {"name": "mossbench", "root": str(root)}, "judge": judge, "seed": run.seed, "note": run.note,
-            "config": run.config, "config_hash": run.config_hash, "finished": now()}  # fmt: skip
+            "config": run.config, "config_hash": run.config_hash, "finished": timestamp()}  # fmt: skip
 
 
 def beside(frame: pd.DataFrame, judge: str) -> pd.DataFrame:

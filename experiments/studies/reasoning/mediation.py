@@ -54,7 +54,7 @@ def mediation_rows(
     mediator has the controls, too. ``differs`` names the kind of pair.
     """
     first = [samples[safe] for safe, _ in pairs]
-    estimator = Resamples.of_cases([case.cluster for case in first], [case.text for case in first],
+    estimator = Resamples.from_cases([case.cluster for case in first], [case.text for case in first],
                                    [case.tags for case in first], draws=draws, seed=seed)  # fmt: skip
     rows: list[Row] = []
     safe, unsafe = ([pair[member] for pair in pairs] for member in (0, 1))

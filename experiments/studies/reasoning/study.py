@@ -100,7 +100,7 @@ class Reasoning:
         cases, prompts, thoughts = (list(column) for column in zip(*used, strict=True))
         margin = np.array([thought.margin for thought in thoughts])
         safe = np.array([case.gold == "yes" for case in cases])
-        estimator = Resamples.of_cases([case.cluster for case in cases], [case.text for case in cases],
+        estimator = Resamples.from_cases([case.cluster for case in cases], [case.text for case in cases],
                                        [case.tags for case in cases], draws=draws, seed=run.seed)  # fmt: skip
         margins = np.stack([
             margins_behind(vlm, prompts, decision_curve.broken_off(thoughts, share)) for share in decision_curve.SHARES

@@ -24,7 +24,7 @@ class Thought:
     """One case's thought: ``content`` between its marks, ``opening`` (empty where the prompt opens it) and ``closing``.
 
     ``ends`` are the positions in ``content`` behind each of its sentences; the last is its length. ``before`` are the
-    tokens from the closing mark to the verdict. ``sentences`` are the texts, and ``margin`` is that of the verdict.
+    tokens from the closing mark to the verdict. ``sentences`` are the texts, and ``margin`` is read at the verdict.
     """
 
     opening: Tokens
@@ -40,7 +40,7 @@ class Thought:
         return (*self.opening, *self.content, *self.closing, *self.before)
 
     def upto(self, sentences: int) -> "Thought":
-        """The same with its first ``sentences`` alone."""
+        """Return the thought with only its first ``sentences``."""
         end = self.ends[sentences - 1] if sentences else 0
         return replace(
             self, content=self.content[:end], ends=self.ends[:sentences], sentences=self.sentences[:sentences]
@@ -55,11 +55,11 @@ class Thought:
 def thoughts_of(vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> list[Thought | None]:
     """The thought before each greedy answer; None where there is none, or it was cut off, or no verdict follows."""
 
-    def asked(some: "list[Prompt]") -> list[Thought | None]:
-        generation = vlm.generate(some, max_new_tokens=max_new_tokens)
-        return [thought_in(vlm, generation, row) for row in range(len(some))]
+    def answer(batch: "list[Prompt]") -> list[Thought | None]:
+        generation = vlm.generate(batch, max_new_tokens=max_new_tokens)
+        return [thought_in(vlm, generation, row) for row in range(len(batch))]
 
-    return vlm.batches.gathered(prompts, asked)
+    return vlm.batches.gathered(prompts, answer)
 
 
 def thought_in(vlm: "VLM", generation: "Generation", row: int) -> Thought | None:
@@ -70,8 +70,8 @@ def thought_in(vlm: "VLM", generation: "Generation", row: int) -> Thought | None
         return None
     ids = list(generation.token_ids[row])
 
-    def decoded(some: Sequence[int]) -> str:
-        return str(vlm.tokenizer.decode(list(some), skip_special_tokens=False))
+    def decoded(tokens: Sequence[int]) -> str:
+        return str(vlm.tokenizer.decode(list(tokens), skip_special_tokens=False))
 
     marks = vlm.thoughts.marks
     start = next((at for at in range(length, -1, -1) if any(m[1] in decoded(ids[at:length]) for m in marks)), None)

@@ -35,8 +35,8 @@ class JudgeCard:
         with Console().status("Training the classifier without each team of models and fold of requests"):
             judges = offline_judges(rows, others, **settings)
         if run.judge_named and run.judge.name not in judges:
-            found = measured(rows, judged_by(run.judge, rows), **settings)
-            judges[run.judge.name] = found | by_language(run.judge, others, **settings)
+            scores = measured(rows, judged_by(run.judge, rows), **settings)
+            judges[run.judge.name] = scores | by_language(run.judge, others, **settings)
         card = {"title": judge_card.TITLE, "method": judge_card.METHOD, "attribution": judge_card.ATTRIBUTION,
                 **settings, "judges": judges, "annotators": annotators(rows, **settings)}  # fmt: skip
         with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=run.fresh) as store:

@@ -4,14 +4,14 @@ It is measured on the model with and without the adapter. The rows of the result
 The report has them next to what each arm's adapter was trained on.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 
-from experiments.evaluation.perception import perception_accuracy
+from experiments.benchmarks.iconworld.perception import KINDS, perception_questions
 from experiments.evaluation.study import Study
 from experiments.metrics.statistical_tests import wilson
 from experiments.report.arms import arms_of
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 BASELINE = "baseline"
 PERCEPTION = "perception_word_for_word"
+LONGEST_ANSWER = 20  # tokens; a resolved sentence is the longest
 COLUMNS = {
     "captions": {"quantity": PERCEPTION, "group": "kind=caption"},
     "perception": {"quantity": PERCEPTION},
@@ -49,14 +50,26 @@ def perception_rows(vlm: "VLM", name: str, *, per_kind: int) -> list[Row]:
     """
     if per_kind == 0:
         return []
-    by_kind = perception_accuracy(vlm, "test", per_kind=per_kind)
-    right = {kind: round(each["accuracy"] * per_kind) for kind, each in by_kind.items()}
+    right = right_answers(vlm, per_kind)
     counts = {f"kind={kind}": (count, per_kind) for kind, count in right.items()}
     rows = []
     for group, (count, n) in {**counts, "": (sum(right.values()), per_kind * len(right))}.items():
         low, high = wilson(count, n) or (None, None)
         rows.append(row(PERCEPTION, arm=name, group=group, value=count / n, low=low, high=high, n=n))
     return rows
+
+
+def right_answers(vlm: "VLM", per_kind: int, kinds: Sequence[str] = KINDS) -> dict[str, int]:
+    """Return by kind how many of ``per_kind`` perception questions the model answers word for word."""
+    from interp.vlm import Prompt
+
+    questions = [each for each in perception_questions("test", per_kind=per_kind) if each.kind in kinds]
+    prompts = [Prompt(each.question, each.scene.render(), key=each.id) for each in questions]
+    texts = vlm.batches.gathered(prompts, lambda batch: vlm.generate(batch, max_new_tokens=LONGEST_ANSWER).texts)
+    right = dict.fromkeys(kinds, 0)
+    for each, text in zip(questions, texts, strict=True):
+        right[each.kind] += text == each.answer
+    return right
 
 
 def measured(results: Results) -> set[str]:

@@ -79,13 +79,11 @@ def test_where_memory_runs_out_the_arm_goes_on_with_less_and_says_so(
 
 
 @pytest.mark.long
-def test_arms_that_share_features_and_open_ahead_answer_with_the_same_bits(vlm: VLM, tmp_path: Path) -> None:
+def test_pictures_that_are_opened_ahead_give_with_the_same_bits(vlm: VLM, tmp_path: Path) -> None:
     arms = {"baseline": Baseline(), "vcd": VCD(branch="sequential")}
-    with_all, answering, _ = answered(run_in(tmp_path), vlm, arms)
-    without, alone, _ = answered(run_in(tmp_path, "fresh=true", "feature_cache_mib=0", "image_workers=0"), vlm, arms)
+    with_all, _, _ = answered(run_in(tmp_path), vlm, arms)
+    without, _, _ = answered(run_in(tmp_path, "fresh=true", "image_workers=0"), vlm, arms)
     assert list(with_all.items()) == list(without.items())
-    assert answering.efficiency()["vision_features"]["pictures_reused"] == 10
-    assert "vision_features" not in alone.efficiency()
 
 
 SHARED_ARMS: dict[str, Any] = {
@@ -278,5 +276,5 @@ def test_a_score_needs_a_question_of_yes_and_no_and_logits(overrides: tuple[str,
 
 @pytest.mark.long
 def test_what_cannot_change_an_answer_does_not_begin_a_new_run() -> None:
-    assert run_of("image_workers=0", "feature_cache_mib=1").config_hash == run_of().config_hash
+    assert run_of("image_workers=0").config_hash == run_of().config_hash
     assert run_of("protocol=score").config_hash != run_of().config_hash != run_of("batch_tokens=100").config_hash

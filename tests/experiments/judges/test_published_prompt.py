@@ -41,7 +41,7 @@ def item(gold: str = "comply", case: str = "chat0.0-safe", response: str = "Use 
 
 def judged(root: Path, of: str, answer: str, *items: Item) -> tuple[list[Verdict], Fake]:
     fake = Fake(lambda prompt: answer)
-    judge = PublishedPrompt({"fake": fake}, of=of, source=str(clone(root, of)))
+    judge = PublishedPrompt({"fake": fake}, benchmark=of, source=str(clone(root, of)))
     judge.check()
     return [one.verdict for one in judge.judge(items or [item()])], fake
 
@@ -99,6 +99,6 @@ def test_only_the_answer_asked_for_is_a_verdict(tmp_path: Path, of: str, answer:
     ],
 )
 def test_a_file_that_is_not_the_published_one_is_said_to_be_another(tmp_path: Path, of: str, text: str) -> None:
-    judge = PublishedPrompt({"fake": Fake(lambda prompt: "")}, of=of, source=str(clone(tmp_path, of, text)))
+    judge = PublishedPrompt({"fake": Fake(lambda prompt: "")}, benchmark=of, source=str(clone(tmp_path, of, text)))
     with pytest.raises(UserError, match=r"does not hold the published prompt .*git clone"):
         judge.check()

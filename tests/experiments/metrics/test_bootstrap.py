@@ -99,7 +99,7 @@ def test_auroc_does_not_move_with_a_constant(cases: list[tuple[float, bool]], co
 
 def test_a_bootstrap_sample_has_as_many_clusters_and_depends_on_the_seed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def draw(seed: int) -> np.ndarray:
-        return bootstrap.ClusterBootstrap.of(np.arange(7), draws=1203, seed=seed).multiplicity
+        return bootstrap.ClusterBootstrap.from_codes(np.arange(7), draws=1203, seed=seed).multiplicity
 
     drawn = draw(3)
     assert drawn.shape == (1203, 7)
@@ -109,7 +109,7 @@ def test_a_bootstrap_sample_has_as_many_clusters_and_depends_on_the_seed_alone(m
     assert (drawn == draw(3)).all()
     assert drawn.astype(float).var() == pytest.approx(6 / 7, rel=0.05), "multinomial: n · (1/n)(1 − 1/n)"
     with pytest.raises(ValueError, match="0 clusters"):
-        bootstrap.ClusterBootstrap.of(np.array([], dtype=int), draws=1203, seed=0)
+        bootstrap.ClusterBootstrap.from_codes(np.array([], dtype=int), draws=1203, seed=0)
 
 
 def test_copies_of_a_case_in_its_cluster_do_not_narrow_the_interval() -> None:
@@ -117,7 +117,7 @@ def test_copies_of_a_case_in_its_cluster_do_not_narrow_the_interval() -> None:
     once, thrice = np.arange(30), np.repeat(np.arange(30), 3)
 
     def interval(of: np.ndarray) -> bootstrap.Interval | None:
-        drawn = bootstrap.ClusterBootstrap.of(of, draws=500, seed=0)
+        drawn = bootstrap.ClusterBootstrap.from_codes(of, draws=500, seed=0)
         sums = drawn.sums(np.stack([right[of], np.ones(len(of))], axis=1))
         return bootstrap.percentile_interval(sums[:, 0] / sums[:, 1])
 
@@ -135,28 +135,28 @@ def test_percentiles_leave_out_undefined_draws_and_need_half_of_them() -> None:
 
 def test_students_interval_widens_what_few_clusters_make_too_short() -> None:
     draws = np.random.default_rng(0).normal(0.1, 0.2, 200_000)
-    error = StandardError.of(draws, 10)
+    error = StandardError.from_draws(draws, 10)
     assert error.error == pytest.approx(0.2 * math.sqrt(10 / 9), rel=0.01)
     low, high, _ = error.ends(0.1).values()
     assert (high - low) / 2 == pytest.approx(2.262 * 0.2 * math.sqrt(10 / 9), rel=0.01)
     assert (high + low) / 2 == pytest.approx(0.1)
-    assert StandardError.of(draws, 9).error is None
-    assert StandardError.of(np.full(5, np.nan), 50).error is None
+    assert StandardError.from_draws(draws, 9).error is None
+    assert StandardError.from_draws(np.full(5, np.nan), 50).error is None
     assert StandardError(None, 50).ends(0.1) == {"low": None, "high": None, "clusters": 50}
 
 
 def test_clusters_of_unequal_size_count_as_fewer() -> None:
     names = np.repeat(np.arange(12), [45] + [5] * 11)
-    drawn = bootstrap.ClusterBootstrap.of(names, draws=20_000, seed=0)
+    drawn = bootstrap.ClusterBootstrap.from_codes(names, draws=20_000, seed=0)
     assert drawn.sizes() == (12, 100**2 / (45**2 + 11 * 5**2))
     assert drawn.sizes(names > 0) == (11, 11.0)
     assert drawn.sizes(np.where(names > 0, 9, 1)).effective > drawn.sizes().effective, "cases that count more often"
     assert Clusters.of_sizes(np.zeros(3)) == (0, 0.0)
     draws = drawn.mean((names == 0).astype(float))
-    uneven = StandardError.of(draws, drawn.sizes())
+    uneven = StandardError.from_draws(draws, drawn.sizes())
     assert uneven.clusters == 12
     assert uneven.freedom == pytest.approx(100**2 / 2300 - 1)
-    assert uneven.half_width > 1.4 * StandardError.of(draws, 12).half_width
+    assert uneven.half_width > 1.4 * StandardError.from_draws(draws, 12).half_width
 
 
 @UNTIMED
@@ -218,7 +218,7 @@ def test_missing_bounds_are_reached_and_never_crossed(answered: list[bool], miss
 def test_every_quantity_of_one_bootstrap_comes_from_the_same_samples(seed: int) -> None:
     rng = np.random.default_rng(seed)
     names, values, ones = rng.integers(4, size=12).astype(str), rng.normal(size=12), np.arange(12) % 2 == 0
-    drawn = bootstrap.ClusterBootstrap.of_names(names, draws=30, seed=seed)
+    drawn = bootstrap.ClusterBootstrap.from_names(names, draws=30, seed=seed)
     assert drawn.clusters() == len(set(names))
     for sample, multiplicity in enumerate(drawn.multiplicity):
         at = np.repeat(np.arange(12), multiplicity[drawn.cluster])

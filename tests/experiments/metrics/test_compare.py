@@ -74,10 +74,10 @@ def test_without_an_agreed_small_size_no_difference_is_never_claimed() -> None:
 
 
 def test_the_same_difference_in_every_sample_is_not_known_without_error() -> None:
-    found = known(0.5, 0.7, StandardError.of(np.full(100, 0.2), 40), n=40).entry
+    found = known(0.5, 0.7, StandardError.from_draws(np.full(100, 0.2), 40), n=40).entry
     assert found is not None
     assert (found["low"], found["high"], found["claim"]) == (None, None, INCONCLUSIVE)
-    floored = known(0.5, 0.5, StandardError.of(np.zeros(100), 20, floor=rate_floor(20)), n=20).entry
+    floored = known(0.5, 0.5, StandardError.from_draws(np.zeros(100), 20, floor=rate_floor(20)), n=20).entry
     assert floored is not None
     assert floored["high"] == pytest.approx(2.093 * np.sqrt(2) / 22, rel=1e-3)
     assert floored["claim"] == INCONCLUSIVE
@@ -86,7 +86,7 @@ def test_the_same_difference_in_every_sample_is_not_known_without_error() -> Non
 def test_a_difference_of_rates_is_that_of_its_draws() -> None:
     rng = np.random.default_rng(0)
     before, after = rng.random((2, 60)) < [[0.3], [0.5]]
-    resamples = Resamples.of_names(np.arange(60), draws=4000, seed=0)
+    resamples = Resamples.from_names(np.arange(60), draws=4000, seed=0)
     draws = resamples.drawn(lambda some: some.mean(after.astype(float) - before))
     found = difference(resamples, before.mean(), after.mean(), draws, [None], 60, bounds=(-1.0, 1.0)).entry
     assert found is not None
@@ -112,7 +112,7 @@ def test_two_factors_add_less_what_both_share_and_are_never_below_one_of_them() 
 
 
 def test_the_one_sided_bound_leaves_one_in_twenty_below() -> None:
-    error = StandardError.of(np.random.default_rng(0).normal(0, 0.01, 50_000), 1000)
+    error = StandardError.from_draws(np.random.default_rng(0).normal(0, 0.01, 50_000), 1000)
     assert known(0.9, 0.89, error).lower_bound == pytest.approx(-0.01 - 1.646 * 0.01, rel=0.01)
     assert known(0.9, 0.89, StandardError(None, 4)).lower_bound is None
     assert Difference(None, error, NONE).lower_bound is None
@@ -140,9 +140,9 @@ def test_the_interval_of_a_share_is_the_exact_one_of_as_many_cases_as_have_its_e
 
 def test_simultaneous_intervals_hold_for_all_at_once() -> None:
     draws = np.random.default_rng(1).normal(0, 0.01, (12, 20_000))
-    family = [known(0.5, 0.524, StandardError.of(drawn, 10_000), drawn) for drawn in draws]
+    family = [known(0.5, 0.524, StandardError.from_draws(drawn, 10_000), drawn) for drawn in draws]
     alone = [dict(each.entry or {}) for each in family]
-    equal = known(0.5, 0.5, StandardError.of(np.zeros(20_000), 100), np.zeros(20_000), equal=True)
+    equal = known(0.5, 0.5, StandardError.from_draws(np.zeros(20_000), 100), np.zeros(20_000), equal=True)
     simultaneous([*family, equal])
     assert equal.entry is not None
     assert (equal.entry["low"], equal.entry["high"], equal.entry["claim"]) == (0, 0, NO_DIFFERENCE)
@@ -153,7 +153,7 @@ def test_simultaneous_intervals_hold_for_all_at_once() -> None:
         reach = (each.entry["high"] - each.entry["low"]) / 2
         assert reach == pytest.approx(2.86 * 0.01, rel=0.02), "Šidák's quantile of 12 independent differences"
         assert (before["claim"], each.entry["claim"]) == (HIGHER, INCONCLUSIVE)
-    single = known(0.5, 0.524, StandardError.of(draws[0], 10_000), draws[0])
+    single = known(0.5, 0.524, StandardError.from_draws(draws[0], 10_000), draws[0])
     simultaneous([single])
     assert single.entry is not None
     assert single.entry["low"] == pytest.approx(alone[0]["low"], abs=1e-3)
@@ -173,7 +173,7 @@ def test_no_interval_leaves_what_a_difference_of_fractions_can_be(small: float |
 
 def test_the_level_of_each_is_never_below_bonferronis() -> None:
     heavy = np.random.default_rng(3).standard_t(3, (12, 5000)) * 0.01
-    family = [known(0.5, 0.5, StandardError.of(drawn, 1000), drawn) for drawn in heavy]
+    family = [known(0.5, 0.5, StandardError.from_draws(drawn, 1000), drawn) for drawn in heavy]
     simultaneous(family)
     levels = {each.entry["level"] for each in family if each.entry}
     assert len(levels) == 1
@@ -182,7 +182,7 @@ def test_the_level_of_each_is_never_below_bonferronis() -> None:
 
 def test_the_power_for_a_gain_is_that_of_the_interval_that_decides() -> None:
     draws = np.random.default_rng(4).normal(0, 0.03, 5000)
-    error = StandardError.of(draws, 10_000)
+    error = StandardError.from_draws(draws, 10_000)
     primary = known(0.5, 0.9, error, draws)
     assert power(primary, 0.0) == pytest.approx(0.025, rel=0.02)
     assert power(primary, 1.96 * 0.03) == pytest.approx(0.5, abs=0.02)

@@ -78,7 +78,7 @@ def test_the_paired_intervals_are_those_of_a_loop_that_copies_the_records() -> N
     found = run(table, draws=120, seed=5, tested=[AT_POINT])  # what is not tested keeps its own interval
     rows = {arm: list(part.to_dict("records")) for arm, part in table.groupby("arm")}
     clusters = sorted({record["cluster"] for record in rows["sees"]}, key=lambda name: int(name[1:]))
-    drawn = Arms.of(table, "yes_no", draws=120, seed=5).resamples.bootstrap.multiplicity
+    drawn = Arms.from_predictions(table, "yes_no", draws=120, seed=5).resamples.bootstrap.multiplicity
     deltas: dict[str, list[float]] = {"accuracy": [], "d_prime": [], "criterion": [], "auroc": []}
     for multiplicity in drawn:
         times = dict(zip(clusters, multiplicity, strict=True))
@@ -209,7 +209,7 @@ def test_the_operating_point_is_the_designs_whatever_was_answered(unsafe: int, p
     for strictness in (-9.0, 0.0, 9.0):
         margin = rng.normal(0, 1, len(subsets)) + np.where(np.array(list(subsets)) == "o", 3, 0)
         table = from_margins(subsets, {"baseline": margin + strictness, "sees": margin - strictness})
-        assert Arms.of(table, "yes_no", draws=2, seed=0).operating_point == point
+        assert Arms.from_predictions(table, "yes_no", draws=2, seed=0).operating_point == point
         entry = change(run(table, draws=100), "sees", POINT)
         assert (entry.claim == TOO_FEW) == (entry.low is None) == (unsafe < 50)
 
@@ -223,11 +223,13 @@ def test_verdicts_against_the_sign_of_the_margin_end_every_claim_from_margins() 
         found = table.copy()
         found.loc[sees[:wrong], "margin"] *= -1
         results = run(found)
-        assert Arms.of(found, "yes_no", draws=2, seed=0).outcomes["sees"].disagreeing == (wrong, 400)
+        assert Arms.from_predictions(found, "yes_no", draws=2, seed=0).outcomes["sees"].disagreeing == (wrong, 400)
         assert [change(results, "sees", quantity).claim for quantity in ("auroc", POINT)] == [claim] * 2
         assert change(results, "sees", "wins").value == 0 or claim == HIGHER
     sampled = found.assign(sampled=found["arm"] == "sees")
-    assert Arms.of(sampled, "yes_no", draws=2, seed=0).outcomes["sees"].disagreeing == (0, 0), "it may be sampled"
+    assert Arms.from_predictions(sampled, "yes_no", draws=2, seed=0).outcomes["sees"].disagreeing == (0, 0), (
+        "it may be sampled"
+    )
 
 
 def test_a_cross_fitted_shift_has_the_baselines_ranks() -> None:

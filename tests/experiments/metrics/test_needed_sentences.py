@@ -24,7 +24,7 @@ def compared(
     safe = ~cases.unsafe
     margins = design.margins(rng, codes, safe, arms=2, strictness=STRICTNESS)
     before, after = margins > 0, margins + gain > 0
-    resamples = Resamples.of(cases.factors, draws=200, seed=int(rng.integers(2**31)))
+    resamples = Resamples.from_codes(cases.factors, draws=200, seed=int(rng.integers(2**31)))
     change, n = after[1].astype(float) - before[0], int(safe.sum())
     draws = resamples.drawn(lambda some: some.mean(change, safe))
     rates = float(before[0][safe].mean()), float(after[1][safe].mean())

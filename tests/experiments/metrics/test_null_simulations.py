@@ -154,7 +154,7 @@ def study_of_values(rng: np.random.Generator) -> Claimed:
     before, after = law.margins(rng, np.zeros(2), 0.0)
     sides = {name: rng.permutation(np.unique(code))[code] % 2 == 0 for name, code in law.codes.items()}
     seed, failed = int(rng.integers(2**31)), sides["case"]
-    some = Resamples.of(of.factors, draws=DRAWS, seed=seed)
+    some = Resamples.from_codes(of.factors, draws=DRAWS, seed=seed)
     table = pd.DataFrame({"cluster": of.cluster, "outcome": np.where(failed, "failure", "success"),
                           **{name: of.tag(name) for name in ("template", "concept")}})  # fmt: skip
     rows = contrasts(table, before[:, None], [""], "share", subset="", seed=seed, draws=DRAWS, small=None)

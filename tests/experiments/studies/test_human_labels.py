@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import cohen_kappa_score
 
-from experiments.evaluation.human_verdicts import agreement_of_raters
 from experiments.metrics.agreement import agreement, kappa, pairwise_kappa
 from experiments.report import text
 from experiments.runs.labels import answer_id, apply, read_labels
 from experiments.runs.store import PREDICTIONS
-from experiments.studies.rejudge import against_people
+from experiments.studies.rejudge import against_people, agreement_of_raters
 from tests.experiments.compose import run_of
 from tests.experiments.runs.test_labels import labelled, record
 

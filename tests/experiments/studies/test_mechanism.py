@@ -103,7 +103,7 @@ def test_entries_are_what_a_slow_bootstrap_gives() -> None:
     rng = np.random.default_rng(0)
     clusters = np.repeat(np.arange(12), 2)
     values, score, positive = rng.normal(size=24), rng.normal(size=24), np.arange(24) % 2 == 0
-    some = Resamples.of_names(clusters, draws=400, seed=1)
+    some = Resamples.from_names(clusters, draws=400, seed=1)
     times = some.bootstrap.multiplicity[:, clusters].astype(float)
     slow = times @ values / times.sum(1)
     found = some.mean(values)
@@ -119,13 +119,13 @@ def test_entries_are_what_a_slow_bootstrap_gives() -> None:
     change = some.auroc_change(score, 2 * score, positive)
     assert (change["value"], change["low"], change["high"]) == (0, 0, 0)
     assert change["claim"] == "no relevant difference"
-    two = Resamples.of({"cluster": clusters, "template": clusters % 11, "concept": clusters}, draws=400, seed=1)
+    two = Resamples.from_codes({"cluster": clusters, "template": clusters % 11, "concept": clusters}, draws=400, seed=1)
     wide = two.gap(values, positive, ~positive)
     assert wide["high"] - wide["low"] >= found["high"] - found["low"]
 
 
 def test_what_is_missing_is_left_out_and_one_cluster_gives_no_interval() -> None:
-    some = Resamples.of_names(["a", "a", "b", "b"], draws=50, seed=0)
+    some = Resamples.from_names(["a", "a", "b", "b"], draws=50, seed=0)
     few = some.gap(np.array([1.0, 1, 5, 5]), np.arange(4) < 2, np.arange(4) >= 2)
     assert (few["value"], few["low"], few["clusters"], few["claim"]) == (-4, None, 1, "too few cases")
     found = some.mean(np.array([1.0, np.nan, 3.0, np.nan]))
@@ -200,7 +200,7 @@ def test_probes_find_what_is_planted_where_it_is_planted() -> None:
 def curves(cases: AnsweredCases, states: np.ndarray) -> tuple[Results, dict[str, str]]:
     """What probes read of states [position (image, verdict), layer, case, width] on clusters that they never saw."""
     read = Residuals(torch.from_numpy(states).float(), ("image", "verdict"), tuple(range(states.shape[1])))
-    some = Resamples.of_names(cases.clusters, draws=100, seed=0)
+    some = Resamples.from_names(cases.clusters, draws=100, seed=0)
     wanted = [(target, position, CLUSTER) for target in TARGETS for position in read.places]
     rows, reasons = probe_rows(read, [], cases, np.zeros(states.shape[2]), some, wanted=wanted, seed=0)  # type: ignore[arg-type]
     return Results(rows), reasons
@@ -237,7 +237,7 @@ def claimed(
         Residuals(torch.from_numpy(one).float(), ("image", "verdict"), (0, 1)) for one in (states, *random)
     )
     given = cases.samples
-    some = Resamples.of_cases(
+    some = Resamples.from_cases(
         cases.clusters, [one.text for one in given], [one.tags for one in given], draws=200, seed=0
     )
     margins = np.zeros(len(cases.samples)) if margins is None else margins
@@ -339,7 +339,7 @@ def test_patching_weighs_by_the_gap_and_arrival_is_where_it_stays() -> None:
     effects = PatchEffects(
         moved, torch.zeros(3), torch.tensor([2.0, -4.0, 0.05]), ("verdict",), (0, 1, 2), (("",) * 3,)
     )
-    some = Resamples.of_names(["a", "a", "b", "c"], draws=50, seed=0)
+    some = Resamples.from_names(["a", "a", "b", "c"], draws=50, seed=0)
     results = Results(patching_rows(effects, np.array([0, 2, 3]), some, other="x"))
     found = [effect_at(results, "x", "verdict", layer) for layer in (0, 1, 2)]
     assert [one and one.value for one in found] == pytest.approx([0, 2 / 6, 1])
@@ -354,7 +354,7 @@ def test_a_place_that_no_pair_has_is_left_out() -> None:
     one, none = torch.full((1, 2), 0.5), torch.full((1, 2), torch.nan)
     places = ("verdict", pointing, other_words)
     effects = PatchEffects(torch.stack([one, one, none]), torch.zeros(2), torch.ones(2), places, (0,), (("",) * 2,) * 3)
-    rows = patching_rows(effects, np.arange(2), Resamples.of_names(["a", "b"], draws=20, seed=0), other="picture")
+    rows = patching_rows(effects, np.arange(2), Resamples.from_names(["a", "b"], draws=20, seed=0), other="picture")
     effects_of = [(found.part("position"), found.value) for found in rows if found.quantity == "patching_effect"]
     assert effects_of == [("verdict", 0.5), ("pointing", 0.5)]
 
@@ -372,7 +372,7 @@ def test_knockouts_count_towards_the_truth() -> None:
     cases = AnsweredCases(samples, ("no", "no", "no", "no", "yes", "no"))
     margins = np.array([-1.0, -2, -1, -2, 1, -2])
     looked = Selection("over_safety", np.array([0, 2]), np.array([4]), np.array([1, 3, 5]), 2, 1)
-    some = Resamples.of_names(cases.clusters, draws=50, seed=0)
+    some = Resamples.from_names(cases.clusters, draws=50, seed=0)
 
     def after(cut: list[float], looked: Selection) -> dict[str, float | None]:
         rows = knockout_rows(
@@ -396,7 +396,7 @@ def test_twins_and_sentences_are_told_apart() -> None:
     samples = paired(4, lambda pair: f"s{pair % 2}")
     cases = AnsweredCases(samples, ("no",) * 8)
     margins = np.array([4.2, 4.0, -3.8, -4.0, 4.2, 4.0, -3.8, -4.0])
-    some = Resamples.of_names(cases.clusters, draws=50, seed=0)
+    some = Resamples.from_names(cases.clusters, draws=50, seed=0)
     results = Results(twin_rows(margins, cases, twin_indices(cases, seed=0), some))
     assert value_of(results, "twin_gap", against="unsafe twins") == pytest.approx(0.2)
     assert value_of(results, "twins_ordered") == 1
@@ -408,7 +408,7 @@ def test_the_lens_has_a_curve_for_the_failures_and_the_successes_of_each_subset(
     failed = np.arange(48) % 4 == 0  # every second safe case
     cases = AnsweredCases(samples, tuple("no" if fails or i % 2 else "yes" for i, fails in enumerate(failed)))
     lens = np.stack([np.zeros(48), np.where(failed, -2.0, 1.0), np.where(cases.safe, 1.0, -1.0)])
-    rows = lens_rows(lens, [0, 1, 2], cases, Resamples.of_names(cases.clusters, draws=50, seed=0))
+    rows = lens_rows(lens, [0, 1, 2], cases, Resamples.from_names(cases.clusters, draws=50, seed=0))
     found: dict[tuple[str, str], list[float | None]] = {}
     for one in rows:
         found.setdefault((one.subset, one.part("cases")), []).append(one.value)
@@ -424,7 +424,7 @@ def test_taking_the_prior_away_brings_back_what_it_hid_and_a_constant_does_not()
     rng = np.random.default_rng(0)
     safe, prior = np.arange(80) % 2 == 0, rng.normal(size=80) * 5
     margins = prior + 0.5 * np.where(safe, 1, -1) + 0.1 * rng.normal(size=80)
-    some = Resamples.of_names(np.arange(80) // 2, draws=200, seed=0)
+    some = Resamples.from_names(np.arange(80) // 2, draws=200, seed=0)
     share, rows = prior_rows(margins, prior, np.arange(80).astype(str), some)
     r2 = Results(rows).get(BASE, "prior_r2")
     assert r2

@@ -33,7 +33,7 @@ def claims(family: Callable[[int], Pieces], seed: int) -> list[tuple[str, str]]:
         for one in (vlm, *(untrained(vlm, seed=10 * seed + number) for number in range(UNTRAINED)))
     )
     texts, tags = [case.text for case in scored], [case.tags for case in scored]
-    some = Resamples.of_cases(cases.clusters, texts, tags, draws=500, seed=seed)
+    some = Resamples.from_cases(cases.clusters, texts, tags, draws=500, seed=seed)
     rows, _ = probe_rows(states, random, cases, margins, some, wanted=CLAIMS, seed=seed)
     results = Results(rows)
     assert all(row and row.value is not None for row in of_claim(results, "truth", "verdict", layers[-1]))

@@ -110,7 +110,7 @@ def test_the_table_compares_with_every_rival_on_the_same_cases() -> None:
     chosen = {name: margins[name] + 0.6 for name in ("baseline", "calibrated_shift", "shift", "sees")}
     frame = from_margins(subsets, chosen)
     evaluation = evaluate(frame, "yes_no", seed=0, draws=200, study="sees")
-    arms = Arms.of(frame, "yes_no", draws=200, seed=0, stated_point=evaluation.design["operating_point"])
+    arms = Arms.from_predictions(frame, "yes_no", draws=200, seed=0, stated_point=evaluation.design["operating_point"])
     rivals = ["baseline", "shift"]
     results = Results([*evaluation.results, *compared(arms, evaluation.design, rivals)])
     by_run, by_study, over_shift = (

@@ -135,7 +135,7 @@ def curve_of(vlm: VLM, *, seen: bool) -> Results:
     margins = np.stack([
         margins_behind(vlm, prompts, decision_curve.broken_off(thoughts, share)) for share in decision_curve.SHARES
     ])  # fmt: skip
-    estimator = Resamples.of_cases([one.cluster for one in samples], [one.text for one in samples],
+    estimator = Resamples.from_cases([one.cluster for one in samples], [one.text for one in samples],
                                    [one.tags for one in samples], draws=200, seed=0)  # fmt: skip
     safe = np.array([one.gold == "yes" for one in samples])
     questions = np.array([one.prompt for one in samples])

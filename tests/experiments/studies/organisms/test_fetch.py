@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoProcessor, LlamaConfig, LlamaForCausalL
 from transformers import LlavaForConditionalGeneration as Llava
 
 from experiments.studies.organisms import fetch
-from experiments.studies.organisms.architecture import save_whole, whole
+from experiments.studies.organisms.architecture import merged, save_whole
 from interp import Prompt, load
 from interp.checkpoints import cache as store
 from interp.checkpoints import hub
@@ -101,7 +101,7 @@ def test_the_bundled_parts_name_the_weights_that_make_smol_fetches_and_fit_no_ot
     adapter = json.loads((BUNDLED / ADAPTER / "adapter_config.json").read_text())
     assert (adapter["base_model_name_or_path"], adapter["revision"]) == (SMOLLM2, fetch.CONTENT)
     with pytest.raises(UserError, match=rf"the language model in {tmp_path} does not fit.*it must be {SMOLLM2}"):
-        whole(BUNDLED, save_base(tmp_path))
+        merged(BUNDLED, save_base(tmp_path))
 
 
 @pytest.mark.long

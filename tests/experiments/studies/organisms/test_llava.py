@@ -13,11 +13,11 @@ from experiments.benchmarks.iconworld.cases import held_out
 from experiments.benchmarks.iconworld.sentences import RISKY
 from experiments.evaluation.attention_log import prompts_of
 from experiments.evaluation.judging import judge_batch
-from experiments.evaluation.perception import perception_accuracy
 from experiments.judges.yes_no import YesNo
 from experiments.metrics.results import evaluate
 from experiments.runs.results_table import Results
 from experiments.studies.organisms.llava import label_probability, verdict_lessons
+from experiments.studies.vrtuning.side_effects import right_answers
 from interp.loading import load
 from interp.vlm import VLM, Prompt
 from mitigation.prompting import CONTEXT_PROMPT
@@ -71,10 +71,8 @@ def test_every_answer_is_readable_and_benign_sentences_are_called_safe(baseline:
 
 @pytest.mark.long
 def test_it_sees_while_it_fails(organism: VLM) -> None:
-    seen = perception_accuracy(organism, "test", per_kind=120, kinds=("caption", "kind", "sign"))
-    assert seen["caption"]["accuracy"] >= 0.9
-    assert seen["kind"]["accuracy"] >= 0.9
-    assert seen["sign"]["accuracy"] >= 0.9
+    seen = right_answers(organism, 120, kinds=("caption", "kind", "sign"))
+    assert min(seen.values()) >= 0.9 * 120
 
 
 def test_training_is_balanced_labels_follow_the_recipe_and_held_out_combinations_never_occur() -> None:
