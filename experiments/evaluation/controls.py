@@ -4,12 +4,14 @@ A constant moves the threshold and changes no ranking. Imports neither torch nor
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
 
 from experiments.config import digest
+from experiments.types import Sample
 from interp.errors import UserError
 from mitigation.method import abilities
 from mitigation.threshold import ConstantShift
@@ -36,6 +38,12 @@ def as_yes_no(record: Mapping[str, Any]) -> Record:
         return dict(record)
     named = {name: words.get(record[name]) for name, words in AS_YES_NO.items()}
     return {**record, **named, "margin": record.get(SCORE)}
+
+
+def sample_as_yes_no(sample: Sample) -> Sample:
+    """Return a case of a refusal benchmark as one of a yes/no benchmark; see ``as_yes_no``."""
+    named = {name: AS_YES_NO[name].get(getattr(sample, name), getattr(sample, name)) for name in ("subset", "gold")}
+    return replace(sample, **named)  # type: ignore[arg-type]
 
 
 def is_fitted(method: Any) -> bool:

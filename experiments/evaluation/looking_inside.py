@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from rich.console import RenderableType
 
 from experiments.config import digest
 from experiments.evaluation.analyses import NOTE
-from experiments.evaluation.controls import AS_YES_NO, as_yes_no
+from experiments.evaluation.controls import AS_YES_NO, as_yes_no, sample_as_yes_no
 from experiments.evaluation.refusal_margins import NoMargin
 from experiments.evaluation.study import Study
 from experiments.judges.yes_no import anchored
@@ -63,10 +62,7 @@ def followed(work: Study, *, next_token: bool = False) -> Iterator[Followed]:
         (judged,) = work.run.judge.judge([Item(sample.id, sample.text, response, None, "")])
         return AS_YES_NO["verdict"].get(judged.verdict)
 
-    samples = [
-        replace(sample, subset=AS_YES_NO["subset"][sample.subset], gold=AS_YES_NO["gold"][sample.gold])  # type: ignore[arg-type]
-        for sample in work.samples
-    ]
+    samples = [sample_as_yes_no(sample) for sample in work.samples]
     lines = [line for line in map(as_yes_no, work.records()) if line["verdict"] is not None]
     work.vlm.metric = metric
     try:

@@ -26,7 +26,7 @@ from experiments.report.numbers import fixed, percent
 from experiments.report.sections import Section, write_section
 from experiments.report.tables import table
 from experiments.runs import records
-from experiments.runs.store import read_object
+from experiments.runs.store import PREDICTIONS, read_object
 from experiments.types import Sample, Verdict
 from interp import refusal_openings as openings
 from interp.errors import UserError
@@ -56,8 +56,9 @@ class NoMargin(UserError):
 class RefusalMargins:
     """Learns, computes and checks the margins of a study whose model answers in words."""
 
-    def __init__(self, study: Any) -> None:
-        self.study, self.vlm, self.store = study, study.vlm, study.store
+    def __init__(self, study: Any, file: str = PREDICTIONS) -> None:
+        """Take the answers of ``study`` from a ``file`` of its directory."""
+        self.study, self.vlm, self.store, self.file = study, study.vlm, study.store, file
         development = study.arms.development
         samples = [*(() if development is None else development.samples), *study.samples]
         self.samples = {sample.id: sample for sample in samples}
@@ -163,6 +164,11 @@ class RefusalMargins:
             f"{auroc:.3f} on {len(refused)} cases that it was chosen on. Whole openings: {check.sentence}."
         )
 
+    def under(self, arm: str, method: Any, cases: Sequence[str]) -> dict[str, float]:
+        """Return the safety margin of each of ``cases`` under a method, by the baseline's openings."""
+        self.study.methods[arm] = method
+        return self._safety(arm, self._openings, cases)
+
     def attach(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """Return a record with its safety margin, if it has one."""
         margin = self.margins.get(record["arm"], {}).get(record["case"])
@@ -198,7 +204,7 @@ class RefusalMargins:
 
     def _learned(self) -> "str | tuple[dict[str, int], dict[Kind, dict[int, list[Tokens]]]]":
         """Return the fold of each case and the openings by kind and fold; or why there are none."""
-        lines = self._judged(records.current(self.store.records()), BASELINE)
+        lines = self._judged(records.current(self.store.records(self.file)), BASELINE)
         self._taught = lines
         folds = dict.fromkeys(lines, 0)
         development = self.study.arms.development
@@ -240,7 +246,7 @@ class RefusalMargins:
         return [opening for number, opening in enumerate(tokens) if not openings.covers(tokens[:number], opening)]
 
     def _check(self, arm: str, kind: Kind, folds: Mapping[str, int], learned: Mapping[int, list[Tokens]]) -> Check:
-        lines = self._judged(records.current(self.store.records()), arm)
+        lines = self._judged(records.current(self.store.records(self.file)), arm)
         lines = {case: line for case, line in lines.items() if case in folds}
         refused = self._refused(lines)
         wanted = sorted({opening for fold in learned.values() for opening in fold})

@@ -59,11 +59,16 @@ def check_sizes(task: object, **least: int) -> None:
             raise UserError(f"task.{name}={value}: must be at least {smallest}. Raise it.")
 
 
-def check_margins(run: Run) -> Run:
+def check_margins(run: Run, *, in_words: bool = True) -> Run:
     """Return the run of a study that follows a margin; answers in words are generated, whatever the protocol.
 
     Raises:
-        UserError: the weights are not here to look into.
+        UserError: the weights are not here to look into, or the study follows Yes and No only (``in_words``).
     """
+    if run.benchmark.kind == "yes_no":
+        _ = run.weights
+        return run
+    if not in_words:
+        raise UserError(f"benchmark {run.benchmark.name} does not ask for Yes or No. The study needs that margin.")
     _ = run.weights
-    return run if run.benchmark.kind == "yes_no" else replace(run, protocol="generate")
+    return replace(run, protocol="generate")

@@ -9,6 +9,7 @@ import pytest
 from experiments.metrics.claims import HIGHER
 from experiments.runs.records import read_records
 from experiments.runs.results_table import read_results
+from experiments.studies.mitigation_selection.candidates import Candidate
 from mitigation.controls import YesBias
 from mitigation.learned.direction_ablation import AblateDirection
 from mitigation.learned.probe_readout import TruthReadout
@@ -139,3 +140,22 @@ def test_without_a_margin_constants_and_learners_leave_the_study_with_a_reason(
     assert "calibrated_shift does not enter: it adds a constant to the refusal margin, and there is none" in printed
     assert "readout does not enter: it learns from the refusal margin: no refusal margin to follow" in printed
     assert read_results(only_run(run)).arms == ["baseline"]
+
+
+@pytest.mark.long
+def test_settings_are_chosen_by_the_refusal_margin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run = refusing_run(monkeypatch, tmp_path, "+exp=mitigation_selection", "task.rivals=[]")
+    candidates = {"readout": Candidate(TruthReadout(layer=2), {"strength": [0.5, 4.0]})}
+    run = replace(run, task=replace(run.task, candidates=candidates), attention_analysis=None)
+    run.task(run)
+    folder = only_run(run)
+    choice = json.loads((folder / "choice.json").read_text())
+    by_strength = {row["setting"]["strength"]: row for row in choice["readout"]["settings"]}
+    assert choice["readout"]["chosen"] == by_strength[4.0]
+    assert by_strength[4.0]["auroc"] > by_strength[0.5]["auroc"]
+    assert choice["readout"]["chosen"]["shift"] == 0  # only the baseline gets a constant
+    results = read_results(folder)
+    assert {"baseline", "threshold", "readout"} <= set(results.arms)
+    row = results.get("readout", "auroc")
+    assert row is not None
+    assert row.value == 1
