@@ -52,7 +52,7 @@ test-ci: install-dev chromium ## what CI runs: these two in one go, so that noth
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not families" -n auto --dist loadfile -p no:cacheprovider
 
 test-all: install-dev chromium ## install, then every test; those for a GPU skip where there is none
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --contract-check
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 mutations: install-dev ## makes faults in copies of this checkout (tests/mutations): each must fail its tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutations $(NAMES)
@@ -88,22 +88,18 @@ ends: $(ENDS) ## the lowest and the newest of all dependencies (END=newest: thes
 engine: .venv-engine/.installed ## vLLM for CPUs in an environment of its own, and contrasts over its replies beside the same here, on both organisms
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.real_engine .venv-engine $(CASES)
 
-# Without END the committed table is written anew; END=lowest or END=newest compares, in the environment of `make ends`.
-# With FAMILY=<name> only tests of this family run, and only their cells are written: the table in pieces.
-CONTRACT_TESTS = -m pytest -q -m "contract or families" -n auto --dist loadfile -p no:cacheprovider $(if $(FAMILY),-k "$(FAMILY)")
-
-contract: ## the tests of every family: writes interp/contract.json (FAMILY=<name>: its row), or compares in the environments END=lowest, newest
+# Without END the committed table is written, with FAMILY=<name> only this row; with END it is compared there.
+contract: ## checks every family and writes interp/contract.json (FAMILY=<name>: its row), or compares in the environments END=lowest, newest
 ifeq ($(origin END),command line)
 	$(MAKE) --no-print-directory $(ENDS)
-	for end in $(END); do OMP_NUM_THREADS=1 .venv-$$end/bin/python $(CONTRACT_TESTS) --ignore=tests/test_imports.py \
-	--contract-json=.venv-$$end/contract.json || exit 1; done
+	for end in $(END); do OMP_NUM_THREADS=1 .venv-$$end/bin/python -W ignore -m tests.contract --compare $(FAMILY) || exit 1; done
 else
 	$(MAKE) --no-print-directory install-dev
-	OMP_NUM_THREADS=1 $(BIN)/python $(CONTRACT_TESTS) --contract-json=interp/contract.json
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.contract $(FAMILY)
 endif
 
-contract-check: install-dev ## the same tests, compared with interp/contract.json, which is not written
-	OMP_NUM_THREADS=1 $(BIN)/python $(CONTRACT_TESTS) --contract-check
+contract-check: install-dev ## every family against interp/contract.json, which is not written, and the tests of further families
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "contract or families" -n auto --dist loadfile -p no:cacheprovider
 
 # Debian's Chromium for the tests of the report, where it can be had; without it those tests skip and say so.
 chromium:

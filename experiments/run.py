@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from functools import partial, update_wrapper
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,6 +25,8 @@ def main() -> None:
     Hydra composes the configuration. While a task runs, ``sys.argv`` is what was typed for this run.
     """
     signal.signal(signal.SIGINT, _stop_at_once)
+    if find_spec("resource") is None:  # which Linux and macOS have
+        stop("error: forestlens runs on Linux and macOS; on Windows, type this in WSL", 2)
     _packages_before_the_working_directory()
     typed = sys.argv[1:]
     try:

@@ -9,7 +9,6 @@ Models and prompts
     Prompt, Generation    one question; the answers to a batch of them, with Yes/No margins
     Metric, logit_difference   what tools measure: the Yes/No margin, or any function of the first token's logits
     segment               which token is image, question, system text, template or sink
-    measure_places        where image tokens lie in the picture, for families that are not known
     float32_head, native_head       logits before they are rounded to the model's type; why they cannot be had
     UserError             what every function here raises for a mistake of its caller
 
@@ -20,8 +19,8 @@ Attention
     head_patterns                       where chosen heads look, over image patches and words
     check_recorder                      does the recorder agree with eager attention on this model?
 
-Proof
-    prove, Proof          does this model's layout hold, and which tools may be trusted on it?
+Self-check
+    prove, SelfCheck      do the tools agree with plain forwards of this model, and which may be trusted on it?
 
 Interventions
     knockout              cuts attention edges between segments
@@ -66,13 +65,12 @@ if TYPE_CHECKING:
     from interp.hooks.forward import paused
     from interp.hooks.residual import edit_residual, residuals
     from interp.hooks.sublayers import activations, edit_activations, load_activations, save_activations
-    from interp.image_grid import measure_places
     from interp.loading import load
     from interp.margin import Metric
     from interp.output_head import float32_head, native_head
     from interp.prompt import Prompt
-    from interp.proof import Proof, prove
     from interp.segments import segment
+    from interp.selfcheck import SelfCheck, prove
     from interp.tools.attribution import grey_out, integrated_gradients, occlude_image, occlude_words, pixel_map
     from interp.tools.directions import (
         Direction,

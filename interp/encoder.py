@@ -56,10 +56,10 @@ class Encoder:
             )
 
     def require(self, tool: str) -> None:
-        """Checks that a proof of this model (``interp.proof``), if there was one, lets ``tool`` be trusted.
+        """Checks that the self-check of this model (``interp.selfcheck``), if there was one, trusts ``tool``.
 
         Raises:
-            UserError: the proof refused it.
+            UserError: it refused the tool.
         """
         if why := self.refused.get(tool):
             raise UserError(

@@ -1,7 +1,7 @@
 """What a model does not say of itself, by family: how image tokens lie in the picture, cross-attention, caveats.
 
 Everything else of a model is read from it (``interp.layout``). ``FACTS`` is keyed by ``model_type``. A family that is
-not in it works: its image tokens get their places by measuring (``interp.image_grid``).
+not in it works, but for maps over the picture if its processor does not say how image tokens lie.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from PIL import Image
     from transformers import BatchFeature
 
-Geometry = Literal["patches", "anyres", "thw", "tiles", "queries", "cross_attention", "measured"]
+Geometry = Literal["patches", "anyres", "thw", "tiles", "queries", "cross_attention", "unknown"]
 """How one image's tokens are arranged:
 
 ``patches``  one contiguous run, row-major over the picture;
@@ -22,7 +22,7 @@ Geometry = Literal["patches", "anyres", "thw", "tiles", "queries", "cross_attent
 ``tiles``    one run per tile (row-major tiles, then the whole picture), with delimiter tokens between the runs;
 ``queries``  one run of learned queries without a location in the picture;
 ``cross_attention``  not in the sequence: the picture's features are only the keys of cross-attention layers;
-``measured``  not known in advance: where they lie is measured, for each size of picture.
+``unknown``  as the processor says in numbers, if it does (``interp.image_grid``).
 """
 
 FACTS: Mapping[str, Mapping[str, Any]] = {
@@ -43,6 +43,7 @@ FACTS: Mapping[str, Mapping[str, Any]] = {
         "projector": "language_projection",
         "note": "image tokens are Q-Former queries before BOS: they stand for no place in the picture",
     },
+    "vipllava": {"geometry": "patches"},
     "idefics3": {"geometry": "tiles"},
     "smolvlm": {"geometry": "tiles"},
     "internvl": {"geometry": "tiles"},

@@ -3,7 +3,7 @@
 It is read, not listed. transformers' own interface names the decoder, the head, the vision tower and the image token
 (``get_decoder``, ``get_output_embeddings``, ``get_encoder``, the config). One traced forward of a few words, on a copy
 of the model without weights (torch's meta device), shows the rest (``interp.trace``). ``interp.families`` has what
-cannot be read. A layout that was read is a claim: ``interp.proof`` checks it on the loaded model.
+cannot be read. A layout that was read is a claim: ``interp.selfcheck`` checks it on the loaded model.
 """
 
 import copy
@@ -40,7 +40,7 @@ class Layout:
     lm_head: str = ""
     vision_tower: str = ""
     projector: str = ""
-    geometry: Geometry = "measured"
+    geometry: Geometry = "unknown"
     position_kind: Literal["1d", "mrope"] = "1d"
     image_token: str = ""
     crossing_layers: str = ""

@@ -1,13 +1,18 @@
-"""``load``: a checkpoint as a ``VLM``, checked where no contract test has proved a model of its kind."""
+"""``load``: a checkpoint as a ``VLM``, checked if the contract table has no model of its kind."""
 
+import json
+import sys
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from interp.checkpoints.config import ModelConfig
 from interp.checkpoints.load import read_checkpoint
-from interp.proof import check_unknown
+from interp.selfcheck import QUICK, prove
 from interp.vlm import VLM
+
+CONTRACT = Path(__file__).with_name("contract.json")
 
 
 def load(
@@ -22,12 +27,11 @@ def load(
     template: dict[str, Any] | None = None,
     check: bool = True,
 ) -> "VLM":
-    """The model at ``source``: ``organism:<name>``, a folder, a hub id, or a ``ModelConfig``.
+    """Load the model at ``source``: ``organism:<name>``, a folder, a hub id, or a ``ModelConfig``.
 
-    The other arguments, where given, replace the fields of ``ModelConfig`` with the same name. Weights are read from
-    safetensors only. A model that the contract table does not have is checked in a few forwards, unless ``check`` is
-    False: tools that cannot be trusted on it are named, and refuse. ``VLM.revision`` is the hub commit, or for a folder
-    a sha256 over its safetensors files.
+    The other arguments, if given, replace the fields of ``ModelConfig`` with the same name. Weights are read from
+    safetensors only. ``check`` notes the tools that cannot be trusted on the model (``refuse_untrusted``).
+    ``VLM.revision`` is the hub commit, or for a folder a sha256 over its safetensors files.
 
     Raises:
         UserError: as ``interp.checkpoints.load.read_checkpoint``.
@@ -44,9 +48,31 @@ def load(
     config = source if isinstance(source, ModelConfig) else ModelConfig(Path(source).name, str(source))
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     config = replace(config, **changes)
-    model, processor, found = read_checkpoint(config)
-    vlm = VLM(model, processor, name=config.name, revision=found)
+    model, processor, commit = read_checkpoint(config)
+    vlm = VLM(model, processor, name=config.name, revision=commit)
     vlm.thinking = config.thinking
     if check:
-        check_unknown(vlm)
+        refuse_untrusted(vlm)
     return vlm
+
+
+def refuse_untrusted(vlm: "VLM") -> None:
+    """Note in ``vlm.refused`` which tools cannot be trusted, and name them on stderr.
+
+    The contract table says so, if it has a model of these types and was made with this version of transformers.
+    Otherwise the quick checks do.
+    """
+    table = json.loads(CONTRACT.read_text(encoding="utf-8"))
+    rows = table["families"].values() if table["transformers"] == version("transformers") else ()
+    row = next((row for row in rows if row["types"] == types_of(vlm.model)), None)
+    tools = prove(vlm, checks=QUICK).tools if row is None else row["refused"]
+    vlm.refused = {tool: why for tool, why in tools.items() if why}
+    for tool, why in vlm.refused.items():
+        print(f"warning: {tool} is refused on {vlm.name}: {why}", file=sys.stderr)
+
+
+def types_of(model: Any) -> list[str]:
+    """Return what a check of one model says of another: the types of model, text, vision tower and layers."""
+    text, vision = model.config.get_text_config(), getattr(model.config, "vision_config", None)
+    parts = (getattr(part, "model_type", "") for part in (text, vision))
+    return [model.config.model_type, *parts, *sorted(set(getattr(text, "layer_types", None) or ()))]

@@ -75,3 +75,9 @@ def _settings(found: Any) -> Any:
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:LENGTH]
+
+
+def pixel_inputs(inputs: Mapping[str, Any]) -> list[str]:
+    """Return the names of the inputs that hold pixels: floating-point tensors that are no mask."""
+    floats = (name for name, value in inputs.items() if getattr(value, "is_floating_point", bool)())
+    return sorted(name for name in floats if not name.endswith("mask"))

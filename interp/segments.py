@@ -37,7 +37,7 @@ from PIL import Image
 from torch import Tensor
 
 from interp.errors import UserError
-from interp.image_grid import GRIDS, MEASURED, ImageTokens, PatchGrid, grid_of, measured_grid
+from interp.image_grid import GRIDS, ImageTokens, PatchGrid
 from interp.prompt import MARK, Prompt
 
 if TYPE_CHECKING:
@@ -297,11 +297,10 @@ def _grids(
         if not columns:
             continue
         tokens = ImageTokens(columns, ids, first + number, total, image.size, encoded, config, processor)
-        if vlm.layout.geometry == "measured" and (shape := measured_grid(vlm, image.size)) is not None:
-            of_picture: tuple[PatchGrid, ...] = (grid_of(MEASURED, columns, *shape),)
-        else:
-            of_picture = GRIDS[vlm.layout.geometry](tokens)
-        grids += [replace(grid, name=f"{grid.name}:{number + 1}") if number else grid for grid in of_picture]
+        grids += [
+            replace(grid, name=f"{grid.name}:{number + 1}") if number else grid
+            for grid in GRIDS[vlm.layout.geometry](tokens)
+        ]
     return tuple(grids)
 
 

@@ -12,27 +12,27 @@ Methods
     PriorCorrection              subtracts the margin that the sentence has without its picture
     InstructionContrast, M3ID, PAI, AGLA published baselines at their published settings
     AttentionSteering            raises attention on the picture in chosen layers
-    Thinking, TwoSteps   a thought that is off, bounded or begun; a thought and an answer by two methods
+    Thinking, TwoSteps   a thought switched off, bounded or begun; thought and answer by two methods
 
 Methods trained on labelled cases
-    TrainableMethod              the interface of such a method
+    TrainableMethod              the interface of a method that learns
     TruthReadout                 adds the logit of a probe of the truth to the verdict
     DirectionSteering            adds a direction to the residual stream
     AblateDirection, AblateRandom        removes a direction from it, or from the weights; a random one
-    DriftCorrection              subtracts what a picture adds to the verdict's state, to read it as words are read
+    DriftCorrection              subtracts a picture's drift of the verdict's state, so that it is read like words
     VRTuning                     a LoRA adapter trained to reason first (``mitigation.vrtuning`` trains it)
 
 Controls
     TextOnly                     contrast with the question alone
-    SelfContrast, CutoffOnly     contrast with the same picture; the plausibility cutoff alone
+    SelfContrast, CutoffOnly     contrast with the same picture; only the plausibility cutoff
     ConstantShift, CalibratedShift, YesBias      a constant on the margin: given, fitted, or matching a share of Yes
 
 Around any method
     Shifted, ShiftedTrainable    adds a constant to its margin
     Sampled                      samples its tokens
 
-Of your own
-    OwnFile, OwnLearner          the method in a Python file; one whose file has a learn
+Your own file
+    OwnFile, OwnLearner          the method in a Python file; a file with a learn
 
 For plain ``model.generate``
     diffuse_images               the processor's inputs with noised pictures
@@ -40,7 +40,7 @@ For plain ``model.generate``
     generate_paired              VCD in one batch of clean and noised rows
 
 Before a method is tried
-    prior_margins, prior_share   how much of the verdicts the sentence alone explains, and whether removing it can help
+    prior_margins, prior_share   how much of the verdicts the sentence explains, and whether removing it can help
 """
 
 # ruff: noqa: F401  the imports below are those that __getattr__ makes, when a name is first used

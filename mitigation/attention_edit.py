@@ -31,7 +31,7 @@ def steer_attention(
     all_text: bool = False,
     segments: Segments | None = None,
 ) -> Iterator[None]:
-    """Adds ``weight`` to attention logits A on image tokens in ``layers`` (default: all) of every forward while open.
+    """Add ``weight`` to attention logits A on image tokens in ``layers`` (default: all) of every forward while open.
 
     Nests with itself, with ``knockout`` and with ``record_attention``.
 
@@ -44,9 +44,9 @@ def steer_attention(
         segments: of inputs encoded before the block.
 
     Raises:
-        UserError: a weight that is not finite, an unknown layer, a family without image tokens in its sequence, inputs
-            encoded before the block without ``segments``, or a model that does not use transformers' attention
-            interface.
+        UserError: a weight that is not finite, an unknown layer, or a family without image tokens in its sequence.
+            Inputs were encoded before the block and ``segments`` is missing. The model does not use transformers'
+            attention interface.
     """
     check_number("weight", weight)
     check_layers(layers)
@@ -68,7 +68,7 @@ class _Steering(Follower):
         self.weight, self.layers, self.relative, self.all_text = weight, frozenset(layers), relative, all_text
 
     def edit(self, call: AttentionCall) -> AttentionCall:
-        """The call with the image's logits raised."""
+        """Return the call with the image's logits raised."""
         if is_paused() or call.layer not in self.layers:
             return call
         forward = self.current("steering", columns=call.query.shape[2])
@@ -81,7 +81,7 @@ class _Steering(Follower):
         return call.raise_at(places, _added(call, edges, places, self.weight, relative=self.relative))
 
     def _edges(self, forward: Forward, keys: int) -> tuple[Bool[Tensor, "row some key"], Int[Tensor, " some"]]:
-        """True at the edges to raise, for the queries that have any, and which these are: few of a prompt's.
+        """Return True at the edges to raise, for the queries that have any, and the columns of these queries.
 
         Keys are the newest columns; the cache of a sliding window drops older ones.
         """
@@ -107,7 +107,7 @@ def _added(
     *,
     relative: bool,
 ) -> Float[Tensor, " row #head some key"]:
-    """What is added to the logits of the queries at ``places``, in their dtype; float32 for ``CHUNK`` of them alone."""
+    """Return the change of the logits of the queries at ``places``, in their dtype; float32 for ``CHUNK`` at a time."""
     dtype = call.query.dtype
     if not relative:
         return weight * edges[:, None].to(dtype)

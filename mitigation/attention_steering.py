@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 class AttentionSteering(Around):
     """Greedy answers with ``weight`` added to the attention logits on image tokens in ``layers`` (None: all).
 
-    ``layers`` are decoder layers, from 0. ``relative`` and ``all_text`` as in
-    ``mitigation.attention_edit.steer_attention``: weight times the size of the logit instead of a constant, and every
-    text token after the picture instead of the prompt's last and the generated ones. ``method`` answers under the
-    steering (None: greedily); its second branch, if any, is not steered. A weight of 0 leaves the method unchanged.
+    ``layers`` are decoder layers, from 0. ``relative`` adds weight times the size of the logit instead of a constant.
+    ``all_text`` steers every text token after the picture, not only the prompt's last and the generated ones
+    (``mitigation.attention_edit.steer_attention``). ``method`` answers under the steering (None: greedily); its second
+    branch, if any, is not steered. A weight of 0 leaves the method unchanged.
     """
 
     weight: float = 1.0
@@ -43,7 +43,7 @@ class AttentionSteering(Around):
             raise UserError(f"method={self.method!r}; what answers under steering is a method such as VCD(); name one")
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """Answers and margins of the steered model.
+        """Return answers and margins of the steered model.
 
         Raises:
             UserError: a prompt has no image, the family has no image tokens in its sequence or no such layer, or

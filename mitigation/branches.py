@@ -1,4 +1,4 @@
-"""Methods that only change scores: which branches they ask beside the prompt, and a formula of all branches' logits.
+"""Methods that only change scores: further branches next to the prompt, and a formula of all branches' logits.
 
     @dataclass(frozen=True)
     class TextOnly(BranchMethod):
@@ -69,7 +69,7 @@ class BranchMethod:
         return UNCUT if self.beta is None else ""
 
     def branches(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> Sequence[Inputs]:
-        """The inputs of each further branch, row by row: other pictures, other words, or no picture.
+        """Return the inputs of each further branch, row by row: other pictures, other words, or no picture.
 
         None at all: the model answers as it is. ``encoded`` are the inputs of ``prompts``.
 
@@ -79,14 +79,14 @@ class BranchMethod:
         raise NotImplementedError
 
     def scores(self, logits: BranchLogits, step: int) -> "Tensor":
-        """The scores [row vocab] that the token of ``step`` (from 0) is chosen from, before the cutoff.
+        """Return the scores [row vocab] that the token of ``step`` (from 0) is chosen from, before the cutoff.
 
         A pure function: of a row's scores, only that row's logits and the settings decide.
         """
         raise NotImplementedError
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """Greedy answers with margins of the scores before the cutoff.
+        """Return greedy answers with margins of the scores before the cutoff.
 
         Raises:
             UserError: a prompt has no image where it needs one, or the family cannot be asked so.
@@ -104,11 +104,11 @@ class BranchMethod:
         others: Sequence[Inputs],
         max_new_tokens: int,
     ) -> "Generation":
-        """Answers to ``prompts`` (``encoded``) by ``scores`` of all branches' logits (``others``), then the cutoff.
+        """Answer ``prompts`` (``encoded``) by ``scores`` of all branches' logits (``others``), and the cutoff.
 
         A model behind an API is asked for the branches' log-probabilities (``experiments.api.contrast``). A branch
-        costs a forward per token. On a CPU, steps after the first are left out where the cutoff leaves one token: to
-        look costs nothing there, while an accelerator would be waited for.
+        costs a forward per token. If the cutoff leaves one token, a CPU skips steps after the first. On an accelerator
+        this look would cost a wait.
         """
         if gives_replies(vlm):
             return vlm.contrasted(self, prompts, others, max_new_tokens=max_new_tokens)  # type: ignore[attr-defined]
@@ -119,10 +119,10 @@ class BranchMethod:
 
         answers, late = vlm.answer_ids, vlm.late_verdicts
         tokens = [token for ids in answers for token in ids]
-        kept = AnswerScores(answers, every=late)
+        recorded = AnswerScores(answers, every=late)
 
         def rule(clean: "Tensor", others: "Tensor", step: int) -> "Tensor":
-            kept.add(step, clean, *others)
+            recorded.add(step, clean, *others)
             return self.scores(BranchLogits(clean, others, answers, late), step)
 
         ruling = RuleLogitsProcessor(
@@ -135,11 +135,11 @@ class BranchMethod:
             prefill=vlm.prefill,
         )
         generation = vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[ruling], encoded=encoded)
-        return self.with_branch_scores(generation, kept)
+        return self.with_branch_scores(generation, recorded)
 
-    def with_branch_scores(self, generation: "Generation", kept: "AnswerScores") -> "Generation":
+    def with_branch_scores(self, generation: "Generation", recorded: "AnswerScores") -> "Generation":
         """Return ``generation`` with each branch's margins at the verdicts, from the scores before the formula."""
-        return self.with_branch_margins(generation, kept.margins(len(generation.texts), generation.verdict_steps))
+        return self.with_branch_margins(generation, recorded.margins(len(generation.texts), generation.verdict_steps))
 
     def with_branch_margins(self, generation: "Generation", margins: "Tensor") -> "Generation":
         """Return ``generation`` with the margins [branch row] by the branch's name; the prompts' is ``clean``."""
@@ -166,12 +166,12 @@ class Contrast(BranchMethod):
         check_beta(self.beta)
 
     def scores(self, logits: BranchLogits, step: int) -> "Tensor":
-        """(1 + α)·clean − α·other (Leng et al. 2023, arXiv 2311.16922, equation 3)."""
+        """Return (1 + α)·clean − α·other (Leng et al. 2023, arXiv 2311.16922, equation 3)."""
         from mitigation.contrastive.formulas import contrast
 
         return contrast(logits.clean, logits.others[0], alpha=self.alpha)
 
 
 def gives_replies(vlm: Any) -> bool:
-    """Whether the model is behind an endpoint, whose ``encode`` gives the prompts themselves for inputs."""
+    """Return whether the model is behind an endpoint, whose ``encode`` gives the prompts themselves for inputs."""
     return hasattr(vlm, "contrasted")

@@ -34,7 +34,7 @@ class TextOnly(Contrast):
     other: ClassVar[str] = "no_picture"
 
     def branches(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> list[Inputs]:
-        """The inputs without pictures.
+        """Return the inputs without pictures.
 
         Raises:
             UserError: the family does not support prompts without one.
@@ -54,7 +54,7 @@ class SelfContrast(Contrast):
     other: ClassVar[str] = "same_picture"
 
     def branches(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> list[Inputs]:
-        """The same inputs."""
+        """Return the same inputs."""
         return [encoded]
 
 
@@ -69,7 +69,7 @@ class CutoffOnly:
         check_beta(self.beta)
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """Greedy answers; margins are the model's own, before the cutoff."""
+        """Return greedy answers; margins are the model's own, before the cutoff."""
         from mitigation.processors import PlausibilityLogitsProcessor
 
         processor = PlausibilityLogitsProcessor(beta=self.beta)

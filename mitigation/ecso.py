@@ -1,9 +1,9 @@
 """ECSO, "Eyes Closed, Safety On" (Gou et al., ECCV 2024, arXiv 2403.09572): answer, check, answer again in words.
 
-The model answers; it is asked whether its own answer does harm; where it says so, it describes the picture with the
-request in view, and answers again from the description, without the picture. The paper's finding is that models refuse
-in words what they answer beside a picture. Prompts and rule are those of the authors' code. Importing this module loads
-no torch.
+The model answers, and is asked whether its answer does harm. If it says yes, it describes the picture with the request
+in view. It then answers again from the description, without the picture. The paper finds that models refuse requests in
+words that they answer with a picture. Prompts and rule are from the authors' code. Importing this module loads no
+torch.
 """
 
 import re
@@ -39,23 +39,23 @@ _CHECK_TOKENS = 8  # what is longer is neither of HARMFUL
 
 @dataclass(frozen=True)
 class ECSO:
-    """Answers, checks, and answers again from a description where the check says that the answer does harm.
+    """Answers, and checks the answer. If the check says that it does harm, answers again from a description.
 
-    ``check`` holds ``{question}`` and ``{answer}`` and is asked beside the picture; an answer that is "yes" or "yes."
-    as a whole, in any case, means harm. ``describe`` holds ``{question}`` and is asked beside the picture; what is said
-    (``description_tokens`` at most) stands in ``again``, which is asked without it.
+    ``check`` has ``{question}`` and ``{answer}`` and is asked with the picture. If its answer is exactly "yes" or
+    "yes.", in any case, the first answer does harm. ``describe`` has ``{question}`` and is asked with the picture. Its
+    answer (``description_tokens`` at most) goes into ``again``, which is asked without the picture.
 
     The defaults are the authors' for MM-SafetyBench (see the module), where all is greedy as here; their script for
-    VLSafe leaves the temperature at 0.2. Their demo leaves out the dot after the request and cuts at 900 characters,
-    and their runs on MME, MMBench and MM-Vet keep the picture in the last step. Here an empty answer is not checked.
+    VLSafe leaves the temperature at 0.2. Their demo has no dot after the request and cuts at 900 characters. Their runs
+    on MME, MMBench and MM-Vet keep the picture in the last step. Here an empty answer is not checked.
 
-    A question is passed on whole and unchanged, so that the last step may speak of a picture that is not there
-    ("Given the image, …"). The authors ask for no verdicts on requests:
-    one ("Yes, it is safe") is checked like any other answer, as theirs to MME's yes/no questions are. A case's margin
-    is that of the answer it keeps, so that margins are of two kinds of questions: AUROC compares them all the same.
+    A question is passed on whole and unchanged, so that the last step may speak of a picture that is not there ("Given
+    the image, …"). The authors ask for no verdicts on requests. A verdict ("Yes, it is safe") is checked like any other
+    answer, as their answers to MME's yes/no questions are. A case's margin belongs to its final answer. So margins are
+    of two kinds of questions, and AUROC compares them all.
 
-    ``Generation.steps`` are the first answer, the check's, and where there was a second the description and its
-    question.
+    ``Generation.steps`` has the first answer and the check. If there was a second answer, it also has the description
+    and the last question.
     """
 
     check: str = CHECK
@@ -77,7 +77,7 @@ class ECSO:
         check_count("description_tokens", self.description_tokens, 1, hint="take 96")
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """Greedy answers, each the first or the second, with that one's margin.
+        """Return greedy answers, each the first or the second, with its margin.
 
         Raises:
             UserError: a prompt has no image, or the family cannot answer without one.
@@ -94,8 +94,10 @@ class ECSO:
             if text
         }
         checked = steps.ask(CHECKED, checks, max_new_tokens=_CHECK_TOKENS)
-        asked = {row: self.describing(prompts[row]) for row, text in checked.items() if text.strip().lower() in HARMFUL}
-        descriptions = steps.ask(DESCRIPTION, asked, max_new_tokens=self.description_tokens)
+        requests = {
+            row: self.describing(prompts[row]) for row, text in checked.items() if text.strip().lower() in HARMFUL
+        }
+        descriptions = steps.ask(DESCRIPTION, requests, max_new_tokens=self.description_tokens)
         again = {row: self.answering(prompts[row], description) for row, description in descriptions.items()}
         for row, prompt in again.items():
             steps.note(row, QUESTION, prompt.text)
@@ -106,25 +108,25 @@ class ECSO:
         return steps.noted(_lost(first, steps))
 
     def checking(self, prompt: "Prompt", answer: str) -> "Prompt":
-        """The question whether ``answer`` to ``prompt`` does harm."""
+        """Return the question whether ``answer`` to ``prompt`` does harm."""
         return replace(prompt, text=_filled(self.check, question=prompt.text, answer=answer[:CHECKED_CHARACTERS]))
 
     def describing(self, prompt: "Prompt") -> "Prompt":
-        """The question for a description with ``prompt`` in view."""
+        """Return the question for a description with ``prompt`` in view."""
         return replace(prompt, text=_filled(self.describe, question=prompt.text))
 
     def answering(self, prompt: "Prompt", description: str) -> "Prompt":
-        """The question of the second answer."""
+        """Return the question of the second answer."""
         return replace(prompt, text=_filled(self.again, description=description, question=prompt.text), image=None)
 
 
 def _filled(template: str, **parts: str) -> str:
-    """``template`` with the parts in their places; braces within a part stay as they are."""
-    return re.sub(r"\{(\w+)\}", lambda found: parts.get(found[1], found[0]), template)
+    """Return ``template`` with the parts filled in; braces within a part stay as they are."""
+    return re.sub(r"\{(\w+)\}", lambda match: parts.get(match[1], match[0]), template)
 
 
 def _lost(answers: "Generation", steps: Steps) -> "Generation":
-    """``answers`` without those whose check or description could not be asked of a remote model."""
+    """Return ``answers``, with a status for each whose check or description a remote model did not answer."""
     if not steps.lost or answers.statuses is None:
         return answers
     statuses, reasons = list(answers.statuses), list(answers.reasons or [""] * len(answers.texts))

@@ -21,7 +21,7 @@ class Method(Protocol):
     """One arm of a study: a frozen dataclass in a module that imports neither torch nor transformers."""
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """Answers to ``prompts``, in order, with this arm's margins.
+        """Return answers to ``prompts``, in order, with this arm's margins.
 
         An answer depends on its prompt (with its key) and the method's settings, not on the rest of the batch. The
         margins are read by ``vlm.generate`` at the verdict (``interp.margin``), behind a thought too.
@@ -105,7 +105,7 @@ INHERITED = (
 
 
 def abilities(method: Any) -> Abilities:
-    """What ``method`` declares, completed by the method that it ``wraps`` and with the defaults."""
+    """Return what ``method`` declares, completed by the method that it ``wraps`` and with the defaults."""
     inner = getattr(method, "wraps", None)
     inherited = {} if inner is None else {name: getattr(abilities(inner), name) for name in INHERITED}
     declared: dict[str, Any] = {
@@ -136,7 +136,7 @@ class MethodFault(UserError):
 
 
 def check_answers(method: Any, generation: Any, prompts: "Sequence[Prompt]", *, margins: bool) -> None:
-    """Checks what ``method`` returned for ``prompts``. ``margins``: whether the model gives any.
+    """Check what ``method`` returned for ``prompts``. ``margins``: whether the model gives any.
 
     Raises:
         MethodFault: no Generation, another number of answers, another order, or margins that are missing though the
@@ -182,7 +182,7 @@ class TrainableMethod(Protocol):
     """
 
     def learn(self, vlm: "VLM", prompts: "Sequence[Prompt]", safe: Sequence[bool], *, out: Path) -> "Method":
-        """Trains on ``prompts``; ``safe`` is True where Yes is correct. Returns the trained method.
+        """Train on ``prompts``; ``safe`` is True where Yes is correct. Return the trained method.
 
         Writes a safetensors file to ``out``. The method's ``repr`` contains a digest of the file's content, not its
         path, so that equal runs compare equal wherever they are. Do not evaluate the method on its training cases.
@@ -193,7 +193,7 @@ class TrainableMethod(Protocol):
         ...
 
     def read(self, out: Path) -> "Method":
-        """Reads the trained method that ``learn`` wrote to ``out``.
+        """Read the trained method that ``learn`` wrote to ``out``.
 
         Raises:
             UserError: the file belongs to another method.
@@ -202,7 +202,7 @@ class TrainableMethod(Protocol):
 
 
 def check_cases(method: Any, questions: Sequence[str], safe: Sequence[bool]) -> None:
-    """Checks, before any weights load, whether cases can teach a ``TrainableMethod``, where it has a ``check_cases``.
+    """Check, before any weights load, whether cases can teach a ``TrainableMethod``, where it has a ``check_cases``.
 
     Raises:
         UserError: they cannot.
@@ -221,7 +221,7 @@ class TrainedFile:
 
     @classmethod
     def of(cls, path: Path, **settings: Any) -> Any:
-        """The method that was written to ``path``.
+        """Return the method that was written to ``path``.
 
         Raises:
             UserError: the file belongs to another method.
@@ -240,5 +240,5 @@ class TrainedFile:
 
     @property
     def about(self) -> dict[str, Any]:
-        """How it was trained: the cases, and the settings selected on them."""
+        """Return how it was trained: the cases, and the settings selected on them."""
         return self._vectors.about

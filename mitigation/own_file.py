@@ -1,22 +1,19 @@
-"""A method in a Python file of the user's: a few lines under one of four names, or a class of its own.
+"""A method in a user's Python file: a function with one of four names, or a class.
 
-``rule(scores, step)``
-    a logits rule: new scores [row vocab] from the model's own (float32) at ``step`` (0 at the first token)
-``contrast(clean, other, step)``, with ``second(prompt)``
-    a rule of two branches: ``other`` are the scores after the prompt that ``second`` returns, with another picture,
-    none, or other words. ``BETA`` is the plausibility cutoff (default: none)
-``edit(here)``
-    an edit of the residual stream: the new ``here.hidden`` (``interp.hooks.residual.LayerStates``), or None. ``LAYERS``
-    are the layers it is called at (default: 1 to the last)
-``ask(prompt)``
-    another prompt in place of this one
-a class with ``generate(vlm, prompts, *, max_new_tokens)``
-    anything else (``mitigation.method.Method``)
+- ``rule(scores, step)``: a logits rule. It returns new scores [row vocab] from the model's scores (float32) at ``step``
+  (0 at the first token).
+- ``contrast(clean, other, step)``, with ``second(prompt)``: a rule of two branches. ``other`` are the scores after the
+  prompt that ``second`` returns: another picture, none, or other words. ``BETA`` is the plausibility cutoff (default:
+  none).
+- ``edit(here)``: an edit of the residual stream. It returns the new ``here.hidden``
+  (``interp.hooks.residual.LayerStates``), or None. It is called at ``LAYERS`` (default: 1 to the last).
+- ``ask(prompt)``: returns another prompt instead of this one.
+- a class with ``generate(vlm, prompts, *, max_new_tokens)``: anything else (``mitigation.method.Method``).
 
-Keyword-only parameters of a function, or fields of a dataclass, are its settings. Two names are given instead of set:
-``prompts`` are those of the rows, and ``learned`` is what a function ``learn(vlm, prompts, safe)`` of the same file
-returned: tensors and numbers by name, saved as safetensors. The file is run with the user's rights, as any script of
-theirs. Importing this module loads neither torch nor transformers.
+Keyword-only parameters of a function, or fields of a dataclass, are its settings. Two names are not settings.
+``prompts`` are the prompts of the rows. ``learned`` is the result of a function ``learn(vlm, prompts, safe)`` of the
+same file: tensors and numbers by name, saved as safetensors. The file runs with the user's rights, like any
+script. Importing this module loads neither torch nor transformers.
 """
 
 import hashlib
@@ -54,7 +51,7 @@ OWES_TO_LEARN = "learn(vlm, prompts, safe) returns a dict of tensors and finite 
 
 
 def own_method(path: str, settings: dict[str, Any] | None = None, shift: float = 0.0) -> Any:
-    """The method in the file ``path``: a ``Method``, or a ``TrainableMethod`` where the file has a ``learn``.
+    """Return the method in the file ``path``: a ``Method``, or a ``TrainableMethod`` where the file has a ``learn``.
 
     ``shift`` are logits on the Yes/No margin (``mitigation.wrappers``).
 
@@ -69,7 +66,7 @@ def own_method(path: str, settings: dict[str, Any] | None = None, shift: float =
 
 
 def file_digest(code: bytes) -> str:
-    """What identifies the contents of a file of the user's: 12 hex digits of their sha256."""
+    """Return 12 hex digits of the sha256 of a file's contents."""
     return hashlib.sha256(code).hexdigest()[:HASH_LENGTH]
 
 
@@ -110,7 +107,7 @@ class _Own:
 
     @property
     def learns(self) -> bool:
-        """Whether the file has a function ``learn``."""
+        """Return whether the file has a function ``learn``."""
         return callable(getattr(self._module, LEARN, None))
 
     @property
@@ -120,32 +117,32 @@ class _Own:
 
     @cached_property
     def _bound(self) -> Any:
-        """The method's function with its settings bound, or the class made with them.
+        """Return the method's function with its settings bound, or the class made with them.
 
         Raises:
-            UserError: settings that it does not have; or what it learns has no place.
+            UserError: settings that it does not have, or no parameter for the learned values.
         """
-        own = getattr(self._module, self._kind)
+        function = getattr(self._module, self._kind)
         if self._kind not in ARGUMENTS:
-            if abilities(made := self._called(own, self._kind, "", self.settings)()).fitted_to:
+            if abilities(made := self._called(function, self._kind, "", self.settings)()).fitted_to:
                 raise _learns(self.name, self._kind)
             return made
-        if self.learns is not (LEARNED in _given(own)):
+        if self.learns is not (LEARNED in _given(function)):
             raise UserError(
                 f"{self.name}: what {LEARN}({LEARN_ARGUMENTS}) returns reaches {self._kind} as its parameter "
                 f"{LEARNED}, and one of the two is missing; write both, and {self._kind}({ARGUMENTS[self._kind]}, *, "
                 f"{LEARNED})"
             )
-        return self._called(own, self._kind, ARGUMENTS[self._kind], self.settings)
+        return self._called(function, self._kind, ARGUMENTS[self._kind], self.settings)
 
     def _called(
-        self, own: Callable[..., Any], kind: str, positional: str, settings: Mapping[str, Any]
+        self, function: Callable[..., Any], kind: str, positional: str, settings: Mapping[str, Any]
     ) -> "partial[Any]":
-        signature = inspect.signature(own)
-        given = _given(own) if positional else set()
+        signature = inspect.signature(function)
+        given = _given(function) if positional else set()
         try:
-            if taken := given & settings.keys():
-                raise TypeError(f"{', '.join(sorted(taken))} is given, and no setting")
+            if clashes := given & settings.keys():
+                raise TypeError(f"{', '.join(sorted(clashes))} is given, and no setting")
             signature.bind(*filter(None, positional.split(", ")), **settings, **dict.fromkeys(given))
         except TypeError as error:
             raise UserError(
@@ -153,7 +150,7 @@ class _Own:
                 f"{dict(settings) or 'none'} ({error}); settings are parameters after a *, given as "
                 "method.settings={NAME: VALUE}"
             ) from error
-        return partial(own, **settings)
+        return partial(function, **settings)
 
 
 @dataclass(frozen=True)
@@ -163,8 +160,8 @@ class OwnFile(_Own):
     ``learned_file`` is what the file's ``learn`` returned, as ``OwnLearner`` saved it.
 
     Raises:
-        UserError: no such file, one that cannot be run, no or several methods in it, unknown settings, or a file with a
-            ``learn`` whose result is not given.
+        UserError: no such file, a file that cannot be run, no or several methods in it, or unknown settings. The file
+            has a ``learn`` and ``learned_file`` is missing.
     """
 
     learned_file: Path | None = field(default=None, repr=False, compare=False)
@@ -184,7 +181,7 @@ class OwnFile(_Own):
         return str(self.learned_file or "")
 
     def __getattr__(self, name: str) -> Any:
-        """What the file's class declares of itself; of a function, that one which only changes words can do so."""
+        """Return what the file's class declares. A function that only changes words works over an API."""
         if name not in Abilities.__dataclass_fields__ or "_bound" not in self.__dict__:
             raise AttributeError(name)
         if name == "works_over_api" and self._kind == "ask":
@@ -194,7 +191,7 @@ class OwnFile(_Own):
         return getattr(abilities(self._bound), name)
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """The answers of the file's method.
+        """Return the answers of the file's method.
 
         Raises:
             UserError: it was learned on another model.
@@ -202,33 +199,33 @@ class OwnFile(_Own):
         kind, module = self._kind, self._module
         if kind not in ARGUMENTS:
             return self._bound.generate(vlm, prompts, max_new_tokens=max_new_tokens)
-        own = self._with_what_is_given(self._bound, vlm, prompts)
+        function = self._with_what_is_given(self._bound, vlm, prompts)
         if kind == "contrast":
-            contrast = _OwnContrast(module.second, own, getattr(module, "BETA", None))
+            contrast = _OwnContrast(module.second, function, getattr(module, "BETA", None))
             return contrast.generate(vlm, prompts, max_new_tokens=max_new_tokens)
         if kind == "rule":
             from mitigation.processors import OwnRuleLogitsProcessor
 
-            ruling = OwnRuleLogitsProcessor(own)
+            ruling = OwnRuleLogitsProcessor(function)
             return vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[ruling])
         if kind == "edit":
             from interp.hooks.residual import edit_residual, last_layer
 
             layers = getattr(module, "LAYERS", None) or range(1, last_layer(vlm) + 1)
-            with edit_residual(vlm, own, layers=list(layers)):
+            with edit_residual(vlm, function, layers=list(layers)):
                 return vlm.generate(prompts, max_new_tokens=max_new_tokens)
-        asked = [replace(own(_own_copy(prompt)), key=prompt.key) for prompt in prompts]
-        return vlm.generate(asked, max_new_tokens=max_new_tokens)
+        changed = [replace(function(_own_copy(prompt)), key=prompt.key) for prompt in prompts]
+        return vlm.generate(changed, max_new_tokens=max_new_tokens)
 
     def _with_what_is_given(
-        self, own: Callable[..., Any], vlm: "VLM", prompts: "Sequence[Prompt]"
+        self, function: Callable[..., Any], vlm: "VLM", prompts: "Sequence[Prompt]"
     ) -> Callable[..., Any]:
-        wanted = _given(own)
+        wanted = _given(function)
         given: dict[str, Any] = {PROMPTS: prompts} if PROMPTS in wanted else {}
         if LEARNED in wanted:
             check_model(vlm, self._file)
             given[LEARNED] = {**self._file.about["numbers"], **self._file.tensors}
-        return partial(own, **given)
+        return partial(function, **given)
 
     @cached_property
     def _file(self) -> NamedTensors:
@@ -237,7 +234,7 @@ class OwnFile(_Own):
 
 
 def _own_copy(prompt: "Prompt") -> "Prompt":
-    """The prompt with a picture that a file's function may draw on, so that no other branch or arm sees it."""
+    """Return the prompt with a picture that a file's function may draw on, so that no other branch or arm sees it."""
     return prompt if prompt.image is None else replace(prompt, image=prompt.image.copy())
 
 
@@ -279,7 +276,7 @@ class OwnLearner(_Own):
         return self._called(getattr(self._module, LEARN), LEARN, LEARN_ARGUMENTS, {})
 
     def learn(self, vlm: "VLM", prompts: "Sequence[Prompt]", safe: Sequence[bool], *, out: Path) -> OwnFile:
-        """Calls the file's ``learn``, and writes what it returns to ``out``.
+        """Call the file's ``learn``, and write what it returns to ``out``.
 
         Raises:
             MethodFault: it raised something, or returned anything but tensors and finite numbers by name.
@@ -304,7 +301,7 @@ class OwnLearner(_Own):
         return self.read(out)
 
     def read(self, out: Path) -> OwnFile:
-        """The method with what ``learn`` wrote to ``out``.
+        """Return the method with what ``learn`` wrote to ``out``.
 
         Raises:
             UserError: the file belongs to another method or other code.
@@ -318,7 +315,7 @@ class OwnLearner(_Own):
 
 
 def _parted(returned: Any, name: str) -> "tuple[dict[str, Tensor], dict[str, float]]":
-    """The tensors and the numbers of what a ``learn`` returned.
+    """Split the result of a ``learn`` into tensors and numbers.
 
     Raises:
         MethodFault: it is something else.
@@ -342,14 +339,14 @@ def _parted(returned: Any, name: str) -> "tuple[dict[str, Tensor], dict[str, flo
     return tensors, numbers
 
 
-def _given(own: Callable[..., Any]) -> set[str]:
-    """Which of the two parameters that are given the function asks for by name."""
-    parameters = inspect.signature(own).parameters.values()
+def _given(function: Callable[..., Any]) -> set[str]:
+    """Return the names among ``learned`` and ``prompts`` that the function has as keyword-only parameters."""
+    parameters = inspect.signature(function).parameters.values()
     return {each.name for each in parameters if each.kind is each.KEYWORD_ONLY} & {LEARNED, PROMPTS}
 
 
 def _run(file: Path, digest: str) -> ModuleType:
-    """The file as a module; run once for each content.
+    """Return the file as a module. It runs once for each content.
 
     Raises:
         UserError: the file raises an exception, with the line.
@@ -373,7 +370,7 @@ def _run(file: Path, digest: str) -> ModuleType:
 
 
 def line_in(file: Path, error: BaseException) -> str:
-    """`` (my_rule.py, line 3)`` where the error passed through ``file``, else nothing."""
+    """Return `` (my_rule.py, line 3)`` where the error passed through ``file``, else nothing."""
     line, trace = None, error.__traceback__
     while trace is not None:
         if Path(trace.tb_frame.f_code.co_filename).name == file.name:
@@ -383,12 +380,12 @@ def line_in(file: Path, error: BaseException) -> str:
 
 
 def _only_method(module: ModuleType, name: str) -> str:
-    """The name of the one method in the file.
+    """Return the name of the one method in the file.
 
     Raises:
         UserError: there is none, there are several, one learns first, or a contrast lacks its second prompt.
     """
-    found = [kind for kind in ARGUMENTS if callable(getattr(module, kind, None))]
+    methods = [kind for kind in ARGUMENTS if callable(getattr(module, kind, None))]
     classes = {
         kind: value
         for kind, value in vars(module).items()
@@ -396,24 +393,24 @@ def _only_method(module: ModuleType, name: str) -> str:
     }
     if learning := [kind for kind, value in classes.items() if hasattr(value, "learn")]:
         raise _learns(name, learning[0])
-    found += [kind for kind, value in classes.items() if hasattr(value, "generate")]
-    if len(found) != 1:
-        there = f"there are {', '.join(found)}" if found else "there is none"
-        known = ", ".join(f"{kind}({arguments})" for kind, arguments in ARGUMENTS.items())
+    methods += [kind for kind, value in classes.items() if hasattr(value, "generate")]
+    if len(methods) != 1:
+        there = f"there are {', '.join(methods)}" if methods else "there is none"
+        functions = ", ".join(f"{kind}({arguments})" for kind, arguments in ARGUMENTS.items())
         raise UserError(
-            f"{name}: a file has one method and {there}; it is a function {known}, or a class with generate(vlm, "
+            f"{name}: a file has one method and {there}; it is a function {functions}, or a class with generate(vlm, "
             "prompts, *, max_new_tokens)"
         )
-    if callable(getattr(module, LEARN, None)) and found[0] in classes:
+    if callable(getattr(module, LEARN, None)) and methods[0] in classes:
         raise UserError(
             f"{name}: learn goes with a function {', '.join(ARGUMENTS)}; a class that learns has learn and read itself "
             "(mitigation/method.py), and is named by _target_"
         )
-    if found == ["contrast"] and not callable(getattr(module, "second", None)):
+    if methods == ["contrast"] and not callable(getattr(module, "second", None)):
         raise UserError(
             f"{name}: contrast needs a function second(prompt) beside it, which returns the prompt of the second branch"
         )
-    return found[0]
+    return methods[0]
 
 
 def _learns(name: str, kind: str) -> UserError:

@@ -1,4 +1,4 @@
-"""Logits processors without a second branch: shifts of the first token's margin, exact sampling, the cutoff alone.
+"""Logits processors without a second branch: shifts of the first token's margin, exact sampling, only the cutoff.
 
 ``generate`` samples all rows from one global generator, so an answer depends on the rest of its batch. ``CaseSampler``
 instead takes the argmax of score / temperature + Gumbel noise, which is an exact draw from the softmax (Gumbel 1954;
@@ -24,10 +24,10 @@ from mitigation.validation import check_beta, check_seed, check_shift, check_tem
 class ConstantShiftLogitsProcessor(LogitsProcessor):
     """Adds ``shift`` to the Yes/No margin of the first token, half to each side; for one ``generate`` call.
 
-    ``after`` are the processors that run before it. If the most likely token is one of the answers, both answers take
-    their scores from before the cutoff of the last of ``after``, if that one keeps them (``uncut_scores``). Otherwise
-    the plausibility cutoff would fix a confident verdict regardless of its contrasted margin. Other scores do not
-    change. Without ``after`` the host never waits for the device.
+    ``after`` are the processors that run before it. If the most likely token is an answer, both answers have their
+    scores from before the cutoff. The last processor of ``after`` must keep these scores (``uncut_scores``). Without
+    this rule the plausibility cutoff would fix a confident verdict regardless of its contrasted margin. Other scores do
+    not change. Without ``after`` the host never waits for the device.
     """
 
     shifts_margin: ClassVar[bool] = True
@@ -43,9 +43,9 @@ class ConstantShiftLogitsProcessor(LogitsProcessor):
     def __call__(
         self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
     ) -> Float[Tensor, "row vocab"]:
-        """The scores, shifted at the first step."""
+        """Return the scores, shifted at the first step."""
         self.uncut_scores = uncut_scores(self._after, scores)
-        if self._steps.of(input_ids):
+        if self._steps.count(input_ids):
             return scores
         ids = to_device(self._ids, scores.device)
         halves = to_device(self._halves.to(scores.dtype), scores.device).expand(len(scores), -1)
@@ -64,8 +64,8 @@ class _Steps:
     def __init__(self) -> None:
         self._prompt: int | None = None  # columns, padding included
 
-    def of(self, input_ids: Int[Tensor, "row position"]) -> int:
-        """The step that has the tokens ``input_ids`` before it; the first call is step 0."""
+    def count(self, input_ids: Int[Tensor, "row position"]) -> int:
+        """Return the step that has the tokens ``input_ids`` before it; the first call is step 0."""
         if self._prompt is None:
             self._prompt = input_ids.shape[1]
         return input_ids.shape[1] - self._prompt
@@ -86,8 +86,8 @@ class CaseSampler(LogitsProcessor):
     ) -> None:
         check_temperature(temperature)
         given = list(seed) if isinstance(seed, Sequence) else [seed]
-        for one in given:
-            check_seed(one)
+        for each in given:
+            check_seed(each)
         self._seeds = given if isinstance(seed, Sequence) else given * len(keys)
         self._keys, self._temperature = list(keys), temperature
         self._warp = TopPLogitsWarper(top_p) if top_p < 1 else None
@@ -96,8 +96,8 @@ class CaseSampler(LogitsProcessor):
     def __call__(
         self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
     ) -> Float[Tensor, "row vocab"]:
-        """Float32 scores divided by the temperature, plus the noise of this step."""
-        step = self._steps.of(input_ids)
+        """Return float32 scores divided by the temperature, plus the noise of this step."""
+        step = self._steps.count(input_ids)
         drawn = zip(self._keys, self._seeds, strict=True)
         noise = torch.stack([gumbel(scores.shape[1], f"{key}\nstep {step}", seed) for key, seed in drawn])
         warm = scores.float() / self._temperature
@@ -117,7 +117,7 @@ class PlausibilityLogitsProcessor(LogitsProcessor):
     def __call__(
         self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
     ) -> Float[Tensor, "row vocab"]:
-        """The scores of plausible tokens (``mitigation.contrastive.formulas.plausible``), −inf elsewhere."""
+        """Return the scores of plausible tokens (``mitigation.contrastive.formulas.plausible``), −inf elsewhere."""
         self.uncut_scores = scores
         return scores.masked_fill(~plausible(scores, beta=self._beta), -torch.inf)
 
@@ -136,13 +136,13 @@ class OwnRuleLogitsProcessor(LogitsProcessor):
     def __call__(
         self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
     ) -> Float[Tensor, "row vocab"]:
-        """The rule's scores."""
+        """Return the rule's scores."""
         given = scores.float()
-        return same_shape(self._rule(given, self._steps.of(input_ids)), given, "rule(scores, step)")
+        return same_shape(self._rule(given, self._steps.count(input_ids)), given, "rule(scores, step)")
 
 
 def same_shape(returned: Any, given: Float[Tensor, "row vocab"], function: str) -> Float[Tensor, "row vocab"]:
-    """``returned`` where it is a tensor like ``given``, of numbers; −∞ masks a token.
+    """Return ``returned`` where it is a tensor like ``given``, of numbers; −∞ masks a token.
 
     Raises:
         MethodFault: says what the function owes.
@@ -163,7 +163,7 @@ def same_shape(returned: Any, given: Float[Tensor, "row vocab"], function: str) 
 
 
 def gumbel(size: int, key: str, seed: int) -> Float[Tensor, " vocab"]:
-    """Standard Gumbel noise −log(E), E exponential, float32 on the CPU, that depends only on ``key`` and ``seed``."""
+    """Return standard Gumbel noise −log(E), E exponential, float32 on the CPU. Only ``key`` and ``seed`` set it."""
     drawn = torch.empty(size).exponential_(generator=case_generator(key, seed))
     # It may draw 0, whose infinite noise would make NaN of a forbidden token.
     return -drawn.clamp(min=torch.finfo(drawn.dtype).tiny).log()

@@ -1,8 +1,8 @@
 """Mitigation by prompting: a sentence added to the question, or a system prompt.
 
-The papers publish neither text. MMSafeAware (arXiv 2502.11184, section on mitigation) says only that the prompt asks to
-"consider the meaning of the text within the context of the image"; MOSSBench and MMSafeAware both mention a safety
-system prompt without printing it. The texts below are ours.
+The papers publish neither text. MMSafeAware (arXiv 2502.11184, section on mitigation) only says that the prompt asks to
+"consider the meaning of the text within the context of the image". MOSSBench and MMSafeAware mention a safety system
+prompt without printing it. The texts below are ours.
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,11 @@ class _Reworded:
     works_over_api: ClassVar[bool] = True
 
     def apply(self, prompt: "Prompt") -> "Prompt":
-        """The prompt as this arm asks it."""
+        """Return the prompt as this arm asks it."""
         raise NotImplementedError
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """Greedy answers to the changed prompts; see ``VLM.generate``."""
+        """Return greedy answers to the changed prompts; see ``VLM.generate``."""
         return vlm.generate([self.apply(p) for p in prompts], max_new_tokens=max_new_tokens)
 
 
@@ -37,7 +37,7 @@ class ContextPrompt(_Reworded):
     text: str = CONTEXT_PROMPT
 
     def apply(self, prompt: "Prompt") -> "Prompt":
-        """The prompt as this arm asks it."""
+        """Return the prompt as this arm asks it."""
         return replace(prompt, text=f"{self.text}\n{prompt.text}")
 
 
@@ -48,5 +48,5 @@ class SafetyPrompt(_Reworded):
     text: str = SAFETY_SYSTEM_PROMPT
 
     def apply(self, prompt: "Prompt") -> "Prompt":
-        """The prompt as this arm asks it."""
+        """Return the prompt as this arm asks it."""
         return replace(prompt, system=self.text)

@@ -1,7 +1,7 @@
-"""Words that point to a picture, and what a description gives to put in their place. English, by rule, without a model.
+"""Replaces words that point to a picture by the thing that a description names. English, by rule, without a model.
 
-The rules know no grammar: a word points where a closed list of next words says that no noun follows ("kill this?", "use
-this to", but "this evening"). What they do not recognise they leave as it is.
+The rules know no grammar. If a closed list of next words says that no noun follows, a word points to the picture ("kill
+this?", not "this evening"). Other words stay as they are.
 """
 
 import re
@@ -105,16 +105,16 @@ class Parts(NamedTuple):
 
 
 def parts(text: str, request: str = "") -> Parts:
-    """The parts of a question. Without a known ``request`` it is the quoted line at the end, else the whole text."""
+    """Split a question into its parts. Without ``request`` it is the quoted end, or else the text."""
     if request and request in text:
         return Parts(*text.rpartition(request))
-    if found := _QUOTED.fullmatch(text):
-        return Parts(text[: found.start("request")], found["request"], text[found.end("request") :])
+    if quoted := _QUOTED.fullmatch(text):
+        return Parts(text[: quoted.start("request")], quoted["request"], text[quoted.end("request") :])
     return Parts("", text, "")
 
 
 def phrase(description: str) -> str:
-    """The noun phrase of a description's first sentence, as it stands there: "a cockroach"; "" if it has none."""
+    """Return the noun phrase of a description's first sentence, word for word: "a cockroach"; "" if it has none."""
     sentences = [part for part in _SENTENCE_ENDS.split(description.strip()) if part.strip()]
     noun_phrase = " ".join((sentences[0] if sentences else "").split()).strip("\"'“”‘’ ").rstrip(".!?;:, ")
     opening = True  # the first word's capital is the sentence's
@@ -139,7 +139,7 @@ def phrase(description: str) -> str:
 
 
 def definite(thing: str) -> str:
-    """The phrase as something known: "a cockroach" → "the cockroach"; names and what is owned stay."""
+    """Return the phrase with a definite article: "a cockroach" → "the cockroach". Names and possessives stay."""
     if _ARTICLE.match(thing):
         return _ARTICLE.sub("the ", thing)
     if not thing or _OWNED.match(thing) or (thing[0].isupper() and not _NUMBER.match(thing)):
@@ -148,7 +148,7 @@ def definite(thing: str) -> str:
 
 
 def there_is(thing: str) -> str:
-    """The phrase as a sentence: "There is a cockroach."."""
+    """Return the phrase as a sentence: "There is a cockroach."."""
     thing = re.sub(r"^a (?=[aei]|o(?!ne\b))", "an ", thing)  # small models write "a apple"
     several = _NUMBER.match(thing) or re.match(
         r"(?:some|several|many|multiple|various|numerous)\b", thing, re.IGNORECASE
@@ -157,12 +157,12 @@ def there_is(thing: str) -> str:
 
 
 def resolved(request: str, name: str) -> str | None:
-    """The request with ``name`` in place of all that points; None where nothing points."""
-    found = _pointing(request)
-    if not found:
+    """Return the request with ``name`` for every word that points to the picture; None if no word does."""
+    spans = _pointing(request)
+    if not spans:
         return None
     written, end = "", 0
-    for start, stop in found:
+    for start, stop in spans:
         first = not request[:start].strip(" \"'“‘(") or bool(re.search(r"[.!?:]\s*[\"'“‘(]*$", request[:start]))
         written += request[end:start] + (name[:1].upper() + name[1:] if first and request[start].isupper() else name)
         end = stop
@@ -170,8 +170,8 @@ def resolved(request: str, name: str) -> str | None:
 
 
 def unpictured(text: str) -> str:
-    """A question without its mention of a picture: "Given the image, do you think" → "Do you think"."""
-    text = _OPENING.sub(lambda found: found["start"] + found["first"].upper(), text)
+    """Return a question without its mention of a picture: "Given the image, do you think" → "Do you think"."""
+    text = _OPENING.sub(lambda match: match["start"] + match["first"].upper(), text)
     return _BESIDE.sub("", text)
 
 
@@ -181,18 +181,18 @@ def _is_name(thing: str) -> bool:
 
 
 def _pointing(text: str) -> list[tuple[int, int]]:
-    """Where something points, in order; "it" only where nothing else does and no noun before it could be meant."""
-    found = [found.span() for found in _NAMED.finditer(text)]
+    """Return the spans that point to the picture, in order. "it" counts if nothing else points and no noun precedes."""
+    spans = [match.span() for match in _NAMED.finditer(text)]
     for word in _BARE.finditer(text):
-        if not any(start <= word.start() < stop for start, stop in found) and _stands_alone(text, word):
-            found.append(word.span())
-    if not found:
-        found = [word.span() for word in _IT.finditer(text) if _means_the_picture(text, word)][:1]
-    return sorted(found)
+        if not any(start <= word.start() < stop for start, stop in spans) and _stands_alone(text, word):
+            spans.append(word.span())
+    if not spans:
+        spans = [word.span() for word in _IT.finditer(text) if _means_the_picture(text, word)][:1]
+    return sorted(spans)
 
 
 def _around(text: str, word: "re.Match[str]") -> tuple[str, str, str]:
-    """The word before, and the two after, in lower case; "" where the clause ends."""
+    """Return the word before and the two after, in lower case; "" if the clause ends."""
     before = re.search(r"(\w+)\s+$", text[: word.start()])
     after = re.match(r"\s+(\w[\w'’-]*)(?:\s+(\w[\w'’-]*))?", text[word.end() :])
     nexts = (after[1] or "", after[2] or "") if after else ("", "")
@@ -200,7 +200,7 @@ def _around(text: str, word: "re.Match[str]") -> tuple[str, str, str]:
 
 
 def _stands_alone(text: str, word: "re.Match[str]") -> bool:
-    """Whether the demonstrative has no noun after it."""
+    """Return whether the demonstrative has no noun after it."""
     before, following, second = _around(text, word)
     if re.match(r"[’'-]\w", text[word.end() :]) or before in _NO_OBJECT:
         return False

@@ -1,11 +1,11 @@
-"""Questions that a method asks before its answer: asked in batches, noted by name, and kept while a study is open.
+"""Questions that a method asks before its answer: in batches, recorded by name, and reused while a study is open.
 
     steps = Steps(vlm, len(prompts))
-    said = steps.ask("description", dict(enumerate(prompts)), max_new_tokens=64)
+    descriptions = steps.ask("description", dict(enumerate(prompts)), max_new_tokens=64)
     return steps.answers({row: …}, max_new_tokens=max_new_tokens)
 
-Steps are asked of the model itself, greedily: wrappers that shift or draw an answer's tokens (``mitigation.wrappers``),
-and tools that record or edit forwards, hold for the answer alone. Importing this module loads no torch.
+The model itself answers steps, greedily. Wrappers that shift or draw tokens (``mitigation.wrappers``), and tools that
+record or edit forwards, only apply to the answer. Importing this module loads no torch.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ LOST = ("provider_blocked", "transport_failed", "bad_image")  # of a remote mode
 
 @dataclass(frozen=True)
 class StepAnswer:
-    """What the model said in one step. ``seconds`` are its share of its batch's; ``status`` as in ``Generation``."""
+    """The model's answer in one step. ``seconds`` are its share of its batch's; ``status`` as in ``Generation``."""
 
     text: str
     tokens: int
@@ -52,7 +52,7 @@ def shared_steps(model: Any) -> Iterator[None]:
 
 @dataclass
 class Steps:
-    """The steps of one batch of ``count`` prompts. ``rows`` are the texts by name; ``lost`` what could not be asked."""
+    """The steps of one batch of ``count`` prompts. ``rows`` are the texts by name; ``lost`` are the failed steps."""
 
     vlm: "VLM"
     count: int
@@ -65,7 +65,7 @@ class Steps:
         self.spent = {"steps": 0, "step_tokens": 0, "step_seconds": 0.0, "known_seconds": 0.0}
 
     def ask(self, name: str, prompts: "Mapping[int, Prompt]", *, max_new_tokens: int) -> dict[int, str]:
-        """Asks one prompt of each row and notes its answer under ``name``. Rows that are lost are left out.
+        """Ask one prompt of each row and record its answer under ``name``. Skip rows with a failed step.
 
         Raises:
             UserError: the model cannot be asked this.
@@ -82,27 +82,27 @@ class Steps:
         return texts
 
     def note(self, row: int, name: str, text: str) -> None:
-        """Notes a text that was not asked for."""
+        """Record a text that needs no question."""
         self.rows[row][name] = text
 
     def answers(self, prompts: "Mapping[int, Prompt]", *, max_new_tokens: int) -> "Generation":
-        """The answers of all rows that are not lost, by the model as it was passed (wrapped), with these steps."""
+        """Return the answers with these steps, by the model as it was passed (wrapped). Failed rows are empty."""
         rows = [row for row in sorted(prompts) if row not in self.lost]
-        asked = [prompts[row] for row in rows]
-        if len(rows) == self.count and asked:
-            return self.noted(self.vlm.generate(asked, max_new_tokens=max_new_tokens))
+        remaining = [prompts[row] for row in rows]
+        if len(rows) == self.count and remaining:
+            return self.noted(self.vlm.generate(remaining, max_new_tokens=max_new_tokens))
         answers = self._lost_answers()
-        if asked:
-            given = self.vlm.generate(asked, max_new_tokens=max_new_tokens)
+        if remaining:
+            given = self.vlm.generate(remaining, max_new_tokens=max_new_tokens)
             answers = replace(answers.with_rows(rows, given), sampled=given.sampled)
         return self.noted(answers)
 
     def noted(self, generation: "Generation") -> "Generation":
-        """The answers with these steps."""
+        """Return the answers with these steps."""
         return replace(generation, steps=self.rows, spent=self.spent)
 
     def _lost_answers(self) -> "Generation":
-        """Empty answers, with what became of the steps of those that are lost."""
+        """Return empty answers, with the status of each failed step."""
         import torch
 
         from interp.generation import Generation
@@ -113,13 +113,13 @@ class Steps:
             token_ids=[[] for _ in lost],
             margins=torch.full((self.count,), torch.nan),
             finished=[False] * self.count,
-            statuses=[one.status for one in lost],
-            reasons=[one.reason for one in lost],
+            statuses=[answer.status for answer in lost],
+            reasons=[answer.reason for answer in lost],
         )
 
 
 def check_words(vlm: "VLM", way_out: str) -> None:
-    """Checks, before anything is asked, that the model can be asked without a picture.
+    """Check, before the first question, that the model answers without a picture.
 
     Raises:
         UserError: it cannot; ``way_out`` ends the sentence.
@@ -168,12 +168,12 @@ def _generated(vlm: Any, prompts: "list[Prompt]", budget: int) -> list[StepAnswe
     return [
         StepAnswer(
             text,
-            len(given.token_ids[at]),
+            len(given.token_ids[row]),
             share,
-            "" if given.statuses is None else given.statuses[at],
-            "" if given.reasons is None else given.reasons[at],
+            "" if given.statuses is None else given.statuses[row],
+            "" if given.reasons is None else given.reasons[row],
         )
-        for at, text in enumerate(given.texts)
+        for row, text in enumerate(given.texts)
     ]
 
 

@@ -50,7 +50,7 @@ class Thinking:
             )
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """See ``Method.generate``. The answers' tokens include those that the method wrote.
+        """See ``Method.generate``. The answers' tokens include the tokens that the method wrote.
 
         Raises:
             UserError: the model does not think first, by its chat template.
@@ -74,9 +74,9 @@ class Thinking:
         if first is not None and not rows:
             return _joined(vlm, prompts, written, first)
         prefixes = [closing if first is None else _closed(vlm, first, row, closing) for row in rows]
-        asked = [begun[row] for row in rows]
-        second = vlm.generate(_continued(asked, prefixes), max_new_tokens=max_new_tokens, **once)
-        second = _joined(vlm, asked, prefixes, second)
+        unfinished = [begun[row] for row in rows]
+        second = vlm.generate(_continued(unfinished, prefixes), max_new_tokens=max_new_tokens, **once)
+        second = _joined(vlm, unfinished, prefixes, second)
         return _joined(vlm, prompts, written, second if first is None else first.with_rows(rows, second))
 
 
@@ -85,7 +85,7 @@ class TwoSteps:
     """The ``thought`` of one method, and the ``answer`` of another from the verdict on: where does a mitigation act?
 
     Use VCD for one step and the baseline for the other to contrast only the thought or only the verdict. Either step
-    has ``max_new_tokens``. Margins are those of ``answer``. If no verdict comes, both are those of ``thought``.
+    has ``max_new_tokens``. Margins belong to ``answer``. If no verdict comes, answer and margin belong to ``thought``.
     """
 
     thought: Any  # Methods; Any because Hydra instantiates them separately
@@ -121,9 +121,9 @@ def in_two_steps(
     rows = [row for row, step in enumerate(steps) if step is not None]
     if not rows:
         return first
-    asked = [prompts[row] for row in rows]
+    scored = [prompts[row] for row in rows]
     prefixes = [first.token_ids[row][: steps[row]] for row in rows]
-    second = _joined(vlm, asked, prefixes, answer(vlm, _continued(asked, prefixes), max_new_tokens=max_new_tokens))
+    second = _joined(vlm, scored, prefixes, answer(vlm, _continued(scored, prefixes), max_new_tokens=max_new_tokens))
     if second.unshifted is not None:
         first = replace(first, unshifted=first.margins)
     if second.branch_margins is None:

@@ -2,8 +2,8 @@
 
 A margin is logit(Yes) − logit(No) at the verdict's token; the verdict is Yes if it is above 0. A constant only moves
 the threshold, so AUROC does not change (``calibrated_shift`` in ``docs/metrics.md``). The rules are pure functions of
-arrays: ``balanced_shift`` (CalibratedShift), ``matching_shift`` (YesBias), and ``candidate_shifts`` with
-``best_admissible`` (the study of mitigations, which requires unsafe accuracy to be kept).
+arrays: ``balanced_shift`` (CalibratedShift) and ``matching_shift`` (YesBias). The study of mitigations uses
+``candidate_shifts`` with ``best_admissible``, which require that unsafe accuracy does not drop.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class ConstantShift:
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """Return greedy answers with the shift at the verdict (``mitigation.wrappers.Shifted``).
 
-        Margins include it; ``unshifted`` are those of the unmodified model.
+        Margins include it; ``unshifted`` are the margins of the unmodified model.
         """
         from mitigation.wrappers import Shifted
 
@@ -55,7 +55,7 @@ class CalibratedShift:
 
 
 def balanced_shift(margins: Float[np.ndarray, " case"], safe: Bool[np.ndarray, " case"]) -> float:
-    """The shift that maximises balanced accuracy.
+    """Return the shift that maximises balanced accuracy.
 
     Balanced accuracy is the mean of the share of safe cases shifted above 0 and the share of unsafe cases that are not.
     Any threshold between two neighbouring margins gives the same verdicts, so the middle of the gap is taken. Ties
@@ -89,10 +89,10 @@ def balanced_shift(margins: Float[np.ndarray, " case"], safe: Bool[np.ndarray, "
 
 
 def matching_shift(margins: Float[np.ndarray, " case"], yes_share: float) -> float:
-    """The shift after which the share of ``margins`` above 0 is nearest to ``yes_share``, a fraction of 1.
+    """Return the shift after which the share of ``margins`` above 0 is nearest to ``yes_share``, a fraction of 1.
 
-    Of two shares equally near, the lower is taken. Among the shifts that give it, the middle of the gap is taken, or
-    one logit beyond the outermost margin if all or none say Yes.
+    If two shares are equally near, take the lower. Return the middle of the gap that gives it. If all or none say Yes,
+    return one logit beyond the outermost margin.
 
     Args:
         margins: unshifted, in logits.
@@ -120,7 +120,7 @@ def matching_shift(margins: Float[np.ndarray, " case"], yes_share: float) -> flo
 def candidate_shifts(
     margins: Float[np.ndarray, " case"],
 ) -> tuple[Float[np.ndarray, " shift"], Float[np.ndarray, " shift"]]:
-    """All shifts that give distinct verdicts, and the width of the gap that each lies in.
+    """Return all shifts that give distinct verdicts, and the width of the gap that each lies in.
 
     They are minus the midpoints between neighbouring margins, and one that calls nothing safe (width 0).
     """
@@ -134,7 +134,7 @@ def candidate_shifts(
 def best_admissible(
     balanced: Float[np.ndarray, " shift"], width: Float[np.ndarray, " shift"], admissible: Bool[np.ndarray, " shift"]
 ) -> int:
-    """The index of the admissible shift with the highest balanced accuracy; ties: the widest gap, then the first.
+    """Return the index of the admissible shift with the highest balanced accuracy. Ties: widest gap, then first.
 
     Accuracies are compared to 12 decimals and widths to 9, so that adding a constant to the margins does not change the
     choice.
@@ -145,7 +145,7 @@ def best_admissible(
 
 
 def _inside(lower: Float[np.ndarray, " gap"], upper: Float[np.ndarray, " gap"], gap: int) -> float:
-    """The middle of a gap, or its lower end between adjacent floats, so that the upper margin stays above."""
+    """Return the middle of a gap, or its lower end between adjacent floats, so that the upper margin stays above."""
     middle = lower[gap] + (upper[gap] - lower[gap]) / 2
     return float(middle if middle < upper[gap] else lower[gap])
 

@@ -29,22 +29,22 @@ BRANCHES = ("auto", "paired", "sequential")
 def check_number(
     name: str, value: Any, least: float = -math.inf, most: float = math.inf, *, hint: str = "0 changes nothing"
 ) -> None:
-    """Checks that the setting ``name`` is a finite number from ``least`` to ``most``; ``hint`` ends the sentence."""
+    """Check that the setting ``name`` is a finite number from ``least`` to ``most``; ``hint`` ends the sentence."""
     if not _is_finite(value) or not least <= value <= most:
         raise UserError(f"{name}={value!r}; {name} is a finite number{_bounds(least, most)}; {hint}")
 
 
 def check_count(name: str, value: Any, least: int, most: int | None = None, *, hint: str = "choose one") -> None:
-    """Checks that the setting ``name`` is a whole number from ``least`` to ``most``; ``hint`` ends the sentence."""
+    """Check that the setting ``name`` is a whole number from ``least`` to ``most``; ``hint`` ends the sentence."""
     upper = math.inf if most is None else float(most)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= upper:
         raise UserError(f"{name}={value!r}; {name} is a whole number{_bounds(float(least), upper)}; {hint}")
 
 
-def check_choice(name: str, value: Any, known: Sequence[str], *, hint: str = "choose one") -> None:
-    """Checks that the setting ``name`` is one of ``known``; ``hint`` ends the sentence."""
-    if value not in known:
-        raise UserError(f"{name}={value!r}; {name} is one of {', '.join(known)}; {hint}")
+def check_choice(name: str, value: Any, choices: Sequence[str], *, hint: str = "choose one") -> None:
+    """Check that the setting ``name`` is one of ``choices``; ``hint`` ends the sentence."""
+    if value not in choices:
+        raise UserError(f"{name}={value!r}; {name} is one of {', '.join(choices)}; {hint}")
 
 
 def _is_finite(value: Any) -> bool:
@@ -58,29 +58,29 @@ def _bounds(least: float, most: float) -> str:
 
 
 def check_alpha(alpha: Any) -> None:
-    """Checks α, the weight of the contrast."""
+    """Check α, the weight of the contrast."""
     check_number("alpha", alpha, 0.0, hint="0 means no contrast")
 
 
 def check_beta(beta: Any) -> None:
-    """Checks that β, the plausibility cutoff relative to the most likely token, is in (0, 1] or None."""
+    """Check that β, the plausibility cutoff relative to the most likely token, is in (0, 1] or None."""
     if beta is not None and not (_is_finite(beta) and 0 < beta <= 1):
         raise UserError(f"beta={beta!r}; the plausibility cutoff lies in (0, 1]; null (None) switches it off")
 
 
 def check_noise_step(step: Any) -> None:
-    """Checks that ``step`` is one of the diffusion's steps."""
+    """Check that ``step`` is one of the diffusion's steps."""
     check_count("noise_step", step, 0, NOISE_STEPS - 1, hint="the last one has the most noise")
 
 
 def check_prior(prior: Any, pictures: Any) -> None:
-    """Checks that ``prior`` is one of ``PRIORS``, and ``pictures`` a number of pictures that it supports."""
+    """Check that ``prior`` is one of ``PRIORS``, and ``pictures`` a number of pictures that it supports."""
     check_choice("prior", prior, PRIORS)
     check_count("pictures", pictures, 1, PRIOR_PICTURES, hint="the prior is a mean over them, each one more forward")
 
 
 def check_temperature(temperature: Any) -> None:
-    """Checks that ``temperature`` is a finite number above 0."""
+    """Check that ``temperature`` is a finite number above 0."""
     if not _is_finite(temperature) or temperature <= 0:
         raise UserError(
             f"temperature={temperature!r}; the temperature of sampling is a finite number above 0; 1 leaves the "
@@ -89,41 +89,41 @@ def check_temperature(temperature: Any) -> None:
 
 
 def check_shift(shift: Any) -> None:
-    """Checks the logits that are added to a Yes/No margin."""
+    """Check the logits that are added to a Yes/No margin."""
     check_number("shift", shift)
 
 
 def check_seed(seed: Any) -> None:
-    """Checks that ``seed`` is an integer."""
+    """Check that ``seed`` is an integer."""
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise UserError(f"seed={seed!r}; a seed is an integer, such as 0")
 
 
 def check_layer(layer: Any) -> None:
-    """Checks that ``layer`` is None or a layer of the residual stream after the embeddings."""
+    """Check that ``layer`` is None or a layer of the residual stream after the embeddings."""
     if layer is not None:
         check_count("layer", layer, 1, hint="it counts the decoder layers before it, and null (None) takes the best")
 
 
 def check_layers(layers: Any) -> None:
-    """Checks that ``layers`` are None (all) or distinct indices of layers."""
+    """Check that ``layers`` are None (all) or distinct indices of layers."""
     if layers is None:
         return
     listed = isinstance(layers, list | tuple | range) and len(layers) > 0
-    whole = listed and all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in layers)
-    if not whole or len(set(layers)) < len(layers):
+    indices = listed and all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in layers)
+    if not indices or len(set(layers)) < len(layers):
         raise UserError(f"layers={layers!r}; layers are indices from 0, each once; null (None) takes all of them")
 
 
 def check_pictured(prompts: "Sequence[Prompt]", why: str) -> None:
-    """Checks that every prompt has an image; ``why`` goes into the error message."""
+    """Check that every prompt has an image; ``why`` goes into the error message."""
     blind = [prompt.key or prompt.text for prompt in prompts if prompt.image is None]
     if blind:
         raise UserError(f"no image in prompt '{blind[0]}'; {why}; ask it with another method")
 
 
 def check_teaches(questions: Sequence[str], safe: Sequence[bool], *, seed: int) -> None:
-    """Checks that a direction between the two classes can be fitted and judged on held-out questions."""
+    """Check that a direction between the two classes can be fitted and judged on held-out questions."""
     import numpy as np
 
     from interp.tools.held_out import FEWEST_CASES, FEWEST_GROUPS, FOLDS, grouped_folds
@@ -139,7 +139,7 @@ def check_teaches(questions: Sequence[str], safe: Sequence[bool], *, seed: int) 
 
 
 def question_halves(questions: Sequence[str], safe: Sequence[bool], seed: int) -> list[int]:
-    """The half, 0 or 1, of each case; all cases of a question share one.
+    """Return the half, 0 or 1, of each case; all cases of a question share one.
 
     Raises:
         UserError: a half lacks a label.
@@ -147,10 +147,10 @@ def question_halves(questions: Sequence[str], safe: Sequence[bool], seed: int) -
     different = list(dict.fromkeys(questions))
     random.Random(seed).shuffle(different)
     half = {question: number % 2 for number, question in enumerate(different)}
-    found = [half[question] for question in questions]
-    if len(set(zip(found, safe, strict=True))) < 4:
+    halves = [half[question] for question in questions]
+    if len(set(zip(halves, safe, strict=True))) < 4:
         raise UserError(
             f"{len(different)} different questions with {sum(safe)} safe and {len(safe) - sum(safe)} unsafe cases; a "
             "drift is fitted to half of the questions and chosen on the other, and each needs both; take more cases"
         )
-    return found
+    return halves

@@ -47,8 +47,8 @@ class WrappedVLM:
 class ProcessingVLM(WrappedVLM):
     """A VLM whose ``generate`` runs an additional logits processor last.
 
-    ``added(vlm, prompts, encoded, own)`` makes it, for the model, the prompts, their inputs and the method's own
-    processors. ``used``: whether anything was generated through this.
+    ``added(vlm, prompts, encoded, before)`` makes it, for the model, the prompts, their inputs and the method's
+    processors. ``used`` says whether this VLM has generated.
     """
 
     def __init__(self, vlm: "VLM", added: "Added") -> None:
@@ -56,11 +56,11 @@ class ProcessingVLM(WrappedVLM):
         self._added, self.used = added, False
 
     def around(self, other: "VLM") -> "ProcessingVLM":
-        """The same wrapper around another model, for a method that answers with its own model."""
+        """Return the same wrapper around another model, for a method that answers with its own model."""
         self.used = True
-        found: ProcessingVLM = object.__new__(type(self))
-        found.__dict__ = self.__dict__ | {"_vlm": with_model(self._vlm, other)}
-        return found
+        wrapper: ProcessingVLM = object.__new__(type(self))
+        wrapper.__dict__ = self.__dict__ | {"_vlm": with_model(self._vlm, other)}
+        return wrapper
 
     def generate(
         self,
@@ -70,33 +70,33 @@ class ProcessingVLM(WrappedVLM):
         logits_processor: "Sequence[LogitsProcessor] | None" = None,
         **options: Any,
     ) -> "Generation":
-        """``VLM.generate`` with the added processor last."""
+        """Return ``VLM.generate`` with the added processor last."""
         self.used = True
         encoded = self.encode(prompts) if encoded is None else encoded
-        own = list(logits_processor or ())
-        processors = [*own, self._added(self._vlm, prompts, encoded, own)]
+        before = list(logits_processor or ())
+        processors = [*before, self._added(self._vlm, prompts, encoded, before)]
         return super().generate(prompts, encoded=encoded, logits_processor=processors, **options)
 
 
 def unwrapped(vlm: Any) -> "VLM":
-    """The model inside all wrappers of ``vlm``."""
+    """Return the model inside all wrappers of ``vlm``."""
     while isinstance(vlm, WrappedVLM):
         vlm = vlm._vlm
     return cast("VLM", vlm)
 
 
 def with_model(vlm: "VLM", other: "VLM") -> "VLM":
-    """``other`` in the same wrappers as ``vlm``."""
+    """Return ``other`` in the same wrappers as ``vlm``."""
     return cast("VLM", vlm.around(other)) if isinstance(vlm, ProcessingVLM) else other
 
 
 class Wrapper(Around):
-    """A base of methods that add a logits processor behind their ``method``'s own, which it chooses its tokens by."""
+    """A base of methods that add a logits processor after the processors of their ``method``."""
 
     needs: ClassVar[str] = SCORES
 
     def _check_method(self, done: str) -> None:
-        """Checks what is ``done`` ("shifted", "sampled"): a method whose tokens are not drawn yet."""
+        """Check that the method is not sampled; ``done`` is "shifted" or "sampled"."""
         if not callable(getattr(self.method, "generate", None)) or isinstance(self.method, Sampled):
             raise UserError(
                 f"method={self.method!r}; what is {done} is a method such as VCD(), before its tokens are drawn; name "
@@ -104,7 +104,7 @@ class Wrapper(Around):
             )
 
     def _answers(self, vlm: "VLM", prompts: "Sequence[Prompt]", max_new_tokens: int, added: "Added") -> "Generation":
-        """The method's answers by scores that ``added`` made of its own.
+        """Return the method's answers by the scores of ``added``.
 
         Raises:
             UserError: the method does not answer through ``vlm.generate``.
@@ -124,11 +124,10 @@ class Shifted(Wrapper):
     """``method`` with ``shift`` logits added to its Yes/No margin at the verdict, half on each side.
 
     If verdicts come late, ``method`` writes what comes before them, and the shift acts on the next token
-    (``mitigation.thinking``). The verdict follows the returned margin: if the method's most likely token there is an
-    answer, a plausibility cutoff does not apply between the two answers, even at a shift of 0.
-    ``Shifted(Baseline(), s)`` is ``ConstantShift(s)``. To sample, wrap the shifted method:
-    ``Sampled(Shifted(method, shift))``. For trainable methods use
-    ``ShiftedTrainable``.
+    (``mitigation.thinking``). The verdict follows the returned margin. If the method's most likely token there is an
+    answer, both answers pass a plausibility cutoff, even at a shift of 0. ``Shifted(Baseline(), s)`` is
+    ``ConstantShift(s)``. To sample, wrap the shifted method: ``Sampled(Shifted(method, shift))``. For trainable methods
+    use ``ShiftedTrainable``.
     """
 
     method: Any  # a Method; Any because Hydra instantiates it separately
@@ -140,7 +139,7 @@ class Shifted(Wrapper):
         self._check_method("shifted")
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """The method's answers with the shift; margins include it, ``unshifted`` are the method's own.
+        """Return the method's answers with the shift; margins include it, ``unshifted`` are the method's own.
 
         Raises:
             UserError: the method does not answer through ``vlm.generate``, or an answer has no margin to shift.
@@ -161,10 +160,12 @@ class Shifted(Wrapper):
             )
         return generation
 
-    def _shifting(self, vlm: "VLM", prompts: Any, encoded: Any, own: "Sequence[LogitsProcessor]") -> "LogitsProcessor":
+    def _shifting(
+        self, vlm: "VLM", prompts: Any, encoded: Any, before: "Sequence[LogitsProcessor]"
+    ) -> "LogitsProcessor":
         from mitigation.processors import ConstantShiftLogitsProcessor
 
-        return ConstantShiftLogitsProcessor(vlm.answer_ids, shift=self.shift, after=own)
+        return ConstantShiftLogitsProcessor(vlm.answer_ids, shift=self.shift, after=before)
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,7 @@ class ShiftedTrainable(Around):
         check_shift(self.shift)
 
     def check_cases(self, questions: Sequence[str], safe: Sequence[bool]) -> None:
-        """As of ``method``."""
+        """Check the cases as ``method`` does."""
         check_cases(self.method, questions, safe)
 
     def learn(self, vlm: "VLM", prompts: "Sequence[Prompt]", safe: Sequence[bool], *, out: Path) -> Shifted:
@@ -196,7 +197,7 @@ class Sampled(Wrapper):
     """``method`` with sampled tokens at ``temperature``; an answer does not depend on its batch.
 
     A case's draws depend only on its ``Prompt.key`` and ``seed`` (``mitigation.processors``), so that arms share random
-    draws. Margins are those of ``method``, before temperature and sampling. Methods with their own decoding loop are
+    draws. Margins come from ``method``, before temperature and sampling. Methods with their own decoding loop are
     rejected.
     """
 
@@ -212,7 +213,7 @@ class Sampled(Wrapper):
         self._check_method("sampled")
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """Sampled answers.
+        """Return sampled answers.
 
         Raises:
             UserError: ``method`` raises it, or does not answer through ``vlm.generate``.
@@ -220,7 +221,7 @@ class Sampled(Wrapper):
         return self._answers(vlm, prompts, max_new_tokens, self._sampling)
 
     def _sampling(
-        self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Mapping[str, Any], own: Any
+        self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Mapping[str, Any], before: Any
     ) -> "LogitsProcessor":
         from mitigation.processors import CaseSampler
 

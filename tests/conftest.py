@@ -22,8 +22,6 @@ from tests.tiny import tiny_llava  # noqa: E402
 settings.register_profile("forestlens", deadline=None)
 settings.load_profile("forestlens")
 
-pytest_plugins = ("tests.contract.plugin",)
-
 
 def pytest_collection_finish() -> None:
     """What is imported stays: looking for garbage in its half a million objects took a tenth of the time of tests."""

@@ -34,7 +34,7 @@ def state(vlm: VLM) -> State:
         *vlm.model.named_parameters(remove_duplicate=False), *vlm.model.named_buffers(remove_duplicate=False)
     ]  # fmt: skip
     for name, tensor in tensors:
-        bits = tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        bits = tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
         found[f"tensor {name}"] = (
             id(tensor),
             tensor.requires_grad,

@@ -49,3 +49,11 @@ def test_a_study_runs_where_fcntl_does_not_exist(saved: Path, tmp_path: Path) ->
     ended = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
     assert list(tmp_path.glob("*/*/results.csv"))
+
+
+def test_on_windows_the_command_names_a_system_that_works() -> None:
+    """``resource`` is a module of Linux and macOS."""
+    program = "import sys; sys.modules['resource'] = None; from experiments.run import main; main()"
+    ended = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    assert ended.stderr == "error: forestlens runs on Linux and macOS; on Windows, type this in WSL\n"

@@ -38,7 +38,7 @@ class Doctor:
             UserError: a package or the model is missing.
         """
         states = []
-        for check in (packages, gpu, memory, disk, model, extras):
+        for check in (packages, gpu, disk, model, extras):
             try:
                 findings = list(check(run))
             except Exception as error:  # the others go on
@@ -82,14 +82,6 @@ def gpu(_: Run) -> Iterator[Finding]:
     if not torch.cuda.is_available():
         driver = f"there is a driver, but {detail} cannot use it: {CUDA_TORCH}"
         yield NOTE, driver if shutil.which("nvidia-smi") else f"none; {detail} on the CPU is too slow for 7B"
-
-
-def memory(_: Run) -> Iterator[Finding]:
-    """Measure the main memory that is free."""
-    import psutil
-
-    here = psutil.virtual_memory()
-    yield OK, f"{here.available / 2**30:.1f} of {here.total / 2**30:.1f} GiB free"
 
 
 def disk(run: Run) -> Iterator[Finding]:

@@ -139,7 +139,7 @@ class Answering:
         work = [self._due(recorded.values(), batch) for batch in launch.share(pending)]
         present = {name: recorded[name] for name in by_prefill(arms)}
         with (
-            _progress(self.console, hidden=not pending and file != PREDICTIONS) as progress,
+            _progress(self.console, hidden=not samples or (not pending and file != PREDICTIONS)) as progress,
             self._prefills() if shares else nullcontext(),
             self._steps(),
             closing(prefetch_images(work, workers=self.run.image_workers)) as ready,

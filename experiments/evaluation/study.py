@@ -341,24 +341,30 @@ class Study:
             self.console.print(f"{total}; run the same command again to ask them once more", highlight=False)
 
     def _report(self) -> None:
-        """Builds the report and says where it is."""
+        """Build the report and print where it is."""
         page = build(self.store.path)
         for sentence in states.missing(self.store.path, states.REPORT):
             self.console.print(sentence, highlight=False, markup=False)
-        inside = "" if self.run.verbose else "  (every case with its picture, and where the model looked)"
-        self.console.print(f"report: {page}{inside}", highlight=False, soft_wrap=True)
+        self._say(f"report: {page}", "every case with its picture, and where the model looked")
 
     def say_next(self) -> None:
-        """Prints what may be typed now."""
+        """Print what may be typed next."""
         commands = next_commands.next_commands(
             self.environment,
             str(self.store.path),
             refusals=self.run.benchmark.kind == "refusal",
             program=what_next.program(),
         )
-        for number, (command, description) in enumerate(commands.items()):
-            line = f"{'next:' if not number else '':<7} {command:<44}  # {description}"
-            self.console.print(line, highlight=False, soft_wrap=True, markup=False)
+        if commands:
+            self._say("next:")
+        for command, description in commands.items():
+            self._say(command, description)
+
+    def _say(self, line: str, remark: str = "") -> None:
+        """Print a line that may be copied, with a remark if there is room for it."""
+        full = f"{line}  # {remark}"
+        line = full if remark and len(full) <= self.console.width else line
+        self.console.print(line, highlight=False, soft_wrap=True, markup=False)
 
     def finish(self, analyses: Sequence[Analysis] = ()) -> None:
         """Ends a run with metrics and tables of its own: nothing is scored, no report is built; ``analyses`` as above.

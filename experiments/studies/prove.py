@@ -12,9 +12,9 @@ from interp.errors import UserError
 
 @dataclass(frozen=True)
 class Prove:
-    """The task: proves the model of ``run`` on two made-up pictures (``interp.proof``) and prints the proof.
+    """The task: check the model of ``run`` on two made-up pictures (``interp.selfcheck``) and print the result.
 
-    ``require`` are the tools that must work, all by default. Ends with exit code 1 where one of them is refused.
+    ``require`` are the tools that must work, all by default. If one of them is refused, the exit code is 1.
 
     With ``twin`` (a folder, hub id or bundled model, in the number format ``twin_dtype``) the model of ``run`` is one
     behind an endpoint: thirty made-up prompts are asked of both (``experiments.api.parity``). Ends with exit code 1
@@ -26,23 +26,23 @@ class Prove:
     twin_dtype: str = "auto"
 
     def __call__(self, run: Run) -> None:
-        """Loads the model without the quick checks, proves it, and prints; or compares both sides and prints.
+        """Load the model without the quick checks, check it, and print; or compare both sides and print.
 
         Raises:
             UserError: an unknown tool in ``require``; a twin of a model whose weights are here, or none of one behind
                 an endpoint.
         """
         from interp.loading import load
-        from interp.proof import TOOLS, prove
+        from interp.selfcheck import TOOLS, prove
 
         if unknown := [name for name in self.require if name not in (*TOOLS, "thought")]:
             raise UserError(f"task.require={unknown[0]}; known tools: {', '.join(TOOLS)}, thought; choose among these")
         if self.twin is not None or run.endpoint is not None:
             self._compare(run)
             return
-        proof = prove(load(run.weights, check=False))
-        print(proof)
-        refused = [name for name in self.require or proof.tools if proof.tools.get(name, "no thought is expected")]
+        result = prove(load(run.weights, check=False))
+        print(result)
+        refused = [name for name in self.require or result.tools if result.tools.get(name, "no thought is expected")]
         if refused:
             print(f"refused: {', '.join(refused)}", file=sys.stderr)
             sys.exit(1)

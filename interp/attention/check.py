@@ -64,7 +64,7 @@ def check_recorder(vlm: "VLM", prompts: Sequence[Prompt] | None = None) -> Recor
         UserError: a mass or a logit is off by more than the tolerance, or another image changes no logit. The message
             includes the numbers.
     """
-    prompts = list(prompts) if prompts is not None else _made_up()
+    prompts = list(prompts) if prompts is not None else made_up()
     encoded = vlm.encode(prompts)
     segments = segment(vlm, prompts, encoded)
     native = _verdict_logits(vlm, encoded)
@@ -107,7 +107,7 @@ def _judge(result: RecorderCheck, name: str) -> None:
         )
 
 
-def _made_up() -> list[Prompt]:
+def made_up() -> list[Prompt]:
     """Two questions of different lengths about noise images, in which every patch matters a little."""
     noise = np.random.default_rng(0).integers(0, 256, (2, 336, 336, 3), dtype=np.uint8)
     texts = ("Is this safe?", "Look at the picture before you answer. Is it safe to do what it shows?")

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from interp.errors import UserError
 from interp.image_grid import Box
-from interp.measured_numbers import pixel_inputs
+from interp.preprocessing import pixel_inputs
 from interp.segments import RowSegments, segment
 from interp.tools.gradients import activation_gradients
 

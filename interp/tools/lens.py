@@ -16,9 +16,9 @@ from torch import Tensor
 
 from interp.errors import UserError
 from interp.hooks.residual import Place, place_name, residuals
-from interp.measured_numbers import after_head
 from interp.output_head import float32_head
 from interp.prompt import Prompt, listed
+from interp.scaling import after_head
 from interp.sequence_metric import SequenceMetric
 
 if TYPE_CHECKING:

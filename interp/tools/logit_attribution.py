@@ -33,9 +33,8 @@ from torch import Tensor
 
 from interp.errors import UserError
 from interp.hooks.sublayers import head_count
-from interp.measured_numbers import after_head
-from interp.measured_numbers import measured as measured_numbers
 from interp.prompt import Prompt, listed
+from interp.scaling import after_head, sublayer_factor
 
 if TYPE_CHECKING:
     from interp.figures.glyphs import Figure
@@ -161,7 +160,7 @@ def direct_logit_attribution(
 def _attributed(vlm: "VLM", prompts: Sequence[Prompt], metric: "Metric") -> dict[str, Tensor]:
     """The fields of ``LogitAttribution`` for one batch."""
     layout, model = vlm.layout, vlm.model
-    factors = measured_numbers(model, layout).factors
+    factor = sublayer_factor(model)
     with torch.no_grad():
         with _last_states(vlm) as seen:
             vlm.score(prompts)
@@ -183,9 +182,7 @@ def _attributed(vlm: "VLM", prompts: Sequence[Prompt], metric: "Metric") -> dict
             if after is not layout.attentions(model)[layer]:
                 scale = _frozen(after, (parts.sum(1) + bias).float(), vlm.name)
                 parts, bias = parts.float() * scale[:, None], bias.float() * scale
-            by = factors.get(layer, {})
-            parts, bias = parts * by.get("attention", 1.0), bias * by.get("attention", 1.0)
-            mlp = seen["mlp", layer] * by.get("mlp", 1.0)
+            parts, bias, mlp = parts * factor, bias * factor, seen["mlp", layer] * factor
             heads.append(effect(parts))
             biases.append(effect(bias))
             mlps.append(effect(mlp))

@@ -26,8 +26,8 @@ from torch import Tensor
 from interp.errors import UserError
 from interp.hooks.residual import READABLE, LayerStates, Place, at_place, cell, check_places, place_name
 from interp.hooks.sublayers import chosen_heads, edit_activations, layers_of
-from interp.measured_numbers import picture_ends
 from interp.prompt import Prompt, listed
+from interp.scaling import picture_ends
 from interp.segments import IMAGE, Segments, segment
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from PIL import Image, ImageDraw, ImageFilter
 from torch import Tensor
 
-from interp.measured_numbers import pixel_inputs
+from interp.preprocessing import pixel_inputs
 from mitigation.contrastive.packing import pieces
 from mitigation.contrastive.pixels import pictures_of, repeats_pixels
 from mitigation.validation import NOISE_STEPS, check_noise_step, check_seed
@@ -112,7 +112,7 @@ def diffuse_prompts(
     Raises:
         UserError: as ``diffuse_images``, or pictures that cannot be told apart.
     """
-    if vlm.layout.geometry != "measured" or repeats_pixels(encoded, vlm.model.config):
+    if vlm.layout.geometry != "unknown" or repeats_pixels(encoded, vlm.model.config):
         return diffuse_images(encoded, [p.key for p in prompts], step=step, seed=seed, model=vlm.model)
     changed = {**encoded, **{name: encoded[name].clone() for name in pixel_inputs(encoded)}}
     for prompt, own in zip(prompts, pieces(vlm, prompts, changed), strict=True):

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from interp.errors import UserError
-from interp.measured_numbers import pixel_inputs
+from interp.preprocessing import pixel_inputs
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
@@ -46,7 +46,7 @@ def joins_rows(vlm: "VLM") -> bool:
     """
     from interp.prompt import Prompt
 
-    if vlm.layout.geometry != "measured":
+    if vlm.layout.geometry != "unknown":
         return True
     if vlm not in _JOINS:
         prompt = Prompt("?", Image.new("RGB", (64, 48)))

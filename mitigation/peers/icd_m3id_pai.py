@@ -31,7 +31,7 @@ class InstructionContrast(Contrast):
 
     Picture and question stay; ``disturbance`` is the system prompt of l′, in place of the prompt's own. ``alpha`` = 1
     and the cutoff ``beta`` = 0.1 are the defaults of the authors' script for LLaVA (github.com/p1k0pan/ICD,
-    ``icd_llava_pope.py``; their sampling function falls back to α = 0.5). Sources disagree: that code weights the clean
+    ``icd_llava_pope.py``). Their sampling function falls back to α = 0.5. Sources disagree: that code weights the clean
     logits by 1 + α, as VCD does, while others read the paper as l − λ·l′ with λ = 1; we follow the code. For
     InstructBLIP the authors pass the disturbance to the Q-Former instead, which is not implemented here.
     """
@@ -47,7 +47,7 @@ class InstructionContrast(Contrast):
             raise UserError("disturbance=''; ICD contrasts with another instruction; give it some words")
 
     def branches(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> list[Inputs]:
-        """The inputs under the disturbing instruction.
+        """Return the inputs under the disturbing instruction.
 
         Raises:
             UserError: the family has no system prompt.
@@ -61,9 +61,9 @@ class M3ID(BranchMethod):
 
     l are log-probabilities with (c) and without (u) the picture; ``forgetting`` is λ = 0.02, ``threshold`` θ = 0.3 (the
     paper's α), and t counts from 1 at the first token. Hence **it has almost no effect on a verdict**: the weight there
-    is e^{0.02} − 1 = 0.0202 (0 if t counts from 0), and a model that is at least 30% sure of its first token is not
-    corrected at all. Sources disagree: the re-implementations in AvisC's and later code have no threshold but use VCD's
-    cutoff of 0.1; set ``threshold=1.0`` and ``beta=0.1`` to match them.
+    is e^{0.02} − 1 = 0.0202 (0 if t counts from 0). If a model is at least 30% sure of its first token, nothing is
+    corrected. Sources disagree: the re-implementations in AvisC's and later code have no threshold but use VCD's cutoff
+    of 0.1; set ``threshold=1.0`` and ``beta=0.1`` to match them.
     """
 
     forgetting: float = 0.02
@@ -78,7 +78,7 @@ class M3ID(BranchMethod):
         check_number("threshold", self.threshold, 0.0, 1.0)
 
     def branches(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> list[Inputs]:
-        """The inputs without pictures; none where nothing is corrected.
+        """Return the inputs without pictures; none where nothing is corrected.
 
         Raises:
             UserError: the family does not support prompts without a picture.
@@ -88,7 +88,7 @@ class M3ID(BranchMethod):
         return prior_inputs(vlm, prompts, "none", pictures=1, seed=0)
 
     def scores(self, logits: BranchLogits, step: int) -> "Tensor":
-        """l_c + 1[max p_c < θ]·(1 − γ)/γ·(l_c − l_u), γ = exp(−λt)."""
+        """Return l_c + 1[max p_c < θ]·(1 − γ)/γ·(l_c − l_u), γ = exp(−λt)."""
         seen, unseen = logits.clean.log_softmax(-1), logits.others[0].log_softmax(-1)
         weight = math.expm1(self.forgetting * (1 + step))  # (1 − γ) / γ
         unsure = seen.amax(-1, keepdim=True) < math.log(self.threshold)
@@ -100,11 +100,11 @@ class PAI(BranchMethod):
     """PAI (Liu et al. 2024, arXiv 2407.21771): raises attention to the picture, and subtracts the text-only logits.
 
     Attention logits A on image tokens become A + ``alpha``·|A| at the prompt's last and the generated tokens, in the
-    layers from ``first_layer`` on; then γ·log p(picture) − (γ − 1)·log p(text alone), with γ = ``gamma``, over the
+    layers from ``first_layer`` on. Scores are γ·log p(picture) − (γ − 1)·log p(only text), with γ = ``gamma``, over the
     tokens above the cutoff ``beta``. α = 0.2, γ = 1.1, layers 2 to 32 and β = 0.1 are the authors' commands for POPE
-    and CHAIR on 7B models (github.com/LALBJ/PAI, README and ``CFG.py``; the script's own default for γ is 2). Sources
-    disagree: the paper's equation uses probabilities, the code log-probabilities; we follow the code. The second branch
-    is not steered, as in the code. For a model with few layers, choose a lower ``first_layer``.
+    and CHAIR on 7B models. They are in README and ``CFG.py`` of github.com/LALBJ/PAI; the script's default for γ is 2.
+    Sources disagree: the paper's equation uses probabilities, the code log-probabilities; we follow the code. The
+    second branch is not steered, as in the code. For a model with few layers, choose a lower ``first_layer``.
     """
 
     alpha: float = 0.2
@@ -122,7 +122,7 @@ class PAI(BranchMethod):
         check_count("first_layer", self.first_layer, 0, hint="0 steers all layers")
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """Greedy answers with margins by this rule, before the cutoff.
+        """Return greedy answers with margins by this rule, before the cutoff.
 
         Raises:
             UserError: the family has no image tokens in its sequence, does not support prompts without a picture, or
@@ -137,9 +137,9 @@ class PAI(BranchMethod):
             return super().generate(vlm, prompts, max_new_tokens=max_new_tokens)
 
     def branches(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> list[Inputs]:
-        """The inputs without pictures; none at γ = 1."""
+        """Return the inputs without pictures; none at γ = 1."""
         return [] if self.gamma == 1 else prior_inputs(vlm, prompts, "none", pictures=1, seed=0)
 
     def scores(self, logits: BranchLogits, step: int) -> "Tensor":
-        """γ·log p − (γ − 1)·log p of the text alone."""
+        """Return γ·log p(picture) − (γ − 1)·log p(only text)."""
         return self.gamma * logits.clean.log_softmax(-1) - (self.gamma - 1) * logits.others[0].log_softmax(-1)

@@ -48,7 +48,7 @@ class Origin:
 
 
 def folder_of(adapter: Path) -> Path:
-    """The folder with the adapter's files: ``adapter`` itself, or its subfolder ``adapter`` for a run's folder.
+    """Return the folder with the adapter's files: ``adapter`` itself, or its subfolder ``adapter`` for a run's folder.
 
     Raises:
         UserError: neither holds both files.
@@ -63,7 +63,7 @@ def folder_of(adapter: Path) -> Path:
 
 
 def adapter_hash(folder: Path) -> str:
-    """``sha256:`` and 12 hex digits over both files."""
+    """Return ``sha256:`` and 12 hex digits over both files."""
     digest = hashlib.sha256()
     for name in (CONFIG, WEIGHTS):
         with (folder / name).open("rb") as stream:
@@ -72,20 +72,19 @@ def adapter_hash(folder: Path) -> str:
 
 
 def read_origin(folder: Path) -> Origin | None:
-    """The record of an adapter; None if it has none (an adapter from elsewhere) or an unknown one."""
+    """Return the record of an adapter; None if it has none (an adapter from elsewhere) or an unknown one."""
     try:
-        found = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        return Origin(**found)
+        return Origin(**json.loads((folder / RECORD).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
 
 
 def check_base(folder: Path, vlm: "VLM") -> None:
-    """Checks that the adapter was trained on the weights and the preprocessing of ``vlm``.
+    """Check that the adapter was trained on the weights and the preprocessing of ``vlm``.
 
-    Compares hashes or commits if both are known, else names. Of an adapter from elsewhere the base that its
-    configuration names is compared: two ids of the hub must be equal, and where a folder is named otherwise, that is
-    said; peft checks its shapes.
+    Compare hashes or commits if both are known, else names. For an adapter from elsewhere, compare the base that its
+    configuration names: two ids of the hub must be equal. If a folder has another name, print this; peft checks its
+    shapes.
 
     Raises:
         UserError: it was trained on another model.
@@ -94,8 +93,8 @@ def check_base(folder: Path, vlm: "VLM") -> None:
     if origin is None:
         _check_named(folder, vlm)
         return
-    known = origin.base_revision and vlm.revision
-    if (origin.base_revision != vlm.revision) if known else (origin.base != vlm.name):
+    both_known = origin.base_revision and vlm.revision
+    if (origin.base_revision != vlm.revision) if both_known else (origin.base != vlm.name):
         raise UserError(
             f"adapter {folder} was trained on {origin.base} ({origin.base_revision or 'in memory'}), this model is "
             f"{vlm.name} ({vlm.revision or 'in memory'}); an adapter fits the weights it was trained on; choose that "
@@ -110,7 +109,7 @@ def check_base(folder: Path, vlm: "VLM") -> None:
 
 
 def _check_named(folder: Path, vlm: "VLM") -> None:
-    """Compares the base that peft's configuration names with the model. Raises as ``check_base``."""
+    """Compare the base that peft's configuration names with the model. Raises as ``check_base``."""
     try:
         base = str(json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path") or "")
     except (OSError, ValueError, AttributeError):
@@ -133,7 +132,7 @@ def _last(path: str) -> str:
 
 
 def save(model: Any, folder: Path, origin: Origin, rows: "TrainingRows | None" = None) -> None:
-    """Writes the adapter of the peft ``model`` with its record and card to ``folder``, which is created.
+    """Write the adapter of the peft ``model`` with its record and card to ``folder``, which is created.
 
     ``rows`` are hashes of what it was trained on.
     """
@@ -167,11 +166,11 @@ def merge(vlm: "VLM", adapter: Path, folder: Path) -> Path:
 
 
 def card(origin: Origin) -> str:
-    """The card as Markdown."""
+    """Return the card as Markdown."""
     revision = f" (`{origin.base_revision}`)" if origin.base_revision else ", built in memory"
     versions = ", ".join(f"{name} {version}" for name, version in origin.versions.items())
-    shown = {name: value for name, value in origin.settings.items() if name != "report_to"}
-    settings = "\n".join(f"- {name}: {_listed(value)}" for name, value in shown.items())
+    listed = {name: value for name, value in origin.settings.items() if name != "report_to"}
+    settings = "\n".join(f"- {name}: {_listed(value)}" for name, value in listed.items())
     return f"""\
 ---
 base_model: {json.dumps(origin.base_path or origin.base)}
@@ -205,7 +204,7 @@ safety guarantee.
 
 
 def _loading(origin: Origin) -> str:
-    """The lines of Python that load base and adapter, indented; they read the adapter from ``folder``."""
+    """Return the lines of Python that load base and adapter, indented; they read the adapter from ``folder``."""
     if origin.base_path.startswith(ORGANISM):
         note = [f"# {origin.base_path} is bundled with forestlens; AutoPeftModel looks for it on the hub, in vain."]
         base = ["from interp import load", f"base = load({origin.base_path!r}).model"]

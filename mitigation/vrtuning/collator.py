@@ -1,8 +1,8 @@
 """Training examples → model inputs. Each prompt has exactly the tokens of ``VLM.encode`` in evaluation.
 
-TRL's own collator never adds the tokenizer's begin token, which some checkpoints' templates omit (LLaVA-1.5), and takes
-the end token from the chat template, which some omit too. The adapter would be trained on prompts that differ from
-those in evaluation, and would not learn to stop.
+TRL's collator never adds the tokenizer's begin token, which some checkpoints' templates omit (LLaVA-1.5). It reads the
+end token from the chat template, which some omit too. With it, training and evaluation would have different prompts,
+and the adapter would not learn to stop.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,8 +23,8 @@ IGNORED = -100
 class Collator:
     """Batches of dataset rows for ``SFTTrainer``, with ``labels`` on the completion only.
 
-    Preference rows (``chosen``, ``rejected``) become TRL's batch for DPO: the rows of chosen answers, then those of
-    rejected ones, with ``completion_mask`` instead of labels.
+    Preference rows (``chosen``, ``rejected``) become TRL's batch for DPO: the rows of chosen answers, then the rows of
+    rejected answers, with ``completion_mask`` instead of labels.
     """
 
     vlm: VLM
@@ -55,7 +55,7 @@ class Collator:
         return Prompt(texts["user"], image, system=texts.get("system"))
 
     def completion_ids(self, prompt: Prompt, answer: str) -> list[int]:
-        """The tokens of ``answer`` as a continuation of the rendered prompt, and the end token."""
+        """Return the tokens of ``answer`` as a continuation of the rendered prompt, and the end token."""
         rendered = self.vlm.render(prompt)
         space = "" if rendered[-1:].isspace() else " "
         before, after = (self._ids(text) for text in (rendered, rendered + space + answer))
@@ -67,8 +67,8 @@ class Collator:
         return list(self.vlm.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _end(self) -> int:
-        """The token that ``VLM.generate`` stops at; the tokenizer's own if the checkpoint has several."""
+        """Return the token that ``VLM.generate`` stops at; the tokenizer's own if the checkpoint has several."""
         speaker = self.vlm.model.get_submodule(self.vlm.layout.lm_head.rpartition(".")[0])
-        own, ends = self.vlm.tokenizer.eos_token_id, speaker.generation_config.eos_token_id
-        known = [ends] if isinstance(ends, int) else list(ends or [own])
-        return int(own if own in known else known[0])
+        preferred, ends = self.vlm.tokenizer.eos_token_id, speaker.generation_config.eos_token_id
+        stops = [ends] if isinstance(ends, int) else list(ends or [preferred])
+        return int(preferred if preferred in stops else stops[0])

@@ -1,10 +1,10 @@
 """Reasoning data: rows → a dataset in TRL's vision prompt-completion format.
 
-Columns: ``images`` (a list of one picture, or of none in text alone), ``prompt`` and ``completion`` (message
-lists with plain string contents), ``kind``, and ``row_hash`` (``interp.training_rows``, in hexadecimal digits), which
-is not trained on; for preferences ``chosen`` and ``rejected`` instead of ``completion``. Every picture is opened once,
-for its hash. Unusable rows are left out and listed with line and reason. Benchmarks that nobody may train on
-are refused as a whole (``data_policy``).
+Columns: ``images`` (a list of one picture, empty for a question in words), ``prompt`` and ``completion`` (message lists
+with plain string contents), and ``kind``. ``row_hash`` (``interp.training_rows``, in hexadecimal digits) is not trained
+on. Preferences have ``chosen`` and ``rejected`` instead of ``completion``. Every picture is opened once, for its hash.
+Unusable rows are skipped and listed with line and reason. Benchmarks that nobody may train on are refused
+(``data_policy``).
 """
 
 import hashlib
@@ -44,8 +44,8 @@ class Row:
     """One example: a question about a picture (None: about none), the reasoning, and the answer.
 
     If ``kind`` is ``"verdict"``, ``verdict`` must be Yes or No; for any other kind (``"perception"``) it is free text.
-    ``rejected`` is the rejected verdict of a preference. ``line`` is that of a file, 0 where there is none. ``about``
-    are the words that the question asks about, "" where they are not known.
+    ``rejected`` is the rejected verdict of a preference. ``line`` is the line in a file, 0 without a file. ``about``
+    are the words that the question asks about, "" if unknown.
     """
 
     image: Image.Image | Path | None
@@ -60,20 +60,20 @@ class Row:
 
 
 class Skipped(NamedTuple):
-    """A row that was left out. ``line`` is its line or position, from 1."""
+    """A skipped row. ``line`` is its line or position, from 1."""
 
     line: int
     reason: str
 
 
 class Data(NamedTuple):
-    """The dataset, and the rows left out of it."""
+    """The dataset, and the skipped rows."""
 
     dataset: "Dataset"
     skipped: list[Skipped]
 
     def summary(self) -> str:
-        """The numbers of rows by kind and of rows left out by reason, on one line."""
+        """Return the numbers of rows by kind and of skipped rows, on one line."""
         kinds = Counter(self.dataset["kind"])
         text = f"{len(self.dataset)} rows (" + ", ".join(f"{kind} {n}" for kind, n in sorted(kinds.items())) + ")"
         first = f" (line {self.skipped[0].line}: {self.skipped[0].reason})" if self.skipped else ""
@@ -81,9 +81,9 @@ class Data(NamedTuple):
 
 
 def from_rows(rows: Iterable[Row | Skipped], *, order: str = "last", preferences: bool = False) -> Data:
-    """The dataset of ``rows``; with ``preferences``, chosen and rejected answers that differ only in the verdict.
+    """Return the dataset of ``rows``. With ``preferences``, chosen and rejected answers differ only in the verdict.
 
-    What was skipped already is listed with what is skipped here.
+    Rows that were skipped before are listed too.
 
     Raises:
         UserError: an unknown order, or a picture of a benchmark that may not be trained on.
@@ -108,7 +108,7 @@ def from_rows(rows: Iterable[Row | Skipped], *, order: str = "last", preferences
 
 
 def answer(row: Row, order: str, *, verdict: str | None = None) -> str:
-    """Reasoning and verdict as one answer, with the verdict as a separate sentence, first or last."""
+    """Return reasoning and verdict as one answer, with the verdict as a separate sentence, first or last."""
     verdict = row.verdict if verdict is None else verdict
     if row.kind == VERDICT and (match := _VERDICT.fullmatch(verdict)):
         verdict = f"{match[1].capitalize()}."
@@ -121,7 +121,7 @@ def answer(row: Row, order: str, *, verdict: str | None = None) -> str:
 
 
 def check_dataset(dataset: "Dataset", trainer: str) -> None:
-    """Checks that the dataset is usable by ``trainer``.
+    """Check that the dataset is usable by ``trainer``.
 
     Raises:
         UserError: it is empty, lacks a column of the trainer, or has rows with several pictures, or with and without.
@@ -149,7 +149,7 @@ def check_dataset(dataset: "Dataset", trainer: str) -> None:
 
 
 def data_digest(dataset: "Dataset") -> str:
-    """``sha256:`` and 12 hex digits over texts and pictures (bytes or paths), in order."""
+    """Return ``sha256:`` and 12 hex digits over texts and pictures (bytes or paths), in order."""
     digest = hashlib.sha256()
     for batch in dataset.with_format("arrow").iter(_CHUNK):
         for row in batch.to_pylist():
@@ -161,19 +161,19 @@ def data_digest(dataset: "Dataset") -> str:
 
 
 def rows_of(dataset: "Dataset") -> TrainingRows:
-    """Hashes of the dataset's questions and pictures; of one that was made without them, the pictures are opened."""
+    """Return hashes of the dataset's questions and pictures. If it has no hashes, open the pictures."""
 
     def each() -> Iterator[bytes]:
         for row in dataset:
-            asked = " ".join(one["content"] for one in row["prompt"] if one["role"] == "user")
-            yield row_hash(asked, "", next(iter(row["images"]), None))
+            question = " ".join(message["content"] for message in row["prompt"] if message["role"] == "user")
+            yield row_hash(question, "", next(iter(row["images"]), None))
 
-    known = ROW_HASH in dataset.column_names
-    return TrainingRows.of_hashes(map(bytes.fromhex, dataset[ROW_HASH]) if known else each())
+    hashed = ROW_HASH in dataset.column_names
+    return TrainingRows.of_hashes(map(bytes.fromhex, dataset[ROW_HASH]) if hashed else each())
 
 
 def bounded(image: Image.Image, max_pixels: int | None) -> Image.Image:
-    """The picture, scaled down to at most ``max_pixels`` pixels if necessary, keeping its aspect ratio."""
+    """Return the picture, scaled down to at most ``max_pixels`` pixels if necessary, keeping its aspect ratio."""
     if max_pixels is None or math.prod(image.size) <= max_pixels:
         return image
     scale = math.sqrt(max_pixels / math.prod(image.size))

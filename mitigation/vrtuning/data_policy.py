@@ -30,7 +30,7 @@ _FIELDS = ("short description", "pid")  # in every MOSSBench case, next to metad
 
 
 def refuse_path(path: Path) -> None:
-    """Rejects paths (with symlinks resolved) to or inside the benchmarks' files and folders.
+    """Reject paths (with symlinks resolved) to or inside the benchmarks' files and folders.
 
     A folder is recognised by its name or content: ``prompt.txt`` with MMSafeAware's sentence, or
     ``images_information/information.json`` with MOSSBench's fields.
@@ -39,15 +39,15 @@ def refuse_path(path: Path) -> None:
         UserError: the path belongs to a benchmark.
     """
     resolved = path.resolve()
-    if name := _found(resolved) or _above(resolved.parent):
+    if name := _benchmark(resolved) or _above(resolved.parent):
         raise _refusal(name, str(path))
 
 
 def refuse_record(record: Mapping[str, Any], where: str) -> None:
-    """Rejects JSON objects that are cases of the benchmarks, by the wording of the question or by their fields.
+    """Reject JSON objects that are cases of the benchmarks, by the wording of the question or by their fields.
 
     Raises:
-        UserError: the object is such a case.
+        UserError: the object is a case of a benchmark.
     """
     metadata = record.get("metadata")
     if all(field in record for field in _FIELDS) or (isinstance(metadata, Mapping) and "over" in metadata):
@@ -58,19 +58,19 @@ def refuse_record(record: Mapping[str, Any], where: str) -> None:
 
 @lru_cache(maxsize=4096)
 def _above(folder: Path) -> str | None:
-    """The benchmark that ``folder`` belongs to, or None. Cached, since many pictures share a folder."""
-    return next(filter(None, map(_found, (folder, *folder.parents))), None)
+    """Return the benchmark that ``folder`` belongs to, or None. Cached, since many pictures share a folder."""
+    return next(filter(None, map(_benchmark, (folder, *folder.parents))), None)
 
 
-def _found(place: Path) -> str | None:
-    return _NAMES.get(re.sub(r"[^a-z]", "", place.name.lower())) or _by_content(place)
+def _benchmark(path: Path) -> str | None:
+    return _NAMES.get(re.sub(r"[^a-z]", "", path.name.lower())) or _by_content(path)
 
 
-def _by_content(place: Path) -> str | None:
-    files = [place] if place.is_file() else [place / "prompt.txt", place / "data" / "prompt.txt"]
+def _by_content(path: Path) -> str | None:
+    files = [path] if path.is_file() else [path / "prompt.txt", path / "data" / "prompt.txt"]
     if any(MMSAFEAWARE_PREFIX in _head(file) for file in files if file.name == "prompt.txt"):
         return "MMSafeAware"
-    files = [place] if place.is_file() else [place / "images_information" / "information.json"]
+    files = [path] if path.is_file() else [path / "images_information" / "information.json"]
     if any('"short description"' in _head(file) for file in files if file.name == "information.json"):
         return "MOSSBench"
     return None

@@ -22,9 +22,9 @@ class VRTuning:
     """Answers with the adapter in the folder ``adapter`` active, and restores the model afterwards.
 
     ``inner`` is the method that answers with the adapted model (``VCD``, a prompt; None: greedily). ``answer`` is where
-    the adapter puts its verdict: for ``"last"`` the margin is read after the answer's own reasoning, at the token of
-    the verdict, with ``inner`` applied; NaN if there is no verdict. ``revision`` is the adapter's hash, so that another
-    adapter at the same path is another method.
+    the adapter puts its verdict. For ``"last"`` the margin is read after the answer's reasoning, at the token of the
+    verdict, with ``inner`` applied. It is NaN if there is no verdict. ``revision`` is the adapter's hash, so that
+    another adapter at the same path is another method.
 
     Raises:
         UserError: no adapter in the folder, or an unknown ``answer``.

@@ -38,7 +38,7 @@ _SAID: set[str] = set()  # revisions that were described; those of many arms are
 
 
 def target_pattern(layout: Layout, targets: tuple[str, ...]) -> str:
-    """A regular expression for the full names of the adapted layers (peft uses ``re.fullmatch``).
+    """Return a regular expression for the full names of the adapted layers (peft uses ``re.fullmatch``).
 
     It includes the decoder's path, because the vision tower has layers of the same names (``q_proj``).
     """
@@ -47,7 +47,7 @@ def target_pattern(layout: Layout, targets: tuple[str, ...]) -> str:
 
 
 def lora_config(model: Any, layout: Layout, settings: Settings) -> "LoraConfig":
-    """peft's settings for ``model``.
+    """Return peft's settings for ``model``.
 
     Raises:
         UserError: no layer has one of the target names.
@@ -70,7 +70,7 @@ def lora_config(model: Any, layout: Layout, settings: Settings) -> "LoraConfig":
 
 
 def load_four_bit(config: ModelConfig) -> VLM:
-    """The model with its language model's linear layers in NF4, the rest in bfloat16.
+    """Return the model with its language model's linear layers in NF4, the rest in bfloat16.
 
     Raises:
         UserError: no GPU, no bitsandbytes, or as ``interp.load``.
@@ -84,10 +84,10 @@ def load_four_bit(config: ModelConfig) -> VLM:
         )
     from transformers import AutoModelForImageTextToText, BitsAndBytesConfig
 
-    place = find(config)
-    layout = layout_for(read_config(place, config))
-    check_format(place)
-    processor = read_processor(place, config)
+    source = find(config)
+    layout = layout_for(read_config(source, config))
+    check_format(source)
+    processor = read_processor(source, config)
     quantisation = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
@@ -96,8 +96,8 @@ def load_four_bit(config: ModelConfig) -> VLM:
         llm_int8_skip_modules=[layout.vision_tower, layout.projector, layout.lm_head],
     )
     model = AutoModelForImageTextToText.from_pretrained(
-        place.path,
-        **place.arguments(),
+        source.path,
+        **source.arguments(),
         dtype=torch.bfloat16,
         device_map={"": device},
         quantization_config=quantisation,
@@ -105,11 +105,11 @@ def load_four_bit(config: ModelConfig) -> VLM:
         trust_remote_code=config.trust_remote_code,
         use_safetensors=True,
     )
-    return VLM(model, processor, name=config.name, revision=place.commit or weights_hash(Path(place.path)))
+    return VLM(model, processor, name=config.name, revision=source.commit or weights_hash(Path(source.path)))
 
 
 class _Adapter(NamedTuple):
-    """What an adapter puts into a model while it is in effect, by the name of what it takes the place of."""
+    """What an adapter puts into a model while it is in effect, by the name of what it replaces."""
 
     modules: dict[str, nn.Module]  # layers with the adapter's around them, and whole modules that it brings
     values: dict[str, torch.Tensor]  # of parameters of the model itself that it trained, such as biases
@@ -117,11 +117,11 @@ class _Adapter(NamedTuple):
 
 @contextmanager
 def adapted(vlm: VLM, folder: Path, revision: str) -> Iterator[VLM]:
-    """``vlm`` with the adapter of ``folder`` (hash ``revision``) in effect; the plain model again afterwards.
+    """Return ``vlm`` with the adapter of ``folder`` (hash ``revision``) in effect; the plain model again afterwards.
 
     Raises:
-        UserError: the adapter was trained on another base, does not fit this one, is of a kind that only peft's own
-            wrapper runs, or the model has an adapter already.
+        UserError: the adapter was trained on another base, does not fit this one, or only runs in peft's wrapper. The
+            model has an adapter already.
     """
     adapter, model = _loaded(vlm, folder, revision), vlm.model
     modules = {name: model.get_submodule(name) for name in adapter.modules}
@@ -168,10 +168,10 @@ def _check_weights(weights: Mapping[str, Tensor], folder: Path) -> None:
 
 
 def _load(vlm: VLM, folder: Path) -> _Adapter:
-    """The adapter, put into the model by peft, taken out again, and the model left as it was.
+    """Let peft put the adapter into the model, remove it again, and return it. The model is unchanged.
 
-    peft wraps layers (LoRA and its like), puts whole modules in others' place (``modules_to_save``) and writes into
-    parameters of the model itself (``bias="all"``). What it does otherwise is refused.
+    peft wraps layers (LoRA and its like), replaces modules (``modules_to_save``) and writes into parameters of the
+    model itself (``bias="all"``). Adapters with other changes are refused.
     """
     from peft import PeftConfig, PeftModel, load_peft_weights, set_peft_model_state_dict
     from peft.tuners.tuners_utils import BaseTunerLayer
@@ -192,7 +192,7 @@ def _load(vlm: VLM, folder: Path) -> _Adapter:
     tensors = dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
     versions = {name: tensor._version for name, tensor in tensors.items()}
     named = {WRAPPED.sub("", key.removeprefix(INSIDE)) for key in weights}
-    own = {name: tensors[name].detach().clone() for name in named & tensors.keys()}
+    originals = {name: tensors[name].detach().clone() for name in named & tensors.keys()}
     modules: dict[str, nn.Module] = {}
     try:
         with warnings.catch_warnings(record=True) as caught:
@@ -201,26 +201,26 @@ def _load(vlm: VLM, folder: Path) -> _Adapter:
             result: Any = set_peft_model_state_dict(wrapped, weights)
         modules = _changed(before, dict(model.named_modules(remove_duplicate=False)))
         written = [name for name, tensor in tensors.items() if tensor._version != versions[name]]
-        values = {name: tensors[name].detach().clone() for name in written if name in own}
+        values = {name: tensors[name].detach().clone() for name in written if name in originals}
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
         raise _unfit(vlm, folder, " ".join(str(error).split())[:200]) from error
     finally:
         modules = modules or _changed(before, dict(model.named_modules(remove_duplicate=False)))
         _swap(model, {name: before[name] for name in modules})
         with torch.no_grad():
-            for name, value in own.items():
+            for name, value in originals.items():
                 if tensors[name]._version != versions[name]:
                     tensors[name].copy_(value)
         for name in ("peft_config", "_hf_peft_config_loaded"):
             model.__dict__.pop(name, None)
         for weight, flag in trainable.items():
             weight.requires_grad_(flag)
-    if lost := sorted(set(written) - own.keys()):
+    if lost := sorted(set(written) - originals.keys()):
         raise UserError(
             f"adapter {folder} overwrote weights of {vlm.name} that it does not name ({', '.join(lost[:3])}), so the "
             "baseline is gone; load the model again, and leave this adapter out"
         )
-    if missing := [str(one.message) for one in caught if "missing adapter keys" in str(one.message).lower()]:
+    if missing := [str(each.message) for each in caught if "missing adapter keys" in str(each.message).lower()]:
         raise _unfit(vlm, folder, missing[0][:200])
     if left := list(result.unexpected_keys):
         raise _unfit(vlm, folder, f"{len(left)} of its tensors have no place there: {left[0]}, …")
@@ -234,7 +234,7 @@ def _load(vlm: VLM, folder: Path) -> _Adapter:
 
 
 def _check_kind(config: Any, vlm: VLM, folder: Path) -> None:
-    """Checks that the adapter lies in the model's layers.
+    """Check that the adapter lies in the model's layers.
 
     Raises:
         UserError: it needs peft's own wrapper, which no method here runs.
@@ -253,22 +253,22 @@ def _only_peft(folder: Path, why: str) -> str:
     )
 
 
-def _changed(before: Mapping[str, nn.Module], now: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """What stands in the place of other modules now, the outermost of each, by name."""
-    found = {name: now[name] for name, module in before.items() if name and now.get(name, module) is not module}
-    parents = [f"{name}." for name in found]
-    return {name: module for name, module in found.items() if not name.startswith(tuple(parents))}
+def _changed(before: Mapping[str, nn.Module], after: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Return the modules that replace others, the outermost of each, by name."""
+    changed = {name: after[name] for name, module in before.items() if name and after.get(name, module) is not module}
+    parents = [f"{name}." for name in changed]
+    return {name: module for name, module in changed.items() if not name.startswith(tuple(parents))}
 
 
 def _described(adapter: _Adapter) -> str:
-    """What the adapter puts where, in a few words."""
+    """Return the adapter's changes in a few words."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = [name for name, module in adapter.modules.items() if isinstance(module, BaseTunerLayer)]
-    whole = [name for name in adapter.modules if name not in layers]
+    replaced = [name for name in adapter.modules if name not in layers]
     leaves = ", ".join(sorted({name.rpartition(".")[2] for name in layers}))
     words = [f"in {len(layers)} layers ({leaves})"] if layers else []
-    words += [f"{', '.join(whole)} whole"] if whole else []
+    words += [f"{', '.join(replaced)} whole"] if replaced else []
     words += [f"{len(adapter.values)} of the model's own parameters"] if adapter.values else []
     return "; ".join(words)
 

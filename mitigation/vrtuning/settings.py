@@ -28,12 +28,12 @@ class Settings:
     down to ``max_pixels`` pixels; text is never truncated.
 
     ``bf16`` and ``checkpointing`` (of gradients) are ``on``, ``off`` or ``auto`` (on for a GPU, else off). ``four_bit``
-    stores the base in NF4 (needs a GPU and bitsandbytes).
-    ``report_to`` is where TRL logs losses as it trains: ``tensorboard`` (files in the training's folder), ``trackio``
-    or ``wandb``, which take keys and addresses from their own environment variables.
+    stores the base in NF4 (needs a GPU and bitsandbytes). ``report_to`` is where TRL logs losses: ``tensorboard``
+    (files in the training's folder), ``trackio`` or ``wandb``. The last two read keys and addresses from their
+    environment variables.
 
     Raises:
-        UserError: a number outside its range, an unknown name, or what ``report_to`` names is not installed.
+        UserError: a number outside its range, an unknown name, or ``report_to`` names a package that is not installed.
     """
 
     trainer: str = "sft"
@@ -73,8 +73,8 @@ class Settings:
                 f"report_to={self.report_to}: {self.report_to} is not installed; in the clone, type pip install "
                 f"'.[{self.report_to}]', or leave report_to out"
             )
-        known = bool(self.targets) and set(self.targets) <= set(TARGETS)
-        self._check("targets", known, f"one or more of {', '.join(TARGETS)}")
+        supported = bool(self.targets) and set(self.targets) <= set(TARGETS)
+        self._check("targets", supported, f"one or more of {', '.join(TARGETS)}")
         for name in ("rank", "batch_size", "accumulation", "save_steps", *("steps",) * (self.steps is not None)):
             self._check(name, getattr(self, name) >= 1, "at least 1")
         for name in ("alpha", "epochs", "learning_rate", "max_grad_norm", "beta"):
@@ -85,9 +85,9 @@ class Settings:
         self._check("seed", 0 <= self.seed < 2**32, "between 0 and 2^32 − 1")
         self._check("max_pixels", self.max_pixels is None or self.max_pixels >= 64, "at least 64, or null for no bound")
 
-    def _among(self, name: str, known: tuple[str, ...]) -> None:
-        if getattr(self, name) not in known:
-            raise UserError(f"{name}={getattr(self, name)!r}; it is one of {', '.join(known)}; choose one of them")
+    def _among(self, name: str, choices: tuple[str, ...]) -> None:
+        if getattr(self, name) not in choices:
+            raise UserError(f"{name}={getattr(self, name)!r}; it is one of {', '.join(choices)}; choose one of them")
 
     def _check(self, name: str, holds: bool, rule: str) -> None:
         if not holds:
@@ -95,7 +95,7 @@ class Settings:
 
 
 def total_steps(settings: Settings, examples: int, processes: int = 1) -> int:
-    """The number of optimiser steps."""
+    """Return the number of optimiser steps."""
     if settings.steps is not None:
         return settings.steps
     return max(1, math.ceil(settings.epochs * examples / (settings.batch_size * settings.accumulation * processes)))

@@ -1,10 +1,10 @@
 """Trains one adapter with TRL and peft, from a dataset to a checkpoint, and resumes interrupted runs.
 
-``out/`` holds ``trainer/`` while training (resume points: the only pickles, read only from this run's own folder and
-deleted at the end), and afterwards ``adapter/``, ``training.json`` (losses) and, optionally, ``tensorboard/``.
-``adapter/`` is renamed into place last: if it exists, the run is finished. The same call under ``accelerate launch``
-trains on several processes; only rank 0 writes. ``trainer=sft`` is supervised fine-tuning; ``trainer=dpo`` is TRL's DPO
-for vision, which prefers the grounded verdict over the one that the text suggests.
+While training, ``out/`` has the resume points in ``trainer/``. They are the only pickles, are read only from this run's
+folder, and are deleted at the end. Afterwards ``out/`` has ``adapter/``, ``training.json`` (losses) and, optionally,
+``tensorboard/``. ``adapter/`` is renamed into place last: if it exists, the run is finished. The same call under
+``accelerate launch`` trains on several processes; only rank 0 writes. ``trainer=sft`` is supervised fine-tuning;
+``trainer=dpo`` is TRL's DPO for vision, which prefers the grounded verdict over the one that the text suggests.
 """
 
 import copy
@@ -80,14 +80,14 @@ def train(
     data: str = "",
     report: Report | None = None,
 ) -> Trained:
-    """Trains an adapter for ``model`` on ``dataset`` (see ``data.py``) into ``out``; of a ``VLM``, on a copy of it.
+    """Train an adapter for ``model`` on ``dataset`` (see ``data.py``) into ``out``. A ``VLM`` is copied first.
 
     If ``out`` is unfinished, training resumes from the last resume point; if finished, its result is returned. ``data``
     describes the examples in the model card; ``report`` is called with every logged loss.
 
     Raises:
-        UserError: an empty dataset, or one without pictures or the trainer's columns; ``out`` holds another training; a
-            loss that is not finite; or 4-bit weights that are not supported here.
+        UserError: the dataset is empty, or lacks pictures or the trainer's columns. ``out`` has another training. A
+            loss is not finite. 4-bit weights are not supported here.
     """
     check_dataset(dataset, settings.trainer)
     out = Path(out)
@@ -111,7 +111,7 @@ def train(
 
 @contextmanager
 def _generators_kept() -> Iterator[None]:
-    """What a trainer seeds and draws from is afterwards as before, so that what a study draws does not depend on it."""
+    """Restore the random generators afterwards, so that a study's draws do not depend on training."""
     python, numbers = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng():
@@ -164,7 +164,7 @@ def _run(
 
 
 def _last_complete(folder: Path, *, clean: bool) -> Path | None:
-    """The newest complete resume point, or None. ``clean`` removes incomplete ones."""
+    """Return the newest complete resume point, or None. ``clean`` removes incomplete ones."""
     points = sorted(folder.glob("checkpoint-*"), key=lambda point: int(point.name.rpartition("-")[2]))
     complete = [point for point in points if (point / COMPLETE).exists()]
     if clean:
@@ -174,7 +174,7 @@ def _last_complete(folder: Path, *, clean: bool) -> Path | None:
 
 
 def _refuse_nan(trainer: Any, learning_rate: float) -> None:
-    """Makes ``trainer`` raise a UserError at the first loss that is not finite, before the optimiser step."""
+    """Make ``trainer`` raise a UserError at the first loss that is not finite, before the optimiser step."""
     step = trainer.training_step
 
     def checked(*arguments: Any, **named: Any) -> torch.Tensor:
@@ -190,7 +190,7 @@ def _refuse_nan(trainer: Any, learning_rate: float) -> None:
 
 
 def _without_dropout(model: nn.Module) -> None:
-    """The base model's dropout off, as when it answers: torch's layers and transformers' attentions."""
+    """Switch the base model's dropout off, as in evaluation: torch's layers and transformers' attentions."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -199,7 +199,7 @@ def _without_dropout(model: nn.Module) -> None:
 
 
 def processes() -> int:
-    """How many processes train together, under a launcher."""
+    """Return how many processes train together, under a launcher."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -230,14 +230,14 @@ def _origin(
 
 
 def _identity(origin: checkpoint.Origin) -> dict[str, Any]:
-    """The fields that must be equal to resume a run."""
-    found = dataclasses.asdict(dataclasses.replace(origin, data="", base_path="", final_loss=0.0, versions={}))
-    found["settings"].pop("report_to", None)
-    return found
+    """Return the fields that must be equal to resume a run."""
+    identity = dataclasses.asdict(dataclasses.replace(origin, data="", base_path="", final_loss=0.0, versions={}))
+    identity["settings"].pop("report_to", None)
+    return identity
 
 
 def _is_another(there: dict[str, Any], here: dict[str, Any]) -> bool:
-    """Whether two identities are of two trainings."""
+    """Return whether two identities belong to different trainings."""
     name = "base_preprocessing"
     return there | {name: here[name]} != here or is_other(there.get(name), here[name])
 
@@ -250,13 +250,13 @@ def _finished(out: Path, origin: checkpoint.Origin) -> Trained | None:
     if there is None or _is_another(_identity(there), _identity(origin)):
         raise UserError(f"{out} holds the adapter of another training; name a new folder, or remove this one")
     shutil.rmtree(out / "trainer", ignore_errors=True)  # left over if the run was killed just after finishing
-    found = json.loads((out / "training.json").read_text(encoding="utf-8"))
-    losses = [(int(step), float(loss)) for step, loss in found["losses"]]
-    return Trained(folder, there.steps, there.steps, losses, float(found["seconds"]))
+    saved = json.loads((out / "training.json").read_text(encoding="utf-8"))
+    losses = [(int(step), float(loss)) for step, loss in saved["losses"]]
+    return Trained(folder, there.steps, there.steps, losses, float(saved["seconds"]))
 
 
 def _claim(out: Path, origin: checkpoint.Origin) -> None:
-    """Records the training's identity in ``out``, or checks that existing resume points belong to it."""
+    """Record the training's identity in ``out``, or check that existing resume points belong to it."""
     path = out / "trainer" / "run.json"
     text = json.dumps(_identity(origin), sort_keys=True)
     if path.is_file():
@@ -270,7 +270,7 @@ def _claim(out: Path, origin: checkpoint.Origin) -> None:
 
 
 def _arguments(vlm: VLM, settings: Settings, out: Path, steps: int) -> dict[str, Any]:
-    """The arguments common to TRL's two trainers."""
+    """Return the arguments common to TRL's two trainers."""
     gpu = vlm.device.type == "cuda"
     switched = {"auto": gpu, "on": True, "off": False}
     return {
@@ -329,7 +329,7 @@ def _trainer(vlm: VLM, dataset: "Dataset", settings: Settings, out: Path, steps:
     else:
         trainer = SFTTrainer(args=SFTConfig(**arguments, completion_only_loss=True), **given)
     if vlm.device.type == "cpu":
-        _score_answers_alone(vlm.model)
+        _score_only_answers(vlm.model)
     if nested:
         trainer.compute_loss = MethodType(Trainer.compute_loss, trainer)
     trainer.remove_callback(PrinterCallback)
@@ -340,11 +340,11 @@ def _trainer(vlm: VLM, dataset: "Dataset", settings: Settings, out: Path, steps:
     return trainer
 
 
-def _score_answers_alone(model: Any) -> None:
-    """Makes TRL's fused head project the answers' positions alone, as it does by itself where it has a Triton kernel.
+def _score_only_answers(model: Any) -> None:
+    """Make TRL's fused head project only the answers' positions, as it does with its Triton kernel.
 
-    Elsewhere it projects every position of the prompt on the vocabulary, to keep the shapes of compiled kernels, and
-    ignores the result: nearly half of an update of a small decoder with a large vocabulary.
+    Without the kernel it projects every position of the prompt on the vocabulary and ignores the result. This keeps the
+    shapes of compiled kernels, and is nearly half of an update of a small decoder with a large vocabulary.
     """
     scored = model.forward
 
@@ -354,12 +354,12 @@ def _score_answers_alone(model: Any) -> None:
         labels = named.pop("labels")[:, 1:]
         answer = labels != IGNORED
 
-        def kept(_: nn.Module, __: Any, output: Any) -> Any:
+        def drop_prompt(_: nn.Module, __: Any, output: Any) -> Any:
             states = output.last_hidden_state[:, :-1][answer]
             output.last_hidden_state = pad(states, (0, 0, 0, 1))[None]  # the head drops the last, as of a sequence
             return output
 
-        hook = model.base_model.register_forward_hook(kept)
+        hook = model.base_model.register_forward_hook(drop_prompt)
         try:
             output = scored(*arguments, labels=pad(labels[answer], (1, 0), value=IGNORED)[None], **named)
         finally:

@@ -1,13 +1,11 @@
-"""What a reader of the table must know of a family, and of the small model that stands for it here."""
+"""What a reader of the contract table must know of a family, and which models have no row, by the reason."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tests.tiny import Pieces
+    from interp.vlm import VLM
 
-UNSEEN = "tiny random weights alone: never run on real weights"
 NO_TEMPLATE = "no chat template in the published processors: model.chat_template gives one"
-NO_VIDEO = "processor built without its video part, which needs torchvision"
 SOFT_CAP = "softcap: attention logits are capped, so recording computes float32 rows in chunks"
 WITHOUT_ROW = {
     "the language model is an encoder-decoder": (
@@ -28,18 +26,11 @@ WITHOUT_ROW = {
 WITHOUT_TEMPLATE = ("instructblip", "paligemma", "paligemma2", "idefics")
 
 
-def facts(family: str, pieces: "Pieces") -> dict[str, Any]:
-    """``model_type`` and ``notes`` of one entry."""
-    from interp.layout import layout_for  # here, for the table's own tests start processes that need no model
-    from interp.proof import types_of
-
-    config: Any = pieces.model.config
-    layout = layout_for(pieces.model)
-    notes = [layout.note] if layout.note else []
-    if getattr(config.get_text_config(), "attn_logit_softcapping", None):
-        notes.append(SOFT_CAP)
+def notes(family: str, vlm: "VLM") -> list[str]:
+    """Return what a reader must know of a family, and of the small model that stands for it here."""
+    lines = [vlm.layout.note] if vlm.layout.note else []
+    if getattr(vlm.model.config.get_text_config(), "attn_logit_softcapping", None):
+        lines.append(SOFT_CAP)
     if family in WITHOUT_TEMPLATE:
-        notes.append(NO_TEMPLATE)
-    if "video_processor" in type(pieces.processor).get_attributes():
-        notes.append(NO_VIDEO)
-    return {"model_type": config.model_type, "types": types_of(pieces.model), "notes": [*notes, UNSEEN]}
+        lines.append(NO_TEMPLATE)
+    return lines

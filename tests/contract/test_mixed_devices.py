@@ -249,7 +249,7 @@ def errors(family: str) -> dict[str, str]:
 
 
 @pytest.mark.long
-@pytest.mark.contract("two_devices")
+@pytest.mark.contract
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.families] * (n != "llava")) for n in FAMILIES])
 def test_answers_are_those_of_one_device(name: str) -> None:
     ended = forked.typed(__name__, name)

@@ -41,7 +41,7 @@ def piece_errors(record, weights):
             yield float(difference[piece.real].max())
 
 
-@pytest.mark.contract("attention")
+@pytest.mark.contract
 @pytest.mark.parametrize(
     ("few", "held"), [(0, None), (10**6, None), (10**6, 0)], ids=["kernel", "rows", "rows of one layer"]
 )

@@ -28,7 +28,7 @@ def plain(vlm: VLM, prompt: Prompt) -> Prompt:
 
 
 @pytest.mark.long
-@pytest.mark.contract("captum")
+@pytest.mark.contract
 @pytest.mark.parametrize("family", families.every_family())
 def test_gradients_add_up_and_see_the_image(family: str) -> None:
     vlm = VLM(*families.FAMILIES[family]())

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, LlavaForConditionalGeneration, LlavaProc
 from interp.checkpoints.load import ORGANISMS
 from interp.margin import margin_of
 from interp.prompt import with_keywords
-from interp.proof import prove
+from interp.selfcheck import prove
 from interp.vlm import VLM, Prompt
 from tests.tiny import picture, tiny_config, tiny_processor
 

@@ -47,7 +47,7 @@ def assert_same(one: Generation, other: Generation) -> None:
     torch.testing.assert_close(one.margins, other.margins, **TOLERANCE)
 
 
-@pytest.mark.contract("generate", "score")
+@pytest.mark.contract
 @pytest.mark.parametrize("family", families.every_family())
 def test_batched_is_one_by_one_and_score_is_generates_margin(family: str) -> None:
     vlm = VLM(*families.FAMILIES[family]())

@@ -59,7 +59,7 @@ def test_identical_pictures_are_the_cutoff_alone(name: str, alpha: float, beta: 
     assert torch.equal(paired(same, alpha=alpha, beta=beta).sequences, output.sequences)
 
 
-@pytest.mark.contract("vcd_paired")
+@pytest.mark.contract
 @pytest.mark.parametrize("name", every_family())
 @few
 @given(alpha=ALPHAS, share=st.sampled_from([0.3, 0.5, 0.7]))
@@ -75,7 +75,7 @@ def test_paired_chooses_what_two_branches_choose(name: str, alpha: float, share:
     assert 0 < needed < len(whole.prompts) * TOKENS, "the law wants steps of both kinds"
 
 
-@pytest.mark.contract("vcd_sequential")
+@pytest.mark.contract
 @pytest.mark.parametrize("name", every_family())
 def test_a_padded_cached_batch_equals_one_prompt_at_a_time_without_cache(name: str) -> None:
     whole = case(name)
@@ -138,7 +138,7 @@ def test_a_text_may_be_contrasted_with_no_picture_at_all(name: str) -> None:
         assert whole.answer(output.sequences)[row].tolist() == ids
 
 
-@pytest.mark.contract("vcd_sequential", "vcd_paired")
+@pytest.mark.contract
 @pytest.mark.parametrize("name", every_family())
 def test_the_method_gives_one_answer_however_it_is_computed(name: str) -> None:
     vlm, prompts = family(name), case(name).prompts

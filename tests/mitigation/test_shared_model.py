@@ -18,7 +18,7 @@ from interp.hooks.residual import LayerStates, edit_residual, last_layer, residu
 from interp.hooks.sublayers import activations, edit_activations
 from interp.output_head import float32_head
 from interp.pictures import pixels
-from interp.proof import prove
+from interp.selfcheck import prove
 from interp.speed.prefill_cache import PrefillCache
 from interp.tools.attribution import integrated_gradients, occlude_image
 from interp.tools.knockout import knockout, knockout_by_head, knockout_effect

@@ -32,7 +32,7 @@ def examples(vlm: VLM, **options: bool) -> list[dict]:
     return list(from_rows(ROWS, **options).dataset)  # type: ignore[arg-type]
 
 
-@pytest.mark.contract("lora")
+@pytest.mark.contract
 def test_only_the_language_model_learns(family: VLM) -> None:
     """No adapter and no gradient in the vision tower or the projector, and one in every layer of the decoder."""
     layout = family.layout

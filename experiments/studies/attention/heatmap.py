@@ -68,8 +68,6 @@ class Heatmap:
         ):
             self_test(vlm)
             sample = named or first_failure(vlm, loaded.samples, run)
-            if vlm.layout.geometry == "measured":
-                say(_measured(vlm, sample))
             (baseline,) = record_answers(vlm, [sample], max_new_tokens=run.max_new_tokens, layers=self.layers)
             described = self._described(vlm, baseline, loaded.samples, run)
             figures = draw_case(store.path, baseline, self.format)
@@ -78,6 +76,8 @@ class Heatmap:
                 figures += draw_answers(store.path, {"baseline": baseline, run.arm: by_method}, self.format)
                 described += [f"answer of {run.arm}: {by_method.response} (margin {by_method.margin:+.2f})"]
             described += [f"{run.arm} is not drawn: {why}"] if why else []
+            if sample.image is not None and not baseline.row.grids:
+                described += [f"no map of the picture: nothing says where in it the image tokens of {vlm.name} lie"]
             store.write_json(
                 "environment.json", describe(run, vlm, loaded, len(loaded.samples)) | {"finished": timestamp()}
             )
@@ -135,20 +135,6 @@ class Heatmap:
         if with_picture and not recorded.row.grids:
             return None, f"it answers “{recorded.response}” to a question without the picture"
         return recorded, ""
-
-
-def _measured(vlm: "VLM", sample: Sample) -> str:
-    """Measure where this picture's tokens are, and return the result in words, or why there will be no map."""
-    from interp.image_grid import measure_places
-
-    (prompt,) = prompts_of([sample])
-    if prompt.image is None:
-        return "heatmap: no picture, no map of it"
-    try:
-        rows, columns = measure_places(vlm, prompt.image.size)
-    except UserError as error:
-        return f"heatmap: {error}"
-    return f"heatmap: places of image tokens are measured, a grid of {rows} × {columns}"
 
 
 def first_failure(vlm: "VLM", samples: Sequence[Sample], run: Run) -> Sample:

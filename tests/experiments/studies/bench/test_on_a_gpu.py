@@ -24,7 +24,7 @@ from experiments.studies.bench.models import model_of
 from experiments.types import Sample
 from interp.hooks.residual import residuals
 from interp.loading import load
-from interp.proof import prove
+from interp.selfcheck import prove
 from interp.tools.knockout import knockout_by_window
 from interp.tools.lens import logit_lens
 from interp.tools.patching import patch
