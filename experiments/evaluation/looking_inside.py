@@ -40,6 +40,11 @@ class Followed(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+def yes_or_no(sample: Sample, response: str) -> str:
+    """Return the verdict of an answer to a yes/no case."""
+    return anchored(response).value
+
+
 @contextmanager
 def followed(work: Study, *, next_token: bool = False) -> Iterator[Followed]:
     """Open a block in which tools follow the margin of the benchmark: of Yes and No, or of refusals.
@@ -52,7 +57,7 @@ def followed(work: Study, *, next_token: bool = False) -> Iterator[Followed]:
         NoMargin: refusals have no margin that tools may follow.
     """
     if work.run.benchmark.kind == "yes_no":
-        yield Followed(work.samples, work.records(), lambda _, response: anchored(response).value)
+        yield Followed(work.samples, work.records(), yes_or_no)
         return
     if work.margins is None:
         raise NoMargin(f"{work.run.benchmark.name} asks for answers in words, and no refusal margin was computed")

@@ -19,6 +19,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from experiments.benchmarks.images import open_image
+from experiments.evaluation.looking_inside import yes_or_no
 from experiments.evaluation.matching import answered, image_donor, match_failures
 from experiments.metrics.claims import RULES
 from experiments.metrics.pairs import are_pair
@@ -50,7 +51,7 @@ def analyse_failures(
     *,
     seed: int,
     draws: int,
-    verdict: Callable[[Sample, str], str | None],
+    verdict: Callable[[Sample, str], str | None] = yes_or_no,
     limit: int | None = LIMIT,
     max_new_tokens: int = 16,
     layers: Sequence[int] | None = None,
