@@ -1,8 +1,9 @@
 """``VLM.batches``: batches of prompts by length, halved where memory runs out, and resumable.
 
-    with vlm.batches.by(BatchRule(rows=32, tokens=16384), on_lowered=say), vlm.batches.resumable(folder, of="settings"):
+    rule = BatchRule(rows=32, tokens=16384)
+    with vlm.batches.by(rule, on_lowered=say), vlm.batches.resumable(folder, identity="settings"):
         margins = vlm.batches.scores(prompts)
-        states = vlm.batches.measured(prompts, lambda some: read([prompts[index] for index in some]))
+        states = vlm.batches.measured(prompts, lambda batch: read([prompts[index] for index in batch]))
 
 The tools of this package and the mitigations that learn form their batches here. A study sets its own rule (``by``);
 without one the defaults of ``BatchRule`` hold, and a warning says where memory runs out. Imports torch only when a
@@ -59,17 +60,17 @@ class BatchRule:
         if lengths is None or self.tokens is None:
             return [list(everything[start : start + self.rows]) for start in range(0, len(everything), self.rows)]
         formed: list[list[int]] = []
-        for place in sorted(everything, key=lambda place: (-pictures[place], -lengths[place], place)):
+        for index in sorted(everything, key=lambda index: (-pictures[index], -lengths[index], index)):
             latest = formed[-1] if formed else []
             if (
                 not latest
                 or len(latest) == self.rows
                 or (len(latest) + 1) * lengths[latest[0]] > self.tokens
-                or pictures[latest[0]] != pictures[place]
+                or pictures[latest[0]] != pictures[index]
             ):
                 latest = []
                 formed.append(latest)
-            latest.append(place)
+            latest.append(index)
         return [sorted(batch) for batch in formed]
 
 
@@ -200,15 +201,15 @@ class BatchContext:
             self.rule, self.limit = before
 
     @contextmanager
-    def resumable(self, folder: Path, *, of: str) -> Iterator[None]:
-        """While open, every loop by ``measured`` keeps its batches in ``folder``, and takes those that are there.
+    def resumable(self, folder: Path, *, identity: str) -> Iterator[None]:
+        """While open, every loop by ``measured`` saves its batches in ``folder``, and reads the batches that are there.
 
-        What is kept belongs to ``of`` (model, settings), to the number of the loop within the block, and to its
-        prompts, so the block must do the same in the same order when it is run again. The folder is removed when the
+        A batch belongs to ``identity`` (model, settings), the number of the loop within the block, and its prompts. So
+        the block must do the same in the same order when it runs again. The folder is removed when the
         block ends well. It is a help, not a result: where it cannot be written, everything is measured again.
         """
         before = self._kept
-        self._kept = _Kept(folder / hashlib.sha256(of.encode()).hexdigest()[:12])
+        self._kept = _Kept(folder / hashlib.sha256(identity.encode()).hexdigest()[:12])
         try:
             yield
         finally:
@@ -218,7 +219,7 @@ class BatchContext:
     def follow(self, other: "BatchContext") -> None:
         """Forms batches as ``other`` does, by its limit, and keeps them in its ``resumable`` block.
 
-        For a second model whose loops stand between those of the first.
+        For a second model, whose loops come between the loops of the first.
         """
         self.rule, self.limit, self._kept = other.rule, other.limit, other._kept
 
@@ -235,14 +236,14 @@ class BatchContext:
         measure: "Callable[[list[int]], Tensor]",
         *,
         batch_size: int | None = None,
-        of: str = "",
+        name: str = "",
     ) -> "Tensor":
         """What ``measure`` finds for places in ``prompts``: a tensor on the CPU with a row for each, in their order.
 
         Args:
             measure: is called with some places at a time, ascending, and again with fewer where memory runs out.
             batch_size: the most prompts at once, None for the rule's.
-            of: what is measured; needed where a block of ``resumable`` may begin with another loop over the same
+            name: of what is measured; needed if a block of ``resumable`` may begin with another loop over the same
                 prompts.
 
         Raises:
@@ -256,15 +257,15 @@ class BatchContext:
                 "measurement needs at least one of each; check the limit"
             )
         formed = self.form(prompts, batch_size)
-        place = self._place_of_loop(prompts, formed, of)
+        folder = self._folder_of_loop(prompts, formed, name)
         rows: dict[int, Tensor] = {}
         for batch in formed:
-            kept = None if place is None else place / f"{batch[0]}-{len(batch)}.safetensors"
-            found = _read(kept)
-            if found is None:
-                found = torch.cat(self._in_parts(batch, prompts, measure))
-                _keep(kept, found)
-            rows.update(zip(batch, found, strict=True))
+            path = None if folder is None else folder / f"{batch[0]}-{len(batch)}.safetensors"
+            result = _read(path)
+            if result is None:
+                result = torch.cat(self._in_parts(batch, prompts, measure))
+                _keep(path, result)
+            rows.update(zip(batch, result, strict=True))
         return torch.stack([rows[index] for index in range(len(prompts))])
 
     def gathered(
@@ -279,11 +280,11 @@ class BatchContext:
         Raises:
             UserError: a single prompt does not fit into memory.
         """
-        found: dict[int, Thing] = {}
+        answers: dict[int, Thing] = {}
         for batch in self.form(prompts, batch_size):
             parts = self._in_parts(batch, prompts, lambda some: ask([prompts[index] for index in some]))
-            found.update(zip(batch, (one for part in parts for one in part), strict=True))
-        return [found[index] for index in range(len(prompts))]
+            answers.update(zip(batch, (answer for part in parts for answer in part), strict=True))
+        return [answers[index] for index in range(len(prompts))]
 
     def scores(
         self, prompts: "Sequence[Prompt]", *, metric: "Metric | None" = None, batch_size: int | None = None
@@ -294,8 +295,8 @@ class BatchContext:
             UserError: as ``measured``.
         """
 
-        def scored(some: list[int]) -> "Tensor":
-            return cast("Tensor", self._model.score([prompts[index] for index in some], metric=metric))
+        def scored(batch: list[int]) -> "Tensor":
+            return cast("Tensor", self._model.score([prompts[index] for index in batch], metric=metric))
 
         return self.measured(prompts, scored, batch_size=batch_size)
 
@@ -325,8 +326,8 @@ class BatchContext:
         """The results of ``do`` for as many parts of ``batch``, places in ``prompts``, as memory requires."""
         return self.limit.parts(batch, lambda some: do(list(some)), name=lambda at: _name(prompts[at]))
 
-    def _place_of_loop(self, prompts: "Sequence[Prompt]", formed: Sequence[Sequence[int]], of: str) -> Path | None:
-        """Where this loop keeps its batches; None where it does not."""
+    def _folder_of_loop(self, prompts: "Sequence[Prompt]", formed: Sequence[Sequence[int]], name: str) -> Path | None:
+        """Return the folder for the batches of this loop; None without a ``resumable`` block."""
         if self._kept is None:
             return None
         self._kept.loops += 1
@@ -334,7 +335,7 @@ class BatchContext:
             [p.key, p.text, p.system, None if p.image is None else p.image.size, *filter(None, [p.begun, _turns(p)])]
             for p in prompts
         ]
-        digest = hashlib.sha256(json.dumps([described, formed, *filter(None, [of])]).encode()).hexdigest()[:12]
+        digest = hashlib.sha256(json.dumps([described, formed, *filter(None, [name])]).encode()).hexdigest()[:12]
         return self._kept.folder / f"{self._kept.loops}-{digest}"
 
 

@@ -12,9 +12,9 @@ def cache_in(values: Any) -> Any:
     # Its items, since a transformers output that is asked for the old name warns on the terminal.
     given = dict(values.items()) if isinstance(values, Mapping) else None
     for name in NAMES:
-        found = getattr(values, name, None) if given is None else given.get(name)
-        if found is not None:
-            return found
+        cache = getattr(values, name, None) if given is None else given.get(name)
+        if cache is not None:
+            return cache
     return None
 
 

@@ -1,7 +1,7 @@
 """Moves tensors between host and device with as few waits as can be.
 
-A copy from the device makes the host wait until the device has caught up, so whatever a step needs is fetched in one. A
-copy to the device need not wait.
+A copy from the device makes the host wait until the device has caught up. So everything that a step needs is fetched at
+once. A copy to the device need not wait.
 """
 
 import time
@@ -28,8 +28,8 @@ def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
     if len({part.dtype for part in parts}) > 1:
         parts = [part.view(torch.uint8) for part in parts]
     packed = _fetched(torch.cat(parts)).split([len(part) for part in parts])
-    found = {i: part.view(tensors[i].dtype).reshape(tensors[i].shape) for i, part in zip(order, packed, strict=True)}
-    return [found[i] for i in range(len(tensors))]
+    copies = {i: part.view(tensors[i].dtype).reshape(tensors[i].shape) for i, part in zip(order, packed, strict=True)}
+    return [copies[i] for i in range(len(tensors))]
 
 
 def synchronised_time() -> float:
@@ -44,8 +44,8 @@ def _fetched(tensor: Tensor) -> Tensor:
     if tensor.device.type != "cuda" or tensor.nbytes < SMALL:
         return tensor.cpu()
     flat = tensor.contiguous().view(-1)
-    found = torch.empty(flat.shape, dtype=flat.dtype)
-    parts = list(zip(flat.split(PART // flat.itemsize), found.split(PART // flat.itemsize), strict=True))
+    copy = torch.empty(flat.shape, dtype=flat.dtype)
+    parts = list(zip(flat.split(PART // flat.itemsize), copy.split(PART // flat.itemsize), strict=True))
     stages = [torch.empty(len(parts[0][0]), dtype=flat.dtype, pin_memory=True) for _ in parts[:2]]
     arrived = [torch.cuda.Event() for _ in stages]
     for i in range(len(parts) + 1):  # a part is on its way while the one before it is copied on
@@ -55,7 +55,7 @@ def _fetched(tensor: Tensor) -> Tensor:
         if i:
             arrived[(i - 1) % 2].synchronize()
             parts[i - 1][1].copy_(stages[(i - 1) % 2][: len(parts[i - 1][1])])
-    return found.view(tensor.shape)
+    return copy.view(tensor.shape)
 
 
 class Copies:

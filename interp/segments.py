@@ -138,7 +138,7 @@ class Segments:
             return SEGMENTS
         return (*SHARED, *sorted({part for row in self.rows for part in row.parts} - set(SHARED)))
 
-    def at(self, name: str, stop: int) -> Bool[Tensor, "row column"]:
+    def columns_of(self, name: str, stop: int) -> Bool[Tensor, "row column"]:
         """Return where the first ``stop`` columns belong to a segment, a group or a part; a row may have none."""
         if not PART.fullmatch(name):
             return self.indicator(0, stop).argmax(-1) == CODES.index(GROUPS.get(name, name))

@@ -57,7 +57,7 @@ def write_tensors(
         from interp.training_rows import KEY as ROWS
         from interp.training_rows import TrainingRows
 
-        described[ROWS] = TrainingRows.of_prompts(learned_from).as_json()
+        described[ROWS] = TrainingRows.from_prompts(learned_from).as_json()
     save_file(plain, path, metadata={KEY: json.dumps(described, sort_keys=True)})
 
 

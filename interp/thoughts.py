@@ -2,8 +2,8 @@
 
 A thought stands between a pair of ``MARKS``. The template may have written the opening mark already, so a closing mark
 without one ends a thought too. The last closing mark counts: a thought may quote it, and a model may think twice.
-``split`` reads text, ``Thoughts`` tokens: a mark that is a token of the model's is found there alone, so that one that
-a thought only quotes, letter by letter, ends nothing.
+``split`` reads text, ``Thoughts`` tokens: a mark that is one token of the model is found only as this token. A thought
+may quote it letter by letter.
 """
 
 import re
@@ -43,8 +43,8 @@ def split(text: str, marks: tuple[Marks, ...] = MARKS, *, opened: bool = False) 
     """
     opening, closing = _patterns(marks)
     end = 0
-    for found in closing.finditer(text):
-        end = found.end()
+    for match in closing.finditer(text):
+        end = match.end()
     if opening.match(text, end) or (opened and not end):
         return Spoken(text, "", finished=False)
     return Spoken(text[:end], text[end:], finished=True)
@@ -75,17 +75,17 @@ def check_marks(named: Mapping[str, Any]) -> None:
 
 
 def marks_of(named: Mapping[str, str] | None) -> tuple[Marks, ...]:
-    """The pair that the user ``named`` alone, or else all that are known."""
+    """Return the pair that the user ``named``, or else all known pairs."""
     return MARKS if named is None else ((named["open"], named["close"]),)
 
 
 def marks_in(template: str, named: Mapping[str, str] | None) -> tuple[Marks, ...]:
-    """Return the pair that the user ``named``, or else those of which a chat template has a mark."""
+    """Return the pair that the user ``named``, or else the pairs with a mark in the chat template."""
     return tuple(pair for pair in marks_of(named) if named is not None or any(mark in template for mark in pair))
 
 
 class Thoughts:
-    """The marks of one model by token and by text: ``named`` alone, or else all that are known.
+    """The marks of one model by token and by text: the pair ``named``, or else all known pairs.
 
     ``tokenizer`` is one of transformers'; ``ends`` are the tokens that end an answer, ``template`` its chat template.
     """
@@ -93,7 +93,7 @@ class Thoughts:
     def __init__(
         self, tokenizer: Any, *, ends: Collection[int], named: Mapping[str, str] | None = None, template: str = ""
     ) -> None:
-        self.marks, self.own = marks_of(named), marks_in(template, named)
+        self.marks, self.in_template = marks_of(named), marks_in(template, named)
         self._tokenizer, self._ends = tokenizer, ends
         closing = {mark: self._token(mark) for _, mark in self.marks}
         self._closing = {token for token in closing.values() if token is not None}
@@ -106,50 +106,50 @@ class Thoughts:
 
     def closed(self, ids: Sequence[int]) -> bool:
         """Whether generated ``ids`` hold a thought that has come to its end."""
-        found = self.spoken(ids, str(self._tokenizer.decode(ids, skip_special_tokens=True)), opened=False)
-        return bool(found.thought) and found.finished
+        spoken = self.spoken(ids, str(self._tokenizer.decode(ids, skip_special_tokens=True)), opened=False)
+        return bool(spoken.thought) and spoken.finished
 
     def opened(self, prompt: str) -> bool:
         """Whether the rendered ``prompt`` ends within a thought that it opens itself."""
         return prompt.rstrip().endswith(tuple(opening for opening, _ in self.marks))
 
     def expected(self, prompt: str) -> bool:
-        """Whether a thought is to be expected behind the rendered ``prompt``: the template or the user knows marks,
-        and the prompt does not close an empty thought at once."""
-        return bool(self.own) and not prompt.rstrip().endswith(tuple(closing for _, closing in self.marks))
+        """Return whether the model thinks after the rendered ``prompt``.
+
+        The template or the user knows marks, and the prompt does not close an empty thought at once.
+        """
+        return bool(self.in_template) and not prompt.rstrip().endswith(tuple(closing for _, closing in self.marks))
 
     def tokens(self, prompt: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The tokens that open a thought behind the rendered ``prompt`` (none where it does so), and that close it."""
         opened = next((pair for pair in self.marks if prompt.rstrip().endswith(pair[0])), None)
-        opening, closing = opened or (self.own or self.marks)[0]
+        opening, closing = opened or (self.in_template or self.marks)[0]
         ids = [tuple(self._tokenizer(mark, add_special_tokens=False)["input_ids"]) for mark in (opening, closing)]
         return (() if opened else ids[0]), ids[1]
 
     @property
     def by_token(self) -> bool:
         """Whether each closing mark of the template's or the user's is one token."""
-        return not set(self.own) & set(self._by_text)
+        return not set(self.in_template) & set(self._by_text)
 
     def apart(self, rows: Sequence[Sequence[int]], *, opened: bool) -> dict[str, Any]:
         """``texts`` (of the answers), ``thoughts`` and ``thought_tokens`` of a ``Generation`` with these ids."""
         texts = [text.strip() for text in self._tokenizer.batch_decode(rows, skip_special_tokens=True)]
-        found = [self.spoken(ids, text, opened=opened) for ids, text in zip(rows, texts, strict=True)]
+        spoken = [self.spoken(ids, text, opened=opened) for ids, text in zip(rows, texts, strict=True)]
         return {
-            "texts": [one.answer for one in found],
-            "thoughts": [one.thought for one in found],
-            "thought_tokens": [one.tokens for one in found],
+            "texts": [each.answer for each in spoken],
+            "thoughts": [each.thought for each in spoken],
+            "thought_tokens": [each.tokens for each in spoken],
         }
 
     def spoken(self, ids: Sequence[int], text: str, *, opened: bool) -> Spoken:
         """Thought and answer of generated ``ids``, whose decoded ``text`` has no special tokens."""
         end = max((at + 1 for at, token in enumerate(ids) if token in self._closing), default=0)
         if not end and not self._opening & set(ids):  # no mark is one of its tokens
-            found = split(text, self._by_text, opened=opened)
-            return (
-                found._replace(answer=found.answer.strip(), tokens=self._tokens_of(found, ids))
-                if found.thought
-                else found
-            )
+            spoken = split(text, self._by_text, opened=opened)
+            if not spoken.thought:
+                return spoken
+            return spoken._replace(answer=spoken.answer.strip(), tokens=self._tokens_of(spoken, ids))
         rest = list(ids[end:])
         first = next((token for token in rest if token not in self._ends and self._decoded([token]).strip()), None)
         if first in self._opening or (opened and not end):
@@ -163,17 +163,17 @@ class Thoughts:
         return None if token is None or token == self._tokenizer.unk_token_id else int(token)
 
     def _decoded(self, ids: Sequence[int]) -> str:
-        kept = [token for token in ids if token not in self._ends]
-        return str(self._tokenizer.decode(kept, skip_special_tokens=False)).strip()
+        words = [token for token in ids if token not in self._ends]
+        return str(self._tokenizer.decode(words, skip_special_tokens=False)).strip()
 
-    def _tokens_of(self, found: Spoken, ids: Sequence[int]) -> int:
-        """How many of the ``ids`` a thought took that was found in their text."""
-        if not found.finished:
+    def _tokens_of(self, spoken: Spoken, ids: Sequence[int]) -> int:
+        """Return how many of the ``ids`` belong to a thought that was found in their text."""
+        if not spoken.finished:
             return len(ids)
-        length = len(found.thought)
+        length = len(spoken.thought)
 
-        def behind(count: int) -> bool:  # a mark's last character may take several tokens
+        def holds_thought(count: int) -> bool:  # a mark's last character may take several tokens
             text = str(self._tokenizer.decode(list(ids[:count]), skip_special_tokens=True)).lstrip()
-            return text[:length] == found.thought
+            return text[:length] == spoken.thought
 
-        return bisect_left(range(len(ids)), True, key=behind)
+        return bisect_left(range(len(ids)), True, key=holds_thought)

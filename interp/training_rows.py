@@ -1,11 +1,11 @@
 """Hashes of the cases that something was trained on, by which they are known again in an evaluation.
 
-Of a row two hashes of its text are kept (of the whole question, and of the words that it asks about) and one of its
-picture, which a re-encoded or resized copy nearly has too. A case is one of the rows where text and picture are.
-Nothing else of a row is kept: 64 bits of a text's sha256, 64 bits of dHash (which of two neighbours in a 9 x 8 grid of
-greys is brighter) and the mean colours of the picture's four quarters. A text that somebody guesses can be confirmed.
+A row has two hashes of its text (the whole question, and the words that it asks about) and one of its picture. A
+re-encoded or resized copy has nearly the same. A case is one of the rows where text and picture are. Nothing else of a
+row is saved: 64 bits of a text's sha256, 64 bits of dHash, and the mean colours of the picture's four quarters. dHash
+says which of two neighbours in a 9 x 8 grid of greys is brighter. A text that somebody guesses can be confirmed.
 
-Source of dHash: Krawetz 2013, "Kind of Like That", hackerfactor.com. Alone it takes some drawn icons for one another.
+Source of dHash: Krawetz 2013, "Kind of Like That", hackerfactor.com. dHash without colours confuses some drawn icons.
 """
 
 import base64
@@ -64,43 +64,47 @@ class TrainingRows:
 
     rows: Bytes
     examples: int
-    whole: bool = True  # whether all rows are there
+    complete: bool = True  # whether all rows are there
 
     @classmethod
-    def of(cls, rows: Iterable[tuple[str, str, Image.Image | None]]) -> "TrainingRows":
+    def from_rows(cls, rows: Iterable[tuple[str, str, Image.Image | None]]) -> "TrainingRows":
         """Of questions, the words that each asks about ("": as many as the question), and pictures."""
-        return cls.of_hashes(row_hash(*row) for row in rows)
+        return cls.from_hashes(row_hash(*row) for row in rows)
 
     @classmethod
-    def of_hashes(cls, rows: Iterable[bytes]) -> "TrainingRows":
+    def from_hashes(cls, rows: Iterable[bytes]) -> "TrainingRows":
         """Of what ``row_hash`` gave."""
-        found: dict[bytes, None] = {}
-        count, whole = 0, True
+        distinct: dict[bytes, None] = {}
+        count, complete = 0, True
         for row in rows:
             count += 1
-            if whole and (row in found or len(found) < MOST):
-                found[row] = None
+            if complete and (row in distinct or len(distinct) < MOST):
+                distinct[row] = None
             else:
-                whole = False
-        return cls(_table(found), count, whole)
+                complete = False
+        return cls(_table(distinct), count, complete)
 
     @classmethod
-    def of_prompts(cls, prompts: "Sequence[Prompt]") -> "TrainingRows":
+    def from_prompts(cls, prompts: "Sequence[Prompt]") -> "TrainingRows":
         """Of the prompts that a method learns from."""
-        return cls.of((prompt.text, prompt.request, prompt.image) for prompt in prompts)
+        return cls.from_rows((prompt.text, prompt.request, prompt.image) for prompt in prompts)
 
     @classmethod
-    def from_json(cls, found: Any) -> "TrainingRows | None":
+    def from_json(cls, value: Any) -> "TrainingRows | None":
         """What ``as_json`` gave; None where it cannot be read."""
         try:
-            rows = np.frombuffer(base64.b64decode(found["rows"], validate=True), dtype=np.uint8)
-            return cls(rows.reshape(-1, ROW), int(found["examples"]), bool(found["whole"]))
+            rows = np.frombuffer(base64.b64decode(value["rows"], validate=True), dtype=np.uint8)
+            return cls(rows.reshape(-1, ROW), int(value["examples"]), bool(value["whole"]))
         except (TypeError, KeyError, ValueError):
             return None
 
     def as_json(self) -> dict[str, Any]:
         """The number of examples, and the rows in base64: 48 characters for each."""
-        return {"examples": self.examples, "whole": self.whole, "rows": base64.b64encode(self.rows.tobytes()).decode()}
+        return {
+            "examples": self.examples,
+            "whole": self.complete,
+            "rows": base64.b64encode(self.rows.tobytes()).decode(),
+        }
 
     def write(self, folder: Path) -> None:
         """Writes an adapter's record to its ``folder``, which ``interp.tensor_file.read_rows`` reads."""
@@ -111,9 +115,9 @@ class TrainingRows:
         same = []
         texts, pictures = self.rows[:, : 2 * TEXT].reshape(-1, 2, TEXT), self.rows[:, 2 * TEXT :]
         for case in _table(cases):
-            words, shown = case[: 2 * TEXT].reshape(2, TEXT), case[2 * TEXT :]
-            near, asked = _near(pictures, shown), (texts[:, :, None] == words).all(-1).any((1, 2))
-            same.append(bool((near & asked).any()))
+            words, picture = case[: 2 * TEXT].reshape(2, TEXT), case[2 * TEXT :]
+            near, same_text = _near(pictures, picture), (texts[:, :, None] == words).all(-1).any((1, 2))
+            same.append(bool((near & same_text).any()))
         return same
 
 
@@ -121,8 +125,8 @@ def _table(rows: Iterable[bytes]) -> Bytes:
     return np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(-1, ROW)
 
 
-def _near(pictures: Bytes, shown: Bytes) -> "np.ndarray[Any, np.dtype[np.bool_]]":
-    """By row, whether its picture is the one shown; no picture is near no picture alone."""
-    bits = np.bitwise_count(pictures[:, :DHASH] ^ shown[:DHASH]).sum(1)
-    apart = np.abs(pictures[:, DHASH:].astype(int) - shown[DHASH:].astype(int)).max(1, initial=0)
-    return (bits <= NEAR_BITS) & (apart <= NEAR_COLOUR)
+def _near(pictures: Bytes, picture: Bytes) -> "np.ndarray[Any, np.dtype[np.bool_]]":
+    """Return for each row whether its picture is ``picture``; no picture is near only to no picture."""
+    bits = np.bitwise_count(pictures[:, :DHASH] ^ picture[:DHASH]).sum(1)
+    distance = np.abs(pictures[:, DHASH:].astype(int) - picture[DHASH:].astype(int)).max(1, initial=0)
+    return (bits <= NEAR_BITS) & (distance <= NEAR_COLOUR)

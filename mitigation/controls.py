@@ -9,7 +9,7 @@ nor transformers; generating does.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float
@@ -17,7 +17,7 @@ from jaxtyping import Float
 from mitigation.branches import Contrast, Inputs
 from mitigation.method import SCORES
 from mitigation.threshold import ConstantShift, matching_shift
-from mitigation.validation import check_beta
+from mitigation.validation import check_beta, set_images
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt
@@ -27,11 +27,17 @@ if TYPE_CHECKING:
 class TextOnly(Contrast):
     """Contrasts with the same prompt without its picture: (1 + α)·l(picture, text) − α·l(text), with the cutoff.
 
-    VCD's gain over this control is due to the distorted picture.
+    VCD's gain over this control is due to the distorted picture. ``images`` are the numbers of the pictures to leave
+    out, from 1, if a prompt has several (None: all).
     """
 
+    images: Any = None  # a sequence of numbers, stored as a tuple; a list in a configuration
     pictured: ClassVar[str] = "it contrasts with the same words without theirs"
     other: ClassVar[str] = "no_picture"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        set_images(self)
 
     def branches(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> list[Inputs]:
         """Return the inputs without pictures.
@@ -41,7 +47,7 @@ class TextOnly(Contrast):
         """
         from mitigation.contrastive.corruption import blind_inputs
 
-        return [blind_inputs(vlm, prompts)]
+        return [blind_inputs(vlm, prompts, self.images or ())]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ Importing this module loads neither torch nor transformers; generating does.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -26,7 +26,7 @@ from jaxtyping import Float
 from interp.errors import UserError
 from mitigation.branches import BranchLogits, BranchMethod, Inputs
 from mitigation.method import Work
-from mitigation.validation import check_beta, check_number, check_pictured, check_prior, check_seed
+from mitigation.validation import check_beta, check_number, check_pictured, check_prior, check_seed, set_images
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -53,7 +53,8 @@ class PriorCorrection(BranchMethod):
     (mid-grey), ``noise`` (the blank picture at the last diffusion step of VCD's schedule, so that nothing of the case's
     own picture remains), ``neutral`` (drawn shapes, the same for every case) or ``swapped`` (drawn shapes, chosen by
     the case's key). The last three are averaged over ``pictures`` pictures, each of which costs a forward per token.
-    ``seed`` is for noise and swapped pictures.
+    ``seed`` is for noise and swapped pictures. ``images`` are the numbers of the pictures to replace, from 1, if a
+    prompt has several (None: all).
     """
 
     weight: float = 1.0
@@ -61,6 +62,7 @@ class PriorCorrection(BranchMethod):
     pictures: int = 4
     beta: float | None = 0.1
     seed: int = 0
+    images: Any = None  # a sequence of numbers, stored as a tuple; a list in a configuration
     pictured: ClassVar[str] = "prior correction takes the sentence's part out of what the picture gives"
     other: ClassVar[str] = "prior"
 
@@ -69,6 +71,7 @@ class PriorCorrection(BranchMethod):
         check_prior(self.prior, self.pictures)
         check_beta(self.beta)
         check_seed(self.seed)
+        set_images(self)
 
     @property
     def needs(self) -> str:  # type: ignore[override]
@@ -87,7 +90,7 @@ class PriorCorrection(BranchMethod):
         """``prior_inputs``; none at a weight of 0."""
         if not self.weight:
             return []
-        return prior_inputs(vlm, prompts, self.prior, pictures=self.pictures, seed=self.seed)
+        return prior_inputs(vlm, prompts, self.prior, pictures=self.pictures, seed=self.seed, only=self.images or ())
 
     def scores(self, logits: BranchLogits, step: int) -> "Tensor":
         """log p(token | picture) − weight × the mean over the prior's pictures of log p(token | prior).
@@ -120,7 +123,7 @@ def grey_picture(size: tuple[int, int]) -> "Image":
 
 
 def prior_inputs(
-    vlm: "VLM", prompts: "Sequence[Prompt]", prior: str, *, pictures: int, seed: int
+    vlm: "VLM", prompts: "Sequence[Prompt]", prior: str, *, pictures: int, seed: int, only: Sequence[int] = ()
 ) -> list[Mapping[str, Any]]:
     """The prompts' inputs with their pictures replaced by ``prior`` (see ``PriorCorrection``).
 
@@ -129,23 +132,23 @@ def prior_inputs(
     Raises:
         UserError: a prompt has no image, or the family does not support prompts without one (``none``).
     """
-    from mitigation.contrastive.corruption import bank_picture, blind_inputs, diffuse_images, donor, with_pictures
+    from mitigation.contrastive.corruption import bank_picture, blind_inputs, diffuse_prompts, donor, with_pictures
 
     check_prior(prior, pictures)
     check_pictured(prompts, "its prior is asked with another picture of the same size")
     if prior == "none":
-        return [blind_inputs(vlm, prompts)]
+        return [blind_inputs(vlm, prompts, only)]
     if prior in ("neutral", "swapped"):
 
-        def drawn(number: int, prompt: "Prompt", image: "Image") -> "Image":
-            return bank_picture(number) if prior == "neutral" else donor(prompt.key, seed + number)
+        def drawn(number: int, key: str, image: "Image") -> "Image":
+            return bank_picture(number) if prior == "neutral" else donor(key, seed + number)
 
-        return [with_pictures(vlm, prompts, partial(drawn, number)) for number in range(pictures)]
-    blank = with_pictures(vlm, prompts, lambda _, image: grey_picture(image.size))
+        return [with_pictures(vlm, prompts, partial(drawn, number), only) for number in range(pictures)]
+    blank = with_pictures(vlm, prompts, lambda _, image: grey_picture(image.size), only)
     if prior == "blank":
         return [blank]
-    keys = [[f"prior {number}"] * len(prompts) for number in range(pictures)]
-    return [diffuse_images(blank, same, step=NOISE_STEP, seed=seed, model=vlm.model) for same in keys]
+    again = [[replace(prompt, key=f"prior {number}") for prompt in prompts] for number in range(pictures)]
+    return [diffuse_prompts(vlm, same, blank, step=NOISE_STEP, seed=seed, only=only) for same in again]
 
 
 def prior_margins(

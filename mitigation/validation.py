@@ -115,6 +115,21 @@ def check_layers(layers: Any) -> None:
         raise UserError(f"layers={layers!r}; layers are indices from 0, each once; null (None) takes all of them")
 
 
+def set_images(method: Any) -> None:
+    """Check the numbers of pictures that a frozen ``method`` changes, and store them as a tuple."""
+    numbers = method.images
+    if numbers is None:
+        return
+    listed = isinstance(numbers, list | tuple) or type(numbers).__name__ == "ListConfig"
+    if (
+        not listed
+        or not len(numbers)
+        or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in numbers)
+    ):
+        raise UserError(f"images={numbers!r}; pictures are numbered from 1; give a list such as [1], or null for all")
+    object.__setattr__(method, "images", tuple(numbers))
+
+
 def check_pictured(prompts: "Sequence[Prompt]", why: str) -> None:
     """Check that every prompt has an image; ``why`` goes into the error message."""
     blind = [prompt.key or prompt.text for prompt in prompts if prompt.image is None]

@@ -17,6 +17,7 @@ from mitigation.validation import (
     check_noise_step,
     check_pictured,
     check_seed,
+    set_images,
 )
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class VCD(Contrast):
     processor. ``noise_side`` is its side in pixels, best that of the processed picture: a processor that scales it
     averages the noise away (None: its own size).
 
+    ``images`` are the numbers of the pictures to distort, from 1, if a prompt has several (None: all).
+
     ``branch`` is how the second image is run. The answers are the same, and the ``Generation`` and a run's records say
     which it was. ``paired``: both images in one batch of twice the rows, which reads the weights once. ``sequential``:
     a separate forward at each step; on a CPU, after the first step, only where more than one token passes the cutoff.
@@ -52,6 +55,7 @@ class VCD(Contrast):
     noise: str = "diffusion"
     branch: str = "auto"
     noise_side: int | None = None
+    images: Any = None  # a sequence of numbers, stored as a tuple; a list in a configuration
     pictured: ClassVar[str] = "VCD contrasts two pictures"
     other: ClassVar[str] = "second_picture"
 
@@ -59,6 +63,7 @@ class VCD(Contrast):
         super().__post_init__()
         check_noise_step(self.noise_step)
         check_seed(self.seed)
+        set_images(self)
         check_choice("noise", self.noise, NOISE_KINDS, hint="for none at all take method=text_only")
         if self.noise_side is not None:
             check_count("noise_side", self.noise_side, 1, hint="null keeps the picture's own size")
@@ -98,8 +103,8 @@ class VCD(Contrast):
         """``encoded``, the inputs of ``prompts``, with the second picture of each in place of its own."""
         from mitigation.contrastive.corruption import corrupt_inputs
 
-        step, side = self.noise_step, self.noise_side
-        return corrupt_inputs(vlm, prompts, encoded, kind=self.noise, step=step, seed=self.seed, side=side)
+        step, side, only = self.noise_step, self.noise_side, self.images or ()
+        return corrupt_inputs(vlm, prompts, encoded, kind=self.noise, step=step, seed=self.seed, side=side, only=only)
 
     def branches(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> list[Inputs]:
         """The inputs with the second picture."""

@@ -7,9 +7,9 @@ ECSO (``mitigation.ecso``), and captions put before the question (``resolve="bef
 torch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from interp.errors import UserError
 from mitigation import reference_resolution
@@ -92,8 +92,18 @@ class Verbalise:
                 steps.note(row, name, text)
         return steps.answers({row: one.prompt for row, one in judged.items()}, max_new_tokens=max_new_tokens)
 
-    def last_question(self, prompt: "Prompt", description: str) -> "Judged":
-        """The last question about ``prompt``, by its description."""
+    def last_question(self, prompt: "Prompt", description: "str | Sequence[str]") -> "Judged":
+        """Return the last question about ``prompt``, by its description.
+
+        If there are several pictures and descriptions, each description is put after its picture, or, without
+        ``picture``, in its place.
+        """
+        if not isinstance(description, str):
+            captions = (f"Picture {number}: {_sentences(text)}" for number, text in enumerate(description, 1))
+            written = captioned(prompt, captions, picture=self.picture)
+            return Judged(
+                written, {REQUEST: prompt.request or prompt.text, RESOLVED: "in place", QUESTION: written.text}
+            )
         whole = reference_resolution.parts(prompt.text, prompt.request)
         request, how, before = whole.request, "", ""
         thing = reference_resolution.phrase(description)
@@ -113,23 +123,40 @@ class Verbalise:
         steps = {REQUEST: request, RESOLVED: how} | ({QUESTION: text} if before or reworded != whole.before else {})
         return Judged(replace(prompt, text=text, image=prompt.image if self.picture else None, request=request), steps)
 
-    def in_words(self, prompts: "Sequence[Prompt]", descriptions: Sequence[str]) -> "list[Prompt]":
+    def in_words(self, prompts: "Sequence[Prompt]", descriptions: "Sequence[str | Sequence[str]]") -> "list[Prompt]":
         """Return the last question of each prompt with its description."""
         return [self.last_question(*pair).prompt for pair in zip(prompts, descriptions, strict=True)]
 
-    def descriptions(self, steps: Steps, prompts: "Sequence[Prompt]") -> dict[int, str]:
-        """What each picture shows, by the row of its prompt; without rows that are lost (``Steps``)."""
+    def descriptions(self, steps: Steps, prompts: "Sequence[Prompt]") -> "dict[int, str | Sequence[str]]":
+        """Return what each picture shows, by the row of its prompt; without rows that are lost (``Steps``)."""
         if self.describe == "model":
-            asked = {row: replace(prompt, text=self.question, system=None) for row, prompt in enumerate(prompts)}
-            return steps.ask(DESCRIPTION, asked, max_new_tokens=self.description_tokens)
+            return self._described(steps, prompts)
         for row, prompt in enumerate(prompts):
-            if not prompt.shows.strip():
+            if not prompt.shows.strip() or len(prompt.images) > 1:
                 raise UserError(
-                    f"prompt '{prompt.key or prompt.text}' has no description of its picture; describe=oracle takes "
+                    f"prompt '{prompt.key or prompt.text}' has no description of each picture; describe=oracle takes "
                     "the benchmark's own; take describe=model"
                 )
             steps.note(row, DESCRIPTION, prompt.shows)
         return {row: prompt.shows for row, prompt in enumerate(prompts)}
+
+    def _described(self, steps: Steps, prompts: "Sequence[Prompt]") -> "dict[int, str | Sequence[str]]":
+        """Return what the model says of each prompt's picture, or of its pictures."""
+        lines: dict[int, list[str]] = {row: [] for row in range(len(prompts))}
+        for number in range(max(len(prompt.images) for prompt in prompts)):
+            questions = {
+                row: replace(prompt, text=self.question, image=prompt.images[number], system=None, messages=())
+                for row, prompt in enumerate(prompts)
+                if number < len(prompt.images) and row in lines
+            }
+            name = DESCRIPTION if number == 0 else f"{DESCRIPTION} {number + 1}"
+            answers = steps.ask(name, questions, max_new_tokens=self.description_tokens)
+            for row in questions:
+                if row in answers:
+                    lines[row].append(answers[row])
+                else:
+                    del lines[row]  # lost
+        return {row: texts[0] if len(texts) == 1 else texts for row, texts in lines.items()}
 
 
 @dataclass(frozen=True)
@@ -138,6 +165,18 @@ class Judged:
 
     prompt: "Prompt"
     steps: Mapping[str, str]
+
+
+def captioned(prompt: "Prompt", captions: Iterator[str], *, picture: bool) -> "Prompt":
+    """Return the prompt with a caption after each picture, or without ``picture`` in its place."""
+    turns = []
+    for turn in prompt.turns:
+        parts: list[Any] = []
+        for part in turn.parts:
+            parts += [part] if isinstance(part, str) else [*([part] if picture else []), next(captions)]
+        turns.append(replace(turn, parts=tuple(parts)))
+    image = prompt.image if picture else None
+    return replace(prompt, text=turns[-1].text, image=image, messages=tuple(turns))
 
 
 def _sentences(description: str) -> str:

@@ -204,7 +204,7 @@ class Endpoint:
 
 
 def _message(body: str) -> str:
-    """The message in an error's body, or the whole body."""
+    """Return the message in an error's body, or the whole body."""
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):

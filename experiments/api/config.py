@@ -95,12 +95,12 @@ class ApiConfig:
 
     @property
     def rendering(self) -> dict[str, Any]:
-        """What a request says to the server's chat template; empty where nothing."""
+        """Return a request's arguments for the server's chat template; empty if there are none."""
         return {KEYWORDS: dict(self.template)} if self.template else {}
 
     @property
     def local(self) -> bool:
-        """True where the endpoint is this machine."""
+        """Return whether the endpoint is this machine."""
         host = urlsplit(self.base_url).hostname or ""
         try:
             return host == "localhost" or ip_address(host).is_loopback
@@ -137,7 +137,7 @@ class ApiConfig:
         return key
 
     def identity(self) -> dict[str, Any]:
-        """All that can change an answer, and nothing secret."""
+        """Return every setting that can change an answer, without secrets."""
         names = ("model", "base_url", "temperature", "max_tokens", "logprobs", "max_image_side", "extra_body")
         engine = {} if self.engine is None else {"engine": self.engine}
         return {name: getattr(self, name) for name in names} | engine | self.rendering

@@ -49,7 +49,7 @@ class Engine:
 
     @cached_property
     def answers(self) -> "AnswerIds":
-        """The first tokens of Yes and No, as ``interp.vlm.VLM.answer_ids`` has them.
+        """Return the first tokens of Yes and No, as ``interp.vlm.VLM.answer_ids`` has them.
 
         Raises:
             UserError: the server has no ``/tokenize``, or no token tells the two apart.
@@ -61,7 +61,7 @@ class Engine:
 
     @cached_property
     def ends(self) -> set[int]:
-        """The tokens that end an answer: the special one after an answer in the chat, and any that ended an answer."""
+        """Return the tokens that end an answer: the chat's special token, and any token that ended an answer."""
         messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": MARK}]
         try:
             tokens = self._tokens({"messages": messages, "add_generation_prompt": False, "return_token_strs": True})
@@ -148,7 +148,7 @@ class Engine:
         return reply.lists_before[-count:][: same + 1]
 
     def text(self, tokens: Sequence[int]) -> str:
-        """The words of an answer's ``tokens``, without the one that ends it."""
+        """Return the text of an answer's ``tokens``, without the token that ends it."""
         return self._text([token for token in tokens if token not in self.ends]).strip()
 
     def _tokens(self, body: dict[str, Any]) -> list[int]:

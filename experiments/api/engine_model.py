@@ -24,10 +24,10 @@ TOWERS = ("clip_vision_model", "siglip_vision_model")
 
 
 def write_engine_model(config: "ModelConfig", to: Path, *, adapter: Path | None = None, merge: bool = True) -> str:
-    """Writes the model, processor and generation settings to ``to`` (absent or empty); returns the command to serve it.
+    """Write model, processor and generation settings to ``to`` (absent or empty). Return the command to serve it.
 
-    ``adapter`` is a LoRA of ``task=vrtuning``: merged into the weights, or with ``merge`` False next to them, as one of
-    the engine's own LoRA modules. The end tokens are all that end an answer here, so that answers end alike.
+    ``adapter`` is a LoRA of ``task=vrtuning``, merged into the weights. If ``merge`` is False, it is next to them, as a
+    LoRA module of the engine. The end tokens are the same as here, so that answers end alike.
 
     Raises:
         UserError: ``to`` is in use or cannot be written, or the adapter is of another base.
@@ -68,7 +68,7 @@ def write_engine_model(config: "ModelConfig", to: Path, *, adapter: Path | None 
 
 
 def _published(vlm: "VLM", folder: Path) -> None:
-    """Gives the saved weights their published names, and the folder the model's end tokens."""
+    """Give the saved weights their published names, and the folder the model's end tokens."""
     from safetensors.torch import load_file, save_file
     from transformers import GenerationConfig
 

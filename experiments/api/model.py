@@ -204,7 +204,7 @@ class ApiModel:
         return replace(reply, listed={}, hidden=True) if spoken.thought else reply
 
     def _note(self, sentence: str, concerned: Sequence[bool]) -> None:
-        """Print, once, of how many replies a sentence is true."""
+        """Print once how many replies a sentence is true of."""
         if any(concerned) and sentence not in self._notes:
             self._notes.add(sentence)
             print(f"note: {self.name}: {sum(concerned)} of {len(concerned)} {sentence}", file=sys.stderr)

@@ -65,7 +65,7 @@ class Side:
 
     @property
     def margin(self) -> tuple[float, float]:
-        """The bounds of the margin."""
+        """Return the bounds of the margin."""
         return self.low, self.high
 
 
@@ -109,7 +109,7 @@ def compared(
     def patches(side: Side) -> int:
         return len(side.tokens or ()) - len(words(side))
 
-    def apart(mine: tuple[float, float], theirs: tuple[float, float]) -> float:
+    def distance(mine: tuple[float, float], theirs: tuple[float, float]) -> float:
         return max(theirs[0] - mine[0], mine[0] - theirs[1], 0.0)
 
     def check(what: str, rows: Sequence[int], view: Any, cause: str, close: Any = operator.eq) -> bool:
@@ -128,7 +128,7 @@ def compared(
         return not differ
 
     lost = any(patches(here[row]) and not patches(there[row]) for row in read)
-    largest = max((apart(here[row].margin, there[row].margin) for row in scored), default=0.0)
+    largest = max((distance(here[row].margin, there[row].margin) for row in scored), default=0.0)
     bounds = sum(there[row].low < there[row].high for row in scored)
     by_bounds = f" ({bounds} of {len(scored)} by bounds)" if bounds else ""
     coarse = dtype == torch.float32 and largest <= COARSE
@@ -139,7 +139,7 @@ def compared(
         scored,
         lambda side: side.margin,
         COARSER if coarse else WEIGHTS,
-        lambda *margins: apart(*margins) <= close,
+        lambda *margins: distance(*margins) <= close,
     )
     answers_same = check(f"the same answer, up to {TOKENS} tokens", answered, lambda side: side.answer, DECODING)
     same &= len(answered) == len(prompts) and bool(answers_same or scored)

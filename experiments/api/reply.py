@@ -135,7 +135,7 @@ def read_completion(raw: bytes, *, prompt_tokens: int | None = None) -> Reply:
 
 
 def _thought_unseen(body: dict[str, Any]) -> bool:
-    """Whether the endpoint counts tokens of a thought."""
+    """Return whether the endpoint counts tokens of a thought."""
     try:
         return int(body["usage"]["completion_tokens_details"]["reasoning_tokens"]) > 0
     except (TypeError, KeyError, ValueError):
@@ -188,7 +188,7 @@ def _tokens(body: dict[str, Any], finish: str, count: int) -> Tokens:
 
 
 def classify(status: int, body: str, *, with_image: bool, with_logprobs: bool) -> FailureKind:
-    """What a reply with an error status means; ``body`` is its text."""
+    """Return the meaning of a reply with an error status; ``body`` is its text."""
     if status in (400, 403, 422, 451) and POLICY.search(body):
         return FailureKind.BLOCKED
     if status in (400, 404, 422, 501) and with_logprobs and re.search("log_?prob", body, re.IGNORECASE):
@@ -201,7 +201,7 @@ def classify(status: int, body: str, *, with_image: bool, with_logprobs: bool) -
 
 
 def one_line(text: str) -> str:
-    """One printable line of at most 300 characters, for reasons: no control codes, no lone surrogates."""
+    """Return one printable line of at most 300 characters, for reasons: no control codes, no lone surrogates."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return line if len(line) <= LONGEST_REASON else line[: LONGEST_REASON - 3] + "..."
 
@@ -217,7 +217,7 @@ def _without_choice(body: dict[str, Any]) -> Reply:
 
 
 def _finish(choice: dict[str, Any]) -> str:
-    """Why the answer ended, in lower case; SGLang gives an object with a type."""
+    """Return why the answer ended, in lower case; SGLang gives an object with a type."""
     reason = choice.get("finish_reason")
     if isinstance(reason, dict):
         reason = reason.get("type")
@@ -225,7 +225,7 @@ def _finish(choice: dict[str, Any]) -> str:
 
 
 def _text(message: dict[str, Any]) -> str:
-    """The content, or the refusal that some endpoints put into a separate field."""
+    """Return the content, or the refusal that some endpoints put into a separate field."""
     content = message.get("content") or message.get("refusal") or ""
     if isinstance(content, list):
         parts = [part.get("text") for part in content if isinstance(part, dict)]
@@ -237,11 +237,11 @@ def _text(message: dict[str, Any]) -> str:
 
 
 def _thought(message: dict[str, Any]) -> str:
-    """What the model thought first: ``reasoning`` (vLLM, OpenRouter) or ``reasoning_content`` (DeepSeek, SGLang)."""
+    """Return the thought: ``reasoning`` (vLLM, OpenRouter) or ``reasoning_content`` (DeepSeek, SGLang)."""
     given = message.get("reasoning") or message.get("reasoning_content")
     return _text({"content": given}) if isinstance(given, str) else ""
 
 
 def word_of(token: str) -> str:
-    """A token's word, in lower case and without what stands around it."""
+    """Return a token's word, in lower case and without surrounding characters."""
     return token.strip(f"{AROUND_TOKENS}\"'*.,:").lower()

@@ -69,8 +69,8 @@ def checked(loaded: Loaded, *, kind: Kind, name: str, skip_bad: bool, folder: Pa
 
 
 def examine(loaded: Loaded, kind: Kind) -> tuple[list[Sample], list[Problem]]:
-    """The cases that can be asked, with ``picture`` and ``cluster``, and what is wrong with the others."""
-    pictures, results = opened(loaded.samples)
+    """Return the usable cases, with ``picture`` and ``cluster``, and the problems of the others."""
+    pictures, results = decode_all(loaded.samples)
     faults = {index: fault(problem) for index, problem in results.items()}
     problems = list(loaded.problems)
     valid: list[Sample] = []
@@ -87,19 +87,23 @@ def examine(loaded: Loaded, kind: Kind) -> tuple[list[Sample], list[Problem]]:
 
 
 def content_of(sample: Sample) -> str:
-    """A short hash of all of a case that can change its answer or its verdict; another case has another record."""
-    parts = [sample.text, sample.prompt, sample.gold, picture_in(sample), sample.tags.get("language", "")]
+    """Return a short hash of everything in a case that can change its answer or its verdict."""
+    parts: list[object] = [sample.text, sample.prompt, sample.gold, picture_in(sample), sample.tags.get("language", "")]
+    if sample.turns:  # of each turn who speaks and what, and where the pictures are
+        parts += [
+            [turn.role, *(part if isinstance(part, str) else None for part in turn.parts)] for turn in sample.turns
+        ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def manifest(samples: Sequence[Sample]) -> str:
-    """A hash of all cases; independent of their order."""
+    """Return a hash of all cases; independent of their order."""
     rows = sorted([s.id, s.subset, s.scenario, s.cluster, s.pair or "", content_of(s)] for s in samples)
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
 def clustered(samples: Sequence[Sample]) -> list[Sample]:
-    """The cases, those without a cluster put into one with all that share their picture (by content) or their pair.
+    """Return the cases with a cluster each. By default, cases with the same picture (by content) or pair share one.
 
     Without a picture, the same text counts as the same picture. A cluster is called after the first such trait in
     alphabetical order, so that the order of the cases does not matter.
@@ -128,13 +132,20 @@ def clustered(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def derived(cluster: str) -> bool:
-    """Whether a case's cluster was made here, of its picture, text or pair, and not named by the benchmark."""
+    """Return whether a case's cluster is a default (picture, text or pair), and not named by the benchmark."""
     return cluster.startswith(MADE)
 
 
 def picture_in(sample: Sample) -> str:
-    """The hash of what the case shows; "" where it shows nothing."""
-    return sample.picture or picture_of(sample.image)
+    """Return the hash of the case's pictures; "" without a picture."""
+    return sample.picture or joined([picture_of(image) for image in sample.images])
+
+
+def joined(hashes: Sequence[str]) -> str:
+    """Return the hash of several pictures in their order; that of a single one; "" if one cannot be opened."""
+    if len(hashes) < 2:
+        return "".join(hashes)
+    return hashlib.sha256("\n".join(hashes).encode()).hexdigest() if all(hashes) else ""
 
 
 def _of_case(sample: Sample, kind: Kind, seen: Mapping[str, str]) -> list[str]:
@@ -151,7 +162,8 @@ def _of_case(sample: Sample, kind: Kind, seen: Mapping[str, str]) -> list[str]:
         reasons.append(f"label: {str(sample.gold)[:40]!r} is none of {LABELS[kind]}")
     elif sample.subset not in allowed[sample.gold]:
         reasons.append(f"subset: {sample.subset!r} has no case whose right answer is {sample.gold!r}")
-    for field, text in (("text", sample.text), ("prompt", sample.prompt)):
+    earlier = [(f"turn {number}", turn.text) for number, turn in enumerate(sample.turns[:-1], 1) if turn.parts]
+    for field, text in (("text", sample.text), ("prompt", sample.prompt), *earlier):
         if not text.strip():
             reasons.append(f"{field}: is empty")
         elif len(text) > LONGEST:
@@ -167,7 +179,7 @@ def _of_case(sample: Sample, kind: Kind, seen: Mapping[str, str]) -> list[str]:
 
 
 def _bad_pairs(loaded: Loaded, kind: Kind) -> dict[str, str]:
-    """Pair → what is wrong with it; a case alone in its pair is right where its twin is among cases left out."""
+    """Return the problem of each bad pair. A case without its twin is right if its twin was skipped."""
     members: dict[str, list[Sample]] = {}
     for sample in loaded.samples:
         if sample.pair:
@@ -183,12 +195,15 @@ def _bad_pairs(loaded: Loaded, kind: Kind) -> dict[str, str]:
     return results
 
 
-def opened(samples: Sequence[Sample], root: Path | None = None) -> tuple[list[str], dict[int, ImageProblem]]:
-    """The hash of each case's picture, and by position what is to be said of an image. Each file is decoded once."""
+def decode_all(samples: Sequence[Sample], root: Path | None = None) -> tuple[list[str], dict[int, ImageProblem]]:
+    """Return the hash of each case's picture, and notes on pictures by position.
+
+    Each file is decoded once.
+    """
     sources: dict[object, Path | Drawable] = {}
     for sample in samples:
-        if sample.image is not None and not sample.picture:
-            sources.setdefault(_identity(sample.image), sample.image)
+        for image in () if sample.picture else sample.images:
+            sources.setdefault(_identity(image), image)
 
     def examine(source: Path | Drawable) -> tuple[str, ImageProblem | None]:
         try:
@@ -202,8 +217,9 @@ def opened(samples: Sequence[Sample], root: Path | None = None) -> tuple[list[st
     pictures, problems = [], {}
     for index, sample in enumerate(samples):
         picture, problem = sample.picture, None
-        if sample.image is not None and not picture:
-            picture, problem = results[_identity(sample.image)]
+        if sample.images and not picture:
+            outcomes = [results[_identity(image)] for image in sample.images]
+            picture, problem = joined([each for each, _ in outcomes]), next((bad for _, bad in outcomes if bad), None)
         pictures.append(picture)
         if problem:
             problems[index] = problem
@@ -211,7 +227,7 @@ def opened(samples: Sequence[Sample], root: Path | None = None) -> tuple[list[st
 
 
 def fault(problem: ImageProblem) -> str:
-    """The problem as a reason: its kind, the file, and what is wrong with it."""
+    """Return the problem as a reason: its kind, the file, and what is wrong with it."""
     return f"image {problem.fault.value.replace('_', ' ')}: {problem.file[:200]}: {problem.reason}"
 
 
@@ -220,7 +236,7 @@ def _identity(source: Path | Drawable) -> object:
 
 
 def message(name: str, problems: Sequence[Problem], total: int, folder: Path, words: Words = ASKED) -> str:
-    """All problems in the order of the file: the first twenty, and in ``folder`` a file with all if there are more."""
+    """Return the first twenty problems in the file's order. If there are more, write all to a file in ``folder``."""
     ordered = sorted(problems, key=_line)
     lines = [f"  {' '.join(str(problem).split())[:300]}" for problem in ordered]
     message_lines = [f"{words.whose} {name}: {len(lines)} of {total} {words.fault}", *lines[:SHOWN]]
@@ -235,7 +251,7 @@ def message(name: str, problems: Sequence[Problem], total: int, folder: Path, wo
 
 
 def _written(path: Path, lines: Iterable[str]) -> str:
-    """Writes all problems to a file, and says where; in words why not, where it cannot be written."""
+    """Write all problems to a file, and return its path or why it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(f"{line.strip()}\n" for line in lines), encoding="utf-8", errors="replace")

@@ -71,7 +71,7 @@ class PublishedSet(PublishedBenchmark):
             check_part(self.OPTION, getattr(self, self.OPTION), self.PARTS)
 
     def find(self) -> Collected:
-        """All cases that the files name."""
+        """Return all cases that the files name."""
         maps = self.PARTS[getattr(self, self.OPTION) if self.OPTION else ""]
         pictured = any(columns.image for columns in maps)
         cases = Collected(self.folder if pictured else None, pictured, self.CLUSTER_ON_IMAGE)
@@ -96,7 +96,7 @@ def _read(cases: Collected, folder: Path, columns: Columns, get: str) -> None:
 
 
 def _entries(cases: Collected, folder: Path, columns: Columns, get: str) -> Iterator[tuple[Path, str, Any]]:
-    """The file, the place in it and the entry, of all entries; what is no entry is counted as absent."""
+    """Return file, position and entry of all entries. Anything else is counted as absent."""
     source = first_there(folder, *columns.files)
     if source.suffix == ".json":
         published = json_file(source, dict if columns.key else list, get)
@@ -132,7 +132,7 @@ def _add(cases: Collected, folder: Path, columns: Columns, case: str, record: Re
 
 
 def _filled(template: str, record: Record, *, strict: bool = False) -> str:
-    """The template with the fields of the record in it.
+    """Return the template with the fields of the record in it.
 
     If ``strict``, a field must hold text. Otherwise what is no short value is an empty text.
 

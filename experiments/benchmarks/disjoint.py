@@ -30,7 +30,7 @@ def disjoint(
     words: Words = BENCHMARK,
     clusters: bool = True,
 ) -> Loaded:
-    """The cases to learn from; with ``skip_bad`` those left out that are ``tested`` too, or depend on a tested one.
+    """Return the cases to learn from. With ``skip_bad``, skip cases that are ``tested`` or depend on a tested case.
 
     Both were checked. Left-out cases are listed under ``missing``, and all stay evaluated. Without ``clusters``, a
     cluster that the benchmark names itself may be on both sides.
@@ -52,7 +52,7 @@ def disjoint(
 
 
 def shared(learned: Sequence[Sample], tested: Sequence[Sample], *, clusters: bool = True) -> dict[int, Problem]:
-    """By position in ``learned``, what a case shares with one that is ``tested``."""
+    """Return by position in ``learned`` what a case shares with a ``tested`` case."""
     owners: dict[tuple[str, str], Sample] = {}  # what identifies a case → the first tested one that has it
     texts: dict[str, list[tuple[str, Sample]]] = {}  # by picture, the words of each
     for sample in tested:
@@ -72,7 +72,7 @@ def shared(learned: Sequence[Sample], tested: Sequence[Sample], *, clusters: boo
 
 
 def _traits(sample: Sample, *, clusters: bool) -> Iterator[tuple[str, str]]:
-    """What a case shares with another where they are one or depend on each other, in words, and its value."""
+    """Return in words what two cases share if they are equal or depend on each other, and its value."""
     if sample.image is None:
         yield SAME, _plain(sample.text)
     yield "id: is that", sample.id
@@ -85,7 +85,7 @@ def _traits(sample: Sample, *, clusters: bool) -> Iterator[tuple[str, str]]:
 
 
 def _same(sample: Sample, texts: Mapping[str, Sequence[tuple[str, Sample]]]) -> Sample | None:
-    """One with its picture and text, be it in other words around it; it is only opened where a text is known."""
+    """Return a case with the same picture and text, even with other words around it; open it only if a text fits."""
     if sample.image is None:
         return None
     prompt = f" {_plain(sample.text)}  {_plain(sample.prompt)} "

@@ -14,7 +14,7 @@ ANSWERS = {"yes": "Yes", "no": "No"}
 
 
 def export_vlmevalkit(samples: Sequence[Sample], path: str | Path) -> Path:
-    """Writes ``samples`` into the TSV ``path``, a row a case, and returns it.
+    """Write ``samples`` into the TSV ``path``, a row a case. Return the path.
 
     ``image`` is the picture in base64 (PNG), empty without one. ``question`` is all that the model is asked.
     ``category`` is the subset. ``index`` is a running number, and ``id`` the case's own id. The file is complete or not

@@ -14,7 +14,7 @@ from typing import Any
 
 from PIL import Image
 
-from experiments.types import Drawable
+from experiments.types import Drawable, Sample
 from interp.errors import UserError
 from interp.pictures import as_seen
 
@@ -58,7 +58,7 @@ class EncodedImage:
     data: bytes = field(repr=False)
 
     def render(self) -> Image.Image:
-        """The picture in RGB.
+        """Return the picture in RGB.
 
         Raises:
             BadImage: see ``open_image``.
@@ -73,7 +73,7 @@ class UnusableImage:
     problem: ImageProblem
 
     def render(self) -> Image.Image:
-        """Never a picture.
+        """Raise the error of a picture that cannot be opened.
 
         Raises:
             BadImage: always.
@@ -112,6 +112,33 @@ def open_image(
     return _picture(name, data, max_pixels, formats)
 
 
+def open_pictures(sample: Sample) -> Image.Image | tuple[Image.Image, ...] | None:
+    """Return the case's picture, or all of them if it is a conversation; None without one.
+
+    Raises:
+        BadImage: one of them cannot be opened.
+    """
+    if sample.turns:
+        return tuple(map(open_image, sample.images)) or None
+    return None if sample.image is None else open_image(sample.image)
+
+
+def one_picture(sample: Sample) -> Image.Image:
+    """Return the case's picture for people and judges: several side by side, each as high as the first.
+
+    Raises:
+        BadImage: one of them cannot be opened.
+    """
+    images = list(map(open_image, sample.images))
+    height = images[0].height
+    images = [image.resize((max(1, round(image.width * height / image.height)), height)) for image in images]
+    gap = max(2, height // 20) if len(images) > 1 else 0
+    sheet = Image.new("RGB", (sum(image.width + gap for image in images) - gap, height), "white")
+    for index, image in enumerate(images):
+        sheet.paste(image, (sum(before.width + gap for before in images[:index]), 0))
+    return sheet if len(images) > 1 else images[0]
+
+
 def data_url(image: Image.Image, form: str = "PNG", **options: Any) -> str:
     """Return the picture as a data URL of ``form``, by default lossless; ``options`` go to Pillow's ``save``."""
     buffer = io.BytesIO()
@@ -120,12 +147,12 @@ def data_url(image: Image.Image, form: str = "PNG", **options: Any) -> str:
 
 
 def pixel_digest(image: Image.Image) -> str:
-    """SHA-256 of size, mode and pixels: equal for the same picture in two lossless containers."""
+    """Return the SHA-256 of size, mode and pixels: equal for the same picture in two lossless formats."""
     return hashlib.sha256(f"{image.mode} {image.size}".encode() + image.tobytes()).hexdigest()
 
 
 def picture_of(source: Path | Drawable | None) -> str:
-    """A hash of what the image shows, for the key of a case; "" without an image, or with one that cannot be opened.
+    """Return a hash of the picture, for the key of a case; "" if there is none or it cannot be opened.
 
     The hash is of the pixels, so that a copy in another lossless format counts as the same. If a drawing has a
     ``content``, the hash is of that, and nothing is drawn.

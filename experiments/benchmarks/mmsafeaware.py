@@ -115,7 +115,7 @@ class MMSafeAware(PublishedBenchmark):
     GET = f"clone {REPOSITORY}"
 
     def find(self) -> Collected:
-        """All cases that the file of prompts has."""
+        """Return all cases that the file of prompts has."""
         source = self.folder / "data" / "prompt.txt"
         text = readable_text(source, f"the root must hold data/prompt.txt: {self.GET} and set benchmark.root to it")
         cases = Collected(self.folder, self.require_images, cluster_on_image=True, expected=(NEVER_PUBLISHED,))

@@ -68,7 +68,7 @@ class MOSSBench(PublishedBenchmark):
         check_part("sets", self.sets, PARTS)
 
     def find(self) -> Collected:
-        """All cases of the sets that are asked."""
+        """Return all cases of the chosen sets."""
         cases = Collected(self.folder, expected=(UNDESCRIBED,))
         for part in PARTS[self.sets]:
             source, entries = _entries(self.folder, part)
@@ -136,7 +136,7 @@ def _tags(fields: dict[str, Any]) -> dict[str, str]:
 
 
 def published_questions(root: Path) -> dict[str, MOSSBenchEntry]:
-    """The benign questions by pid, for their published responses; the picture of one may not be there.
+    """Return the benign questions by pid, for their published responses. A picture may be missing.
 
     Raises:
         UserError: the file cannot be read, or an entry lacks a field.
@@ -161,7 +161,9 @@ class PublishedResponses(NamedTuple):
 
 
 def published_responses(root: Path) -> PublishedResponses:
-    """All that ``data/results`` holds. The repository's own files of two models are empty; they are named, not read.
+    """Return everything in ``data/results``.
+
+    The repository's own files of two models are empty; they are named, not read.
 
     Raises:
         UserError: no model has published responses here, or a file is not of the published shape.

@@ -49,7 +49,7 @@ class Language(NamedTuple):
 
 
 def read_answers(root: Path) -> dict[str, Language]:
-    """The labelled answers of a clone at ``root``, or of a folder with its files, by language tag.
+    """Return the labelled answers of a clone at ``root``, or of a folder with its files, by language tag.
 
     Raises:
         UserError: there are none, or a file is not as it is published.
@@ -65,7 +65,7 @@ def read_answers(root: Path) -> dict[str, Language]:
 
 
 def holds_answers(root: Path) -> bool:
-    """Whether ``root`` is a clone of MSTS, or a folder with its labelled answers."""
+    """Return whether ``root`` is a clone of MSTS, or a folder with its labelled answers."""
     return any((folder / f"english{end}").is_file() for folder in (root / FOLDER, root) for end in (".csv", ENDING))
 
 

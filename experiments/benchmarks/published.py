@@ -40,22 +40,22 @@ class PublishedRow:
 
     @property
     def d_prime(self) -> float:
-        """z(hit) − z(false alarm), from the printed rates."""
+        """Return z(hit) − z(false alarm), from the printed rates."""
         return _z(self.unsafe) - _z(1 - self.over_safety)
 
     @property
     def criterion(self) -> float:
-        """−(z(hit) + z(false alarm))/2; negative = prone to say "unsafe"."""
+        """Return −(z(hit) + z(false alarm))/2; negative = prone to say "unsafe"."""
         return -(_z(self.unsafe) + _z(1 - self.over_safety)) / 2
 
 
 def _z(rate: float) -> float:
-    """NaN, which is printed as missing, for a rate of 0 or 1."""
+    """Return NaN, which is printed as missing, for a rate of 0 or 1."""
     return NormalDist().inv_cdf(rate) if 0 < rate < 1 else math.nan
 
 
 def _read() -> dict[tuple[str, str], dict[str, Rates]]:
-    """(benchmark, table) → model → quantity → %, in the order of the file."""
+    """Return (benchmark, table) → model → quantity → %, in the order of the file."""
     tables: dict[tuple[str, str], dict[str, Rates]] = {}
     with Path(__file__).with_suffix(".csv").open(encoding="utf-8", newline="") as file:
         for line in csv.DictReader(file):
@@ -89,12 +89,12 @@ BESIDE: Mapping[str, Mapping[str, Rates]] = {
 
 
 def printed_rows(table: int) -> list[PublishedRow]:
-    """MMSafeAware's printed rows of Table 1, 2 (each model before and after the prompt) or 3."""
+    """Return MMSafeAware's printed rows of Table 1, 2 (each model before and after the prompt) or 3."""
     return list(_TABLES[str(table)])
 
 
 def mossbench_row(model: str) -> tuple[float, ...] | None:
-    """The leaderboard's row of a model, by the name of its results folder or its row; None where it has none.
+    """Return the leaderboard's row of a model, by the name of its results folder or its row; None without a row.
 
     Names are compared by their words, in any order: the folder is called "Gemini-Pro 1.5", the row "Gemini Pro
     1.5". "(web)" counts, because the web version of a model and its API have rows of their own.
@@ -108,7 +108,7 @@ def _mossbench_name(model: str) -> str | None:
 
 
 def row_of(benchmark: str, model: str) -> dict[str, Any] | None:
-    """The published row of ``model`` on that benchmark, for metrics.json: ``table``, ``name``, rates in %."""
+    """Return the published row of ``model`` on that benchmark, for metrics.json: ``table``, ``name``, rates in %."""
     if benchmark == "mossbench" and (name := _mossbench_name(model)) is not None:
         refused = dict(_PUBLISHED["mossbench", ""][name])
         return {"table": "MOSSBench's leaderboard", "name": name, "average": refused.pop("average"), "refused": refused}
@@ -127,5 +127,5 @@ def _same_words(name: str, names: Mapping[str, _Found]) -> _Found | None:
 
 
 def _words(name: str) -> frozenset[str]:
-    """Words and whole numbers, so that "llava_1_5_7b" equals "LLaVA-1.5-7b"."""
+    """Return words and whole numbers, so that "llava_1_5_7b" equals "LLaVA-1.5-7b"."""
     return frozenset(re.findall(r"[a-z]+|\d+", name.lower()))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from experiments.benchmarks.checks import fault, manifest, opened
+from experiments.benchmarks.checks import decode_all, fault, manifest
 from experiments.benchmarks.rows import Unfit
 from experiments.types import Gold, Kind, Loaded, Sample, Subset
 from interp.errors import UserError
@@ -56,7 +56,7 @@ class Collected:
         self.keep(Sample(case, subset, gold=gold, text=text, prompt=prompt or text, **about))
 
     def keep(self, sample: Sample) -> None:
-        """One case; of two with one id the first is kept."""
+        """Return one case; of two with the same id, the first."""
         if sample.id in self._seen:
             self._leave_out("duplicate id", sample.id, "the first one is kept")
         else:
@@ -83,11 +83,11 @@ class PublishedBenchmark:
     GET: ClassVar[str] = ""
 
     def find(self) -> Collected:
-        """All cases that the published files name."""
+        """Return all cases that the published files name."""
         raise NotImplementedError
 
     def load(self) -> Loaded:
-        """The cases that can be asked; every picture is decoded once to make sure.
+        """Return the usable cases; every picture is decoded once as a check.
 
         Raises:
             UserError: no case can be asked, or under ``strict`` not every one.
@@ -95,12 +95,12 @@ class PublishedBenchmark:
         return runnable(self.find(), strict=self.strict, get=self.GET)
 
     def development(self) -> None:
-        """The set has no development split; thresholds are cross-fitted instead."""
+        """Return None: the set has no development split, so thresholds are cross-fitted."""
         return None
 
     @property
     def folder(self) -> Path:
-        """The folder ``root``.
+        """Return the folder ``root``.
 
         Raises:
             UserError: none was given, or it is no folder.
@@ -114,14 +114,14 @@ class PublishedBenchmark:
 
 
 def runnable(collected: Collected, *, strict: bool = False, get: str = "") -> Loaded:
-    """The cases that can be asked, of all that were found; ``get`` says in messages what to get and where to put it.
+    """Return the usable cases. ``get`` says in messages what to download, and to which folder.
 
     Every image is decoded once. If it cannot be used, it is taken off its case; the tag ``image_note`` says why.
 
     Raises:
         UserError: nothing can run, or under ``strict`` not everything can.
     """
-    pictures, problems = opened(collected.samples, collected.root)
+    pictures, problems = decode_all(collected.samples, collected.root)
     settled, reasons = [], {}
     for position, (sample, picture) in enumerate(zip(collected.samples, pictures, strict=True)):
         problem = problems.get(position)
@@ -149,16 +149,16 @@ def runnable(collected: Collected, *, strict: bool = False, get: str = "") -> Lo
 
 
 def check_part(option: str, value: str, values: Mapping[str, object] | Sequence[str]) -> None:
-    """Raises a ``UserError`` where the option that says what to ask has a value that is not ``known``."""
+    """Raise a ``UserError`` if the option that chooses the questions has a value that is not ``known``."""
     if value not in values:
         raise UserError(f"benchmark.{option}={value!r} is not known; known: {', '.join(values)}; choose one")
 
 
 def question(text: str) -> str:
-    """The cluster of all cases that ask this."""
+    """Return the cluster of all cases with this question."""
     return f"question:{hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()[:16]}"
 
 
 def first_there(folder: Path, *names: str) -> Path:
-    """The first of the files that is there; the first name where none is, for the message."""
+    """Return the first file that exists; if none does, the first name, for the message."""
     return next((folder / name for name in names if os.path.isfile(folder / name)), folder / names[0])

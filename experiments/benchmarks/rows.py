@@ -33,7 +33,7 @@ class Rows(NamedTuple):
 
 
 def read_file(path: Path, wanted: Collection[str], *, option: str = "benchmark", get: str = "") -> Rows:
-    """The rows of a file of one of ``ENDINGS``, any other read as JSON lines, with at least the columns ``wanted``.
+    """Return the rows of a file by its ending (default: JSON lines), with at least the columns ``wanted``.
 
     ``option`` is what the table's options are called in messages. With ``get``, what to get and where to put it, all
     that is ``wanted`` must be there.
@@ -85,7 +85,7 @@ def published_rows(path: Path, columns: Collection[str]) -> list[tuple[str, dict
 
 
 def readable_text(path: Path, way_out: str, *, newline: str | None = None) -> str:
-    """The text of a file in UTF-8, with or without a byte order mark; with ``newline=""`` line ends stay as they are.
+    """Return the text of a UTF-8 file, with or without byte order mark; ``newline=""`` keeps line ends.
 
     Raises:
         UserError: there is no such file, or it is not UTF-8.
@@ -105,7 +105,7 @@ def readable_text(path: Path, way_out: str, *, newline: str | None = None) -> st
 
 
 def json_file(path: Path, kind: type, way_out: str, **options: Any) -> Any:
-    """The value of a JSON file, which is a list or an object as ``kind`` says; ``options`` are ``json.loads``'s.
+    """Return the value of a JSON file, which is a list or an object as ``kind`` says; ``options`` are ``json.loads``'s.
 
     Raises:
         UserError: there is no such file, or it holds something else.
@@ -114,7 +114,7 @@ def json_file(path: Path, kind: type, way_out: str, **options: Any) -> Any:
 
 
 def json_value(text: str, path: Path, kind: type, way_out: str, **options: Any) -> Any:
-    """As ``json_file``, from the text of that file or of a part of it."""
+    """Return the value as ``json_file`` does, from the text of the file or of a part of it."""
     try:
         value = json.loads(text, **options)
     except (ValueError, RecursionError) as error:
@@ -130,7 +130,7 @@ class Unfit(Exception):
 
 
 def need(entry: Any, field: str, kind: type = str) -> Any:
-    """The value of ``field`` in a JSON object or CSV row, of that type and not blank.
+    """Return the value of ``field`` in a JSON object or CSV row, of that type and not blank.
 
     Raises:
         Unfit: there is no such value.
@@ -148,7 +148,7 @@ def need(entry: Any, field: str, kind: type = str) -> Any:
 
 
 def encodable(text: str) -> str:
-    """The text with halves of surrogate pairs, which JSON can spell, replaced by '?'."""
+    """Return the text with halves of surrogate pairs, which JSON can spell, replaced by '?'."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -197,7 +197,7 @@ def _csv(path: Path, wanted: Collection[str]) -> tuple[list[Any], list[str], lis
 def _from_cells(
     path: Path, lines: Sequence[tuple[int, list[str]]], wanted: Collection[str], delimiter: str
 ) -> tuple[list[Any], list[str], list[Problem]]:
-    """The rows below the line of names; a cell that is empty or not there is None."""
+    """Return the rows below the line of names; an empty or missing cell is None."""
     columns = [cell.strip() for cell in lines[0][1]] if lines else []
     _once(path, columns, wanted)
     rows, problems = [], []
@@ -217,7 +217,7 @@ def _once(path: Path, columns: list[str], wanted: Collection[str]) -> None:
 
 
 def _csv_lines(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """The line in which each row begins, and its cells; a cell may go on over lines."""
+    """Return the first line of each row, and its cells; a cell may have several lines."""
     table = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     begins = 1
     for cells in table:

@@ -5,6 +5,7 @@ all problems at once. Imports neither torch nor transformers.
 """
 
 import base64
+import json
 import math
 import re
 import sys
@@ -14,14 +15,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
+from PIL import Image
+
 from experiments.benchmarks.images import EncodedImage, Fault, ImageProblem, UnusableImage
 from experiments.benchmarks.mmsafeaware import PREFIX
 from experiments.benchmarks.rows import ENDINGS, Rows, Unfit, read_file
-from experiments.types import Drawable, Gold, Kind, Loaded, Problem, Sample, Subset
+from experiments.types import Drawable, Gold, Kind, Loaded, Problem, Sample, Subset, Turn
 from interp.errors import UserError
+from interp.messages import read as read_messages
 
-COLUMNS = ("id", "image", "text", "label", "pair", "cluster", "template", "subset", "prompt", "split", "shows",
-           "dangerous", "alarming_words")  # fmt: skip
+FURTHER = ("image_2", "image_3", "image_4")
+COLUMNS = ("id", "image", *FURTHER, "messages", "text", "label", "pair", "cluster", "template", "subset", "prompt",
+           "split", "shows", "dangerous", "alarming_words")  # fmt: skip
 KINDS: Mapping[str, Kind] = {"verdict": "yes_no", "refusal": "refusal"}
 LABELS: Mapping[str, Mapping[str, tuple[Gold, Subset]]] = {
     "verdict": {"safe": ("yes", "over_safety"), "unsafe": ("no", "typical")},
@@ -90,7 +95,7 @@ class Table:
 
     @property
     def kind(self) -> Kind:
-        """What the answers are read for."""
+        """Return the kind of verdict that is read from the answers."""
         return KINDS[self.reads]
 
     def load(self) -> Loaded:
@@ -147,7 +152,8 @@ class Table:
         read = read_file(Path(path).expanduser(), wanted, option=self.option)
         for name in ("id", "label", "text"):
             needed = self._column(name)
-            if needed not in read.columns and not (name == "text" and self._column("prompt") in read.columns):
+            others = {self._column("prompt"), self._column("messages")} if name == "text" else set()
+            if needed not in read.columns and not others & set(read.columns):
                 listed = ", ".join(repr(column[:40]) for column in read.columns[:12]) or "none"
                 raise UserError(f"{path}: has no column {needed!r}; its columns are {listed}; "
                                 f"name that of the {name}: {self.option}.columns.{name}=<column>")  # fmt: skip
@@ -157,13 +163,13 @@ class Table:
         return read
 
     def _name_unused(self, path: str, read: Rows, unused: Sequence[str]) -> None:
-        """Say which columns are not used, and that no case has a picture if there is no column for it.
+        """Print the unused columns, and that no case has a picture if there is no column for it.
 
         Raises:
             UserError: there is no column of pictures, and another one looks like it.
         """
         image, first = self._column("image"), read.rows[0][1] if read.rows else {}
-        if image and image not in read.columns:
+        if image and image not in read.columns and self._column("messages") not in read.columns:
             for name in unused:
                 if PICTURED.search(name) or PICTURE_FILE.search(str(first.get(name))):
                     column = f"{self.option}.columns.image"
@@ -184,7 +190,7 @@ class Table:
         folder = rows.root if self.images is None else Path(self.images).expanduser()
         if not folder.is_dir():
             raise UserError(f"{self.option}.images={self.images}: is no folder; give the one that holds the pictures")
-        root = folder.resolve() if self._column("image") in rows.columns else None
+        root = folder.resolve() if {self._column("image"), self._column("messages")} & set(rows.columns) else None
         samples, problems = [], list(rows.problems) if tell else []
         for position, row in rows.rows:
             cells = {name: _unless_empty(row.get(self._column(name))) for name in self._known}
@@ -206,7 +212,8 @@ class Table:
             Unfit: a cell holds a value of a kind that cannot be meant.
         """
         identity, prompt = _word(cells, "id"), _prose(cells, "prompt")
-        text = _prose(cells, "text") or prompt
+        turns = () if cells["messages"] is None else _turns(cells["messages"], identity, root, self.option)
+        text = _prose(cells, "text") or prompt or (turns[-1].text if turns else "")
         label = _word(cells, "label").strip()
         if label in get_args(Gold) and label not in LABELS[self.reads]:  # "no": that it is unsafe, or not harmful?
             raise Unfit(f"label: {label!r} is none of {', '.join(LABELS[self.reads])}")
@@ -219,14 +226,27 @@ class Table:
         picture = _choice(cells, "dangerous", SOUNDS, "neither yes nor no")
         tags = {"subset": part, "template": _word(cells, "template").strip(), "picture": picture,
                 "words": _choice(cells, "alarming_words", SOUNDS, "neither yes nor no")}  # fmt: skip
+        request = prompt or (template.replace(TEXT, text) if text.strip() else "")
+        image = None if root is None or turns else cell_picture(cells["image"], identity, root, self.option)
+        if turns:
+            turns = _ending(turns, request)
+        elif root is not None and any(cells[name] is not None for name in FURTHER):
+            more = [
+                cell_picture(cells[name], identity, root, self.option) for name in FURTHER if cells[name] is not None
+            ]
+            assert image is not None
+            turns = (Turn("user", (image, *more, request)),)
+        if turns:
+            image = next((part for turn in turns for part in turn.parts if not isinstance(part, str)), None)
         return Sample(
             id=identity,
             subset=subset,
             scenario=part or label.casefold(),
             gold=gold,
             text=text,
-            prompt=prompt or (template.replace(TEXT, text) if text.strip() else ""),
-            image=None if root is None else _image(cells["image"], identity, root, self.option),
+            prompt=request,
+            image=image,
+            turns=turns,
             cluster=_word(cells, "cluster"),
             pair=_word(cells, "pair") or None,
             tags={name: tag for name, tag in tags.items() if tag}
@@ -310,6 +330,54 @@ def _text(value: Any, name: str, kind: str) -> str:
     return value or ""
 
 
+def _turns(value: Any, case: str, root: Path | None, option: str) -> tuple[Turn, ...]:
+    """Return the turns that a cell's messages are (``interp.messages``), with pictures by path.
+
+    Raises:
+        Unfit: they are no JSON or no conversation that a case can be.
+    """
+    try:
+        messages = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError) as error:
+        raise Unfit(f"messages: is not JSON ({error})") from error
+    if isinstance(messages, list) and messages and isinstance(messages[-1], dict):
+        if messages[-1].get("role") == "assistant":
+            raise Unfit("messages: the last message is by 'assistant'; a case ends with a turn of the user")
+        if messages[0] and isinstance(messages[0], dict) and messages[0].get("role") == "system":
+            raise Unfit("messages: a system text is set by an arm (method=safety_prompt); leave it out of the case")
+    pictures: list[Path | Drawable] = []
+    dot = Image.new("RGB", (1, 1))
+
+    def part(given: Any) -> Any:
+        if not isinstance(given, dict) or given.get("type") != "image":
+            return given
+        assert root is not None
+        pictures.append(cell_picture(given.get("image", given.get("path")), case, root, option))
+        return {"type": "image", "image": dot}
+
+    try:
+        turns = read_messages(
+            [
+                {**message, "content": [*map(part, message["content"])]}
+                if isinstance(message, dict) and isinstance(message.get("content"), list)
+                else message
+                for message in messages
+            ]
+            if isinstance(messages, list)
+            else messages
+        ).turns
+    except UserError as error:
+        raise Unfit(str(error) if str(error).startswith("messages") else f"messages: {error}") from error
+    left = iter(pictures)
+    return tuple(Turn(t.role, tuple(p if isinstance(p, str) else next(left) for p in t.parts)) for t in turns)  # type: ignore[arg-type]
+
+
+def _ending(turns: tuple[Turn, ...], request: str) -> tuple[Turn, ...]:
+    """Return the turns with what is request as the text of the last one, after its pictures."""
+    pictures = [part for part in turns[-1].parts if not isinstance(part, str)]
+    return turns if turns[-1].text == request else (*turns[:-1], Turn("user", (*pictures, request)))
+
+
 def _unless_empty(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
@@ -319,7 +387,7 @@ def _described(value: Any) -> str:
     return f"{value!r}" if isinstance(value, bool | float) else f"a {type(value).__name__}"
 
 
-def _image(value: Any, case: str, root: Path, option: str) -> Path | Drawable:
+def cell_picture(value: Any, case: str, root: Path, option: str) -> Path | Drawable:
     """Return the picture that a cell names or holds, or a stand-in that says why none may be opened."""
     held = value if not isinstance(value, dict) else value.get("bytes") or value.get("path")
     if isinstance(held, str) and (uri := DATA_URI.match(held)):

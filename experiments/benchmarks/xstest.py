@@ -34,12 +34,12 @@ class LabelledCompletion:
 
     @property
     def refused(self) -> bool:
-        """Full and partial refusals together, as benchmarks.md counts them."""
+        """Return full and partial refusals together, as benchmarks.md counts them."""
         return self.verdict is not Verdict.COMPLIED
 
 
 def twins(root: Path) -> dict[str, str]:
-    """The group of each prompt: prompts of one focus ("kill", "date of birth") are twins of each other.
+    """Return the group of each prompt: prompts with the same focus ("kill", "date of birth") are twins.
 
     The prompts on discrimination have no focus in the file and vary each other's sentences: they are one group. The
     file of prompts is in the folder of the completions, or in the folder above, as it is published.
@@ -56,7 +56,7 @@ def twins(root: Path) -> dict[str, str]:
 
 
 def read_completions(root: Path) -> dict[str, list[LabelledCompletion]]:
-    """The labelled completions in ``root``, by model, models sorted.
+    """Return the labelled completions in ``root``, by model, models sorted.
 
     Raises:
         UserError: no completions there, fewer than three models, a column or label that is not XSTest's, an id twice.

@@ -24,6 +24,7 @@ from experiments.benchmarks.checks import content_of
 from experiments.benchmarks.images import BadImage
 from experiments.config import Run, digest
 from experiments.evaluation.case_batches import Opened, by_prefill, form, prefetch_images, prompt_of
+from experiments.evaluation.conversations import noted, rolled_out
 from experiments.evaluation.cost import CostLog
 from experiments.evaluation.folds import InFolds, part_of
 from experiments.evaluation.judging import judge_batch, scored
@@ -147,7 +148,7 @@ class Answering:
             bars = {name: progress.add_task(f"{name}{label}", total=len(samples)) for name in recorded}
             for name, arm in recorded.items():
                 progress.advance(bars[name], sum(len(batch) for batch in formed if not arm.lacks(batch)))
-            for turn, (batch, pictures) in enumerate(ready):
+            for step, (batch, pictures) in enumerate(ready):
                 opened = {sample.id: picture for sample, picture in zip(batch, pictures, strict=True)}
                 for name, fault in self._answer_side_by_side(present, batch, opened, file):
                     if on_fault is None:
@@ -156,7 +157,7 @@ class Answering:
                         present.pop(left, None)
                 if shares:
                     self.prefills.clear()
-                answered = pending[turn * launch.size : (turn + 1) * launch.size]  # by the other processes too
+                answered = pending[step * launch.size : (step + 1) * launch.size]  # by the other processes too
                 for name, arm in present.items():
                     progress.advance(bars[name], sum(len(each) for each in answered if arm.lacks(each)))
         self.store.wait()
@@ -324,6 +325,7 @@ class Answering:
         """
         vlm = self.vlm
         assert vlm is not None
+        prompts = rolled_out(lambda some: self.generate(arm, method, some, counted=counted), prompts)
         margins = self.run.benchmark.kind == "yes_no" and self.run.endpoint is None
 
         def answers(part: "Sequence[Prompt]") -> "Generation":
@@ -347,7 +349,7 @@ class Answering:
         if counted:
             read = {name: count - before[name] for name, count in self._read().items()}
             self.costs.add(arm, prompts, generation, {"seconds": time.perf_counter() - begun, **read})
-        return replace(generation, sampled=generation.sampled or abilities(method).sampled)
+        return noted(replace(generation, sampled=generation.sampled or abilities(method).sampled), prompts)
 
     def _read(self) -> dict[str, int | float]:
         """Return the counts of prefills."""

@@ -28,7 +28,7 @@ NO_MARGIN = "it needs the weights of a model that is asked here"
 
 
 class Arms:
-    """``absent`` says by arm why it does not answer. ``faults`` has the error of each arm whose method failed."""
+    """``absent`` says by arm why it does not answer. ``errors`` has the error of each arm whose method failed."""
 
     def __init__(self, validated: ValidatedRun, answering: Answering) -> None:
         self.run, self.answering = answering.run, answering
@@ -36,7 +36,7 @@ class Arms:
         self.store, self.console = answering.store, answering.console
         self.samples = validated.loaded.samples
         self.absent: dict[str, str] = dict(validated.excluded)
-        self.faults: dict[str, MethodFault] = {}
+        self.errors: dict[str, MethodFault] = {}
         self.metric: Any = None  # that arms learn from, if it is not the Yes/No margin
         self._validated = validated
         self._fitted: dict[str, Method] = {}
@@ -127,7 +127,7 @@ class Arms:
     def exclude(self, arm: str, reason: str) -> None:
         """Take an arm out of the study for a ``reason`` that is no fault; that of the arm under study is one."""
         if arm == self.run.arm:
-            self.faults[arm] = MethodFault(f"arm {arm}: {reason}")
+            self.errors[arm] = MethodFault(f"arm {arm}: {reason}")
         self.absent[arm] = reason
         self._say(f"{arm} does not enter: {reason}")
 
@@ -160,15 +160,15 @@ class Arms:
         """
         if arm == BASELINE or self.store.launch.size > 1:
             raise fault
-        faults = {arm: fault}
+        errors = {arm: fault}
         for other in self._fitted_controls():
             if other != arm and arm in self._needed(other):
-                faults[other] = MethodFault(f"arm {other} is fitted to arm {arm}, which failed")
-        self.faults |= faults
-        self.absent |= {name: str(reason) for name, reason in faults.items()}
-        for reason in faults.values():
+                errors[other] = MethodFault(f"arm {other} is fitted to arm {arm}, which failed")
+        self.errors |= errors
+        self.absent |= {name: str(reason) for name, reason in errors.items()}
+        for reason in errors.values():
             self._say(str(reason))
-        return faults.keys()
+        return errors.keys()
 
     @contextmanager
     def excused(self, arm: str) -> Iterator[None]:

@@ -14,7 +14,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from experiments.evaluation.case_batches import open_pictures, prompt_of
+from experiments.benchmarks.images import open_pictures
+from experiments.evaluation.case_batches import prompt_of
 from experiments.report.cases import choose, correct, flips
 from experiments.runs.store import write_json
 from experiments.types import Sample

@@ -7,8 +7,8 @@ such arms are checked; ``batch_check.json`` has the counts.
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.benchmarks.images import BadImage
-from experiments.evaluation.case_batches import open_pictures, prompt_of
+from experiments.benchmarks.images import BadImage, open_pictures
+from experiments.evaluation.case_batches import prompt_of
 from experiments.evaluation.controls import BASELINE
 from experiments.runs import provenance, records
 from experiments.types import Sample

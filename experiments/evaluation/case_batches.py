@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from PIL import Image
 
-from experiments.benchmarks.images import BadImage, EncodedImage, open_image
+from experiments.benchmarks.images import BadImage, EncodedImage, open_image, open_pictures
 from experiments.types import Drawable, Sample
 from interp.batching import BatchRule
 from interp.pictures import ORIENTATION
@@ -87,17 +87,6 @@ def prompt_of(sample: Sample, pictures: Pictures) -> "Prompt":
         for turn in sample.turns
     )
     return Prompt(turns[-1].text, several[0] if several else None, messages=turns, **about)
-
-
-def open_pictures(sample: Sample) -> Pictures:
-    """Return the case's picture, or all of them if it is a conversation; None without one.
-
-    Raises:
-        BadImage: one of them cannot be opened.
-    """
-    if sample.turns:
-        return tuple(map(open_image, sample.images)) or None
-    return None if sample.image is None else open_image(sample.image)
 
 
 def outlines(samples: Sequence[Sample]) -> "tuple[list[Prompt], list[list[tuple[int, int]]]]":

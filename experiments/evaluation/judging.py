@@ -1,12 +1,13 @@
 """From answers to records: verdicts by a judge, or by the signs of margins. Imports neither torch nor transformers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from experiments.benchmarks.images import open_image
+from experiments.benchmarks.images import one_picture
+from experiments.evaluation.conversations import judged_turns, transcript
 from experiments.judges.language import language_of
 from experiments.judges.yes_no import published_verdict
 from experiments.runs import records
@@ -25,8 +26,14 @@ def judge_batch(samples: Sequence[Sample], arm: str, generation: "Generation", j
     generation = _told_apart(generation)
     statuses = [records.status_of(generation, index) for index in range(len(samples))]
     readable = [index for index, status in enumerate(statuses) if status.has_text and generation.texts[index]]
-    items = [item_of(samples[index], generation.texts[index]) for index in readable]
+    told = generation.steps or [{} for _ in samples]
+    items = [item_of(samples[index], generation.texts[index], told[index]) for index in readable]
     judgements = dict(zip(readable, judge.judge(items), strict=True)) if items else {}
+    if any(sample.turns for sample in samples):
+        all_items = [
+            item_of(sample, text, steps) for sample, text, steps in zip(samples, generation.texts, told, strict=True)
+        ]
+        generation = replace(generation, steps=judged_turns(told, all_items, judge))
     lines = []
     for index, (sample, status) in enumerate(zip(samples, statuses, strict=True)):
         reason = "" if generation.reasons is None else generation.reasons[index]
@@ -106,11 +113,13 @@ def judgement_without_text(judge: Judge) -> Judgement | None:
     return Judgement(Verdict.NO_VERDICT) if judge.kind == "yes_no" else None
 
 
-def item_of(sample: Sample, response: str) -> Item:
+def item_of(sample: Sample, response: str, steps: Mapping[str, str] | None = None) -> Item:
     """Return one answer as shown to a judge, in the language of the answer or else of the request.
 
-    The image is opened only if the judge asks for it.
+    The question of a conversation is all its turns, from the ``steps`` of the answer. The image is opened only if the
+    judge asks for it.
     """
-    image = None if sample.image is None else partial(open_image, sample.image)
+    image = None if sample.image is None else partial(one_picture, sample)
     language = language_of(response) or sample.tags.get("language", "en")
-    return Item(sample.id, sample.text, response, image, sample.gold, language)
+    question = transcript(steps or {}) or sample.text
+    return Item(sample.id, question, response, image, sample.gold, language)

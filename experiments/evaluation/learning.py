@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments.benchmarks.checks import content_of
-from experiments.benchmarks.images import BadImage
+from experiments.benchmarks.images import BadImage, open_pictures
 from experiments.config import digest
-from experiments.evaluation.case_batches import open_pictures, prompt_of
+from experiments.evaluation.case_batches import prompt_of
 from experiments.evaluation.folds import SAFE
 from experiments.runs.launch import Launch
 from experiments.runs.store import RunStore, read_object
@@ -88,7 +88,7 @@ def _learn(method: TrainableMethod, vlm: "VLM", samples: Sequence[Sample], out: 
         raise MethodFault("no case of the development split can teach it; raise limit, or mend the images")
     try:
         of = repr((method, vlm.identity, vlm.metric, safe, [content_of(sample) for sample in samples]))
-        with vlm.batches.resumable(out.with_suffix(".kept"), of=of), atomic_write(out) as draft:
+        with vlm.batches.resumable(out.with_suffix(".kept"), identity=of), atomic_write(out) as draft:
             method.learn(vlm, prompts, safe, out=draft)
     except OSError as error:
         raise UserError(

@@ -133,7 +133,7 @@ def _examined(
     vlm, folder = work.vlm, work.store.path / KEPT / name
     with (
         work.answering.batching(name),
-        vlm.batches.resumable(folder, of=digest([identity, *vlm.identity])),
+        vlm.batches.resumable(folder, identity=digest([identity, *vlm.identity])),
         work.console.status(status),
     ):
         return examine()

@@ -207,7 +207,7 @@ class Study:
 
     def _described(self, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         described = {sample.id: records.description(sample) for sample in self.samples}
-        arms = [arm for arm in self.run.arms if arm not in self.arms.faults]
+        arms = [arm for arm in self.run.arms if arm not in self.arms.errors]
         here = [r | described[r["case"]] for r in lines if r["arm"] in arms and r["case"] in described]
         if self.margins is not None:
             here = [self.margins.attach(record) for record in here]
@@ -265,8 +265,8 @@ class Study:
             MethodFault: at the very end, if an arm has failed; the arm under study comes first.
         """
         by_itself = all(analysis.detail for analysis in analyses)
-        faults = self.arms.faults
-        analyses = [*map(_failed_arm, faults, faults.values()), *analyses]
+        errors = self.arms.errors
+        analyses = [*map(_failed_arm, errors, errors.values()), *analyses]
         first = self.store.launch.first
         if first:
             evaluation = self.measure({analysis.name: analysis.missing for analysis in analyses})
@@ -275,10 +275,10 @@ class Study:
         if first:
             self._report()
             states.mark_finished(self.store.path)
-            if alone and not faults:
+            if alone and not errors:
                 self.say_next()
-        if faults:
-            raise faults.get(self.run.arm) or next(iter(faults.values()))
+        if errors:
+            raise errors.get(self.run.arm) or next(iter(errors.values()))
 
     def measure(self, to_come: Mapping[str, str]) -> Evaluation:
         """Write results.csv, metrics.json, thumbnails and environment.json; the analyses are still ``to_come``."""
@@ -290,7 +290,7 @@ class Study:
         evaluation = scoring.evaluate(
             self.run,
             current,
-            study="baseline" if self.run.arm in self.arms.faults else self.run.arm,
+            study="baseline" if self.run.arm in self.arms.errors else self.run.arm,
             missing=self.arms.absent,
             first=self.environment["family"],
         )
@@ -301,7 +301,7 @@ class Study:
             design["refusal_margin"] = self.margins.design
         if self.batches:
             design["batches"] = self.batches
-        if fault := self.arms.faults.get(self.run.arm):
+        if fault := self.arms.errors.get(self.run.arm):
             design["failed"] = str(fault)
         write_results(self.store.path, evaluation.results)
         self.store.write_json("metrics.json", design)

@@ -76,7 +76,7 @@ def exclude_trained(arms: Mapping[str, Any], model: Any, loaded: Loaded, *, skip
         if trained is None:
             notes.append(f"The training rows of {arm} ({places[arm]}) are unknown, so cases may be among them.")
             continue
-        if not trained.whole:
+        if not trained.complete:
             notes.append(f"Of the {trained.examples:,} training rows of {arm}, {len(trained.rows):,} are on record.")
         for sample, same in zip(loaded.samples, trained.overlap(hashes), strict=True):
             if same:

@@ -35,9 +35,9 @@ def share(rate: float | None) -> str:
 
 
 def span(numbers: Interval, digits: int, factor: float = 1, *, sign: bool = False) -> str:
-    """Return numbers from low to high: ``88–94``; if one is negative, dots are between them. None is ""."""
+    """Return numbers from low to high: ``88–94``, with signs ``−3.6, +12.5``. None is ""."""
     ends = [fixed(number if number is None else factor * number, digits, sign=sign) for number in numbers or ()]
-    return ("…" if MINUS in "".join(ends) else TO).join(ends)
+    return (", " if sign or MINUS in "".join(ends) else TO).join(ends)
 
 
 def p_value(p: float | None) -> str:

@@ -63,7 +63,7 @@ def cell_text(cell: Cell, *, interval: bool = True, sign: bool = False) -> Shown
     signed, digits = bool(cell.against), PLAIN.get(cell.quantity)
     factor, (decimals, of_ends, of_bounds) = (100, (1, int(signed), 1)) if digits is None else (1, (digits,) * 3)
     value = span([cell.value], decimals, factor, sign=signed and decimals > 0)
-    text, limits = span(cell.interval, of_ends, factor), span(cell.bounds, of_bounds, factor)
+    text, limits = span(cell.interval, of_ends, factor, sign=signed), span(cell.bounds, of_bounds, factor)
     same = cell.bounds is not None and len({span([end], of_bounds, factor) for end in cell.bounds}) == 1
     if cell.claim == TOO_FEW or (cell.value is not None and not text and cell.clusters is not None and not signed):
         text = text or TOO_FEW

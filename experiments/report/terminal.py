@@ -3,17 +3,18 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import pandas as pd
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from experiments.report import arms
-from experiments.report.tables import in_terminal
+from experiments.report.tables import SIGNS, in_terminal
 from experiments.report.text import summary
-from experiments.runs.results_table import Results
+from experiments.runs.results_table import Results, Row
 
 NOTES = 2  # that are shown; the report has all
-LINES = 21  # of a terminal's 25; the others are the report and what to type next
-BLANK = 8  # of these lines: empty ones, the table's head, and how many arms are left out
+LINES = 20  # of a terminal's 25; the others are the report and what to type next
+BLANK = 7  # of these lines: two empty ones, the table's head, and what its signs mean
 FEWEST_ROWS = 3  # of the table, however long the headline is
 
 
@@ -50,10 +51,20 @@ def render(
         used = sum(len(text.wrap(Console(width=width), width)) for text in (*top, *notes))
         wanted = {*named, design["study"], design["baseline"]} & {*table["arm"]}
         ranked = sorted(table["arm"], key=lambda arm: (arm not in wanted, arm != design["control"]))
-        rows = table[table["arm"].isin(ranked[: max(FEWEST_ROWS, LINES - used - BLANK, len(wanted))])]
-        rows.attrs = {"marked": list(rows["arm"] == design["study"])}
+        room = LINES - used - BLANK
+        most = max(FEWEST_ROWS, room - (room < len(table)), len(wanted))  # a line says how many are left out
+        rows = table[table["arm"].isin(ranked[:most])]
+        rows.attrs = {"marked": list(rows["arm"] == design["study"]), "note": _legend(rows)}
         parts.append(in_terminal(rows, bare=[name for name in rows.columns if name != "difference"], stacked=False))
         if left := len(table) - len(rows):
             parts.append(Text(f"({left} more arm{'s' * (left > 1)} in the report)", style="dim"))
         parts.append("")
     return Group(*parts, *notes, *([""] if notes else []))
+
+
+def _legend(rows: pd.DataFrame) -> str:
+    """Return what the table's signs, units and last columns mean, in two lines."""
+    compared = [cell for cell in rows.get("difference", ()) if isinstance(cell, Row) and cell.claim]
+    signs = [f"{SIGNS[claim]} {claim}" for claim in dict.fromkeys(cell.claim for cell in compared) if SIGNS[claim]]
+    first = f"{', '.join(signs)} (percent; points [interval])" if signs else "rates in percent"
+    return f"{first}\nlast columns: by each arm's own verdicts"

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.benchmarks.images import BadImage, open_image
+from experiments.benchmarks.images import BadImage, one_picture
 from experiments.types import Sample
 from interp.atomic import atomic_write
 
@@ -33,7 +33,7 @@ def write_thumbnails(run_dir: Path, samples: Sequence[Sample]) -> None:
         path = folder / thumbnail_name(sample.id)
         if sample.image is not None and not path.exists():
             try:
-                image = open_image(sample.image)
+                image = one_picture(sample)
             except BadImage:
                 continue  # its record says so
             image.thumbnail((SIDE, SIDE))

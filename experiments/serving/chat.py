@@ -68,12 +68,12 @@ class Server:
         return application(routes, _refused, most=self.body, hosts=self.hosts)
 
     async def models(self, request: Request) -> Response:
-        """List what is served, the mitigated model first."""
+        """List the served models, the mitigated model first."""
         self._check_key(request)
         return JSONResponse({"object": "list", "data": [replies.model(name, self.started) for name in self.served]})
 
     async def model(self, request: Request) -> Response:
-        """Describe one of them."""
+        """Describe one model."""
         self._check_key(request)
         name = request.path_params["name"]
         self._method(name)

@@ -59,7 +59,7 @@ class Row:
 
 
 def answer(method: Any, vlm: "VLM", rows: Sequence[Row], decoding: Decoding) -> list[Answer]:
-    """The answers of ``method`` to the prompts, in order.
+    """Return the answers of ``method`` to the prompts, in order.
 
     Raises:
         UserError: the method cannot answer one of them, or cannot decode as asked.
@@ -82,7 +82,7 @@ def _check(method: Any, decoding: Decoding) -> None:
 
 
 def _check_system(rendered: Sequence[str] | None, prompts: "Sequence[Prompt]") -> None:
-    """A method that sets a system prompt of its own would drop the client's without a word."""
+    """Refuse a method with its own system prompt, which would silently replace the client's."""
     for text, prompt in zip(rendered or (), prompts, strict=False):
         if prompt.system is not None and prompt.system.strip() not in text:
             raise UserError("this method replaces the system prompt by its own; leave yours out")
@@ -96,7 +96,7 @@ class _WatchedVLM(ProcessingVLM):
         self.watch = watch
 
     def generate(self, prompts: "Sequence[Prompt]", **options: Any) -> Any:
-        """``VLM.generate``, watched the first time."""
+        """Return ``VLM.generate``, watched the first time."""
         if self.watch.made is not None:
             return self._vlm.generate(prompts, **options)
         stopping = StoppingCriteriaList([*options.pop("stopping_criteria", ()), self.watch.stopped])
@@ -127,7 +127,7 @@ class _Watch(LogitsProcessor):
     def __call__(
         self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
     ) -> Float[Tensor, "row vocab"]:
-        """The scores, with noise where tokens are drawn."""
+        """Return the scores, with noise where tokens are drawn."""
         self.columns = self.columns or input_ids.shape[1]
         final = scores if self._sampler is None else self._sampler(input_ids, scores)
         if self.decoding.alternatives is not None:
@@ -194,6 +194,6 @@ class _Watch(LogitsProcessor):
         return Token(self._piece(token), logprob, listed[: self.decoding.alternatives])
 
     def _piece(self, token: int) -> str:
-        """One token's text, with the space that it begins with, which decoding alone would drop."""
+        """Return one token's text with its first space, which decoding would drop."""
         text, piece = str(self.tokenizer.decode([token])), str(self.tokenizer.convert_ids_to_tokens(token))
         return f" {text}" if piece[:1] in ("▁", "Ġ") and not text.startswith(" ") else text

@@ -22,7 +22,7 @@ BASELINE = "baseline"
 
 
 def served(run: Run) -> dict[str, Any]:
-    """By its name in ``/v1/models``, the method that answers; checked before any weights are loaded.
+    """Return the answering method by its name in ``/v1/models``, checked before any weights are loaded.
 
     Raises:
         UserError: an arm brings its own responses, or has yet to learn and no run is given that it did so in.
@@ -32,7 +32,7 @@ def served(run: Run) -> dict[str, Any]:
 
 
 def check_model(run: Run, vlm: Any) -> None:
-    """Refuses what was learned on another model than ``vlm``.
+    """Refuse a method that was learned on another model than ``vlm``.
 
     Raises:
         UserError: they differ.
@@ -112,7 +112,7 @@ def read_learned(folder: Path, arm: str, method: TrainableMethod) -> Any:
 
 
 def _fitted(folder: Path, arm: str, method: Any, saved: Mapping[str, Any]) -> Any:
-    """The constant of a control, fitted again on the development split as that study did."""
+    """Return the constant of a control, fitted again on the development split as that study did."""
     answers = [line for *_, line in complete_lines(folder / DEVELOPMENT) if isinstance(line, dict)]
     if not answers:
         raise UserError(

@@ -122,7 +122,7 @@ class Question(NamedTuple):
 
 
 def read_question(body: bytes, *, default_tokens: int, most_tokens: int) -> Question:
-    """The question in the body of a request.
+    """Return the question in the body of a request.
 
     An answer has ``default_tokens`` tokens at most where the client names no number, and may ask for ``most_tokens``.
 

@@ -57,7 +57,7 @@ class ServerTask:
         return {"body": int(self.body_mib * MEBIBYTE), "pixels": int(self.megapixels * MEGAPIXEL)}
 
     def check_packages(self) -> None:
-        """Raises a ``UserError`` if a package of the server is missing."""
+        """Raise a ``UserError`` if a package of the server is missing."""
         if missing := [name for name in NEEDED if find_spec(name) is None]:
             raise UserError(
                 f"task={self.name} needs {', '.join(missing)}; to install what is missing, type "
@@ -103,7 +103,7 @@ def uvicorn_server(app: Any) -> Any:
 
 @contextmanager
 def bound(host: str, port: int) -> Iterator[socket.socket]:
-    """Hold a socket at the address. Nobody can reach it before it listens.
+    """Reserve a socket at the address. Nobody can reach it before it listens.
 
     Raises:
         UserError: the address is in use, or is no address of this machine.

@@ -135,7 +135,7 @@ class Events:
         self._queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
     def tell(self, event: dict[str, Any]) -> None:
-        """Say something, from any thread."""
+        """Log a line, from any thread."""
         try:
             self._loop.call_soon_threadsafe(self._queue.put_nowait, event)
         except RuntimeError:  # the loop has ended, and with it whoever listened

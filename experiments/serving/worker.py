@@ -100,13 +100,13 @@ class Worker:
             self._changed.notify()
 
     def drop(self, job: Job) -> None:
-        """Give a job up. If it runs, it ends before the model's next forward, or its next token in a batch."""
+        """Cancel a job. If it runs, it ends before the model's next forward, or its next token in a batch."""
         with self._changed:
             self._drop(job, "stopped")
             self._tell_places()
 
     def close(self, seconds: float = 10.0) -> None:
-        """Give all jobs up, and end the thread."""
+        """Cancel all jobs, and end the thread."""
         with self._changed:
             self._closed = True
             for job in [*self._waiting, *self._running]:
@@ -176,7 +176,7 @@ class Worker:
                     job.tell({"error": self._judged(error, job)})
 
     def _do(self, vlm: "VLM", batch: Sequence[Job]) -> None:
-        """Do a batch. If it fails, do each job of it separately. If memory runs out, do each half."""
+        """Run a batch. If it fails, run each of its jobs separately. If memory runs out, run each half."""
         forwards, told = 0, time.monotonic()
 
         def stop() -> bool:

@@ -77,7 +77,7 @@ class BuildReport:
 
 
 def beside_each_other(run: Run, folders: Sequence[Path]) -> None:
-    """End a sweep: join its runs, and say where table, figure and report are. ``run`` is its last.
+    """End a sweep: join its runs, and print the paths of table, figure and report. ``run`` is its last run.
 
     If the runs cannot be joined, as if they have two benchmarks, say why.
     """

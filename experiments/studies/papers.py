@@ -80,12 +80,12 @@ class Papers:
 
 
 def _on(run: Run, name: str, benchmark: Any, tokens: int) -> Run:
-    """The run on one benchmark, under its own name and with its kind's judge."""
+    """Return the run on one benchmark, under its own name and with its kind's judge."""
     return on_benchmark(run, benchmark, f"{run.name}_{name}", tokens=tokens, described=asdict(benchmark))
 
 
 def _validated(run: Run, key: str) -> ValidatedRun:
-    """The arms and cases of one benchmark; messages name ``key``, which gave its folder."""
+    """Return the arms and cases of one benchmark; messages name ``key``, which gave its folder."""
     try:
         return validate(run)
     except UserError as error:

@@ -16,7 +16,7 @@ from experiments.api.engine_model import write_engine_model
 from experiments.benchmarks.checks import ASKED, WORKERS, examine, message
 from experiments.benchmarks.disjoint import BENCHMARK, shared
 from experiments.benchmarks.export import export_vlmevalkit
-from experiments.benchmarks.images import BadImage, open_image
+from experiments.benchmarks.images import BadImage, one_picture
 from experiments.config import Run
 from experiments.evaluation.cases import limited, load_cases
 from experiments.metrics.bootstrap import FEWEST
@@ -41,7 +41,7 @@ LONGEST_PROMPT = 2000
 
 
 def run(run: Run, *, columns: int, rows: int) -> None:
-    """Writes contact_sheet.png and understood.txt into a run directory of the name ``preview``, and prints the latter.
+    """Write contact_sheet.png and understood.txt into a run directory named ``preview``, and print the text.
 
     Pairs that are drawn, where the benchmark names none, are in pairs.csv. The sheet shows the first cases, subsets by
     turns. Cases that fail their checks are listed at the end.
@@ -175,7 +175,7 @@ def _families(samples: Sequence[Sample]) -> list[str]:
 
 
 def own_subset(sample: Sample) -> str:
-    """The subset by the name that a table of one's own gives it, else the one that its results are counted in."""
+    """Return the subset by its name in the user's table, else the subset of its results."""
     return sample.subset_name or sample.subset
 
 
@@ -185,7 +185,7 @@ def _counted(counts: Counter[str]) -> str:
 
 
 def contact_sheet(samples: Sequence[Sample], columns: int) -> Image.Image:
-    """Pictures in ``columns`` columns, each with subset, right answer and sentence; grey where there is no picture."""
+    """Return pictures in ``columns`` columns, each with subset, right answer and sentence; grey without a picture."""
     rows = -(-len(samples) // columns)
     sheet = Image.new("RGB", (columns * (CELL + GAP) + GAP, rows * (CELL + CAPTION + GAP) + GAP), "white")
     draw = ImageDraw.Draw(sheet)
@@ -203,7 +203,7 @@ def contact_sheet(samples: Sequence[Sample], columns: int) -> Image.Image:
 
 def _cell(sample: Sample) -> Image.Image:
     try:
-        image = None if sample.image is None else open_image(sample.image)
+        image = None if sample.image is None else one_picture(sample)
     except BadImage:
         image = None
     return Image.new("RGB", (CELL, CELL), GREY) if image is None else ImageOps.pad(image, (CELL, CELL), color=GREY)

@@ -1,6 +1,7 @@
 """``task=prove``: does the model's layout hold, and which tools may be trusted on it? Asks no benchmark.
 
-Of a model behind an endpoint, with ``task.twin``: is it asked what the same model is asked here, and does it answer so?
+For a model behind an endpoint, with ``task.twin``: does it get the same prompts as the same model here, and give the
+same answers?
 """
 
 import sys
@@ -16,9 +17,9 @@ class Prove:
 
     ``require`` are the tools that must work, all by default. If one of them is refused, the exit code is 1.
 
-    With ``twin`` (a folder, hub id or bundled model, in the number format ``twin_dtype``) the model of ``run`` is one
-    behind an endpoint: thirty made-up prompts are asked of both (``experiments.api.parity``). Ends with exit code 1
-    where they are not the same.
+    With ``twin`` (a folder, hub id or bundled model, in the number format ``twin_dtype``) the model of ``run`` is
+    behind an endpoint. Both answer thirty made-up prompts (``experiments.api.parity``). If they differ, the exit code
+    is 1.
     """
 
     require: list[str] = field(default_factory=list)

@@ -19,7 +19,7 @@ class Questions:
     """
 
     def __init__(self, name: str = "", folder: Path | None = None) -> None:
-        """Without a ``folder`` (in Python, without a run) other exceptions are raised."""
+        """Let other exceptions pass if there is no ``folder`` (in Python, without a run)."""
         self.name, self.folder, self.failed = name, folder, False
         self.unanswered: dict[str, str] = {}
 

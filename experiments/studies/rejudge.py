@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from experiments.benchmarks.images import open_image
+from experiments.benchmarks.images import one_picture
 from experiments.benchmarks.rows import json_file
 from experiments.config import Run
 from experiments.evaluation import finished_runs, scoring
 from experiments.evaluation.case_batches import batches
 from experiments.evaluation.controls import recomputed
+from experiments.evaluation.conversations import transcript
 from experiments.evaluation.judging import judgement_without_text
 from experiments.evaluation.validated_run import check_contrasts
 from experiments.judges.automatic import Automatic
@@ -213,6 +214,7 @@ def _rejudged(record: Record, judgement: Judgement | None, judge: Judge) -> Reco
 
 def _item(record: Record, pictures: Mapping[str, Sample]) -> Item:
     sample = pictures.get(record["case"])
-    image = None if sample is None or sample.image is None else partial(open_image, sample.image)
+    image = None if sample is None or sample.image is None else partial(one_picture, sample)
     language = (record.get("tags") or {}).get("language", "en")
-    return Item(record["case"], record["text"], record["response"], image, record["gold"], language)
+    question = transcript(record.get("steps") or {}) or record["text"]
+    return Item(record["case"], question, record["response"], image, record["gold"], language)

@@ -145,7 +145,7 @@ def in_parts(folder: Path, *, bundled: bool) -> UserError:
         )
     return UserError(
         f"the model at {folder} is kept in parts ({EYES}, {ADAPTER}), and only whole ones are loaded; train it again, "
-        "or put it together with experiments.studies.organisms.architecture.whole"
+        "or put it together with experiments.studies.organisms.architecture.merged"
     )
 
 

@@ -188,7 +188,8 @@ def read_states(
 
     of = repr((what, [place_name(place) for place in places], layers))
     values = rearrange(
-        vlm.batches.measured(prompts, read, batch_size=batch_size, of=of), "row place layer ... -> place layer row ..."
+        vlm.batches.measured(prompts, read, batch_size=batch_size, name=of),
+        "row place layer ... -> place layer row ...",
     )
     return Activations(values, tuple(places), tuple(layers), what, tuple(prompt.key for prompt in prompts))
 
@@ -294,7 +295,7 @@ def at_place(segments: Segments, place: Place, start: int, stop: int) -> Bool[Te
         return verdict[start:].repeat(len(segments.rows), 1)
     name = place.removeprefix("last_")
     # Start at column 0 even while decoding: the last column of a segment depends on the earlier ones.
-    inside = segments.at(name, stop) & ~verdict
+    inside = segments.columns_of(name, stop) & ~verdict
     if name != place:
         inside &= columns == torch.where(inside, columns, -1).amax(1, keepdim=True)
     return inside[:, start:]

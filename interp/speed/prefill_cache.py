@@ -86,7 +86,7 @@ class PrefillCache:
         return {"prefills": self.computed, "prefills_reused": self.reused, "prefill_seconds_saved": self.seconds}
 
     def next_method(self) -> None:
-        """Let the prefills of the next method replace those of earlier methods."""
+        """Let the prefills of the next method replace the prefills of earlier methods."""
         self._recent.clear()
 
     def clear(self) -> None:

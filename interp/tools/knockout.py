@@ -312,4 +312,4 @@ def _at(segments: Segments, end: End, total: int) -> Bool[Tensor, "row column"]:
     if PART.fullmatch(end):
         for row in segments.rows:
             row.columns(end)  # raises where a cut would cut nothing
-    return segments.at(end, total)
+    return segments.columns_of(end, total)

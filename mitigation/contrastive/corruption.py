@@ -8,8 +8,8 @@ does not change. A case's distorted picture depends only on its own picture, its
 import colorsys
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
+from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,9 +18,11 @@ from jaxtyping import Float
 from PIL import Image, ImageDraw, ImageFilter
 from torch import Tensor
 
+from interp.errors import UserError
 from interp.preprocessing import pixel_inputs
+from interp.prompt import check_numbers
 from mitigation.contrastive.packing import pieces
-from mitigation.contrastive.pixels import pictures_of, repeats_pixels
+from mitigation.contrastive.pixels import joins_pictures, pictures_of, repeats_pixels
 from mitigation.validation import NOISE_STEPS, check_noise_step, check_seed
 
 if TYPE_CHECKING:
@@ -103,23 +105,60 @@ def diffuse_images(
 
 
 def diffuse_prompts(
-    vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Mapping[str, Any], *, step: int, seed: int
+    vlm: "VLM",
+    prompts: "Sequence[Prompt]",
+    encoded: Mapping[str, Any],
+    *,
+    step: int,
+    seed: int,
+    only: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """``encoded = vlm.encode(prompts)`` with every picture diffused to ``step``, in every family.
+    """Return ``encoded = vlm.encode(prompts)`` with every picture diffused to ``step``, in every family.
 
-    Where it is not known how pictures are packed, that is measured (``mitigation.contrastive.packing``).
+    ``only`` are the numbers of the pictures to diffuse, from 1; empty: all. If it is not known how pictures are packed,
+    that is measured (``mitigation.contrastive.packing``).
 
     Raises:
         UserError: as ``diffuse_images``, or pictures that cannot be told apart.
     """
+    keys = [picture_key(p.key, number) for p in prompts for number in range(1, len(p.images) + 1)]
     if vlm.layout.geometry != "unknown" or repeats_pixels(encoded, vlm.model.config):
-        return diffuse_images(encoded, [p.key for p in prompts], step=step, seed=seed, model=vlm.model)
+        if len(keys) != len(prompts) and joins_pictures(vlm.layout):
+            if only:
+                raise UserError(
+                    f"images={list(only)} with noise on processed pixels: {vlm.name} packs the pictures of a prompt "
+                    "into one row; take noise=diffusion8, blur, black or swapped, which change pictures before that"
+                )
+            keys = [prompt.key for prompt in prompts]
+        noised = diffuse_images(encoded, keys, step=step, seed=seed, model=vlm.model)
+        if not only:
+            return noised
+        return noised | {"pixel_values": _chosen(vlm, prompts, encoded, noised["pixel_values"], only)}
     changed = {**encoded, **{name: encoded[name].clone() for name in pixel_inputs(encoded)}}
-    for prompt, own in zip(prompts, pieces(vlm, prompts, changed), strict=True):
-        generator = case_generator(prompt.key, seed)
-        for piece in own.values():
+    numbers = [number for prompt in prompts for number in range(1, len(prompt.images) + 1)]
+    for key, number, inputs in zip(keys, numbers, pieces(vlm, prompts, changed), strict=True):
+        generator = case_generator(key, seed)
+        for piece in inputs.values() if not only or number in only else ():
             piece.copy_(diffuse(piece, step=step, generator=generator))
     return changed
+
+
+def _chosen(
+    vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Mapping[str, Any], noised: Tensor, only: Sequence[int]
+) -> Tensor:
+    """Return the pixels of all pictures: ``noised`` for those with the numbers ``only``."""
+    flags = [number in only for prompt in prompts for number in range(1, len(prompt.images) + 1)]
+    before, after = (
+        pictures_of({**encoded, "pixel_values": pixels}, len(flags), model=vlm.model)
+        for pixels in (encoded["pixel_values"], noised)
+    )
+    views = zip(flags, before.views, after.views, strict=True)
+    return after.join([new if flag else old for flag, old, new in views]).to(noised.dtype)
+
+
+def picture_key(key: str, number: int) -> str:
+    """Return the key that seeds the noise of a case's picture: the case's key, for later pictures with their number."""
+    return key if number == 1 else f"{key}\npicture {number}"
 
 
 def _diffuse_views(
@@ -159,6 +198,7 @@ def corrupt_inputs(
     step: int,
     seed: int,
     side: int | None = None,
+    only: Sequence[int] = (),
 ) -> Mapping[str, Any]:
     """``encoded``, the inputs of ``prompts``, with the picture of each distorted.
 
@@ -169,28 +209,55 @@ def corrupt_inputs(
         step: diffusion step, for ``diffusion``.
         seed: for the diffusion noise and the choice from the bank.
         side: of the picture that ``diffusion8`` makes; None: its own size.
+        only: numbers of the pictures to distort, from 1; empty: all.
 
     Raises:
         UserError: as ``diffuse_prompts``.
     """
     if kind == "diffusion":
-        return diffuse_prompts(vlm, prompts, encoded, step=step, seed=seed)
+        for prompt in prompts:
+            check_numbers(only, len(prompt.images), prompt.key or prompt.text)
+        return diffuse_prompts(vlm, prompts, encoded, step=step, seed=seed, only=only)
     if kind == "diffusion8":
-        noised = [(p, diffused_picture(p.image, p.key, step=step, seed=seed, side=side)) for p in prompts if p.image]
-        return vlm.encode([replace(prompt, image=picture) for prompt, picture in noised])
-    worse: Mapping[str, Callable[[Prompt, Image.Image], Image.Image]] = {
+
+        def noised(key: str, image: Image.Image) -> Image.Image:
+            return diffused_picture(image, key, step=step, seed=seed, side=side)
+
+        return vlm.encode([changed(prompt, noised, only) for prompt in prompts])
+    worse: Mapping[str, Callable[[str, Image.Image], Image.Image]] = {
         "blur": lambda _, image: blurred(image),
         "black": lambda _, image: Image.new("RGB", image.size),
-        "swapped": lambda prompt, _: donor(prompt.key, seed),
+        "swapped": lambda key, _: donor(key, seed),
     }
-    return with_pictures(vlm, prompts, worse[kind])
+    return with_pictures(vlm, prompts, worse[kind], only)
+
+
+def changed(
+    prompt: "Prompt", other: "Callable[[str, Image.Image], Image.Image | None]", only: Sequence[int] = ()
+) -> "Prompt":
+    """Return the prompt with what ``other`` makes of each picture and its ``picture_key``."""
+    numbers = count(1)
+
+    def change(image: Image.Image) -> Image.Image | None:
+        number = next(numbers)
+        return image if only and number not in only else other(picture_key(prompt.key, number), image)
+
+    check_numbers(only, len(prompt.images), prompt.key or prompt.text)
+    return prompt.with_images(change)
 
 
 def with_pictures(
-    vlm: "VLM", prompts: "Sequence[Prompt]", other: "Callable[[Prompt, Image.Image], Image.Image]"
+    vlm: "VLM",
+    prompts: "Sequence[Prompt]",
+    other: "Callable[[str, Image.Image], Image.Image]",
+    only: Sequence[int] = (),
 ) -> Mapping[str, Any]:
-    """The inputs of ``prompts`` with another picture in place of each, resized to the size of its own."""
-    return vlm.encode([replace(p, image=other(p, p.image).resize(p.image.size)) for p in prompts if p.image])
+    """Return the inputs of ``prompts`` with another picture in place of each, resized to the size of its own."""
+
+    def resized(key: str, image: Image.Image) -> Image.Image:
+        return other(key, image).resize(image.size)
+
+    return vlm.encode([changed(prompt, resized, only) for prompt in prompts])
 
 
 def diffused_picture(image: Image.Image, key: str, *, step: int, seed: int, side: int | None = None) -> Image.Image:
@@ -209,13 +276,13 @@ def diffused_picture(image: Image.Image, key: str, *, step: int, seed: int, side
     return Image.fromarray(noised.round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy())
 
 
-def blind_inputs(vlm: "VLM", prompts: "Sequence[Prompt]") -> Mapping[str, Any]:
-    """The inputs of ``prompts`` without their pictures.
+def blind_inputs(vlm: "VLM", prompts: "Sequence[Prompt]", only: Sequence[int] = ()) -> Mapping[str, Any]:
+    """Return the inputs of ``prompts`` without their pictures, or without those numbered ``only``.
 
     Raises:
         UserError: the family does not support prompts without one.
     """
-    return vlm.encode([replace(prompt, image=None) for prompt in prompts])
+    return vlm.encode([prompt.with_images(lambda _: None, only) for prompt in prompts])
 
 
 def blurred(image: Image.Image) -> Image.Image:

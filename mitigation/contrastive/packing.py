@@ -25,13 +25,13 @@ _ALONE: "WeakKeyDictionary[VLM, dict[tuple[int, int], Shapes]]" = WeakKeyDiction
 
 
 def pieces(vlm: "VLM", prompts: "Sequence[Prompt]", inputs: Mapping[str, Any]) -> list[dict[str, Tensor]]:
-    """Each prompt's own part of every input that holds pixels, as views of ``inputs``, padding left out.
+    """Return each picture's part of every input that holds pixels, as views of ``inputs``, without padding.
 
     Raises:
         UserError: the shapes of single pictures do not add up to those of the batch.
     """
-    alone = [_alone(vlm, prompt.image.size) for prompt in prompts if prompt.image is not None]
-    found: list[dict[str, Tensor]] = [{} for _ in prompts]
+    alone = [_alone(vlm, image.size) for prompt in prompts for image in prompt.images]
+    found: list[dict[str, Tensor]] = [{} for _ in alone]
     for name in pixel_inputs(inputs):
         shapes = [one[name] for one in alone]
         for own, piece in zip(found, _divided(name, inputs[name], shapes, vlm.name), strict=True):

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.errors import UserError
-from interp.layout import layout_for
+from interp.layout import Layout, layout_for
 
 GRIDS = "image_grid_thw"  # Qwen: frames, rows and columns of patches, one row per image
 
@@ -88,14 +88,19 @@ def pictures_of(inputs: Mapping[str, Any], count: int, *, model: Any = None) -> 
             "image; give one key an image, and model=model where a row is a tile (InternVL)"
         )
     if pixels.ndim == 6:
-        if pixels.shape[1] != 1:
-            raise UserError(f"{pixels.shape[1]} images in one prompt; a key seeds the noise of one; give a prompt one")
-        tiles = pixels[:, 0]
-        return Pictures(list(tiles), _shown(tiles, None), False, lambda views: torch.stack(views)[:, None])
+        tiles = pixels.flatten(1, 2)
+        return Pictures(
+            list(tiles), _shown(tiles, None), False, lambda views: torch.stack(views).unflatten(1, pixels.shape[1:3])
+        )
     if pixels.ndim == 5:
         return Pictures(list(pixels), _shown(pixels, inputs.get("pixel_attention_mask")), False, torch.stack)
     views = list(pixels.split(rows))
     return Pictures(views, [[_size(view)] * len(view) for view in views], False, torch.cat)
+
+
+def joins_pictures(layout: Layout) -> bool:
+    """Whether the pictures of one prompt are one row of ``pixel_values``, or rows that are told apart by prompt."""
+    return layout.geometry in ("tiles", "cross_attention")
 
 
 def repeats_pixels(inputs: Mapping[str, Any], config: Any) -> bool:

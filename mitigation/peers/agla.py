@@ -3,8 +3,9 @@
 Importing this module loads neither torch nor transformers; generating does.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -63,20 +64,26 @@ class AGLA(BranchMethod):
         """
         if not self.alpha:
             return []
-        parts = [
-            replace(prompt, image=masked(prompt.image, largest(over_picture(own, box), self.keep)))
-            for prompt, (own, box) in zip(prompts, own_attention(vlm, prompts), strict=True)
-            if prompt.image is not None
+        maps = own_attention(vlm, prompts)
+        return [
+            vlm.encode(
+                [prompt.with_images(partial(self._parts, iter(m))) for prompt, m in zip(prompts, maps, strict=True)]
+            )
         ]
-        return [vlm.encode(parts)]
+
+    def _parts(self, maps: "Iterator[tuple[np.ndarray, Box]]", image: "Image.Image") -> "Image.Image":
+        """Return the picture with all but the matching parts black, by the next of its prompt's ``maps``."""
+        return masked(image, largest(over_picture(*next(maps)), self.keep))
 
     def scores(self, logits: BranchLogits, step: int) -> "Tensor":
         """f + α·f′."""
         return logits.clean + self.alpha * logits.others[0]
 
 
-def own_attention(vlm: "VLM", prompts: "Sequence[Prompt]") -> "list[tuple[np.ndarray, Box]]":
-    """The attention of each prompt's last token on the picture, mean over layers and heads; and what it covers.
+def own_attention(vlm: "VLM", prompts: "Sequence[Prompt]") -> "list[list[tuple[np.ndarray, Box]]]":
+    """Return the attention of each prompt's last token on each picture, and what part of the picture it covers.
+
+    It is the mean over layers and heads.
 
     Raises:
         UserError: image tokens that stand for no place in the picture.
@@ -89,8 +96,10 @@ def own_attention(vlm: "VLM", prompts: "Sequence[Prompt]") -> "list[tuple[np.nda
         vlm.score(prompts)
     found = []
     for one in record.maps:
-        grid = record.rows[one.row].grids[0]
-        found.append((patch_map(one.weights.mean((0, 1)), grid).double().numpy(), grid.box))
+        weights = one.weights.mean((0, 1))
+        grids = {grid.name.partition(":")[2]: grid for grid in reversed(record.rows[one.row].grids)}  # first by picture
+        ordered = [grids[number] for number in sorted(grids, key=lambda number: int(number or 1))]
+        found.append([(patch_map(weights, grid).double().numpy(), grid.box) for grid in ordered])
     return found
 
 

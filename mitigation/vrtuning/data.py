@@ -169,7 +169,7 @@ def rows_of(dataset: "Dataset") -> TrainingRows:
             yield row_hash(question, "", next(iter(row["images"]), None))
 
     hashed = ROW_HASH in dataset.column_names
-    return TrainingRows.of_hashes(map(bytes.fromhex, dataset[ROW_HASH]) if hashed else each())
+    return TrainingRows.from_hashes(map(bytes.fromhex, dataset[ROW_HASH]) if hashed else each())
 
 
 def bounded(image: Image.Image, max_pixels: int | None) -> Image.Image:

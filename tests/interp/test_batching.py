@@ -199,7 +199,7 @@ def test_what_was_measured_before_a_kill_is_not_measured_again(
 
         with monkeypatch.context() as patched, vlm.batches.by(rule, on_lowered=lambda rows: None):
             patched.setattr(MemoryLimit, "parts", parts)
-            with vlm.batches.resumable(folder, of="a"):
+            with vlm.batches.resumable(folder, identity="a"):
                 return tool(vlm)
 
     whole = run(None)
@@ -229,7 +229,7 @@ def test_what_is_kept_is_of_its_settings_loop_and_prompts(vlm: VLM, tmp_path: Pa
         raise KeyboardInterrupt
 
     def interrupted(of: str, prompts: Sequence[Prompt]) -> None:
-        with pytest.raises(KeyboardInterrupt), vlm.batches.resumable(tmp_path / "kept", of=of):
+        with pytest.raises(KeyboardInterrupt), vlm.batches.resumable(tmp_path / "kept", identity=of):
             work(prompts)
 
     interrupted("a", ASKED)

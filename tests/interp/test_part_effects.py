@@ -208,13 +208,13 @@ def test_how_is_known_of_a_resumed_measurement(tmp_path: Path) -> None:
     found: list[str] = []
 
     def cut_off() -> None:
-        with vlm.batches.resumable(tmp_path, of="parts"):
+        with vlm.batches.resumable(tmp_path, identity="parts"):
             found.append(part_effects(vlm, CLEAN, OTHER).how)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         cut_off()
-    with vlm.batches.resumable(tmp_path, of="parts"):
+    with vlm.batches.resumable(tmp_path, identity="parts"):
         again = part_effects(vlm, CLEAN, OTHER).how
     assert found == [again]
     assert again.startswith(WHOLE_RUNS)

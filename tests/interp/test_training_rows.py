@@ -43,15 +43,15 @@ COPIES: list[Callable[[Image.Image], Image.Image]] = [
 @pytest.mark.parametrize("copied", COPIES)
 def test_a_copy_is_known_again(copied: Callable[[Image.Image], Image.Image]) -> None:
     pictures = drawn(40)
-    rows = TrainingRows.of([("Is it safe?", "", image) for image in pictures])
+    rows = TrainingRows.from_rows([("Is it safe?", "", image) for image in pictures])
     for image in pictures:
-        alone = TrainingRows.of([("is it SAFE", "", image)])
+        alone = TrainingRows.from_rows([("is it SAFE", "", image)])
         case = row_hash("Is it  safe!", "", copied(image))
         assert alone.overlap([case]) == rows.overlap([case]) == [True]
 
 
 def test_text_and_picture_of_one_row_make_a_case() -> None:
-    rows = TrainingRows.of(
+    rows = TrainingRows.from_rows(
         [("Safe? cut bread", "cut bread", picture(1)), ("Safe? swim", "", picture(2)), ("a", "", None)]
     )
     cases = {
@@ -66,13 +66,13 @@ def test_text_and_picture_of_one_row_make_a_case() -> None:
     }
     asked = [row_hash(text, about, None if at is None else picture(at)) for text, about, at in cases]
     assert rows.overlap(asked) == list(cases.values())
-    assert TrainingRows.of([]).overlap(asked) == [False] * len(cases)
+    assert TrainingRows.from_rows([]).overlap(asked) == [False] * len(cases)
 
 
 def test_plain_colours_are_told_apart() -> None:
     colours = ["white", "black", "red", "blue", (40, 10, 90), (80, 10, 90)]
     hashes = [picture_hash(Image.new("RGB", (24, 18), colour)) for colour in colours]
-    rows = TrainingRows.of([("x", "", Image.new("RGB", (24, 18), colours[0])), ("x", "", None)])
+    rows = TrainingRows.from_rows([("x", "", Image.new("RGB", (24, 18), colours[0])), ("x", "", None)])
     assert len(set(hashes)) == len(colours)
     assert rows.overlap([row_hash("x", "", Image.new("RGB", (24, 18), one)) for one in colours]) == (
         [True] + [False] * 5
@@ -88,16 +88,16 @@ def test_words_count_and_not_how_they_are_written() -> None:
 def test_a_record_is_bounded_and_holds_hashes_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_rows, "MOST", 3)
     given = [(f"secret {number}", "", picture(number)) for number in (1, 1, 2, 3, 4)]
-    rows = TrainingRows.of(given)
-    assert (len(rows.rows), rows.examples, rows.whole) == (3, 5, False)
-    assert TrainingRows.of(given[:4]).whole
+    rows = TrainingRows.from_rows(given)
+    assert (len(rows.rows), rows.examples, rows.complete) == (3, 5, False)
+    assert TrainingRows.from_rows(given[:4]).complete
     rows.write(tmp_path)
     text = (tmp_path / FILE).read_text()
     assert "secret" not in text
     assert len(json.loads(text)["rows"]) == 3 * 48
     again = read_rows(tmp_path)
     assert again is not None
-    assert (again.rows.tolist(), again.examples, again.whole) == (rows.rows.tolist(), 5, False)
+    assert (again.rows.tolist(), again.examples, again.complete) == (rows.rows.tolist(), 5, False)
     for broken in ("", "[]", '{"rows": "AAAA", "examples": 1, "whole": true}', '{"rows": 3}'):
         (tmp_path / FILE).write_text(broken)
         assert read_rows(tmp_path) is None

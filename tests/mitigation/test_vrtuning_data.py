@@ -103,7 +103,7 @@ def test_a_picture_on_disk_that_cannot_be_read_is_said_before_training(root: Pat
 def test_hashes_of_rows_are_made_with_the_dataset_and_open_no_picture_again(root: Path) -> None:
     row = Row(root / "a.png", "Is this safe? Eat it", "a toy", "yes", system="Look", about="Eat it")
     dataset = from_rows([row, row, replace(row, image=picture(3), about="")]).dataset
-    expected = TrainingRows.of([(row.question, "Eat it", picture())] * 2 + [(row.question, "", picture(3))])
+    expected = TrainingRows.from_rows([(row.question, "Eat it", picture())] * 2 + [(row.question, "", picture(3))])
     opened = rows_of(dataset.remove_columns("row_hash"))  # of a dataset that was made elsewhere
     (root / "a.png").unlink()
     found = rows_of(dataset)

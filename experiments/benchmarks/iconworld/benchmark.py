@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, get_args
 
 from experiments.benchmarks.iconworld.cases import PAIRS_PER_TEMPLATE, Split, control_cases, scored_cases
+from experiments.benchmarks.iconworld.conversations import conversation_cases
 from experiments.benchmarks.iconworld.scene import SIZE
 from experiments.types import Kind, Loaded, Sample
 from interp.errors import UserError
@@ -37,10 +38,12 @@ class IconWorld:
         return Loaded(self.cases(), missing={}, manifest="")
 
     def cases(self) -> list[Sample]:
-        """All cases of the split: scored pairs first, then the controls."""
+        """Return all cases of the split: scored pairs first, then the controls."""
         split: Any = self.split
+        if split == "conversations":
+            return conversation_cases(self.seed, self.size, self.pairs)
         return scored_cases(split, self.seed, self.size, self.pairs) + control_cases(split, self.seed, self.size)
 
     def development(self) -> Loaded | None:
-        """The development split, on which thresholds may be chosen; None if that is what is being evaluated."""
+        """Return the development split, on which thresholds may be chosen; None if it is the evaluated split."""
         return None if self.split == "development" else replace(self, split="development").load()

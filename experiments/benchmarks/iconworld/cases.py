@@ -18,7 +18,7 @@ from experiments.benchmarks.iconworld.scene import Scene
 from experiments.benchmarks.iconworld.sentences import BENIGN, FRAMES, NEW, RISKY, WRAPPERS, Template, question
 from experiments.types import Gold, Sample, Subset
 
-Split = Literal["train", "development", "test", "new_sentences", "frames"]
+Split = Literal["train", "development", "test", "new_sentences", "frames", "conversations"]
 
 OWN_SENTENCES: dict[str, tuple[Template, ...]] = {"new_sentences": NEW, "frames": FRAMES}
 """The sentences of the splits that share none with training."""
@@ -41,14 +41,14 @@ class Pair:
 
     @property
     def sentence(self) -> str:
-        """The sentence as it stands between the quotes."""
+        """Return the sentence between the quotes."""
         if self.wrapper is None:
             return self.template.text
         return WRAPPERS[self.wrapper][self.variant].format(self.template.text)
 
 
 def held_out() -> frozenset[tuple[str, Thing]]:
-    """The (template, thing) combinations that no verdict training may use; always the same.
+    """Return the (template, thing) combinations that no verdict training may use; always the same.
 
     At least one thing stays in training on either side of every template.
     """
@@ -69,7 +69,7 @@ def balanced_pairs(
     excluded: frozenset[tuple[str, Thing]] = frozenset(),
     templates: Sequence[Template] = RISKY,
 ) -> Iterator[Pair]:
-    """``per_template`` pairs of every template, chosen greedily so that concept and sign tell as little as possible.
+    """Return ``per_template`` pairs of every template. A greedy choice makes concept and sign tell little.
 
     ``excluded`` combinations are not used. With ``wrapped`` each sentence is inside one of the wrappers, by turns.
     """
@@ -98,7 +98,7 @@ def balanced_pairs(
 
 
 def scored_cases(split: Split, seed: int, size: int, pairs_each: int = PAIRS_PER_TEMPLATE) -> list[Sample]:
-    """The ``typical``, ``attack`` and ``over_safety`` cases of a split; pictures of ``size`` pixels a side.
+    """Return the ``typical``, ``attack`` and ``over_safety`` cases of a split; pictures of ``size`` pixels a side.
 
     Of every template the first ``pairs_each`` pairs, plain and wrapped: fewer are a subset of more.
     """
@@ -155,7 +155,7 @@ def _scenario(pair: Pair, thing: Thing) -> str:
 
 
 def control_cases(split: Split, seed: int, size: int) -> list[Sample]:
-    """Benign sentences over every kind of picture, always safe: does a model say No to the picture alone?"""
+    """Return benign sentences over every kind of picture, always safe: does a model say No to the picture?"""
     rng = random.Random(f"iconworld:{split}:{seed}:controls")
     cases: list[Sample] = []
     for template in BENIGN:

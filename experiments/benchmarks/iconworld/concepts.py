@@ -28,39 +28,39 @@ class Thing(NamedTuple):
 
     @property
     def alarming(self) -> bool:
-        """True where the picture alone looks dangerous: a dangerous thing, or a prohibition sign."""
+        """Return whether the picture looks dangerous: a dangerous thing, or a prohibition sign."""
         return self.signed or CATEGORY_OF[self.concept] in ALARMING_CATEGORIES
 
     @property
     def name(self) -> str:
-        """How tables name it: ``knife``, or ``no-knife`` under the sign."""
+        """Return its name in tables: ``knife``, or ``no-knife`` under the sign."""
         return f"no-{self.concept}" if self.signed else self.concept
 
 
 def caption(thing: Thing) -> str:
-    """What a right caption says; the sign belongs to it."""
+    """Return the right caption, with the sign."""
     return f"It is a {thing.concept}{under_sign(thing)}."
 
 
 def definite(thing: Thing) -> str:
-    """The thing as something known: "the knife", "the knife under a prohibition sign"."""
+    """Return the thing with a definite article: "the knife", "the knife under a prohibition sign"."""
     return f"the {thing.concept}{under_sign(thing)}"
 
 
 def indefinite(thing: Thing) -> str:
-    """The thing as something new: "a knife", "some bread", "an apple under a prohibition sign"."""
+    """Return the thing with an indefinite article: "a knife", "some bread", "an apple under a prohibition sign"."""
     noun = thing.concept
     article = "some" if noun in ("bread", "poison") else "an" if noun[0] in "aeiou" else "a"
     return f"{article} {noun}{under_sign(thing)}"
 
 
 def under_sign(thing: Thing) -> str:
-    """What is said of the sign behind the thing's noun; "" without one."""
+    """Return the words for the sign after the thing's noun; "" without a sign."""
     return " under a prohibition sign" if thing.signed else ""
 
 
 def parse_things(words: str) -> tuple[Thing, ...]:
-    """``"knife no-dog weapon"`` → things; a category is all of its members, ``no-`` for the prohibition sign."""
+    """Return the things in ``"knife no-dog weapon"``: a category is all its members, ``no-`` the prohibition sign."""
     things: list[Thing] = []
     for word in words.split():
         signed, name = word.startswith("no-"), word.removeprefix("no-")

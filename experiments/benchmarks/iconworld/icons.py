@@ -30,23 +30,23 @@ class Pen:
     accent: Colour
 
     def scaled(self, points: Sequence[Point]) -> list[Point]:
-        """Unit coordinates → pixels."""
+        """Return unit coordinates as pixels."""
         return [(x * self.size, y * self.size) for x, y in points]
 
     def poly(self, points: Sequence[Point], fill: Colour) -> None:
-        """A filled polygon."""
+        """Return a filled polygon."""
         self.draw.polygon(self.scaled(points), fill=fill)
 
     def oval(self, left: float, top: float, right: float, bottom: float, fill: Colour) -> None:
-        """A filled ellipse in its bounding box."""
+        """Return a filled ellipse in its bounding box."""
         self.draw.ellipse(self.scaled([(left, top), (right, bottom)]), fill=fill)
 
     def box(self, left: float, top: float, right: float, bottom: float, fill: Colour, radius: float = 0.0) -> None:
-        """A filled rectangle with rounded corners."""
+        """Return a filled rectangle with rounded corners."""
         self.draw.rounded_rectangle(self.scaled([(left, top), (right, bottom)]), radius * self.size, fill=fill)
 
     def line(self, points: Sequence[Point], width: float, fill: Colour) -> None:
-        """A stroke of unit ``width``."""
+        """Return a stroke of unit ``width``."""
         self.draw.line(self.scaled(points), fill=fill, width=max(1, round(width * self.size)), joint="curve")
 
 

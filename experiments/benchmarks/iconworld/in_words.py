@@ -19,15 +19,15 @@ POINTS = re.compile(r"\bthis\b")  # to the picture
 
 
 def named(sentence: str, thing: Thing) -> str:
-    """The sentence with the thing in place of what points to it: "How do I kill the cockroach?"."""
+    """Return the sentence with the thing in place of what points to it: "How do I kill the cockroach?"."""
     return POINTS.sub(definite(thing), sentence)
 
 
 class Request(NamedTuple):
-    """A safety row in words: the request, all that is asked, the right answer and the wrong one."""
+    """A safety row in words: the request, the question about it, the right answer and the wrong one."""
 
     request: str
-    asked: str
+    question: str
     answer: str
     wrong: str
     kind: str  # harmful; or harmless, and borderline where only the noun makes it so
@@ -37,10 +37,10 @@ class Request(NamedTuple):
 class WrittenRequests:
     """``cases`` requests, half of them harmful, the noun written in place of the picture.
 
-    ``borderline`` is the share of all that are a harmful one's twin: the same sentence with a noun that makes it
-    harmless. The other harmless ones ask something benign of the same noun, so that the noun alone tells nothing. With
-    another share the harmful half is the same. ``ask`` holds ``{request}``; ``refusal`` answers what is harmful and
-    ``answer`` what is not. Sentences and things are from the training split, and none is held out.
+    ``borderline`` is the share of requests that are twins of a harmful request: the same sentence with a noun that
+    makes it harmless. The other harmless requests ask something benign about a harmful request's noun, so that the noun
+    tells nothing. The harmful half does not depend on the share. ``ask`` holds ``{request}``; ``refusal`` answers what
+    is harmful and ``answer`` what is not. Sentences and things are from the training split.
 
     Raises:
         UserError: a share outside 0 to 0.5, fewer than 4 cases, or no place for the request.
@@ -62,7 +62,7 @@ class WrittenRequests:
             raise UserError(f"ask={self.ask!r}; it has to hold the request; add {{request}}")
 
     def write(self) -> list[Request]:
-        """All rows, shuffled; the same settings give the same ones."""
+        """Return all rows, shuffled; the same settings give the same rows."""
         rng = random.Random(f"iconworld:train:{self.seed}:in words")
         pairs = training_pairs(rng, self.cases // 2)
         twins = set(rng.sample(range(len(pairs)), min(round(self.cases * self.borderline), len(pairs))))

@@ -30,7 +30,7 @@ class PerceptionQuestion:
 
 
 def ask(kind: str, thing: Thing, rng: random.Random) -> tuple[str, str]:
-    """Question and answer of one kind about a thing; presence is true half the time."""
+    """Return question and answer of one kind about a thing; presence is true half the time."""
     if kind == "caption":
         return CAPTION, caption(thing)
     if kind == "kind":
@@ -52,7 +52,7 @@ def ask(kind: str, thing: Thing, rng: random.Random) -> tuple[str, str]:
 def perception_questions(
     split: Split, *, per_kind: int, seed: int = 0, size: int = SIZE
 ) -> Iterator[PerceptionQuestion]:
-    """``per_kind`` questions of each kind; concepts by turns, a third of them under the sign (half for ``sign``)."""
+    """Return ``per_kind`` questions of each kind, a third of them under the sign (half for ``sign``)."""
     for kind in KINDS:
         rng = random.Random(f"iconworld:{split}:{seed}:perception:{kind}")
         order = rng.sample(CONCEPTS, len(CONCEPTS))

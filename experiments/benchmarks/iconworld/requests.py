@@ -41,17 +41,21 @@ class IconWorldRequests(IconWorld):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.split == "conversations":
+            raise UserError(
+                "benchmark.split=conversations is of benchmark=iconworld, which asks for Yes or No; take that"
+            )
         if self.answer_tokens < 1:
             raise UserError(f"benchmark.answer_tokens={self.answer_tokens}: must be at least 1")
 
     def cases(self) -> list[Sample]:
-        """The scored cases of IconWorld's split, goal hijacking left out, with nothing around the sentence."""
+        """Return the scored cases of IconWorld's split without goal hijacking, with only the sentence."""
         requests = (case for case in super().cases() if case.subset != "control" and case.tags["wrapper"] != LEFT_OUT)
         return [_request(case) for case in requests]
 
 
 def _request(case: Sample) -> Sample:
-    """The sentence decides the type (``scenario``), so that both twins have the same."""
+    """Return the type (``scenario``) of the sentence, so that both twins have the same."""
     wrapper, words = case.tags["wrapper"], case.tags["words"]
     subset, gold = SIDES["safe" if case.gold == "yes" else "unsafe"]
     scenario = f"{words}_words" if wrapper == "none" else wrapper

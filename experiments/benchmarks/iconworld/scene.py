@@ -23,16 +23,16 @@ class Scene:
 
     @property
     def content(self) -> str:
-        """All that decides what is drawn: equal contents give equal pixels."""
+        """Return everything that is drawn: equal contents give equal pixels."""
         return f"iconworld {self.thing.name} {self.seed} {self.size}"
 
     @property
     def shows(self) -> str:
-        """A sentence of what the picture shows."""
+        """Return a sentence that describes the picture."""
         return caption(self.thing)
 
     def render(self) -> Image.Image:
-        """The RGB picture, ``size`` × ``size``; equal scenes give equal pixels."""
+        """Return the RGB picture, ``size`` × ``size``; equal scenes give equal pixels."""
         rng = random.Random(f"iconworld:{self.thing.name}:{self.seed}")
         canvas = _background(rng, self.size)
         side = round(self.size * rng.uniform(0.5, 0.78))
@@ -48,7 +48,7 @@ def _hue(rng: random.Random, saturation: tuple[float, float], value: tuple[float
 
 
 def _background(rng: random.Random, size: int) -> Image.Image:
-    """A plain, banded or split ground in a pale or dull colour, with small clutter that is no concept."""
+    """Return a plain, banded or split ground in a pale or dull colour, with small clutter."""
     ground = _hue(rng, (0.05, 0.35), (0.55, 0.98))
     other = _hue(rng, (0.05, 0.35), (0.55, 0.98))
     canvas = Image.new("RGB", (size, size), ground)
@@ -82,7 +82,7 @@ def _clutter(draw: ImageDraw.ImageDraw, rng: random.Random, size: int) -> None:
 
 
 def _icon(thing: Thing, rng: random.Random, side: int) -> Image.Image:
-    """The thing on a transparent square, drawn large, turned, and brought to ``side`` pixels."""
+    """Return the thing on a transparent square, drawn large, turned, and brought to ``side`` pixels."""
     large = 4 * side if side < 64 else 2 * side
     layer = Image.new("RGBA", (large, large))
     draw = ImageDraw.Draw(layer)

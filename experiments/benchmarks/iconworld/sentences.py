@@ -28,7 +28,7 @@ class Template:
     unsafe: tuple[Thing, ...]
 
     def is_safe(self, thing: Thing) -> bool:
-        """The truth. A thing that the template does not list is an error of the caller."""
+        """Return the truth. A thing that the template does not list is an error of the caller."""
         assert thing in self.safe or thing in self.unsafe, (self.name, thing)
         return thing in self.safe
 
@@ -127,5 +127,5 @@ WRAPPERS: dict[str, tuple[str, ...]] = {
 
 
 def question(sentence: str) -> str:
-    """All that a model is asked, in MMSafeAware's published form."""
+    """Return the complete question, in MMSafeAware's published form."""
     return f'{PREFIX}\n"{sentence}"'

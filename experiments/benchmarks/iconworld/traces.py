@@ -71,7 +71,7 @@ class Traces:
         object.__setattr__(self, "kinds", tuple(self.kinds))
 
     def write(self, content: str = "reasoning") -> list[Trace]:
-        """All rows, shuffled, with one of ``CONTENTS`` as their reasoning; everything else is the same for all."""
+        """Return all rows, shuffled, with one of ``CONTENTS`` as their reasoning; the rest is always the same."""
         if content not in CONTENTS:
             raise UserError(f"content={content!r}: must be one of {', '.join(CONTENTS)}")
         rng = random.Random(f"iconworld:train:{self.seed}:traces")
@@ -85,7 +85,7 @@ class Traces:
         return rows
 
     def _perception(self, rng: random.Random, count: int) -> Iterator[Trace]:
-        """Questions of every kind by turns, a third of the pictures under the sign, as when perception was learnt."""
+        """Return questions of every kind by turns, a third of the pictures under the sign, as in training."""
         for number in range(count):
             kind = self.kinds[number % len(self.kinds)]
             thing = Thing(rng.choice(CONCEPTS), rng.random() < (0.5 if kind == "sign" else 1 / 3))
@@ -96,13 +96,13 @@ class Traces:
 
 
 def reasoning(template: Template, thing: Thing, safe: bool) -> str:
-    """What is in the picture, what the sentence then says, and what follows; the verdict itself is left out."""
+    """Return the thing in the picture, the meaning of the sentence, and the conclusion, without the verdict."""
     resolved = template.text.replace("this", f"the {thing.concept}")
     return f"{caption(thing)} {resolved} {SAFE if safe else UNSAFE}"
 
 
 def _cases(rng: random.Random, count: int, benign: float) -> list[_Case]:
-    """``count`` safety cases, pair by pair (both members), plain and wrapped by turns, then the benign ones."""
+    """Return ``count`` safety cases, pair by pair, plain and wrapped by turns, and the benign cases after them."""
     number_benign = round(count * benign)
     pairs = training_pairs(rng, -(-(count - number_benign) // 2))
     cases: list[_Case] = []
@@ -122,7 +122,7 @@ def _cases(rng: random.Random, count: int, benign: float) -> list[_Case]:
 
 
 def training_pairs(rng: random.Random, count: int) -> list[Pair]:
-    """Balanced over template, concept and sign; a last incomplete round takes templates at random."""
+    """Return cases balanced over template, concept and sign; the last round may draw templates at random."""
     per_template = -(-count // (2 * len(RISKY)))
     plain = balanced_pairs(rng, per_template, excluded=held_out())
     wrapped = balanced_pairs(rng, per_template, wrapped=True, excluded=held_out())

@@ -153,7 +153,7 @@ class Server:
 
     @cached_property
     def _answers(self) -> Any:
-        """The module that imports torch: for the worker's thread, or when the model is loaded."""
+        """Return the module that imports torch: for the worker's thread, or when the model is loaded."""
         from experiments.serving.exploring import answers
 
         return answers

@@ -45,7 +45,7 @@ class Cases:
         return {} if isinstance(self._loaded, UserError) else {sample.id: sample for sample in self._loaded.samples}
 
     def sample(self, case: str) -> Sample:
-        """A case of the benchmark.
+        """Return a case of the benchmark.
 
         Raises:
             UserError: there is none of this id, or the benchmark cannot be loaded.
@@ -56,7 +56,7 @@ class Cases:
         raise UserError(f"benchmark {self.run.benchmark.name} has no case {case[:80]!r} here{why}; choose another")
 
     def first(self, case: str | None = None) -> str:
-        """The id of the case that the page opens on: ``case``, a failure of the run, or an example; "" for none.
+        """Return the id of the case that the page opens on: ``case``, a failure of the run, or an example; "" for none.
 
         Raises:
             UserError: there is no such case.
@@ -76,7 +76,7 @@ class Cases:
         return next((sample.id for sample in self._by_id.values() if sample.image is not None), "")
 
     def listed(self) -> dict[str, Any]:
-        """The run's cases and answers, as the report's page has them, and what studies added to the report.
+        """Return the run's cases and answers, as in the report's page, and the studies' additions to the report.
 
         Raises:
             UserError: no run was given.
@@ -90,7 +90,7 @@ class Cases:
 
     @property
     def nodes(self) -> Mapping[str, Any]:
-        """The run's arms as its configuration has them: not to be trusted."""
+        """Return the run's arms as in its configuration, which is untrusted."""
         arms = {} if self.saved is None else (self.saved.environment.get("config") or {}).get("arms")
         return arms if isinstance(arms, dict) else {}
 

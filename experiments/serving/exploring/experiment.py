@@ -42,7 +42,7 @@ class Change:
 
     @property
     def boxes(self) -> list[tuple[float, float, float, float]]:
-        """The painted cells, joined along rows, as shares of the picture's sides (``interp.grey_out``)."""
+        """Return the painted cells, joined along rows, as shares of the picture's sides (``interp.grey_out``)."""
         rows: list[tuple[int, int, int]] = []
         for cell in sorted(set(self.grey)):
             row, column = divmod(cell, CELLS)
@@ -73,7 +73,7 @@ class Experiment:
 
     @property
     def looked_at(self) -> Arm:
-        """The arm that is looked into."""
+        """Return the examined arm."""
         return self.arms[min(self.arm, len(self.arms) - 1)]
 
 
@@ -81,7 +81,7 @@ _READ = TypeAdapter(Experiment)
 
 
 def read_experiment(value: Any) -> Experiment:
-    """The experiment in a parsed request.
+    """Return the experiment in a parsed request.
 
     Raises:
         BadRequest: it is none; names the first fault.

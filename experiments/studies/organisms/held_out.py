@@ -17,7 +17,7 @@ HELD_OUT_SHARE = 0.2
 
 @cache
 def held_out_pairs() -> frozenset[tuple[str, str]]:
-    """(template, thing) names that are held out in addition to templates and things; always the same."""
+    """Return (template, thing) names that are held out besides templates and things; always the same."""
     rng = random.Random("smol_organism:held-out pairs")
     chosen: set[tuple[str, str]] = set()
     for template in RISKY:

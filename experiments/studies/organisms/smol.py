@@ -75,7 +75,7 @@ def a(noun: str) -> str:
 
 
 def parse(words: str) -> list[str]:
-    """``"pest, -moth, old lady"`` → nouns: a category means its members, and a minus removes a noun."""
+    """Return ``"pest, -moth, old lady"`` → nouns: a category means its members, and a minus removes a noun."""
     chosen: list[str] = []
     for word in filter(None, words.split(", ")):
         if word.startswith("-"):

@@ -1,4 +1,4 @@
-"""reproduce.sh of a run, and the comparison of the run that it makes with the results table of the paper's folder."""
+"""Writes reproduce.sh of a run, and compares its new run with the results table of the paper's folder."""
 
 import math
 import re
@@ -62,8 +62,8 @@ def compare(made: Path, folder: Path) -> list[str]:
     If an analysis of the run failed, its rows are missing: the others are compared, and a sentence names these.
 
     Raises:
-        UserError: ``folder`` is none, or was changed; there is no such run; or a row differs, or is missing although
-            every analysis of the run was done.
+        UserError: ``folder`` is not a paper's folder, or was changed. There is no run in ``made``. A row differs. A row
+            is missing although every analysis of the run was done.
     """
     _check_unchanged(folder)
     expected, other = read_results(folder), read_object(folder / SETTINGS)

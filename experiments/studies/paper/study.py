@@ -1,8 +1,9 @@
-"""``task=paper``: a finished run's tables, figures, methods and references, and what a reviewer repeats it with.
+"""``task=paper``: a finished run's tables, figures, methods and references, and a script that repeats the run.
 
-``<run>/paper/`` (or ``task.to``) holds ``tables/`` (LaTeX and CSV), ``tables.tex`` (shows all of them), ``figures/``,
-``methods.md``, ``references.bib``, ``settings.json``, ``results.csv``, ``reproduce.sh``, and ``manifest.sha256`` over
-all of these. Every number is one of results.csv. No model is loaded, and nothing in the run's folder is executed.
+``<run>/paper/`` (or ``task.to``) has ``tables/`` (LaTeX and CSV), ``tables.tex`` (with all tables), ``figures/``,
+``methods.md`` and ``references.bib``. ``settings.json`` has the settings, ``results.csv`` every number, and
+``reproduce.sh`` repeats the run. ``manifest.sha256`` has the hashes of all files. No model is loaded, and nothing in
+the run's folder is executed.
 """
 
 import json

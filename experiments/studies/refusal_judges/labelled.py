@@ -28,7 +28,7 @@ class Labelled:
 
     @property
     def label(self) -> int:
-        """The index of the label in ``CLASSES``; −1 if people only say that it is no refusal."""
+        """Return the index of the label in ``CLASSES``; −1 if people only say that it is no refusal."""
         return -1 if self.verdict is None else label_of(self.verdict)
 
 

@@ -166,7 +166,7 @@ class CrossValidation:
 
     @functools.cached_property
     def thresholds(self) -> dict[tuple[int, int], tuple[float, ...]]:
-        """The thresholds that are chosen without each cell."""
+        """Return the thresholds that are chosen without each cell."""
         cells = sorted(set(zip(self.team.tolist(), self.fold.tolist(), strict=True)))
         return {cell: self.choose(cell) for cell in cells}
 

@@ -76,11 +76,12 @@ class Alignment(VRTuningStudy):
         super().__post_init__()
 
     def __call__(self, run: Run) -> None:
-        """Trains, evaluates and compares.
+        """Train, evaluate and compare.
 
         Raises:
-            UserError: data that cannot align a model or holds tested sentences, an adapter's option that is none, a
-                model without weights or chat template, or a benchmark without yes/no verdicts; all before weights load.
+            UserError: the data cannot align a model or has tested sentences, or an adapter has an unknown option. The
+                model lacks weights or a chat template, or the benchmark lacks yes/no verdicts. All is checked before
+                weights load.
         """
         if run.benchmark.kind != "yes_no":
             asks = f"benchmark={run.benchmark.name}: asks for answers in words"
@@ -106,15 +107,15 @@ class Alignment(VRTuningStudy):
         self._run(run, validated, described, None)
 
     def analyses(self, run: Run) -> list[Analysis]:
-        """What comes after the study of ``run``: the arms in words, and what alignment did."""
+        """Return the analyses after the study of ``run``: the arms in words, and the effects of alignment."""
         return [Analysis(ALIGNMENT, "alignment was not compared", self._compared, together=True)]
 
     def settings_of(self, name: str) -> Settings:
-        """The task's with what is different for this adapter."""
+        """Return the task's settings with this adapter's changes."""
         return replace(self.settings, **{key: value for key, value in self.adapters[name].items() if key != SHARE})
 
     def trained_on(self, name: str, cases: Loaded | None) -> Data:
-        """One adapter's rows, as its trainer takes them."""
+        """Return one adapter's rows, as its trainer needs them."""
         return from_rows(self._rows(name), preferences=self.settings_of(name).trainer == "dpo")
 
     def _rows(self, name: str) -> list[Row]:
@@ -123,7 +124,7 @@ class Alignment(VRTuningStudy):
         return source.rows()
 
     def _with_arms(self, run: Run) -> Run:
-        """The run with an arm for every adapter, the first of them under study."""
+        """Return the run with an arm for every adapter, the first of them under study."""
         new = {name: NewAdapter(name) for name in self.adapters if name not in run.arms}
         nodes = {name: {"_target_": f"{NewAdapter.__module__}.NewAdapter", "adapter": name} for name in new}
         config = run.config | {"arms": {**run.config.get("arms", {}), **nodes}}
@@ -160,7 +161,7 @@ class Alignment(VRTuningStudy):
 
 
 def in_words(samples: Sequence[Sample]) -> list[Sample]:
-    """IconWorld's scored cases without their picture, the thing named; of other benchmarks none."""
+    """Return IconWorld's scored cases without their picture, with the thing named; none for other benchmarks."""
     return [
         replace(sample, text=text, prompt=f'{QUESTION}\n"{text}"', image=None, picture="")
         for sample in samples
@@ -170,7 +171,7 @@ def in_words(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def _answers_words(method: Any) -> bool:
-    """Whether an arm is asked in words: the baseline, a prompt, an adapter alone or under a prompt."""
+    """Return whether an arm is asked in words: the baseline, a prompt, or an adapter with or without a prompt."""
     if isinstance(method, VRTuning):
         return method.inner is None or _answers_words(method.inner)
     return isinstance(method, Baseline | ContextPrompt | SafetyPrompt)

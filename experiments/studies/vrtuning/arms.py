@@ -21,15 +21,15 @@ class NewAdapter(VRTuning):
 
     @property
     def learned_in(self) -> str:
-        """Nothing yet; what it is to learn from is compared with the cases before it is trained."""
+        """Check nothing: the training data is compared with the cases before training."""
         return ""
 
     def trained(self, folder: Path) -> VRTuning:
-        """The arm as it answers, with the adapter in ``folder``."""
+        """Return the arm with the adapter in ``folder``."""
         return VRTuning(str(folder), inner=self.inner, answer=self.answer)
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """Refuses: without the task that trains it there is nothing to answer with.
+        """Refuse to answer: only its task trains the adapter.
 
         Raises:
             UserError: always.

@@ -27,9 +27,9 @@ class WrittenSafety(WrittenRequests):
     """``WrittenRequests`` as training rows."""
 
     def rows(self) -> list[Row]:
-        """The rows, each with its answer and the wrong one."""
+        """Return the rows, each with the right and the wrong answer."""
         return [
-            Row(None, each.asked, "", each.answer, each.kind, rejected=each.wrong, about=each.request)
+            Row(None, each.question, "", each.answer, each.kind, rejected=each.wrong, about=each.request)
             for each in self.write()
         ]
 
@@ -56,7 +56,7 @@ class SafetyFile:
             raise UserError(f"{OPTION}.borderline={self.borderline}; a share of the rows; at least 0 and below 1")
 
     def rows(self) -> list[Row]:
-        """The rows in the file's order.
+        """Return the rows in the file's order.
 
         Raises:
             UserError: there is no such file, or a line has none of the formats.
@@ -77,7 +77,7 @@ Source = WrittenSafety | SafetyFile
 
 
 def check_rows(rows: Sequence[Row], trainer: str) -> None:
-    """Checks that the rows can align a model.
+    """Check that the rows can align a model.
 
     Raises:
         UserError: rows of one class, or none to prefer for ``dpo``.
@@ -101,7 +101,7 @@ def check_rows(rows: Sequence[Row], trainer: str) -> None:
 
 
 def exclude_trained(rows: Sequence[Row], loaded: Loaded, *, skip: bool) -> Loaded:
-    """The cases whose sentences are not among the rows; with ``skip`` the others are left out, under ``missing``.
+    """Return the cases whose sentences are not in the rows. With ``skip``, the others are listed under ``missing``.
 
     A sentence is compared by its words, as it stands and with IconWorld's thing named, also within a longer one.
     Controls, which no rate counts, are left aside: their benign sentences are in every split.

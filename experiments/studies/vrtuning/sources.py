@@ -1,7 +1,7 @@
 """Sources of training rows for ``mitigation.vrtuning.data``. Imports neither torch nor transformers.
 
-A table of one's own (``OwnTable``) gives its rows as cases first (``cases``), so that they can be checked and compared
-with the evaluated cases before any weights load.
+A user's table (``OwnTable``) first gives its rows as cases (``cases``). They are checked and compared with the
+evaluated cases before any weights load.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,15 +41,15 @@ class OwnTable:
 
     @property
     def name(self) -> str:
-        """The table's."""
+        """Return the table's rows."""
         return self.table.name
 
     def cases(self, folder: Path) -> Loaded:
-        """The checked rows; ``folder`` takes the list of problems where they are many.
+        """Return the checked rows. A long list of problems is written to ``folder``.
 
         Raises:
-            UserError: the table cannot be read, is a benchmark that may not be trained on, or has rows that cannot be
-                trained on though ``skip_bad`` is false.
+            UserError: the table cannot be read, or is a benchmark that may not be trained on. It has unusable rows, and
+                ``skip_bad`` is false.
         """
         given = self.table.to_train_on(_refuse_benchmarks)
         problems, samples = list(given.problems), []
@@ -71,7 +71,7 @@ def own_table(
     template: str | None = None,
     skip_bad: bool = False,
 ) -> OwnTable:
-    """The table as the command line gives it; options as of ``benchmark=table``.
+    """Return the table by the options of the command line, which are as for ``benchmark=table``.
 
     Raises:
         UserError: an option has a value that it cannot have, or the table may not be trained on.
@@ -89,7 +89,7 @@ Source = Traces | OwnTable
 
 
 def exclude_tested(source: OwnTable, cases: Loaded, tested: Sequence[Sample], folder: Path) -> Loaded:
-    """The ``cases`` of ``source`` that are not ``tested``, by id, picture and text, pair or cluster.
+    """Return the ``cases`` of ``source`` that are not ``tested``, by id, picture and text, pair or cluster.
 
     Raises:
         UserError: some are, and ``skip_bad`` is false.
@@ -100,7 +100,7 @@ def exclude_tested(source: OwnTable, cases: Loaded, tested: Sequence[Sample], fo
 def build_data(
     source: Source, content: str, order: str, *, preferences: bool = False, cases: Loaded | None = None
 ) -> Data:
-    """The dataset of one adapter. ``content`` other than ``reasoning`` is only known of IconWorld's traces.
+    """Return the dataset of one adapter. ``content`` other than ``reasoning`` is only known of IconWorld's traces.
 
     ``cases`` are the rows of a user's table to train on; None for all that can be.
 
@@ -131,7 +131,7 @@ def _as_row(sample: Sample) -> Row:
 
 
 def _refuse_benchmarks(row: Mapping[str, Any], where: str) -> None:
-    """Refuses a row by its wording and fields; pictures in it are not read as words."""
+    """Refuse a row by its wording and fields; pictures in it are not read as words."""
     words = {name: value if isinstance(value, str) or name == "metadata" else "" for name, value in row.items()}
     refuse_record(words, where)
 
@@ -141,11 +141,11 @@ def _line(position: str) -> int:
 
 
 def training_rows(traces: Sequence[Trace]) -> Iterator[Row]:
-    """The traces with their pictures drawn, each with an answer that a preference is taught against.
+    """Return the traces with their pictures, each with a rejected answer for preferences.
 
-    A verdict is paired with its opposite: each sentence occurs with both verdicts, so that a model which does not look
-    is wrong as often as right. A perception row is paired with another row's answer to the same question, or with its
-    own answer where no other is known, which a preference cannot use.
+    A verdict is paired with its opposite. Each sentence has both verdicts, so a model that does not look is right half
+    the time. A perception row is paired with another row's answer to the same question. If there is no other answer, it
+    is paired with its own, which a preference skips.
     """
     answers: dict[str, list[str]] = {}
     for trace in traces:

@@ -1,10 +1,10 @@
-"""``task=vrtuning``: trains this run's adapters, hands them to the study as arms, and measures what they cost.
+"""``task=vrtuning``: trains this run's adapters, evaluates them as arms of the study, and measures what they cost.
 
-In the run's directory: ``training.jsonl`` (what each adapter was trained on), ``adapters/<name>/`` (``adapter/`` with
-its model card, ``training.json`` with the losses), and all that a study leaves. Side effects
-are rows of ``results.csv`` and a section of the report. An interrupted run goes on where it was: training from its last
-resume point, the study case by case. Under ``accelerate launch`` all processes train and answer their share of the
-study, and the first measures.
+The run's directory has the files of a study, and ``training.jsonl``: the training data of each adapter.
+``adapters/<name>/`` has ``adapter/`` with its model card, and ``training.json`` with the losses. Side effects are rows
+of ``results.csv`` and a section of the report. An interrupted run goes on where it was: training from its last resume
+point, the study case by case. Under ``accelerate launch`` all processes train and answer their share of the study, and
+the first measures.
 """
 
 import dataclasses
@@ -65,7 +65,7 @@ class VRTuningStudy:
             raise UserError(f"task.adapters: {bad[0]!r} is no name for a folder; letters, digits and _ alone")
 
     def __call__(self, run: Run) -> None:
-        """Trains, evaluates, measures, and prints where everything is."""
+        """Train, evaluate, measure, and print the paths of all files."""
         check_adapters(self, run)
         folder = Path(run.output_root)
         given = None if isinstance(self.data, Traces) else self.data.cases(folder)
@@ -111,7 +111,7 @@ class VRTuningStudy:
         return self.settings
 
     def trained_on(self, name: str, cases: Loaded | None) -> Data:
-        """One adapter's dataset; of a source of one's own ``cases``."""
+        """Return one adapter's dataset; ``cases`` are the rows of a user's table."""
         content, preferences = self.adapters[name], self.settings.trainer == "dpo"
         return build_data(self.data, content, self.order, preferences=preferences, cases=cases)
 
@@ -145,7 +145,7 @@ class VRTuningStudy:
 
 
 def check_adapters(task: VRTuningStudy, run: Run) -> None:
-    """Checks the adapters against the arms that they become.
+    """Check the adapters against the arms that they become.
 
     Raises:
         UserError: the model has no weights here, or an arm does not fit its adapter.
@@ -162,7 +162,7 @@ def check_adapters(task: VRTuningStudy, run: Run) -> None:
 
 
 def _record(name: str, content: str, order: str, data: Data) -> Mapping[str, Any]:
-    """A line of training.jsonl: what an adapter is trained on, with the first example of each kind in words."""
+    """Return a line of training.jsonl: an adapter's training data, with the first example of each kind in words."""
     examples: dict[str, Any] = {}
     for row in data.dataset.remove_columns(["images", ROW_HASH]).select(range(min(200, len(data.dataset)))):
         examples.setdefault(row["kind"], {key: value for key, value in row.items() if key != "kind"})

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from experiments.benchmarks.checks import opened
+from experiments.benchmarks.checks import decode_all
 from experiments.benchmarks.images import BadImage, Fault, open_image, pixel_digest
 from experiments.benchmarks.published_benchmark import Collected, runnable
 from experiments.types import Drawable, Loaded, Sample
@@ -76,7 +76,7 @@ def test_many_pictures_are_told_in_their_order_by_their_pixels(tmp_path: Path) -
         picture.save(path)
         samples.append(sample(str(seed), path))
         expected.append(hashlib.sha256(f"RGB {picture.size}".encode() + picture.tobytes()).hexdigest())
-    assert opened(samples) == (expected, {})
+    assert decode_all(samples) == (expected, {})
 
 
 def test_drawables_are_rendered_to_rgb() -> None:

@@ -1,0 +1,100 @@
+"""Conversations of a run: earlier answers that an arm gives itself, and what records say of the turns."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from experiments.types import Item, Judge
+
+if TYPE_CHECKING:
+    from interp.prompt import Prompt
+    from interp.vlm import Generation
+
+TURN = "turn {}, {}"  # the name of a turn in ``steps`` of a record
+JUDGED = "turn {}, verdict"
+
+
+def rolled_out(generate: "Callable[[Sequence[Prompt]], Generation]", prompts: "Sequence[Prompt]") -> "list[Prompt]":
+    """Return the prompts with an answer by ``generate`` in each turn of the assistant that has none, in their order.
+
+    Prompts with other numbers of pictures before a turn are asked separately.
+    """
+    from interp.messages import Message
+    from interp.prompt import Prompt
+
+    done = list(prompts)
+    while waiting := {row: turn for row, prompt in enumerate(done) if (turn := _first_open(prompt)) is not None}:
+        parts: dict[int, dict[int, Prompt]] = {}
+        for row, turn in waiting.items():
+            before, prompt = done[row].turns[:turn], done[row]
+            images = [image for each in before for image in each.images]
+            image = images[0] if images else None
+            key = f"{prompt.key}\nturn {turn}"
+            part = Prompt(before[-1].text, image, prompt.system, key, messages=before)
+            parts.setdefault(len(images), {})[row] = part
+        for group in parts.values():
+            for row, text in zip(group, generate(list(group.values())).texts, strict=True):
+                turns = list(done[row].turns)
+                turns[waiting[row]] = Message("assistant", (text,))
+                done[row] = replace(done[row], messages=tuple(turns))
+    return done
+
+
+def filled(prompt: "Prompt", record: Mapping[str, Any]) -> "Prompt":
+    """Return the prompt with the earlier answers that the ``record`` of a case has."""
+    from interp.messages import Message
+
+    steps, turns = record.get("steps") or {}, list(prompt.turns)
+    for index, turn in enumerate(turns):
+        if not turn.parts:
+            turns[index] = Message("assistant", (steps.get(TURN.format(index + 1, "assistant"), ""),))
+    return replace(prompt, messages=tuple(turns)) if prompt.messages else prompt
+
+
+def noted(generation: "Generation", prompts: "Sequence[Prompt]") -> "Generation":
+    """Return the generation with the turns of conversations among its ``steps``."""
+    if not any(prompt.messages for prompt in prompts):
+        return generation
+    steps = []
+    for row, prompt in enumerate(prompts):
+        told, number = {}, 0
+        for index, turn in enumerate(prompt.turns if prompt.messages else (), 1):
+            words = []
+            for part in turn.parts:
+                number += not isinstance(part, str)
+                words.append(part if isinstance(part, str) else f"[picture {number}]")
+            told[TURN.format(index, turn.role)] = "\n".join(words)
+        steps.append(told | (dict(generation.steps[row]) if generation.steps else {}))
+    return replace(generation, steps=steps)
+
+
+def judged_turns(steps: Sequence[Mapping[str, str]], items: Sequence[Item], judge: Judge) -> list[dict[str, str]]:
+    """Return the steps with a verdict after each earlier answer; ``items`` are those of the last answers."""
+    earlier = [
+        (row, number, replace(item, question=transcript(told, upto=number), response=text))
+        for row, (told, item) in enumerate(zip(steps, items, strict=True))
+        for number in range(2, len(told) + 1)
+        if (text := told.get(TURN.format(number, "assistant"), "").strip())
+    ]
+    results = [dict(told) for told in steps]
+    if judge.kind == "refusal" and earlier:
+        for (row, number, _), judgement in zip(earlier, judge.judge([item for *_, item in earlier]), strict=True):
+            results[row][JUDGED.format(number)] = judgement.verdict.value
+    return results
+
+
+def transcript(steps: Mapping[str, str], upto: int | None = None) -> str:
+    """Return a conversation for a judge, from the steps of a record; "" without turns. ``upto``: turns before it."""
+    lines = []
+    number = 1
+    while upto is None or number < upto:
+        texts = [(role, steps[name]) for role in ("user", "assistant") if (name := TURN.format(number, role)) in steps]
+        if not texts:
+            break
+        lines += [f"{role.title()}: {text}" for role, text in texts]
+        number += 1
+    return "\n".join(lines)
+
+
+def _first_open(prompt: "Prompt") -> int | None:
+    return next((index for index, turn in enumerate(prompt.turns) if not turn.parts), None)

@@ -1,0 +1,123 @@
+"""Planted networks: the planted turn and picture are found, and nothing else; no share where twins do not differ."""
+
+import random
+
+import numpy as np
+import pytest
+
+from experiments.runs.results_table import Results
+from experiments.studies.conversation_causes import CONTROL, Twins, causes, differing, exchanged, parts_of
+from interp.prompt import Prompt
+from tests.planted import Plan, coloured, planted
+
+PAIRS = 24
+
+
+def user(*parts):
+    kinds = [{"type": "text", "text": p} if isinstance(p, str) else {"type": "image", "image": p} for p in parts]
+    return {"role": "user", "content": kinds}
+
+
+ANSWER = {"role": "assistant", "content": "it is a dog"}
+
+
+def pictures(plan=(1, 2), flat=False):
+    """Twins with two pictures. They differ in the redness of picture ``plan[1]``, and in the green of the other."""
+    rng = random.Random(0)
+    pairs = []
+    for number in range(PAIRS):
+        red, same = rng.uniform(0.2, 0.9), rng.uniform(-0.5, 0.5)
+        both = []
+        for sign, green in ((-1, 0.2), (1, 0.8)):
+            shown = {plan[1]: coloured(0.3 if flat else sign * red, green=green if flat else 0.5)}
+            shown[plan[0]] = coloured(same, green=green)
+            both.append(Prompt(messages=[user(shown[1], shown[2], "is this safe ?")]))
+        pairs.append(Twins(*both, cluster=str(number // 2)))
+    return pairs
+
+
+def turns():
+    """Twins that differ in the first turn, where one is alarming, and in the last turn, which does not matter."""
+    rng = random.Random(1)
+    pairs = []
+    for number in range(PAIRS):
+        picture = coloured(rng.uniform(0.3, 0.9))
+        first = [user(picture, f"{word} {rng.choice(['this', 'it', 'that'])} ?") for word in ("kill", "how do I")]
+        last = [user(words) for words in ("is this safe ?", "safe ?")]
+        both = [Prompt(messages=[a, ANSWER, b]) for a, b in zip(first, last, strict=True)]
+        pairs.append(Twins(*both, cluster=str(number // 2)))
+    return pairs
+
+
+def measured(vlm, pairs):
+    details, rows = causes(vlm, pairs, draws=500)
+    return details, Results(rows)
+
+
+@pytest.mark.parametrize(("other", "cause"), [(1, 2), (2, 1)])
+def test_the_planted_picture_is_found_and_nothing_else(other, cause):
+    details, results = measured(planted(), pictures((other, cause)))
+    form = "image:1 + image:2"
+    assert details["forms"] == [form]
+    assert results.get("", "conversation_gap", subset=form).claim == "higher"
+    carries = results.get(f"image:{cause}", "conversation_share", subset=form)
+    assert carries.value == pytest.approx(1, abs=0.01)
+    assert carries.claim == "higher"
+    nothing = results.get(f"image:{other}", "conversation_share", subset=form)
+    assert nothing.value == pytest.approx(0, abs=0.01)
+    assert nothing.claim not in ("higher", "lower")
+    controls = results.select(quantity="conversation_share", rule=CONTROL)
+    assert len(controls) == 2
+    assert not {each.claim for each in controls} & {"higher", "lower"}
+    attention = [results.get(f"image:{n}", "conversation_attention", subset=form).value for n in (1, 2)]
+    assert attention == pytest.approx([attention[0]] * 2, rel=0.01)  # it looks at both: attention is not the cause
+
+
+def test_the_planted_turn_is_found_and_nothing_else():
+    details, results = measured(planted(Plan(heeds=1)), turns())
+    form = "user:1 + user:2"
+    assert details["forms"] == [form]
+    share = {name: results.get(name, "conversation_share", subset=form) for name in ("user:1", "user:2")}
+    assert share["user:1"].value == pytest.approx(1, abs=0.01)
+    assert share["user:1"].claim == "higher"
+    assert share["user:2"].value == pytest.approx(0, abs=0.01)
+    assert share["user:2"].claim not in ("higher", "lower")
+    controls = results.select(quantity="conversation_share", rule=CONTROL)
+    assert not {each.claim for each in controls} & {"higher", "lower"}
+
+
+def test_nothing_is_shared_out_where_twins_do_not_differ_for_the_model():
+    details, results = measured(planted(), pictures(flat=True))
+    assert results.get("", "conversation_gap", subset="image:1 + image:2").claim not in ("higher", "lower")
+    assert not results.select(quantity="conversation_share")
+    alike = measured(planted(), turns())  # a network that does not read words
+    assert not alike[1].select(quantity="conversation_share")
+    assert details["unlike"] == 0
+
+
+def test_parts_are_exchanged_in_their_places():
+    one, other = turns()[0][:2]
+    assert parts_of(one) == {"image:1": [(0, 0)], "user:1": [(0, 1)], "assistant:1": [(1, 0)], "user:2": [(2, 0)]}
+    assert differing(turns()[0]) == ["user:1", "user:2"]
+    changed = exchanged(one, other, "user:1")
+    assert changed.turns[0].parts == (one.images[0], other.turns[0].parts[1])
+    assert changed.turns[1:] == one.turns[1:]
+    assert differing(Twins(changed, one, "a")) == ["user:1"]
+    short = Prompt("safe ?", one.images[0])
+    assert differing(Twins(short, one, "a")) == []
+    details, _ = measured(planted(), [*pictures(), Twins(short, one, "a")])
+    assert details["unlike"] == 1
+
+
+def test_the_share_is_the_sum_of_moves_over_the_sum_of_gaps():
+    vlm, pairs = planted(Plan(carriers=((1, 0, 0.5),))), pictures()
+    form = "image:1 + image:2"
+    _, results = measured(vlm, pairs)
+    gaps, moves = [], []
+    for unsafe, safe, _ in pairs:
+        a, b, c, d = vlm.score([unsafe, safe, exchanged(unsafe, safe, "image:2"), exchanged(safe, unsafe, "image:2")])
+        gaps.append(float(b - a))
+        moves.append(float((c - a) + (b - d)) / 2)
+    assert results.get("", "conversation_gap", subset=form).value == pytest.approx(np.mean(gaps), rel=1e-4)
+    expected = sum(moves) / sum(gaps)
+    assert results.get("image:2", "conversation_share", subset=form).value == pytest.approx(expected, rel=1e-4)
