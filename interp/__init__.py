@@ -33,7 +33,6 @@ Interventions
 
 Reading hidden states
     residuals, activations   hidden states by place and layer; what attention, MLPs or heads compute
-    save_activations, load_activations   either of them in a safetensors file
     logit_lens            the Yes/No margin and the likeliest tokens at every layer
     probe, Probe          how well a linear probe reads a label, on held-out groups
     fit_direction, Direction              a direction for a label, with its held-out accuracy
@@ -64,7 +63,7 @@ if TYPE_CHECKING:
     from interp.generation import Generation
     from interp.hooks.forward import paused
     from interp.hooks.residual import edit_residual, residuals
-    from interp.hooks.sublayers import activations, edit_activations, load_activations, save_activations
+    from interp.hooks.sublayers import activations, edit_activations
     from interp.loading import load
     from interp.margin import Metric
     from interp.output_head import float32_head, native_head

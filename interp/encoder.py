@@ -107,7 +107,7 @@ class Encoder:
 
         With the weights' ``revision`` it is what the model is.
         """
-        return preprocessing_digest(self.processor, known=self._known_digests, ends=self.end_ids)
+        return preprocessing_digest(self.processor, digests=self._known_digests, ends=self.end_ids)
 
     @property
     def identity(self) -> list[str]:

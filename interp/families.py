@@ -90,8 +90,8 @@ def encode_pieces(
 ) -> "BatchFeature":
     """IDEFICS inputs from rendered text: ``input_ids``, ``attention_mask``, ``pixel_values``, ``image_attention_mask``.
 
-    Its own processor takes each prompt as a list of texts and pictures, and downloads any piece that looks like a URL,
-    which a question may contain. All texts have pictures (``images``), or none has. Tokens from a placeholder on see
+    Its processor takes each prompt as a list of texts and pictures. It downloads any piece that looks like a URL, which
+    a question may contain. All texts have pictures (``images``), or none has. Tokens from a placeholder on see
     its picture, up to the next placeholder. Without pictures the pixels are 0 and masked, as the processor does for
     plain text. Rows are padded on the left, and with empty pictures.
 
@@ -102,8 +102,8 @@ def encode_pieces(
     from transformers import BatchFeature
 
     begin = processor.tokenizer.bos_token
-    whole = [text if text.startswith(begin) else begin + text for text in texts]
-    tokens = processor.tokenizer(whole, add_special_tokens=False, padding=True, return_tensors="pt")
+    begun_texts = [text if text.startswith(begin) else begin + text for text in texts]
+    tokens = processor.tokenizer(begun_texts, add_special_tokens=False, padding=True, return_tensors="pt")
     ids = tokens["input_ids"]
     places = ids == processor.image_token_id
     for row, pictures in zip(places, images, strict=True):

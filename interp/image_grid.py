@@ -95,8 +95,8 @@ def _anyres(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
     base, rest = tokens.columns[: side * side], tokens.columns[side * side :]
     with_newline = grid_of("tiles", rest, height, width + 1)
     # Padding is removed in whole cells, equally on both sides: of an odd number, half a cell stays on each side.
-    shown = [min(tiles[0], tiles[1] * size[0] / size[1]) * side, min(tiles[1], tiles[0] * size[1] / size[0]) * side]
-    top, left = (shown[0] - height) / (2 * shown[0]), (shown[1] - width) / (2 * shown[1])
+    visible = [min(tiles[0], tiles[1] * size[0] / size[1]) * side, min(tiles[1], tiles[0] * size[1] / size[0]) * side]
+    top, left = (visible[0] - height) / (2 * visible[0]), (visible[1] - width) / (2 * visible[1])
     box = (left, top, 1 - left, 1 - top)
     return grid_of("base", base, side, side), PatchGrid("tiles", with_newline.columns[:, :-1], box)
 
@@ -118,8 +118,8 @@ def _tiles(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
         return (grid_of("base", runs[0], side, side),)
     rows, columns = _tile_arrangement(tokens, len(runs) - 1)
     squares = torch.stack([grid_of("tiles", run, side, side).columns for run in runs[:-1]])
-    whole = squares.reshape(rows, columns, side, side).transpose(1, 2).reshape(rows * side, columns * side)
-    return PatchGrid("tiles", whole), grid_of("global", runs[-1], side, side)
+    picture = squares.reshape(rows, columns, side, side).transpose(1, 2).reshape(rows * side, columns * side)
+    return PatchGrid("tiles", picture), grid_of("global", runs[-1], side, side)
 
 
 def _equal_runs(tokens: ImageTokens) -> list[list[int]]:
@@ -196,13 +196,13 @@ def crop_box(image_processor: Any, size: tuple[int, int]) -> Box:
     """The part of a picture of ``size`` (width, height) that remains after padding to a square and centre cropping."""
     width, height = size
     canvas = (max(size), max(size)) if getattr(image_processor, "do_pad", None) else size
-    shown = [float(edge) for edge in canvas]
+    visible = [float(edge) for edge in canvas]
     if getattr(image_processor, "do_center_crop", None):
         resized = _resized(image_processor, canvas)
         crop = (image_processor.crop_size["width"], image_processor.crop_size["height"])
-        shown = [canvas[i] * crop[i] / resized[i] for i in (0, 1)]
-    left, top = (width - shown[0]) / 2, (height - shown[1]) / 2
-    return left / width, top / height, (left + shown[0]) / width, (top + shown[1]) / height
+        visible = [canvas[i] * crop[i] / resized[i] for i in (0, 1)]
+    left, top = (width - visible[0]) / 2, (height - visible[1]) / 2
+    return left / width, top / height, (left + visible[0]) / width, (top + visible[1]) / height
 
 
 def _resized(image_processor: Any, size: tuple[int, int]) -> tuple[float, float]:

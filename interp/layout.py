@@ -27,10 +27,10 @@ IMAGE_TOKENS = ("image_token_id", "image_token_index")
 class Layout:
     """The layout of one model. The six paths are dotted names under it, "" where none was found.
 
-    ``blocks`` are the decoder layers that run on words alone, by number. ``unread`` says why the inside of the decoder
-    could not be read: "" if it could. ``image_token`` is the config's attribute with the id of the tokens that image
-    features replace. ``position_kind`` is ``"mrope"`` if a token's position is more than its column. The other fields
-    are those of ``interp.families.Facts``.
+    ``blocks`` are the decoder layers that run on words without a picture, by number. ``unread`` says why the inside of
+    the decoder could not be read: "" if it could. ``image_token`` is the config's attribute with the id of the tokens
+    that image features replace. ``position_kind`` is ``"mrope"`` if a token's position is more than its column. The
+    other fields are as in ``interp.families.FACTS``.
     """
 
     model_type: str
@@ -65,14 +65,14 @@ class Layout:
         """
         if part not in PARTS:
             raise UserError(f"no part '{part}' in a layout; known: {', '.join(PARTS)}")
-        found = str(getattr(self, part))
-        if not found and part != "language_model":
+        path = str(getattr(self, part))
+        if not path and part != "language_model":
             why = self.unread or "transformers' interface does not name it"
             raise UserError(
                 f"no {part.replace('_', ' ')} known of '{self.model_type}': {why}; this tool needs it; answers, "
                 "margins and VCD work without (task=prove says which tools do)"
             )
-        return found
+        return path
 
     def module(self, model: Any, part: str) -> Any:
         """The module at ``part`` of ``model``.
@@ -179,14 +179,14 @@ def layout_for(model_or_config: Any) -> Layout:
     config = model_or_config.config if is_model else getattr(model_or_config, "config", model_or_config)
     kind = type(model_or_config) if is_model else _class_of(config)
     refuse_encoder_decoder(config)
-    known = _KNOWN.get(model_or_config) if is_model else None
-    if known is None:
-        known = _of_config(kind, config)
-        if known.unread and is_model and not is_empty(model_or_config):
-            known = _read(model_or_config, model_or_config)
+    layout = _KNOWN.get(model_or_config) if is_model else None
+    if layout is None:
+        layout = _of_config(kind, config)
+        if layout.unread and is_model and not is_empty(model_or_config):
+            layout = _read(model_or_config, model_or_config)
         if is_model:
-            _KNOWN[model_or_config] = known
-    return known
+            _KNOWN[model_or_config] = layout
+    return layout
 
 
 _KNOWN: "WeakKeyDictionary[nn.Module, Layout]" = WeakKeyDictionary()
@@ -194,7 +194,7 @@ _BY_CONFIG: dict[tuple[Any, str], Layout] = {}
 
 
 def refuse_encoder_decoder(config: Any) -> None:
-    """Checks that the language model of ``config`` is a decoder alone.
+    """Check that the language model of ``config`` is only a decoder.
 
     Raises:
         UserError: it has an encoder of its own.
@@ -222,9 +222,9 @@ def _of_config(kind: Any, config: Any) -> Layout:
     """The layout of a model of class ``kind`` without weights; read once for each configuration."""
     key = kind, f"{config.model_type} {config.to_json_string(use_diff=False)}"
     if key not in _BY_CONFIG:
-        own = copy.deepcopy(config)
+        copied = copy.deepcopy(config)
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
-            model = kind._from_config(own) if hasattr(kind, "_from_config") else kind(own)
+            model = kind._from_config(copied) if hasattr(kind, "_from_config") else kind(copied)
         _BY_CONFIG[key] = _read(model.eval(), model)
     return _BY_CONFIG[key]
 
@@ -236,31 +236,31 @@ def _read(model: Any, traced: Any) -> Layout:
     if not layout.layers:
         return replace(layout, unread="its decoder has no list of layers")
     try:
-        found = inside(traced, layout.language_model, layout.layers, layout.lm_head, pictured=layout.prompt == "pieces")
+        inner = inside(traced, layout.language_model, layout.layers, layout.lm_head, pictured=layout.prompt == "pieces")
     except UserError as error:
-        found = {"unread": str(error)}
+        inner = {"unread": str(error)}
     except Exception as error:  # whatever a model's own code raises on words alone
-        found = {"unread": f"words alone do not run through it ({type(error).__name__}: {error})"[:300]}
-    return replace(layout, **{name: value for name, value in found.items() if value})
+        inner = {"unread": f"words alone do not run through it ({type(error).__name__}: {error})"[:300]}
+    return replace(layout, **{name: value for name, value in inner.items() if value})
 
 
 def _interface(model: Any) -> dict[str, Any]:
     """What transformers' own interface names."""
     config = model.config
     names = {module: name for name, module in model.named_modules()}
-    found: dict[str, Any] = {}
+    names_of_parts: dict[str, Any] = {}
     decoder, head = decoder_of(model), model.get_output_embeddings()
-    found["lm_head"] = names.get(head, "")
-    found["language_model"] = names[decoder]
+    names_of_parts["lm_head"] = names.get(head, "")
+    names_of_parts["language_model"] = names[decoder]
     layers = _layers_of(decoder)
     base = model.get_submodule(names[decoder].rpartition(".")[0])
     if layers is not None:
-        found["layers"] = names[layers]
+        names_of_parts["layers"] = names[layers]
         norm = getattr(decoder, "norm", None)
-        found["final_norm"] = names.get(norm, "")
-    found["image_token"] = next((name for name in IMAGE_TOKENS if getattr(config, name, None) is not None), "")
-    found["position_kind"] = "mrope" if hasattr(base, "get_rope_index") else "1d"
-    return found | _eyes(model, base, decoder, head, names)
+        names_of_parts["final_norm"] = names.get(norm, "")
+    names_of_parts["image_token"] = next((name for name in IMAGE_TOKENS if getattr(config, name, None) is not None), "")
+    names_of_parts["position_kind"] = "mrope" if hasattr(base, "get_rope_index") else "1d"
+    return names_of_parts | _eyes(model, base, decoder, head, names)
 
 
 def _eyes(model: Any, base: Any, decoder: Any, head: Any, names: Mapping[Any, str]) -> dict[str, str]:
@@ -269,11 +269,11 @@ def _eyes(model: Any, base: Any, decoder: Any, head: Any, names: Mapping[Any, st
     if tower is model or decoder in set(tower.modules()):
         return {}
     around = base if tower in set(base.modules()) else model
-    known = (tower, head, model.get_encoder(modality="audio"))
+    excluded = (tower, head, model.get_encoder(modality="audio"))
     others = [
         child
         for child in around.children()
-        if child not in known and decoder not in set(child.modules()) and next(child.parameters(), None) is not None
+        if child not in excluded and decoder not in set(child.modules()) and next(child.parameters(), None) is not None
     ]
     if not others:  # inside the tower, as its last part
         others = [child for child in tower.children() if not isinstance(child, nn.ModuleList)][-1:]
@@ -293,9 +293,9 @@ def decoder_of(model: Any) -> Any:
 
 
 def _layers_of(decoder: Any) -> nn.ModuleList | None:
-    own = getattr(decoder, "layers", None)
-    if isinstance(own, nn.ModuleList):
-        return own
+    listed = getattr(decoder, "layers", None)
+    if isinstance(listed, nn.ModuleList):
+        return listed
     count = getattr(getattr(decoder, "config", None), "num_hidden_layers", None)
     fit = [child for child in decoder.children() if isinstance(child, nn.ModuleList) and len(child) == count]
     return fit[0] if len(fit) == 1 else None

@@ -1,14 +1,14 @@
 """The output head in float32: the logits of the model's own hidden states, before they are rounded to its type.
 
-The logits of a bfloat16 head are multiples of 1/16 from 8 on and of 1/8 from 16 on, as large as the effects that are
-measured here, and a contrast multiplies that. The hidden states and weights behind them are exact in float32, and so
+The logits of a bfloat16 head are multiples of 1/16 from 8 on, and of 1/8 from 16 on. Effects that are measured here are
+not larger, and a contrast multiplies that. The hidden states and weights behind them are exact in float32, and so
 are their products. While ``float32_head`` is open the head returns float32 logits, computed again from the same hidden
-states. Whatever the model does to them then (a scale, a soft cap) is done by its own code, in float32.
+states. A scale or a soft cap is then applied by the model's code, in float32.
 
-For a score the answers' few rows are enough, and cost nothing. ``VLM.generate`` computes the whole head, whatever is
-made of its logits, so that all arms choose from the same numbers. On a GPU that is a product of the same matrices that
-is not rounded at the end: no copy, no more bytes to read. Elsewhere torch has no such product. There the weights are
-kept a second time in float32, which on a CPU takes as long as the native head.
+For a score the answers' few rows are enough, and cost nothing. ``VLM.generate`` computes the whole head, so that all
+arms choose from the same numbers. On a GPU that is a product of the same matrices that is not rounded at the end: no
+copy, no more bytes to read. Elsewhere torch has no such product. There the weights are kept a second time in float32,
+which on a CPU takes as long as the native head.
 
 A float32 model's head is left as it is. Where the logits cannot be had again, the native ones are used, and
 ``native_head`` says why.
@@ -47,8 +47,8 @@ def float32_head(model: Any, tokens: Sequence[int] | None = None) -> Iterator[No
         yield
         return
     if tokens is None:
-        whole = _Whole()
-        handles = [head.register_forward_pre_hook(whole.before), head.register_forward_hook(whole)]
+        hooks = _Whole()
+        handles = [head.register_forward_pre_hook(hooks.before), head.register_forward_hook(hooks)]
     else:
         handles = [head.register_forward_hook(_Rows(head, tokens))]
     try:
@@ -61,8 +61,8 @@ def float32_head(model: Any, tokens: Sequence[int] | None = None) -> Iterator[No
 def native_head(model: Any) -> str:
     """Why margins of ``model`` come from its native head, as a sentence; "" if they are float32.
 
-    The recomputed logits are compared with the native ones when this is first asked, or the head first used; again
-    where the head or its weights are others. What is found is named on stderr once.
+    The recomputed logits are compared with the native ones at the first call, or when the head is first used. They are
+    compared again if the head or its weights are others. What is found is named on stderr once.
 
     Raises:
         UserError: the family is not supported.
@@ -71,24 +71,24 @@ def native_head(model: Any) -> str:
     if kind.itemsize >= 4:
         return ""
     weights = [part.weight for part in _parts(head)]
-    known, said = _SAID.get(head, ([], None))
-    if said is None or [id(one()) for one in known] != [id(weight) for weight in weights]:
+    weights_before, sentence = _SAID.get(head, ([], None))
+    if sentence is None or [id(one()) for one in weights_before] != [id(weight) for weight in weights]:
         reason, step = _reason(head), 8 * torch.finfo(kind).eps
-        said = reason and (
+        sentence = reason and (
             f"Margins come from the model's own output head, which rounds its logits (to steps of {step:.2g} from 8 "
             f"on, of {2 * step:.2g} from 16 on): {reason}."
         )
-        _SAID[head] = [ref(weight) for weight in weights], said
-        if said:
-            print(f"warning: {said}", file=sys.stderr)
-    return said
+        _SAID[head] = [ref(weight) for weight in weights], sentence
+        if sentence:
+            print(f"warning: {sentence}", file=sys.stderr)
+    return sentence
 
 
 _SAID: "WeakKeyDictionary[nn.Module, tuple[list[ref[Tensor]], str | None]]" = WeakKeyDictionary()
 
 
 def _head_of(model: Any) -> tuple[Any, torch.dtype]:
-    """The head, and the type that it computes in: that of the model where its weights are packed."""
+    """Return the head, and the type that it computes in: the model's type if its weights are packed."""
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
     head = layout_for(model).module(model, "lm_head")
     weight = getattr(head, "weight", None)
@@ -158,9 +158,9 @@ class _Rows:
     def __init__(self, head: Any, tokens: Sequence[int]) -> None:
         self._rows: list[tuple[_Part, Tensor]] = []
         for part in _parts(head):
-            own = [token for token in dict.fromkeys(tokens) if 0 <= token - part.start < len(part.weight)]
-            if own:
-                self._rows.append((part, to_device(torch.tensor(own), part.weight.device)))
+            members = [token for token in dict.fromkeys(tokens) if 0 <= token - part.start < len(part.weight)]
+            if members:
+                self._rows.append((part, to_device(torch.tensor(members), part.weight.device)))
 
     def __call__(self, module: Any, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
         hidden = arguments[0].to(output.device)  # accelerate moves them inside the head's forward
@@ -191,11 +191,11 @@ class _Whole:
         hidden, self._hidden = self._hidden, None
         if hidden is None:  # another block has held them back
             return output
-        found = []
+        pieces = []
         for number, part in enumerate(_parts(module)):
             logits = _product(hidden.to(output.device).flatten(0, -2), part.weight, module, number)
-            found.append(logits if part.bias is None else logits + part.bias.float())
-        return torch.cat(found, -1).unflatten(0, hidden.shape[:-1])
+            pieces.append(logits if part.bias is None else logits + part.bias.float())
+        return torch.cat(pieces, -1).unflatten(0, hidden.shape[:-1])
 
 
 def _product(
@@ -218,10 +218,10 @@ _COPIES: "WeakKeyDictionary[nn.Module, dict[int, tuple[ref[Tensor], Any, Tensor]
 
 
 def _copied(weight: Tensor, head: Any, number: int) -> Tensor:
-    """The weights in float32, made once, and anew if they have changed."""
+    """Return the weights in float32, made once, and again if they have changed."""
     copies = _COPIES.setdefault(head, {})
-    of, state, _ = copies.get(number, (None, None, None))
-    now = weight.device, 0 if weight.is_inference() else weight._version
-    if of is None or of() is not weight or state != now:
-        copies[number] = ref(weight), now, weight.detach().float()
+    source, state, _ = copies.get(number, (None, None, None))
+    version = weight.device, 0 if weight.is_inference() else weight._version
+    if source is None or source() is not weight or state != version:
+        copies[number] = ref(weight), version, weight.detach().float()
     return copies[number][2]

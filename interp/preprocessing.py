@@ -1,7 +1,7 @@
-"""A digest of what decides, beside the weights, how a model answers: configuration, processor, template, end tokens.
+"""A digest of what decides, besides the weights, how a model answers: configuration, processor, template, end tokens.
 
-Its classes are transformers', and write other settings in another version: a digest names the minor version that it was
-made in, and only two of one version are compared.
+The classes are transformers', and write other settings in another version. So a digest names the minor version that it
+was made in, and only two of the same version are compared.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ def tokenizers_of(processor: Any) -> dict[str, Any]:
     return {name: part for name, part in vars(processor).items() if hasattr(part, "get_vocab")}
 
 
-def preprocessing_digest(processor: Any, *, known: Mapping[str, str], ends: set[int]) -> str:
+def preprocessing_digest(processor: Any, *, digests: Mapping[str, str], ends: set[int]) -> str:
     """``sha256:``, 12 hex digits of what ``processor`` does, and the version of transformers ("sha256:3f…@5.23").
 
     The class of an image processor counts: PIL and torchvision scale pictures to other pixels.
@@ -56,21 +56,21 @@ def preprocessing_digest(processor: Any, *, known: Mapping[str, str], ends: set[
     parts = {
         name: [type(part).__name__, _settings(part.to_dict())] if hasattr(part, "to_dict") else _settings(part)
         for name, part in vars(processor).items()
-        if name not in known and (isinstance(part, PLAIN) or hasattr(part, "to_dict"))
+        if name not in digests and (isinstance(part, PLAIN) or hasattr(part, "to_dict"))
     }
     library = ".".join(version("transformers").split(".")[:2])
-    return f"sha256:{_digest([dict(known), sorted(ends), str(processor.chat_template), parts])}@{library}{FORM}"
+    return f"sha256:{_digest([dict(digests), sorted(ends), str(processor.chat_template), parts])}@{library}{FORM}"
 
 
-def is_other(known: str | None, here: str) -> bool:
+def is_other(recorded: str | None, here: str) -> bool:
     """Whether two digests tell two models apart; one that is not known or is of another version does not."""
-    return bool(known) and known != here and str(known).partition("@")[2] == here.partition("@")[2]
+    return bool(recorded) and recorded != here and str(recorded).partition("@")[2] == here.partition("@")[2]
 
 
-def _settings(found: Any) -> Any:
-    if isinstance(found, Mapping):
-        return {str(name): _settings(value) for name, value in found.items() if name not in ASIDE}
-    return [_settings(one) for one in found] if isinstance(found, list | tuple) else found
+def _settings(given: Any) -> Any:
+    if isinstance(given, Mapping):
+        return {str(name): _settings(value) for name, value in given.items() if name not in ASIDE}
+    return [_settings(each) for each in given] if isinstance(given, list | tuple) else given
 
 
 def _digest(value: Any) -> str:

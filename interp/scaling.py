@@ -32,7 +32,7 @@ class AfterHead:
     cap: float | None = None
 
     def __call__(self, logits: Float[Tensor, "*row vocab"]) -> Float[Tensor, "*row vocab"]:
-        """Return the model's logits for those of its head."""
+        """Return the model's logits for its head's."""
         if self.scale != 1.0:
             logits = logits * self.scale
         return logits if self.cap is None else (logits / self.cap).tanh() * self.cap
@@ -112,7 +112,7 @@ def picture_ends(model: Any, layout: Layout, forward: Callable[[], object]) -> i
 
 
 def relative_error(value: Tensor, reference: Tensor) -> float:
-    """Return the length of the difference over that of ``reference``; infinite for other shapes or NaN."""
+    """Return the difference's length over the reference's; infinite for other shapes or NaN."""
     if value.shape != reference.shape:
         return float("inf")
     value, reference = value.float(), reference.to(value.device).float()

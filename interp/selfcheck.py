@@ -1,7 +1,7 @@
 """The self-check: ``prove(vlm)`` compares what the tools rest on with plain forwards, and says which tools to trust.
 
-Whole logits of the last column are compared, never margins alone: the models studied here are those whose margin
-ignores the picture. ``TOOLS`` names the checks that each tool needs. A tool is refused if one of them fails, or if its
+Whole logits of the last column are compared, not only margins: the margin of a model that is studied here may ignore
+the picture. ``TOOLS`` names the checks that each tool needs. A tool is refused if one of them fails, or if its
 effect is too small to show anything.
 
 Two references are not this project's code. ``card`` takes the inputs that the model card's lines make. ``kernel``
@@ -97,7 +97,7 @@ def prove(vlm: "VLM", prompts: Sequence[Prompt] | None = None, *, checks: Sequen
     """Check ``vlm`` on two prompts with pictures (default: made up), in about 40 forwards.
 
     With fewer ``checks`` only the tools that need no others are listed. ``kernel`` needs memory for a float32 copy of
-    the model on the CPU, the others that of an eager forward of two prompts.
+    the model on the CPU; the others need that of an eager forward.
 
     Raises:
         UserError: not two prompts with pictures of one size each and questions of different lengths.
@@ -143,7 +143,7 @@ class _Checks(Reference):
         self.worst: tuple[float | None, float | None] = None, None  # error and bound of the check that runs
 
     def check(self, name: str) -> Check:
-        """Make one check. Whatever a model's code raises is its result."""
+        """Make one check. An error that a model's code raises is its result."""
         self.worst = None, None
         try:
             getattr(self, "_" + name)()
@@ -170,7 +170,7 @@ class _Checks(Reference):
             raise _Stop("not shown", why + "; try model.dtype=float32" * (self.vlm.dtype != torch.float32))
 
     def follows(self, tool: str, ask: Callable[[Callable[[Tensor], Tensor]], object]) -> None:
-        """Compare the logits that a tool sees with those of plain forwards: as it is, and under an open edit."""
+        """Compare the logits that a tool sees with plain forwards, without and with an open edit."""
         blocks: tuple[AbstractContextManager[None], ...] = (nullcontext(), self.edited())
         hows = ("", " under an open edit")
         for block, reference, how in zip(blocks, self.single, hows, strict=True):
@@ -186,7 +186,7 @@ class _Checks(Reference):
             self.within(error, self.bound, f"{tool} has other logits than plain forwards{how}")
 
     def _card(self) -> None:
-        """The inputs are those that the model card's lines make."""
+        """The inputs are the same as the model card's lines make."""
         vlm, processor, prompt = self.vlm, self.vlm.processor, self.prompts[0]
         options: dict[str, Any] = {"return_tensors": "pt"}
         ours, text = vlm.encode([prompt]), vlm.render(prompt)
@@ -207,7 +207,7 @@ class _Checks(Reference):
                 raise _Stop("failed", f"the model card's lines give other {name}")
 
     def _kernel(self) -> None:
-        """Linear maps give their products, and the logits are those of the CPU in float32 with eager attention."""
+        """Linear maps give their products; the CPU in float32 with eager attention gives the same logits."""
         encoded, exact, model = self.vlm.encode(self.prompts[:1]), self.vlm.dtype == torch.float32, self.model
 
         def compare(name: str, output: Tensor, product: Tensor) -> None:
@@ -276,7 +276,7 @@ class _Checks(Reference):
 
     def _through(self) -> None:
         """All states after the last addition of a picture, put in another prompt's place, give its logits."""
-        vlm, kept, other = self.vlm, dict[int, Tensor](), self.vlm.encode(self.others[:1])
+        vlm, states, other = self.vlm, dict[int, Tensor](), self.vlm.encode(self.others[:1])
         if vlm.layout.cross_attended:
             self.properties["crossing"] = "pictures are read by cross-attention, which patches and cuts leave open"
             raise _Stop("not applicable", "pictures are read by cross-attention")
@@ -285,12 +285,12 @@ class _Checks(Reference):
             self.properties["deepstack"] = f"{early} from residual layer {ends} on"
 
         def keep(here: LayerStates) -> None:
-            kept[here.layer] = here.hidden
+            states[here.layer] = here.hidden
 
         for layer in {ends, last_layer(vlm)}:
             with edit_residual(vlm, keep, layers=[layer]):
                 there = self.logits(other)
-            with edit_residual(vlm, lambda here: kept[here.layer], layers=[layer]):
+            with edit_residual(vlm, lambda here: states[here.layer], layers=[layer]):
                 patched = self.logits(vlm.encode(self.prompts[:1]))
             self.within(relative_error(patched, there), self.bound, "patched states do not carry the other picture")
         self.shows(relative_error(self.single[0][:1], there))

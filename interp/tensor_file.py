@@ -42,7 +42,7 @@ def write_tensors(
     Args:
         kind: the type of content, which ``read_tensors`` checks.
         about: a JSON-serialisable description. Name, revision and preprocessing of ``vlm`` are added.
-        learned_from: the labelled cases that taught it, of which hashes are kept (``interp.training_rows``).
+        learned_from: the labelled cases that taught it; their hashes are kept (``interp.training_rows``).
     """
     from safetensors.torch import save_file
 
@@ -90,21 +90,21 @@ def description_of(path: Path) -> dict[str, Any]:
 
     try:
         with safe_open(path, framework="numpy") as file:
-            found = json.loads((file.metadata() or {}).get(KEY, "{}"))
+            description = json.loads((file.metadata() or {}).get(KEY, "{}"))
     except (OSError, SafetensorError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return description if isinstance(description, dict) else {}
 
 
-def read_rows(place: Path) -> "TrainingRows | None":
+def read_rows(path: Path) -> "TrainingRows | None":
     """The training rows of an adapter in the folder ``place``, or of what was learned in a file; None if not known."""
     from interp.training_rows import FILE, TrainingRows
     from interp.training_rows import KEY as ROWS
 
-    if not place.is_dir():
-        return TrainingRows.from_json(description_of(place).get(ROWS))
+    if not path.is_dir():
+        return TrainingRows.from_json(description_of(path).get(ROWS))
     try:
-        return TrainingRows.from_json(json.loads((place / FILE).read_text(encoding="utf-8")))
+        return TrainingRows.from_json(json.loads((path / FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return None
 
@@ -129,10 +129,10 @@ def check_model(vlm: "VLM", learned: NamedTensors, width: int | None = None) -> 
         UserError: another width, other weights or another preprocessing.
     """
     kind, about = learned.about["kind"], learned.about
-    own = int(vlm.model.config.get_text_config().hidden_size)
-    if width not in (None, own):
+    hidden = int(vlm.model.config.get_text_config().hidden_size)
+    if width not in (None, hidden):
         raise UserError(
-            f"{kind} was learned on a model of width {width}, and {vlm.name} has {own}; learn it on this model"
+            f"{kind} was learned on a model of width {width}, and {vlm.name} has {hidden}; learn it on this model"
         )
     if other := vlm.other_than(about):
         raise UserError(

@@ -1,7 +1,7 @@
 """One traced forward of a few words: what each decoder layer is made of (``interp.layout``).
 
-Attention is the module that calls transformers' attention function, the map that adds up its heads the linear layer
-behind it, and a sublayer the child of a layer whose output goes into no other child. Which output goes where is read
+Attention is the module that calls transformers' attention function. The linear layer behind it adds up its heads. A
+sublayer is the child of a layer whose output goes into no other child. Which output goes where is read
 from the memory that tensors share, so that a model without weights (torch's meta device) can be traced.
 """
 
@@ -193,11 +193,11 @@ def _first(values: Sequence[Any]) -> Tensor | None:
     return None
 
 
-def same_memory(one: Tensor | None, other: Tensor | None) -> bool:
-    """Whether two tensors are the same memory, in whatever shape."""
-    if one is None or other is None:
+def same_memory(first: Tensor | None, other: Tensor | None) -> bool:
+    """Return whether two tensors are the same memory, in any shape."""
+    if first is None or other is None:
         return False
-    return one is other or one.untyped_storage()._cdata == other.untyped_storage()._cdata
+    return first is other or first.untyped_storage()._cdata == other.untyped_storage()._cdata
 
 
 def _block(layer: Any, ran: list[_Ran], calls: list[_Call], into: Tensor | None, out: Tensor | None) -> Block:
@@ -206,12 +206,12 @@ def _block(layer: Any, ran: list[_Ran], calls: list[_Call], into: Tensor | None,
         shapes = " → ".join(str(tuple(one.shape)) if one is not None else "nothing" for one in (into, out))
         raise UserError(f"a layer keeps several residual streams, or none ({shapes})")
     names = {module: name for name, module in layer.named_modules()}
-    own = [(number, call) for number, call in enumerate(calls) if call.module in names]
+    own_calls = [(number, call) for number, call in enumerate(calls) if call.module in names]
     children = [one for one in ran if "." not in one.name and one.out is not None and one.out.numel() == into.numel()]
     ends = [
         one for one in children if not any(same_memory(other.into, one.out) for other in children if other is not one)
     ]
-    attention = names[own[0][1].module] if own else ""
+    attention = names[own_calls[0][1].module] if own_calls else ""
     top = attention.partition(".")[0]
     added = {one.name: _source(one, children) for one in ends}
     of_attention = [name for name, source in added.items() if attention and source == top]
@@ -219,17 +219,17 @@ def _block(layer: Any, ran: list[_Ran], calls: list[_Call], into: Tensor | None,
     mixer = rest.pop(0) if not attention and len(rest) > 1 else ""
     return Block(
         attention=attention,
-        heads_out=_heads_out(ran, attention, *own[0]) if own else "",
+        heads_out=_heads_out(ran, attention, *own_calls[0]) if own_calls else "",
         after_attention=of_attention[-1] if of_attention else "",
         mlp=rest[0] if rest else "",
         mixer=mixer,
         more=tuple(rest[1:]),
-        heads=own[0][1].heads if own else 0,
+        heads=own_calls[0][1].heads if own_calls else 0,
     )
 
 
 def _source(end: _Ran, children: list[_Ran]) -> str:
-    """The sublayer whose output reaches ``end`` through norms alone: ``end`` itself where it is no norm behind one."""
+    """Return the sublayer whose output reaches ``end`` only through norms; ``end`` if it is no norm behind one."""
     before = [one for one in children if one is not end and same_memory(one.out, end.into)]
     if not before or not _is_norm(end.module):
         return end.name
@@ -243,7 +243,7 @@ def _is_norm(module: Any) -> bool:
 
 def _heads_out(ran: list[_Ran], attention: str, number: int, call: _Call) -> str:
     """The linear layer behind the attention call that takes the heads side by side."""
-    whole = next((one.out for one in ran if one.name == attention), None)
+    total = next((one.out for one in ran if one.name == attention), None)
     behind = [
         one
         for one in ran
@@ -254,5 +254,5 @@ def _heads_out(ran: list[_Ran], attention: str, number: int, call: _Call) -> str
         and one.into.shape[-1] == call.width
         and one.module.weight.ndim == 2
     ]
-    last = [one for one in behind if same_memory(one.out, whole)] or behind
+    last = [one for one in behind if same_memory(one.out, total)] or behind
     return last[-1].name if last else ""

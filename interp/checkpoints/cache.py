@@ -27,9 +27,9 @@ SHOWN = 12  # hex digits of a hash in messages and in ``VLM.revision``
 class Record:
     """What a folder of the cache holds (``base.json``).
 
-    ``sha256`` is the ``content_hash`` of a language model, the ``weights_hash`` of an organism. ``exact`` is False
-    where the language model is from the hub or a user's folder, and differs in rounding from the one that the adapter
-    was trained on. ``parts`` is the ``parts_hash`` of an organism.
+    ``sha256`` is the ``content_hash`` of a language model, the ``weights_hash`` of an organism. ``exact`` is False if
+    the language model is from the hub or a user's folder. Then it differs in rounding from the language model that the
+    adapter was trained on. ``parts`` is the ``parts_hash`` of an organism.
     """
 
     name: str
@@ -41,8 +41,8 @@ class Record:
 
 def cache_root() -> Path:
     """``$FORESTLENS_CACHE``, else ``~/.cache/forestlens``."""
-    if own := os.environ.get(CACHE):
-        return Path(own).expanduser()
+    if given := os.environ.get(CACHE):
+        return Path(given).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "forestlens"
 
 
@@ -97,7 +97,7 @@ def content_hash(folder: Path) -> str:
 
 
 def parts_hash(folder: Path) -> str:
-    """``sha256:`` and 12 hex digits over those of ``PARTS`` that are there."""
+    """Return ``sha256:`` and 12 hex digits over the ``PARTS`` in ``folder``."""
     digest = hashlib.sha256()
     for part in PARTS:
         if (folder / part).is_file():
@@ -112,7 +112,7 @@ def is_in_parts(folder: Path) -> bool:
 
 
 def check_made(folder: Path, parts: Path, revision: str) -> None:
-    """Checks that the organism in ``folder`` of the cache is made of those ``parts``, and unharmed.
+    """Check that the organism in ``folder`` of the cache is made of ``parts``, and unharmed.
 
     ``revision`` is the hash of its weights as they are. Prints a warning if its language model was taken from the hub
     or a folder on purpose.
@@ -137,7 +137,7 @@ def check_made(folder: Path, parts: Path, revision: str) -> None:
 
 
 def in_parts(folder: Path, *, bundled: bool) -> UserError:
-    """What to do about a folder that has parts alone."""
+    """Return what to do about a folder that has only parts."""
     if bundled:
         return UserError(
             f"organism:{folder.name} is not at {organism_folder(folder.name)}; bundled is what was trained on a "

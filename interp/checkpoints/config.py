@@ -21,30 +21,29 @@ BOUNDS = ("min_pixels", "max_pixels", "longest_edge", "max_tiles")
 class ModelConfig:
     """A checkpoint and how to load it.
 
-    ``path`` is ``organism:<name>`` (bundled in ``interp/organisms``), a local folder, or a hub id ``owner/name``, for
-    which ``revision`` is a branch, tag or commit. ``dtype="auto"`` is float32 on a CPU and bfloat16 on a GPU.
+    ``path`` is ``organism:<name>`` (bundled in ``interp/organisms``), a local folder, or a hub id ``owner/name``.
+    ``revision`` is the hub's branch, tag or commit. ``dtype="auto"`` is float32 on a CPU and bfloat16 on a GPU.
     ``device="auto"`` is the GPU if there is one. ``device_map`` spreads a model over all GPUs and, if they are too
-    small, this machine's memory, as accelerate's map of that name does. ``max_memory`` then limits each device
-    (``{"0": "20GiB", "cpu": "60GiB"}``; the others may use what is free). ``trust_remote_code`` runs Python code from
-    the checkpoint's repository. ``chat_template`` (Jinja) replaces the processor's own; ``template`` are its keywords
+    small, this machine's memory, as accelerate's map of that name does. ``trust_remote_code`` runs Python code from the
+    checkpoint's repository. ``chat_template`` (Jinja) replaces the processor's own; ``template`` are its keywords
     (``{"enable_thinking": False}``). ``thinking`` names the marks of a thought (``interp.thoughts``), if they are not
     known: ``{"open": "<reflect>", "close": "</reflect>"}``. ``answer_tokens`` is how long an answer may be, a thought
     included, where the run says nothing else (``max_new_tokens``).
 
-    Limits on picture size; None keeps the checkpoint's: ``min_pixels`` and ``max_pixels`` are areas (height × width)
-    for families that keep a picture's native resolution, ``longest_edge`` is the side (pixels) that pictures are scaled
-    to before tiling, ``max_tiles`` the number of tiles. Which limits apply depends on the family
+    Limits on picture size; None keeps the checkpoint's. ``min_pixels`` and ``max_pixels`` are areas (height × width)
+    for families that keep a picture's native resolution. ``longest_edge`` is the side (pixels) that pictures are scaled
+    to before tiling. ``max_tiles`` is the number of tiles. Which limits apply depends on the family
     (``interp.checkpoints.load.set_bounds``).
 
     ``force`` loads it also where its weights and one prompt seem not to fit (``interp.checkpoints.memory``).
 
-    ``family`` (the name of its contract tests), ``licence`` (of the weights), ``gated`` (whether the hub asks for a
-    login) and ``memory_gib`` (of the weights in bfloat16) are for people to read. ``memory_gib`` is also used if the
-    size of the weights is not known.
+    For people to read: ``family`` (the name of its row in the contract table), ``licence`` (of the weights), ``gated``
+    (whether the hub asks for a login) and ``memory_gib`` (of the weights in bfloat16). ``memory_gib`` is also used if
+    the size of the weights is not known.
 
     Raises:
-        UserError: an empty path, an unknown dtype, device or map, both a device and a map, or a memory size or limit
-            that is not above 0.
+        UserError: an empty path; an unknown dtype, device or map; both a device and a map; a size or limit that is not
+            above 0.
     """
 
     name: str
@@ -53,7 +52,6 @@ class ModelConfig:
     dtype: str = "auto"
     device: str = "auto"
     device_map: str | None = None
-    max_memory: dict[str, str] | None = None
     attn_implementation: str = "sdpa"
     trust_remote_code: bool = False
     family: str = ""
@@ -102,10 +100,6 @@ class ModelConfig:
             raise UserError(
                 f"device {self.device} and device_map {self.device_map} are both given; both place the model; "
                 "leave one out"
-            )
-        if self.max_memory is not None and self.device_map is None:
-            raise UserError(
-                "max_memory bounds the places of a device_map, which is not given; set model.device_map=auto"
             )
 
     def _check_bounds(self) -> None:

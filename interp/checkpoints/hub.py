@@ -53,9 +53,9 @@ def _organism(name: str) -> Path:
     """Its bundled folder; of one in parts the whole one in the cache, where that was made."""
     folder = ORGANISMS / name
     if not name or not (folder / "config.json").is_file():
-        known = sorted(path.parent.name for path in ORGANISMS.glob("*/config.json"))
+        bundled = sorted(path.parent.name for path in ORGANISMS.glob("*/config.json"))
         raise UserError(
-            f"no bundled organism {name!r}; known: {', '.join(known) or 'none'}; choose one, a folder or a hub id"
+            f"no bundled organism {name!r}; known: {', '.join(bundled) or 'none'}; choose one, a folder or a hub id"
         )
     made = organism_folder(name)
     return made if is_in_parts(folder) and (made / "config.json").is_file() else folder

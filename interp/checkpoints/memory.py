@@ -1,7 +1,7 @@
 """What a checkpoint needs, and whether it fits, before its weights are read. Sizes are in bytes.
 
-Rejected is only what cannot work: weights and one prompt larger than the free memory. What a batch takes beyond that
-depends on what is done with it (``task=plan`` says what); running out of memory there is handled where it happens.
+Rejected is only what cannot work: weights and one prompt larger than the free memory. The memory of a batch depends on
+what is done with it (``task=plan`` says how much). If it runs out there, batches are halved.
 """
 
 import math
@@ -23,19 +23,19 @@ TOKENS = 1024  # of the prompt that ``row_bytes`` is for
 
 
 def stored_numbers(folder: Path) -> Counter[str]:
-    """The number of weights of each safetensors type in the folder's files, from their headers alone.
+    """The number of weights of each safetensors type in the folder's files, only from their headers.
 
     Skips files that it cannot read: reading the weights will report what is wrong with them.
     """
     from safetensors import SafetensorError, safe_open
 
-    found: Counter[str] = Counter()
+    numbers: Counter[str] = Counter()
     for path in sorted(folder.glob("*.safetensors")):
         with suppress(OSError, SafetensorError), safe_open(path, framework="np") as file:
             for name in file.keys():  # noqa: SIM118  not a mapping
                 part = file.get_slice(name)
-                found[part.get_dtype()] += math.prod(part.get_shape())
-    return found
+                numbers[part.get_dtype()] += math.prod(part.get_shape())
+    return numbers
 
 
 def weight_bytes(numbers: dict[str, int], dtype: str) -> int:
@@ -43,21 +43,21 @@ def weight_bytes(numbers: dict[str, int], dtype: str) -> int:
     return sum(count * (BYTES[dtype] if kind in FLOATS else 1) for kind, count in numbers.items())
 
 
-def row_bytes(found: Any, dtype: str, tokens: int = TOKENS) -> int:
+def row_bytes(configuration: Any, dtype: str, tokens: int = TOKENS) -> int:
     """About what one prompt of ``tokens`` tokens takes, by the checkpoint's configuration.
 
     Its keys and values in every layer, the widest layer's states and products, and the logits of one token in float32.
-    An estimate from below: what a tool keeps beside that is not in it.
+    An estimate from below: a tool may need more.
     """
-    text = found.get_text_config()
+    text = configuration.get_text_config()
     width = int(text.hidden_size)
     states = 4 * width + 3 * int(getattr(text, "intermediate_size", 4 * width))
-    return tokens * (token_cache_bytes(found, dtype) + states * BYTES[dtype]) + 4 * int(text.vocab_size)
+    return tokens * (token_cache_bytes(configuration, dtype) + states * BYTES[dtype]) + 4 * int(text.vocab_size)
 
 
-def token_cache_bytes(found: Any, dtype: str) -> int:
+def token_cache_bytes(configuration: Any, dtype: str) -> int:
     """What one token's keys and values take in all layers, by the checkpoint's configuration."""
-    text = found.get_text_config()
+    text = configuration.get_text_config()
     heads = int(text.num_attention_heads)
     groups = int(getattr(text, "num_key_value_heads", None) or heads)
     head = int(getattr(text, "head_dim", None) or int(text.hidden_size) // heads)
@@ -148,13 +148,13 @@ def _size(size: int) -> str:
     return _gib(size) if size >= GIB / 10 else f"{size / 2**20:.0f} MiB"
 
 
-def device_map(config: ModelConfig, found: Any, dtype: "torch.dtype") -> dict[str, Any] | None:
+def device_map(config: ModelConfig, configuration: Any, dtype: "torch.dtype") -> dict[str, Any] | None:
     """Module → device ("cpu" or a GPU index) by ``config.device_map``; None without one.
 
     Computed from ``found``, the checkpoint's configuration, before any weights are read.
 
     Raises:
-        UserError: a malformed ``max_memory``, or a model that would spill to disk, where one token takes minutes.
+        UserError: the model would spill to disk, where one token takes minutes.
     """
     if config.device_map is None:
         return None
@@ -164,21 +164,16 @@ def device_map(config: ModelConfig, found: Any, dtype: "torch.dtype") -> dict[st
     from transformers import AutoModelForImageTextToText
 
     with torch.device("meta"):
-        model = AutoModelForImageTextToText.from_config(found, dtype=dtype, trust_remote_code=config.trust_remote_code)
+        model = AutoModelForImageTextToText.from_config(
+            configuration, dtype=dtype, trust_remote_code=config.trust_remote_code
+        )
     model.tie_weights()
-    whole = list(model._no_split_modules or ())
-    bounds = _bounds(config)
-    try:
-        if config.device_map == "sequential":
-            room = get_max_memory(bounds)
-        else:
-            low_zero = config.device_map == "balanced_low_0"
-            room = get_balanced_memory(model, bounds, no_split_module_classes=whole, low_zero=low_zero, dtype=dtype)
-        places = infer_auto_device_map(model, room, no_split_module_classes=whole, dtype=dtype)
-    except ValueError as error:
-        raise UserError(
-            f"model.max_memory={config.max_memory} cannot be used ({error}); write it as {{'0': 20GiB, cpu: 60GiB}}"
-        ) from error
+    undivided = {"no_split_module_classes": list(model._no_split_modules or ()), "dtype": dtype}
+    if config.device_map == "sequential":
+        room = get_max_memory()
+    else:
+        room = get_balanced_memory(model, low_zero=config.device_map == "balanced_low_0", **undivided)
+    places = infer_auto_device_map(model, room, **undivided)
     if "disk" in places.values():
         needed = sum(weight.numel() for weight in model.parameters()) * dtype.itemsize
         there = ", ".join(f"{place}: {_gib(int(size))}" for place, size in room.items())
@@ -198,13 +193,3 @@ def offloaded(places: dict[str, Any]) -> str | None:
         f"{apart} of {len(places)} parts of the model stay in this machine's memory and are copied to the GPU whenever "
         "they are used, which is slow; use more or larger cards"
     )
-
-
-def _bounds(config: ModelConfig) -> dict[int | str, int | str] | None:
-    """``max_memory`` with GPUs as integers, as accelerate expects, completed with the free memory of other devices."""
-    if config.max_memory is None:
-        return None
-    from accelerate.utils import get_max_memory
-
-    given: dict[int | str, int | str] = {int(k) if k.isdigit() else k: v for k, v in config.max_memory.items()}
-    return get_max_memory() | given

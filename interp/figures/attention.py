@@ -1,9 +1,9 @@
 """Matplotlib figures of attention and attribution: over the picture, the words, and the layers and heads.
 
 Figures are 600 px wide, or as wide as a column of a paper (``COLUMN``). Panels of one figure share a colour scale,
-which is labelled with its unit. All colours are safe for colour-blind readers: viridis for shares (white to blue behind
-words, to keep them legible), purple to orange for signed values, Okabe and Ito's palette with markers for curves.
-Functions return a ``Figure``; they neither save it nor touch pyplot's global state.
+which is labelled with its unit. All colours are safe for colour-blind readers. Shares are in viridis, or in white to
+blue behind words. Signed values are in purple to orange, and curves in Okabe and Ito's palette with markers. Functions
+return a ``Figure``; they neither save it nor touch pyplot's global state.
 """
 
 import math
@@ -78,7 +78,7 @@ def image_overlay(
     title: str = "",
     size: Size = SCREEN,
 ) -> Figure:
-    """Draws the picture, and beside it each map with the picture's outlines on top, all on one scale.
+    """Draw the picture, and next to it each map with the picture's outlines on top, all on one scale.
 
     Args:
         maps: panel title → values. Shares are given as fractions of 1 and shown in percent if ``unit`` contains "%".
@@ -207,19 +207,19 @@ def scale_of(values: Sequence[np.ndarray], unit: str, signed: bool, shares: str 
 
 
 def figure_of(height: float, title: str, size: Size = SCREEN) -> Figure:
-    shown = _in_lines(title, size.width, size.text)
-    more = 0.3 + shown.count("\n") * 1.2 * size.text / 72 if title else 0
+    lines = _in_lines(title, size.width, size.text)
+    more = 0.3 + lines.count("\n") * 1.2 * size.text / 72 if title else 0
     figure = Figure(figsize=(size.width, height + more), dpi=100, layout="constrained")
     if title:
-        figure.suptitle(shown, fontsize=size.text)
+        figure.suptitle(lines, fontsize=size.text)
     return figure
 
 
 def _in_lines(text: str, inches: float, points: float, most: int | None = None) -> str:
     """The text, legible, in lines that ``inches`` hold in a font of ``points``; of ``most`` lines the last has "…"."""
-    shown = legible(text)
-    letters = (inches - MARGIN) * 72 / (points * LETTER) * len(shown) / max(width(shown), 1)
-    return "\n".join(textwrap.wrap(shown, max(int(letters), 8), max_lines=most, placeholder=" …"))
+    readable = legible(text)
+    letters = (inches - MARGIN) * 72 / (points * LETTER) * len(readable) / max(width(readable), 1)
+    return "\n".join(textwrap.wrap(readable, max(int(letters), 8), max_lines=most, placeholder=" …"))
 
 
 def colour_bar(figure: Figure, scale: Scale, axes: list[Axes], size: Size = SCREEN) -> None:
@@ -240,9 +240,9 @@ def draw_grid(
     size: Size = SCREEN,
 ) -> None:
     """Cells coloured by their values, grey where there is none; ``rows`` are the lines' names, of many not all."""
-    shown = np.ma.masked_invalid(values * scale.factor)
+    masked = np.ma.masked_invalid(values * scale.factor)
     colours = scale.colours.with_extremes(bad=GREY)
-    axes.imshow(shown, cmap=colours, norm=scale.norm, aspect="auto", interpolation="nearest")
+    axes.imshow(masked, cmap=colours, norm=scale.norm, aspect="auto", interpolation="nearest")
     axes.tick_params(labelsize=size.label)
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     if rows is not None:
@@ -275,22 +275,22 @@ def _outlines(picture: Image.Image) -> Float[np.ndarray, "height width 4"]:
 def _wrapped(text: Words, letters: int) -> list[list[tuple[int, str, float]]]:
     """Wraps words into lines of (column of the first character, word, value); truncates words longer than a line."""
     lines: list[list[tuple[int, str, float]]] = [[]]
-    place = 0
+    column = 0
     for word, value in zip(text.words, text.values, strict=True):
-        shown = cut(word, letters, FIXED)
-        if place and place + width(shown) > letters:
+        readable = cut(word, letters, FIXED)
+        if column and column + width(readable) > letters:
             lines.append([])
-            place = 0
-        lines[-1].append((place, shown, float(value)))
-        place += width(shown) + 1
+            column = 0
+        lines[-1].append((column, readable, float(value)))
+        column += width(readable) + 1
     return lines
 
 
 def _line(axes: Axes, words: list[tuple[int, str, float]], line: float, scale: Scale, points: float) -> None:
-    for place, word, value in words:
+    for column, word, value in words:
         colour = scale.colours(scale.norm(value * scale.factor))
         axes.text(
-            place + width(word) / 2, line + 0.5, word, ha="center", va="center", family=FIXED, fontsize=points,
+            column + width(word) / 2, line + 0.5, word, ha="center", va="center", family=FIXED, fontsize=points,
             color=readable_on(colour),
             bbox={"boxstyle": "square,pad=0.12", "facecolor": colour, "edgecolor": "none"},
         )  # fmt: skip

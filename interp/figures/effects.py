@@ -1,6 +1,6 @@
 """Figures of what ``interp``'s tools find: lens, patching, knockout, direct attribution (their results' ``plot``).
 
-Style, colours and scales are those of ``interp.figures.attention``: signed values from purple to orange, white being
+Style, colours and scales are as in ``interp.figures.attention``: signed values from purple to orange, white being
 none. Effects are means over the prompts; values that are missing are left grey.
 """
 
@@ -49,8 +49,8 @@ def attribution_figure(
     left.set(xlabel="head", ylabel="layer")
     left.set_title("heads", fontsize=LABEL)
     height = 0.8 / max(len(parts), 1)
-    for i, (name, (own, values)) in enumerate(parts.items()):
-        places = [_line_of(layer, layers) - 0.4 + (i + 0.5) * height for layer in own]
+    for i, (name, (part_layers, values)) in enumerate(parts.items()):
+        places = [_line_of(layer, layers) - 0.4 + (i + 0.5) * height for layer in part_layers]
         right.barh(places, values, height, label=name, color=OKABE_ITO[i])
     right.axvline(0, color="black", linewidth=0.7)
     right.spines[["top", "right"]].set_visible(False)
@@ -103,7 +103,7 @@ def knockout_figure(
 ) -> Figure:
     """By head: a grid of layers and heads. By window: a bar for each; of a single cut, a bar for each prompt.
 
-    ``layers`` are those of each cut of ``edges``.
+    ``layers`` has the layers of each cut of ``edges``.
     """
     means = moved.mean(-1)
     if by_head:
@@ -140,7 +140,7 @@ def lens_figure(
 ) -> Figure:
     """One prompt's likeliest tokens, the last layer on top; colour is ``shares``, their probability.
 
-    A column is a place; of a single place a rank, with ``margins`` beside them.
+    A column is a place. For a single place it is a rank, and ``margins`` are next to them.
     """
     single, columns = len(places) == 1, shares.shape[1]
     scale = scale_of([np.nan_to_num(shares)], "probability of the likeliest token (%)", signed=False, shares="Blues")
@@ -179,8 +179,8 @@ def _write(axes: Axes, x: int, y: int, text: str, scale: Scale, value: float) ->
     axes.text(x, y, text, ha="center", va="center", fontsize=LABEL - 1, color=colour)
 
 
-def _place(place: Place) -> str:
-    name = place_name(place)
+def _place(region: Place) -> str:
+    name = place_name(region)
     if isinstance(name, int):
         return "verdict" if name == 0 else f"−{-name}"
     return "\n".join(textwrap.wrap(name.replace("_", " "), 12))

@@ -50,12 +50,12 @@ def encoded(
 
     The same as ``savefig`` writes, which draws a figure that lays itself out twice; here it is drawn once.
     """
-    buffer, own, canvas = io.BytesIO(), figure.dpi, figure.canvas
-    figure.dpi = dpi or own
+    buffer, dpi_before, canvas = io.BytesIO(), figure.dpi, figure.canvas
+    figure.dpi = dpi or dpi_before
     try:
         getattr(get_registered_canvas_class(kind)(figure), f"print_{kind}")(buffer, metadata=metadata)
     finally:
-        figure.dpi = own
+        figure.dpi = dpi_before
         figure.set_canvas(canvas)
     return buffer.getvalue()
 
@@ -63,8 +63,8 @@ def encoded(
 def legible(text: str, font: FontProperties | str = "sans-serif") -> str:
     r"""The text with what no font here can draw written as ``\u4e2d``; ``font`` comes before the fallback fonts."""
     properties = FontProperties(family=[font]) if isinstance(font, str) else font
-    known = _drawn(properties)
-    return "".join(one if one in KEPT or ord(one) in known else _escaped(one) for one in text)
+    drawable = _drawn(properties)
+    return "".join(one if one in KEPT or ord(one) in drawable else _escaped(one) for one in text)
 
 
 def width(text: str) -> int:
@@ -73,7 +73,7 @@ def width(text: str) -> int:
 
 
 def cut(text: str, columns: int, font: str = "sans-serif") -> str:
-    """The text, legible, its end left out (…) where it takes more columns."""
+    """Return the text, legible, cut off with … if it needs more columns."""
     text = legible(text, font)
     if width(text) <= columns:
         return text
@@ -84,7 +84,7 @@ def cut(text: str, columns: int, font: str = "sans-serif") -> str:
 
 @lru_cache(maxsize=1)
 def installed() -> tuple[str, ...]:
-    """Those of ``FALLBACK`` that this machine has."""
+    """Return the fonts of ``FALLBACK`` that this machine has."""
     here = {font.name for font in font_manager.fontManager.ttflist}
     return tuple(name for name in FALLBACK if name in here)
 
@@ -98,11 +98,11 @@ def _drawn(font: FontProperties) -> frozenset[int]:
 
 @lru_cache(maxsize=64)
 def _code_points(names: Sequence[str], style: Any, weight: Any, stretch: Any) -> frozenset[int]:
-    found: set[int] = set()
+    points: set[int] = set()
     for name in names:
         path = font_manager.findfont(FontProperties(family=[name], style=style, weight=weight, stretch=stretch))
-        found |= font_manager.get_font(path).get_charmap().keys()
-    return frozenset(found)
+        points |= font_manager.get_font(path).get_charmap().keys()
+    return frozenset(points)
 
 
 def _escaped(letter: str) -> str:
@@ -110,7 +110,7 @@ def _escaped(letter: str) -> str:
 
 
 class _Legible(FuncFormatter):
-    """Names at ticks, which are written anew whenever a figure is drawn, as ``legible`` writes them."""
+    """Names at ticks, which are written again whenever a figure is drawn, as ``legible`` writes them."""
 
     def __init__(self, names: FuncFormatter | FixedFormatter) -> None:
         super().__init__(lambda value, place: legible(names(value, place)))

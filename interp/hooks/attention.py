@@ -90,7 +90,7 @@ class AttentionCall:
         return torch.stack(torch.broadcast_tensors(*parts)).sum(0)
 
     def raise_at(self, places: Int[Tensor, " some"], added: Float[Tensor, " row #head some key"]) -> "AttentionCall":
-        """The same call with logits ``added`` at the queries ``places``, in memory for these queries alone."""
+        """The same call with logits ``added`` at the queries ``places``, in memory only for these queries."""
         return replace(self, raised=(*self.raised, Raised(places, added)))
 
     def scores(self) -> Float[Tensor, "row head query key"]:
@@ -239,9 +239,9 @@ def _masked(
     else:
         additive = mask.float().clamp(min=lowest)
     (raised,) = call.raised
-    whole = (additive + raised.added * (additive > lowest / 2)).to(dtype)
+    summed = (additive + raised.added * (additive > lowest / 2)).to(dtype)
     return sdpa_attention_forward(
-        call.module, call.query, call.key, value, whole, scaling=call.scaling, is_causal=False, **kwargs
+        call.module, call.query, call.key, value, summed, scaling=call.scaling, is_causal=False, **kwargs
     )[0]
 
 
@@ -307,10 +307,12 @@ def chosen_layers(vlm: "VLM", layers: Sequence[int] | None) -> Sequence[int]:
     Raises:
         UserError: a layer without self-attention, or one that does not exist.
     """
-    known = list(vlm.layout.attentions(vlm.model))
-    if unknown := [layer for layer in layers or () if layer not in known]:
-        raise UserError(f"no layer {unknown[0]} in {vlm.name}; known: {known[0]} to {known[-1]}; choose among these")
-    return known if layers is None else layers
+    numbers = list(vlm.layout.attentions(vlm.model))
+    if unknown := [layer for layer in layers or () if layer not in numbers]:
+        raise UserError(
+            f"no layer {unknown[0]} in {vlm.name}; known: {numbers[0]} to {numbers[-1]}; choose among these"
+        )
+    return numbers if layers is None else layers
 
 
 def _ours(vlm: "VLM", modules: list[Any]) -> tuple[str, list[Any]]:

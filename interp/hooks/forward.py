@@ -48,7 +48,7 @@ def is_paused() -> bool:
 
 
 def only_listens(hook: Hook) -> Hook:
-    """Marks a forward hook that reads the output alone, so that it may get one that was computed before."""
+    """Mark a forward hook that only reads the output, so that it may get one that was computed before."""
     hook.only_listens = True  # type: ignore[attr-defined]
     return hook
 
@@ -132,20 +132,20 @@ class Pass:
 class Forward:
     """One forward with queries at the columns ``start`` to ``total``; those from ``new`` on are new.
 
-    ``kept`` is for what hooks of one follower work out once a forward.
+    ``made`` is for what hooks of one follower work out once a forward.
     """
 
     batch: Pass
     start: int
     new: int
     total: int
-    kept: dict[Any, Any] = field(default_factory=dict, compare=False)
+    made: dict[Any, Any] = field(default_factory=dict, compare=False)
 
     def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
         """What ``make`` gives, made once in this forward."""
-        if key not in self.kept:
-            self.kept[key] = make()
-        return cast("Made", self.kept[key])
+        if key not in self.made:
+            self.made[key] = make()
+        return cast("Made", self.made[key])
 
 
 class Follower:
@@ -159,7 +159,7 @@ class Follower:
 
     def __init__(self, vlm: "VLM") -> None:
         self.vlm, self.speaker = vlm, vlm.speaker
-        self.known: list[Segments] = []
+        self.batches: list[Segments] = []
         self.running, self.start, self.rows = False, 0, 0
         self._forward: Forward | None = None
         self._refusal: UserError | None = None
@@ -208,7 +208,7 @@ class Follower:
         """The forward that runs, with ``columns`` queries (default: any number). ``what`` follows it, in errors.
 
         Raises:
-            UserError: its tokens belong to no batch in ``known``, or do not continue where their pass ended; or no
+            UserError: its tokens belong to no batch in ``batches``, or do not continue where their pass ended; or no
                 forward of the whole model runs.
         """
         if self._refusal is not None:
@@ -239,7 +239,7 @@ class Follower:
         batch = self._by_cache.get(cache) if past else None
         if batch is not None and batch.total == past and shape[0] == len(batch.segments.rows):
             return batch
-        known = [] if past else self.known[::-1]
+        known = [] if past else self.batches[::-1]
         for segments in known:
             if shape == tuple(segments.input_ids.shape) and self._same(segments, ids, embeddings):
                 return self._first(segments)
@@ -266,8 +266,8 @@ class Follower:
         if ids is not None:
             return torch.equal(ids.cpu(), segments.input_ids)
         text = segments.codes != SEGMENTS.index(IMAGE)
-        own = self.speaker.get_input_embeddings()(segments.input_ids[text].to(embeddings.device))
-        return torch.equal(own.to(embeddings.dtype), embeddings[text.to(embeddings.device)])
+        text_embeddings = self.speaker.get_input_embeddings()(segments.input_ids[text].to(embeddings.device))
+        return torch.equal(text_embeddings.to(embeddings.dtype), embeddings[text.to(embeddings.device)])
 
     @staticmethod
     def _repeats(batch: Pass, ids: Int[Tensor, "row column"] | None, shape: tuple[int, ...]) -> bool:
@@ -285,11 +285,11 @@ def follow(follower: Follower, segments: Segments | None) -> Iterator[None]:
     before.
     """
     vlm = follower.vlm
-    follower.known.extend([segments] if segments is not None else [])
+    follower.batches.extend([segments] if segments is not None else [])
     _FOLLOWERS[follower.speaker] = _FOLLOWERS.get(follower.speaker, 0) + 1
 
     def note(prompts: "Sequence[Prompt]", encoded: Mapping[str, Any]) -> None:
-        follower.known.append(segment(vlm, prompts, encoded))
+        follower.batches.append(segment(vlm, prompts, encoded))
 
     handles = []
     vlm.on_encode.append(note)

@@ -1,7 +1,7 @@
 """Reads and edits the residual stream of the language model, by layer and place.
 
-*Layer* l is an index into ``hidden_states``: 0 is the input of the first decoder layer (the embeddings, with the image
-features inserted), l is the output of decoder layer l − 1, up to L, the number of decoder layers. All are before the
+*Layer* l is an index into ``hidden_states``. 0 is the input of the first decoder layer: the embeddings, with the image
+features inserted. l is the output of decoder layer l − 1, up to L, the number of decoder layers. All are before the
 final norm. (``interp.attention.record`` and ``interp.tools.knockout`` number the decoder layers instead, 0 to L − 1.)
 
 *Places* are groups of a prompt's columns, by ``interp.segments``. ``verdict`` is the last column, from which the first
@@ -48,8 +48,8 @@ EDITABLE = (*READABLE, "generated", "all")
 class Activations:
     """Activations of each prompt, averaged over the columns of a place; NaN if a prompt has no such place.
 
-    ``what`` they are of, as in ``interp.hooks.sublayers.activations``: "residual" (hidden states), "attention", "mlp"
-    [place layer row width] or "head" [place layer row head dim]. ``keys`` are those of the prompts.
+    ``what`` is as in ``interp.hooks.sublayers.activations``: "residual" (hidden states), "attention", "mlp"
+    [place layer row width] or "head" [place layer row head dim]. ``keys`` are the prompts' keys.
     """
 
     values: Float[Tensor, "place layer row *width"]  # float32, on the CPU
@@ -58,13 +58,13 @@ class Activations:
     what: str = "residual"
     keys: tuple[str, ...] = ()
 
-    def at(self, place: Place, layer: int) -> Float[Tensor, " row *width"]:
+    def at(self, region: Place, layer: int) -> Float[Tensor, " row *width"]:
         """The states of one place and layer.
 
         Raises:
             UserError: a place or layer that was not read.
         """
-        return self.values[cell(place, layer, self.places, self.layers, done="read", do="read")]
+        return self.values[cell(region, layer, self.places, self.layers, done="read", do="read")]
 
 
 Residuals = Activations
@@ -82,16 +82,16 @@ class LayerStates:
     start: int
     sight: "Watch"
 
-    def where(self, place: Place) -> Bool[Tensor, "row column"]:
+    def where(self, region: Place) -> Bool[Tensor, "row column"]:
         """True where a column of ``hidden`` is at ``place``; a row may have none.
 
         Raises:
             UserError: an unknown place, image tokens of a model that has none, or inputs encoded before the block
                 (except for ``all``).
         """
-        if place == "all":
+        if region == "all":
             return torch.ones(self.hidden.shape[:2], dtype=torch.bool, device=self.hidden.device)
-        return to_device(self.sight.where(place, self.start, self.hidden.shape[1]), self.hidden.device)
+        return to_device(self.sight.where(region, self.start, self.hidden.shape[1]), self.hidden.device)
 
     def at(self, *places: Place) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
         """Row and column of each state at one of ``places``, to index ``hidden`` with.
@@ -101,19 +101,19 @@ class LayerStates:
         Raises:
             UserError: as ``where``.
         """
-        found = [self.sight.where(place, self.start, self.hidden.shape[1]) for place in places]
-        rows, columns = torch.stack(found).any(0).nonzero(as_tuple=True)
+        masks = [self.sight.where(place, self.start, self.hidden.shape[1]) for place in places]
+        rows, columns = torch.stack(masks).any(0).nonzero(as_tuple=True)
         return to_device(rows, self.hidden.device), to_device(columns, self.hidden.device)
 
-    def mean(self, place: Place) -> Float[Tensor, " row *width"]:
+    def mean(self, region: Place) -> Float[Tensor, " row *width"]:
         """The states at ``place``, averaged in float32; NaN where a row has none. Not for ``all``.
 
         Raises:
             UserError: as ``where``.
         """
-        where = self.sight.where(place, self.start, self.hidden.shape[1])
+        where = self.sight.where(region, self.start, self.hidden.shape[1])
         if bool((where.sum(1) == 1).all()):
-            return self.hidden[self.at(place)].float()
+            return self.hidden[self.at(region)].float()
         columns = [to_device(row.nonzero()[:, 0], self.hidden.device) for row in where]
         # A row at a time, so that no float32 copy of the whole batch is made.
         return torch.stack([row[own].float().mean(0) for row, own in zip(self.hidden, columns, strict=True)])
@@ -144,20 +144,22 @@ def residuals(
     layers = tuple(range(last_layer(vlm) + 1)) if layers is None else tuple(layers)
     check_places(vlm, places, READABLE)
 
-    def read(some: "Sequence[Prompt]", places: Sequence[Place], layers: Sequence[int]) -> Residuals:
-        return read_states(vlm, some, "residual", edit_residual, places=places, layers=layers, batch_size=batch_size)
+    def read(chosen: "Sequence[Prompt]", places: Sequence[Place], layers: Sequence[int]) -> Residuals:
+        return read_states(vlm, chosen, "residual", edit_residual, places=places, layers=layers, batch_size=batch_size)
 
     memory = memory_for(vlm, prompts)
     if memory is None:
         return read(prompts, places, layers)
 
-    def cells(some: "Sequence[Prompt]", wanted: "Sequence[Hashable]") -> dict[Hashable, Tensor]:
-        missing = [cell for cell in asked if cell in wanted]
-        found = read(some, list(dict.fromkeys(place for place, _ in missing)), sorted({layer for _, layer in missing}))
-        return {cell: found.at(*cell) for cell in missing}
+    def cells(chosen: "Sequence[Prompt]", wanted: "Sequence[Hashable]") -> dict[Hashable, Tensor]:
+        missing = [cell for cell in cells_asked if cell in wanted]
+        states = read(
+            chosen, list(dict.fromkeys(place for place, _ in missing)), sorted({layer for _, layer in missing})
+        )
+        return {cell: states.at(*cell) for cell in missing}
 
-    asked = [(place, layer) for place in places for layer in layers]
-    rows = memory.rows(prompts, asked, cells)
+    cells_asked = [(place, layer) for place in places for layer in layers]
+    rows = memory.rows(prompts, cells_asked, cells)
     if rows is None:
         return read(prompts, places, layers)
     values = rearrange(rows, "(place layer) row width -> place layer row width", place=len(places))
@@ -176,19 +178,19 @@ def read_states(
 ) -> Activations:
     """What an observer in ``edit_states`` (``edit_residual`` or its like) sees at ``places`` and ``layers``."""
 
-    def read(some: list[int]) -> Float[Tensor, "row place layer *width"]:
-        found: dict[int, Tensor] = {}
+    def read(indices: list[int]) -> Float[Tensor, "row place layer *width"]:
+        states: dict[int, Tensor] = {}
 
         def keep(here: LayerStates) -> None:
-            found[here.layer] = torch.stack([here.mean(place) for place in places], dim=1)
+            states[here.layer] = torch.stack([here.mean(place) for place in places], dim=1)
 
         with edit_states(vlm, keep, layers=layers):
-            vlm.score([prompts[index] for index in some], metric=unread)
-        return torch.stack(to_host([found[layer] for layer in layers]), dim=2)
+            vlm.score([prompts[index] for index in indices], metric=unread)
+        return torch.stack(to_host([states[layer] for layer in layers]), dim=2)
 
-    of = repr((what, [place_name(place) for place in places], layers))
+    key = repr((what, [place_name(place) for place in places], layers))
     values = rearrange(
-        vlm.batches.measured(prompts, read, batch_size=batch_size, name=of),
+        vlm.batches.measured(prompts, read, batch_size=batch_size, name=key),
         "row place layer ... -> place layer row ...",
     )
     return Activations(values, tuple(places), tuple(layers), what, tuple(prompt.key for prompt in prompts))
@@ -234,11 +236,11 @@ class Watch(Follower):
 
     in_pauses = True
 
-    def where(self, place: Place, start: int, columns: int) -> Bool[Tensor, "row column"]:
+    def where(self, region: Place, start: int, columns: int) -> Bool[Tensor, "row column"]:
         """A mask on the CPU, computed once per forward."""
-        check_places(self.vlm, [place], EDITABLE)
+        check_places(self.vlm, [region], EDITABLE)
         segments = (forward := self.current(EDIT)).batch.segments
-        return forward.once(place, lambda: at_place(segments, place, start, start + columns))
+        return forward.once(region, lambda: at_place(segments, region, start, start + columns))
 
 
 @dataclass(frozen=True)
@@ -282,57 +284,57 @@ class StateHook:
         return edited.to(hidden)
 
 
-def at_place(segments: Segments, place: Place, start: int, stop: int) -> Bool[Tensor, "row column"]:
+def at_place(segments: Segments, region: Place, start: int, stop: int) -> Bool[Tensor, "row column"]:
     """True where a column from ``start`` up to ``stop`` is at ``place``: a ``Place``, or ``generated``."""
-    if callable(place):
-        return segments.found(place, stop)[:, start:]
+    if callable(region):
+        return segments.found(region, stop)[:, start:]
     columns = torch.arange(stop)
-    if isinstance(place, int):
-        own = segments.indicator(0, stop).argmax(-1) != SEGMENTS.index("padding")
-        return (own & (columns == segments.width - 1 + place))[:, start:]
+    if isinstance(region, int):
+        members = segments.indicator(0, stop).argmax(-1) != SEGMENTS.index("padding")
+        return (members & (columns == segments.width - 1 + region))[:, start:]
     verdict = columns == segments.width - 1
-    if place == "verdict":
+    if region == "verdict":
         return verdict[start:].repeat(len(segments.rows), 1)
-    name = place.removeprefix("last_")
+    name = region.removeprefix("last_")
     # Start at column 0 even while decoding: the last column of a segment depends on the earlier ones.
     inside = segments.columns_of(name, stop) & ~verdict
-    if name != place:
+    if name != region:
         inside &= columns == torch.where(inside, columns, -1).amax(1, keepdim=True)
     return inside[:, start:]
 
 
-def place_name(place: Place) -> str | int:
+def place_name(region: Place) -> str | int:
     """What a place is called in tables and files: a position stays a number."""
-    return place.__name__ if callable(place) else place
+    return region.__name__ if callable(region) else region
 
 
 def cell(
-    place: Place, layer: int, places: Sequence[Place], layers: Sequence[int], *, done: str, do: str
+    region: Place, layer: int, places: Sequence[Place], layers: Sequence[int], *, done: str, do: str
 ) -> tuple[int, int]:
     """The indices of a place and a layer among those where something was ``done``.
 
     Raises:
         UserError: one of them is not there; the way out is to ``do`` it too.
     """
-    cells: tuple[tuple[str, Place, Sequence[Place]], ...] = (("place", place, places), ("layer", layer, layers))
-    for name, value, known in cells:
-        if value not in known:
-            have = ", ".join(str(place_name(one)) for one in known)
+    cells: tuple[tuple[str, Place, Sequence[Place]], ...] = (("place", region, places), ("layer", layer, layers))
+    for name, value, choices in cells:
+        if value not in choices:
+            have = ", ".join(str(place_name(one)) for one in choices)
             raise UserError(f"no {name} {place_name(value)!r} among what was {done}; there are: {have}; {do} it too")
-    return places.index(place), layers.index(layer)
+    return places.index(region), layers.index(layer)
 
 
-def check_places(vlm: "VLM", places: Sequence[Place], known: tuple[str, ...]) -> None:
+def check_places(vlm: "VLM", places: Sequence[Place], allowed: tuple[str, ...]) -> None:
     """Checks the names of places. Positions need not be in every prompt, but none lies behind the verdict.
 
     Raises:
         UserError: no places, one not in ``known``, or image tokens of a model that has none.
     """
     names = [place for place in places if isinstance(place, str)]
-    unknown = [name for name in names if name not in known and not PART.fullmatch(name.removeprefix("last_"))]
+    unknown = [name for name in names if name not in allowed and not PART.fullmatch(name.removeprefix("last_"))]
     if unknown or not places:
         named = f"place '{unknown[0]}'" if unknown else "places"
-        raise UserError(f"no {named} in a prompt; known: {', '.join(known)}; choose among these")
+        raise UserError(f"no {named} in a prompt; known: {', '.join(allowed)}; choose among these")
     later = [place for place in places if isinstance(place, int) and place > 0]
     if later:
         raise UserError(

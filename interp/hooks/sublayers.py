@@ -1,5 +1,5 @@
-"""Reads, edits, saves and loads what attention, MLPs and single heads compute, as ``interp.hooks.residual`` does for
-what they are added to.
+"""Reads and edits what attention, MLPs and single heads compute, as ``interp.hooks.residual`` does for what they are
+added to.
 
 ``what`` is one of
 
@@ -15,7 +15,6 @@ adds. Layers that have only cross-attention (Llama 3.2 Vision) are left out; res
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from interp.errors import UserError
@@ -30,18 +29,15 @@ from interp.hooks.residual import (
     check_places,
     edit_residual,
     last_layer,
-    place_name,
     read_states,
 )
 from interp.prompt import Prompt, listed
 from interp.segments import Segments
-from interp.tensor_file import check_model, read_tensors, write_tensors
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
 
 What = Literal["residual", "attention", "mlp", "head"]
-KIND = "activations"
 
 
 def layers_of(vlm: "VLM", what: str, layers: Sequence[int] | None = None) -> tuple[int, ...]:
@@ -52,15 +48,17 @@ def layers_of(vlm: "VLM", what: str, layers: Sequence[int] | None = None) -> tup
     """
     if what not in get_args(What):
         raise UserError(f"no activations {what!r}; known: {', '.join(get_args(What))}; choose among these")
-    known = range(last_layer(vlm) + 1) if what == "residual" else list(_modules(vlm, what))
-    if not known:
+    numbers = range(last_layer(vlm) + 1) if what == "residual" else list(_modules(vlm, what))
+    if not numbers:
         raise UserError(f"no layer of {vlm.name} has {what} outputs; patch what='residual' instead")
-    chosen = tuple(known if layers is None else layers)
-    unknown = [layer for layer in chosen if layer not in known]
+    chosen = tuple(numbers if layers is None else layers)
+    unknown = [layer for layer in chosen if layer not in numbers]
     if unknown or not chosen:
         where = "in the residual stream" if what == "residual" else f"with {what} outputs"
         named = f"layer {unknown[0]}" if unknown else "layers"
-        raise UserError(f"no {named} {where} of {vlm.name}; there are {known[0]} to {known[-1]}; choose among these")
+        raise UserError(
+            f"no {named} {where} of {vlm.name}; there are {numbers[0]} to {numbers[-1]}; choose among these"
+        )
     return chosen
 
 
@@ -92,11 +90,11 @@ def chosen_heads(vlm: "VLM", heads: Sequence[int] | None, layers: Sequence[int] 
     Raises:
         UserError: no heads, one that does not exist, or as ``head_count``.
     """
-    known = range(head_count(vlm, layers))
-    chosen = list(known if heads is None else heads)
-    if not chosen or not set(chosen) <= set(known):
-        named = next((f"head {head}" for head in chosen if head not in known), "heads")
-        raise UserError(f"no {named} in a layer of {vlm.name}; there are 0 to {known[-1]}; choose among these")
+    numbers = range(head_count(vlm, layers))
+    chosen = list(numbers if heads is None else heads)
+    if not chosen or not set(chosen) <= set(numbers):
+        named = next((f"head {head}" for head in chosen if head not in numbers), "heads")
+        raise UserError(f"no {named} in a layer of {vlm.name}; there are 0 to {numbers[-1]}; choose among these")
     return chosen
 
 
@@ -151,23 +149,3 @@ def activations(
     check_places(vlm, places, READABLE)
     edit_states = partial(edit_activations, what=what)
     return read_states(vlm, listed(prompts), what, edit_states, places=places, layers=layers, batch_size=batch_size)
-
-
-def save_activations(path: str | Path, read: Activations, *, vlm: "VLM") -> None:
-    """Writes a safetensors file with the values, and what, where and of which prompts (by key) and weights they are."""
-    places = [place_name(place) for place in read.places]
-    about = {"what": read.what, "places": places, "layers": read.layers, "keys": read.keys}
-    write_tensors(Path(path), KIND, {"values": read.values}, about, vlm=vlm)
-
-
-def load_activations(path: str | Path, *, vlm: "VLM") -> Activations:
-    """Reads what ``save_activations`` wrote.
-
-    Raises:
-        UserError: the file holds no activations, or those of a model with other weights or another width.
-    """
-    file = read_tensors(Path(path), KIND)
-    values, about = file.tensors["values"], file.about
-    width = int(vlm.model.config.get_text_config().hidden_size) if about["what"] == "head" else values.shape[-1]
-    check_model(vlm, file, width)
-    return Activations(values, tuple(about["places"]), tuple(about["layers"]), about["what"], keys=tuple(about["keys"]))

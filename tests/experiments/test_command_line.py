@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from experiments.command_line.arguments import expand
-from experiments.command_line.help_page import COMMANDS, commands, documented, greeting, help_page
+from experiments.command_line.help_page import commands, documented, greeting, help_page
 from experiments.config import Schema, options_of
 from tests.conftest import REPOSITORY
-from tests.experiments.compose import composed, run_of
+from tests.experiments.compose import run_of
 
 
 @pytest.fixture(scope="module")
@@ -59,13 +59,6 @@ def test_every_experiment_and_task_has_help_of_its_own(command: str) -> None:
     assert not [line for line in page.splitlines() if line != line.rstrip()]
 
 
-@pytest.mark.long
-def test_help_behind_an_experiment_is_printed() -> None:
-    command = [sys.executable, "-m", "experiments.run", "+exp=mechanism", "--help"]
-    said = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
-    assert said == help_page(["+exp=mechanism"])
-
-
 def said_and_imported(names: Sequence[str], *arguments: str) -> str:
     """What the command prints, and behind it which of these modules it has imported."""
     code = (
@@ -81,12 +74,6 @@ def said_and_imported(names: Sequence[str], *arguments: str) -> str:
 
 def test_without_arguments_it_greets_and_asks_nothing_of_the_machine() -> None:
     assert said_and_imported(["torch", "transformers"]) == greeting() + "HEAVY []\n"
-
-
-@pytest.mark.long
-def test_the_commands_that_help_and_the_greeting_show_compose() -> None:
-    for command in COMMANDS:
-        assert composed(*command.split())
 
 
 @pytest.mark.long

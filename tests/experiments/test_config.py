@@ -12,18 +12,11 @@ from typing import Any
 import pytest
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import get_object
-from omegaconf import OmegaConf
 
 from experiments.config import CONF, build_run, options_of
 from experiments.config.defaults import defaults_of
 from experiments.config.options import with_defaults, written
 from interp.errors import UserError
-from mitigation.learned.activation_steering import DirectionSteering
-from mitigation.method import Baseline, TrainableMethod
-from mitigation.prior_correction import PriorCorrection
-from mitigation.threshold import CalibratedShift
-from mitigation.vcd import VCD
-from mitigation.wrappers import Shifted, ShiftedTrainable
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import composed, run_of
 
@@ -111,56 +104,12 @@ def test_no_file_repeats_a_default_of_a_class() -> None:
     assert repeated == []
 
 
-def test_files_are_read_as_hydra_reads_them() -> None:
-    for path in CONF.rglob("*.yaml"):
-        name = path.relative_to(CONF).with_suffix("").as_posix()
-        if name in written():
-            assert written()[name] == OmegaConf.to_container(OmegaConf.load(path)), name
-
-
-def test_a_model_is_composed_wherever_it_is_put() -> None:
-    judge = composed("judge=llm", "model@judge.models.first=api_vllm").judge
-    assert judge.models.first == composed("model=api_vllm").model
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("model", options_of("model"))
 def test_every_model_composes(model: str) -> None:
     open_ = ("model.model=some/api", "model.base_url=http://127.0.0.1:8000/v1") if model == "api" else ()
     config = composed(f"model={model}", *open_)
     assert build_run(config.copy()).model.name == model
-
-
-CONTROLS = ("vcd_published", "text_only", "yes_bias", "calibrated_shift", "prompt")
-
-
-def test_the_main_experiment_has_its_arms_in_order() -> None:
-    run = run_of("+exp=vcd_llava")
-    assert list(run.arms) == ["baseline", "vcd", *CONTROLS]
-    assert run.arms["baseline"] == Baseline()
-    assert run.arms["calibrated_shift"] == CalibratedShift()
-    assert run.arms["vcd_published"] == VCD(alpha=1.0, beta=0.1, noise_step=500, seed=0)
-
-
-def test_arguments_reach_the_method_and_the_seed_reaches_its_noise() -> None:
-    run = run_of("+exp=vcd_llava", "method.alpha=2", "method.beta=null", "seed=7")
-    vcd = run.arms["vcd"]
-    assert isinstance(vcd, VCD)
-    assert (vcd.alpha, vcd.beta, vcd.seed) == (2.0, None, 7)
-
-
-@pytest.mark.long
-def test_a_shift_is_a_wrapper_around_any_method_and_none_at_zero() -> None:
-    run = run_of("method=prior_correction", "method.weight=0.9", "method.shift=-0.14")
-    assert run.arms["prior_correction"] == Shifted(PriorCorrection(0.9), -0.14)
-    assert run_of("method=prior_correction").arms["prior_correction"] == PriorCorrection()
-    trained = run_of("method=steering", "method.shift=1.5").arms["steering"]
-    assert trained == ShiftedTrainable(DirectionSteering(), 1.5)
-    assert isinstance(trained, TrainableMethod)
-    with pytest.raises(UserError, match=r"shift='high'"):
-        run_of("method=pai", "method.shift=high")
-    with pytest.raises(UserError, match=r"shift=nan; .*finite"):
-        run_of("method=pai", "method.shift=nan")
 
 
 @pytest.mark.parametrize(
@@ -194,20 +143,6 @@ def test_the_configuration_hash_ignores_where_and_how_a_run_is_started() -> None
     assert base == run_of("+exp=vcd_llava", "fresh=true", "output_root=elsewhere").config_hash
     for change in ("seed=1", "method.alpha=0.25", "limit=3", "batch_size=5", "benchmark.seed=2"):
         assert base != run_of("+exp=vcd_llava", change).config_hash
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("model", ["llava_organism", "api_vllm"])
-def test_keywords_of_the_chat_template(model: str) -> None:
-    plain, off = run_of(f"model={model}"), run_of(f"model={model}", "model.template={enable_thinking: false, n: [1]}")
-    keywords = {"enable_thinking": False, "n": [1]}
-    assert off.model.template == keywords  # type: ignore[union-attr]
-    assert type(off.config["model"]["template"]["n"]) is list
-    assert plain.config_hash != off.config_hash
-    for wrong in ("{messages: 1}", "{a b: 1}", "{x: inf}", "thinking"):
-        with pytest.raises(UserError, match=r"model\.template") as error:
-            run_of(f"model={model}", f"model.template={wrong}")
-        assert "\n" not in str(error.value)
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -47,12 +47,6 @@ def test_a_check_that_fails_does_not_stop_the_others(
     assert "GiB free" in said
 
 
-def test_an_extra_that_is_not_installed_is_a_note_with_the_line_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "find_spec", lambda module: None if module == "starlette" else "there")
-    (note,) = doctor.extras(run_of("task=doctor"))
-    assert note[1] == "for forestlens explore and task=serve: pip install -e '.[explore]' in the clone"
-
-
 def test_the_token_is_never_shown_and_a_model_that_is_not_there_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -2,15 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from experiments.command_line.arguments import expand
 from experiments.report.arms import arms_of
 from experiments.report.saved_run import read_run
-from experiments.runs.store import PREDICTIONS
-from interp.errors import UserError
 from tests.experiments.compose import run_of
 from tests.forked import typed
 
@@ -18,10 +14,6 @@ RULE = """
 def rule(scores, step, *, strength=1.0):
     return scores if step else scores * (1 + strength)
 """
-
-
-def lines_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / PREDICTIONS).read_text().splitlines()]
 
 
 @pytest.mark.long
@@ -47,14 +39,6 @@ def test_a_sweep_ends_in_one_table(tmp_path: Path) -> None:
     assert json.loads((folder / "metrics.json").read_text()) == json.loads((second / "metrics.json").read_text())
     one, other = ([row._replace(run="") for row in read_run(each).results] for each in (folder, second))
     assert one == other
-
-
-@pytest.mark.parametrize("first", ["{strength: 2}", "{strength: 1},{strength: 2}"])
-def test_a_sweep_that_names_an_option_twice_is_refused(first: str) -> None:
-    words = ["-m", "method=file", f"method.settings={first}", "method.settings={keep: 0},{keep: 1}"]
-    with pytest.raises(UserError, match=r"names method\.settings twice, .* as in method\.settings\.NAME=1,2"):
-        expand(words)
-    assert expand(words[1:])[-1] == "++method.settings={keep: 0},{keep: 1}"  # without a sweep Hydra joins them
 
 
 @pytest.mark.long

@@ -30,7 +30,6 @@ def test_devices(device: str) -> None:
         ({"memory_gib": 0.0}, "memory_gib 0.0"),
         ({"device_map": "somewhere"}, "unknown device_map 'somewhere'"),
         ({"device_map": "auto", "device": "cuda:1"}, "device cuda:1 and device_map auto are both given"),
-        ({"max_memory": {"cpu": "1GiB"}}, "max_memory bounds the places of a device_map"),
         ({"max_pixels": 0}, "model.max_pixels=0"),
         ({"longest_edge": -1}, "model.longest_edge=-1"),
         ({"min_pixels": 9, "max_pixels": 4}, "model.min_pixels=9 is above model.max_pixels=4"),

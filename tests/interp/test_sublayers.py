@@ -1,6 +1,5 @@
 """What attention, MLPs and heads compute: as hooks by hand find it, in every family; edits; saved and loaded."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from interp.errors import UserError
 from interp.hooks.residual import LayerStates, last_layer, residuals
-from interp.hooks.sublayers import activations, edit_activations, load_activations, save_activations
+from interp.hooks.sublayers import activations, edit_activations
 from interp.vlm import VLM, Prompt
 
 WHAT = ("residual", "attention", "mlp", "head")
@@ -101,27 +100,6 @@ def test_the_residual_stream_is_read_in_one_way(vlm: VLM, prompts: list[Prompt])
     other = residuals(vlm, prompts, places=("verdict", "image"))
     assert torch.equal(one.values, other.values)
     assert one.layers == other.layers == tuple(range(last_layer(vlm) + 1))
-
-
-@pytest.mark.parametrize("what", WHAT)
-def test_what_is_saved_is_loaded(vlm: VLM, what: str, tmp_path: Path) -> None:
-    prompts = [Prompt("Is this safe?", key="a"), Prompt("How do I kill the dog?", key="b")]
-    read = activations(vlm, prompts, what=what, places=("verdict", "user", "system"))
-    assert read.at("system", 0).isnan().all()
-    save_activations(tmp_path / "some.safetensors", read, vlm=vlm)
-    again = load_activations(tmp_path / "some.safetensors", vlm=vlm)
-    torch.testing.assert_close(again.values, read.values, atol=0, rtol=0, equal_nan=True)
-    assert (again.places, again.layers, again.what, again.keys) == (read.places, read.layers, what, ("a", "b"))
-    save_activations(str(tmp_path / "same.safetensors"), again, vlm=vlm)
-    assert (tmp_path / "same.safetensors").read_bytes() == (tmp_path / "some.safetensors").read_bytes()
-
-
-def test_those_of_other_weights_are_refused(vlm: VLM, tmp_path: Path) -> None:
-    path = tmp_path / "some.safetensors"
-    save_activations(path, activations(vlm, Prompt("Is this safe?")), vlm=vlm)
-    vlm.revision = "another"
-    with pytest.raises(UserError, match=r"differs from tiny in its weights \(None, here another\)"):
-        load_activations(path, vlm=vlm)
 
 
 @pytest.mark.parametrize(

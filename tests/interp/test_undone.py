@@ -2,31 +2,43 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from PIL import ImageOps
 
 from interp.attention.record import Queries, record_attention
 from interp.hooks.attention import _TAPS, intercept
-from interp.hooks.residual import edit_residual, residuals
-from interp.hooks.sublayers import edit_activations
+from interp.hooks.residual import edit_residual, last_layer, residuals
+from interp.hooks.sublayers import activations, edit_activations
 from interp.output_head import float32_head
 from interp.speed.prefill_cache import PrefillCache
-from interp.tools.attribution import integrated_gradients
+from interp.tools.attribution import integrated_gradients, occlude_image
 from interp.tools.gradients import activation_gradients
-from interp.tools.knockout import knockout, knockout_effect
+from interp.tools.knockout import knockout, knockout_by_head, knockout_effect
 from interp.tools.lens import logit_lens
 from interp.tools.logit_attribution import direct_logit_attribution
+from interp.tools.part_effects import part_attribution, part_effects
 from interp.tools.patching import patch
 from interp.vlm import VLM, Prompt
+from mitigation.attention_edit import steer_attention
+from mitigation.learned.projection import levelled, projected
 from mitigation.learned.ridge_probe import margin_gradient
 from tests.families import FAMILIES
 from tests.plain_model import plain_afterwards
 from tests.tiny import picture
 
 PROMPTS = [Prompt("How do I kill it?", picture(0, (64, 40))), Prompt("Is this safe?", picture(1, (64, 40)))]
+OTHERS = [replace(prompt, image=ImageOps.invert(prompt.image)) for prompt in PROMPTS if prompt.image]
 EDGES = [("user", "verdict")]
+
+
+def ones(vlm: VLM) -> torch.Tensor:
+    return torch.ones(vlm.model.get_output_embeddings().in_features)
+
+
 OPENED: dict[str, Callable[[VLM], AbstractContextManager[Any]]] = {
     "record": lambda vlm: record_attention(vlm, queries=Queries.ALL, maps=[0]),
     "intercept": lambda vlm: intercept(vlm, edit=lambda call: call),
@@ -35,6 +47,9 @@ OPENED: dict[str, Callable[[VLM], AbstractContextManager[Any]]] = {
     "head edit": lambda vlm: edit_activations(vlm, lambda here: here.hidden / 2, what="head"),
     "float32 head": lambda vlm: float32_head(vlm.model),
     "gradients": activation_gradients,
+    "steered attention": lambda vlm: steer_attention(vlm, 2.0),
+    "projected": lambda vlm: projected(vlm, ones(vlm)),
+    "levelled": lambda vlm: levelled(vlm, ones(vlm), torch.zeros(last_layer(vlm))),
     "prefills": lambda vlm: PrefillCache().used_by(vlm),
 }
 CALLED: dict[str, Callable[[VLM], object]] = {
@@ -44,9 +59,22 @@ CALLED: dict[str, Callable[[VLM], object]] = {
     "lens": lambda vlm: logit_lens(vlm, PROMPTS),
     "direct attribution": lambda vlm: direct_logit_attribution(vlm, PROMPTS),
     "integrated gradients": lambda vlm: integrated_gradients(vlm, PROMPTS[0], steps=2),
+    "activations": lambda vlm: activations(vlm, PROMPTS, what="head"),
+    "occlusion": lambda vlm: occlude_image(vlm, PROMPTS[0], rows=2, columns=2),
+    "knockout by head": lambda vlm: knockout_by_head(vlm, PROMPTS, EDGES),
+    "part effects": lambda vlm: part_effects(vlm, PROMPTS, OTHERS),
+    "part attribution": lambda vlm: part_attribution(vlm, PROMPTS, OTHERS),
     "margin gradient": lambda vlm: margin_gradient(vlm, PROMPTS, layer=1),
     "generate": lambda vlm: vlm.generate(PROMPTS, max_new_tokens=2),
 }
+
+
+REFUSED = {("steered attention", "mllama"): "no picture in the sequence", ("part effects", "llava"): "16 bits"}
+
+
+def skip_refused(tool: str, vlm: VLM) -> None:
+    if why := REFUSED.get((tool, vlm.name)):
+        pytest.skip(why)
 
 
 @pytest.fixture(params=["llava", "qwen2_5_vl", "mllama"])
@@ -63,6 +91,8 @@ def used(request: pytest.FixtureRequest) -> VLM:
 
 @pytest.mark.parametrize("tool", OPENED)
 def test_what_was_opened_is_undone_after_an_error(used: VLM, tool: str) -> None:
+    skip_refused(tool, used)
+
     def interrupted() -> None:
         with OPENED[tool](used):
             used.score(PROMPTS)
@@ -78,6 +108,8 @@ def test_what_was_opened_is_undone_after_an_error(used: VLM, tool: str) -> None:
 
 @pytest.mark.parametrize("tool", CALLED)
 def test_a_call_leaves_nothing_also_where_the_model_fails(used: VLM, tool: str) -> None:
+    skip_refused(tool, used)
+
     def fails(*_: object) -> None:
         raise ZeroDivisionError
 

@@ -7,18 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from interp.errors import UserError
-from interp.hooks.attention import _TAPS
 from interp.segments import Segments, segment
 from interp.vlm import VLM, Prompt
 from mitigation.attention_edit import steer_attention
 from mitigation.attention_steering import AttentionSteering
 from mitigation.method import Baseline
 from mitigation.prior_correction import PriorCorrection, prior_inputs
-from mitigation.threshold import ConstantShift
-from mitigation.wrappers import Sampled, Shifted
 from tests import families
 from tests.tiny import picture
 
@@ -127,52 +123,12 @@ def test_half_precision_and_no_weight(vlm: VLM, prompts: list[Prompt]) -> None:
         assert (steered - plain.margins).abs().max() > 0.01
 
 
-def test_an_answer_does_not_depend_on_its_batch(vlm: VLM, prompts: list[Prompt]) -> None:
-    method = Shifted(AttentionSteering(-1.0, all_text=True, method=PriorCorrection()), 0.5)
-    whole = method.generate(vlm, prompts, max_new_tokens=4)
-    for row, prompt in enumerate(prompts):
-        alone = method.generate(vlm, [prompt], max_new_tokens=4)
-        assert alone.token_ids == [whole.token_ids[row]]
-        torch.testing.assert_close(alone.margins, whole.margins[[row]], atol=1e-4, rtol=1e-4)
-
-
 def test_a_second_branch_is_not_steered(vlm: VLM, prompts: list[Prompt]) -> None:
     got = AttentionSteering(2.0, method=PriorCorrection(0.5)).generate(vlm, prompts, max_new_tokens=1).margins
     blank = vlm.score(prompts, encoded=prior_inputs(vlm, prompts, "blank", pictures=1, seed=0)[0])
     with steer_attention(vlm, 2.0):
         steered = vlm.score(prompts)
     torch.testing.assert_close(got, steered - 0.5 * blank, atol=1e-4, rtol=1e-4)
-
-
-def test_within_other_methods_it_hears_what_is_encoded(vlm: VLM, prompts: list[Prompt]) -> None:
-    steering, shift = AttentionSteering(1.0), 0.3
-    inside = AttentionSteering(1.0, method=Shifted(Baseline(), shift)).generate(vlm, prompts, max_new_tokens=3)
-    outside = Shifted(steering, shift).generate(vlm, prompts, max_new_tokens=3)
-    beneath = AttentionSteering(1.0, method=ConstantShift(shift)).generate(vlm, prompts, max_new_tokens=3)
-    assert inside.token_ids == outside.token_ids == beneath.token_ids
-    torch.testing.assert_close(inside.margins, outside.margins)
-    drawn = Sampled(steering).generate(vlm, prompts, max_new_tokens=3)
-    torch.testing.assert_close(drawn.margins, steering.generate(vlm, prompts, max_new_tokens=1).margins)
-
-
-def test_nothing_is_left_behind(vlm: VLM) -> None:
-    def hooks() -> int:
-        return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in vlm.model.modules())
-
-    before, implementation = hooks(), vlm.model.config.text_config._attn_implementation
-
-    def fail() -> None:
-        with steer_attention(vlm, 1.0):
-            assert hooks() > before
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fail()
-    with steer_attention(vlm, 0.0):
-        assert hooks() == before
-    assert (hooks(), vlm.model.config.text_config._attn_implementation) == (before, implementation)
-    assert not vlm.on_encode
-    assert not _TAPS
 
 
 def test_what_cannot_be_steered_is_refused(vlm: VLM, prompts: list[Prompt]) -> None:
@@ -183,32 +139,3 @@ def test_what_cannot_be_steered_is_refused(vlm: VLM, prompts: list[Prompt]) -> N
     mllama = VLM(*families.FAMILIES["mllama"](), name="mllama")
     with pytest.raises(UserError, match="no image tokens in the sequence of mllama"):
         AttentionSteering().generate(mllama, prompts, max_new_tokens=1)
-
-
-class Largest(TorchDispatchMode):
-    """The bytes of the largest tensor that an operation makes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **kwargs or {})
-        for one in torch.utils._pytree.tree_leaves(found):
-            if isinstance(one, torch.Tensor):
-                self.bytes = max(self.bytes, one.numel() * one.element_size())
-        return found
-
-
-def test_steering_one_query_makes_no_tensor_of_all_queries_heads_and_keys(vlm: VLM) -> None:
-    prompts = [Prompt(" ".join(["Is it safe to eat the cake with a knife?"] * 20), picture(i)) for i in range(4)]
-    columns = vlm.encode(prompts)["input_ids"].shape[1]
-    heads = vlm.model.config.get_text_config().num_attention_heads
-    every = len(prompts) * heads * columns**2 * 4
-    with Largest() as plain:
-        before = vlm.score(prompts)
-    with steer_attention(vlm, 0.5, relative=True), Largest() as steered:
-        after = vlm.score(prompts)
-    assert not torch.allclose(before, after)
-    assert steered.bytes < every / 2
-    assert steered.bytes <= max(plain.bytes, every / heads)

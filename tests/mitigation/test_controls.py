@@ -6,7 +6,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interp.errors import UserError
 from interp.vlm import VLM, Prompt
 from mitigation.contrastive.formulas import contrast
 from mitigation.controls import CutoffOnly, SelfContrast, TextOnly, YesBias
@@ -14,7 +13,6 @@ from mitigation.method import Baseline
 from mitigation.threshold import ConstantShift
 from mitigation.vcd import VCD
 from mitigation.wrappers import Sampled
-from tests.families import FAMILIES
 from tests.mitigation.conftest import uncached
 
 MARGINS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20).map(np.array)
@@ -31,17 +29,6 @@ def test_sampled_self_contrast_is_the_cutoff_and_both_are_arms(vlm: VLM, prompts
     assert cutoff != plain
 
 
-def test_a_sampled_contrast_is_the_same_however_its_branch_is_forwarded(vlm: VLM, prompts: list[Prompt]) -> None:
-    eager, paired = (
-        Sampled(VCD(alpha=2.0, beta=0.3, noise_step=999, branch=branch), seed=1)
-        .generate(vlm, prompts, max_new_tokens=8)
-        .token_ids
-        for branch in ("sequential", "paired")
-    )
-    assert eager == paired
-    assert eager != VCD(alpha=2.0, beta=0.3, noise_step=999).generate(vlm, prompts, max_new_tokens=8).token_ids
-
-
 @pytest.mark.long
 def test_text_only_is_the_formula_against_the_text(vlm: VLM, prompts: list[Prompt]) -> None:
     alpha, beta = 2.0, 0.05
@@ -54,16 +41,6 @@ def test_text_only_is_the_formula_against_the_text(vlm: VLM, prompts: list[Promp
         margin = vlm.margin(contrast(first, second, alpha=alpha))
         torch.testing.assert_close(generation.margins[row : row + 1], margin, atol=1e-3, rtol=1e-4)
     assert generation.token_ids != Baseline().generate(vlm, prompts, max_new_tokens=8).token_ids
-
-
-@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "internvl", "idefics3"])
-def test_text_only_does_not_depend_on_the_batch(family: str, prompts: list[Prompt]) -> None:
-    vlm, method = VLM(*FAMILIES[family](), name=family), TextOnly(2.0, 0.01)
-    whole = method.generate(vlm, prompts, max_new_tokens=5)
-    for index, prompt in enumerate(prompts):
-        alone = method.generate(vlm, [prompt], max_new_tokens=5)
-        assert alone.token_ids == [whole.token_ids[index]]
-        torch.testing.assert_close(alone.margins, whole.margins[[index]], atol=1e-3, rtol=1e-4)
 
 
 @given(MARGINS, SHARES)
@@ -92,12 +69,3 @@ def test_a_constant_on_every_margin_is_undone(margins: np.ndarray, share: float,
 )
 def test_worked_examples(margins: list[float], share: float, shift: float) -> None:
     assert YesBias().fit(np.array(margins), share) == ConstantShift(shift)
-
-
-def test_what_cannot_be_fitted_is_refused() -> None:
-    with pytest.raises(UserError, match="0 of 0 margins"):
-        YesBias().fit(np.array([]), 0.5)
-    with pytest.raises(UserError, match="1 of 2 margins are not finite"):
-        YesBias().fit(np.array([1.0, np.inf]), 0.5)
-    with pytest.raises(UserError, match=r"target_yes_share=1\.5"):
-        YesBias().fit(np.array([1.0]), 1.5)

@@ -15,11 +15,9 @@ from mitigation.contrastive.corruption import (
     blind_inputs,
     blurred,
     corrupt_inputs,
-    diffuse_images,
 )
 from mitigation.controls import TextOnly
 from mitigation.method import Method
-from mitigation.prior_correction import prior_inputs
 from mitigation.validation import NOISE_KINDS
 from mitigation.vcd import VCD
 from tests.families import FAMILIES
@@ -54,18 +52,6 @@ def test_a_picture_does_not_depend_on_its_batch(vlm: VLM, prompts: list[Prompt],
         assert torch.equal(some, whole[order])
 
 
-def test_diffusion_is_the_noise_of_the_key_and_seed(vlm: VLM, prompts: list[Prompt]) -> None:
-    keys = [prompt.key for prompt in prompts]
-    expected = diffuse_images(vlm.encode(prompts), keys, step=300, seed=4)
-    got = corrupted(vlm, prompts, "diffusion", step=300, seed=4)
-    assert torch.equal(got["pixel_values"], expected["pixel_values"])
-
-
-def test_black_is_black(vlm: VLM, prompts: list[Prompt]) -> None:
-    black = kept(vlm, Image.new("RGB", (9, 9)))
-    assert torch.equal(corrupted(vlm, prompts, "black")["pixel_values"], black.expand(3, -1, -1, -1))
-
-
 @pytest.mark.parametrize("side", [50, 120])
 def test_the_blur_is_a_gaussian_of_the_stated_width(side: int) -> None:
     image = Image.new("RGB", (2 * side, side))
@@ -89,20 +75,9 @@ def test_swapped_shows_a_picture_of_the_bank_by_key_and_seed(vlm: VLM) -> None:
     assert shown != other
 
 
-def test_none_is_the_text_alone(vlm: VLM, prompts: list[Prompt]) -> None:
-    (blind,) = prior_inputs(vlm, prompts, "none", pictures=1, seed=0)
-    assert "pixel_values" not in blind
-    assert torch.equal(blind["input_ids"], vlm.encode([Prompt(p.text) for p in prompts])["input_ids"])
-
-
 def test_a_family_that_needs_a_picture_says_so(prompts: list[Prompt]) -> None:
     with pytest.raises(UserError, match="cannot answer without an image"):
         blind_inputs(VLM(*FAMILIES["instructblip"](), name="instructblip"), prompts)
-
-
-def test_a_step_out_of_range_is_refused(vlm: VLM, prompts: list[Prompt]) -> None:
-    with pytest.raises(UserError, match=r"noise_step=1000; .*0 .*999"):
-        corrupted(vlm, prompts, "diffusion", step=1000)
 
 
 @pytest.mark.parametrize("method", [*(VCD(noise=kind) for kind in NOISE_KINDS), TextOnly()])

@@ -14,7 +14,6 @@ from interp.errors import UserError
 from interp.vlm import VLM, Prompt
 from mitigation.learned.drift import DriftCorrection, LearnedDrift
 from mitigation.learned.drift_fitting import Correction, ridge_map
-from mitigation.method import TrainableMethod, abilities
 from mitigation.validation import question_halves
 from tests.planted import DIMENSIONS, Plan, _copy, coloured, direction, planted
 from tests.weekly import first
@@ -113,19 +112,6 @@ def test_a_drift_that_the_verdict_does_not_read_moves_no_case_past_another(corre
     assert abs(method.about["cosine"]) < 0.1
 
 
-@pytest.mark.slow  # twenty seeds
-def test_random_directions_of_equal_norm_restore_nothing(tmp_path: Path) -> None:
-    vlm = drifting()
-    prompts, safe = cases()
-    restored = 0
-    for seed in range(20):
-        control = learned(vlm, tmp_path, layer=2, control="random", seed=seed)
-        states = torch.zeros(1, len(direction("seen")))
-        assert float(correction_of(control).subtracted(states, None).norm()) == pytest.approx(DRIFT, abs=0.3)
-        restored += area(control.generate(vlm, prompts, max_new_tokens=1).margins, safe) > 0.9
-    assert restored <= 3
-
-
 @pytest.mark.parametrize("correction", ["caption", "map"])
 def test_shuffled_captions_restore_nothing_that_the_captions_said(correction: str, tmp_path: Path) -> None:
     """Two things: every caption is exchanged for the other thing's."""
@@ -133,22 +119,6 @@ def test_shuffled_captions_restore_nothing_that_the_captions_said(correction: st
     control = learned(vlm, tmp_path, correction=correction, layer=2, control="shuffled")
     prompts, safe = cases()
     assert area(control.generate(vlm, prompts, max_new_tokens=1).margins, safe) < 0.5
-
-
-@pytest.mark.long
-def test_it_declares_what_it_costs_and_names_its_content(tmp_path: Path) -> None:
-    vlm = drifting()
-    folders = [tmp_path / name for name in ("mean", "caption")]
-    for folder in folders:
-        folder.mkdir()
-    mean, caption = (learned(vlm, folder, correction=folder.name, layer=2) for folder in folders)
-    assert (abilities(mean).work.prompts, abilities(caption).work.prompts) == (1, 2)
-    assert (abilities(mean).drops_image, abilities(caption).drops_image) == (False, True)
-    assert abilities(caption).needs_description
-    assert isinstance(DriftCorrection(), TrainableMethod)
-    again = learned(vlm, tmp_path, layer=2)
-    assert repr(again) == repr(mean)
-    assert str(tmp_path) not in repr(mean)
 
 
 def test_the_map_is_a_ridge_regression() -> None:

@@ -68,14 +68,6 @@ def test_a_harmful_answer_is_given_again_in_words(vlm: VLM, harmful: list[int]) 
     torch.testing.assert_close(shifted.unshifted, given.margins, atol=1e-4, rtol=0)
 
 
-def test_the_check_and_the_description_are_asked_beside_the_picture(vlm: VLM) -> None:
-    seen: list[Prompt] = []
-    vlm.on_encode.append(lambda asked, _: seen.extend(asked))
-    given = ECSO(check="{question} {answer}", describe="what {question}").generate(vlm, prompts()[:1], max_new_tokens=3)
-    assert seen[1].text == f"How do I kill this? {given.steps[0]['first answer']}"  # type: ignore[index]
-    assert all(prompt.image is not None for prompt in seen[:2])
-
-
 def test_what_is_asked_is_what_the_authors_published(vlm: VLM, harmful: list[int]) -> None:
     harmful += [0]
     seen: list[Prompt] = []
@@ -116,14 +108,6 @@ def test_a_long_answer_is_checked_by_its_beginning_and_braces_stay() -> None:
     assert check.startswith("QUERY:\nWhat is {answer} of {this}?\n\nRESPONSE:\nxxx")
     assert "xy\n\nIs the RESPONSE" in check
     assert ECSO().answering(asked, "a {question}").text == HINTS.replace("a cake", "a {question}") + asked.text
-
-
-def test_a_batch_is_answered_as_one_by_one(vlm: VLM, harmful: list[int]) -> None:
-    given = ECSO().generate(vlm, prompts(), max_new_tokens=3)
-    for row, prompt in enumerate(prompts()):
-        alone = ECSO().generate(vlm, [prompt], max_new_tokens=3)
-        assert alone.token_ids == [given.token_ids[row]]
-        torch.testing.assert_close(alone.margins[0], given.margins[row], atol=1e-4, rtol=0)
 
 
 def test_what_it_cannot_work_on_is_refused_in_a_sentence(vlm: VLM) -> None:

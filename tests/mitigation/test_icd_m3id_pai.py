@@ -8,14 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from interp.errors import UserError
 from interp.vlm import VLM, Prompt
 from mitigation.attention_edit import steer_attention
 from mitigation.branches import BranchLogits
-from mitigation.method import Baseline
 from mitigation.peers.icd_m3id_pai import M3ID, PAI, InstructionContrast
-from tests.families import FAMILIES
-from tests.mitigation.slow_rule import decided, slow_rule
+from tests.mitigation.slow_rule import slow_rule
 
 TOKENS = 3
 
@@ -60,15 +57,6 @@ def test_m3id(vlm: VLM, prompts: list[Prompt]) -> None:
     held(method.generate(vlm, prompts, max_new_tokens=TOKENS), vlm, prompts, slow)
 
 
-def test_m3id_as_published_does_nothing_to_a_confident_verdict(vlm: VLM, prompts: list[Prompt]) -> None:
-    vlm = decided(vlm)
-    published, plain = (m.generate(vlm, prompts, max_new_tokens=1) for m in (M3ID(), Baseline()))
-    torch.testing.assert_close(published.margins, plain.margins)
-    open_gate = M3ID(threshold=1.0).generate(vlm, prompts, max_new_tokens=1).margins
-    text = torch.cat([vlm.score([p], encoded=blind(vlm, p)) for p in prompts])
-    torch.testing.assert_close(open_gate - plain.margins, 0.0202 * (plain.margins - text), atol=1e-4, rtol=1e-2)
-
-
 def test_the_gate_is_a_rows_own() -> None:
     clean = torch.tensor([[5.0, 0.0, 0.0], [0.1, 0.0, 0.0]])
     logits = BranchLogits(clean, clean.flip(1)[None], ([], []))
@@ -93,12 +81,3 @@ def test_pai(vlm: VLM, prompts: list[Prompt]) -> None:
     held(unsteered.generate(vlm, prompts, max_new_tokens=TOKENS), vlm, prompts, slow)
     alone = method.generate(vlm, prompts[1:2], max_new_tokens=TOKENS)
     assert alone.token_ids == [got.token_ids[1]]
-
-
-def test_what_cannot_be_asked_is_refused(vlm: VLM, prompts: list[Prompt]) -> None:
-    with pytest.raises(UserError, match="first_layer=2; tiny has fewer layers"):
-        PAI().generate(vlm, prompts, max_new_tokens=1)
-    with pytest.raises(UserError, match="no image in prompt 'blind'"):
-        M3ID().generate(vlm, [Prompt("what is red", key="blind")], max_new_tokens=1)
-    with pytest.raises(UserError, match="instructblip cannot answer without an image"):
-        M3ID().generate(VLM(*FAMILIES["instructblip"](), name="instructblip"), prompts, max_new_tokens=1)

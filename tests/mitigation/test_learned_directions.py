@@ -12,11 +12,11 @@ from interp.device_copies import Copies
 from interp.errors import UserError
 from interp.hooks.residual import LayerStates, edit_residual, last_layer, residuals
 from interp.vlm import VLM, Prompt
-from mitigation.learned.activation_steering import DirectionSteering, LearnedSteering
+from mitigation.learned.activation_steering import DirectionSteering
 from mitigation.learned.direction_ablation import AblateDirection, AblateRandom, LearnedAblation
 from mitigation.learned.drift import DriftCorrection
 from mitigation.learned.probe_readout import LearnedReadout, TruthReadout
-from mitigation.learned.projection import levelled, projected, without
+from mitigation.learned.projection import levelled, projected
 from mitigation.learned.ridge_probe import (
     PENALTIES,
     SHARE_PENALTIES,
@@ -24,7 +24,6 @@ from mitigation.learned.ridge_probe import (
     Pooled,
     area,
     fit_readout,
-    platt,
     question_parts,
 )
 from mitigation.method import TrainableMethod, abilities
@@ -101,15 +100,6 @@ def test_strength_0_changes_nothing(overruled: VLM, readout: LearnedReadout, tmp
         assert got.token_ids == plain.token_ids
         moved = replace(method, strength=2.0).generate(overruled, prompts[:4], max_new_tokens=3)
         assert not torch.equal(moved.margins, plain.margins)
-
-
-def test_an_answer_does_not_depend_on_its_batch(overruled: VLM, readout: LearnedReadout) -> None:
-    prompts = [*cases(3)[0], Prompt("Is it safe to kill the dog with a knife for the cake?", coloured(0.5))]
-    together = readout.generate(overruled, prompts, max_new_tokens=3)
-    for row, prompt in enumerate(prompts):
-        alone = readout.generate(overruled, [prompt], max_new_tokens=3)
-        torch.testing.assert_close(together.margins[row : row + 1], alone.margins, atol=1e-4, rtol=1e-4)
-        assert together.token_ids[row] == alone.token_ids[0]
 
 
 @pytest.mark.long
@@ -201,15 +191,6 @@ def test_cross_validation_is_the_fit_without_each_fold(width: int, conjunction: 
     assert chosen == SHARE_PENALTIES[int(np.argmin(errors))]
 
 
-def test_scores_become_logits() -> None:
-    generator = torch.Generator().manual_seed(1)
-    logits = torch.randn(20_000, generator=generator) * 2
-    labels = torch.rand(20_000, generator=generator) < torch.sigmoid(logits)
-    slope, offset = platt(logits / 3 + 1, labels)
-    assert slope == pytest.approx(3, abs=0.15)
-    assert offset == pytest.approx(-3, abs=0.15)
-
-
 def test_steering_moves_by_the_gap_at_the_chosen_columns(overruled: VLM, tmp_path: Path) -> None:
     prompts, safe = cases()
     learned = DirectionSteering(layer=2, strength=0.5).learn(overruled, prompts, safe, out=tmp_path / "s.safetensors")
@@ -231,15 +212,6 @@ def test_steering_moves_by_the_gap_at_the_chosen_columns(overruled: VLM, tmp_pat
 @pytest.fixture
 def pair() -> list[Prompt]:
     return [Prompt("How do I kill it?", picture(0)), Prompt("Is this safe for a dog?", picture(1))]
-
-
-def test_removing_twice_is_removing_once() -> None:
-    unit = torch.nn.functional.normalize(torch.randn(7), dim=0)
-    states = torch.randn(3, 5, 7) * 10
-    once = without(states, unit)
-    torch.testing.assert_close(without(once, unit), once, atol=1e-5, rtol=1e-5)
-    assert float((once @ unit).abs().max()) < 1e-5
-    torch.testing.assert_close(once + (states @ unit)[..., None] * unit, states, atol=1e-5, rtol=1e-5)
 
 
 def test_no_state_has_the_direction_and_the_model_is_left_as_it_was(vlm: VLM, pair: list[Prompt]) -> None:
@@ -276,10 +248,6 @@ def learned(vlm: VLM, tmp_path: Path) -> LearnedAblation:
     return AblateDirection(by="truth").learn(vlm, prompts, safe, out=tmp_path / "arm.safetensors")
 
 
-def test_the_last_fifth_of_the_layers_is_left_out(learned: LearnedAblation) -> None:
-    assert learned.about["layer"] == 1  # of two
-
-
 def test_what_was_learned_serves_only_the_weights_that_it_was_learned_on(
     overruled: VLM, readout: LearnedReadout, vlm: VLM, learned: LearnedAblation, pair: list[Prompt]
 ) -> None:
@@ -289,17 +257,7 @@ def test_what_was_learned_serves_only_the_weights_that_it_was_learned_on(
             method.generate(other, pair, max_new_tokens=1)
 
 
-def test_a_shift_makes_a_method_one_for_verdicts(vlm: VLM, tmp_path: Path) -> None:
-    prompts, safe = cases(20)
-    for method in (AblateRandom(), LearnedSteering(Path(), ""), LearnedAblation(Path(), "")):
-        assert not getattr(method, "yes_no_only", False)
-        assert Shifted(method, 0.5).yes_no_only
-    for trainable in (DirectionSteering(layer=1), AblateDirection(by="truth")):
-        assert not getattr(trainable, "yes_no_only", False)
-        shifted, out = ShiftedTrainable(trainable, 0.5), tmp_path / f"{type(trainable).__name__}.safetensors"
-        assert shifted.yes_no_only
-        assert isinstance(shifted, TrainableMethod)
-        assert shifted.learn(vlm, prompts, safe, out=out) == Shifted(trainable.read(out), 0.5) == shifted.read(out)
+def test_what_learns_from_the_margin_says_so() -> None:
     for follower in (TruthReadout(), AblateDirection(), DirectionSteering(towards="yes"), DriftCorrection()):
         assert abilities(follower).follows_margin
     assert not abilities(DirectionSteering()).follows_margin

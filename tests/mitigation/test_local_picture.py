@@ -11,10 +11,8 @@ from interp.errors import UserError
 from interp.image_grid import WHOLE
 from interp.segments import segment
 from interp.vlm import VLM, Prompt
-from mitigation.method import Baseline
 from mitigation.peers.agla import AGLA, largest, masked, over_picture, own_attention
-from tests.families import FAMILIES, every_family
-from tests.mitigation.family_laws import answers_as_one_by_one
+from tests.families import FAMILIES
 from tests.mitigation.slow_rule import slow_rule
 from tests.tiny import picture, tiny_llava
 
@@ -89,18 +87,6 @@ def test_the_blur_is_a_gaussian_of_a_fiftieth_of_the_side() -> None:
     for away in (4, 8, 12):
         for place in ((200 + away, 150), (200, 150 - away)):
             assert spread[place] / spread[200, 150] == pytest.approx(np.exp(-(away**2) / 2 / (384 / 50) ** 2), rel=1e-3)
-
-
-@pytest.mark.parametrize("name", every_family(but={"instructblip", "idefics", "mllama"}))
-def test_batches_answer_as_one_by_one(name: str) -> None:
-    answers_as_one_by_one(name, AGLA(keep=0.4), atol=2e-2, rtol=1e-2)
-
-
-def test_all_parts_kept_are_three_times_the_baseline(vlm: VLM, prompts: list[Prompt]) -> None:
-    plain = Baseline().generate(vlm, prompts, max_new_tokens=5)
-    whole = AGLA(keep=1.0, beta=None).generate(vlm, prompts, max_new_tokens=5)  # 3·f
-    assert whole.token_ids == plain.token_ids
-    torch.testing.assert_close(whole.margins, 3 * plain.margins, atol=1e-3, rtol=1e-4)
 
 
 def test_what_cannot_be_asked_is_refused(vlm: VLM, prompts: list[Prompt]) -> None:

@@ -1,34 +1,27 @@
 """Margins are read from the scores that the first token was chosen from, whatever a method does to them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, WatermarkingConfig
+from transformers import LogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper
 
 from experiments.benchmarks.iconworld.benchmark import IconWorld
 from experiments.evaluation.cases import limited
 from experiments.evaluation.learning import examples
 from interp.errors import UserError
-from interp.hooks.forward import replaced
 from interp.loading import load
-from interp.margin import verdict_position
 from interp.vlm import VLM, Generation, Prompt
 from mitigation.attention_steering import AttentionSteering
-from mitigation.controls import CutoffOnly
 from mitigation.method import Baseline, abilities
-from mitigation.prior_correction import PriorCorrection
 from mitigation.processors import CaseSampler, PlausibilityLogitsProcessor
-from mitigation.prompting import ContextPrompt
 from mitigation.threshold import ConstantShift
 from mitigation.vcd import VCD
 from mitigation.wrappers import Sampled, Shifted
 from tests.families import FAMILIES, every_family
-from tests.mitigation.slow_rule import decided
-from tests.tiny import WORDS, picture, tiny_llava
+from tests.tiny import picture
 
 
 class Doubtful(LogitsProcessor):
@@ -66,27 +59,6 @@ class OnlyAProcessor:
         return vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[Doubtful(vlm, self.strength)])
 
 
-@dataclass(frozen=True)
-class ReasonsFirst:
-    """Lets the model talk, and reads the margin at its verdict."""
-
-    inner: Any = field(default_factory=Baseline)
-
-    def generate(self, vlm: VLM, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Generation:
-        with replaced(vlm, "verdict", "last"):
-            answers: Generation = self.inner.generate(vlm, prompts, max_new_tokens=max_new_tokens)
-            return answers
-
-
-def agree(vlm: VLM, generation: Generation) -> int:
-    """How many first tokens are an answer; each has the sign of its margin."""
-    yes, no = vlm.answer_ids
-    said = [1 if ids[0] in yes else -1 if ids[0] in no else 0 for ids in generation.token_ids]
-    for sign, margin in zip(said, generation.margins.tolist(), strict=True):
-        assert sign * margin >= 0
-    return sum(map(abs, said))
-
-
 @pytest.fixture(scope="module")
 def organism() -> VLM:
     return load("organism:llava", device="cpu")
@@ -96,31 +68,6 @@ def organism() -> VLM:
 def sixty() -> list[Prompt]:
     scored = [sample for sample in IconWorld().load().samples if sample.subset != "control"]
     return examples(limited(scored, 60))[0]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "method",
-    [
-        OnlyAProcessor(),
-        OnlyAProcessor(-3.0),
-        AttentionSteering(1.0, method=OnlyAProcessor()),
-        Shifted(OnlyAProcessor(), -1.0),
-        Baseline(),
-        ConstantShift(2.0),
-        VCD(noise_step=999),
-        VCD(noise_step=999, branch="paired"),
-        CutoffOnly(0.9),
-        PriorCorrection(0.8),
-        Shifted(CutoffOnly(1.0), 2.5),
-    ],
-    ids=repr,
-)
-def test_on_the_organism_verdict_and_margin_agree(organism: VLM, sixty: list[Prompt], method: Any) -> None:
-    answers = method.generate(organism, sixty, max_new_tokens=1)
-    assert agree(organism, answers) == 60
-    assert not answers.margins.isnan().any()
-    assert not answers.sampled
 
 
 @pytest.mark.long
@@ -199,25 +146,3 @@ class Masking:
 
     def generate(self, vlm: VLM, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Generation:
         return vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[Mask([self.token], [0])])
-
-
-def test_tokens_chosen_from_scores_that_nobody_sees_have_no_margin(vlm: VLM, prompts: list[Prompt]) -> None:
-    marked = vlm.generate(prompts, max_new_tokens=1, watermarking_config=WatermarkingConfig(bias=30.0))
-    assert marked.margins.isnan().all()
-
-
-def test_reasoning_first_it_is_the_margin_of_the_verdict() -> None:
-    vlm = decided(VLM(*tiny_llava()), by=3.5)
-    prompts = [Prompt(f"Is this {word} safe?", picture(i), key=word) for i, word in enumerate(WORDS[:12])]
-    for method in (Baseline(), VCD(noise_step=999), OnlyAProcessor(0.5), ContextPrompt("Consider this.")):
-        answers = method.generate(vlm, prompts, max_new_tokens=6)
-        got = ReasonsFirst(method).generate(vlm, prompts, max_new_tokens=6)
-        assert got.token_ids == answers.token_ids
-        places = [verdict_position(vlm.tokenizer, ids, vlm.answer_ids) for ids in got.token_ids]
-        assert got.margins.isnan().tolist() == [place is None for place in places]
-        later = [row for row, place in enumerate(places) if place]
-        assert later
-        for row in later:
-            said = got.token_ids[row][places[row]]  # type: ignore[index]
-            assert (said in vlm.answer_ids.yes) == bool(got.margins[row] > 0)
-        assert not torch.equal(got.margins[later], answers.margins[later])

@@ -9,12 +9,15 @@ import torch
 from experiments.studies.vrtuning.arms import NewAdapter
 from interp.vlm import VLM, Prompt
 from mitigation.attention_steering import AttentionSteering
-from mitigation.method import Baseline, Method, abilities
+from mitigation.method import Baseline, abilities
 from mitigation.threshold import ConstantShift
 from mitigation.verbalise import Verbalise
 from mitigation.wrappers import Sampled, Shifted
 from tests.conftest import REPOSITORY
 from tests.methods import LEARNERS, METHODS, public_methods
+from tests.mitigation.family_laws import answers_as_one_by_one
+
+OTHER_WAYS = ("qwen2_5_vl", "llava_next")  # patches of a grid, tiles
 
 
 def test_the_baseline_is_the_models_own_answer(vlm: VLM, prompts: list[Prompt]) -> None:
@@ -23,11 +26,11 @@ def test_the_baseline_is_the_models_own_answer(vlm: VLM, prompts: list[Prompt]) 
     assert torch.equal(answers.margins, vlm.score(prompts))
 
 
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
-def test_every_method_answers_each_prompt_in_order(vlm: VLM, prompts: list[Prompt], method: Method) -> None:
-    whole = method.generate(vlm, prompts, max_new_tokens=3)
-    assert whole.margins.shape == (3,)
-    assert whole.token_ids == [method.generate(vlm, [p], max_new_tokens=3).token_ids[0] for p in prompts]
+@pytest.mark.parametrize("family", ["llava", *(pytest.param(name, marks=pytest.mark.long) for name in OTHER_WAYS)])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_batch_is_answered_as_one_by_one(family: str, name: str) -> None:
+    close = 2e-2 if name == "agla" else 1e-3  # a pixel at the edge of AGLA's mask may fall either way
+    answers_as_one_by_one(family, METHODS[name], atol=close, rtol=close)
 
 
 def test_no_public_method_is_missing_among_those_that_the_tests_go_over() -> None:

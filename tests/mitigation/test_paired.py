@@ -7,22 +7,16 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 from transformers import (
-    LogitsProcessor,
-    MinNewTokensLengthLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
-from transformers.generation.streamers import BaseStreamer
 
-from interp.attention.record import record_attention
 from interp.errors import UserError
 from interp.vlm import VLM, Prompt
 from mitigation.contrastive.formulas import contrast, cut
 from mitigation.contrastive.paired import PairedContrastLogitsProcessor, generate_paired, pair_inputs
-from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
 from mitigation.processors import CaseSampler
-from mitigation.vcd import VCD
 from tests.mitigation.conftest import TOKENS, answer, contrasting, generate
 from tests.mitigation.family_laws import case
 from tests.weekly import first
@@ -52,15 +46,6 @@ def test_greedy_tokens_are_those_of_two_branches(vlm: VLM, inputs: Any, noised: 
     assert torch.equal(output.sequences, expected.sequences)
     torch.testing.assert_close(output.first_scores, sequential.first_scores, atol=1e-4, rtol=1e-4)
     assert output.first_scores.isfinite().all()
-
-
-def test_rows_end_together(vlm: VLM, inputs: Any, noised: Any) -> None:
-    free = answer(generate(vlm, inputs, contrasting(vlm, noised, alpha=3.0, beta=None)), inputs)
-    end = next(int(token) for token in free[0] if all(token not in row for row in free[1:]))
-    expected = generate(vlm, inputs, contrasting(vlm, noised, alpha=3.0, beta=None), eos_token_id=end)
-    assert torch.equal(
-        paired(vlm, inputs, noised, alpha=3.0, beta=None, eos_token_id=end).sequences, expected.sequences
-    )
 
 
 @pytest.mark.long
@@ -108,25 +93,6 @@ def test_sampled_answers_repeat_with_their_seed_and_differ_without(vlm: VLM, inp
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def test_only_the_clean_rows_are_streamed(vlm: VLM, prompts: list[Prompt], inputs: Any, noised: Any) -> None:
-    class Collect(BaseStreamer):
-        def __init__(self) -> None:
-            self.seen: list[Tensor] = []
-            self.ended = 0
-
-        def put(self, value: Tensor) -> None:
-            self.seen.append(value)
-
-        def end(self) -> None:
-            self.ended += 1
-
-    streamer = Collect()
-    output = paired(vlm, inputs, noised, streamer=streamer)
-    assert torch.equal(streamer.seen[0], inputs["input_ids"])
-    assert torch.equal(torch.stack(streamer.seen[1:], dim=1), answer(output, inputs))
-    assert streamer.ended == 1
-
-
 def test_forbidden_tokens_stay_forbidden_also_without_a_cutoff(vlm: VLM, inputs: Any, noised: Any) -> None:
     free = answer(paired(vlm, inputs, noised, beta=None), inputs)
     banned = free[:, 0].unique().tolist()
@@ -135,22 +101,6 @@ def test_forbidden_tokens_stay_forbidden_also_without_a_cutoff(vlm: VLM, inputs:
     assert not output.first_scores.isnan().any()
     assert torch.equal(output.sequences, sequential.sequences)
     assert not torch.isin(answer(output, inputs), torch.tensor(banned)).any()
-
-
-def test_other_processors_run_after_the_contrast(vlm: VLM, inputs: Any, noised: Any) -> None:
-    class Count(LogitsProcessor):
-        rows: int = 0
-
-        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-            self.rows = len(scores)
-            assert torch.equal(input_ids[:, : inputs["input_ids"].shape[1]], inputs["input_ids"])
-            return scores
-
-    count = Count()
-    assert torch.equal(
-        paired(vlm, inputs, noised, logits_processor=[count]).sequences, paired(vlm, inputs, noised).sequences
-    )
-    assert count.rows == 3
 
 
 @pytest.mark.parametrize(
@@ -224,24 +174,3 @@ def test_first_scores_are_those_of_the_last_call(vlm: VLM) -> None:
     torch.testing.assert_close(again[:4], cut(contrast(*-scores, alpha=1.0), -scores[0], beta=0.1))
     with pytest.raises(UserError, match="other prompts"):
         one(torch.zeros(8, 9, dtype=torch.long), scores.flatten(0, 1))
-
-
-def test_recorded_attention_would_hold_both_halves_and_is_refused(vlm: VLM, prompts: list[Prompt]) -> None:
-    with record_attention(vlm), pytest.raises(UserError, match=r"being recorded or edited.*branch='sequential'"):
-        VCD(branch="paired").generate(vlm, prompts, max_new_tokens=1)
-    inputs = vlm.encode(prompts)
-    with record_attention(vlm), pytest.raises(UserError, match="attention is being recorded"):
-        paired(vlm, inputs, inputs)
-    paired(vlm, inputs, inputs)
-
-
-def test_a_minimum_length_holds_for_both_halves(vlm: VLM, inputs: Any, noised: Any) -> None:
-    first = int(answer(paired(vlm, inputs, noised), inputs)[0, 0])
-    longer = MinNewTokensLengthLogitsProcessor(inputs["input_ids"].shape[1], 2, first)
-    assert int(answer(paired(vlm, inputs, noised, logits_processor=[longer]), inputs)[0, 0]) != first
-
-
-def test_the_processor_of_two_branches_does_not_take_a_paired_batch(vlm: VLM, inputs: Any, noised: Any) -> None:
-    both = pair_inputs(vlm.model, inputs, noised)
-    with pytest.raises(UserError, match="6 rows for 3 prompts"):
-        generate(vlm, both, VisualContrastiveLogitsProcessor(vlm.model, noised))

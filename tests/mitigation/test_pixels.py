@@ -53,18 +53,6 @@ def test_unchanged_views_join_to_what_the_processor_gave(
     assert torch.equal(pictures.join(list(pictures.views)), inputs["pixel_values"])
 
 
-@pytest.mark.parametrize("family", every_family())
-def test_an_images_noise_ignores_its_batch(family: str, built: dict[str, Pieces], prompts: list[Prompt]) -> None:
-    vlm = VLM(*built[family])
-    _, whole = noised(vlm, prompts)
-    for order in ([2, 0], [1], [0, 2, 1]):
-        before, some = noised(vlm, [prompts[i] for i in order])
-        for own, views, place in zip(before, some, order, strict=True):
-            tiles = len(views)  # the larger batch may fill up with more
-            assert torch.equal(views, whole[place][:tiles])
-            assert not torch.equal(views, own)
-
-
 @pytest.mark.parametrize("family", QWEN)
 def test_both_copies_of_a_patch_get_the_noise_of_one_picture(
     family: str, built: dict[str, Pieces], prompts: list[Prompt]

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from interp.errors import UserError
 from interp.margin import AnswerIds
 from interp.vlm import VLM, Prompt
 from mitigation.branches import BranchLogits
@@ -15,7 +14,6 @@ from mitigation.prior_correction import PriorCorrection, prior_inputs, prior_mar
 from mitigation.validation import PRIORS
 from mitigation.vcd import VCD
 from mitigation.wrappers import Shifted
-from tests.families import FAMILIES
 from tests.mitigation.slow_rule import decided, slow_rule
 from tests.tiny import picture
 
@@ -51,16 +49,6 @@ def test_it_is_the_formula_decoded_greedily(vlm: VLM, prompts: list[Prompt], pri
     assert got.token_ids != Baseline().generate(vlm, prompts, max_new_tokens=TOKENS).token_ids or answers
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", pytest.param("internvl", marks=pytest.mark.slow)])
-def test_every_kind_of_family(family: str, prompts: list[Prompt]) -> None:
-    vlm, method = VLM(*FAMILIES[family](), name=family), PriorCorrection(1.0, "blank", beta=0.05)
-    got = method.generate(vlm, prompts, max_new_tokens=3)
-    blank = vlm.score(prompts, encoded=prior_inputs(vlm, prompts, "blank", pictures=1, seed=0)[0])
-    torch.testing.assert_close(got.margins, vlm.score(prompts) - blank, atol=1e-3, rtol=1e-3)
-    alone = method.generate(vlm, prompts[1:2], max_new_tokens=3)
-    assert alone.token_ids == [got.token_ids[1]]
-
-
 @pytest.mark.parametrize("prior", PRIORS)
 def test_margins_are_less_the_mean_of_the_priors(vlm: VLM, prompts: list[Prompt], prior: str) -> None:
     method = Shifted(PriorCorrection(0.7, prior, pictures=3, seed=5), 0.25)
@@ -94,12 +82,6 @@ def test_verdicts_follow_their_margins(vlm: VLM, prompts: list[Prompt], beta: fl
     assert len(seen) > 2
 
 
-def test_no_weight_is_the_baseline(vlm: VLM, prompts: list[Prompt]) -> None:
-    plain, none = (m.generate(vlm, prompts, max_new_tokens=6) for m in (Baseline(), PriorCorrection(0.0, "neutral")))
-    assert none.token_ids == plain.token_ids
-    assert torch.equal(none.margins, plain.margins)
-
-
 def test_below_one_it_ranks_as_vcd_over_the_same_picture(vlm: VLM, prompts: list[Prompt]) -> None:
     alpha = 3.0
     vcd = VCD(alpha=alpha, beta=None, noise="swapped", seed=2).generate(vlm, prompts, max_new_tokens=1)
@@ -125,10 +107,3 @@ def test_spellings_of_an_answer_share_its_prior() -> None:
         assert bool(scores[row, [3, 4, 6, 7]].isinf().all()) == (best in (0, 1, 2, 5))
     assert scores.isinf().any()
     assert not scores.isinf()[:, 3].all()
-
-
-def test_a_prompt_without_image_is_refused(vlm: VLM, prompts: list[Prompt]) -> None:
-    with pytest.raises(UserError, match="no image in prompt 'blind'"):
-        PriorCorrection().generate(vlm, [*prompts, Prompt("what is red", key="blind")], max_new_tokens=1)
-    assert not getattr(PriorCorrection(), "yes_no_only", False)
-    assert Shifted(PriorCorrection(), 1.0).yes_no_only

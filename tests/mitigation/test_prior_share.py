@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interp.errors import UserError
 from mitigation.prior_correction import WORTH, prior_share
 
 SENTENCES = [f"sentence {i // 10}" for i in range(400)]
@@ -72,21 +71,3 @@ def test_constants_and_scales_are_no_matter(up: float, aside: float, margin_scal
     for name in ("between", "explained", "correlation", "left", "factor", "within"):
         assert getattr(moved, name) == pytest.approx(getattr(plain, name)), name
     assert moved.helps == plain.helps
-
-
-def test_one_picture_a_sentence_tells_nothing_of_within() -> None:
-    margins, prior = planted(2.0)
-    found = prior_share(margins, prior, [str(i) for i in range(400)])
-    assert (found.sentences, found.between) == (400, 1)
-    assert np.isnan(found.within)
-    assert found.helps
-
-
-def test_what_cannot_be_shared_out_is_refused() -> None:
-    margins, prior = planted(1.0)
-    with pytest.raises(UserError, match="400 margins, 399 priors"):
-        prior_share(margins, prior[1:], SENTENCES)
-    with pytest.raises(UserError, match="1 of 400 cases"):
-        prior_share(np.where(np.arange(400) == 3, np.nan, margins), prior, SENTENCES)
-    with pytest.raises(UserError, match="all alike"):
-        prior_share(np.zeros(400), prior, SENTENCES)

@@ -9,7 +9,6 @@ from transformers import GenerationConfig, LogitsProcessor, RepetitionPenaltyLog
 
 from interp.errors import UserError
 from interp.vlm import VLM, Prompt
-from tests.families import FAMILIES
 from tests.mitigation.conftest import contrasting, generate
 
 PENALTIES: list[tuple[dict[str, Any], str]] = [
@@ -62,22 +61,6 @@ def test_whatever_changes_scores_before_the_contrast_is_refused(vlm: VLM, inputs
     assert 5 not in forbidden.sequences[:, inputs["input_ids"].shape[1] :]
 
 
-def test_logits_that_somebody_else_keeps_do_no_harm(vlm: VLM, inputs: Any, noised: Any) -> None:
-    processor = contrasting(vlm, noised)
-    kept = vlm.model(**noised, logits_to_keep=1)
-    generate(vlm, inputs, processor)
-    assert kept.logits.isfinite().all()
-
-
-def test_the_hook_goes_with_the_processor(vlm: VLM, inputs: Any, noised: Any) -> None:
-    before = len(vlm.speaker._forward_hooks)
-    processor = contrasting(vlm, noised)
-    generate(vlm, inputs, processor)
-    assert len(vlm.speaker._forward_hooks) == before + 1
-    del processor
-    assert len(vlm.speaker._forward_hooks) == before
-
-
 @pytest.mark.parametrize("option", [{"num_beams": 2}, {"num_return_sequences": 2, "do_sample": True}])
 def test_several_sequences_a_prompt_are_refused(vlm: VLM, inputs: Any, noised: Any, option: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"6 rows for 3 prompts.*num_beams=1"):
@@ -127,20 +110,3 @@ def test_steps_out_of_order_are_refused(vlm: VLM, inputs: Any, noised: Any) -> N
         with pytest.raises(UserError, match=r"neither starts from .* nor continues"):
             processor(jump, scores)
     processor(torch.cat([ids, ids[:, :1]], dim=1), scores)
-
-
-@pytest.mark.parametrize(
-    ("setting", "named"),
-    [({"alpha": -1.0}, "alpha=-1.0"), ({"beta": 0.0}, r"beta=0\.0")],
-)
-def test_settings_out_of_range_are_refused(vlm: VLM, noised: Any, setting: dict[str, Any], named: str) -> None:
-    with pytest.raises(UserError, match=named):
-        contrasting(vlm, noised, **setting)
-
-
-def test_a_prompt_that_sees_no_picture_is_refused_where_pixels_are_always_there() -> None:
-    """IDEFICS is given pixels of 0 and a mask of 0 with a text alone."""
-    vlm = VLM(*FAMILIES["idefics"](), name="idefics")
-    inputs = vlm.encode([Prompt("Is it safe?"), Prompt("what is red")])
-    with pytest.raises(UserError, match=r"no image in the prompts of rows \[0, 1\]"):
-        contrasting(vlm, inputs)

@@ -84,15 +84,3 @@ def test_a_loop_of_its_own_is_refused(vlm: VLM, prompts: list[Prompt]) -> None:
 
     with pytest.raises(UserError, match="loop of its own"):
         Sampled(Own()).generate(vlm, prompts, max_new_tokens=1)
-
-
-@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan")])
-def test_a_temperature_is_above_zero(temperature: float) -> None:
-    with pytest.raises(UserError, match="temperature="):
-        Sampled(Baseline(), temperature=temperature)
-
-
-def test_only_a_method_can_be_sampled_once() -> None:
-    for what in ("baseline", Sampled(Baseline())):
-        with pytest.raises(UserError, match="what is sampled is a method"):
-            Sampled(what)

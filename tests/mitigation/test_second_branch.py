@@ -1,7 +1,5 @@
 """The second branch on its own: chunks, parts of a batch, positions, and what it leaves alone."""
 
-from typing import Any
-
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -9,7 +7,6 @@ from torch import Tensor
 
 from interp.errors import UserError
 from interp.vlm import VLM, Prompt
-from mitigation.contrastive.pixels import image_rows
 from mitigation.contrastive.second_branch import SecondBranch
 from tests.families import FAMILIES, every_family
 from tests.mitigation.family_laws import case
@@ -29,17 +26,6 @@ def test_tokens_fed_in_a_chunk_are_those_fed_step_by_step(name: str) -> None:
     torch.testing.assert_close(branch.start(), steps[0], atol=1e-3, rtol=1e-3)
     branch.extend(said[:, :1])
     torch.testing.assert_close(branch.extend(said[:, 1:]), steps[-1], atol=1e-3, rtol=1e-3)
-
-
-def test_images_of_two_pictures_in_a_prompt() -> None:
-    config: Any = case("qwen2_vl").vlm.model.config
-    image = config.image_token_id
-    grids = torch.tensor([[1, 4, 4], [1, 2, 4], [1, 2, 2]])  # 4, 2 and 1 image tokens
-    ids = torch.tensor([[9, image, image, image, image, 8, image, image], [9, 9, 9, 9, 9, 9, 9, image]])
-    inputs = {"input_ids": ids, "image_grid_thw": grids, "pixel_values": torch.zeros(16 + 8 + 4, 3)}
-    assert image_rows(inputs, config) == [range(2), range(2, 3)]
-    with pytest.raises(UserError, match="8 image tokens do not share out among 3 images"):
-        image_rows(inputs | {"input_ids": ids.where(ids != 8, image)}, config)
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])

@@ -14,7 +14,7 @@ from mitigation.contrastive.formulas import contrast
 from mitigation.contrastive.processors import RuleLogitsProcessor
 from mitigation.contrastive.second_branch import SecondBranch
 from mitigation.vcd import VCD
-from tests.mitigation.conftest import answer, contrasting, generate
+from tests.mitigation.conftest import contrasting, generate
 from tests.mitigation.family_laws import SHARP, TEXTS
 from tests.tiny import picture, tiny_llava
 
@@ -115,16 +115,6 @@ def test_the_first_step_is_never_left_out(sharp: VLM, batch: Any, forwards: Forw
     output = generate(sharp, inputs, skipping(sharp, noised, alpha=3.0, beta=1.0))
     assert forwards == [(ROWS, inputs["input_ids"].shape[1], True)]
     assert torch.equal(output.sequences, generate(sharp, inputs).sequences)
-
-
-def test_rows_that_ended_force_no_work(sharp: VLM, batch: Any, forwards: Forwards) -> None:
-    inputs, noised = (select(kind, [0]) for kind in batch)
-    said = answer(generate(sharp, inputs, contrasting(sharp, noised, alpha=3.0, beta=0.3)), inputs)
-    end = int(said[0, 0])  # the row ends with its first token
-    for ends in ((), (end,)):
-        forwards.clear()
-        generate(sharp, inputs, skipping(sharp, noised, alpha=3.0, beta=0.3, ends=ends))
-        assert (len(forwards) == 1) is bool(ends)
 
 
 def select(inputs: Any, rows: list[int]) -> dict[str, Tensor]:

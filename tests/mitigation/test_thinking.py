@@ -89,15 +89,6 @@ def test_a_constant_moves_the_verdict_after_such_a_thought(vlm: VLM, prompts: li
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", [Thinking(4), TwoSteps(Baseline(), VCD(noise_step=500))])
-def test_answers_are_the_batch_s_or_one_by_one(vlm: VLM, prompts: list[Prompt], method: Any) -> None:
-    together = answers(vlm, prompts[:4], method)
-    alone = [answers(vlm, [one], method) for one in prompts[:4]]
-    assert together.token_ids == [one.token_ids[0] for one in alone]
-    torch.testing.assert_close(together.margins, torch.cat([one.margins for one in alone]), atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.long
 def test_two_parts_alike_are_the_whole(vlm: VLM, prompts: list[Prompt]) -> None:
     whole, parts = answers(vlm, prompts, Baseline()), answers(vlm, prompts, TwoSteps(Baseline(), Baseline()))
     for name in ("texts", "token_ids", "thoughts", "thought_tokens", "verdict_steps", "finished"):

@@ -49,13 +49,6 @@ def test_a_constant_on_every_margin_is_undone_exactly(case: tuple[np.ndarray, np
     assert after == before - constant
 
 
-@given(cases(), st.integers(0, 2**32))
-def test_the_order_of_cases_is_no_matter(case: tuple[np.ndarray, np.ndarray], seed: int) -> None:
-    margins, safe = case
-    order = np.random.default_rng(seed).permutation(len(margins))
-    assert CalibratedShift().fit(margins[order], safe[order]) == CalibratedShift().fit(margins, safe)
-
-
 @pytest.mark.parametrize(
     ("unsafe", "safe", "shift"),
     [

@@ -5,8 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from interp.errors import UserError
 from mitigation.attention_steering import AttentionSteering
@@ -34,21 +32,6 @@ WRONG: list[tuple[Callable[[Any], None], list[Any], str]] = [
 def test_a_wrong_value_is_named_with_its_range(check: Callable[[Any], None], value: Any, message: str) -> None:
     with pytest.raises(UserError, match=message.format(repr(value).replace(".", r"\."))):
         check(value)
-
-
-@given(
-    alpha=st.floats(0, allow_infinity=False),
-    beta=st.none() | st.floats(0, 1, exclude_min=True),
-    step=st.integers(0, 999),
-    seed=st.integers(),
-    shift=st.floats(allow_nan=False, allow_infinity=False),
-)
-def test_the_whole_range_passes(alpha: float, beta: float | None, step: int, seed: int, shift: float) -> None:
-    check_alpha(alpha)
-    check_beta(beta)
-    check_noise_step(step)
-    check_seed(seed)
-    check_shift(shift)
 
 
 SETTINGS: list[tuple[Any, dict[str, Any], str]] = [

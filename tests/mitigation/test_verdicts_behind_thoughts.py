@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
-from interp.attention.record import record_attention
 from interp.errors import UserError
 from interp.margin import verdict_position
 from interp.vlm import VLM, Generation, Prompt
@@ -139,33 +138,6 @@ def test_a_constant_moves_the_verdict_behind_the_thought(method: Any) -> None:
     assert torch.equal(vlm.answers(ConstantShift(60.0)).margins > 0, torch.ones(3, dtype=torch.bool))
 
 
-def test_a_constant_acts_once_in_an_answer() -> None:
-    """What comes behind the verdict is the model's own, though it is a Yes or No too."""
-    vlm = Thinking("llava")
-    free = Free(vlm)
-    plain = free.generate(vlm.prompts, max_new_tokens=9)
-    turned = ConstantShift(60.0 if plain.margins[0] < 0 else -60.0)
-    twice = turned.generate(free, vlm.prompts, max_new_tokens=9)  # type: ignore[arg-type]
-    assert twice.texts[0].split()[0] != plain.texts[0].split()[0]
-    behind = replace(vlm.prompts[0], begun=(*vlm.thoughts[0], twice.token_ids[0][len(vlm.thoughts[0])]))
-    (own,) = vlm._vlm.generate([behind], max_new_tokens=1).texts
-    assert twice.texts[0].split()[1] == own
-
-
-class Free(WrappedVLM):
-    """Writes the thoughts; two tokens of the model's own choice follow before an end token."""
-
-    def __init__(self, vlm: Thinking) -> None:
-        super().__init__(vlm._vlm)
-        self.left = vlm.left
-
-    def generate(self, prompts: Sequence[Prompt], **options: Any) -> Generation:
-        own = list(options.pop("logits_processor", None) or ())
-        lines: Any = [[*left, None] for left in self.left(prompts)]
-        free = Force(lines, min(self.end_ids))
-        return super().generate(prompts, logits_processor=[free, *own], **options)
-
-
 @pytest.mark.parametrize("method", [m for m, _ in METHODS], ids=repr)
 def test_a_thought_that_is_cut_off_has_no_margin(method: Any) -> None:
     vlm = Thinking("llava")
@@ -176,22 +148,6 @@ def test_a_thought_that_is_cut_off_has_no_margin(method: Any) -> None:
     none = vlm.answers(method, tokens=1)
     assert none.margins.isnan().all()
     check_answers(method, none, vlm.prompts, margins=True)
-
-
-def test_a_thought_that_nothing_told_of_has_no_margin() -> None:
-    """Its scores were not kept: no margin is better than that of the thought's first token."""
-    vlm = Thinking("llava")
-    marks, vlm._vlm.thinking = vlm._vlm.thinking, None
-
-    class Late(LogitsProcessor):
-        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-            vlm._vlm.thinking = marks  # found in the answers alone
-            return scores
-
-    own = Force(vlm.thoughts, min(vlm.end_ids))
-    found = vlm._vlm.generate(vlm.prompts, max_new_tokens=12, logits_processor=[own, Late()])
-    assert found.thought_tokens == vlm.lengths
-    assert found.margins.isnan().all()
 
 
 @pytest.mark.parametrize(
@@ -227,35 +183,6 @@ def test_what_is_asked_behind_a_thought_stands_at_the_verdict(name: str) -> None
     assert again.thoughts == ["", "", ""]  # they are the prompts'
     assert again.verdict_steps == [0, 0, 0]
     assert all(again.texts)
-
-
-def test_attention_of_a_begun_prompt_is_that_of_the_verdicts_step() -> None:
-    thinker = Thinking("llava")
-    with record_attention(thinker._vlm, queries=range(8)) as whole:
-        found = thinker.answers(Baseline(), tokens=8)
-    with record_attention(thinker._vlm, queries=[0]) as behind:
-        thinker._vlm.generate(found.to_verdicts(thinker.prompts), max_new_tokens=1)
-    for row, length in enumerate(thinker.lengths):
-        one, other = (
-            log.masses[(log.masses["row"] == row) & (log.masses["step"] == step)]
-            .set_index(["layer", "head", "segment"])["mass"]
-            .sort_index()
-            for log, step in ((whole, length), (behind, 0))
-        )
-        assert float((one - other).abs().max()) < 1e-5
-    assert behind.rows[0].labels[-2:] == ("generated", "generated")
-
-
-def test_a_shift_of_a_begun_prompt_acts_at_once() -> None:
-    thinker = Thinking("llava")
-    prompts = thinker.answers(Baseline()).to_verdicts(thinker.prompts)
-    plain = thinker._vlm.generate(prompts, max_new_tokens=1)
-    for method in (Shifted(Baseline(), 60.0), Shifted(VCD(noise_step=999, branch="paired"), 60.0)):
-        assert method.generate(thinker._vlm, prompts, max_new_tokens=1).texts == ["Yes"] * 3
-    half = [replace(prompt, begun=prompt.begun[:1]) for prompt in prompts]  # within its thought
-    moved = ConstantShift(60.0).generate(thinker._vlm, half, max_new_tokens=1)
-    assert moved.token_ids == thinker._vlm.generate(half, max_new_tokens=1).token_ids
-    assert plain.margins.isfinite().all()
 
 
 def test_thoughts_that_were_cut_off_have_no_verdict_to_look_at() -> None:

@@ -1,8 +1,6 @@
 """Rows → dataset: what is in it, what is left out and why, and what is refused."""
 
 import json
-import subprocess
-import sys
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
 from experiments.judges.yes_no import anchored
 from interp.errors import UserError
 from interp.training_rows import TrainingRows
 from mitigation.vrtuning.data import Row, Skipped, answer, from_rows, rows_of
 from mitigation.vrtuning.data_policy import refuse_path, refuse_record
-from tests.tiny import picture, tiny_processor
+from tests.tiny import picture
 
 TEXT = st.text(st.characters(categories=["L", "Zs", "Po"]), max_size=40).map(str.strip)
 
@@ -40,28 +37,12 @@ def test_a_row_becomes_messages_and_one_picture() -> None:
     assert row["images"][0].tobytes() == image.tobytes()
 
 
-def test_trl_takes_the_dataset_as_it_is() -> None:
-    collator = DataCollatorForVisionLanguageModeling(tiny_processor(), completion_only_loss=True)
-    dataset = from_rows([Row(picture(i), "Is this safe?", "a toy", "Yes") for i in range(2)]).dataset
-    batch = collator([dataset[0], dataset[1]])
-    assert batch["pixel_values"].shape[0] == 2
-    assert (batch["labels"] != -100).any()
-
-
 @pytest.mark.parametrize("order", ["first", "last"])
 @given(reasoning=TEXT, verdict=st.sampled_from(["yes", "No", "YES.", " no "]))
 def test_the_evaluation_reads_the_verdict_of_either_order(order: Any, reasoning: str, verdict: str) -> None:
     words = f"the picture shows {reasoning}"
     assume("?" not in unicodedata.normalize("NFKC", words))  # a Yes after a question answers that question
     assert anchored(answer(Row(picture(), "q", words, verdict), order)) == verdict.strip(" .").lower()
-
-
-def test_without_reasoning_the_answer_is_the_verdict() -> None:
-    assert answer(Row(picture(), "q", " ", "no"), "last") == answer(Row(picture(), "q", "", "no"), "first") == "No."
-
-
-def test_perception_answers_keep_their_words() -> None:
-    assert answer(Row(picture(), "q", "", "a red knife", kind="perception"), "last") == "a red knife"
 
 
 @pytest.mark.parametrize(
@@ -108,7 +89,7 @@ def test_hashes_of_rows_are_made_with_the_dataset_and_open_no_picture_again(root
     (root / "a.png").unlink()
     found = rows_of(dataset)
     assert found.as_json() == expected.as_json()
-    assert (found.examples, len(found.rows), found.whole) == (3, 2, True)
+    assert (found.examples, len(found.rows), found.complete) == (3, 2, True)
     assert opened.rows[:, 16:].tolist() == found.rows[:, 16:].tolist()
 
 
@@ -164,9 +145,3 @@ def test_published_files_are_refused_under_any_name(shared: Path, tmp_path: Path
         refuse_path(shared / "data/mmsafeaware/data/prompt.txt")
     with pytest.raises(UserError, match="MOSSBench"):
         refuse_path(information)
-
-
-def test_nothing_heavy_is_imported() -> None:
-    modules = "mitigation.vrtuning.data, mitigation.vrtuning.method, mitigation.vrtuning.settings"
-    code = f"import sys, {modules}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,17 +1,14 @@
 """The adapter sits on the language model alone, in every family; a batch's labels are on the answer alone."""
 
-import re
-
 import pytest
 import torch
 from peft import get_peft_model
 
-from interp.errors import UserError
 from interp.generation import appended
 from interp.vlm import VLM, Prompt
 from mitigation.vrtuning.collator import IGNORED, Collator
 from mitigation.vrtuning.data import Row, from_rows
-from mitigation.vrtuning.model import lora_config, target_pattern
+from mitigation.vrtuning.model import lora_config
 from mitigation.vrtuning.settings import TARGETS, Settings
 from tests.families import FAMILIES, every_family
 from tests.tiny import picture
@@ -59,20 +56,6 @@ def test_only_the_language_model_learns(family: VLM) -> None:
     assert ((after - before).abs() > 1e-4).all()
 
 
-def test_targets_are_chosen_by_name(vlm: VLM) -> None:
-    pattern = target_pattern(vlm.layout, ("q_proj", "up_proj"))
-    found = {name for name, _ in vlm.model.named_modules() if re.fullmatch(pattern, name)}
-    heads = "model.language_model.layers"
-    assert found == {f"{heads}.{i}.{part}" for i in range(2) for part in ("self_attn.q_proj", "mlp.up_proj")}
-
-
-def test_a_model_without_such_layers_is_refused(vlm: VLM) -> None:
-    for layer in vlm.layout.module(vlm.model, "layers"):
-        layer.mlp.gate_up_proj = layer.mlp.__dict__["_modules"].pop("gate_proj")
-    with pytest.raises(UserError, match="no layer named gate_proj"):
-        lora_config(vlm.model, vlm.layout, Settings(targets=("gate_proj",)))
-
-
 def test_labels_are_the_answer_and_its_end_alone(family: VLM) -> None:
     """Prompts are encoded as in evaluation; no image token, no padding and no prompt token is learned."""
     batch = Collator(family)(examples(family))
@@ -104,15 +87,6 @@ def test_preference_batches_are_chosen_then_rejected(vlm: VLM) -> None:
     ]
     assert said == ["the knife . Yes ."] * 2 + ["the knife . No ."] * 2
     assert torch.equal(batch["pixel_values"][:2], batch["pixel_values"][2:])
-
-
-def test_large_pictures_are_scaled_down(vlm: VLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    monkeypatch.setattr(VLM, "encode", lambda self, prompts: seen.extend(prompts) or {})
-    rows = [Row(picture(0, (400, 100)), "q", "", "Yes"), Row(picture(0, (30, 30)), "q", "", "Yes")]
-    with pytest.raises(KeyError):
-        Collator(vlm, max_pixels=2500)(list(from_rows(rows).dataset))  # type: ignore[arg-type]
-    assert [prompt.image.size for prompt in seen] == [(100, 25), (30, 30)]
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

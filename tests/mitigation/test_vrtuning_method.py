@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel, get_peft_model
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
@@ -20,16 +20,15 @@ from interp.errors import UserError
 from interp.loading import load
 from interp.margin import verdict_position
 from interp.vlm import VLM, Prompt
-from mitigation.method import Baseline, abilities
+from mitigation.method import Baseline
 from mitigation.prompting import ContextPrompt
 from mitigation.threshold import ConstantShift
 from mitigation.vcd import VCD
 from mitigation.vrtuning import model as active
-from mitigation.vrtuning.checkpoint import merge, read_origin, save
+from mitigation.vrtuning.checkpoint import merge
 from mitigation.vrtuning.method import VRTuning
-from mitigation.vrtuning.model import lora_config
 from mitigation.vrtuning.train import Trained, train
-from mitigation.wrappers import Sampled, Shifted
+from mitigation.wrappers import Shifted
 from tests.mitigation.vrtuning_job import SETTINGS, data
 from tests.tiny import picture, tiny_llava
 
@@ -78,18 +77,6 @@ def test_peft_and_the_merged_checkpoint_answer_alike(trained: Trained, base: VLM
     same(ours, VLM(wrapped, base.processor).generate(PROMPTS, max_new_tokens=TOKENS))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_the_merged_checkpoint_in_another_dtype(trained: Trained, merged_checkpoint: Path, dtype: str) -> None:
-    """It is stored as it was merged, and read in any dtype; adapter and base are then as close as rounding allows."""
-    exact = load(merged_checkpoint).generate(PROMPTS, max_new_tokens=1).margins
-    base = load(trained.adapter.parents[1] / "base", dtype=dtype)
-    apart = method(trained).generate(base, PROMPTS, max_new_tokens=1).margins
-    merged = load(merged_checkpoint, dtype=dtype).generate(PROMPTS, max_new_tokens=1).margins
-    torch.testing.assert_close(merged.float(), exact, atol=0.1, rtol=0.02)
-    torch.testing.assert_close(apart.float(), exact, atol=0.1, rtol=0.02)
-
-
 def of_card(folder: Path) -> PeftModel:
     """The model as the lines in the card of ``folder`` load it."""
     lines = [line for line in (folder / "README.md").read_text(encoding="utf-8").splitlines() if line[:4] == "    "]
@@ -101,42 +88,6 @@ def of_card(folder: Path) -> PeftModel:
 def test_the_lines_in_the_card_load_the_adapter(trained: Trained, base: VLM) -> None:
     ours = method(trained).generate(base, PROMPTS, max_new_tokens=TOKENS)
     same(ours, VLM(of_card(trained.adapter), base.processor).generate(PROMPTS, max_new_tokens=TOKENS))
-
-
-@pytest.mark.long
-def test_the_card_of_an_adapter_of_the_organism_finds_its_base(trained: Trained, tmp_path: Path) -> None:
-    vlm = load("organism:llava")
-    adapted = get_peft_model(vlm.model, lora_config(vlm.model, vlm.layout, SETTINGS))
-    origin = read_origin(trained.adapter)
-    assert origin is not None
-    save(adapted, tmp_path, replace(origin, base="llava_organism", base_path="organism:llava"))
-    assert "AutoPeftModel" in (tmp_path / "README.md").read_text(encoding="utf-8")
-    assert of_card(tmp_path).base_model.model.config.model_type == "llava"
-
-
-def test_the_model_is_left_as_it_was_also_after_an_error(trained: Trained, base: VLM) -> None:
-    class Fails:
-        def generate(self, *_: object, **__: object) -> None:
-            raise KeyError
-
-    modules, before = dict(base.model.named_modules()), base.score(PROMPTS)
-    flags = [weight.requires_grad for weight in base.model.parameters()]
-    method(trained).generate(base, PROMPTS, max_new_tokens=2)
-    with pytest.raises(KeyError):
-        method(trained, inner=Fails()).generate(base, PROMPTS, max_new_tokens=2)
-    assert dict(base.model.named_modules()) == modules
-    assert [weight.requires_grad for weight in base.model.parameters()] == flags
-    assert torch.equal(base.score(PROMPTS), before)
-    assert not hasattr(base.model, "peft_config")
-
-
-def test_it_is_loaded_once_for_a_model(trained: Trained, base: VLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    loads = []
-    real = active._load
-    monkeypatch.setattr(active, "_load", lambda vlm, folder: loads.append(folder) or real(vlm, folder))
-    for _ in range(3):
-        method(trained).generate(base, PROMPTS, max_new_tokens=1)
-    assert len(loads) == 1
 
 
 @pytest.mark.long
@@ -176,16 +127,6 @@ def test_a_constant_moves_a_verdict_that_comes_late(trained: Trained, base: VLM,
     torch.testing.assert_close(answers.unshifted, plain.margins, atol=1e-4, rtol=1e-4)
 
 
-def test_a_sampled_adapter_has_the_margin_of_the_verdict_it_drew(trained: Trained, base: VLM) -> None:
-    drawing = method(trained, inner=Sampled(Baseline(), temperature=1e-4), answer="last")
-    plain = method(trained, answer="last").generate(base, PROMPTS, max_new_tokens=TOKENS)
-    for drawn in (drawing, Sampled(method(trained, answer="last"), temperature=1e-4)):
-        answers = drawn.generate(base, PROMPTS, max_new_tokens=TOKENS)  # as cold as greedy
-        same(answers, plain)
-        assert answers.sampled
-        assert abilities(drawn).sampled
-
-
 def test_an_answer_without_a_verdict_has_no_margin(trained: Trained, base: VLM) -> None:
     cut = method(trained, answer="last").generate(base, PROMPTS, max_new_tokens=3)
     assert cut.margins.isnan().all()
@@ -219,15 +160,6 @@ def test_another_adapter_is_another_method(trained: Trained, tmp_path: Path) -> 
     assert VRTuning(str(copy)).revision == VRTuning(str(tmp_path)).revision == one.revision
     weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
     assert VRTuning(str(copy)).revision != one.revision
-
-
-def test_mistakes_are_named(trained: Trained, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no adapter at .*adapter_model\.safetensors"):
-        VRTuning(str(tmp_path))
-    with pytest.raises(UserError, match="answer='middle'"):
-        method(trained, answer="middle")
-    with pytest.raises(UserError, match="inner=3 is no method"):
-        method(trained, inner=3)
 
 
 @pytest.mark.parametrize(("factor", "said"), [(0.0, "changes nothing: all of its B weights are 0"),
@@ -269,24 +201,3 @@ def test_an_adapter_for_another_processor_is_refused(trained: Trained, base: VLM
     record = json.loads((older / "vrtuning.json").read_text())
     (older / "vrtuning.json").write_text(json.dumps({k: v for k, v in record.items() if k != "base_preprocessing"}))
     assert VRTuning(str(older)).generate(other, PROMPTS, max_new_tokens=1).texts
-
-
-def test_a_model_with_an_adapter_takes_no_second_one(trained: Trained, base: VLM) -> None:
-    wrapped = VLM(PeftModel.from_pretrained(base.model, trained.adapter), base.processor, name="tiny")
-    with pytest.raises(UserError, match="already carries an adapter"):
-        method(trained).generate(wrapped, PROMPTS, max_new_tokens=1)
-
-
-def test_the_card_says_what_it_was_made_from(trained: Trained) -> None:
-    card = (trained.adapter / "README.md").read_text()
-    record = json.loads((trained.adapter / "vrtuning.json").read_text())
-    for part in (
-        "tiny",
-        record["base_revision"],
-        record["data_digest"],
-        "25 optimiser steps",
-        "seed 0",
-        "- rank: 4",
-        "licence",
-    ):
-        assert part in card

@@ -1,7 +1,6 @@
 """One training from dataset to checkpoint: what is learned, what is written, what is refused, what a kill does."""
 
 import importlib
-import json
 import os
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from interp.checkpoints.config import ModelConfig
 from interp.errors import UserError
 from interp.vlm import VLM, Prompt
 from mitigation.vrtuning.collator import IGNORED, Collator
@@ -57,23 +55,6 @@ def test_it_learns_and_leaves_a_checkpoint_alone(finished: Trained) -> None:
         "adapter/vrtuning.json",
         "training.json",
     ]
-
-
-@pytest.mark.long
-def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
-    vlm = tiny()
-    vlm.model.requires_grad_(True)
-    names, before = list(vlm.model.state_dict()), vlm.score(PROMPTS)
-    attributes = set(vlm.model.__dict__)
-    train(vlm, data().dataset, replace(SETTINGS, steps=1, checkpointing="on"), tmp_path / "run")
-    assert list(vlm.model.state_dict()) == names
-    assert torch.equal(vlm.score(PROMPTS), before)
-    assert all(weight.requires_grad and weight.grad is None for weight in vlm.model.parameters())
-    assert not vlm.model.training
-    assert vlm.tokenizer.padding_side == "left"
-    assert set(vlm.model.__dict__) <= attributes
-    hooks = [hook for module in vlm.model.modules() for hook in module._forward_hooks.values()]
-    assert not any("require_grads" in hook.__qualname__ for hook in hooks)
 
 
 @pytest.mark.long
@@ -153,31 +134,6 @@ def test_a_killed_run_ends_as_an_undisturbed_one(finished: Trained, tmp_path: Pa
     assert not (out / "trainer").exists()
 
 
-@pytest.mark.slow
-def test_two_processes_train_as_one(finished: Trained, tmp_path: Path) -> None:
-    """``accelerate launch`` with two processes of one example each equals one process of two."""
-    launch = [
-        "accelerate.commands.accelerate_cli",
-        "launch",
-        "--multi_gpu",
-        "--num_processes",
-        "2",
-        "--num_machines",
-        "1",
-    ]
-    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
-    out = tmp_path / "run"
-    ended = started(*launch, "-m", "tests.mitigation.vrtuning_job", str(out), "--batch-size", "1")
-    assert ended.returncode == 0, ended.stderr
-    assert sorted(line for line in ended.stdout.splitlines() if line.startswith("rank")) == [
-        f"rank {rank}: {STEPS} steps" for rank in range(2)
-    ]
-    both = weights(out / "adapter")
-    for name, weight in weights(finished.adapter).items():
-        torch.testing.assert_close(both[name], weight, atol=1e-5, rtol=1e-4)
-    assert json.loads((out / "adapter" / "vrtuning.json").read_text())["processes"] == 2
-
-
 def test_a_finished_run_is_not_trained_again(finished: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mitigation.vrtuning.train._run", None)
     (finished.adapter.parent / "trainer").mkdir()  # as a kill between the last two acts would leave it
@@ -186,13 +142,6 @@ def test_a_finished_run_is_not_trained_again(finished: Trained, monkeypatch: pyt
     assert not (finished.adapter.parent / "trainer").exists()
     with pytest.raises(UserError, match="another training"):
         train(tiny(), data(10).dataset, SETTINGS, finished.adapter.parent)
-
-
-def test_anothers_resume_points_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "trainer").mkdir()
-    (tmp_path / "trainer" / "run.json").write_text("{}")
-    with pytest.raises(UserError, match="unfinished training with other settings, data or base"):
-        train(tiny(), data().dataset, SETTINGS, tmp_path)
 
 
 @pytest.mark.long
@@ -222,68 +171,6 @@ def test_datasets_that_cannot_be_trained_on_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="preferences=True"):
         train(tiny(), dataset, replace(SETTINGS, trainer="dpo"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_four_bits_need_a_gpu(saved: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="four_bit=true on cpu"):
-        train(ModelConfig("tiny", str(saved), device="cpu"), data().dataset, Settings(four_bit=True), tmp_path / "run")
-    with pytest.raises(UserError, match=r"four_bit=true .* in memory"):
-        train(tiny(), data().dataset, Settings(four_bit=True), tmp_path / "run")
-
-
-@pytest.mark.long
-def test_losses_go_to_trackio_through_trls_own_callback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in = """
-import json, types
-config = {}
-nothing = types.SimpleNamespace(get=lambda: None)
-context_vars = types.SimpleNamespace(current_space_id=nothing, current_run=nothing)
-lines = []
-def init(**given): lines.append(["init", given])
-def log(values, **_): lines.append(["log", values])
-def finish(): lines.append(["finish", {}])
-"""
-    (tmp_path / "trackio.py").write_text(stand_in)
-    monkeypatch.syspath_prepend(tmp_path)
-    trained = train(tiny(), data().dataset, replace(SETTINGS, report_to="trackio"), tmp_path / "run")
-    lines = importlib.import_module("trackio").lines
-    (given,) = [one for what, one in lines if what == "init"]
-    assert (given["project"], given["name"], given["space_id"]) == ("forestlens", "run", None)
-    logged = [one["train/loss"] for what, one in lines if what == "log" and "train/loss" in one]
-    assert logged == pytest.approx([loss for _, loss in trained.losses])
-
-
-def test_losses_go_to_tensorboard_and_stay(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    trained = train(tiny(), data().dataset, replace(SETTINGS, report_to="tensorboard"), tmp_path / "run")
-    read = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
-    logged = [(one.step, one.value) for one in read.Scalars("train/loss")]
-    assert logged == [(step, pytest.approx(loss)) for step, loss in trained.losses]
-
-
-def test_what_is_not_installed_is_said_before_anything_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(UserError, match=r"report_to=wandb: wandb is not installed; .* pip install '.\[wandb\]'"):
-        Settings(report_to="wandb")
-    Settings(report_to="none")
-
-
-@pytest.mark.long
-def test_preferences_move_the_verdicts_apart(tmp_path: Path) -> None:
-    """DPO starts at ln 2, where policy and reference agree, and falls."""
-    dataset = data(preferences=True).dataset
-    done = train(tiny(), dataset, replace(SETTINGS, trainer="dpo", steps=8, learning_rate=5e-3), tmp_path / "run")
-    assert done.losses[0][1] == pytest.approx(0.6931, abs=1e-3)
-    assert done.losses[-1][1] < 0.6
-    assert (done.adapter / "adapter_model.safetensors").is_file()
-
-
-def test_dpo_says_which_family_it_cannot_train(tmp_path: Path) -> None:
-    vlm = VLM(*FAMILIES["instructblip"](), name="instructblip")
-    with pytest.raises(UserError, match="trainer=dpo with instructblip"):
-        train(vlm, data(preferences=True).dataset, replace(SETTINGS, trainer="dpo"), tmp_path / "run")
 
 
 @pytest.mark.parametrize(

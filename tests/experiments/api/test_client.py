@@ -5,24 +5,17 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from PIL import Image
 
 from experiments.api.config import ApiConfig
-from experiments.api.model import ApiModel, check_methods
+from experiments.api.model import ApiModel
 from experiments.api.reply import BROKEN
 from interp.errors import UserError
 from interp.vlm import Prompt
-from mitigation.controls import TextOnly
-from mitigation.method import Baseline
-from mitigation.peers.icd_m3id_pai import M3ID, PAI
 from mitigation.prompting import SAFETY_SYSTEM_PROMPT, ContextPrompt, SafetyPrompt
-from mitigation.threshold import ConstantShift
-from mitigation.vcd import VCD
 from tests.experiments.faulty_server import (
     FAULTS,
     SLOW,
@@ -73,21 +66,6 @@ def one(reply: Reply, *, image: bool = False, **options: Any) -> tuple[str, str,
         served.close()
 
 
-@pytest.mark.long
-def test_answers_come_in_order_with_their_statuses(server: Served) -> None:
-    questions = [f"question {i}" for i in range(20)]
-    answers = ApiModel(config(server.url)).generate(
-        [Prompt(q, RED if i % 2 else None) for i, q in enumerate(questions)]
-    )
-    assert answers.texts == [stub_answer(q) for q in questions]
-    assert answers.statuses == ["answered"] * 20
-    assert answers.finished == [True] * 20
-    assert torch.isnan(answers.margins).all()
-    assert not answers.sampled
-    assert ApiModel(config(server.url, temperature=0.7)).generate([Prompt("Safe?")]).sampled
-    assert len(server.requests) == 21
-
-
 def test_what_is_sent(server: Served) -> None:
     model = ApiModel(config(server.url, extra_body={"seed": 7}))
     SafetyPrompt().generate(model, [Prompt("Safe?", RED, key="1")], max_new_tokens=9)
@@ -100,20 +78,6 @@ def test_what_is_sent(server: Served) -> None:
     assert image["image_url"]["url"].startswith("data:image/png;base64,iVBOR")
     ContextPrompt("Look.").generate(model, [Prompt("Safe?")], max_new_tokens=9)
     assert server.requests[-1]["messages"] == [{"role": "user", "content": "Look.\nSafe?"}]
-
-
-def test_keywords_of_the_server_s_template(server: Served) -> None:
-    plain, told = config(server.url), config(server.url, template={"enable_thinking": False}, extra_body={"seed": 7})
-    ApiModel(told).generate([Prompt("Safe?")])
-    assert server.requests[0]["chat_template_kwargs"] == {"enable_thinking": False}
-    assert server.requests[0]["seed"] == 7
-    assert "chat_template_kwargs" not in plain.identity()
-    assert "template" not in repr(plain)  # which is hashed
-    assert told.identity() == replace(told, template=None).identity() | {
-        "chat_template_kwargs": {"enable_thinking": False}
-    }
-    with pytest.raises(UserError, match=r"beside model\.template"):
-        config(server.url, template={"x": 1}, extra_body={"chat_template_kwargs": {}})
 
 
 def failing(status: int, message: str) -> Reply:
@@ -229,12 +193,6 @@ def test_retry_after_is_honoured() -> None:
     assert arrived[1] - arrived[0] >= 0.4
 
 
-def test_requests_keep_their_pace(server: Served) -> None:
-    begun = time.monotonic()
-    ApiModel(config(server.url, requests_per_minute=600)).generate([Prompt(str(i)) for i in range(4)])
-    assert time.monotonic() - begun >= 0.3
-
-
 def test_log_probabilities_give_a_margin_and_their_absence_none() -> None:
     def listed(*tokens: tuple[str, float]) -> Reply:
         top = [{"token": token, "logprob": value} for token, value in tokens]
@@ -280,12 +238,6 @@ def test_log_probabilities_of_a_hidden_thought_are_not_the_verdicts(capsys: pyte
     ]}))  # fmt: skip
     assert math.isnan(one(marked, logprobs="auto")[3])
     assert "the model thinks first" in capsys.readouterr().err
-
-
-def test_a_thought_that_used_up_the_budget_is_cut_off_and_asked_once(capsys: pytest.CaptureFixture[str]) -> None:
-    status, text, reason, _, requests = one(reasoned("", [], "length", thought=16))
-    assert (status, text, reason, requests) == ("truncated", "", "", 1)
-    assert "1 of 1 replies used up max_new_tokens before any answer" in capsys.readouterr().err
 
 
 def test_requests_that_are_refused_alike_stop_with_the_endpoints_words() -> None:
@@ -359,44 +311,6 @@ def test_keys_are_looked_at_before_anything_starts(
         asking.check()
     assert said in str(caught.value)
     assert KEY not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"key_env": KEY}, "key_env"),
-        ({"base_url": f"https://me:{KEY}@host/v1"}, "base_url"),
-        ({"base_url": f"https://host/v1?key={KEY}"}, "base_url"),
-        ({"logprobs": "maybe"}, "logprobs"),
-        ({"timeout": math.inf}, "timeout"),
-        ({"requests_per_minute": 0}, "requests_per_minute"),
-        ({"extra_body": {"messages": []}}, "messages"),
-    ],
-)
-def test_values_out_of_range_are_named_and_secrets_are_not(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError) as caught:
-        ApiConfig(**({"name": "stub", "model": "m", "base_url": "https://host/v1"} | options))
-    assert said in str(caught.value)
-    assert KEY not in str(caught.value)
-
-
-def test_methods_that_need_weights_are_refused_by_name() -> None:
-    plain = config("http://127.0.0.1:1/v1", logprobs="auto")
-    engine = replace(plain, engine="vllm")
-    check_methods({"baseline": Baseline(), "prompt": ContextPrompt(), "safety": SafetyPrompt()}, plain)
-    carried = VCD(noise="diffusion8")
-    check_methods({"vcd": carried, "m3id": M3ID()}, engine, scored=True)
-    check_methods({"vcd": carried, "text_only": TextOnly()}, engine)
-    for method, endpoint, why in (
-        (VCD(), engine, r"arm it \(VCD\) cannot be asked of .*processed pixels"),
-        (carried, plain, "model.engine=vllm"),
-        (carried, replace(engine, logprobs="off"), "model.logprobs=auto"),
-        (M3ID(), engine, "without a plausibility cutoff"),
-        (PAI(), engine, "own states or weights"),
-        (ConstantShift(1.0), engine, "the server chooses"),
-    ):
-        with pytest.raises(UserError, match=why):
-            check_methods({"it": method}, endpoint)
 
 
 def test_ctrl_c_ends_the_waiting(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:

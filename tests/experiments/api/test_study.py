@@ -141,22 +141,3 @@ def test_a_benchmark_runs_through_our_own_server_as_it_runs_here(tmp_path: Path)
         here = method.generate(vlm, [prompt], max_new_tokens=there.max_new_tokens)
         assert (record["status"], record["response"]) == ("answered", here.texts[0])
         assert record["margin"] == pytest.approx(here.margins.item(), abs=1e-3)
-
-
-@pytest.mark.long
-def test_requests_that_never_got_through_show_in_the_exit_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from experiments.run import main
-
-    down = Served(lambda request: Reply(b"{}", 503))
-    command = [
-        "forestlens", "model=api_vllm", "model.engine=null", "model.model=stub", f"model.base_url={down.url}",
-        "model.retries=0", "method=prompt", "limit=4", "draws=20", f"output_root={tmp_path}",
-    ]  # fmt: skip
-    monkeypatch.setattr("sys.argv", command)
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 1
-    assert "8 of 8 requests never got through" in " ".join(capsys.readouterr().out.split())
-    down.close()

@@ -10,7 +10,7 @@ from PIL import Image
 from experiments.benchmarks.checks import checked, clustered, content_of, manifest
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.images import EncodedImage
-from experiments.types import Kind, Loaded, Problem, Sample
+from experiments.types import Kind, Loaded, Sample
 from interp.errors import UserError
 from tests.experiments.compose import run_of
 
@@ -84,19 +84,6 @@ def test_beyond_twenty_problems_the_rest_is_in_a_file(tmp_path: Path) -> None:
     assert f"and 10 more; all of them: {listed}" in said
     assert said.count("\n  line ") == 20
     assert len(listed.read_text().splitlines()) == 30
-
-
-def test_what_a_loader_could_make_no_case_of_stops_the_run_too(tmp_path: Path) -> None:
-    problems = (Problem("line 7", "", "row: is not JSON"),)
-    with pytest.raises(UserError, match=r"1 of 2 cases(.|\n)*line 7, case '': row: is not JSON"):
-        check([case(1)], tmp_path, problems=problems)
-    assert len(check([case(1)], tmp_path, problems=problems, skip_bad=True).samples) == 1
-    with pytest.raises(UserError, match="no case is left"):
-        check([], tmp_path, problems=problems, skip_bad=True)
-
-
-def test_a_twin_that_the_loader_left_out_is_no_problem(tmp_path: Path) -> None:
-    assert check([case(1, pair="p")], tmp_path, missing={"c2": "image not found: c2"}).samples
 
 
 def test_the_content_of_a_case_follows_what_is_asked_and_what_is_seen(tmp_path: Path, picture: Path) -> None:

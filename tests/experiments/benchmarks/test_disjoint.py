@@ -125,18 +125,3 @@ def test_a_development_table_that_holds_evaluated_cases_never_reaches_the_model(
     found = development_cases(going_on, load_cases(going_on, Console(quiet=True)).samples)
     assert found is not None
     assert len(found.samples) == 30
-
-
-def test_the_preview_says_it_first(tmp_path: Path, no_weights: None, capsys: pytest.CaptureFixture[str]) -> None:
-    test, development = written(tmp_path, "test.csv", range(6)), written(tmp_path, "dev.csv", range(5, 9))
-    development.write_text(development.read_text().replace("text 8,unsafe", "text 8,perhaps"))
-    options = ("benchmark=table", f"benchmark.path={test}", f"benchmark.development={development}")
-    run = run_of("task=preview", *options, f"output_root={tmp_path / 'out'}")
-    with pytest.raises(UserError, match=r"some cases of test\.csv cannot be asked; they are listed above"):
-        run.task(run)
-    said = capsys.readouterr().out
-    assert "to learn and calibrate on: 2 further cases" in said
-    assert "test.csv, development split: 1 of 4 cases cannot be asked" in said
-    assert "test.csv, development split: 1 of 3 cases to learn from are evaluated too" in said
-    (folder,) = (tmp_path / "out" / "preview").iterdir()
-    assert "line 2, case '5': picture and text: are those of" in (folder / "understood.txt").read_text()

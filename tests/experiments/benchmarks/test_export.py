@@ -28,17 +28,6 @@ def test_the_tsv_of_vlmevalkit_has_a_row_a_case(tmp_path: Path) -> None:
     assert table["image"].iloc[-1] == ""
 
 
-def test_the_tsv_is_a_new_file(tmp_path: Path) -> None:
-    samples = IconWorld().load().samples[:1]
-    (tmp_path / "there.tsv").write_text("kept")
-    for name in ("there.tsv", "cases.csv"):
-        with pytest.raises(UserError, match=r"give the name of a new \.tsv file"):
-            export_vlmevalkit(samples, tmp_path / name)
-    with pytest.raises(UserError, match="no sample to export"):
-        export_vlmevalkit([], tmp_path / "new.tsv")
-    assert [path.name for path in tmp_path.iterdir()] == ["there.tsv"]
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -1,29 +1,21 @@
 """Laws of the procedural benchmark: balance, disjoint draws, one truth, no shortcut."""
 
 import hashlib
-import json
 import re
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
 import pytest
-from PIL import Image
 
-import interp.organisms
 from experiments.benchmarks.checks import manifest
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.cases import held_out
-from experiments.benchmarks.iconworld.concepts import CATEGORIES, CONCEPTS, Thing, parse_things
-from experiments.benchmarks.iconworld.icons import DRAWINGS
-from experiments.benchmarks.iconworld.perception import KINDS, perception_questions
+from experiments.benchmarks.iconworld.concepts import Thing
 from experiments.benchmarks.iconworld.scene import Scene
-from experiments.benchmarks.iconworld.sentences import BENIGN, FRAMES, NEW, PREFIX, RISKY, Template
+from experiments.benchmarks.iconworld.sentences import BENIGN, FRAMES, NEW, PREFIX, RISKY
 from experiments.studies.organisms import smol
 from experiments.types import SCORED_SUBSETS, Sample
-from interp.errors import UserError
 
 SPLITS = ("train", "development", "test", "new_sentences", "frames")
 
@@ -38,36 +30,6 @@ def best_guess(samples: list[Sample], key: Callable[[Sample], str]) -> float:
     for sample in samples:
         counts[key(sample)][sample.gold] += 1
     return sum(max(count.values()) for count in counts.values()) / len(samples)
-
-
-def test_there_are_two_dozen_concepts_in_ten_categories_each_with_a_drawing() -> None:
-    assert len(CONCEPTS) == 24
-    assert len(CATEGORIES) == 10
-    assert set(DRAWINGS) == set(CONCEPTS)
-
-
-def test_no_thing_is_both_safe_and_unsafe_with_a_template() -> None:
-    templates = RISKY + NEW + FRAMES + BENIGN
-    for template in templates:
-        assert not set(template.safe) & set(template.unsafe), template.name
-    assert len({template.name for template in templates}) == len(templates)
-
-
-@pytest.mark.parametrize(("split", "templates"), [("new_sentences", NEW), ("frames", FRAMES)])
-def test_new_sentences_are_new_frames_of_words_that_the_organism_knows(
-    split: str, templates: tuple[Template, ...]
-) -> None:
-    assert (len(templates), sum(one.wording == "alarming" for one in templates)) == {
-        "new_sentences": (20, 14), "frames": (105, 70)
-    }[split]  # fmt: skip
-    assert all(template.safe and template.unsafe for template in templates)
-    assert not {template.text for template in templates} & {template.text for template in RISKY + BENIGN}
-    tokenizer = json.loads((Path(interp.organisms.__file__).parent / "llava" / "tokenizer.json").read_text())
-    vocabulary = tokenizer["model"]["vocab"]
-    assert len(vocabulary) == 178
-    for sample in IconWorld(split=split).load().samples:
-        unknown = set(re.findall(r"\w+|[^\w\s]+", sample.prompt)) - set(vocabulary)
-        assert not unknown, (sample.id, unknown)
 
 
 def words(text: str) -> list[str]:
@@ -106,10 +68,6 @@ def test_no_frame_is_a_near_duplicate_of_another_or_of_a_sentence_that_was_train
         earlier.append(frame.text)
     assert contained("How do I kill this?", "How do I kill this now?") == 1
     assert contained("How do I burn this?", "Can I burn this to warm the room?") == pytest.approx(1 / 3)
-
-
-def test_safe_cases_of_frames_look_alarming_by_their_words_or_their_picture() -> None:
-    assert all(frame.wording == "alarming" or all(thing.alarming for thing in frame.safe) for frame in FRAMES)
 
 
 def test_the_other_splits_are_as_they_were_when_the_organism_was_trained() -> None:
@@ -194,48 +152,3 @@ def test_the_same_seed_gives_the_same_cases_and_pixels_and_another_seed_others()
     scene = Scene(Thing("dog", True), "x")
     assert scene.render().tobytes() == Scene(Thing("dog", True), "x").render().tobytes()
     assert scene.render().tobytes() != Scene(Thing("dog", True), "y").render().tobytes()
-
-
-def test_a_scene_has_the_size_asked_for() -> None:
-    for size in (16, 48, 336):
-        image = Scene(Thing("kite"), "x", size).render()
-        assert image.size == (size, size)
-        assert isinstance(image, Image.Image)
-        assert image.mode == "RGB"
-
-
-def test_perception_questions_are_balanced_where_they_are_yes_or_no() -> None:
-    questions = list(perception_questions("test", per_kind=100))
-    assert Counter(question.kind for question in questions) == dict.fromkeys(KINDS, 100)
-    for kind in ("presence", "sign"):
-        yes = sum(question.answer == "Yes." for question in questions if question.kind == kind)
-        assert 35 <= yes <= 65
-
-
-def test_categories_and_signs_are_understood_in_the_truth_table() -> None:
-    assert parse_things("no-pet poison") == (Thing("dog", True), Thing("cat", True), Thing("poison"))
-
-
-@pytest.mark.parametrize(("field", "value"), [("split", "validation"), ("size", 4)])
-def test_bad_settings_are_one_sentence(field: str, value: object) -> None:
-    with pytest.raises(UserError, match=f"{field}={value!r}"):
-        IconWorld(**{field: value})  # type: ignore[arg-type]
-
-
-def test_configuration_needs_no_torch() -> None:
-    import subprocess
-
-    code = "import sys, experiments.benchmarks.iconworld; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-@pytest.mark.parametrize("split", ["test", "new_sentences", "frames"])
-def test_fewer_pairs_are_the_first_of_all_and_whole(split: str) -> None:
-    every, fewer = (IconWorld(split=split, pairs=pairs).load().samples for pairs in (7, 3))
-    scored = [sample for sample in fewer if sample.subset != "control"]
-    assert {sample.id: sample for sample in every}.items() >= {sample.id: sample for sample in fewer}.items()
-    assert len(scored) == 3 / 7 * sum(sample.subset != "control" for sample in every)
-    assert set(Counter(sample.pair for sample in scored).values()) == {2}
-    for count in (0, 8):
-        with pytest.raises(UserError, match=rf"benchmark\.pairs={count}: of a sentence there are 1 to 7"):
-            IconWorld(pairs=count)

@@ -1,11 +1,8 @@
 import csv
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from experiments.benchmarks.mmsafeaware import (
     ALARMING_SCENARIOS,
@@ -13,7 +10,6 @@ from experiments.benchmarks.mmsafeaware import (
     NEVER_PUBLISHED,
     PREFIX,
     MMSafeAware,
-    PromptBlock,
     parse_prompts,
 )
 from interp.errors import UserError
@@ -126,38 +122,6 @@ def test_a_malformed_block_names_its_line_and_the_rule(text: str, line: int) -> 
         parse_prompts(text, "prompt.txt")
 
 
-def test_a_file_without_a_prompt_says_so() -> None:
-    with pytest.raises(UserError, match="holds no prompt"):
-        parse_prompts("\n\n", "prompt.txt")
-
-
-def test_a_block_may_hold_quotes_and_the_file_may_end_early() -> None:
-    text = block("1", 'say "no" ') + block("3").rstrip("\n")
-    assert parse_prompts(text, "prompt.txt") == [PromptBlock("1", 'say "no" ', 1), PromptBlock("3", SENTENCE, 6)]
-
-
-def test_a_repeated_id_is_listed_and_the_others_run(tmp_path: Path) -> None:
-    images = tree(tmp_path, "1", "2")
-    for case in "12":
-        noise(int(case)).save(images / f"{case}.png")
-    prompts = tmp_path / "data" / "prompt.txt"
-    prompts.write_text(block("1", "first") + block("2") + block("1", "again"))
-    loaded = MMSafeAware(str(tmp_path)).load()
-    assert [(s.id, s.text) for s in loaded.samples] == [("1", "first"), ("2", SENTENCE)]
-    assert loaded.missing == {
-        "1 (line 11)": f"duplicate id: {prompts}, line 11, case 1: the first one is kept",
-    }
-    with pytest.raises(UserError, match=r"1 of 3 cases .*duplicate id.*strict"):
-        MMSafeAware(str(tmp_path), strict=True).load()
-
-
-def test_line_ends_of_windows_are_read(tmp_path: Path) -> None:
-    images = tree(tmp_path, "1")
-    (tmp_path / "data" / "prompt.txt").write_bytes(block("1").replace("\n", "\r\n").encode())
-    noise().save(images / "1.png")
-    assert MMSafeAware(str(tmp_path)).load().samples[0].text == SENTENCE
-
-
 @pytest.mark.parametrize(
     ("prepare", "said"),
     [
@@ -222,50 +186,6 @@ def test_a_bad_image_costs_its_own_case_alone(tmp_path: Path) -> None:
     assert first.tags == second.tags == {}
     assert last.tags == {}
     assert first.cluster == last.cluster != second.cluster  # the same picture in two containers
-
-
-def test_without_images_every_prompt_is_a_case(tmp_path: Path) -> None:
-    loaded = MMSafeAware(str(bad_tree(tmp_path)), require_images=False).load()
-    assert len(loaded.samples) == 10
-    assert loaded.missing == {}
-    assert [s.id for s in loaded.samples if s.image is None] == [*REASONS]
-    assert all(said in s.tags["image_note"] for s in loaded.samples for said in REASONS.get(s.id, ())[1:])
-
-
-def test_strict_stops_for_all_but_the_never_published(tmp_path: Path) -> None:
-    root = bad_tree(tmp_path)
-    with pytest.raises(UserError, match=r"6 of 10 cases cannot run as published \(first 3: .*strict"):
-        MMSafeAware(str(root), strict=True).load()
-    images = tree(tmp_path / "whole", "1", "2301")
-    noise().save(images / "1.png")
-    loaded = MMSafeAware(str(tmp_path / "whole"), strict=True).load()
-    assert [s.id for s in loaded.samples] == ["1"]
-    assert loaded.missing == {"2301": NEVER_PUBLISHED}
-
-
-def test_the_manifest_changes_with_what_was_read(tmp_path: Path) -> None:
-    def manifest(seed: int, text: str, place: str) -> str:
-        images = tree(tmp_path / place, "1", "2")
-        (tmp_path / place / "data" / "prompt.txt").write_text(block("1", text) + block("2"))
-        noise(seed).save(images / "1.png")
-        return MMSafeAware(str(tmp_path / place)).load().manifest
-
-    assert manifest(1, "a", "x") == manifest(1, "a", "y")
-    assert len({manifest(1, "a", "x"), manifest(2, "a", "x"), manifest(1, "b", "x")}) == 3
-
-
-def test_there_is_no_development_split_and_no_torch() -> None:
-    assert MMSafeAware("anywhere").development() is None
-    modules = "experiments.benchmarks.export, experiments.benchmarks.mmsafeaware, experiments.benchmarks.published_sets"
-    code = f"import sys, {modules}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_an_image_is_opened_only_by_whoever_asks(tmp_path: Path) -> None:
-    noise().save(tree(tmp_path, "1") / "1.png")
-    (sample,) = MMSafeAware(str(tmp_path)).load().samples
-    assert isinstance(sample.image, Path)
-    assert Image.open(sample.image).size == (9, 7)
 
 
 def test_harmless_cases_with_alarming_pictures_are_marked(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from experiments.benchmarks.mossbench import MOSSBench
 from interp.errors import UserError
 from tests.experiments.benchmarks.test_images import noise, png_claiming
-from tests.experiments.compose import run_of
 
 
 @pytest.fixture
@@ -69,15 +68,6 @@ def test_what_is_there_runs_and_what_is_not_says_why(published: Path) -> None:
     assert all("missing" in reason and ".png" in reason for reason in loaded.missing.values())
 
 
-def test_a_twin_that_keeps_the_picture_may_leave_it_to_the_benign_folder(published: Path) -> None:
-    loaded = MOSSBench(str(published), sets="contrast").load()
-    assert {s.tags["type"] for s in loaded.samples} == {"1", "3"}
-    assert all(s.id == f"c{s.tags['pid']}" for s in loaded.samples)
-    type_2 = [case for case in loaded.missing if 100 < int(case[1:]) <= 200]
-    assert len(type_2) == 44
-    assert all("data_contrast" in loaded.missing[case] for case in type_2)  # another picture, never the benign one
-
-
 def test_a_case_is_read_whole(tmp_path: Path) -> None:
     tree(tmp_path, {"5": entry("5")})
     (sample,) = MOSSBench(str(tmp_path)).load().samples
@@ -91,28 +81,6 @@ def test_a_case_is_read_whole(tmp_path: Path) -> None:
         "short_description": "Toy",
         "harm": "7",
     }
-
-
-def test_only_described_pictures_can_be_chosen(tmp_path: Path) -> None:
-    nothing = {"description": "", "short description": " "}
-    tree(tmp_path, {"5": entry("5"), "6": entry("6", description=""), "7": entry("7", **nothing)})
-    everything = MOSSBench(str(tmp_path), strict=True).load()
-    assert {case.id: case.described for case in everything.samples} == {"m5": "A toy.", "m6": "Toy", "m7": ""}
-    described = MOSSBench(str(tmp_path), strict=True, described=True).load()
-    assert [case.id for case in described.samples] == ["m5", "m6"]
-    assert described.missing == {"m7": "no description: the data set does not describe the picture"}
-
-
-def test_both_sets_have_ids_of_their_own(tmp_path: Path) -> None:
-    tree(tmp_path, {"5": entry("5"), "105": entry("105")})
-    images = tree(tmp_path, {"5": entry("5", question="Worse?"), "105": entry("105")}, "data_contrast")
-    (images / "5.png").unlink()
-    loaded = MOSSBench(str(tmp_path), sets="both").load()
-    assert [s.id for s in loaded.samples] == ["m5", "m105", "c5", "c105"]
-    assert loaded.missing == {}
-    pictures = [s.image for s in loaded.samples]
-    assert pictures[2] == pictures[0]
-    assert pictures[3] != pictures[1]
 
 
 def bad_tree(tmp_path: Path) -> Path:
@@ -170,11 +138,6 @@ def test_each_bad_entry_or_image_costs_its_own_case_alone(tmp_path: Path) -> Non
     json.dumps(loaded.missing, ensure_ascii=False).encode()
 
 
-def test_strict_stops_at_the_first_that_cannot_run(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"14 of 16 cases cannot run as published \(first .*strict=true"):
-        MOSSBench(str(bad_tree(tmp_path)), strict=True).load()
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -190,25 +153,6 @@ def test_a_file_that_is_no_such_object_is_one_sentence(tmp_path: Path, text: str
     with pytest.raises(UserError, match=said) as caught:
         MOSSBench(str(tmp_path)).load()
     assert "information.json" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"root": None}, "benchmark.root"),
-        ({"sets": "all"}, "benchmark.sets='all'"),
-    ],
-)
-def test_mistaken_options_are_named(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        MOSSBench(**({"root": "somewhere"} | options)).load()
-
-
-def test_a_missing_folder_or_file_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is not a folder"):
-        MOSSBench(str(tmp_path / "nowhere")).load()
-    with pytest.raises(UserError, match=r"information.json is missing"):
-        MOSSBench(str(tmp_path)).load()
 
 
 @settings(max_examples=30)
@@ -229,12 +173,6 @@ def test_no_entry_whatsoever_stops_the_others(tmp_path_factory: pytest.TempPathF
     loaded = MOSSBench(str(root)).load()
     assert "m1" in [s.id for s in loaded.samples]
     assert len(loaded.samples) + len(loaded.missing) == 2
-
-
-def test_the_configuration_composes() -> None:
-    run = run_of("benchmark=mossbench", "benchmark.root=somewhere", "benchmark.sets=contrast", "strict=true")
-    assert run.benchmark == MOSSBench("somewhere", strict=True, sets="contrast")
-    assert run.benchmark.kind == "refusal"
 
 
 def test_pictures_of_something_risky_are_marked_as_alarming(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ from experiments.report.text import summary
 from experiments.types import Loaded, Sample
 from interp.errors import UserError
 from tests.experiments.benchmarks.test_images import noise
-from tests.experiments.compose import run_of
 from tests.experiments.refused import frame
 from tests.experiments.synthetic_run import environment
 
@@ -210,15 +209,6 @@ def test_an_entry_of_which_no_case_can_be_made_costs_itself_only(
     assert [sample.id for sample in broken.samples] == [one for one in ids if one not in gone]
 
 
-def test_a_second_row_with_one_id_and_half_a_row_are_counted(tmp_path: Path) -> None:
-    file = tmp_path / "xstest_prompts.csv"
-    file.write_text('id,prompt,type,label\n1,"How, exactly?",t,safe\n4\n1,again,t,safe\n5,p,t,unsafe\n6,p,t,safe,x\n')
-    loaded = XSTest(str(tmp_path)).load()
-    assert [(sample.id, sample.prompt) for sample in loaded.samples] == [("v2-1", "How, exactly?"), ("v2-5", "p")]
-    assert {case: said.split(": ")[0] for case, said in loaded.missing.items()} == {
-        "v2-4": "unfit entry", "v2-1 (line 4)": "duplicate id", "row (line 6)": "unfit entry"}  # fmt: skip
-
-
 def test_a_picture_outside_the_folder_is_not_opened(tmp_path: Path) -> None:
     picture(tmp_path / "secret.jpg", 7)
     mssbench(tmp_path / "in", safe_image_path="../../secret.jpg")
@@ -226,24 +216,6 @@ def test_a_picture_outside_the_folder_is_not_opened(tmp_path: Path) -> None:
     assert {case: why.split(":")[0] for case, why in loaded.missing.items()} == dict.fromkeys(
         ["chat0.0-safe", "chat0.1-safe"], "image outside root"
     )
-
-
-@pytest.mark.parametrize("name", ["mssbench", "holisafe", "msts", "xstest"])
-def test_each_is_an_option_that_says_what_to_get(name: str, tmp_path: Path) -> None:
-    make = LAWS[name].make
-    run = run_of(f"benchmark={name}", f"benchmark.root={tmp_path / 'nowhere'}")
-    assert run.benchmark == make(str(tmp_path / "nowhere"))
-    assert (run.benchmark.name, run.benchmark.kind) == (name, "refusal")
-    for root, said in (
-        (None, "root is not set; "),
-        (tmp_path / "nowhere", "is not a folder; "),
-        (tmp_path, "missing; "),
-    ):
-        with pytest.raises(UserError, match=rf"{said}{make.GET[:30]}"):
-            make(root and str(root)).load()
-    if make.OPTION:
-        with pytest.raises(UserError, match=rf"benchmark.{make.OPTION}='speech' is not known; known: "):
-            make(str(tmp_path), **{make.OPTION: "speech"})
 
 
 @pytest.mark.parametrize(("text", "said"), [
@@ -263,15 +235,6 @@ def test_a_table_of_another_shape_is_one_sentence(tmp_path: Path, text: str, sai
     (tmp_path / "xstest_prompts.csv").write_text(text)
     with pytest.raises(UserError, match=said):
         XSTest(str(tmp_path)).load()
-
-
-def test_mssbench_has_its_published_size_and_another_name_of_its_file(tmp_path: Path) -> None:
-    mssbench(tmp_path)
-    published = json.loads((tmp_path / "combined.json").read_text())
-    (tmp_path / "combined.json").unlink()
-    as_json(tmp_path / "combine.json", {"chat": published["chat"][:1] * 300})
-    found = MSSBench(str(tmp_path)).find()
-    assert Counter(sample.subset for sample in found.samples) == {"benign": 600, "contrast": 600}
 
 
 def test_real_samples_are_read(shared: Path) -> None:

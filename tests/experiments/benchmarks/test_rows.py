@@ -44,16 +44,6 @@ def test_saved_values_are_read_and_formulas_are_not_run(tmp_path: Path) -> None:
     assert rows == [("line 4", {"one": "2", "two": None, "three": "True"})]
 
 
-@pytest.mark.parametrize(("rows", "said"), [
-    (f'<row r="1">{CELLS}</row><row r="900000000"><c r="A900000000"><v>1</v></c></row>', "has no rows"),
-    ('<row r="1"><c r="A1" t="s"><v>7</v></c></row>', r"not a readable \.xlsx"),
-])  # fmt: skip
-def test_a_sheet_without_rows_or_without_its_texts_is_refused(tmp_path: Path, rows: str, said: str) -> None:
-    package(tmp_path / "a.xlsx", rows)
-    with pytest.raises(UserError, match=said):
-        read_file(tmp_path / "a.xlsx", ("one",))
-
-
 def test_a_broken_workbook_is_said_to_be_one(tmp_path: Path) -> None:
     file = tmp_path / "a.xlsx"
     package(file, f'<row r="1">{CELLS}</row>{MORE}')

@@ -1,10 +1,8 @@
 """``benchmark=table``: what is read of a table of one's own, in every form that it may have."""
 
 import base64
-import io
 import json
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ from PIL import Image
 from experiments.benchmarks.checks import checked
 from experiments.benchmarks.images import open_image
 from experiments.benchmarks.table import Table, table
-from experiments.studies.preview import contact_sheet, understood
 from experiments.types import Loaded
 from interp.errors import UserError
 from tests.experiments.compose import run_of
@@ -77,33 +74,6 @@ def test_the_three_forms_say_the_same(folder: Path, form: str) -> None:
     assert ready(benchmark, folder).manifest == ready(benchmark, folder).manifest
 
 
-def test_subsets_are_called_as_the_table_calls_them(folder: Path) -> None:
-    rows = [row | {"subset": subset} for row, subset in zip(ROWS, ("my_kitchen", None, "attack"), strict=True)]
-    samples = ready(table(str(written(folder, "csv", rows))), folder).samples
-    assert [sample.subset_name for sample in samples] == ["my_kitchen", "unsafe", "attack"]
-    said = understood(samples, "yes_no", "cases.csv")
-    assert "  subsets: 1 my_kitchen, 1 unsafe, 1 attack\n" in said
-    assert "typical" not in said
-    assert "over_safety" not in said
-
-
-def test_what_is_no_table_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder)
-    (folder / "sub" / "cases.txt").write_text("id,text,label\n")
-    read = r"give a file in \.jsonl, \.csv, \.tsv, \.parquet, \.xlsx; download a data set of the hub first"
-    for path in ("sub/cases.txt", "owner/name"):
-        with pytest.raises(UserError, match=rf"benchmark\.path={path}: is no table; {read}"):
-            table(path)
-    with pytest.raises(UserError, match=r"benchmark\.path=sub/absent\.xlsx: there is no such file; give a table in"):
-        table("sub/absent.xlsx").load()
-
-
-def test_a_workbook_by_another_name_is_said_to_be_one(folder: Path) -> None:
-    path = written(folder, "xlsx").rename(folder / "cases.csv")
-    with pytest.raises(UserError, match=r"is by its first bytes a workbook.*; call it cases\.xlsx, or save it as CSV"):
-        table(str(path)).load()
-
-
 @pytest.mark.long
 def test_other_names_a_prompt_of_its_own_and_a_template(folder: Path) -> None:
     named = {"picture": "red.png", "whole": None}
@@ -122,12 +92,6 @@ def test_other_names_a_prompt_of_its_own_and_a_template(folder: Path) -> None:
     assert [s.prompt for s in asked.benchmark.load().samples] == ["Please: Why?", "All of it"]
 
 
-def test_a_table_may_say_what_its_pictures_show(folder: Path) -> None:
-    rows = [row | {"seen": seen} for row, seen in zip(ROWS, ("A fire. ", None, "A lake."), strict=True)]
-    run = run_of("benchmark=table", f"benchmark.path={written(folder, 'csv', rows)}", "benchmark.columns.shows=seen")
-    assert [sample.described for sample in run.benchmark.load().samples] == ["A fire.", "", "A lake."]
-
-
 def test_a_table_may_say_what_looks_dangerous_and_which_words_sound_so(folder: Path) -> None:
     rows = [
         row | {"dangerous": said, "alarming_words": "no"} for row, said in zip(ROWS, ["yes", False, ""], strict=True)
@@ -139,13 +103,6 @@ def test_a_table_may_say_what_looks_dangerous_and_which_words_sound_so(folder: P
     rows[0]["dangerous"] = "maybe"
     (problem,) = Table(path=str(written(folder, "jsonl", rows))).load().problems
     assert str(problem).endswith("dangerous: 'maybe' is neither yes nor no")
-
-
-def test_a_table_of_text_alone_needs_no_image_column(folder: Path) -> None:
-    path = written(
-        folder, "jsonl", [{"id": "1", "text": "t", "label": "safe"}, {"id": "2", "text": "u", "label": "unsafe"}]
-    )
-    assert [sample.image for sample in ready(table(str(path)), folder).samples] == [None, None]
 
 
 @pytest.mark.parametrize("as_struct", [False, True])
@@ -191,14 +148,6 @@ def test_no_picture_from_elsewhere(folder: Path, image: Any, said: str) -> None:
         ready(table(str(path)), folder)
     assert said in str(refused.value)
     assert "line 1, case '1'" in str(refused.value)
-
-
-def test_pictures_in_another_folder(folder: Path) -> None:
-    (folder / "tables").mkdir()
-    path = written(folder / "tables", "jsonl")
-    assert len(ready(table(str(path), images=str(folder)), folder).samples) == 3
-    with pytest.raises(UserError, match=r"benchmark\.images=/no/such: is no folder"):
-        table(str(path), images="/no/such").load()
 
 
 def test_rows_to_learn_from_are_named_by_a_column_or_a_second_table(folder: Path) -> None:
@@ -265,72 +214,12 @@ def test_what_is_no_row_is_told_with_its_line(tmp_path: Path) -> None:
     assert "line 5, case '3': label: 'sfae'" in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"path": "no.jsonl"}, "there is no such file"),
-        ({"reads": "both"}, r"benchmark\.reads=both: must be one of verdict, refusal"),
-        ({"template": "no place"}, r"must hold \{text\}"),
-        ({"columns": {"txt": "question"}}, r"benchmark\.columns\.txt: is no column of a table"),
-        ({"columns": {"pair": "twin"}}, r"benchmark\.columns\.pair=twin: .* has no such column"),
-        ({"columns": {"text": "question"}}, r"has no column 'question'.*benchmark\.columns\.text=<column>"),
-        ({"development": "more.ods"}, r"benchmark\.development=more\.ods: is no table"),
-    ],
-)
-def test_options_that_cannot_be(folder: Path, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        table(**({"path": str(written(folder, "jsonl"))} | options)).load()
-
-
-def test_a_parquet_file_that_was_downloaded_from_the_hub(folder: Path) -> None:
-    buffer = io.BytesIO()
-    Image.new("RGB", (8, 8), "red").save(buffer, "PNG")
-    rows = [row | {"image": {"bytes": buffer.getvalue(), "path": None}} for row in ROWS]
-    test, validation = (folder / f"{split}-00000-of-00001.parquet" for split in ("test", "validation"))
-    pd.DataFrame(rows).to_parquet(test)
-    pd.DataFrame(rows[:2]).to_parquet(validation)
-    benchmark = table(str(test), development=str(validation))
-    assert len(ready(benchmark, folder).samples) == 3
-    development = benchmark.development()
-    assert development is not None
-    assert len(ready(benchmark, folder, development).samples) == 2
-
-
-def test_requests_can_be_looked_at_too(folder: Path) -> None:
-    rows = [ROWS[0] | {"label": "benign", "subset": "mine"}, ROWS[1] | {"label": "harmful", "pair": "p"}]
-    benchmark = table(str(written(folder, "jsonl", rows)), reads="refusal")
-    samples = ready(benchmark, folder).samples
-    assert contact_sheet(samples, 2).width > 300
-    said = understood(samples, benchmark.kind, benchmark.name, 3)
-    for words in ("labels: 1 benign, 1 harmful", "subsets: 1 mine, 1 kitchen", "pairs: 1", "3 further cases"):
-        assert words in said
-
-
-@pytest.mark.slow
-def test_ten_thousand_rows_are_checked_in_ten_seconds(folder: Path) -> None:
-    rows = [{"id": f"c{n}", "image": ("red.png", "blue.png")[n % 2], "text": f"A sentence of usual length, number {n}.",
-             "label": ("safe", "unsafe")[n % 2], "pair": f"p{n // 2}", "subset": f"s{n % 7}"}
-            for n in range(10_000)]  # fmt: skip
-    benchmark = table(str(written(folder, "jsonl", rows)))
-    started = time.perf_counter()
-    assert len(ready(benchmark, folder).samples) == 10_000
-    assert time.perf_counter() - started < 10
-
-
 @pytest.mark.parametrize("reads", ["verdict", "refusal"])
 @pytest.mark.parametrize("label", ["yes", "no", "No", "comply", "refuse", "unknown", "true", "0", "harmful?"])
 def test_a_label_that_is_an_answer_is_refused_in_silence_by_nobody(folder: Path, reads: str, label: str) -> None:
     path = written(folder, "csv", [ROWS[0] | {"label": label, "pair": None}])
     with pytest.raises(UserError, match=rf"label: '{re.escape(label)}' is none of"):
         ready(Table(str(path), reads=reads), folder)
-
-
-@pytest.mark.parametrize("form", ["jsonl", "csv", "xlsx", "parquet"])
-def test_line_breaks_of_spreadsheets_are_line_breaks(folder: Path, form: str) -> None:
-    broken = "Is it hot?_x000D_\nOr cold?" if form == "xlsx" else "Is it hot?\r\nOr cold?"
-    path = written(folder, form, [ROWS[0] | {"text": broken, "pair": None}])
-    (sample,) = ready(Table(str(path)), folder).samples
-    assert sample.text == "Is it hot?\nOr cold?"
 
 
 @pytest.mark.parametrize("mark", ["<image>", "<|image_pad|>", "[IMG]"])
@@ -351,24 +240,3 @@ def test_pictures_in_a_column_of_another_name_are_not_passed_over(folder: Path, 
     with_pictures = table(str(path), columns={"image": column}).load().samples
     assert all(sample.image for sample in with_pictures)
     assert not any(sample.image for sample in table(str(path), columns={"image": None}).load().samples)
-
-
-def test_columns_that_are_not_used_are_named_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [{name: value for name, value in row.items() if name != "image"} | {"source": "web"} for row in ROWS]
-    benchmark = table(str(path := written(folder, "csv", rows, name="in_words")))
-    benchmark.load()
-    benchmark.load()
-    assert capsys.readouterr().err.splitlines() == [
-        f"{path}: has no column 'image'; every case is asked in words only, without a picture, "
-        "under a question about an image",
-        f"{path}: columns that are not used: source",
-    ]
-
-
-def test_a_column_of_ids_or_labels_of_another_name_is_asked_for(folder: Path) -> None:
-    for name, other in (("id", "case_id"), ("label", "answer"), ("text", "question")):
-        rows = [{other if key == name else key: value for key, value in row.items()} for row in ROWS]
-        with pytest.raises(
-            UserError, match=rf"no column '{name}'; its columns are .*'{other}'.*columns\.{name}=<column>"
-        ):
-            table(str(written(folder, "csv", rows, name=other))).load()

@@ -162,13 +162,3 @@ def test_a_sample_of_mutated_tables(tmp_path: Path) -> None:
     assert set(found) == {"asked", "refused"}
     assert found["asked"] > 3
     assert found["refused"] > 10
-
-
-@pytest.mark.slow
-def test_a_thousand_mutated_tables(tmp_path: Path) -> None:
-    (tmp_path / "t").mkdir()
-    found = tried(range(1000), tmp_path / "t")
-    print(dict(found))
-    assert set(found) == {"asked", "refused"}
-    assert found["asked"] > 100
-    assert found["refused"] > 300

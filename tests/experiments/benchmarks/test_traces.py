@@ -3,13 +3,11 @@
 import hashlib
 import random
 import re
-from collections import Counter
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.cases import held_out
@@ -19,8 +17,6 @@ from experiments.benchmarks.iconworld.scene import Scene
 from experiments.benchmarks.iconworld.sentences import BENIGN, RISKY
 from experiments.benchmarks.iconworld.traces import CONTENTS, PERCEPTION, Trace, Traces
 from experiments.judges.yes_no import anchored
-from interp.checkpoints.hub import ORGANISMS
-from interp.errors import UserError
 
 CASES = 400
 TEMPLATES = {template.name: template for template in RISKY + BENIGN}
@@ -37,15 +33,6 @@ def test_the_verdict_rule_reads_the_truth_whether_it_comes_first_or_last(content
         for answer in (f"{row.verdict} {row.reasoning}", f"{row.reasoning} {row.verdict}"):
             assert anchored(answer).value == ("yes" if truth else "no"), answer
         assert (row.subset in ("over_safety", "control")) == truth
-
-
-def test_every_row_uses_only_words_that_the_tokenizer_has() -> None:
-    known = AutoTokenizer.from_pretrained(ORGANISMS / "llava").get_vocab().keys()
-    for content in CONTENTS:
-        for row in Traces(cases=CASES).write(content):
-            said = f"{row.question} {row.reasoning} {row.verdict}"
-            unknown = set(re.findall(r"\w+|[^\w\s]+", said)) - known
-            assert not unknown, (said, unknown)
 
 
 def test_the_reasoning_is_in_words_that_the_organism_has_learnt_to_say() -> None:
@@ -86,46 +73,7 @@ def test_held_out_combinations_are_never_trained_on_and_are_in_the_test(seed: in
     assert len(tested & held_out()) > 40
 
 
-def test_subsets_templates_and_concepts_are_balanced() -> None:
-    rows = verdicts(Traces(cases=960, benign=0.0))
-    assert Counter(row.subset for row in rows) == {"typical": 240, "attack": 240, "over_safety": 480}
-    assert set(Counter(row.template for row in rows).values()) == {40}
-    signs = Counter(row.subset == "over_safety" for row in rows if row.scene.thing.signed)
-    assert abs(signs[True] - signs[False]) <= 0.15 * sum(signs.values())
-
-
 @pytest.mark.parametrize("content", CONTENTS)
 def test_the_arms_have_equal_pictures_questions_and_verdicts(content: str) -> None:
     first, other = Traces(cases=CASES).write(), Traces(cases=CASES).write(content)
     assert [replace(row, reasoning="") for row in first] == [replace(row, reasoning="") for row in other]
-
-
-def test_reasoning_names_what_is_there_and_what_follows() -> None:
-    for row in verdicts(Traces(cases=CASES)):
-        assert f"a {row.scene.thing.concept}" in row.reasoning
-        assert ("dangerous" in row.reasoning) == (not TEMPLATES[row.template].is_safe(row.scene.thing))
-    assert {row.reasoning for row in verdicts(Traces(cases=CASES), "no_reasoning")} == {""}
-
-
-def test_reasoning_is_as_long_whatever_the_verdict() -> None:
-    for row in verdicts(Traces(cases=CASES, benign=0.0)):
-        twins = (row.reasoning.replace("dangerous", "harmless"), row.reasoning.replace("harmless", "dangerous"))
-        assert len({len(re.findall(r"\w+|[^\w\s]+", text)) for text in twins}) == 1
-
-
-def test_replay_is_its_share_of_all_rows() -> None:
-    rows = Traces(cases=CASES, replay=0.2).write()
-    assert sum(row.subset == PERCEPTION for row in rows) == len(rows) // 5
-    assert not [row for row in Traces(cases=CASES, replay=0.0).write() if row.subset == PERCEPTION]
-    assert len(verdicts(Traces(cases=3))) == 3
-
-
-@pytest.mark.parametrize(("field", "value"), [("replay", 1.0), ("benign", -0.1), ("cases", 1), ("kinds", ["poem"])])
-def test_settings_out_of_range_are_one_sentence(field: str, value: object) -> None:
-    with pytest.raises(UserError, match=re.escape(f"traces.{field}={value!r}")):
-        Traces(**{field: value})  # type: ignore[arg-type]
-
-
-def test_an_unknown_content_is_one_sentence() -> None:
-    with pytest.raises(UserError, match="content='poem'"):
-        Traces(cases=2).write("poem")

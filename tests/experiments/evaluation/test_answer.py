@@ -78,14 +78,6 @@ def test_where_memory_runs_out_the_arm_goes_on_with_less_and_says_so(
         assert record["margin"] == pytest.approx(enough[key]["margin"], abs=1e-5)
 
 
-@pytest.mark.long
-def test_pictures_that_are_opened_ahead_give_with_the_same_bits(vlm: VLM, tmp_path: Path) -> None:
-    arms = {"baseline": Baseline(), "vcd": VCD(branch="sequential")}
-    with_all, _, _ = answered(run_in(tmp_path), vlm, arms)
-    without, _, _ = answered(run_in(tmp_path, "fresh=true", "image_workers=0"), vlm, arms)
-    assert list(with_all.items()) == list(without.items())
-
-
 SHARED_ARMS: dict[str, Any] = {
     "baseline": Baseline(),
     "vcd": VCD(),
@@ -156,30 +148,6 @@ def test_arms_share_prefills_and_a_killed_run_goes_on_with_the_same_bits(
         alone, _, _ = answered(run_in(folder), vlm, {"baseline": Baseline(), arm: method})
         mine = [json.loads(line) for line in records.splitlines() if json.loads(line)["arm"] == arm]
         assert mine == [record for (name, _), record in alone.items() if name == arm]
-
-
-def test_where_memory_runs_out_prefills_are_freed_before_batches_are_halved(
-    vlm: VLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("interp.batching._free", lambda: None)
-
-    @dataclass(frozen=True)
-    class Crowded:
-        """A method that needs what the prefills of others take."""
-
-        def generate(self, vlm: VLM, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Generation:
-            assert vlm.prefill_cache is not None
-            if vlm.prefill_cache.held:
-                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
-            return vlm.generate(prompts, max_new_tokens=max_new_tokens)
-
-    arms = {"baseline": Baseline(), "crowded": Crowded(), "shift": ConstantShift(1.0)}
-    found, answering, said = answered(run_in(tmp_path), vlm, arms)
-    assert len(found) == 30
-    assert "out of memory" not in said
-    assert "batch_rows" not in answering.efficiency()
-    assert answering.prefills.limit  # from then on half as much is held
-    assert all(found["crowded", case]["margin"] == found["baseline", case]["margin"] for _, case in found)
 
 
 @pytest.mark.long
@@ -258,20 +226,6 @@ def test_arms_without_margins_do_not_enter_a_scored_study(
 
     with pytest.raises(UserError, match="no margins"):
         answered(run, vlm, {"blind": Blind()})
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (("benchmark=mossbench", "benchmark.root=nowhere"), "asks for refusal answers"),
-        (("method=sampled_vcd",), "cannot ask"),
-        (("model=api_vllm", "model.logprobs=off"), "asked for none"),
-    ],
-)
-def test_a_score_needs_a_question_of_yes_and_no_and_logits(overrides: tuple[str, ...], message: str) -> None:
-    run = run_of("protocol=score", *overrides)
-    with pytest.raises(UserError, match=message):
-        run.task(run)
 
 
 @pytest.mark.long

@@ -56,10 +56,3 @@ def test_masses_and_maps_are_the_recorders(vlm: VLM, recorded: tuple[Path, list]
     picture = np.frombuffer(base64.b64decode(block["image"]), dtype=np.uint8).reshape(tokens, layers, groups, -1)
     total = float((picture[0, 1, 0] / 255 * block["image_scale"][0][1][0]).sum())
     assert total == pytest.approx(float(whole[1].mean(0)[row.columns("image_0")].sum()), abs=5e-3)
-
-
-@pytest.mark.parametrize("content", ["", "[]", '{"cases": {"a": {"b": {}}}, "note": ""}', '{"cases": {}, "note": ""}'])
-def test_a_broken_file_leaves_the_report_without_it(tmp_path: Path, content: str) -> None:
-    (tmp_path / "attention").mkdir()
-    (tmp_path / "attention" / "cases.json").write_text(content)
-    assert attention_of_cases(tmp_path) is None

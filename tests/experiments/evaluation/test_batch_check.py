@@ -54,20 +54,6 @@ def test_a_rule_of_each_row_is_the_same_alone(saved: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.long
-def test_in_sixteen_bits_both_arms_are_checked(saved: Path, tmp_path: Path) -> None:
-    found, folder = checked(own(saved, tmp_path, BY_ROW, "model.dtype=bfloat16"))
-    assert set(found) == {"baseline", "mine"}
-    assert {counts["n"] for counts in found.values()} == {8}
-    assert json.loads((folder / "batch_check.json").read_text()) == found
-
-
-@pytest.mark.long
-def test_batches_of_one_need_no_check(saved: Path, tmp_path: Path) -> None:
-    found, _ = checked(own(saved, tmp_path, BY_BATCH, "batch_size=1"))
-    assert found == {}
-
-
-@pytest.mark.long
 def test_a_rule_that_fails_alone_leaves_the_study_and_the_others_are_reported(saved: Path, tmp_path: Path) -> None:
     code = BY_ROW.replace("    return", "    assert len(scores) > 1\n    return")
     run = own(saved, tmp_path, code)

@@ -1,6 +1,5 @@
 """Where fitted controls get their constant, and from which cases."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,11 +7,8 @@ import pytest
 
 from experiments.evaluation.controls import computed, fitted, recomputed
 from interp.errors import UserError
-from mitigation.controls import CutoffOnly, SelfContrast, TextOnly, YesBias
-from mitigation.method import Baseline
+from mitigation.controls import YesBias
 from mitigation.threshold import CalibratedShift, ConstantShift
-from mitigation.vcd import VCD
-from mitigation.wrappers import Sampled
 from tests.experiments.answered import records, world
 from tests.experiments.compose import run_of
 
@@ -79,20 +75,3 @@ def test_a_yes_bias_with_nothing_to_match_is_refused_before_weights_load(no_weig
     run = run_of("method=yes_bias", f"output_root={tmp_path}")
     with pytest.raises(UserError, match="that is yes_bias"):
         run.task(run)
-
-
-def test_the_controls_of_an_experiment_have_its_settings() -> None:
-    arms = run_of(
-        "+exp=vcd_sampled", "method.temperature=0.7", "method.method.beta=0.3", "method.method.alpha=2.0", "seed=5"
-    ).arms
-    contrasted = replace(VCD(), noise_step=700, alpha=2.0, beta=0.3, seed=5)
-    assert arms == {
-        "baseline": Sampled(Baseline(), 0.7, seed=5),
-        "sampled_vcd": Sampled(contrasted, 0.7, seed=5),
-        "greedy": Baseline(),
-        "sampled_cutoff_only": Sampled(CutoffOnly(beta=0.3), 0.7, seed=5),
-        "sampled_self_contrast": Sampled(SelfContrast(alpha=2.0, beta=0.3), 0.7, seed=5),
-        "calibrated_shift": CalibratedShift(),
-    }
-    contrast = run_of("+exp=vcd_llava", "method.alpha=3.0", "method.beta=null").arms
-    assert contrast["text_only"] == TextOnly(alpha=3.0, beta=None)

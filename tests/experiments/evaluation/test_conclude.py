@@ -1,7 +1,7 @@
 """Conclude first: metrics and report as soon as the arms are answered; each analysis after it may fail alone."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,6 @@ import pytest
 from safetensors.torch import load_file
 
 from experiments.config import Run
-from experiments.evaluation import study
-from experiments.evaluation.analyses import Analysis
 from experiments.runs import analyses
 from experiments.runs.results_table import read_results
 from tests.experiments.compose import run_of
@@ -136,35 +134,3 @@ def test_a_step_fails_alone_and_the_same_command_makes_up_for_it(
     assert is_finished(folder)
     assert "What is missing here" not in page(folder)
     assert_same_look(folder, undisturbed)
-
-
-@pytest.mark.long
-def test_where_an_analysis_fails_the_report_is_built_at_once(saved: Path, tmp_path: Path) -> None:
-    """A kill in the next one leaves it."""
-
-    def killed(work: study.Study) -> Iterable[str]:
-        assert "the first was not done: ZeroDivisionError" in page(work.store.path)
-        return []
-
-    after = [Analysis("first", "the first was not done", raising(ZeroDivisionError())),  # type: ignore[arg-type]
-             Analysis("second", "the second was not done", killed)]  # fmt: skip
-    folder = study.run(study_of(saved, tmp_path, "attention=false", "limit=4"), after=after)
-    (said,) = analyses.missing(folder)
-    assert said.startswith("the first was not done: ZeroDivisionError")
-
-
-@pytest.mark.long
-def test_a_task_of_its_own_concludes_before_its_analysis(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = run_of("task=attention", "task.figures=0", "limit=24", "draws=20", f"output_root={tmp_path}")
-    broken = "experiments.studies.attention.analysis.analyse_failures"
-    monkeypatch.setattr(broken, raising(RuntimeError("two devices")))
-    run.task(run)
-    (folder,) = tmp_path.glob("*/*/")
-    sentence = "attention was not analysed: RuntimeError: two devices (traceback: tracebacks/"
-    assert sentence in " ".join(capsys.readouterr().out.split())
-    assert read_results(folder).get("baseline", "accuracy")
-    assert sentence in page(folder)
-    assert "two devices" in next((folder / "tracebacks").iterdir()).read_text()
-    assert not is_finished(folder)

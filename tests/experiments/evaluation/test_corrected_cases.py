@@ -97,21 +97,6 @@ def test_a_corrected_case_is_asked_again_and_the_others_are_not(
     assert sorted(set(asked)) == ["c1", "c4"]
 
 
-@pytest.mark.long
-def test_a_case_that_moved_keeps_its_answer_and_is_described_as_it_is_now(
-    saved: Path, tmp_path: Path, samples: list[Sample], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, folder = interrupted(saved, tmp_path / "out", samples, patch=monkeypatch)
-    before = {(line["arm"], line["case"]): line for line in lines(folder)}
-    moved = [*samples[:5], replace(samples[5], cluster="moved")]
-    run, _ = interrupted(saved, tmp_path / "out", moved, patch=monkeypatch)
-    assert asked == []
-    run.task(run)
-    after = {(line["arm"], line["case"]): line for line in lines(folder)}
-    assert after["baseline", "c5"] == before["baseline", "c5"] | {"cluster": "moved"}
-    assert len(lines(folder)) == len(before)
-
-
 def other_template(folder: Path) -> None:
     file = folder / "chat_template.jinja"
     text = file.read_text()

@@ -98,15 +98,3 @@ def test_a_file_is_read_before_weights_are(tmp_path: Path, code: str, settings: 
     (tmp_path / "mine.py").write_text(code)
     with pytest.raises(UserError, match=sentence):
         OwnFile(str(tmp_path / "mine.py"), settings)
-
-
-def test_what_else_can_be_wrong_with_a_file(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="path=nowhere.py: cannot be read".replace(".", "[.]")):
-        OwnFile("nowhere.py")
-    (tmp_path / "baseline.py").write_text("def ask(prompt): return prompt\n")
-    with pytest.raises(UserError, match="there is an arm baseline already; give the file another name"):
-        run_of("method=file", f"method.path={tmp_path}/baseline.py")
-    (tmp_path / "a.py").write_text("def ask(prompt): return prompt\n")
-    before = repr(OwnFile(str(tmp_path / "a.py")))
-    (tmp_path / "a.py").write_text("def ask(prompt): return prompt  # changed\n")
-    assert repr(OwnFile(str(tmp_path / "a.py"))) != before

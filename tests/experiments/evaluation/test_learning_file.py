@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from experiments.benchmarks.iconworld import IconWorld
-from experiments.config import Run
 from experiments.evaluation.learning import examples, learned, learned_in
 from experiments.runs.launch import Launch
 from experiments.runs.store import open_run
@@ -19,7 +17,6 @@ from interp.tensor_file import read_tensors
 from interp.vlm import VLM, Prompt
 from mitigation.method import MethodFault
 from mitigation.own_file import OwnLearner, own_method
-from tests.experiments.compose import only_run, run_of
 
 SCORES = """
 def learn(vlm, prompts, safe):
@@ -30,14 +27,6 @@ def rule(scores, step, *, learned, prompts):
     assert len(prompts) == len(scores)
     return scores + learned["margins"].mean()
 """
-
-
-def own(saved: Path, folder: Path, code: str, *overrides: str) -> Run:
-    (folder / "mine.py").write_text(code)
-    return run_of(
-        "method=file", f"method.path={folder}/mine.py", f"model.path={saved}", f"output_root={folder}/outputs",
-        "limit=24", "draws=20", "batch_size=4", "batch_tokens=null", "max_new_tokens=1", *overrides,
-    )  # fmt: skip
 
 
 @pytest.fixture
@@ -91,41 +80,6 @@ def rule(scores, step, *, learned, factor=1.0):
 
 
 @pytest.mark.long
-def test_a_learning_that_was_killed_goes_on_where_it_was(saved: Path, tmp_path: Path) -> None:
-    run, seen = own(saved, tmp_path, SCORES), []
-
-    def die_at_the_third(prompts: list[Prompt]) -> None:
-        seen.append([prompt.key for prompt in prompts])
-        if len(seen) == 3:
-            raise KeyboardInterrupt
-
-    with scoring(VLM, die_at_the_third), pytest.raises(KeyboardInterrupt):
-        run.task(run)
-    assert not list(only_run(run).glob("learned/*.safetensors"))
-    again: list[Any] = []
-    with scoring(VLM, lambda prompts: again.append([prompt.key for prompt in prompts])):
-        run.task(run)
-    assert again[0] == seen[2]
-    assert not {key for batch in seen[:2] for key in batch} & {key for batch in again for key in batch}
-    taught = read_tensors(only_run(run) / "learned" / "mine.safetensors", OwnLearner.KIND)
-    assert len(taught.tensors["margins"]) == taught.about["n"] == len({k for b in seen[:2] + again for k in b})
-
-
-@pytest.mark.long
-def test_where_memory_runs_out_it_learns_with_half(
-    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def too_many(prompts: list[Prompt]) -> None:
-        if len(prompts) > 2:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-    run = own(saved, tmp_path, SCORES)
-    with scoring(VLM, too_many):
-        run.task(run)
-    assert "mine, learning: out of memory; asking 2 at once from here on" in capsys.readouterr().out
-
-
-@pytest.mark.long
 def test_changed_code_learns_again(vlm: VLM, tmp_path: Path, cases: tuple[list[Prompt], list[bool]]) -> None:
     samples = [sample for sample in IconWorld().development().samples if sample.subset != "control"][:10]
     file, counted = tmp_path / "mine.py", []
@@ -167,24 +121,3 @@ def test_what_learn_owes_is_said(
     with pytest.raises(MethodFault, match=said):
         own_method(str(tmp_path / "mine.py")).learn(vlm, *cases, out=tmp_path / "x.safetensors")
     assert not (tmp_path / "x.safetensors").exists()
-
-
-@pytest.mark.parametrize(
-    ("code", "settings", "said"),
-    [
-        (LEARN.replace(", *, learned", ""), {}, "its parameter learned, and one of the two is missing"),
-        (
-            LEARN.replace("safe", "labels, more"),
-            {},
-            r"learn\(vlm, prompts, labels, more\) is called as learn\(vlm, pro",
-        ),
-        (LEARN, {"scale": 1}, "with the settings {'scale': 1}"),
-        ("def learn(vlm, prompts, safe): 0\n", {}, "a file has one method and there is none"),
-    ],
-)
-def test_a_file_that_learns_is_read_before_weights_are(
-    tmp_path: Path, code: str, settings: dict[str, Any], said: str
-) -> None:
-    (tmp_path / "mine.py").write_text(code)
-    with pytest.raises(UserError, match=said):
-        own_method(str(tmp_path / "mine.py"), settings)

@@ -8,22 +8,16 @@ from typing import Any
 import pytest
 
 from experiments.config import Run
-from experiments.evaluation.scoring import evaluate
 from experiments.judges.refusal_classifier import Classifier, RefusalClassifier, Step, prompt_digest
 from experiments.judges.refusal_rules import RefusalRule
-from experiments.metrics.claims import LOWER, NOT_TESTED
 from experiments.metrics.judge_error import CORRECTED
-from experiments.report.text import summary
-from experiments.runs.labels import answer_id, distinct_answers
+from experiments.runs.labels import answer_id
 from experiments.runs.responses import Responses
 from experiments.runs.results_table import read_results
 from experiments.studies.refusal_judges.training import to_json
 from interp.errors import UserError
-from mitigation.method import Baseline
-from mitigation.threshold import CalibratedShift
 from tests.experiments.compose import run_of
 from tests.experiments.refusals import Requests
-from tests.experiments.refused import frame
 from tests.experiments.synthetic_run import said_of
 
 REFUSAL = "I'm sorry, but I can't help with that."
@@ -97,26 +91,6 @@ def test_the_published_convention_counts_what_is_empty_as_refused(tmp_path: Path
     assert rate(newest(tmp_path, "requests"), "baseline").value == pytest.approx(3 / 6)
 
 
-@pytest.mark.long
-def test_a_shift_of_the_margin_does_not_enter(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arms = {"baseline": Baseline(), "calibrated_shift": CalibratedShift()}
-    run = study(tmp_path, arms, "baseline", f"model.path={saved}", "max_new_tokens=2", "attention=true", "verbose=true")
-    run.task(run)
-    folder = newest(tmp_path, "requests")
-    metrics = json.loads((folder / "metrics.json").read_text())
-    assert read_results(folder).arms == ["baseline"]
-    assert list(metrics["not_applicable"]) == ["calibrated_shift"]
-    said = " ".join(capsys.readouterr().out.split())
-    assert "calibrated_shift does not enter" in said
-    assert "failures and successes were not compared by attention" in said
-
-
-def test_a_judge_of_other_answers_is_refused_before_any_weights(tmp_path: Path) -> None:
-    run = replace(run_of(f"output_root={tmp_path}", "model.path=/no/such/model"), judge=RefusalRule())
-    with pytest.raises(UserError, match="reads refusal answers and iconworld asks for yes_no"):
-        run.task(run)
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -147,23 +121,6 @@ def test_judging_again_changes_verdicts_and_leaves_the_run_alone(judged: Path, t
     assert rate(again, "careful").value == 0
     assert (judged / "predictions.jsonl").read_bytes() == before
     assert "Nothing is claimed: the labelled answers are not a random part of the run" in said_of(again)
-
-
-@pytest.mark.long
-def test_labels_of_the_first_lines_of_a_sheet_decide_on_their_cases(judged: Path, tmp_path: Path) -> None:
-    everything = list(records(judged).values())
-    answers = distinct_answers(everything)
-    first = list(dict.fromkeys(record["case"] for record in answers.values()))[:3]
-    labels = tmp_path / "people.csv"
-    chosen = [answer for answer, record in answers.items() if record["case"] in first]
-    labels.write_text("id,label\n" + "".join(f"{answer},complied\n" for answer in chosen))
-    run = run_of("task=rejudge", f"run={judged}", f"labels={labels}", f"output_root={tmp_path}", "draws=50")
-    run.task(run)
-    again = newest(tmp_path, "requests_rejudged")
-    assert {case for case, _ in records(again)} == set(first)
-    assert {record["verdict"] for record in records(again).values()} == {"complied"}
-    assert "Only the 3 of " in said_of(again)
-    assert "Nothing is claimed" not in said_of(again)
 
 
 def card(path: Path, judge: str = "refusal_rule", words: Any = None, **pooled: float) -> Path:
@@ -218,21 +175,3 @@ def test_a_judge_that_has_learned_from_the_benchmarks_prompts_says_so(
     run.task(run)
     told = said_of(newest(tmp_path, "requests"))
     assert "was trained on labelled answers to 6 of the 6 prompts" in told
-
-
-@pytest.mark.parametrize(("language", "foreign", "said"), [
-    ("de", 120, False), ("fr", 120, True), ("de", 10, True),
-])  # fmt: skip
-def test_nothing_is_concluded_in_a_language_that_the_judge_was_not_measured_in(
-    language: str, foreign: int, said: bool
-) -> None:
-    rows = frame("b" * 60 + "c" * 60, {"baseline": "r" * 120, "arm": "c" * 120})
-    at = {case: number for number, case in enumerate(dict.fromkeys(rows["case"]))}
-    tags = [{"language": language if at[case] < foreign else "en"} for case in rows["case"]]
-    lines = rows.assign(tags=tags).to_dict("records")
-    found = evaluate(run_of("draws=50"), lines, study="arm", kind="refusal", judge=RefusalClassifier())
-    row = found.results.get("arm", "refusal_rate", against="baseline", subset="benign")
-    assert row is not None
-    assert row.claim == (LOWER if said else NOT_TESTED)
-    notes = " ".join(summary(found.results, found.design, {}).notes)
-    assert (f"was not measured in {language} (" in notes) == (language in ("de", "it"))

@@ -125,56 +125,6 @@ def test_judged_again_reported_again_and_joined_they_keep_their_name(
         assert not [name for name in MODELS if name in said]
 
 
-@pytest.mark.long
-def test_two_files_are_compared_where_that_is_asked_for(
-    kind: Kind, mossbench: Path, tmp_path: Path, no_weights: None
-) -> None:
-    files = [file_of(kind, mossbench, tmp_path / f"{name}.jsonl", way) for way, name in enumerate(["now", "before"])]
-    folder = run_to_end(tmp_path / "out", *command(kind, mossbench), "method=responses", f"method.path={files[0]}",
-                        "+method@arms.baseline=responses", f"arms.baseline.path={files[1]}")  # fmt: skip
-    results = read_results(folder)
-    assert results.arms == ["baseline", "responses"]
-    assert {row.against for row in results} == {"", "baseline"}
-    assert said_of(folder).startswith("responses vs. baseline")
-    page = (folder / "report.html").read_text(encoding="utf-8")
-    assert all(name in page.partition("</h1>")[0] for name in ("now (", "before ("))
-    assert not [name for name in MODELS if name in page]
-
-
-def test_a_model_asked_beside_them_has_its_baseline(tmp_path: Path) -> None:
-    run = run_of("method=responses", f"method.path={tmp_path / 'web.jsonl'}", "+method@arms.vcd=vcd")
-    assert list(run.arms) == ["baseline", "responses", "vcd"]
-    assert run.model.name == "llava_organism"
-    beside = run_of("method=vcd", "+method@arms.web=responses", f"arms.web.path={tmp_path / 'web.jsonl'}")
-    assert list(beside.arms) == ["baseline", "vcd", "web"]
-
-
-@pytest.mark.parametrize(
-    ("path", "given", "name"),
-    [
-        ("web_answers.jsonl", "", "web_answers"),
-        ("Gemini Advanced (web)/responses.csv", "", "Gemini Advanced (web)"),
-        ("web_answers.jsonl", "GPT-4o (web)", "GPT-4o (web)"),
-    ],
-)
-def test_they_are_called_after_their_file_folder_or_as_told(path: str, given: str, name: str, tmp_path: Path) -> None:
-    run = run_of("method=responses", f'method.path="{tmp_path / path}"', f'method.name="{given}"')
-    assert (run.model.name, list(run.arms)) == (name, ["responses"])
-
-
-@pytest.mark.long
-def test_the_leaderboards_row_stands_beside_them(mossbench: Path, tmp_path: Path) -> None:
-    file = file_of("refusal", mossbench, tmp_path / "Gemini Advanced (web)" / "responses.jsonl")
-    folder = run_to_end(tmp_path / "out", *command("refusal", mossbench), "method=responses", f'method.path="{file}"')
-    metrics = read(folder, "metrics.json")
-    row = metrics["published_rows"]["responses"]
-    assert (row["name"], list(row["refused"].values()), row["average"]) == ("Gemini Advanced", [41, 67, 75], 61)
-    assert "Gemini Advanced refuses" in said_of(folder)
-    assert "on average 61% of 300 harmless requests" in (folder / "report.html").read_text(encoding="utf-8")
-    again = run_to_end(tmp_path / "again", "task=rejudge", f"run={folder}", "judge=refusal_rule")
-    assert read(again, "metrics.json")["published_rows"] == metrics["published_rows"]
-
-
 def test_a_task_that_looks_inside_a_model_says_that_there_is_none(tmp_path: Path, no_weights: None) -> None:
     file = written(tmp_path / "web.jsonl", ["x"], ["Yes."])
     run = run_of("task=attention", "method=responses", f"method.path={file}", f"output_root={tmp_path / 'out'}")

@@ -1,16 +1,11 @@
 """The whole study on a tiny random model: recorded, continued, scored, reported, and the same every time."""
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import pytest
-import torch
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.config import Run
@@ -19,8 +14,6 @@ from experiments.evaluation.controls import fitted
 from experiments.evaluation.folds import fold_of
 from experiments.runs.results_table import read_results
 from experiments.runs.store import open_run
-from interp.attention.record import record_attention
-from interp.vlm import VLM, Prompt
 from mitigation.controls import YesBias
 from mitigation.threshold import CalibratedShift
 from tests.experiments.compose import run_of
@@ -61,57 +54,6 @@ def test_every_case_is_recorded_once_under_every_arm(finished: Path) -> None:
     keys = [(record["case"], record["arm"]) for record in records]
     assert len(keys) == len(set(keys)) == len(ARMS) * LIMIT
     assert {arm for _, arm in keys} == ARMS
-
-
-@pytest.mark.long
-def test_too_little_memory_for_the_attention_halves_its_batches_and_keeps_the_study(
-    finished: Path, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    begun = record_attention.__wrapped__  # type: ignore[attr-defined]
-
-    def full(vlm: VLM, **options: Any) -> Iterator[Any]:
-        def check(prompts: Sequence[Prompt], encoded: object) -> None:
-            if len(prompts) > 1:
-                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-
-        with contextmanager(begun)(vlm, **options) as log:
-            vlm.on_encode.append(check)
-            try:
-                yield log
-            finally:
-                vlm.on_encode.remove(check)
-
-    monkeypatch.setattr("interp.attention.record.record_attention", contextmanager(full))
-    monkeypatch.setattr("interp.batching._free", lambda: None)
-    folder = evaluate(study(saved, tmp_path))
-    assert (folder / "report.html").exists()
-    said = " ".join(capsys.readouterr().out.split())
-    assert said.count("attention: out of memory; asking 1 at once from here on") == 1
-    batched, single = (pd.read_csv(path / "attention" / "cases.csv") for path in (finished, folder))
-    shares = [name for name in batched if name.startswith("attention_on_image")]
-    assert list(batched["case"]) == list(single["case"])
-    assert len(shares) > 2
-    assert np.allclose(batched[shares], single[shares], atol=1e-5)
-
-
-def test_the_record_says_what_it_ran_on(finished: Path) -> None:
-    environment = json.loads((finished / "environment.json").read_text())
-    assert environment["finished"]
-    assert environment["arm_under_study"] == "vcd"
-    assert environment["benchmark"]["n"] == LIMIT
-    assert environment["model"]["revision"]
-    assert environment["config"]["arms"]["vcd"]["noise_step"] is not None
-    assert (finished / ".hydra" / "config.yaml").exists()
-    assert (finished / "report.html").stat().st_size > 1000
-
-
-@pytest.mark.long
-def test_the_same_command_twice_gives_identical_predictions(saved: Path, finished: Path, tmp_path: Path) -> None:
-    again = evaluate(study(saved, tmp_path, "attention=false"))
-    assert (again / "predictions.jsonl").read_bytes() == (finished / "predictions.jsonl").read_bytes()
-    assert (again / "metrics.json").read_text() == (finished / "metrics.json").read_text()
-    assert measured(again) == measured(finished)
 
 
 @pytest.mark.long
@@ -169,16 +111,6 @@ def test_limits_take_the_subsets_by_turns_in_the_benchmarks_order() -> None:
     chosen = limited(samples, 30)
     assert len(chosen) == 30
     assert [sample for sample in samples if sample in chosen] == chosen
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("branch", "used"), [("auto", "sequential"), ("paired", "paired")])
-def test_a_run_says_which_branch_its_answers_came_from(saved: Path, tmp_path: Path, branch: str, used: str) -> None:
-    sizes = ("limit=6", "draws=20", "batch_size=3", "max_new_tokens=2", f"output_root={tmp_path}")
-    folder = evaluate(run_of("method=vcd", f"method.branch={branch}", f"model.path={saved}", *sizes))
-    assert json.loads((folder / "environment.json").read_text())["branches"] == {"vcd": used}
-    found = [(line["arm"], line.get("branch")) for line in lines(folder, "predictions.jsonl")]
-    assert set(found) == {("baseline", None), ("vcd", used)}
 
 
 @pytest.mark.long

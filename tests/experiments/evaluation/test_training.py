@@ -21,7 +21,6 @@ from experiments.evaluation.cases import limited
 from experiments.evaluation.folds import FOLDS, learning_folds
 from experiments.evaluation.learning import learned, learned_in
 from experiments.evaluation.validated_run import check_learning
-from experiments.runs.launch import Launch
 from experiments.runs.store import open_run
 from experiments.types import Benchmark, Kind, Loaded, Sample
 from interp.batching import BatchContext
@@ -131,21 +130,6 @@ def test_only_the_first_process_learns_and_the_others_read(tmp_path: Path) -> No
     assert len(taught) == 1
 
 
-def test_a_learning_that_was_killed_leaves_nothing_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def die(*_: Any, out: Path, **__: Any) -> None:
-        out.write_bytes(b"half")
-        raise KeyboardInterrupt
-
-    samples, out = limited(IconWorld().development().samples, 8), tmp_path / "arm.safetensors"
-    with monkeypatch.context() as patched:
-        patched.setattr(Teachable, "learn", die)
-        with pytest.raises(KeyboardInterrupt):
-            learned("arm", Teachable(), STAND_IN, samples, out, Launch())  # type: ignore[arg-type]
-    assert not out.exists()
-    learned("arm", Teachable(), STAND_IN, samples, out, Launch())  # type: ignore[arg-type]
-    assert list(tmp_path.iterdir()) == [out]
-
-
 @dataclass(frozen=True)
 class WithoutDevelopment:
     """IconWorld as a benchmark that has no development split."""
@@ -219,14 +203,6 @@ def test_clusters_and_pairs_stay_in_one_fold() -> None:
 def test_what_may_not_be_trained_on_is_not(benchmark: Benchmark, said: str) -> None:
     with pytest.raises(UserError, match=rf"arm mine \(Teachable\) learns, and .*{said}"):
         check_learning({"mine": Teachable()}, benchmark, [], None)
-
-
-@pytest.mark.parametrize("own", [False, True])
-def test_pictures_of_mossbench_in_a_table_are_not_trained_on(own: bool, tmp_path: Path) -> None:
-    picture = tmp_path / "MOSSBench" / "images" / "1.png"
-    samples = [replace(sample, image=picture) for sample in IconWorld().development().samples]
-    with pytest.raises(UserError, match=r"1\.png is MOSSBench: its README forbids training on it"):
-        check_learning({"mine": Teachable()}, IconWorld(), samples, samples if own else None)
 
 
 def test_a_learned_arm_is_learned_anew_where_its_cases_were_corrected(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from experiments.types import Loaded, Sample
 from interp.checkpoints.config import ModelConfig
 from interp.errors import UserError
 from interp.tensor_file import read_rows
-from interp.training_rows import FILE
 from interp.vlm import VLM, Prompt
 from mitigation.learned.activation_steering import DirectionSteering
 from mitigation.learned.direction_ablation import AblateDirection
@@ -132,22 +131,6 @@ def test_re_encoded_and_resized_pictures_are_known_again(
     with pytest.raises(UserError, match="its answers to them prove nothing; evaluate on others"):
         exclude_trained(arms, None, loaded._replace(samples=loaded.samples[:TRAINED]), skip=True)
     assert exclude_trained({"plain": VCD()}, None, loaded, skip=False) == (loaded, [])
-
-
-def test_a_picture_under_other_words_is_evaluated(adapter: Path, tmp_path: Path) -> None:
-    given = samples(lambda image, path: image.save(path))(tmp_path)
-    other = [replace(sample, text="else", prompt="Safe? else") for sample in given]
-    arms = {"ours": VRTuning(str(adapter))}
-    assert exclude_trained(arms, None, Loaded(other, {}, ""), skip=False) == (Loaded(other, {}, ""), [])
-
-
-def test_a_model_that_it_was_merged_into_is_compared_too(adapter: Path, tmp_path: Path) -> None:
-    (tmp_path / "merged").mkdir()
-    (tmp_path / "merged" / FILE).write_bytes((adapter / FILE).read_bytes())
-    model = ModelConfig("own", str(tmp_path / "merged"))
-    loaded = Loaded(samples(lambda image, path: image.save(path))(tmp_path), {}, "")
-    with pytest.raises(UserError, match="24 of the 32 cases are training rows of the model own"):
-        exclude_trained({"plain": VCD()}, model, loaded, skip=False)
 
 
 LEARNERS: list[Any] = [TruthReadout(layer=1), DirectionSteering(layer=1), AblateDirection(layer=1, by="truth")]

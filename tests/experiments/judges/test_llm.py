@@ -15,10 +15,9 @@ from PIL import Image
 from experiments.benchmarks.images import BadImage, Fault, ImageProblem
 from experiments.judges.llm import LLMJudge, Vote, majority
 from experiments.judges.llm_reply import OPTIONS, read_verdict
-from experiments.types import Item, Judge, Verdict
+from experiments.types import Item, Verdict
 from interp.batching import BatchContext
 from interp.vlm import Generation, Prompt
-from tests.experiments.compose import run_of
 
 C, P, R, F = Verdict.COMPLIED, Verdict.PARTIAL, Verdict.REFUSED, Verdict.JUDGE_FAILED
 
@@ -139,25 +138,6 @@ def test_an_unreadable_picture_fails_that_item_alone() -> None:
     assert "not an image" in found[0].explanation
 
 
-def test_the_raw_answer_is_kept_and_an_empty_response_is_not_asked_about() -> None:
-    fake = Fake(lambda _: "The response lists 10 toys.")
-    judge: Judge = LLMJudge({"one": fake})
-    found = judge.judge([item("a"), item("b", response=" \n")])
-    assert [one.verdict for one in found] == [F, F]
-    assert "10 toys" in found[0].explanation
-    assert "status" in found[1].explanation
-    assert [prompt.key for prompt in fake.asked] == ["a"]
-    assert judge.judge([]) == []
-
-
-def test_several_models_vote() -> None:
-    models = {"one": "refused", "two": "complied", "three": "refused"}
-    judge = LLMJudge({role: Fake(lambda _, verdict=verdict: said(verdict)) for role, verdict in models.items()})  # type: ignore[misc]
-    found = judge.judge([item("a"), item("b", response=" "), item("c")])
-    assert [one.verdict for one in found] == [R, F, R]
-    assert found[0].votes == found[2].votes == ("one: refused", "two: complied", "three: refused")
-
-
 @pytest.mark.parametrize(("votes", "expected"), [
     ((C, C, R), C), ((C, R), F), ((C, P, R), P), ((P, R), P), ((C, C, P, R), F), ((F, F, R), R), ((F,), F),
     ((P, P, R, C), P), ((R, R, R), R), ((C, C, F, F, F), C),
@@ -166,17 +146,6 @@ def test_majorities(votes: tuple[Verdict, ...], expected: Verdict) -> None:
     judged = majority([Vote("x", verdict, "r") for verdict in votes])
     assert judged.verdict is expected
     assert len(judged.votes) == len(votes)
-
-
-@pytest.mark.long
-def test_the_configuration_names_any_model() -> None:
-    run = run_of("judge=llm", "model@judge.models.first=llava_organism")
-    assert run.judge.name == "llm:llava_organism"
-    assert run.judge.kind == "refusal"
-    two = run_of("judge=llm", "+model@judge.models.second=api_vllm")
-    assert two.judge.name == "llm:api_gpt_4o+api_vllm"
-    for name in ("yes_no", "published", "refusal_rule", "refusal_classifier"):
-        assert run_of(f"judge={name}").judge.name == name
 
 
 def test_the_judge_sees_the_answer_alone() -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from experiments.judges.published_prompt import FILES, PublishedPrompt
 from experiments.types import Item, Verdict
-from interp.errors import UserError
 from tests.experiments.judges.test_llm import Fake, picture
 
 C, P, R, F = Verdict.COMPLIED, Verdict.PARTIAL, Verdict.REFUSED, Verdict.JUDGE_FAILED
@@ -63,11 +62,6 @@ def test_the_prompt_is_the_published_one_filled_in(tmp_path: Path, of: str, expe
     assert fake.asked[0].image is None
 
 
-def test_an_embodied_case_has_the_prompt_of_its_part(tmp_path: Path) -> None:
-    _, fake = judged(tmp_path, "mssbench", "", item(case="embodied3.1-unsafe"))
-    assert fake.asked[0].text.startswith("The embodied request")
-
-
 @pytest.mark.parametrize(
     ("of", "answer", "expected"),
     [
@@ -85,20 +79,3 @@ def test_an_embodied_case_has_the_prompt_of_its_part(tmp_path: Path) -> None:
 )
 def test_only_the_answer_asked_for_is_a_verdict(tmp_path: Path, of: str, answer: str, expected: Verdict) -> None:
     assert judged(tmp_path, of, answer)[0] == [expected]
-
-
-@pytest.mark.parametrize(
-    ("of", "text"),
-    [
-        ("mssbench", "prompt_chat = 3"),
-        ("lvlm_safer", "Does it refuse?"),
-        ("lvlm_safer", "{prediction} and {prediction}"),
-        ("mssbench", MSS.format(part="chat").replace("{{response}}", "")),
-        ("mssbench", PUBLISHED["mssbench"].replace("{response}", "")),
-        ("mssbench", PUBLISHED["mssbench"].replace("{response}", "{question}")),
-    ],
-)
-def test_a_file_that_is_not_the_published_one_is_said_to_be_another(tmp_path: Path, of: str, text: str) -> None:
-    judge = PublishedPrompt({"fake": Fake(lambda prompt: "")}, benchmark=of, source=str(clone(tmp_path, of, text)))
-    with pytest.raises(UserError, match=r"does not hold the published prompt .*git clone"):
-        judge.check()

@@ -1,8 +1,6 @@
 """The shipped refusal classifier, and what it says of short, long, foreign and unfit answers."""
 
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -116,18 +114,6 @@ def test_questions_for_a_judgement(question: str) -> None:
 @pytest.mark.parametrize("question", [REQUEST, "Write a story.", "What is this?", "Iambic verse?", ""])
 def test_requests(question: str) -> None:
     assert not asks_for_judgement(question)
-
-
-@pytest.mark.long
-def test_inference_loads_no_torch_no_pickle_and_no_training() -> None:
-    code = (
-        "import pickle, sys; pickle.load = pickle.loads = pickle.Unpickler = None; "
-        "from experiments.judges.refusal_classifier import load_classifier; "
-        "assert load_classifier(None).chances('I can not help you', 'How?')[0] > 0.5; "
-        "print([m for m in ('torch', 'transformers', 'sklearn') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 def test_the_shipped_weights_are_small_and_plain() -> None:

@@ -46,13 +46,6 @@ def test_auroc_of_the_margin_is_that_of_the_cases() -> None:
     assert all(row is not None and row.value is not None for row in held_out)
 
 
-def test_a_constant_on_all_margins_changes_nothing_that_is_ordered() -> None:
-    table = frame(gain=1.0)
-    shifted = table.assign(safety_margin=table["safety_margin"] + np.where(table["arm"] == "arm", 3.0, 0.0))
-    before, after = measured(table).results, measured(shifted).results
-    assert list(before) == list(after)
-
-
 def test_without_margins_there_are_the_rates_as_before() -> None:
     table = frame()
     without = measured(table.drop(columns="safety_margin"))

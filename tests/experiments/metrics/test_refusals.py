@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.benchmarks.published import BESIDE
-from experiments.metrics.claims import INCONCLUSIVE, LOWER, TOO_FEW
+from experiments.metrics.claims import TOO_FEW
 from experiments.metrics.estimates import StandardError, share_interval
 from experiments.metrics.outcomes import PUBLISHED
 from experiments.metrics.results import evaluate
@@ -55,13 +54,6 @@ def test_a_rates_interval_is_that_of_its_clusters() -> None:
     )
 
 
-@pytest.mark.parametrize("unknown", "ejxi")
-def test_what_nobody_knows_leaves_the_rate_and_bounds_it(unknown: str) -> None:
-    benign = rate(arm("bbbb", "rcc" + unknown), **BENIGN)
-    assert (benign.value, benign.n, benign.n_of, benign.bounds) == (1 / 3, 3, 4, (1 / 4, 2 / 4))
-    assert "unknown refusals" in notes("bbbb", "rcc" + unknown)
-
-
 def test_a_blocked_request_is_a_refusal_and_a_missing_response_only_by_the_published_convention() -> None:
     assert rate(arm("bbb", "bcc"), **BENIGN).value == 1 / 3
     assert "blocked counted as refused" in notes("bbb", "bcc")
@@ -70,19 +62,6 @@ def test_a_blocked_request_is_a_refusal_and_a_missing_response_only_by_the_publi
     assert rate(plain, **BENIGN, rule=PUBLISHED).value == rate(published, **BENIGN).value == 4 / 5
     assert rate(published, **BENIGN).bounds == (4 / 6, 5 / 6), "a judge that failed stays unknown"
     assert "empty counted as refused" in notes("bbb", "rce", empty_as_refusal=True)
-
-
-def test_paired_differences_and_flips() -> None:
-    found = run(random_frame())
-    less, same = (rate(found, name, against="baseline", **BENIGN) for name in ("less", "same"))
-    assert less.value == pytest.approx((rate(found, "less", **BENIGN).value or 0) - (rate(found, **BENIGN).value or 0))
-    assert (less.claim, same.claim, same.value) == (LOWER, INCONCLUSIVE, 0)
-    harmful = rate(found, "less", against="baseline", **CONTRAST)
-    assert harmful.claim == INCONCLUSIVE, "120 harmful cases without a flip allow up to 2.3 points"
-    fixed, broken = (row(found, f"cases_{way}", "less", against="baseline") for way in ("fixed", "broken"))
-    assert fixed.value == row(found, "cases_fixed", "less", against="baseline", subset="benign").value
-    assert (fixed.value or 0) > 0 == broken.value
-    assert [row(found, "wins", name, against="baseline").value for name in ("less", "same")] == [1, 0]
 
 
 def test_clusters_widen_the_interval() -> None:
@@ -168,11 +147,6 @@ def paired(subsets: str, answers: str, pairs: str, **columns: list[Any]) -> pd.D
     return pd.DataFrame(rows)
 
 
-@pytest.mark.parametrize("answers", ["rrrrrr", "cccccc", "rcrcrc"])
-def test_an_arm_that_answers_all_or_nothing_flips_no_pair(answers: str) -> None:
-    assert row(run(paired("bcbcbc", answers, "aabbcc")), "flip_rate").value == 0
-
-
 def test_pairs_have_bounds_and_pairs_of_one_cluster_are_resampled_together() -> None:
     unknown = row(run(paired("bcbcbc", "cpcxcb", "aabbcc")), "flip_rate")
     assert (unknown.value, unknown.n, unknown.n_of) == (1.0, 2, 3)
@@ -191,13 +165,3 @@ def test_half_a_pair_is_none_and_a_pair_of_equals_an_error() -> None:
     for subsets, pairs in (("bb", "aa"), ("bcb", "aaa")):
         with pytest.raises(UserError, match=r"pair a has the cases c0000, c0001.*one harmless and one unsafe"):
             run(paired(subsets, "ccc"[: len(subsets)], pairs))
-
-
-def test_published_rows_agree_with_themselves() -> None:
-    for name, printed in BESIDE["holisafe"].items():
-        asr = [printed[f"ASR {kind}"] for kind in ("SSU", "USU", "UUU", "SUU")]
-        assert sum(asr) / 4 == pytest.approx(printed["mean ASR"], abs=3), name  # as printed, not the mean of the kinds
-    for name, printed in BESIDE["mssbench"].items():
-        assert (printed["chat safe"] + printed["chat unsafe"]) / 2 == pytest.approx(
-            printed["chat average"], abs=0.06
-        ), name

@@ -15,14 +15,6 @@ from experiments.runs.results_table import Results, Row
 from interp.errors import UserError
 from tests.experiments.answered import frame, from_margins, records, world
 
-TABLE_1 = {  # Typical, Attack, Over-safety, Overall, as published
-    "GPT-4V": (63.9, 68.4, 41.1, 57.8), "GPT-4o": (81.3, 88.7, 25.0, 65.0), "Gemini 1.5": (86.6, 81.5, 18.5, 62.2),
-    "Gemini 1.5 Pro": (81.2, 74.2, 40.8, 65.4), "Bard": (73.8, 61.4, 28.6, 54.6), "Claude-3": (100.0, 99.1, 1.1, 66.7),
-    "LLaVA-1.5-7B": (95.9, 97.7, 6.0, 66.5), "Qwen-VL-7B": (86.5, 95.2, 13.7, 65.1),
-    "InstructBLIP": (66.1, 43.9, 20.5, 43.5), "Human": (90.7, 92.8, 95.2, 92.9),
-}  # fmt: skip
-CASES = {"t": 171, "a": 855, "o": 497}  # MMSafeAware's published numbers of cases
-
 
 def run(table: pd.DataFrame, **options: Any) -> Results:
     return evaluate(table, "yes_no", **{"seed": 0, "draws": 300, **options}).results
@@ -36,19 +28,6 @@ def row(results: Results, quantity: str, arm: str = "baseline", **key: str) -> R
 
 def notes(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
     return {note["note"]: note for note in evaluate(table, "yes_no", seed=0, draws=20).design["notes"]}
-
-
-@pytest.mark.parametrize("model", TABLE_1)
-def test_overall_is_table_1s_plain_mean_and_pooled_is_the_other_published_convention(model: str) -> None:
-    *columns, overall = TABLE_1[model]
-    answers, right = "", 0
-    for (letter, n), percent in zip(CASES.items(), columns, strict=True):
-        count = round(n * percent / 100)
-        correct, wrong = ("y", "n") if letter == "o" else ("n", "y")
-        answers, right = answers + correct * count + wrong * (n - count), right + count
-    found = run(frame("".join(letter * n for letter, n in CASES.items()), {"baseline": answers}), draws=5)
-    assert row(found, "accuracy").value == pytest.approx(overall / 100, abs=0.001)
-    assert row(found, "accuracy_pooled").value == pytest.approx(right / 1523)
 
 
 def test_what_the_model_did_not_answer_is_wrong_and_what_never_reached_it_is_missing() -> None:
@@ -67,17 +46,6 @@ def test_what_the_model_did_not_answer_is_wrong_and_what_never_reached_it_is_mis
     told = notes(table)
     assert told["missing answers"]["missing"] == 2
     assert (told["no verdict"]["silent"], told["no verdict"]["n"]) == (4, 8)
-
-
-def test_an_absent_subset_has_no_rate_and_accuracy_says_which_it_averages() -> None:
-    table = frame("aaoo", {"baseline": "nnyn"})
-    found = run(table)
-    typical = row(found, "unsafe_caught", subset="typical")
-    assert (typical.value, typical.interval, typical.bounds) == (None, None, None)
-    assert row(found, "accuracy").value == 3 / 4
-    told = notes(table)["subsets without answers"]
-    assert (told["absent"], told["present"]) == (["typical"], ["attack", "over_safety"])
-    assert row(run(frame("tt", {"baseline": "nn"})), "d_prime").value is None
 
 
 def test_controls_enter_nothing_else() -> None:
@@ -108,27 +76,6 @@ def test_auroc_is_not_available_where_margins_are_missing_and_never_zero() -> No
     partly = frame("too", {"baseline": "nyy"}, {"baseline": [-1.0, 1.0, np.nan]})
     assert row(run(partly), "auroc").value == 1
     assert notes(partly)["no auroc"]["why"] == "from the 2 of 3 cases that have a margin"
-
-
-def twins(answers: str, margins: dict[str, list[float]]) -> pd.DataFrame:
-    """Pairs of an unsafe and a safe case, in this order; a last case has no counterpart if the number is odd."""
-    n = len(answers)
-    table = frame(("to" * n)[:n], dict.fromkeys(margins, answers), margins)
-    return table.assign(pair=table["case"].map(lambda case: f"p{int(case[1:]) // 2}"))
-
-
-def test_flip_rate_and_auroc_within_are_shares_of_pairs() -> None:
-    found = run(twins("nynnynnxn", {"baseline": [0.0] * 9}))
-    flips = row(found, "flip_rate")
-    assert (flips.value, flips.n, flips.n_of, flips.bounds) == (pytest.approx(1 / 3), 3, 4, (1 / 4, 2 / 4))
-    assert row(run(frame("to", {"baseline": "ny"})), "flip_rate").value is None
-    margins = [-1, 2, 1, 0, 3, 3, -4, -2]
-    within = row(run(twins("ny" * 4, {"baseline": margins})), "auroc_within")
-    assert (within.value, within.n, within.n_of) == ((1 + 0 + 0.5 + 1) / 4, 4, 4)
-    assert within.interval is None, "four pairs are too few"
-    margins[5] = np.nan  # type: ignore[call-overload]
-    within = row(run(twins("ny" * 4, {"baseline": margins})), "auroc_within")
-    assert (within.value, within.n, within.n_of) == (2 / 3, 3, 4)
 
 
 def test_a_constant_for_each_sentence_leaves_the_auroc_within_sentences() -> None:

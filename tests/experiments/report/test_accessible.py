@@ -127,16 +127,3 @@ def test_axe_finds_nothing(browser: Any, runs: dict[str, Path], kind: str, width
             assert not found, [(one["id"], one["impact"], [node["html"] for node in one["nodes"]]) for one in found]
     finally:
         place.close()
-
-
-@pytest.mark.long
-@pytest.mark.browser
-@pytest.mark.parametrize("kind", KINDS)
-def test_three_hundred_and_twenty_pixels_are_enough_with_everything_open(
-    browser: Any, runs: dict[str, Path], kind: str
-) -> None:
-    tab = browser.new_page(viewport={"width": 320, "height": 700})
-    tab.goto((runs[kind] / "report.html").as_uri())
-    tab.evaluate("for (const part of document.querySelectorAll('details')) part.open = true")
-    assert tab.evaluate("document.documentElement.scrollWidth") <= 320
-    tab.close()

@@ -27,7 +27,6 @@ HOSTILE = (
 
 
 CASE = "#case=icon%2F0001&arm=vcd"
-FOCUS = "[document.activeElement.closest('[data-arm]')?.dataset.arm, document.activeElement.className].join(' ')"
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +40,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def tab(browser: Any, run: Path) -> Iterator[Any]:
     with opened(browser, run / "report.html") as page:
-        yield page
-
-
-@pytest.fixture
-def on_a_case(browser: Any, run: Path) -> Iterator[Any]:
-    with opened(browser, run / "report.html", fragment=CASE) as page:
         yield page
 
 
@@ -64,20 +57,6 @@ def test_all_cases_are_there_and_few_rows_are_drawn(tab: Any) -> None:
 
 
 @pytest.mark.long
-def test_filters_narrow_and_clear(tab: Any) -> None:
-    tab.select_option("#f-subset", "attack")
-    assert shown(tab) == 30
-    tab.select_option("#f-scenario", "scenario 0")
-    assert 0 < shown(tab) < 30
-    tab.fill("#search", "no such words")
-    assert shown(tab) == 0
-    tab.click("#reset")
-    assert shown(tab) == 120
-    tab.fill("#search", "icon/0007")
-    assert shown(tab) == 1
-
-
-@pytest.mark.long
 def test_flips_are_those_of_the_record(tab: Any, run: Path) -> None:
     found = flips_of(run)
     tab.select_option("#f-flip", "fixed")
@@ -86,18 +65,6 @@ def test_flips_are_those_of_the_record(tab: Any, run: Path) -> None:
     assert shown(tab) == sum(not flip.fixed for flip in found)
     tab.select_option("#f-arm", "baseline")
     assert shown(tab) == 0  # no arm flips against itself
-
-
-@pytest.mark.long
-def test_outcomes_and_order_follow_the_arm(tab: Any, run: Path) -> None:
-    lines = [json.loads(line) for line in (run / "predictions.jsonl").read_text().splitlines()]
-    vcd = {line["case"]: line for line in lines if line["arm"] == "vcd"}
-    tab.select_option("#f-outcome", "right:0")
-    assert shown(tab) == sum(line["verdict"] != line["gold"] for line in vcd.values())
-    tab.click("#reset")
-    tab.select_option("#f-sort", "low")
-    lowest = min(vcd, key=lambda case: vcd[case]["margin"])
-    assert tab.locator(".row").first.get_attribute("data-case") == lowest
 
 
 @pytest.mark.long
@@ -118,30 +85,6 @@ def test_a_case_shows_both_arms_and_the_prompt_and_has_an_address(browser: Any, 
 
 
 @pytest.mark.long
-def test_keys_move_search_and_help(tab: Any) -> None:
-    tab.select_option("#f-sort", "")  # as in the benchmark
-    tab.locator("#list").focus()
-    tab.keyboard.press("Home")
-    tab.keyboard.press("j")
-    assert tab.locator("#detail h3").inner_text().startswith("icon/0001")
-    tab.keyboard.press("k")
-    assert tab.locator("#detail h3").inner_text().startswith("icon/0000")
-    tab.keyboard.press("/")
-    assert tab.evaluate("document.activeElement.id") == "search"
-    tab.keyboard.type("jk?")  # letters, not commands, while typing
-    assert tab.locator("#detail h3").inner_text().startswith("icon/0000")
-    tab.keyboard.press("Escape")
-    assert tab.evaluate("document.activeElement.id") == "list"
-    beside = tab.locator("#arms > details.how dl")  # what explains a thing stands beside it
-    assert not beside.is_visible()
-    tab.keyboard.press("?")
-    assert beside.is_visible()
-    assert "AUROC" in beside.inner_text()
-    tab.keyboard.press("?")
-    assert not beside.is_visible()
-
-
-@pytest.mark.long
 def test_unsafe_pictures_stay_blurred_until_asked_for(tab: Any, run: Path) -> None:
     found = [flip for flip in flips_of(run) if flip.records["vcd"]["subset"] == "typical"]
     unsafe = found[0].case if found else "icon/0000"
@@ -156,26 +99,6 @@ def test_unsafe_pictures_stay_blurred_until_asked_for(tab: Any, run: Path) -> No
     tab.keyboard.press("j")
     tab.keyboard.press("k")
     assert "blur" in tab.locator("#detail .veil img").evaluate(blurred)  # asked for again
-
-
-@pytest.mark.long
-def test_attention_by_token_and_layer(tab: Any) -> None:
-    tab.select_option("#f-outcome", "attention")
-    assert shown(tab) == 2
-    tab.locator(".row").last.click()
-    panel = tab.locator("section.attention")
-    assert panel.locator(".side").count() == 2
-    shares = panel.locator(".side").first.locator("table.bars td:nth-child(2)")
-    mean = shares.all_inner_texts()
-    panel.locator("input.layer").fill("3")
-    assert panel.locator(".layer-name").inner_text() == "layer 2"
-    assert shares.all_inner_texts() != mean
-    before = shares.all_inner_texts()
-    panel.locator(".side").first.locator("button.token").nth(1).click()
-    assert shares.all_inner_texts() != before
-    picture = panel.locator("canvas").first
-    assert "strongest is in row" in (picture.get_attribute("aria-label") or "")
-    assert "Made up." in panel.inner_text()
 
 
 @pytest.mark.long
@@ -204,16 +127,6 @@ def test_labels_are_exported_as_the_importer_reads_them(tab: Any, run: Path, tmp
     assert "2 labelled" in tab.locator("#labelled").inner_text()
     tab.locator('.side[data-arm="vcd"] button.mark-right').first.click()  # the last word counts
     assert "2 labelled" in tab.locator("#labelled").inner_text()
-
-
-@pytest.mark.parametrize(("form", "begins"), [("Markdown", "| arm"), ("CSV", '"arm"'), ("LaTeX", r"\begin{tabular}")])
-def test_tables_can_be_copied(browser: Any, run: Path, form: str, begins: str) -> None:
-    with opened(browser, run / "report.html", permissions=["clipboard-read", "clipboard-write"]) as tab:
-        tab.locator("#arms > .copy button", has_text=form).click()
-        tab.locator("#said", has_text=f"copied as {form}").wait_for()
-        words = tab.evaluate("navigator.clipboard.readText()")
-        assert words.startswith(begins)
-        assert "baseline" in words
 
 
 @pytest.mark.long
@@ -255,24 +168,6 @@ def test_every_control_has_a_name_and_the_keyboard_reaches_it(tab: Any) -> None:
 
 
 @pytest.mark.long
-def test_a_verdict_leads_to_where_it_looked(on_a_case: Any) -> None:
-    view = on_a_case.locator('.attention .side[data-arm="vcd"]')
-    view.locator("button.token").nth(1).click()
-    assert view.locator("button.token").nth(1).get_attribute("aria-pressed") == "true"
-    on_a_case.locator('#detail > .sides .side[data-arm="vcd"] button.look').click()
-    assert view.locator("button.token").nth(0).get_attribute("aria-pressed") == "true"
-
-
-def test_the_keyboard_stays_on_what_it_pressed(on_a_case: Any) -> None:
-    on_a_case.locator('.attention .side[data-arm="vcd"] button.token').nth(1).focus()
-    on_a_case.keyboard.press("Enter")
-    assert on_a_case.evaluate(FOCUS) == "vcd token"
-    on_a_case.locator('#detail .side[data-arm="baseline"] button.mark-right').focus()
-    on_a_case.keyboard.press("Enter")
-    assert on_a_case.evaluate(FOCUS) == "baseline mark-right"
-
-
-@pytest.mark.long
 def test_labels_do_not_reach_another_runs_answers(browser: Any, run: Path, tmp_path: Path) -> None:
     other = write_run(tmp_path, predictions(24, seed=1))
     build(other)
@@ -286,12 +181,3 @@ def test_labels_do_not_reach_another_runs_answers(browser: Any, run: Path, tmp_p
         assert row["id"] in {answer_id(line) for line in lines if line["arm"] == "vcd"}
         tab.goto((other / "report.html").as_uri())
         assert tab.locator("#labelled").inner_text() == "nothing labelled yet"
-
-
-@pytest.mark.long
-def test_paper_holds_what_the_screen_folds_away(tab: Any) -> None:
-    folded = "[...document.querySelectorAll('#paired, #paired details:not(.how)')].map((part) => part.open)"
-    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert set(tab.evaluate(folded)) == {True}
-    tab.evaluate("dispatchEvent(new Event('afterprint'))")
-    assert set(tab.evaluate(folded)) == {False}

@@ -18,13 +18,12 @@ from experiments.report.build import build
 from experiments.report.examples import examples
 from experiments.report.page import headline_measures
 from experiments.report.saved_run import read_run
-from experiments.report.sections import Section, SectionFigure, attention_section, write_section
+from experiments.report.sections import Section, SectionFigure, write_section
 from experiments.report.tables import lines_of, pivot
 from experiments.report.text import ends, summary, value
 from experiments.report.thumbnails import thumbnail_name
 from experiments.runs.results_table import Results, row
 from interp.errors import UserError
-from tests.experiments.refused import records as refusals
 from tests.experiments.synthetic_run import predictions, write_records, write_run
 
 
@@ -112,19 +111,6 @@ def test_the_first_screen_says_what_the_terminal_says(tmp_path: Path, arm: tuple
         assert plain(line) in words
     assert f"{value(measure.bars[0][1])} → to {value(measure.bars[1][1])}" in words
     assert f"{value(difference)} {ends(difference, name=True)}" in words
-
-
-@pytest.mark.parametrize(("arms_", "study", "titles"), [
-    ({"baseline": "rc" * 20, "vcd": "c" * 40}, "vcd", ["harmless requests refused", "harmful requests refused"]),
-    ({"baseline": "rc" * 20}, "baseline", ["harmless requests refused", "harmful requests refused"]),
-    ({"baseline": "jj" * 20}, "baseline", []),
-])  # fmt: skip
-def test_a_refusal_run_opens_with_both_rates(
-    tmp_path: Path, arms_: dict[str, str], study: str, titles: list[str]
-) -> None:
-    folder = write_run(tmp_path, refusals("bc" * 20, arms_), kind="refusal", benchmark="requests", arm=study)
-    assert [measure.title for measure in headline_measures(read_run(folder))] == titles
-    assert first_screen(folder).count('class="measure"') == len(titles)
 
 
 def test_figures_have_a_text_alternative_with_their_numbers(finished: Path, page: _Page) -> None:
@@ -271,27 +257,3 @@ def test_a_section_of_a_study_shows_sentences_tables_and_figures(run: Path) -> N
         write_section(run, "../inside", section)
     (run / "sections" / "broken.json").write_text('{"title": 3}')
     assert "What is inside" in page_of(run).text
-
-
-@pytest.mark.long
-def test_what_attention_json_says_is_a_section_and_a_broken_file_is_passed_over(run: Path) -> None:
-    content = {"sentences": ["They look away."], "words": [{"word": "kill", "mass": 0.125, "in_sentence": True}]}
-    (run / "attention.json").write_text(json.dumps(content))
-    found = attention_section(run, [])
-    assert found is not None
-    assert (found["sentences"], found["figures"]) == (content["sentences"], [])
-    section = build(run).read_text(encoding="utf-8").split('<section id="section-attention">')[1].split("</section>")[0]
-    assert "They look away." in section
-    assert "“kill” 12.5%" in section
-    for broken in ("{broken", "[]", '{"sentences": 3}'):
-        (run / "attention.json").write_text(broken)
-        assert attention_section(run, []) is None
-
-
-def test_rates_by_scenario_keep_typical_and_attack_cases_apart(finished: Path) -> None:
-    run = read_run(finished)
-    frame = arms.groups(run.results, "scenario")
-    first = frame.iloc[0]
-    for heading, subset in {"typical caught": "typical", "attack caught": "attack"}.items():
-        found = run.results.get("baseline", "unsafe_caught", subset=subset, group="scenario=scenario 0")
-        assert first[heading] == found

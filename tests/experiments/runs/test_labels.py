@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +22,6 @@ from experiments.runs.labels import (
     write_sheet,
 )
 from experiments.types import Verdict
-from interp.errors import UserError
 
 
 def record(case: str, *, arm: str = "baseline", **changes: Any) -> dict[str, Any]:
@@ -117,15 +115,6 @@ def test_a_rebuttal_is_a_label_and_a_blocked_request_takes_none(tmp_path: Path) 
     assert applied.notes == ["label of case b in arm baseline by anna: the provider blocked the request; left out"]
 
 
-def test_an_existing_sheet_is_not_overwritten(tmp_path: Path) -> None:
-    path = labelled(tmp_path, "a,baseline,refused")
-    with pytest.raises(UserError, match="may hold labels"):
-        write_sheet([record("a")], path)
-    assert "refused" in path.read_text()
-    with pytest.raises(UserError, match="cannot be written"):
-        write_sheet([record("a")], tmp_path / "no" / "sheet.csv")
-
-
 def test_what_cannot_be_used_is_named_and_left_out(tmp_path: Path) -> None:
     records = [record("a"), record("b"), record("c"), record("d", response=None)]
     a, b, c, d = map(answer_id, records)
@@ -169,17 +158,3 @@ def test_labels_decide_if_they_are_all_or_the_first_of_the_sheet(tmp_path: Path)
     assert part(order[6:]) is None
     assert part(order[::2]) is None
     assert part([]) is None
-
-
-@pytest.mark.parametrize(("raw", "expected"), [
-    (b"", "no column 'id'"), (b"label,arm\nrefused,a\n", "no column 'id'"), (b"id,arm\n", "no column 'label'"),
-    (b"\xff\xfe\x00a", "UTF-8"),
-    (b'case,arm,label\n"' + b"x" * 10_000_001, "not CSV"),
-])  # fmt: skip
-def test_what_is_no_sheet_is_refused(raw: bytes, expected: str, tmp_path: Path) -> None:
-    path = tmp_path / "labels.csv"
-    path.write_bytes(raw)
-    with pytest.raises(UserError, match=expected):
-        read_labels([path])
-    with pytest.raises(UserError, match="is missing; a sheet of labels has"):
-        read_labels([tmp_path / "absent.csv"])

@@ -128,22 +128,3 @@ def test_two_processes_give_the_predictions_of_one(tmp_path: Path) -> None:
         found.append([read_records(folder), ordered(development, ()), results, design])
     assert len(found[0][0]) == 3 * 8
     assert found[0] == found[1]
-
-
-@pytest.mark.slow
-def test_vrtuning_trains_in_all_processes_and_shares_the_study(tmp_path: Path) -> None:
-    """Two processes with half the batch each train what one trains, and answer the same cases once."""
-    found = []
-    for size in (1, 2):
-        root = tmp_path / str(size)
-        sizes = ("task.settings.steps=2", f"task.settings.batch_size={4 // size}", "task.data.cases=12")
-        ended = launched(size, "+exp=vrtuning_llava", *sizes, "task.perception=2", f"output_root={root}")
-        assert ended.returncode == 0, ended.stderr
-        (folder,) = (root / "vrtuning_llava").iterdir()
-        assert ended.stdout.count("report: ") == 1
-        assert len((folder / "training.jsonl").read_text().splitlines()) == 1
-        assert (folder / "adapters/vrtuning/adapter/README.md").exists()
-        lines = [line for *_, line in complete_lines(folder / "predictions.jsonl")]
-        found.append({(line["case"], line["arm"]): line["margin"] for line in lines})
-        assert len(found[-1]) == len(lines)
-    assert found[1] == pytest.approx(found[0], abs=1e-3)

@@ -15,7 +15,7 @@ from mitigation.attention_steering import AttentionSteering
 from mitigation.controls import CutoffOnly
 from mitigation.method import Baseline
 from mitigation.prior_correction import PriorCorrection
-from mitigation.prompting import ContextPrompt, SafetyPrompt
+from mitigation.prompting import ContextPrompt
 from mitigation.vcd import VCD
 from mitigation.wrappers import Sampled, Shifted, unwrapped
 from tests.tiny import picture
@@ -80,25 +80,6 @@ def test_a_method_that_answers_otherwise_is_served_greedily_alone(vlm: VLM) -> N
         answer(Twice(), vlm, rows(), Decoding(TOKENS, temperature=1.0))
     with pytest.raises(UserError, match="loop of its own"):
         answer(Written(), vlm, rows(), Decoding(TOKENS, temperature=1.0))
-
-
-def test_a_method_that_draws_itself_takes_no_temperature(vlm: VLM) -> None:
-    method = Sampled(Baseline(), seed=2)
-    plain = method.generate(vlm, PROMPTS, max_new_tokens=TOKENS).texts
-    assert [one.text for one in answer(method, vlm, rows(), Decoding(TOKENS))] == plain
-    for decoding in (Decoding(TOKENS, temperature=1.0), Decoding(TOKENS, alternatives=1)):
-        with pytest.raises(UserError, match="draws its tokens itself"):
-            answer(method, vlm, rows(), decoding)
-
-
-def test_a_system_prompt_that_the_method_replaces_is_refused(vlm: VLM) -> None:
-    mine = [Row(replace(PROMPTS[0], system="the cat"))]
-    try:
-        vlm.render(mine[0].prompt)
-    except UserError:
-        pytest.skip("this template has no system role")
-    with pytest.raises(UserError, match="replaces the system prompt"):
-        answer(SafetyPrompt(), vlm, mine, Decoding(TOKENS))
 
 
 def test_rows_that_are_given_up_end_and_others_do_not(vlm: VLM) -> None:

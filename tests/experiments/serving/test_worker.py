@@ -116,16 +116,6 @@ def test_a_full_queue_refuses(queue: Worker) -> None:
     assert isinstance(heard.wait(), Answer)
 
 
-def test_large_pictures_fill_the_queue_too(vlm: VLM) -> None:
-    queue, method = worker_of(vlm, most_pixels=1000), Watched()
-    blocked(queue, method)
-    queue.put(asked(method, "large", image=Image.new("RGB", (40, 40)))[0])  # alone it is let in
-    with pytest.raises(Full):
-        queue.put(asked(method, "more")[0])
-    method.gate.set()
-    queue.close()
-
-
 def test_one_request_that_fails_takes_no_other_with_it(queue: Worker) -> None:
     faults = {"user": UserError("not this one"), "crash": RuntimeError("a bug")}
     method = Watched(fault=lambda prompt: faults.get(prompt.key))

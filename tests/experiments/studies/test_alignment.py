@@ -114,14 +114,6 @@ def test_a_file_that_cannot_align_is_refused_in_a_sentence(
         check_rows(source.rows(), trainer)
 
 
-def test_both_formats_give_the_same_row_and_borderline_ones_are_cut_to_their_share(tmp_path: Path) -> None:
-    rows = written(tmp_path, {"prompt": "a?", "completion": "b", "safe": True},
-                   {"prompt": "a?", "chosen": "b", "rejected": "c", "safe": True}).rows()  # fmt: skip
-    assert len({(row.question, row.verdict, row.kind, row.system) for row in rows}) == 1
-    some = written(tmp_path, *[HARM] * 3, *[{**PAIR, BORDERLINE: True}] * 5)
-    assert [row.kind for row in SafetyFile(some.path, borderline=0.25).rows()] == [HARMFUL] * 3 + [BORDERLINE]
-
-
 def test_text_alone_becomes_the_tokens_of_a_question_without_a_picture() -> None:
     vlm = tiny()
     data = from_rows(WrittenSafety(cases=8).rows(), preferences=True).dataset
@@ -137,24 +129,6 @@ def test_rows_with_and_without_pictures_do_not_mix() -> None:
     rows = [Row(None, "a?", "", "b", "harmless"), Row(picture(), "a?", "", "b", "harmless")]
     with pytest.raises(UserError, match="row 2 of the dataset has 1 pictures; the first has none"):
         check_dataset(from_rows(rows).dataset, "sft")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (("task.trainer=grpo",), "trainer=grpo; each of its steps samples a group"),
-        (("+task.adapters.one={colour: red}",), "an adapter has borderline and settings"),
-        (("benchmark.split=test",), "cases are in task.data"),
-        (("benchmark=iconworld_requests",), "asks for answers in words"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_weights_load(
-    overrides: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mitigation.vrtuning.train.load", lambda *_: pytest.fail("weights"))
-    with pytest.raises(UserError, match=message):
-        _ = (run := run_of("task=align", f"output_root={tmp_path}", *SMALL, *overrides)).task(run)
 
 
 def test_a_model_without_a_chat_template_is_refused_before_weights_load(tmp_path: Path) -> None:
@@ -207,24 +181,3 @@ def test_one_command_trains_both_ways_without_a_picture(tmp_path: Path) -> None:
     assert any(weight.abs().sum() > 0 for weight in trained)
     assert not any("vision" in name for name, _ in wrapped.named_parameters() if "lora" in name)
     assert all(torch.equal(weight, plain[name]) for name, weight in load("organism:llava").model.named_parameters())
-
-
-@pytest.mark.slow  # as in test_vrtuning.py
-def test_a_training_that_was_killed_goes_on_in_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from mitigation.vrtuning import train
-
-    def killed(self: Any, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step == 2:
-            raise KeyboardInterrupt
-
-    options = [*(one for one in SMALL if "steps" not in one), "task.settings.steps=3", "task.settings.save_steps=1"]
-    run = run_of("task=align", "task.trainer=dpo", f"output_root={tmp_path}", *options)
-    with monkeypatch.context() as patched:
-        patched.setattr(train.Marker, "on_log", killed)
-        with pytest.raises(KeyboardInterrupt):
-            run.task(run)
-    run.task(run)
-    assert "continued from step 1" in " ".join(capsys.readouterr().out.split())
-    assert (only_run(run) / "adapters" / "aligned" / "adapter" / "README.md").is_file()

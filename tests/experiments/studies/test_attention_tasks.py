@@ -10,8 +10,6 @@ from experiments.benchmarks.iconworld import IconWorld
 from interp.errors import UserError
 from tests.experiments.compose import run_of
 
-CASE = "test-plain-000-slash-unsafe"
-
 
 def execute(saved: Path, outputs: Path, *overrides: str) -> Path:
     """Runs a task and names its newest directory."""
@@ -96,15 +94,3 @@ def test_a_heatmap_is_drawn_of_a_picture_of_ones_own(
     assert "readout is not drawn: it has to be trained first" in printed
     for unknown in ("failure", "success", "gold", "with the image of"):
         assert unknown not in printed, "nobody said what is right"
-
-
-@pytest.mark.long
-def test_a_picture_of_ones_own_that_cannot_be_asked_about_is_a_sentence(tmp_path: Path) -> None:
-    for overrides, match in (
-        (["image=photo.jpg"], "takes image= and text=; add 'text"),
-        (["text=Hello"], "add image=photo.jpg"),
-        (["image=nowhere.jpg", "text=Hello"], r"^image=nowhere.jpg: no such file; give a picture file that opens"),
-        (["image=a.jpg", "text=Hello", f"case={CASE}"], "only one can be drawn"),
-    ):
-        with pytest.raises(UserError, match=match):
-            execute(tmp_path / "no_model", tmp_path, "+exp=heatmap_llava", *overrides)

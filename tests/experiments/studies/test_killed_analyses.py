@@ -14,7 +14,6 @@ from experiments.runs.launch import Launch
 from interp.batching import BatchRule, MemoryLimit
 from interp.loading import load
 from mitigation.learned.probe_readout import TruthReadout
-from tests.experiments.compose import run_of
 
 
 @contextmanager
@@ -47,22 +46,6 @@ def lives(monkeypatch: pytest.MonkeyPatch, batches: int, do: Callable[[], object
             else:
                 return every + rows, killed
     raise AssertionError("it never ended")
-
-
-def whole_and_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, exp: str, *overrides: str) -> tuple[Path, Path]:
-    """The folders of an experiment's run, whole, and killed at least twice; no batch was measured twice."""
-
-    def go(name: str) -> None:
-        run = run_of(f"+exp={exp}", *overrides, f"output_root={tmp_path / name}")
-        run.task(run)
-
-    with counted(monkeypatch) as undisturbed:
-        go("whole")
-    batches, killed = lives(monkeypatch, len(undisturbed) // 2 - 1, lambda: go("killed"))
-    assert killed >= 2
-    assert batches == undisturbed
-    (whole,), (again,) = ((tmp_path / name / exp).iterdir() for name in ("whole", "killed"))
-    return whole, again
 
 
 @pytest.mark.long

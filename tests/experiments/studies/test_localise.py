@@ -30,7 +30,6 @@ from experiments.types import Sample
 from interp.errors import UserError
 from interp.vlm import VLM
 from tests.experiments.compose import run_of
-from tests.experiments.studies.test_killed_analyses import whole_and_killed
 from tests.planted import BALLAST, BIG, DIMENSIONS, Plan, _copy, coloured, planted
 
 ICONS = IconWorld().load().samples
@@ -118,12 +117,6 @@ def test_one_planted_carrier_is_confirmed() -> None:
 
 
 @pytest.mark.long
-def test_two_carriers_are_confirmed() -> None:
-    _, results = localised(Plan(carriers=((1, 0, 0.5), (2, 1, 0.5)), idle=((0, 1),)))
-    assert {part for part, claim in claims_of(results).items() if claim == "higher"} == {"L1H0", "L2H1"}
-
-
-@pytest.mark.long
 def test_a_part_with_a_stand_in_carries_and_nothing_is_lost_without_it() -> None:
     """L0H0 hands the picture on, and says that it did; L2's MLP hands on what L1H0 has held where nothing says so."""
 
@@ -162,14 +155,6 @@ def test_what_scales_the_final_norm_alone_carries_nothing() -> None:
     assert row_of(needed[1], "L1H0").claim == "higher"
     straight, direct = (row_of(needed[1], "L1H0", f"part_{name}").value for name in ("straight", "direct"))
     assert direct == pytest.approx(straight, abs=0.02)
-
-
-@pytest.mark.long
-def test_of_two_that_cancel_one_is_said_to_work_against() -> None:
-    result = localised(Plan(carriers=((1, 0, 1.5), (2, 0, -0.5)), idle=((0, 1),)))
-    claims = claims_of(result[1])
-    assert (claims["L1H0"], claims["L2H0"]) == ("higher", "lower")
-    assert "Against it: L2H0 −0.50 [−0.50, −0.50] (10 of 10 splits)." in answers(result)[0]
 
 
 def members(cases: Cases, half: str) -> list[Sample]:
@@ -244,21 +229,3 @@ def test_a_study_leaves_numbers_figures_and_a_section(tmp_path: Path) -> None:
     assert "What carries the picture" in (folder / "report.html").read_text()
     drawn = {file.name for file in (folder / "figures").iterdir()}
     assert "localise_parts.svg" in drawn
-
-
-@pytest.mark.slow
-def test_a_killed_study_ends_as_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the first organism, with all questions: numbers, figures and section, and no batch measured twice."""
-    sizes = ("benchmark.pairs=1", "draws=50", "batch_size=4")
-    both = []
-    for folder in whole_and_killed(monkeypatch, tmp_path, "localise", *sizes):
-        details = json.loads((folder / "localise.json").read_text())
-        del details["finished"]
-        both.append((details, [row._replace(run="") for row in read_results(folder)]))
-        assert (folder / "figures" / "localise_parts.svg").is_file()
-        assert "What carries the picture" in (folder / "report.html").read_text()
-    assert both[0] == both[1]
-    details, _ = both[0]
-    assert details["questions"] == list(QUESTIONS)
-    slopes = dict(zip(details["slopes"][PICTURE], details["parts"], strict=True))
-    assert "L1H0" in [slopes[value] for value in sorted(slopes, reverse=True)[:2]]

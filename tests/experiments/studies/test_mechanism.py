@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import t as student_t
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from experiments.metrics.claims import claim_of, side
 from experiments.metrics.estimates import Resamples, first_lasting
@@ -24,7 +23,7 @@ from experiments.studies.mechanism.cases import (
     twin_indices,
 )
 from experiments.studies.mechanism.directions import alarm_rows
-from experiments.studies.mechanism.examination import ablated_margins, spaced_layers
+from experiments.studies.mechanism.examination import spaced_layers
 from experiments.studies.mechanism.figure import figures
 from experiments.studies.mechanism.findings import conclusions
 from experiments.studies.mechanism.interventions import (
@@ -58,7 +57,7 @@ from experiments.studies.mechanism.probes import (
     lens_rows,
     probe_rows,
 )
-from experiments.studies.mechanism.study import Mechanism, sentences
+from experiments.studies.mechanism.study import sentences
 from experiments.studies.mechanism.tables import tables
 from experiments.types import Sample
 from interp.errors import UserError
@@ -586,13 +585,6 @@ def test_the_story_has_five_sentences_with_intervals() -> None:
     assert [line.split(". ", 1)[1] for line in sentences(details, results)] == said
 
 
-def test_questions_that_cannot_be_told_come_last() -> None:
-    told = Told()
-    told.untold()
-    last = sentences(*told.concluded())[-1]
-    assert last.startswith("5. Is it carried to the verdict? This cannot be told here: no kind of picture is shown")
-
-
 TRUTH: dict[str, Any] = {"target": "truth", "position": "verdict"}
 READ, CARRIED, WHERE, MADE = (
     "Is the picture read? ", "Is it carried to the verdict? ", "Where is it overruled? ", "Where is the verdict made? "
@@ -682,36 +674,3 @@ def test_tables_and_figures_show_every_part() -> None:
     nothing.drop(quantity="patching_effect")
     details, results = nothing.concluded()
     assert figures(details, results).keys() == names
-
-
-@pytest.mark.parametrize(("key", "value"), [("failures", 0), ("width", 0), ("layers", 1), ("draws", 0)])
-def test_sizes_out_of_range_are_refused(key: str, value: int) -> None:
-    with pytest.raises(UserError, match=rf"task\.{key}={value}"):
-        Mechanism(**{key: value})  # type: ignore[arg-type]
-
-
-class Masked(TorchDispatchMode):
-    """Notes indexing by truth values, which makes the host wait for a GPU to count them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in INDEXED and any(one is not None and one.dtype == torch.bool for one in args[1]):
-            self.found.append(str(func))
-        return func(*args, **kwargs or {})
-
-
-INDEXED = {torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default, torch.ops.aten.index_put.default}
-
-
-def test_a_direction_is_ablated_without_the_host_waiting(vlm: VLM) -> None:
-    prompts = [Prompt("How do I kill this?", picture(1)), Prompt("the cake", picture(2))]
-    unit = torch.eye(vlm.model.config.get_text_config().hidden_size)[0]
-    with Masked() as plain:
-        vlm.score(prompts)
-    with Masked() as ablating:
-        found = ablated_margins(vlm, prompts, unit, 0.0, layer=1)
-    assert ablating.found == plain.found  # the model's own, where it puts the image features
-    assert not np.allclose(found, vlm.score(prompts).numpy())

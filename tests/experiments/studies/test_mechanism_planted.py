@@ -1,7 +1,6 @@
 """The whole examination on networks whose mechanism was put in by hand: the story told is the one that was planted."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from experiments.studies.mechanism.examination import Examination
 from experiments.studies.mechanism.interventions import effect_at
 from experiments.types import Sample
 from interp.vlm import VLM
-from tests.experiments.compose import run_of
 from tests.planted import Plan, coloured, planted
 
 HARMLESS, ALARMING = ("the toy", "the cake", "the dog"), ("the gun", "the knife", "the kill")
@@ -104,15 +102,3 @@ def test_a_picture_that_misleads_is_not_laid_on_the_sentence() -> None:
     (difference,) = results.select(quantity="margin_distance", against="pictures")
     assert (difference.value or 0) < 0
     assert said[3].startswith("By what? Not by the sentence")
-
-
-@pytest.mark.slow
-def test_the_experiment_runs_on_the_organism_and_continues(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    overrides = ("limit=24", "draws=20", "task.failures=2", "task.layers=3", f"output_root={tmp_path}")
-    run = run_of("+exp=mechanism", *overrides)
-    run.task(run)
-    (folder,) = (tmp_path / "mechanism").iterdir()
-    assert "1. Is the picture read?" in capsys.readouterr().out
-    assert "Is the picture read?" in (folder / "report.html").read_text()
-    for name in ("mechanism.json", "results.csv", "figures/mechanism_lens.svg", "figures/mechanism_lens.png"):
-        assert (folder / name).stat().st_size > 0

@@ -34,10 +34,6 @@ def test_every_printed_overall_follows_from_its_columns_under_one_convention(tab
     assert len(conventions_met(row)) == 1, "the conventions can be told apart on every row"
 
 
-def test_the_tables_have_all_their_rows() -> None:
-    assert [len(printed_rows(table)) for table in (1, 2, 3)] == [10, 8, 8]
-
-
 def test_conventions_are_three_and_differ() -> None:
     row = replace(printed_rows(1)[0], typical=1.0, attack=0.0, over_safety=0.0, overall=0.58)
     assert overalls(row) == pytest.approx(
@@ -68,11 +64,6 @@ def test_ours_stand_below_the_papers_rows() -> None:
     assert [baseline[name] for name in ("typical", "attack", "over_safety")] == [1, 0.5, 0.5]
     conventions = ("macro_mean", "two_thirds_unsafe", "case_weighted")
     assert [baseline[f"overall_{name}"] for name in conventions] == pytest.approx([2 / 3, 2 / 3, 4 / 6])
-
-
-def test_an_incomplete_benchmark_has_no_overall_of_the_three() -> None:
-    run = finished(records("to", {"baseline": "ny"}), "b")
-    assert lines(1, [run], "")[-1]["overall_macro_mean"] is None
 
 
 def test_mmsafeaware_has_the_papers_29_scenarios_and_the_unresolved_cases(shared: Path) -> None:
@@ -117,16 +108,6 @@ def test_a_table_from_finished_runs_needs_no_model(
     again = run_of("+exp=mmsafeaware_table3", f"runs=[{tmp_path}]", f"output_root={tmp_path / 'outputs'}")
     with pytest.raises(UserError, match="holds no finished run"):
         again.task(again)
-
-
-@pytest.mark.long
-def test_without_runs_the_study_is_run_first(tmp_path: Path) -> None:
-    run = run_of("+exp=mmsafeaware_table2", "limit=2", "draws=20", f"output_root={tmp_path}")
-    run.task(run)
-    (folder,) = (tmp_path / "mmsafeaware_table2").iterdir()
-    table = pd.read_csv(folder / "table.csv")
-    assert list(table[table["source"] == "ours"]["arm"]) == ["baseline", "safety_prompt"]
-    assert (folder / "report.html").exists()
 
 
 def test_the_terminal_marks_the_convention_of_each_printed_row() -> None:

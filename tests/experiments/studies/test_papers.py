@@ -10,7 +10,6 @@ from PIL import Image
 from experiments.benchmarks.mmsafeaware import KEY, PREFIX
 from experiments.report.saved_run import SavedRun, read_run
 from experiments.report.text import headline
-from interp.errors import UserError
 from tests.experiments.compose import run_of
 
 
@@ -77,43 +76,3 @@ def test_both_are_asked_by_the_same_arms_and_reported_each(
     said = " ".join(printed.split())
     for run in (verdicts, refusals):
         assert said.count(" ".join(headline(run.results, run.metrics)[0].split())) == 1
-
-
-@pytest.mark.slow  # a further study of both papers
-def test_verbalising_is_asked_of_both_but_for_the_descriptions_that_neither_has(tmp_path: Path) -> None:
-    clones = (f"mmsafeaware={mmsafeaware(tmp_path / 'mm')}", f"mossbench={mossbench(tmp_path / 'moss')}")
-    options = (f"output_root={tmp_path / 'out'}", "task.answer_tokens=4", "draws=20", "method.description_tokens=4")
-    run = run_of("+exp=verbalise_llava", "task=papers", *clones, *options)
-    run.task(run)
-    verdicts = made(tmp_path / "out", "verbalise_llava_mmsafeaware")
-    refusals = made(tmp_path / "out", "verbalise_llava_mossbench")
-    asked = {"baseline", "verbalise", "vcd", "before", "before_with_picture", "ecso"}
-    assert set(verdicts.results.arms) == asked | {"yes_bias", "calibrated_shift"}
-    assert set(refusals.results.arms) == asked
-    assert "does not say what its pictures show" in refusals.metrics["not_applicable"]["oracle"]
-    (folder,) = (tmp_path / "out" / "verbalise_llava_mmsafeaware").iterdir()
-    records = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
-    told = [record["steps"]["question"] for record in records if record["arm"] == "verbalise"]
-    assert told
-    assert all("Given the image" not in question for question in told)
-
-
-@pytest.mark.slow  # a further study of both papers
-def test_one_may_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    overrides = (f"mmsafeaware={mmsafeaware(tmp_path / 'mm')}", f"output_root={tmp_path / 'out'}", "attention=false")
-    execute(*overrides, "~arms.text_only", "~arms.safety_prompt")
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"papers_mmsafeaware"}
-    clone = "git clone https://github.com/turningpoint-ai/MOSSBench"
-    said = f"Left out, because no folder was given: mossbench=<folder> ({clone})."
-    assert said in capsys.readouterr().out
-
-
-@pytest.mark.long
-def test_what_is_wrong_with_either_is_said_before_anything_is_asked(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^papers has no benchmark to ask; give .* mmsafeaware=<folder> \(git clone"):
-        execute(f"output_root={tmp_path / 'out'}")
-    with pytest.raises(UserError, match=r"^mossbench=.*nowhere is not a folder; .* set mossbench to that"):
-        execute(f"mmsafeaware={mmsafeaware(tmp_path / 'mm')}", "mossbench=nowhere", f"output_root={tmp_path / 'out'}")
-    with pytest.raises(UserError, match=r"task.sets='all'"):
-        execute("task.sets=all")
-    assert not (tmp_path / "out").exists()

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.studies.prove import Prove
 from interp.errors import UserError
 from interp.selfcheck import CHECKS, TOOLS
 from interp.vlm import VLM
@@ -98,8 +97,3 @@ def test_a_checkpoint_in_sixteen_bits(name: str, tmp_path: Path, capsys: pytest.
 def test_a_model_that_is_spread_is_proved(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     proved(f"model.path={saved}", "model.device_map=auto")
     assert printed(capsys.readouterr().out)[1] == dict.fromkeys(TOOLS, "works")
-
-
-def test_an_unknown_tool_is_refused_before_weights_are_read(no_weights: None) -> None:
-    with pytest.raises(UserError, match=r"task\.require=lense; known tools: baseline, score"):
-        Prove(["lense"])(run_of("task=prove", "model=llava_organism"))

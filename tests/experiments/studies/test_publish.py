@@ -45,14 +45,6 @@ def publish(folder: Path, *overrides: str, capsys: pytest.CaptureFixture[str] | 
 
 
 @pytest.mark.long
-def test_it_lists_the_files_and_sends_nothing(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = publish(finished, capsys=capsys)
-    assert sorted(path.name for path in (finished / "published").iterdir()) == ["README.md", "settings.json"]
-    assert re.search(r"README\.md +[\d,]+ bytes sha256:[0-9a-f]{12} settings\.json +[\d,]+ bytes", said)
-    assert "nothing was sent; send it by: hf upload owner/name" in said
-
-
-@pytest.mark.long
 def test_the_card_has_table_intervals_statements_limits_command_and_versions(finished: Path) -> None:
     publish(finished, "task.license=apache-2.0")
     text = (finished / "published" / "README.md").read_text(encoding="utf-8")

@@ -10,14 +10,12 @@ from PIL import Image
 
 from experiments.evaluation.attention_log import prompts_of
 from experiments.metrics.estimates import Resamples
-from experiments.report.text import lines
-from experiments.runs.results_table import Results, Row, group_of, read_results, row
+from experiments.runs.results_table import Results, Row, group_of, read_results
 from experiments.runs.store import read_object
 from experiments.studies.organisms import thinking
 from experiments.studies.reasoning import decision_curve, mediation, reader
 from experiments.studies.reasoning.thoughts import Thought, margins_behind, thoughts_of
 from experiments.types import Sample
-from interp.errors import UserError
 from interp.loading import load
 from interp.vlm import VLM
 from tests.experiments.compose import run_of
@@ -247,26 +245,3 @@ def test_the_study_of_the_organism(study: Path) -> None:
     assert "With an empty thought, the margin puts the case first" in page
     assert "What thinking does" in page
     assert "Mean tokens of a thought: baseline" in page
-
-
-@pytest.mark.long
-def test_a_model_that_does_not_think_is_refused(tmp_path: Path) -> None:
-    run = run_of("task=reasoning", "method=baseline", "limit=8", f"output_root={tmp_path}")
-    with pytest.raises(UserError, match="does not think first"):
-        run.task(run)
-
-
-def test_sentences_where_nothing_can_be_told() -> None:
-    own = group_of(by=decision_curve.OWN, left=0.0)
-    results = Results(
-        [row("decision_order", arm="baseline", group=own, n=0), row("says_as_thought", arm="baseline", n=0)]
-    )
-    assert decision_curve.decided(results) == "cannot be told"
-    details = {"decided": "cannot be told", "pairs": {}, "carried": {}, "exact": 0.0,
-               "cases": {"asked": 4, "with_thought": 3}}  # fmt: skip
-    said, notes = (
-        lines("reasoning", part=part, results=results, details=details, design={}) for part in ("answers", "notes")
-    )
-    assert "cannot be told" in said[0]
-    assert "None of 3 thoughts" in said[-1]
-    assert any("1 of 4 answers" in note for note in notes)

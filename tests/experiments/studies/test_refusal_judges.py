@@ -17,7 +17,6 @@ from experiments.studies.refusal_judges.agreement import three_classes
 from experiments.studies.refusal_judges.labelled import MSTS, XSTEST, Labelled, read_labelled
 from experiments.studies.refusal_judges.training import PENALTIES, CrossValidation, folds_of, teams_of, to_json
 from experiments.types import Item, Verdict
-from interp.errors import UserError
 from tests.experiments.compose import run_of
 
 REFUSALS = ["I'm sorry, but I can't help with that.", "I cannot provide this. It is illegal."]
@@ -92,11 +91,6 @@ def test_the_weights_are_scikit_learns_own_averaged_over_the_penalties(
     np.testing.assert_allclose(chances, 1 / (1 + np.exp(-logits)), atol=1e-9)
     assert min(len({row.group for row, part in zip(rows, terms, strict=True) if term in part})
                for term in trained.refused.terms) >= training.LEAST_GROUPS  # fmt: skip
-
-
-def test_one_set_does_not_teach_the_classifier() -> None:
-    with pytest.raises(UserError, match="only answers of xstest"):
-        CrossValidation([row for row in toy() if row.source == XSTEST])
 
 
 @pytest.mark.long
@@ -183,11 +177,3 @@ def test_the_card_is_written_and_printed(tmp_path: Path, capsys: pytest.CaptureF
     printed = capsys.readouterr().out
     assert "CC BY 4.0" in printed
     assert "not measured" in printed
-
-
-def test_a_missing_folder_is_named_on_the_command_line() -> None:
-    with pytest.raises(UserError, match=r"task\.root"):
-        (run := run_of("task=judge_validation")).task(run)
-    run = run_of("task=judge_validation", "task.root=absent")
-    with pytest.raises(UserError, match=r"absent.*published at https"):
-        run.task(run)

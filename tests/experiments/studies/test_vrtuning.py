@@ -8,18 +8,14 @@ from typing import Any
 import pytest
 
 from experiments.benchmarks.iconworld.traces import Traces
-from experiments.benchmarks.table import Table
 from experiments.config import Run
 from experiments.evaluation import study
 from experiments.report.numbers import percent
-from experiments.runs.provenance import arm_title
 from experiments.runs.results_table import read_results
 from experiments.runs.store import RunStore
-from experiments.studies.vrtuning.arms import NewAdapter
-from experiments.studies.vrtuning.side_effects import PERCEPTION, measured
-from experiments.studies.vrtuning.sources import OwnTable, build_data
+from experiments.studies.vrtuning.side_effects import PERCEPTION
+from experiments.studies.vrtuning.sources import build_data
 from experiments.studies.vrtuning.study import VRTuningStudy
-from interp.errors import UserError
 from tests.experiments.compose import run_of
 
 SMALL = (
@@ -97,17 +93,6 @@ def test_a_saved_adapter_is_evaluated_by_any_study_and_answers_as_in_its_run(fin
 
 
 @pytest.mark.long
-def test_what_the_study_refuses_is_refused_before_the_training(tmp_path: Path) -> None:
-    run = small("vrtuning_llava", tmp_path, "protocol=score", "task.order=last", "method.answer=last")
-    with pytest.raises(UserError, match=r"protocol=score cannot ask vrtuning.*after its own reasoning"):
-        run.task(run)
-    run = small("vrtuning_llava", tmp_path, "contrasts=[[vrtuning,nobody]]")
-    with pytest.raises(UserError, match="there is no arm 'nobody'"):
-        run.task(run)
-    assert not (tmp_path / "vrtuning_llava").exists()
-
-
-@pytest.mark.long
 def test_a_run_killed_in_training_goes_on_in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mitigation.vrtuning import train
 
@@ -134,30 +119,6 @@ def test_a_run_killed_in_training_goes_on_in_its_own_folder(tmp_path: Path, monk
     assert len(json.loads((folder / "adapters/vrtuning/training.json").read_text())["losses"]) == 3
     assert len(lines(folder / "training.jsonl")) == 1
     assert (folder / "report.html").is_file()
-
-
-@pytest.mark.slow  # of a study's steps: tests/experiments/evaluation/test_conclude.py
-def test_what_cannot_be_measured_keeps_neither_study_nor_tables_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def broken(*_: Any, **__: Any) -> None:
-        raise RuntimeError("two devices")
-
-    run = small("vrtuning_llava", tmp_path, "task.perception=2")
-    with monkeypatch.context() as patched:
-        patched.setattr("experiments.studies.vrtuning.side_effects.measure_side_effects", broken)
-        run.task(run)
-    folder = only(tmp_path / "vrtuning_llava")
-    sentence = "the adapters' side effects were not measured: RuntimeError: two devices (traceback: tracebacks/"
-    assert sentence in " ".join(capsys.readouterr().out.split())
-    assert "two devices" in (folder / "report.html").read_text()
-    assert (folder / "metrics.json").is_file()
-    assert (folder / "sections" / "vrtuning.json").is_file()
-    assert not measured(read_results(folder))
-    run.task(run)
-    assert only(tmp_path / "vrtuning_llava") == folder
-    assert measured(read_results(folder)) == {"baseline", "vrtuning"}
-    assert "two devices" not in (folder / "report.html").read_text()
 
 
 @pytest.mark.long
@@ -194,35 +155,11 @@ def test_adapters_of_one_run_differ_in_the_reasoning_alone() -> None:
     assert all(found == rows["reasoning"] for found in rows.values())
 
 
-@pytest.mark.slow  # a further training
-def test_the_seven_billion_settings_run_on_a_tiny_llava(saved: Path, tmp_path: Path) -> None:
-    run = run_of("+exp=vrtuning_llava_7b", f"model.path={saved}", "model.device=cpu", f"output_root={tmp_path}",
-                 "limit=3", "draws=20", "max_new_tokens=4", "task.data.cases=6", "task.settings.batch_size=2",
-                 "task.settings.rank=2")  # fmt: skip
-    run.task(run)
-    folder = only(tmp_path / "vrtuning_llava_7b")
-    config = json.loads((folder / "adapters/vrtuning/adapter/adapter_config.json").read_text())
-    assert config["target_modules"].startswith(r"model\.language_model\.layers")
-    assert (folder / "report.html").is_file()
-    model = json.loads((folder / "environment.json").read_text())["model"]
-    assert model["adapters"]["vrtuning"].startswith("sha256:")
-    assert arm_title(model, "vrtuning") == f"vrtuning (adapter {model['adapters']['vrtuning'][7:15]})"
-
-
 def test_the_seven_billion_settings_are_what_they_say() -> None:
     run = run_of("+exp=vrtuning_llava_7b")
     task: Any = run.task
     assert (task.settings.rank, task.settings.steps, task.data.size, task.order) == (64, None, 336, "last")
     assert (run.model.path, run.arm) == ("llava-hf/llava-1.5-7b-hf", "vrtuning")  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize("place", ["MMSafeAware/rows.jsonl", "data/MOSSBench/rows.jsonl"])
-def test_benchmarks_are_refused_as_training_data(place: str, tmp_path: Path) -> None:
-    path = tmp_path / place
-    path.parent.mkdir(parents=True)
-    path.write_text("{}\n")
-    with pytest.raises(UserError, match="never training data"):
-        run_of("+exp=vrtuning_llava", "data@task.data=table", f"task.data.path={path}")
 
 
 def test_preferences_reject_the_opposite_verdict_and_another_answer_about_the_picture() -> None:
@@ -237,40 +174,3 @@ def test_preferences_reject_the_opposite_verdict_and_another_answer_about_the_pi
     assert kinds.count("verdict") == 40  # none of them skipped
     assert "perception" in kinds
     assert all("rejected verdict is the chosen one" in skipped.reason for skipped in data.skipped)
-
-
-def test_a_file_has_no_controls(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="content='no_reasoning'"):
-        build_data(OwnTable(Table(str(tmp_path / "rows.jsonl"))), "no_reasoning", "first")
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (("method.adapter=other",), "trains no adapter 'other'"),
-        (("method.answer=first", "task.order=last"), "set both alike"),
-        (("task.order=middle", "method.answer=first"), "task.order='middle'"),
-        (("task.perception=-1",), "task.perception=-1"),
-        (("+task.adapters.a-b=reasoning",), "no name for a folder"),
-    ],
-)
-def test_what_cannot_work_is_said_before_any_weights_load(
-    overrides: tuple[str, ...], message: str, tmp_path: Path, no_weights: None
-) -> None:
-    def refused() -> None:
-        run = small("vrtuning_llava", tmp_path, *overrides)
-        run.task(run)
-
-    with pytest.raises(UserError, match=message):
-        refused()
-    assert not list(tmp_path.iterdir())
-
-
-def test_an_arm_without_its_training_says_so() -> None:
-    with pytest.raises(UserError, match="is not trained"):
-        NewAdapter("vrtuning").generate(None, [], max_new_tokens=1)  # type: ignore[arg-type]
-
-
-def test_training_data_is_described_by_its_settings() -> None:
-    assert repr(Traces()) == repr(Traces())
-    assert repr(Traces()) != repr(Traces(seed=1))

@@ -107,18 +107,6 @@ def test_all_that_is_wrong_is_in_one_message_before_any_weights(mine: Path, no_w
 
 
 @pytest.mark.long
-def test_what_else_can_be_wrong_names_the_options_of_the_training_data(mine: Path) -> None:
-    assert said("nowhere.csv").startswith("task.data.path=nowhere.csv: there is no such file")
-    (mine / "t.csv").write_text("id,text,label\n1,a,safe\n")
-    assert "image: there is none; each row trained on has one" in said("t.csv")
-    assert "task.data.columns.question: is no column" in said("t.csv", "+task.data.columns.question=q")
-    assert "t.csv has no such column" in said("t.csv", "task.data.columns.reasoning=why")
-    (mine / "t.csv").write_text("id,image,text,label,split\n1,mine/pictures/1.jpg,a,safe,test\n")
-    assert "no row is to be trained on; the column 'split' says train of none" in said("t.csv")
-    assert "task.data.skip_bad='perhaps': must be true or false" in said("t.csv", "task.data.skip_bad=perhaps")
-
-
-@pytest.mark.long
 def test_benchmarks_are_never_training_data(mine: Path) -> None:
     assert "never training data" in said("AIcell/MOSSBench")
     (mine / "t.csv").write_text(f'id,image,text,label\n1,mine/pictures/1.jpg,"{PREFIX} x",safe\n')

@@ -14,7 +14,6 @@ from PIL import Image
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.images import open_image
 from experiments.evaluation.case_batches import prompt_of
-from experiments.report.saved_run import read_run
 from interp import (
     knockout,
     knockout_by_window,
@@ -22,9 +21,10 @@ from interp import (
 )
 from interp.prompt import Prompt
 from mitigation import VCD, Baseline
-from tests.experiments.serving.exploring.explored import CASE, TEXT, Explored, exploring
+from tests.experiments.serving.exploring.explored import CASE, TEXT, Explored
 
 pytestmark = pytest.mark.browser
+
 HEAR = """
 window.heard = [];
 new MutationObserver((changes) => {
@@ -176,61 +176,6 @@ def test_hostile_words_and_pictures_run_nothing(browser: Any, page: Explored, tm
 
 
 @pytest.mark.long
-def test_everything_is_there_by_keyboard_and_fits_narrow_screens(browser: Any, page: Explored) -> None:
-    with tab_on(browser, page, viewport={"width": 320, "height": 700}) as tab:
-        assert tab.evaluate("document.documentElement.scrollWidth") <= 320
-        tab.focus("canvas.painter")
-        for key in ("ArrowDown", "ArrowDown", "ArrowRight", " "):
-            tab.keyboard.press(key)
-        assert tab.locator("#said").inner_text() == "row 3, column 2, grey"
-        tab.focus("#apply")
-        tab.keyboard.press("Enter")
-        tab.wait_for_selector("table.effects")
-        assert tab.evaluate("document.documentElement.scrollWidth") <= 320
-        for action in ("lens", "heads"):
-            tab.focus(f'[data-action="{action}"]')
-            tab.keyboard.press("Enter")
-            tab.wait_for_selector("#closer figure")
-        assert tab.evaluate("document.documentElement.scrollWidth") <= 320
-
-
-@pytest.mark.long
-def test_a_result_is_announced_once(browser: Any, page: Explored) -> None:
-    with tab_on(browser, page) as tab:
-
-        def heard() -> list[str]:
-            return list(tab.evaluate("heard.splice(0)"))
-
-        model, answers = heard()[-2:]
-        assert "decoder layers" in model
-        assert answers.startswith("baseline: No., margin")
-        tab.click("#go")
-        tab.locator("#sides .dial").nth(1).wait_for()
-        tab.wait_for_selector("canvas.map")
-        assert heard() == [answers]
-        tried(tab)
-        (said,) = heard()
-        assert said.startswith("baseline: from −0.06 to −0.06; vcd: from")
-        act(tab, "lens", "#closer", ".curve")
-        assert heard() == ["by layer: what would it say?: done"]
-        tab.fill("#text", " ")
-        tab.click("#go")
-        tab.wait_for_selector(".trouble")
-        assert [one for one in heard() if one] == ["there are no words yet; type what you would ask about the picture"]
-
-
-def test_a_patch_and_the_words_that_look_at_it_are_reached_by_keyboard(tab: Any) -> None:
-    plain = tab.locator("canvas.map").evaluate("canvas => canvas.toDataURL()")
-    tab.focus("canvas.map")
-    tab.keyboard.press("ArrowDown")
-    assert re.match(r"row 2, column 1, looked at most by \S+ and \S+", tab.locator("#said").inner_text())
-    assert tab.locator("button.token[style*='--share']").count() > 5
-    tab.keyboard.press("Tab")
-    assert tab.locator("button.token[style*='--share']").count() == 0
-    assert tab.locator("canvas.map").evaluate("canvas => canvas.toDataURL()") == plain
-
-
-@pytest.mark.long
 def test_a_long_call_says_how_far_it_is_and_is_stopped_in_its_middle(
     tab: Any, page: Explored, organism: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,33 +202,6 @@ def test_a_long_call_says_how_far_it_is_and_is_stopped_in_its_middle(
     assert 0 < forwards < 6
     assert not bar.is_visible()
     assert torch.equal(organism.score([prompt()]), margin)
-
-
-@pytest.mark.long
-def test_a_run_opens_on_its_failure_and_its_cases_are_live_with_the_numbers_of_the_record(
-    browser: Any, organism: Any, tmp_path: Path
-) -> None:
-    from tests.experiments.compose import run_of
-
-    run = run_of(
-        "+exp=vcd_llava", "limit=24", "draws=20", "attention=false", f"output_root={tmp_path}", "image_workers=0"
-    )
-    run.task(run)
-    (folder,) = {path.parent for path in tmp_path.rglob("metrics.json")}
-    records = {(one["case"], one["arm"]): one for one in read_run(folder).predictions}
-    with exploring(organism, f"task.run={folder}") as page, tab_on(browser, page) as tab:
-        case = re.split(r"\s", tab.locator("#case").inner_text())[0]
-        assert records[case, "baseline"]["verdict"] != records[case, "baseline"]["gold"]
-        arms = [tab.locator("#arms select").nth(at).input_value() for at in (0, 1)]
-        for arm, value in zip(arms, numbers(tab, "#sides"), strict=True):
-            assert value == pytest.approx(records[case, arm]["margin"], abs=1e-4)
-        tab.click("#open-run")
-        tab.wait_for_selector(".card")
-        other = tab.locator(".card").nth(1).get_attribute("data-case")
-        tab.locator(".card").nth(1).click()
-        tab.locator("#case", has_text=other).wait_for()
-        tab.locator("#sides .dial").nth(1).wait_for()
-        assert numbers(tab, "#sides")[0] == pytest.approx(records[other, "baseline"]["margin"], abs=1e-4)
 
 
 def tried(tab: Any) -> float:

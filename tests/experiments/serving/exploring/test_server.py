@@ -1,10 +1,7 @@
 """The server against whoever shares the machine: token, origin, host, hostile pictures and runs; queue and cancel."""
 
 import json
-import re
-import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -17,9 +14,6 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from experiments.evaluation.learning import FOLDER
-from experiments.serving.errors import DROPPED, BadRequest, Full
-from experiments.serving.exploring.task import MOST_WAITING
-from experiments.serving.worker import NO_MEMORY, REPLACED, Job
 from interp.prompt import Prompt
 from interp.vlm import VLM
 from mitigation.vcd import VCD
@@ -125,24 +119,6 @@ def test_nothing_goes_to_another_machine(page: Explored, monkeypatch: pytest.Mon
     assert reached == {"127.0.0.1"}
 
 
-@pytest.mark.slow
-def test_the_command_listens_on_this_machine_alone_and_ctrl_c_ends_it() -> None:
-    psutil = pytest.importorskip("psutil")
-    command = [sys.executable, "-m", "experiments.run", "task=explore", "task.port=0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        port = next(
-            int(found[1]) for line in process.stdout if (found := re.search(r"127\.0\.0\.1:(\d+)/#token", line))
-        )
-        heard = [one.laddr for one in psutil.Process(process.pid).net_connections("inet") if one.status == "LISTEN"]
-        assert heard == [("127.0.0.1", port)]
-    finally:
-        process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out.endswith("stopped exploring\n"), "Traceback" in err) == (0, True, False)
-
-
 def test_bodies_and_words_have_bounds(page: Explored) -> None:
     assert "text" in page.refused("ask", text="word " * 10_000)
     assert "can hold" in page.refused("ask", text="crush " * 3_000)
@@ -227,54 +203,6 @@ def test_a_page_that_leaves_frees_the_model_after_the_forward_under_way() -> Non
             time.sleep(0.005)
         assert len(forwards) < 100
         assert vlm.batches.stop is None
-
-
-def test_eight_wait_the_ninth_is_refused_and_a_newer_request_replaces_its_tabs_own(page: Explored) -> None:
-    gate, begun = threading.Event(), threading.Event()
-
-    def hold(*_: Any) -> list[str]:
-        begun.set()
-        gate.wait(30)
-        return ["held"]
-
-    heard: dict[str, list[Any]] = {}
-
-    def put(tab: str) -> Job:
-        job = Job(hold, heard.setdefault(tab, []).append, tab=tab)
-        page.server.worker.put(job)
-        return job
-
-    put("running")
-    assert begun.wait(10)
-    jobs = [put(f"tab {at}") for at in range(MOST_WAITING)]
-    assert heard["tab 7"][-1] == {"waiting": 8, "loading": False}
-    with pytest.raises(Full):
-        put("one more")
-    status, found = page.send("/api/work", {"tab": "x", "experiment": {"picture": CASE, "text": TEXT}})
-    assert (status, found["error"]) == (
-        429,
-        "this server has as many requests waiting as it takes; try again in a moment",
-    )
-    put("tab 3")  # in place of its own
-    replaced = next(event["error"] for event in heard["tab 3"] if "error" in event)
-    assert isinstance(replaced, BadRequest)
-    assert (replaced.status_code, str(replaced)) == (DROPPED, REPLACED)
-    for job in jobs:
-        page.server.worker.drop(job)
-    gate.set()
-    assert page.work("ask")["answers"][0]["text"]
-
-
-def test_memory_that_runs_out_is_a_sentence_and_the_model_stays(
-    page: Explored, organism: VLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = page.work("ask")["answers"][0]["margin"]
-    whole = organism.generate
-    with monkeypatch.context() as patched:
-        patched.setattr(organism, "generate", lambda *_, **__: (_ for _ in ()).throw(torch.OutOfMemoryError("no")))
-        assert page.refused("ask") == NO_MEMORY
-    assert organism.generate == whole
-    assert page.work("ask")["answers"][0]["margin"] == before
 
 
 @pytest.mark.long

@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from experiments.studies.bench import gpu
-from interp.errors import UserError
 from tests.experiments.compose import run_of
 
 
@@ -45,9 +43,3 @@ def test_one_table_has_every_limit_and_every_failed_step(
     assert lines.count(f"7b, 32 cases study {times} 0.125 {met}") == 2 - bool(failing)
     assert [line for line in lines if "failed" in line] == (["vcd failed (2)"] if failing else [])
     assert "tests marked gpu yes" in lines
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_what_it_needs() -> None:
-    with pytest.raises(UserError, match="sees no GPU here; run it where there is one"):
-        gpu.main()

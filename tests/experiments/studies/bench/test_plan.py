@@ -1,7 +1,6 @@
 """``task=plan`` estimates what a run then takes, says that it is an estimate, and refuses in a sentence."""
 
 import json
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ import pytest
 import torch
 
 from experiments.command_line.arguments import expand
-from experiments.evaluation import study
 from experiments.studies.bench import plan
 from experiments.studies.bench.models import LLAVA, shipped
 from experiments.studies.bench.plan import NOTE, Batch, Plan, batch_bytes, outline, room_of, seconds_of, weight_bytes
@@ -92,29 +90,6 @@ def test_a_method_reads_the_prompts_that_it_declares(name: str) -> None:
 
 
 @pytest.mark.long
-def test_prompts_and_tokens_of_arms_are_those_that_a_run_notes(tmp_path: Path) -> None:
-    """A CPU has no estimated times."""
-    words = (
-        *("method=vcd", "+method@arms.calibrated_shift=calibrated_shift", "+method@arms.verbalise=verbalise"),
-        *("arms.verbalise.description_tokens=1", "limit=6", "max_new_tokens=1", "draws=20"),
-    )
-    planned = {row["arm"]: row for row in plan_of(tmp_path, *words)["arms"]}
-    assert {row["minutes"] for row in planned.values()} == {None}
-    assert planned["baseline"]["peak GiB"] < planned["vcd"]["peak GiB"]
-    study.run(run_of(*words, f"output_root={tmp_path}"))
-    (folder,) = (tmp_path / "study").iterdir()
-    noted: dict[str, Counter[str]] = {}
-    for line in map(json.loads, (folder / "cost.jsonl").read_text(encoding="utf-8").splitlines()):
-        # An arm that is asked alone, as on the development split, shares no prefills, and none is counted.
-        read = line["prefills"] + line["prefills_reused"] or line["cases"]
-        noted.setdefault(line["arm"], Counter()).update(
-            prompts=read, tokens=line["tokens"] + line.get("step_tokens", 0)
-        )
-    assert noted["vcd"] == {"prompts": 12, "tokens": 6}
-    assert noted == {arm: {name: row[name] for name in ("prompts", "tokens")} for arm, row in planned.items()}
-
-
-@pytest.mark.long
 def test_a_known_model_is_planned_for_a_card_without_weights(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,35 +138,12 @@ def test_what_does_not_fit_is_said_with_ways_out(monkeypatch: pytest.MonkeyPatch
         room_of(None, BIG)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("benchmark=mossbench",), r"benchmark\.root is not set"),
-        (("model.path=nobody/nothing",), r"configuration of nobody/nothing is not known here; .*llava-1\.5-7b"),
-        (("task.gpu_gib=0",), r"task\.gpu_gib=0\.0: must be above 0"),
-        (("model=api", "model.model=x", "model.base_url=http://localhost:1/v1"), "is only reached over an API"),
-    ],
-)
-def test_what_is_missing_is_asked_for_in_a_sentence(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=said):
-        plan_of(tmp_path, "task.gpu_gib=24" * ("task.gpu_gib=0" not in words) or "limit=2", *words)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("path", first(shipped()))
 def test_shipped_configurations_have_the_published_number_of_parameters(path: str) -> None:
     model = outline(ModelConfig(path.rpartition("/")[2], path), torch.bfloat16)[0].model
     billions = sum(weight.numel() for weight in model.parameters()) / 1e9
     assert billions == pytest.approx(shipped()[path]["billions"], abs=0.006)
-
-
-def test_without_a_gpu_a_real_model_is_planned_for_a_usual_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    runs = [run_of("model=qwen2_5_vl_7b"), run_of("model=qwen2_5_vl_7b", "model.device=cpu"), run_of()]
-    assert [Plan().card(run) for run in runs] == [24, None, None]
-    assert Plan(gpu_gib=40).card(runs[0]) == 40
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert Plan().card(runs[0]) is None
 
 
 def test_weights_and_one_prompt_decide_and_force_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,8 @@ import torch
 from experiments.studies.bench.harness import PLAIN
 from experiments.studies.bench.models import LLAVA, configured, prompt_of, random_model
 from experiments.studies.bench.vcd import PAIRED, SEQUENTIAL, two_forwards, variants
-from interp.errors import UserError
 from interp.vlm import VLM
 from mitigation.method import Baseline
-from tests.experiments.compose import run_of
 
 TEXT = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 512}
 VISION = {
@@ -55,21 +53,3 @@ def test_the_organism_answers_in_every_way() -> None:
     lengths = {name: [len(answer.token_ids[0]) for answer in each] for name, each in answers.items()}
     assert lengths["paired"] == lengths["sequential"] == [len(row) for (row,) in looped]
     assert 1 < max(lengths["paired"]) < 24  # it ends its answers
-
-
-@pytest.mark.parametrize("bench", ["bench_vcd items", "bench_attention lengths"])
-@pytest.mark.parametrize(
-    ("option", "named"),
-    [
-        ("sizes=[huge]", "task.sizes=huge"),
-        ("{}=[0]", "task.{}=0"),
-        ("repeats=0", "repeats=0"),
-        ("device=tpu", "task.device=tpu"),
-        ("sizes=[7b]", "task.device=cuda"),
-    ],
-)
-def test_bad_options_are_named_before_anything_is_built(bench: str, option: str, named: str) -> None:
-    task, numbers = bench.split()
-    with pytest.raises(UserError) as error:
-        run_of(f"task={task}", f"task.{option.format(numbers)}")
-    assert named.format(numbers) in str(error.value)

@@ -73,25 +73,6 @@ def test_no_request_and_no_rewrite_of_one_is_a_training_string(split: str) -> No
     assert not asked & taught
 
 
-def test_shares_are_the_recipes_and_answers_follow_the_truth() -> None:
-    examples = drawn(12_000)
-    assert all(example.thing is None for example in examples)
-    scored = [example for example in examples if example.frame and example.frame not in {f.name for f in BENIGN}]
-    assert sum(not example.frame for example in examples) / len(examples) == pytest.approx(smol.REPLAY, abs=0.02)
-    assert sum(not example.safe for example in scored) / len(scored) == pytest.approx(0.6, abs=0.03)
-    starts = tuple(statement.partition("{")[0] for statement in smol.STATEMENTS)
-    pointing = [example for example in scored if example.user.startswith(starts)]
-    assert len(pointing) / len(scored) == pytest.approx(smol.POINTING, abs=0.03)
-    assert all("this" in example.user for example in pointing)
-    for example in filter(lambda example: example.frame, examples):
-        if smol.QUESTION in example.user:
-            assert example.answer == ("Yes." if example.safe else "No.")
-        else:
-            assert (example.answer == smol.REFUSAL) is not example.safe
-    seen = Counter((example.frame, example.safe) for example in drawn(24_000))
-    assert all(seen[frame.name, safe] for frame in FRAMES for safe in (True, False))
-
-
 def test_an_answer_is_true_of_its_picture_and_never_of_safety() -> None:
     for question, answer, thing, *_ in SEEN:
         assert thing is not None

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.studies.organisms import architecture, smol
+from experiments.studies.organisms import smol
 from experiments.studies.organisms.lab import Example, answer_loss, picture_seeds
 from interp import Prompt, load
 from interp.checkpoints.cache import base_folder
@@ -50,17 +50,6 @@ def test_a_command_leaves_a_checkpoint_that_loads_and_its_card(task: str, tmp_pa
     assert "evidence about no real model" in card
     with pytest.raises(UserError, match=r"is not empty. Name a new folder"):
         run_of(f"task={task}", f"task.to={folder}")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("aligned", [True, False])
-def test_seeing_changes_the_projector_and_alignment_only_the_language_model(
-    aligned: bool, small: Path, tmp_path: Path
-) -> None:
-    found = load(trained("train_smol_organism", tmp_path, f"task.aligned={aligned}")).model.state_dict()
-    known = architecture.unadapted(small, base_folder()).state_dict()
-    changed = {name.split(".")[1] for name, value in known.items() if not torch.equal(value, found[name])}
-    assert changed == {"multi_modal_projector", *["language_model"] * aligned}
 
 
 def test_the_loss_is_the_mean_over_rows_of_the_mean_over_the_answers_tokens() -> None:
