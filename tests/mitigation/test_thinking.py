@@ -130,7 +130,7 @@ def test_what_does_not_think_is_refused(prompts: list[Prompt]) -> None:
         (lambda: Thinking(-1), "budget=-1"),
         (lambda: Thinking("on"), "budget='on'"),
         (lambda: Thinking(0, "It is"), "switched off begins with nothing"),
-        (lambda: TwoSteps(Baseline(), Thinking(4)), "leaves thinking alone"),
+        (lambda: TwoSteps(Baseline(), Thinking(4)), "does not change thinking"),
         (lambda: TwoSteps("vcd", Baseline()), "thought='vcd'"),
     ],
 )
