@@ -36,7 +36,9 @@ def quarter_black(image: Image.Image, share: float) -> Image.Image:
 
 @pytest.mark.long
 def test_against_loops(vlm: VLM, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mitigation.peers.agla.own_attention", lambda vlm, prompts: [(QUARTERS, WHOLE)] * len(prompts))
+    monkeypatch.setattr(
+        "mitigation.peers.agla.own_attention", lambda vlm, prompts: [[(QUARTERS, WHOLE)]] * len(prompts)
+    )
     method = AGLA(keep=0.3, beta=0.2)
     got = method.generate(vlm, prompts, max_new_tokens=TOKENS)
     assert (got.margins - 3 * vlm.score(prompts)).abs().max() > 0.01
@@ -53,7 +55,7 @@ def test_its_map_is_the_models_own_attention(prompts: list[Prompt]) -> None:
     vlm = VLM(*tiny_llava(), name="slow")
     found = own_attention(vlm, prompts)
     vlm.model.set_attn_implementation("eager")
-    for prompt, (own, _) in zip(prompts, found, strict=True):
+    for prompt, [(own, _)] in zip(prompts, found, strict=True):
         inputs = vlm.encode([prompt])
         columns = segment(vlm, [prompt], inputs).rows[0].columns("image_0")
         with torch.no_grad():
