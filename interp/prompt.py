@@ -188,8 +188,8 @@ def render(processor: Any, prompt: Prompt, *, layout: "Layout", name: str) -> st
     check_chat_template(processor, name, model_type=layout.model_type)
     if still_open := [number for number, turn in enumerate(prompt.turns, 1) if not turn.parts]:
         raise UserError(
-            f"turn {still_open[0]} of {len(prompt.turns)} has no answer yet; task=evaluate asks the model for "
-            "it; elsewhere, give the earlier answers (benchmark.turns=given)"
+            f"turn {still_open[0]} of {len(prompt.turns)} has no answer yet; the default task asks the "
+            "model for it; elsewhere, give the earlier answers (benchmark.turns=given)"
         )
     messages: list[dict[str, Any]] = [
         {"role": turn.role, "content": [_content(part) for part in turn.parts]} for turn in prompt.turns

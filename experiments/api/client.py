@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 import time
 from collections import Counter
 from contextlib import suppress
@@ -15,6 +16,7 @@ from experiments.api.reply import FailureKind, Garbage, Reply, classify, one_lin
 from experiments.types import Status
 from interp.errors import UserError
 
+AT_MOST = re.compile(r"at most \d+ image", re.IGNORECASE)  # what vLLM says of more pictures than it was started for
 SAME_REFUSALS = 5  # of requests in one wording, before any was answered: every further one would be refused too
 MOST_BYTES = 64 << 20  # of a reply; vLLM lists tokens at each of the prompt's
 MOST_BYTES_OF_TEXT = 8 << 20
@@ -177,6 +179,8 @@ class Endpoint:
         pictured = any(isinstance(turn["content"], list) for turn in fields["messages"])
         kind = classify(status, body, with_image=pictured, with_logprobs="logprobs" in fields)
         reason = f"{status}: {_message(body)}"
+        if AT_MOST.search(body):
+            reason += "; start vLLM with --limit-mm-per-prompt '{\"image\": N}', with N pictures of a request"
         self._refusals[reason] += 1
         alike = status in (400, 422) and self._refusals[reason] >= SAME_REFUSALS and not self._answered
         if kind is FailureKind.STOP or (kind is FailureKind.FAILED and alike):

@@ -25,7 +25,10 @@ from mitigation.branches import BranchMethod
 from mitigation.method import Method, abilities
 
 if TYPE_CHECKING:
+    from PIL import Image
+
     from interp.generation import Generation
+    from interp.messages import Message
     from interp.vlm import Prompt
 
 CONTRASTS = (
@@ -232,20 +235,24 @@ class ApiModel:
                 raise
 
     def _messages(self, prompt: "Prompt") -> list[dict[str, Any]]:
-        """Return the prompt as chat messages, the image before the words as in the templates of the open models.
+        """Return the prompt as chat messages; a turn of words only is a string.
 
         Raises:
-            Failed: its picture cannot be sent.
+            Failed: a picture cannot be sent.
         """
         system = [{"role": "system", "content": prompt.system}] if prompt.system is not None else []
-        if prompt.image is None:
-            return [*system, {"role": "user", "content": prompt.text}]
+        return [*system, *({"role": turn.role, "content": self._content(turn)} for turn in prompt.turns)]
+
+    def _content(self, turn: "Message") -> str | list[dict[str, Any]]:
+        if not turn.images:
+            return turn.text
+        return [{"type": "text", "text": part} if isinstance(part, str) else self._image(part) for part in turn.parts]
+
+    def _image(self, image: "Image.Image") -> dict[str, Any]:
         try:
-            picture, longest = prompt.image.copy(), self.config.max_image_side or max(prompt.image.size)
+            picture, longest = image.copy(), self.config.max_image_side or max(image.size)
             picture.thumbnail((longest, longest))
-            url = data_url(picture)  # lossless: what is recorded is seen
+            return {"type": "image_url", "image_url": {"url": data_url(picture)}}  # lossless: what is recorded is seen
         except Exception as error:  # Pillow may raise anything while scaling or writing
             reason = f"the image cannot be sent ({type(error).__name__}: {one_line(str(error))})"
             raise Failed(Reply(Status.BAD_IMAGE, reason=reason)) from error
-        parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": prompt.text}]
-        return [*system, {"role": "user", "content": parts}]

@@ -8,7 +8,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from starlette.applications import Starlette
@@ -25,6 +25,7 @@ from experiments.serving.pictures import read_picture
 from experiments.serving.requests import KEY, Question, read_question
 from experiments.serving.web import Events, application, check_key, parsed_body
 from experiments.serving.worker import Job, Worker
+from interp.errors import UserError
 from interp.prompt import Prompt
 
 POLL = 0.05  # seconds between two looks whether a client is still there
@@ -90,7 +91,7 @@ class Server:
         def do(vlm: Any, batch: Sequence[Job]) -> list[Answer]:
             return answer(method, vlm, [job.payload for job in batch], question.decoding)
 
-        kind = (body.model, question.decoding, prompt.image is not None)
+        kind = (body.model, question.decoding, len(prompt.images))
         job = Job(do, events.tell, kind, prompt, question.decoding.max_tokens, payload=row)
         row.given_up = lambda: bool(job.dropped)
         self.worker.put(job)
@@ -122,10 +123,25 @@ class Server:
         """Return the question and its prompt."""
         question = read_question(body, default_tokens=self.default_tokens, most_tokens=self.tokens)
         self._method(question.body.model)
-        image = None if question.image_url is None else read_picture(question.image_url, self.pixels)
+        try:
+            prompt = Prompt(messages=[self._opened(message) for message in question.messages])
+        except BadRequest:
+            raise
+        except UserError as error:
+            raise BadRequest(str(error), "messages") from None
         if (key := question.body.metadata.get(KEY)) is None:
-            key = hashlib.sha256(question.text.encode()).hexdigest() if image is None else pixel_digest(image)
-        return question, Prompt(question.text, image, question.system, key)
+            text = repr(prompt.content) if prompt.messages else prompt.text
+            only = prompt.image if not prompt.messages else None
+            key = hashlib.sha256(text.encode()).hexdigest() if only is None else pixel_digest(only)
+        return question, replace(prompt, key=key)
+
+    def _opened(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a message with its pictures read."""
+        parts = [
+            {**part, "image": read_picture(part["image"], self.pixels)} if part["type"] == "image" else part
+            for part in message["content"]
+        ]
+        return {**message, "content": parts}
 
     def _check_key(self, request: Request) -> None:
         if self.key:

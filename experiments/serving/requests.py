@@ -52,6 +52,7 @@ class _ImagePart(_Strict):
 
 
 _Part = Annotated[_TextPart | _ImagePart, Field(discriminator="type")]
+MOST_PICTURES = 16  # of a request
 PARTS = '{"type": "text", "text": "…"} or {"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}'
 
 
@@ -112,13 +113,11 @@ class Decoding:
 
 
 class Question(NamedTuple):
-    """One request: a question about at most one picture, given as its URL, and how it is decoded."""
+    """One request: messages in the chat format, pictures as URLs, and how the answer is decoded."""
 
     body: Body
     decoding: Decoding
-    text: str
-    image_url: str | None
-    system: str | None
+    messages: list[dict[str, Any]]
 
 
 def read_question(body: bytes, *, default_tokens: int, most_tokens: int) -> Question:
@@ -134,7 +133,7 @@ def read_question(body: bytes, *, default_tokens: int, most_tokens: int) -> Ques
     except ValidationError as error:
         raise _in_a_sentence(error) from None
     _refuse_unknown(parsed.model_extra or {})
-    return Question(parsed, _decoding(parsed, default_tokens, most_tokens), *_turns(parsed.messages))
+    return Question(parsed, _decoding(parsed, default_tokens, most_tokens), _chat(parsed.messages))
 
 
 def _decoding(body: Body, default_tokens: int, most_tokens: int) -> Decoding:
@@ -156,27 +155,41 @@ def _decoding(body: Body, default_tokens: int, most_tokens: int) -> Decoding:
     )
 
 
-def _turns(messages: list[_Message]) -> tuple[str, str | None, str | None]:
-    """Return the user's words, the URL of the picture, and the system prompt."""
-    system: str | None = None
-    words, urls = "", list[str]()
+def _chat(messages: list[_Message]) -> list[dict[str, Any]]:
+    """Return the messages in the chat format of ``interp.messages``, with a picture's URL in its place.
+
+    In a turn with one picture it comes before the words, which are on lines of their own.
+    """
+    chat, pictures = [], 0
     for index, message in enumerate(messages):
-        last, role = index == len(messages) - 1, "system" if message.role == "developer" else message.role
-        if role != ("user" if last else "system") or index > 1:
-            rule = (
-                "a request here is one question: at most one system turn, then one user turn; conversations are refused"
-            )
+        role = "system" if message.role == "developer" else message.role
+        if role not in ("system", "user", "assistant"):
+            rule = "a request here has at most one system turn, and turns of user and assistant"
             raise BadRequest(f"messages.{index} is a turn of role {message.role!r}; {rule}", "messages")
         words, urls = _content(message)
-        if not last:
-            system = words
-            if urls:
-                raise BadRequest("a picture in the system turn; put it into the user's", "messages")
-    if len(urls) > 1:
-        raise BadRequest(f"{len(urls)} pictures; a question here is about one at most", "messages")
+        pictures += len(urls)
+        if urls and role != "user":
+            raise BadRequest(f"a picture in the {role} turn; put it into the user's", "messages")
+        parts = message.content if isinstance(message.content, list) and len(urls) > 1 else None
+        content = [_part(part) for part in parts or ()] or [*map(_image, urls), {"type": "text", "text": words}]
+        chat.append({"role": role, "content": content})
+    if pictures > MOST_PICTURES:
+        raise BadRequest(f"{pictures} pictures; a request here has {MOST_PICTURES} at most", "messages")
+    if chat[-1]["role"] != "user":
+        raise BadRequest(
+            f"the last turn is by {chat[-1]['role']!r}; a request ends with a turn of the user", "messages"
+        )
     if not words.strip():
         raise BadRequest("the user turn has no words; ask something about the picture", "messages")
-    return words, urls[0] if urls else None, system
+    return chat
+
+
+def _part(part: _TextPart | _ImagePart) -> dict[str, Any]:
+    return _image(part.image_url.url) if isinstance(part, _ImagePart) else {"type": "text", "text": part.text}
+
+
+def _image(url: str) -> dict[str, Any]:
+    return {"type": "image", "image": url}
 
 
 def _content(message: _Message) -> tuple[str, list[str]]:

@@ -233,8 +233,7 @@ class Worker:
 
 
 def _pixels(job: Job) -> int:
-    image = None if job.prompt is None else job.prompt.image
-    return 0 if image is None else image.width * image.height
+    return 0 if job.prompt is None else sum(image.width * image.height for image in job.prompt.images)
 
 
 def _lacks_memory(error: Exception) -> bool:

@@ -42,7 +42,15 @@ class Cases:
 
     @cached_property
     def _by_id(self) -> dict[str, Sample]:
-        return {} if isinstance(self._loaded, UserError) else {sample.id: sample for sample in self._loaded.samples}
+        return (
+            {}
+            if isinstance(self._loaded, UserError)
+            else {
+                sample.id: sample
+                for sample in self._loaded.samples
+                if not sample.turns  # the page shows one picture
+            }
+        )
 
     def sample(self, case: str) -> Sample:
         """Return a case of the benchmark.

@@ -25,7 +25,8 @@ def said_with(part: Any) -> dict[str, Any]:
 
 
 def test_what_is_left_out_is_greedy_and_of_the_runs_length() -> None:
-    assert read()[1:] == (Decoding(16), "Is it safe?", None, None)
+    words = [{"role": "user", "content": [{"type": "text", "text": "Is it safe?"}]}]
+    assert read()[1:] == (Decoding(16), words)
     asked = read().body
     assert (asked.model, asked.n, asked.seed, asked.metadata, asked.stream) == ("m", 1, None, {}, False)
 
@@ -37,7 +38,11 @@ def test_everything_that_is_understood() -> None:
         stop=["\n", "."], logprobs=True, top_logprobs=4, stream=True, stream_options={"include_usage": True},
         metadata={"key": "case 1", "else": "x"}, user="me", tools=[], frequency_penalty=0, response_format=None,
     )  # fmt: skip
-    assert found[1:] == (Decoding(5, 0.5, 0.9, ("\n", "."), 4), "A\nB", "data:x", "Be careful.")
+    messages = [
+        {"role": "system", "content": [{"type": "text", "text": "Be careful."}]},
+        {"role": "user", "content": [{"type": "image", "image": "data:x"}, {"type": "text", "text": "A\nB"}]},
+    ]
+    assert found[1:] == (Decoding(5, 0.5, 0.9, ("\n", "."), 4), messages)
     asked = found.body
     assert (asked.model, asked.n, asked.seed, asked.metadata["key"]) == ("m", 1, 7, "case 1")
     assert asked.stream
@@ -52,17 +57,14 @@ def test_null_is_as_good_as_left_out() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"messages": parts("data:a", "data:b")}, "2 pictures; a question here is about one at most"),
+        ({"messages": parts(*["data:a"] * 17)}, "17 pictures; a request here has 16 at most"),
+        ({"messages": [*parts(), {"role": "assistant", "content": "x"}]}, "the last turn is by 'assistant'"),
+        ({"messages": [{"role": "tool", "content": "x"}, *parts()]}, "messages.0 is a turn of role 'tool'"),
         (
-            {"messages": [*parts(), {"role": "assistant", "content": "x"}]},
-            "messages.0 is a turn of role 'user'; a request here is one question",
-        ),
-        (
-            {"messages": [*parts(), *parts()]},
-            "a request here is one question: at most one system turn, then one user turn",
+            {"messages": [{"role": "assistant", "content": parts("data:a")[0]["content"]}, *parts()]},
+            "a picture in the assistant turn; put it into the user's",
         ),
         ({"messages": [{"role": "user", "content": " "}]}, "the user turn has no words"),
-        ({"messages": [{"role": "system", "content": "x"}] * 2 + parts()}, "at most one system turn"),
         (
             said_with({"type": "input_audio"}),
             "messages.0.content.0: Input tag 'input_audio' found using 'type' does not match any of the expected",
@@ -121,3 +123,11 @@ def test_a_refusal_is_one_sentence_that_names_the_parameter(fields: dict[str, An
 def test_what_is_no_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(BadRequest):
         read_question(body, default_tokens=16, most_tokens=64)
+
+
+def test_a_conversation_keeps_its_turns_and_pictures() -> None:
+    first, answer = {"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Yes."}
+    asked = parts("data:a", "data:b")
+    found = read(messages=[first, answer, *asked]).messages
+    assert [message["role"] for message in found] == ["user", "assistant", "user"]
+    assert [part.get("image", part.get("text")) for part in found[2]["content"]] == ["data:a", "data:b", "A", "B"]
