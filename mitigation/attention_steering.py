@@ -40,7 +40,9 @@ class AttentionSteering(Around):
         if self.layers is not None:
             object.__setattr__(self, "layers", tuple(self.layers))
         if self.method is not None and not callable(getattr(self.method, "generate", None)):
-            raise UserError(f"method={self.method!r}; what answers under steering is a method such as VCD(); name one")
+            raise UserError(
+                f"method={self.method!r}; it must be a method such as VCD(), which answers under steering; give one"
+            )
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """Return answers and margins of the steered model.

@@ -71,9 +71,7 @@ class ECSO:
     def __post_init__(self) -> None:
         for name, needed in _PARTS.items():
             if any(part not in getattr(self, name) for part in needed):
-                raise UserError(
-                    f"{name}={getattr(self, name)!r}; it has to hold {' and '.join(needed)}; add what lacks"
-                )
+                raise UserError(f"{name}={getattr(self, name)!r}; it must contain {' and '.join(needed)}; add it")
         check_count("description_tokens", self.description_tokens, 1, hint="take 96")
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":

@@ -144,8 +144,8 @@ def check_answers(method: Any, generation: Any, prompts: "Sequence[Prompt]", *, 
     expected = margins and not abilities(method).unscored and bool(generation.scored.any())
     if expected and bool(generation.margins.isnan().all()):
         raise MethodFault(
-            f"it returned no margins; {OWES}; one that masks the answers keeps their scores as uncut_scores "
-            "(interp.margin), and one that has none says why in an attribute unscored"
+            f"it returned no margins; {OWES}; if it masks the answers, keep their scores as uncut_scores "
+            "(interp.margin); if it has none, say why in an attribute unscored"
         )
 
 

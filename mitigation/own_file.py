@@ -129,9 +129,8 @@ class _Own:
             return made
         if self.learns is not (LEARNED in _given(function)):
             raise UserError(
-                f"{self.name}: what {LEARN}({LEARN_ARGUMENTS}) returns reaches {self._kind} as its parameter "
-                f"{LEARNED}, and one of the two is missing; write both, and {self._kind}({ARGUMENTS[self._kind]}, *, "
-                f"{LEARNED})"
+                f"{self.name}: what {LEARN}({LEARN_ARGUMENTS}) returns is the parameter {LEARNED} of {self._kind}, and "
+                f"one of the two is missing; write both, with {self._kind}({ARGUMENTS[self._kind]}, *, {LEARNED})"
             )
         return self._called(function, self._kind, ARGUMENTS[self._kind], self.settings)
 
@@ -364,7 +363,7 @@ def _run(file: Path, digest: str) -> ModuleType:
     except Exception as error:
         del sys.modules[name]
         raise UserError(
-            f"method.path={file}: {type(error).__name__}: {error}{line_in(file, error)}; mend it"
+            f"method.path={file}: {type(error).__name__}: {error}{line_in(file, error)}; correct it"
         ) from error
     return module
 
@@ -408,7 +407,8 @@ def _only_method(module: ModuleType, name: str) -> str:
         )
     if methods == ["contrast"] and not callable(getattr(module, "second", None)):
         raise UserError(
-            f"{name}: contrast needs a function second(prompt) beside it, which returns the prompt of the second branch"
+            f"{name}: contrast needs a function second(prompt) next to it, which returns the prompt of the second "
+            "branch"
         )
     return methods[0]
 

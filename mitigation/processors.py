@@ -150,14 +150,14 @@ def same_shape(returned: Any, given: Float[Tensor, "row vocab"], function: str) 
     if not isinstance(returned, Tensor) or returned.shape != given.shape:
         shape = tuple(returned.shape) if isinstance(returned, Tensor) else type(returned).__name__
         raise MethodFault(
-            f"{function} returned {shape}; it owes scores of the shape that it was given, {tuple(given.shape)}"
+            f"{function} returned {shape}; it must return scores of the given shape, {tuple(given.shape)}"
         )
     usable = (returned < torch.inf).all(-1) & (returned > -torch.inf).any(-1)  # a NaN is neither
     if not bool(usable.all()):
         raise MethodFault(
             f"{function} returned scores that are no numbers (NaN, +∞ or nothing but −∞) for {int((~usable).sum())} of "
-            f"{len(usable)} prompts, as the logarithm of negative scores is; it owes finite ones, or −∞ for a token "
-            "that may not come"
+            f"{len(usable)} prompts, such as the logarithm of negative scores; it must return finite scores, or −∞ for "
+            "a forbidden token"
         )
     return returned
 

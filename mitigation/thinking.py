@@ -46,7 +46,7 @@ class Thinking:
         if self.budget == 0 and self.begins:
             raise UserError(
                 f"budget={self.budget} and begins={self.begins!r}: a thought that is switched off begins with nothing; "
-                "leave one out"
+                "remove one of them"
             )
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
@@ -96,7 +96,9 @@ class TwoSteps:
     def __post_init__(self) -> None:
         for name, part in (("thought", self.thought), ("answer", self.answer)):
             if not callable(getattr(part, "generate", None)) or isinstance(part, Thinking | TwoSteps):
-                raise UserError(f"{name}={part!r}: is a method that leaves thinking alone, as VCD() or Baseline()")
+                raise UserError(
+                    f"{name}={part!r}: must be a method that does not change thinking, such as VCD() or Baseline()"
+                )
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """See ``Method.generate``.
@@ -157,6 +159,6 @@ def _closed(vlm: "VLM", generation: "Generation", row: int, closing: Sequence[in
 def _check_thinks(vlm: "VLM") -> None:
     if not vlm.thinks:
         raise UserError(
-            f"{vlm.name} does not think first, by its chat template, so there is no thought to bound or begin; "
-            f"take another method, or {NAME_THE_MARKS}"
+            f"{vlm.name} does not think first, by its chat template, so there is no thought to bound or begin; choose "
+            f"another method, or {NAME_THE_MARKS}"
         )

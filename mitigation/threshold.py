@@ -104,8 +104,8 @@ def matching_shift(margins: Float[np.ndarray, " case"], yes_share: float) -> flo
     margins = np.sort(np.asarray(margins, dtype=np.float64))
     if not margins.size or not np.isfinite(margins).all():
         raise UserError(
-            f"{int((~np.isfinite(margins)).sum())} of {margins.size} margins are not finite; a bias is fitted on "
-            "one finite margin a case, of one case at least; leave the others out"
+            f"{int((~np.isfinite(margins)).sum())} of {margins.size} margins are not finite; a bias is fitted on at "
+            "least one finite margin; remove the others"
         )
     if not 0 <= yes_share <= 1:
         raise UserError(f"target_yes_share={yes_share!r}; a share of answers lies between 0 and 1")
@@ -155,9 +155,9 @@ def _check_cases(margins: Float[np.ndarray, " case"], safe: Bool[np.ndarray, " o
         raise UserError(f"{margins.size} margins for {safe.size} labels; a shift is fitted on one margin a case")
     if not safe.any() or safe.all():
         raise UserError(
-            f"{int(safe.sum())} safe and {int((~safe).sum())} unsafe cases; a shift is fitted on both; take more cases"
+            f"{int(safe.sum())} safe and {int((~safe).sum())} unsafe cases; a shift is fitted on both; give more cases"
         )
     if not np.isfinite(margins).all():
         raise UserError(
-            f"{int((~np.isfinite(margins)).sum())} of {margins.size} margins are not finite; leave those cases out"
+            f"{int((~np.isfinite(margins)).sum())} of {margins.size} margins are not finite; remove those cases"
         )

@@ -147,8 +147,8 @@ def check_teaches(questions: Sequence[str], safe: Sequence[bool], *, seed: int) 
     counts = {"safe": int(labels.sum()), "unsafe": int((1 - labels).sum())}
     if min(counts.values()) < FEWEST_CASES:
         raise UserError(
-            f"there are {counts['safe']} safe and {counts['unsafe']} unsafe cases to learn from; it takes at least "
-            f"{FEWEST_CASES} of each, of {FEWEST_GROUPS} different texts; add cases, or raise limit"
+            f"there are {counts['safe']} safe and {counts['unsafe']} unsafe cases to learn from; at least "
+            f"{FEWEST_CASES} of each are needed, with {FEWEST_GROUPS} different texts; add cases, or raise limit"
         )
     grouped_folds(labels, np.asarray(questions), folds=FOLDS, seed=seed, names=("unsafe", "safe"))
 
@@ -166,6 +166,6 @@ def question_halves(questions: Sequence[str], safe: Sequence[bool], seed: int) -
     if len(set(zip(halves, safe, strict=True))) < 4:
         raise UserError(
             f"{len(different)} different questions with {sum(safe)} safe and {len(safe) - sum(safe)} unsafe cases; a "
-            "drift is fitted to half of the questions and chosen on the other, and each needs both; take more cases"
+            "drift is fitted to half of the questions and chosen on the other, and each needs both; give more cases"
         )
     return halves

@@ -99,8 +99,8 @@ class Wrapper(Around):
         """Check that the method is not sampled; ``done`` is "shifted" or "sampled"."""
         if not callable(getattr(self.method, "generate", None)) or isinstance(self.method, Sampled):
             raise UserError(
-                f"method={self.method!r}; what is {done} is a method such as VCD(), before its tokens are drawn; name "
-                "one, and sample last"
+                f"method={self.method!r}; only a method without sampling, such as VCD(), can be {done}; give one, and "
+                "sample last"
             )
 
     def _answers(self, vlm: "VLM", prompts: "Sequence[Prompt]", max_new_tokens: int, added: "Added") -> "Generation":
@@ -113,8 +113,8 @@ class Wrapper(Around):
         generation = self.method.generate(cast("VLM", wrapped), prompts, max_new_tokens=max_new_tokens)
         if not wrapped.used:
             raise UserError(
-                f"method={self.method!r} decodes in a loop of its own, which can be neither shifted nor sampled; take "
-                "a method that answers through vlm.generate"
+                f"method={self.method!r} has its own decoding loop, which cannot be shifted or sampled; choose a "
+                "method that answers through vlm.generate"
             )
         return generation
 
@@ -155,8 +155,8 @@ class Shifted(Wrapper):
             generation = shifted(vlm, prompts, max_new_tokens=max_new_tokens)
         if bool((generation.margins.isnan() & generation.scored).any()):
             raise UserError(
-                "the method has answers without a margin to shift; a logits processor that masks Yes or No has to "
-                "declare uncut_scores"
+                "the method has answers without a margin to shift; if its logits processor masks Yes or No, declare "
+                "uncut_scores"
             )
         return generation
 

@@ -120,7 +120,7 @@ class Endpoint:
         if not isinstance(value, dict) or not value:
             raise UserError(
                 f"{address} {one_line(self._without_key(fault))}; model.engine=vllm needs a vLLM server that has "
-                "model.model; look at both, or set model.engine=null"
+                "model.model; check both, or set model.engine=null"
             )
         return value
 

@@ -74,8 +74,8 @@ class ApiConfig:
         # The value is not repeated: whoever mistakes this field for the key's would see it written out.
         if self.key_env is not None and not re.fullmatch(r"[A-Z][A-Z0-9_]{0,63}", self.key_env):
             raise UserError(
-                "model.key_env is not the name of an environment variable (capitals, digits, '_'); "
-                "it names the variable that holds the key and is never the key itself; mend it"
+                "model.key_env is not the name of an environment variable (capitals, digits, '_'); it names the "
+                "variable with the key and is never the key itself; correct it"
             )
         for name, choices in CHOICES.items():
             if (value := getattr(self, name)) not in choices:
@@ -85,13 +85,13 @@ class ApiConfig:
             if (value := getattr(self, name)) is not None and not low <= value < float("inf"):
                 raise UserError(f"model.{name}={value} is out of range; it is at least {low:g}; mend it")
         if reserved := sorted(set(self.extra_body) & set(OWN_FIELDS)):
-            raise UserError(f"model.extra_body.{reserved[0]} is set by the request itself; leave it out")
+            raise UserError(f"model.extra_body.{reserved[0]} is set by the request itself; remove it")
         if self.thinking is not None:
             check_marks(self.thinking)
         if self.template:
             check_keywords(self.template)
             if KEYWORDS in self.extra_body:
-                raise UserError(f"model.extra_body.{KEYWORDS} is given beside model.template; give one of the two")
+                raise UserError(f"model.extra_body.{KEYWORDS} and model.template are both set; set only one of them")
 
     @property
     def rendering(self) -> dict[str, Any]:
@@ -126,13 +126,13 @@ class ApiConfig:
                 return None
             raise UserError(f"{self.key_env} is not set; {self.name} needs a key; export {self.key_env}=<your key>")
         if not (key.isascii() and key.isprintable()) or " " in key:
-            raise UserError(f"{self.key_env} holds characters that no key has; set it to the key alone")
+            raise UserError(f"{self.key_env} has characters that no key has; set it to only the key")
         if len(key) >= SHORTEST_SECRET and key in f"{self!r}{self.template}":
-            raise UserError(f"the key in {self.key_env} also stands in the configuration, which is saved; take it out")
+            raise UserError(f"the key in {self.key_env} is also in the configuration, which is saved; remove it there")
         if urlsplit(self.base_url).scheme != "https" and not self.local:
             raise UserError(
-                f"{self.base_url} is not encrypted, and the key in {self.key_env} would be sent to it; use https, "
-                "a tunnel to 127.0.0.1, or model.key_env=null for a server that asks for no key"
+                f"{self.base_url} is not encrypted, and the key in {self.key_env} would be sent to it; use https, a "
+                "tunnel to 127.0.0.1, or model.key_env=null if the server needs no key"
             )
         return key
 
@@ -153,7 +153,7 @@ def _check_address(address: str) -> None:
         # Again without the value, which may hold a secret.
         raise UserError(
             "model.base_url holds a user name, a query or a fragment; it is saved with every run and may hold no "
-            "secret; give the address alone, and the key in the variable that model.key_env names"
+            "secret; give only the address, and put the key into the variable that model.key_env names"
         )
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UserError(f"model.base_url={address!r} is not an http(s) address; e.g. http://127.0.0.1:8000/v1")

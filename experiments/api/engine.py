@@ -114,7 +114,7 @@ class Engine:
             raise Failed(Reply(Status.TRANSPORT_FAILED, reason=WITHOUT))
         if not all(set(named) <= set(each) for each in reply.tokens.lists):
             raise UserError(
-                f"{config.base_url} does not name tokens by id (logprob_token_ids); take vLLM 0.32 or later, or "
+                f"{config.base_url} does not name tokens by id (logprob_token_ids); use vLLM 0.32 or later, or set "
                 "model.engine=null, which has no contrasts"
             )
         return reply.tokens

@@ -55,7 +55,7 @@ def check_methods(arms: Mapping[str, Method], config: ApiConfig, *, scored: bool
         short = not scored and can.needs_for_answers and f"{can.needs_for_answers}, or take protocol=score"
         if not can.works_over_api and (why := can.needs or ("" if by_token(config) else CONTRASTS) or short):
             who = f"arm {arm} ({type(method).__name__})"
-            raise UserError(f"{who} cannot be asked of {config.name}: {why}; leave it out, or run an open model here")
+            raise UserError(f"{who} cannot be asked of {config.name}: {why}; remove it, or run an open model here")
 
 
 def by_token(config: ApiConfig) -> bool:
@@ -135,7 +135,7 @@ class ApiModel:
         import torch
 
         if not by_token(self.config):
-            raise UserError(f"{self.name} cannot be asked: {CONTRASTS}; or leave {type(method).__name__} out")
+            raise UserError(f"{self.name} cannot be asked: {CONTRASTS}; or remove {type(method).__name__}")
 
         def ask(row: int, spent: Counter[str]) -> tuple[Reply, Answer]:
             branches = [self._messages(one) for one in (prompts[row], *(other["prompts"][row] for other in others))]

@@ -156,7 +156,7 @@ def both_sides(endpoint: ApiConfig | None, name: str, twin: str | None, dtype: s
 
     if endpoint is None:
         raise UserError(
-            f"task.twin={twin}: {name} is here, and a twin is of a model behind an endpoint; leave it out, or take "
+            f"task.twin={twin}: {name} is local, and a twin belongs to a model behind an endpoint; remove it, or set "
             "model=api"
         )
     if twin is None:

@@ -151,12 +151,12 @@ def parse_prompts(text: str, source: str) -> list[PromptBlock]:
         if not match or match["id"] not in KEY:
             raise UserError(
                 f"{source}, line {line}: a block is an id of the key (1-1153, 2001-2370), the line '{PREFIX}', a "
-                f"sentence in double quotes and a blank line; mend it or fetch the file again from {REPOSITORY}"
+                f"sentence in double quotes and a blank line; correct it, or fetch the file again from {REPOSITORY}"
             )
         blocks.append(PromptBlock(match["id"], match["text"], line))
         end = match.end()
     if not blocks:
-        raise UserError(f"{source} holds no prompt; at least one is needed; fetch it again from {REPOSITORY}")
+        raise UserError(f"{source} has no prompt; at least one is needed; fetch it again from {REPOSITORY}")
     return blocks
 
 

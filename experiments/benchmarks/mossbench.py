@@ -149,7 +149,7 @@ def published_questions(root: Path) -> dict[str, MOSSBenchEntry]:
             if not questions[pid].image.resolve().is_relative_to((root / "data").resolve()):
                 raise Unfit(f"image {fields['image']!r} leaves {root / 'data'}")
         except Unfit as error:
-            raise UserError(f"{source}: pid {pid}: {error}; take the file as it is published") from None
+            raise UserError(f"{source}: pid {pid}: {error}; use the file as it is published") from None
     return questions
 
 

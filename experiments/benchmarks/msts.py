@@ -60,8 +60,9 @@ def read_answers(root: Path) -> dict[str, Language]:
                  for path in (folder / f"{name}.csv", folder / f"{name}{ENDING}") if path.is_file()}  # fmt: skip
         if matched:
             return {tag: _read(path, tag) for tag, path in sorted(matched.items())}
-    raise UserError(f"{root}: holds no labelled answers of MSTS (english{ENDING} and its like); clone {REPOSITORY} and "
-                    "give its folder")  # fmt: skip
+    raise UserError(
+        f"{root}: has no labelled answers of MSTS (english{ENDING}, …); clone {REPOSITORY} and give its folder"
+    )
 
 
 def holds_answers(root: Path) -> bool:
@@ -87,7 +88,7 @@ def _read(path: Path, tag: str) -> Language:
 
 def _class(label: str | None, path: Path, position: str) -> Verdict:
     if not (matched := re.match(r"[12]\.[0-9Z]", label or "")):
-        raise UserError(f"{path}, {position}: label {label!r} is none of MSTS's; take the file as it is published")
+        raise UserError(f"{path}, {position}: label {label!r} is none of MSTS's; use the file as it is published")
     return CLASSES.get(matched[0], Verdict.COMPLIED)
 
 

@@ -143,7 +143,7 @@ def runnable(collected: Collected, *, strict: bool = False, get: str = "") -> Lo
     if not usable:
         case, reason = next(iter((faults or reasons).items()), ("", "it names no case"))
         counted = f"none of the {total} cases in {collected.root or 'the data set'} can run ({case}: {reason})"
-        raise UserError(f"{counted}; at least one is needed; {get} or look at benchmark.root")
+        raise UserError(f"{counted}; at least one is needed; {get} or check benchmark.root")
     there = {sample.id for sample in usable}
     return Loaded(usable, {case: why for case, why in reasons.items() if case not in there}, manifest(usable))
 

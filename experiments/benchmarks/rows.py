@@ -57,8 +57,10 @@ def read_file(path: Path, wanted: Collection[str], *, option: str = "benchmark",
             raise UserError(f"{option}.path={path}: is no regular file; give a table in {', '.join(ENDINGS)}")
         ending = path.suffix.lower()
         if ending != ".xlsx" and _begins(path, b"PK\x03\x04"):
-            raise UserError(f"{path}: is by its first bytes a workbook, which its name does not say; call it "
-                            f"{path.with_suffix('.xlsx').name}, or save it as CSV in UTF-8")  # fmt: skip
+            raise UserError(
+                f"{path}: is a workbook (by its first bytes) with another ending; rename it to "
+                f"{path.with_suffix('.xlsx').name}, or save it as CSV in UTF-8"
+            )
         rows, columns, problems = readers.get(ending, _json_lines)(path, wanted)
     except (OSError, ValueError, MemoryError) as error:
         way_out = get or "save it again, or give another file"
@@ -121,7 +123,7 @@ def json_value(text: str, path: Path, kind: type, way_out: str, **options: Any) 
         raise UserError(f"{path} is not JSON ({error}); {way_out}") from error
     if not isinstance(value, kind) or not value:
         name = "list" if kind is list else "object"
-        raise UserError(f"{path} holds no {name} with something in it; {way_out}")
+        raise UserError(f"{path} has no {name} that is not empty; {way_out}")
     return value
 
 
@@ -257,5 +259,5 @@ def _parquet(path: Path, wanted: Collection[str]) -> tuple[list[Any], list[str],
     except UserError:
         raise
     except Exception as error:  # the decoders raise whatever bad bytes provoke
-        raise UserError(f"{path} is not a whole Parquet file ({_brief(error)}); write it again") from error
+        raise UserError(f"{path} is not a complete Parquet file ({_brief(error)}); write it again") from error
     return rows, columns, []

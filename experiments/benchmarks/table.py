@@ -84,7 +84,7 @@ class Table:
             raise UserError(f"{self.option}.columns.{unknown[0]}: is no column of a table; known: {values}")
         if self.template is not None and TEXT not in self.template:
             raise UserError(
-                f"{self.option}.template={self.template[:60]!r}: must hold {TEXT}, in whose place the text goes"
+                f"{self.option}.template={self.template[:60]!r}: must contain {TEXT}, which the text of a case replaces"
             )
         for option, path in (("path", self.path), ("development", self.to_learn_from)):
             if path is not None and Path(path).suffix.lower() not in ENDINGS:
@@ -144,7 +144,7 @@ class Table:
     def _not_empty(self, loaded: Loaded, use: str, value: str) -> Loaded:
         if not loaded.samples and not loaded.problems:
             says = f"the column {self._column('split')!r} says {value} of none"
-            raise UserError(f"{self.path}: no row is to be {use}; {says}; mend it")
+            raise UserError(f"{self.path}: no row is {use}; {says}; correct it")
         return loaded
 
     def _read(self, path: str) -> Rows:
@@ -189,7 +189,7 @@ class Table:
         tell = part != "development" if tell is None else tell
         folder = rows.root if self.images is None else Path(self.images).expanduser()
         if not folder.is_dir():
-            raise UserError(f"{self.option}.images={self.images}: is no folder; give the one that holds the pictures")
+            raise UserError(f"{self.option}.images={self.images}: is no folder; give the folder with the pictures")
         root = folder.resolve() if {self._column("image"), self._column("messages")} & set(rows.columns) else None
         samples, problems = [], list(rows.problems) if tell else []
         for position, row in rows.rows:

@@ -49,8 +49,10 @@ def twins(root: Path) -> dict[str, str]:
     """
     places = [folder / FILE for folder in (root, root.parent) if (folder / FILE).is_file()]
     if not places:
-        raise UserError(f"{root}: holds no {FILE}, which says what prompts are twins; take it from {REPOSITORY} and "
-                        "put it beside the completions")  # fmt: skip
+        raise UserError(
+            f"{root}: has no {FILE}, which lists the twins; copy it from {REPOSITORY} and put it next to the "
+            "completions"
+        )
     rows = published_rows(places[0], ("id", "focus"))
     return {f"v2-{row['id']}": (row["focus"] or "").strip().casefold() for _, row in rows}
 
@@ -66,7 +68,7 @@ def read_completions(root: Path) -> dict[str, list[LabelledCompletion]]:
     paths = [path for path in files if not path.stem.endswith(("_gpteval", "_streval"))]
     if len(paths) < 3:
         needed = f"at least three files {PREFIX}<model>.csv, published at {REPOSITORY}"
-        raise UserError(f"{root}: holds the labelled completions of {len(paths)} models; task.root needs {needed}")
+        raise UserError(f"{root}: has the labelled completions of {len(paths)} models; task.root needs {needed}")
     return {path.stem.removeprefix(PREFIX): _read(path) for path in paths}
 
 
@@ -80,5 +82,5 @@ def _read(path: Path) -> list[LabelledCompletion]:
         verdict = LABELS[row["final_label"]]
         read.append(LabelledCompletion(row["id"], model, row["prompt"], row["completion"] or "", verdict))
     if len({row.case for row in read}) < len(read):
-        raise UserError(f"{path}: an id occurs twice; each prompt is answered once; take the file as it is published")
+        raise UserError(f"{path}: an id occurs twice; each prompt is answered once; use the file as it is published")
     return read

@@ -31,7 +31,7 @@ def expand(arguments: Sequence[str]) -> list[str]:
     keys = [word.partition("=")[0] for word in arguments if "=" in word]
     if {"-m", "--multirun"} & {*arguments} and (twice := next((key for key in keys if keys.count(key) > 1), "")):
         raise UserError(
-            f"a sweep names {twice} twice, and only the last would count; name it once, and each part alone, as in "
+            f"a sweep names {twice} twice, and only the last would count; name it once, or each part separately, as in "
             f"{twice}.NAME=1,2"
         )
     words = ["task=explore", *arguments[1:]] if arguments[:1] == ["explore"] else list(arguments)

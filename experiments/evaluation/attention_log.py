@@ -119,8 +119,8 @@ def _recorded(
             generation = in_two_branches(method).generate(vlm, some, max_new_tokens=max_new_tokens)
         if len(log.rows) != len(some):
             raise UserError(
-                f"{len(log.rows)} prompts were forwarded for {len(some)} cases; its attention is not one answer's; "
-                "look at it with branch=sequential"
+                f"{len(log.rows)} prompts were forwarded for {len(some)} cases, so attention belongs to several "
+                "answers; set method.branch=sequential"
             )
         maps = {(one.row, one.step): one for one in log.maps}
         entries = []

@@ -26,7 +26,7 @@ def load_cases(run: Run, console: Console) -> Loaded:
     """
     loaded = _checked(run, run.benchmark.load(), run.benchmark.name)
     if not loaded.samples:
-        raise UserError(f"benchmark {run.benchmark.name} has no case that can run here; look at benchmark.root")
+        raise UserError(f"benchmark {run.benchmark.name} has no case that can run here; check benchmark.root")
     if loaded.missing:
         sentence = shortfall(len(loaded.samples), loaded.missing)
         console.print(f"[yellow]{sentence} Their ids are in environment.json.[/yellow]", highlight=False)

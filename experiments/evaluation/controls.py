@@ -41,8 +41,8 @@ def arms_needed(method: "Method", study: str, arms: "Mapping[str, Method]") -> t
         return (BASELINE,)
     if study == BASELINE or abilities(arms[study]).fitted_to:
         raise UserError(
-            f"yes_bias matches the share of Yes of the arm under study, and that is {study}; "
-            f"choose one that answers by itself, as method=vcd"
+            f"yes_bias matches the share of Yes of the arm under study, which is {study}; choose an arm that answers, "
+            "such as method=vcd"
         )
     return (BASELINE, study)
 

@@ -32,9 +32,7 @@ def studied(run: Run) -> Path:
     """
     folder = study.run(run)
     if not read_object(folder / "environment.json").get("finished"):
-        raise UserError(
-            f"the study in {folder} is unfinished; run the same command again, which goes on where it ended"
-        )
+        raise UserError(f"the study in {folder} is unfinished; run the same command again to continue it")
     return folder
 
 
@@ -46,7 +44,7 @@ def read(folder: Path) -> Finished:
     """
     environment = read_object(folder / "environment.json")
     if not environment.get("finished"):
-        raise UserError(f"{folder}: holds no finished run; give directories outputs/<name>/<time> of finished studies")
+        raise UserError(f"{folder}: has no finished run; give directories outputs/<name>/<time> of finished studies")
     benchmark = str((environment.get("benchmark") or {}).get("name"))
     design = read_object(folder / "metrics.json")
     return Finished(model_title(environment.get("model")), benchmark, read_results(folder), design)

@@ -94,8 +94,8 @@ def scored(samples: Sequence[Sample], arm: str, generation: "Generation") -> lis
         lines.append(record | {"protocol": "score"})
     if unread:
         raise UserError(
-            f"arm {arm} gives no margins for {unread} of {len(samples)} answers, and protocol=score reads nothing "
-            "else; leave protocol out"
+            f"arm {arm} gives no margins for {unread} of {len(samples)} answers, and protocol=score reads only "
+            "margins; remove protocol"
         )
     return lines
 

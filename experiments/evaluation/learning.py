@@ -84,7 +84,7 @@ def examples(samples: Sequence[Sample]) -> "tuple[list[Prompt], list[bool]]":
 def _learn(method: TrainableMethod, vlm: "VLM", samples: Sequence[Sample], out: Path) -> None:
     prompts, safe = examples(samples)
     if not prompts:
-        raise MethodFault("no case of the development split can teach it; raise limit, or mend the images")
+        raise MethodFault("no development case can be learned from; raise limit, or repair the images")
     try:
         of = repr((method, vlm.identity, safe, [content_of(sample) for sample in samples]))
         with vlm.batches.resumable(out.with_suffix(".kept"), identity=of), atomic_write(out) as draft:

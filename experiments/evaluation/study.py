@@ -116,7 +116,7 @@ def baseline_only(run: Run) -> Run:
     if "baseline" not in run.arms:
         raise UserError(
             f"the responses of {run.model.name} were made elsewhere and have no baseline; this task asks the model "
-            "itself; leave method=responses out"
+            "itself; remove method=responses"
         )
     return replace(run, arm="baseline", arms={"baseline": run.arms["baseline"]})
 
@@ -132,11 +132,11 @@ def check_budget(run: Run, vlm: Any) -> None:
     who = f"{vlm.name} thinks before it answers, by its chat template"
     off = "switch thinking off where the template can: 'model.template={enable_thinking: false}'"
     if run.protocol == "score":
-        raise UserError(f"{who}; protocol=score reads the first token alone; leave protocol out, or {off}")
+        raise UserError(f"{who}; protocol=score only reads the first token; remove protocol, or {off}")
     if run.max_new_tokens < FOR_A_THOUGHT:
         raise UserError(
-            f"max_new_tokens={run.max_new_tokens}: {who}; so few cut its thoughts off; give it at least "
-            f"{FOR_A_THOUGHT} (2048 fits most), or {off}"
+            f"max_new_tokens={run.max_new_tokens}: {who}; so few cut its thoughts off; set at least {FOR_A_THOUGHT} "
+            f"(2048 fits most), or {off}"
         )
 
 
@@ -148,9 +148,9 @@ def check_first_token(vlm: Any, tool: str) -> None:
     """
     if getattr(vlm, "thinks", False):
         raise UserError(
-            f"{tool} compares prompts at the token of the verdict, and {vlm.name} thinks first, by its chat template: "
-            "two thoughts differ; switch thinking off where the template can: 'model.template={enable_thinking: "
-            "false}'; task=attention stands behind a thought"
+            f"{tool} compares prompts at the token of the verdict, and {vlm.name} thinks first, by its chat template, "
+            "and two thoughts differ; if the template can, switch thinking off: 'model.template={enable_thinking: "
+            "false}'; task=attention works after a thought"
         )
 
 

@@ -90,7 +90,7 @@ def exclude_trained(arms: Mapping[str, Any], model: Any, loaded: Loaded, *, skip
         )
         raise UserError(
             f"{count:,} of the {len(loaded.samples):,} cases are training rows of {arm} ({places[arm]}: same text and "
-            f"picture), so its answers to them prove nothing; {way_out}"
+            f"picture), so these answers prove nothing; {way_out}"
         )
     missing = {case: LEFT_OUT.format(arms=" and ".join(names)) for case, names in learned_by.items()}
     return Apart(loaded._replace(samples=others, missing={**loaded.missing, **missing}), notes)

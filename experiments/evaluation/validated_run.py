@@ -119,7 +119,7 @@ def _check_judge(run: Run) -> None:
     if run.judge.kind != run.benchmark.kind:
         raise UserError(
             f"judge {run.judge.name} reads {run.judge.kind} answers and {run.benchmark.name} asks for "
-            f"{run.benchmark.kind}; leave judge out, or choose one of that kind in conf/judge"
+            f"{run.benchmark.kind}; remove judge, or choose a judge of that kind in conf/judge"
         )
     if hasattr(run.judge, "check"):
         run.judge.check()
@@ -133,11 +133,11 @@ def check_contrasts(run: Run, arms: Collection[str], kind: Kind) -> None:
     """
     for pair in run.contrasts:
         if kind != "yes_no":
-            raise UserError("contrasts are computed of yes/no benchmarks alone; leave contrasts out")
+            raise UserError("contrasts are only computed for yes/no benchmarks; remove contrasts")
         if len(pair) != 2 or pair[0] == pair[1]:
             raise UserError(f"contrasts={run.contrasts}: an entry is two arms, as in [[a,b]] for a minus b")
         if "baseline" in pair:
-            raise UserError(f"contrasts={run.contrasts}: every arm is compared with the baseline anyway; leave it out")
+            raise UserError(f"contrasts={run.contrasts}: every arm is compared with the baseline anyway; remove it")
         if unknown := [name for name, known in zip(pair, ({*arms, ALL}, arms), strict=True) if name not in known]:
             raise UserError(f"contrasts: there is no arm {unknown[0]!r}; known: {', '.join(arms)}; name one of them")
 
@@ -160,11 +160,11 @@ def check_learning(
     if learning and development is None:
         arm = next(f"arm {name} ({type(method).__name__}) learns" for name, method in learning.items())
         if reason := getattr(benchmark, "untrainable", ""):
-            raise UserError(f"{arm}, and {reason}; leave it out, or learn it on another benchmark")
+            raise UserError(f"{arm}, and {reason}; remove it, or learn it on another benchmark")
         if benchmark.kind != "yes_no":
             raise UserError(
-                f"{arm} from a development split, and benchmark {benchmark.name} has none; leave it out, or name a "
-                "second table of your own: benchmark.development=<file>"
+                f"{arm} from a development split, and benchmark {benchmark.name} has none; remove it, or give a second "
+                "table: benchmark.development=<file>"
             )
         folds = learning_folds(samples)
         splits = {
@@ -178,7 +178,9 @@ def check_learning(
         for where, split in splits.items():
             teaching = [sample for sample in split if sample.subset != "control"]
             if not teaching:
-                raise UserError(f"arm {arm} cannot learn{where}: no case is safe or unsafe; add some, or raise limit")
+                raise UserError(
+                    f"arm {arm} cannot learn{where}: no case is safe or unsafe; add cases with labels, or raise limit"
+                )
             try:
                 check_cases(method, [s.prompt for s in teaching], [SAFE[s.gold] for s in teaching])
             except UserError as error:
@@ -216,13 +218,13 @@ def _check_protocol(run: Run) -> None:
         return
     if run.benchmark.kind != "yes_no":
         raise UserError(
-            f"protocol=score reads Yes or No, and {run.benchmark.name} asks for {run.benchmark.kind} answers; "
-            "leave protocol out"
+            f"protocol=score reads Yes or No, and {run.benchmark.name} asks for {run.benchmark.kind} answers; remove "
+            "protocol"
         )
     if run.endpoint is not None and run.endpoint.logprobs == "off":
         raise UserError(
-            f"protocol=score reads log-probabilities, and {run.model.name} is asked for none (model.logprobs=off); "
-            "leave protocol out, or set model.logprobs=auto"
+            f"protocol=score reads log-probabilities, and {run.model.name} gives none (model.logprobs=off); remove "
+            "protocol, or set model.logprobs=auto"
         )
     for arm in ("baseline", run.arm):
         if reason := abilities(run.arms.get(arm)).unscored:

@@ -74,7 +74,7 @@ class PublishedPrompt(LLMJudge):
         try:
             return _templates(self.benchmark, text)
         except (SyntaxError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
-            raise UserError(f"{path} does not hold the published prompt ({error}); {get}") from error
+            raise UserError(f"{path} does not have the published prompt ({error}); {get}") from error
 
     def question(self, item: Item, *, image: bool) -> str:
         """Return the authors' prompt about an item."""

@@ -180,8 +180,10 @@ def load_classifier(path: str | None) -> Classifier:
         refused, rebutted = (Step(**plain.pop(name)) for name in ("refused", "rebutted"))
         return Classifier(refused, rebutted, tuple(plain.pop("thresholds")), frozenset(plain.pop("prompts")), **plain)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"weights={path}: cannot be read as the weights of a refusal classifier ({error}). "
-                        "Leave it out to use the shipped ones.") from error  # fmt: skip
+        raise UserError(
+            f"weights={path}: cannot be read as the weights of a refusal classifier ({error}). Remove it to use the "
+            "shipped weights."
+        ) from error
 
 
 @dataclass(frozen=True)

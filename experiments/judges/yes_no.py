@@ -121,7 +121,7 @@ class YesNo:
 
     def __post_init__(self) -> None:
         if self.rule not in _RULES:
-            raise UserError(f"rule={self.rule!r}: must be one of {', '.join(_RULES)}; leave it out for anchored")
+            raise UserError(f"rule={self.rule!r}: must be one of {', '.join(_RULES)}; the default is anchored")
 
     @property
     def name(self) -> str:

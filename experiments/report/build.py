@@ -113,7 +113,7 @@ def _write(path: Path, content: bytes) -> Path:
             draft.write_bytes(content)
     except OSError as error:
         raise UserError(
-            f"{path} cannot be written ({error.strerror}); the report is kept beside the run's files; "
-            "make the directory writable or copy the run elsewhere"
+            f"{path} cannot be written ({error.strerror}); the report is written next to the run's files; make the "
+            "directory writable or copy the run elsewhere"
         ) from None
     return path

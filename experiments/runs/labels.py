@@ -125,9 +125,9 @@ def write_sheet(records: Iterable[Record], path: Path, pictures: Mapping[str, st
         with path.open("x", encoding="utf-8-sig", errors="replace", newline="") as handle:
             frame.to_csv(handle, index=False, quoting=1, lineterminator="\r\n")
     except FileExistsError as error:
-        raise UserError(f"{path}: exists and may hold labels; choose another name, or move it") from error
+        raise UserError(f"{path}: exists and may have labels; choose another name, or move it") from error
     except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror}); choose another place") from error
+        raise UserError(f"{path}: cannot be written ({error.strerror}); choose another path") from error
 
 
 def read_labels(paths: Sequence[Path]) -> Labels:

@@ -84,8 +84,8 @@ class Launch:
             _group()
         except (RuntimeError, ValueError, OSError) as error:
             raise UserError(
-                f"{meeting}, and not all came ({str(error).splitlines()[0][:120]}); start all of them with accelerate "
-                "launch or torchrun, or unset WORLD_SIZE and RANK for a single process"
+                f"{meeting}, but not all processes came ({str(error).splitlines()[0][:120]}); start all of them with "
+                "accelerate launch or torchrun, or unset WORLD_SIZE and RANK for a single process"
             ) from error
         if len(machines := set(self.everyones(platform.node()))) > 1:
             raise UserError(
@@ -111,7 +111,7 @@ class Launch:
                 dist.all_gather_object(values, value, group=_group())
             except (RuntimeError, ValueError, OSError) as error:  # gloo's messages are about addresses and sockets
                 raise UserError(
-                    "another process of this launch has ended or was never there; run the same command again to go on "
+                    "another process of this launch has ended or never started; run the same command again to continue "
                     f"({str(error).splitlines()[0][:120]})"
                 ) from error
         return values
@@ -127,7 +127,7 @@ class Launch:
         if model.device_map is not None:
             raise UserError(
                 f"WORLD_SIZE={self.size} and model.device_map={model.device_map}: each process would spread "
-                f"{model.name} over all cards; start one process, or leave device_map out"
+                f"{model.name} over all cards; start one process, or remove device_map"
             )
         import torch
 
@@ -176,8 +176,8 @@ def check_task(task: Any, launch: Launch) -> None:
     if launch.size > 1 and not getattr(function, "sharded", False):
         name = getattr(function, "__name__", type(function).__name__)
         raise UserError(
-            f"WORLD_SIZE={launch.size}: {name} works in one process; start it with python -m experiments.run; cases "
-            "are shared out by task=study, and by tasks that run one"
+            f"WORLD_SIZE={launch.size}: {name} works in one process; start it with python -m experiments.run; only "
+            "task=study, and tasks that run it, divide cases among processes"
         )
 
 

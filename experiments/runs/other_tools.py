@@ -89,7 +89,7 @@ def _inspect(path: Path) -> Iterator[Answer]:
             names = sorted(name for name in log.namelist() if name.startswith("samples/") and name.endswith(".json"))
             for name in names:
                 if log.getinfo(name).file_size > LARGEST:
-                    raise UserError(f"{path}: {name} is larger than {LARGEST // 2**20} MiB; leave the sample out")
+                    raise UserError(f"{path}: {name} is larger than {LARGEST // 2**20} MiB; remove the sample")
                 sample = json.loads(log.read(name))
                 if sample.get("epoch", 1) != 1:
                     raise UserError(f"{path}: has several epochs; an arm has one answer a case; run one epoch")

@@ -87,8 +87,8 @@ class Responses:
         count = sum(self._find(sample) is not None for sample in samples)
         if not count:
             raise UserError(
-                f"{self.path}: none of its ids (the first is {next(iter(_read(self.path)))!r}) is a case here (as "
-                f"{samples[0].id!r}); give the ids of the benchmark"
+                f"{self.path}: none of its ids (first: {next(iter(_read(self.path)))!r}) is a case of this benchmark "
+                f"(first: {samples[0].id!r}); give the benchmark's ids"
             )
         return f"{self.path}: {count} of {len(samples)} cases have a response"
 
@@ -142,5 +142,5 @@ def _read(path: str) -> dict[str, Answer]:
             raise UserError(f"{path}, {answer.line}: id {answer.case!r} occurs twice; keep one response for each case")
         answers[answer.case] = answer
     if not answers:
-        raise UserError(f"{path} holds no response; give at least one line of id and response")
+        raise UserError(f"{path} has no response; give at least one line of id and response")
     return answers

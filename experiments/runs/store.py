@@ -75,7 +75,7 @@ class RunStore:
         lines = list(complete_lines(self.path / file))
         for path, number, line in lines:
             if isinstance(line, ValueError):
-                raise UserError(f"{path}, line {number} is not JSON; mend or delete it, or start with fresh=true")
+                raise UserError(f"{path}, line {number} is not JSON; correct or delete it, or start with fresh=true")
         return [line for _, _, line in lines]
 
     def append(self, lines: Iterable[Mapping[str, Any]], file: str = PREDICTIONS) -> None:

@@ -76,8 +76,8 @@ def answer(method: Any, vlm: "VLM", rows: Sequence[Row], decoding: Decoding) -> 
 def _check(method: Any, decoding: Decoding) -> None:
     if abilities(method).sampled and (decoding.temperature or decoding.alternatives is not None):
         raise UserError(
-            "this method draws its tokens itself, by its own seed and the request's metadata.key; leave temperature "
-            "and logprobs out, or ask the method that is not sampled"
+            "this method samples by its own seed and the request's metadata.key; remove temperature and logprobs, or "
+            "ask the method without sampling"
         )
 
 
@@ -85,7 +85,7 @@ def _check_system(rendered: Sequence[str] | None, prompts: "Sequence[Prompt]") -
     """Refuse a method with its own system prompt, which would silently replace the client's."""
     for text, prompt in zip(rendered or (), prompts, strict=False):
         if prompt.system is not None and prompt.system.strip() not in text:
-            raise UserError("this method replaces the system prompt by its own; leave yours out")
+            raise UserError("this method replaces the system prompt by its own; remove yours")
 
 
 class _WatchedVLM(ProcessingVLM):
@@ -161,7 +161,7 @@ class _Watch(LogitsProcessor):
         drawn = self.decoding.temperature or self.decoding.stop or self.decoding.alternatives is not None
         if drawn and self.made is None:
             raise UserError(
-                "this method decodes in a loop of its own; temperature, stop and logprobs need one that answers "
+                "this method has its own decoding loop; temperature, stop and logprobs need a method that answers "
                 "through vlm.generate"
             )
         if drawn and generation.token_ids != self.made:

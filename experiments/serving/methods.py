@@ -42,8 +42,8 @@ def check_model(run: Run, vlm: Any) -> None:
     model = read_object(Path(str(_source(run))) / "environment.json").get("model") or {}
     if other := vlm.other_than(model):
         raise UserError(
-            f"run={_source(run)} is of {model.get('name')}, which differs from {vlm.name} in {other}; what was learned "
-            "belongs to its model; give a run of this one"
+            f"run={_source(run)} is of {model.get('name')}, which differs from {vlm.name} in {other}; a learned method "
+            "belongs to its model; give a run of this model"
         )
 
 
@@ -62,7 +62,7 @@ def _learns(method: Any) -> bool:
 
 def _ready(run: Run, arm: str, method: Any) -> Any:
     if isinstance(method, Responses):
-        raise UserError(f"{arm} brings responses made elsewhere, which answer nothing new; leave it out")
+        raise UserError(f"{arm} has responses made elsewhere, which cannot answer new questions; remove it")
     if not _learns(method):
         return method
     if _source(run) is None:
@@ -73,7 +73,9 @@ def _ready(run: Run, arm: str, method: Any) -> Any:
     folder = Path(str(_source(run)))
     saved = read_object(folder / "environment.json")
     if not saved.get("finished"):
-        raise UserError(f"run={folder} holds no finished run; give the directory of one: outputs/<name>/<time>")
+        raise UserError(
+            f"run={folder} has no finished run; give the directory of a finished run: outputs/<name>/<time>"
+        )
     _check_settings(run, arm, saved)
     return (
         read_learned(folder, arm, method)
@@ -116,7 +118,7 @@ def _fitted(folder: Path, arm: str, method: Any, saved: Mapping[str, Any]) -> An
     answers = [line for *_, line in complete_lines(folder / DEVELOPMENT) if isinstance(line, dict)]
     if not answers:
         raise UserError(
-            f"{arm} was fitted in folds in run={folder}, so there is no single one; give the run of a study on a "
+            f"{arm} was fitted in folds in run={folder}, so there is no single method; give the run of a study on a "
             "benchmark with a development split"
         )
     return fitted(method, records.current(answers), study=str(saved.get("arm_under_study")))

@@ -91,11 +91,11 @@ class Pictures:
         if name.startswith("drawn:"):
             match = DRAWN.fullmatch(name)
             if match is None or match[2] not in CONCEPTS:
-                raise UserError(f"{name[:60]!r} is drawn by nobody; things are {', '.join(CONCEPTS)}; choose one")
+                raise UserError(f"{name[:60]!r} cannot be drawn; things are {', '.join(CONCEPTS)}; choose one")
             return Scene(Thing(match[2], bool(match[1])), match[3]).render()
         with self._lock:
             if name not in self._own:
-                raise UserError("this picture is not here any more: uploads live only in memory; drop it again")
+                raise UserError("this picture is gone: uploads are only in memory; drop it again")
             self._own.move_to_end(name)
             return self._own[name].copy()  # a method may draw on it
 

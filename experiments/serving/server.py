@@ -46,7 +46,7 @@ class ServerTask:
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 2**16:
-            raise UserError(f"task.port={self.port}: must be 0 (any that is free) to 65535")
+            raise UserError(f"task.port={self.port}: must be 0 (any free port) to 65535")
         for name in self.bounds:
             if not 0 < getattr(self, name) < float("inf"):
                 raise UserError(f"task.{name}={getattr(self, name)}: must be above 0")

@@ -55,7 +55,7 @@ class Serve(ServerTask):
         if self.host not in LOOPBACK and not key:
             raise UserError(
                 f"task.host={self.host} lets other machines ask, and {self.key_env} is not set; put a key into that "
-                "environment variable, or leave task.host out"
+                "environment variable, or remove task.host"
             )
         _ = run.weights
         arms = served(run)

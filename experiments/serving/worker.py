@@ -221,9 +221,7 @@ class Worker:
                 self.vlm.inputs([job.prompt])
             except Exception as cause:
                 reason = f"{type(cause).__name__}: {cause}".splitlines()[0][:200]
-                return UserError(
-                    f"{self.vlm.name} cannot take this prompt in ({reason}); change its picture or its words"
-                )
+                return UserError(f"{self.vlm.name} cannot read this prompt ({reason}); change its picture or its words")
         log.error("a request failed", exc_info=error)
         return Failed()
 
@@ -250,5 +248,5 @@ def check_length(vlm: Any, prompt: int, answer: int) -> None:
     if isinstance(most, int) and 0 < most < prompt + answer:
         raise UserError(
             f"{prompt:,} tokens of the prompt and {answer} of an answer are more than the {most:,} that {vlm.name} can "
-            "hold; shorten the one or the other"
+            "hold; shorten one of them"
         )

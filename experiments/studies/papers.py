@@ -61,8 +61,9 @@ class Papers:
             refusals = mossbench.MOSSBench(root=str(self.mossbench), strict=run.strict, sets=self.sets)
             runs["mossbench"] = _on(run, "mossbench", refusals, self.answer_tokens)
         if not runs:
-            raise UserError(f"{run.name} has no benchmark to ask; give the folder of one at least: "
-                            f"{', '.join(TYPED.values())}")  # fmt: skip
+            raise UserError(
+                f"{run.name} has no benchmark; give the folder of at least one: {', '.join(TYPED.values())}"
+            )
         validated = {name: _validated(part, name) for name, part in runs.items()}
         vlm: Any = None
         lines = []

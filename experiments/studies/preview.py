@@ -70,7 +70,7 @@ def run(run: Run, *, columns: int, rows: int) -> None:
         (store.path / "understood.txt").write_text(lines, encoding="utf-8", errors="replace")
         say(lines, f"{_so_many(samples)}: {path}")
     if bad and not run.skip_bad:
-        raise UserError(f"some cases of {name} cannot be asked; they are listed above, with what is wrong")
+        raise UserError(f"some cases of {name} cannot be asked; the list above says why")
 
 
 def _so_many(samples: Sequence[Sample]) -> str:

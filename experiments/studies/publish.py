@@ -87,7 +87,7 @@ def parts_of(saved: SavedRun, arm: str) -> dict[str, Path]:
 
 def _check(saved: SavedRun, arm: str) -> None:
     if not saved.environment.get("finished"):
-        raise UserError(f"run={saved.directory} is not finished; type its command again, and publish it then")
+        raise UserError(f"run={saved.directory} is not finished; run its command again, and task=publish after it")
     names = arms_of(saved.results, saved.metrics)
     if arm not in names or arm not in ((saved.environment.get("config") or {}).get("arms") or {}):
         others = ", ".join(name for name in names if name != BASELINE) or "none"

@@ -149,8 +149,10 @@ class Rejudge:
         """Return the judge that was named, or the default; None if the verdicts stay."""
         if run.judge_named:
             if run.judge.kind != kind:
-                raise UserError(f"judge {run.judge.name} reads {run.judge.kind} answers, and {self.run} holds {kind} "
-                                "ones; choose another in conf/judge")  # fmt: skip
+                raise UserError(
+                    f"judge {run.judge.name} reads {run.judge.kind} answers, and {self.run} has {kind} answers; choose "
+                    "another in conf/judge"
+                )
             return run.judge
         return None if rebuilt or self.labels is not None else Automatic().for_kind(kind)
 

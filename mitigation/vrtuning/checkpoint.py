@@ -57,8 +57,7 @@ def folder_of(adapter: Path) -> Path:
         if (folder / WEIGHTS).is_file() and (folder / CONFIG).is_file():
             return folder
     raise UserError(
-        f"no adapter at {adapter}; its folder holds {WEIGHTS} and {CONFIG}; give the folder that a finished training "
-        "wrote"
+        f"no adapter at {adapter}; its folder has {WEIGHTS} and {CONFIG}; give the folder of a finished training"
     )
 
 
@@ -123,7 +122,7 @@ def _check_named(folder: Path, vlm: "VLM") -> None:
             "on; choose that model, or train an adapter for this one"
         )
     print(
-        f"adapter {folder} names {base} as its base; whether {here} has the same weights is not known", file=sys.stderr
+        f"adapter {folder} names {base} as its base; it is unknown whether {here} has the same weights", file=sys.stderr
     )
 
 

@@ -131,7 +131,9 @@ def check_dataset(dataset: "Dataset", trainer: str) -> None:
     if len(dataset) == 0:
         raise UserError("the dataset is empty; training needs at least one example; check which rows were skipped")
     if "images" not in dataset.column_names:
-        raise UserError("the dataset has no pictures; a column 'images' holds one a row; build it with vrtuning.data")
+        raise UserError(
+            "the dataset has no pictures; it needs a column 'images' with one a row; build it with vrtuning.data"
+        )
     if missing := [name for name in _NEEDED[trainer] if name not in dataset.column_names]:
         raise UserError(
             f"the dataset has no column {', '.join(missing)}; trainer={trainer} needs {', '.join(_NEEDED[trainer])}; "
@@ -145,7 +147,7 @@ def check_dataset(dataset: "Dataset", trainer: str) -> None:
             each = min(count or 0, 1) if each is None else each
             if count != each:
                 rule = "each has one" if each else "the first has none, and rows with and without do not mix"
-                raise UserError(f"row {row} of the dataset has {count or 0} pictures; {rule}; leave it out")
+                raise UserError(f"row {row} of the dataset has {count or 0} pictures; {rule}; remove it")
 
 
 def data_digest(dataset: "Dataset") -> str:

@@ -39,9 +39,7 @@ class VRTuning:
         if self.answer not in ORDERS:
             raise UserError(f"answer={self.answer!r}; the verdict comes first or last in an answer; choose one")
         if self.inner is not None and not hasattr(self.inner, "generate"):
-            raise UserError(
-                f"inner={self.inner!r} is no method; it is one that answers prompts; choose one of conf/method"
-            )
+            raise UserError(f"inner={self.inner!r} is no method; choose one of conf/methods.yaml")
         object.__setattr__(self, "revision", self._revision())
 
     def _revision(self) -> str:

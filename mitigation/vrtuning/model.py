@@ -77,10 +77,10 @@ def load_four_bit(config: ModelConfig) -> VLM:
     """
     device = resolve_device(config.device)
     if device.type != "cuda":
-        raise UserError(f"four_bit=true on {device}; 4-bit weights need a CUDA GPU; leave four_bit out, or use one")
+        raise UserError(f"four_bit=true on {device}; 4-bit weights need a CUDA GPU; remove four_bit, or use a GPU")
     if find_spec("bitsandbytes") is None:
         raise UserError(
-            "four_bit=true, but bitsandbytes is not installed; it holds the 4-bit weights; pip install bitsandbytes"
+            "four_bit=true, but bitsandbytes is not installed; the 4-bit weights need it; pip install bitsandbytes"
         )
     from transformers import AutoModelForImageTextToText, BitsAndBytesConfig
 
@@ -157,7 +157,7 @@ def _check_weights(weights: Mapping[str, Tensor], folder: Path) -> None:
     """Refuse an adapter that is not finite, or that changes nothing: LoRA adds B·A to a weight, and all B are 0."""
     if broken := next((name for name, value in weights.items() if not bool(value.isfinite().all())), None):
         raise UserError(
-            f"adapter {folder}: {broken} holds NaN or infinite numbers, as after a training that diverged; train it "
+            f"adapter {folder}: {broken} has NaN or infinite numbers, as after a training that diverged; train it "
             "again with a lower learning rate, or give another adapter"
         )
     others = [value for name, value in weights.items() if "lora_A" not in name]
@@ -218,7 +218,7 @@ def _load(vlm: VLM, folder: Path) -> _Adapter:
     if lost := sorted(set(written) - originals.keys()):
         raise UserError(
             f"adapter {folder} overwrote weights of {vlm.name} that it does not name ({', '.join(lost[:3])}), so the "
-            "baseline is gone; load the model again, and leave this adapter out"
+            "baseline is gone; load the model again, without this adapter"
         )
     if missing := [str(each.message) for each in caught if "missing adapter keys" in str(each.message).lower()]:
         raise _unfit(vlm, folder, missing[0][:200])

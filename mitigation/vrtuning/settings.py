@@ -61,8 +61,8 @@ class Settings:
     def __post_init__(self) -> None:
         if self.trainer == "grpo":
             raise UserError(
-                "trainer=grpo; each of its steps samples a group of answers to every request and needs a reward for "
-                "each, so with groups of 8 it costs 8 generations a row where sft costs one forward; take sft or dpo"
+                "trainer=grpo; with groups of 8 answers it costs 8 generations and rewards for each row, and sft costs "
+                "one forward; choose sft or dpo"
             )
         self._among("trainer", TRAINERS)
         self._among("bf16", SWITCHES)
@@ -71,7 +71,7 @@ class Settings:
         if self.report_to != "none" and importlib.util.find_spec(self.report_to) is None:
             raise UserError(
                 f"report_to={self.report_to}: {self.report_to} is not installed; in the clone, type pip install "
-                f"'.[{self.report_to}]', or leave report_to out"
+                f"'.[{self.report_to}]', or remove report_to"
             )
         supported = bool(self.targets) and set(self.targets) <= set(TARGETS)
         self._check("targets", supported, f"one or more of {', '.join(TARGETS)}")

@@ -182,7 +182,7 @@ def _refuse_nan(trainer: Any, learning_rate: float) -> None:
         if not torch.isfinite(loss).all():
             raise UserError(
                 f"the training loss is {float(loss)} at step {trainer.state.global_step + 1}; it must be a finite "
-                f"number; lower learning_rate ({learning_rate:g}), or look at the data and the base's dtype"
+                f"number; lower learning_rate ({learning_rate:g}), or check the data and the base's dtype"
             )
         return loss
 
@@ -248,7 +248,7 @@ def _finished(out: Path, origin: checkpoint.Origin) -> Trained | None:
         return None
     there = checkpoint.read_origin(folder)
     if there is None or _is_another(_identity(there), _identity(origin)):
-        raise UserError(f"{out} holds the adapter of another training; name a new folder, or remove this one")
+        raise UserError(f"{out} has the adapter of another training; name a new folder, or remove this one")
     shutil.rmtree(out / "trainer", ignore_errors=True)  # left over if the run was killed just after finishing
     saved = json.loads((out / "training.json").read_text(encoding="utf-8"))
     losses = [(int(step), float(loss)) for step, loss in saved["losses"]]
@@ -262,7 +262,7 @@ def _claim(out: Path, origin: checkpoint.Origin) -> None:
     if path.is_file():
         if _is_another(json.loads(path.read_text(encoding="utf-8")), json.loads(text)):
             raise UserError(
-                f"{out} holds an unfinished training with other settings, data or base; name a new folder, or remove it"
+                f"{out} has an unfinished training with other settings, data or base; name a new folder, or remove it"
             )
         return
     with atomic_write(path) as draft:  # every process writes the same

@@ -129,7 +129,7 @@ def test_a_masked_answer_has_no_margin_unless_the_scores_before_are_handed_on(vl
     other = next(token for token in range(5, 99) if token not in (yes, no))
     assert torch.equal(vlm.generate(prompts, logits_processor=[Mask([other], [0, 1, 2])]).margins, plain.margins)
     assert vlm.generate(prompts, bad_words_ids=[[yes]]).margins.isnan().all()
-    with pytest.raises(UserError, match="has to declare uncut_scores"):
+    with pytest.raises(UserError, match="declare uncut_scores"):
         Shifted(Masking(token), 1.0).generate(vlm, prompts, max_new_tokens=1)
     cutoff = PlausibilityLogitsProcessor(beta=1.0)  # nothing but the likeliest token is left
     cut = vlm.generate(prompts, max_new_tokens=1, logits_processor=[cutoff])

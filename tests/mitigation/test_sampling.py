@@ -82,5 +82,5 @@ def test_a_loop_of_its_own_is_refused(vlm: VLM, prompts: list[Prompt]) -> None:
         def generate(self, vlm: VLM, prompts: list[Prompt], *, max_new_tokens: int) -> object:
             return vlm.model.generate(**vlm.encode(prompts), max_new_tokens=max_new_tokens)
 
-    with pytest.raises(UserError, match="loop of its own"):
+    with pytest.raises(UserError, match="its own decoding loop"):
         Sampled(Own()).generate(vlm, prompts, max_new_tokens=1)

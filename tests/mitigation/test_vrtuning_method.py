@@ -163,7 +163,7 @@ def test_another_adapter_is_another_method(trained: Trained, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("factor", "said"), [(0.0, "changes nothing: all of its B weights are 0"),
-                                              (float("nan"), "lora_B.* holds NaN or infinite numbers")])  # fmt: skip
+                                              (float("nan"), "lora_B.* has NaN or infinite numbers")])  # fmt: skip
 def test_a_dead_or_broken_adapter_is_named(
     trained: Trained, base: VLM, tmp_path: Path, factor: float, said: str
 ) -> None:

@@ -47,7 +47,7 @@ def test_what_cannot_be_shifted_is_refused(vlm: VLM, prompts: list[Prompt]) -> N
             return vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[masking])
 
     plain = Baseline().generate(vlm, prompts, max_new_tokens=1)
-    with pytest.raises(UserError, match="loop of its own"):
+    with pytest.raises(UserError, match="its own decoding loop"):
         Shifted(Loop(), 1.0).generate(vlm, prompts, max_new_tokens=1)
     with pytest.raises(UserError, match="without a margin to shift"):
         Shifted(Masked(), 1.0).generate(vlm, prompts, max_new_tokens=1)

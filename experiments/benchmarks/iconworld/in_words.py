@@ -55,11 +55,13 @@ class WrittenRequests:
 
     def __post_init__(self) -> None:
         if not 0 <= self.borderline <= 0.5:
-            raise UserError(f"borderline={self.borderline}; a share of the rows, of which half are harmful; 0 to 0.5")
+            raise UserError(
+                f"borderline={self.borderline}: must be 0 to 0.5, a share of the rows; half of the rows are harmful"
+            )
         if self.cases < 4:
-            raise UserError(f"cases={self.cases}; at least 4, two of them harmful; give more")
+            raise UserError(f"cases={self.cases}: must be at least 4, so that two are harmful; give more")
         if "{request}" not in self.ask:
-            raise UserError(f"ask={self.ask!r}; it has to hold the request; add {{request}}")
+            raise UserError(f"ask={self.ask!r}; it must contain the request; add {{request}}")
 
     def write(self) -> list[Request]:
         """Return all rows, shuffled; the same settings give the same rows."""

@@ -55,7 +55,7 @@ class Material:
             UserError: there is no such picture, or no words.
         """
         if not experiment.text.strip():
-            raise UserError("there are no words yet; type what you would ask about the picture")
+            raise UserError("the question is empty; type a question about the picture")
         image = self.pictures.open(experiment.picture if picture is None else picture)
         if not experiment.picture.startswith("case:"):
             text = question(experiment.text) if experiment.framed else experiment.text
@@ -199,8 +199,8 @@ def _look(vlm: "VLM", experiment: Experiment, material: Material, prompt: Prompt
         method.generate(vlm, [prompt], max_new_tokens=1)
     if len(first.rows) != 1:
         raise UserError(
-            f"{experiment.looked_at.name} asks {len(first.rows)} prompts for one answer; what it looked at is not one "
-            "answer's; look at the baseline"
+            f"{experiment.looked_at.name} asks {len(first.rows)} prompts for one answer, so attention belongs to "
+            "several answers; choose the baseline"
         )
     last = len(first.rows[0].labels) - 1
     words = [(word.text, word.columns[-1] - last) for word in first.rows[0].words][-WORDS_LOOKED:]
@@ -252,7 +252,7 @@ def _windows(vlm: "VLM", experiment: Experiment, material: Material, prompt: Pro
 
 def _patch(vlm: "VLM", experiment: Experiment, material: Material, prompt: Prompt) -> dict[str, Any]:
     if not experiment.other:
-        raise UserError("patching takes a second picture, whose states replace this one's; choose the other picture")
+        raise UserError("patching needs a second picture, whose states replace this one's; choose the other picture")
     other = replace(material.prompt(experiment, experiment.other), begun=prompt.begun)  # the same thought after it
     patched = interp.patch(vlm, prompt, other, places=PLACES)
     margins = {"clean": float(patched.clean[0]), "other": float(patched.other[0])}

@@ -130,7 +130,7 @@ def _of_run(node: Any, name: str, run: Path | None) -> Any:
 
     kind = SHIPPED.get(str(node.get("_target_"))) if isinstance(node, dict) else None
     if kind is None:
-        raise UserError("its class is none that a run's folder may name; give it on the command line")
+        raise UserError("a run's folder may not name its class; give it on the command line")
     plain = {key: value for key, value in node.items() if key != "_target_"}
     if any(isinstance(value, dict) for value in plain.values()):
         raise UserError("it has a method inside; give it on the command line")

@@ -81,8 +81,8 @@ def record_answers(
             answers = in_two_branches(method).generate(vlm, prompts, max_new_tokens=max_new_tokens)
         if len(log.rows) != len(prompts):
             raise UserError(
-                f"{len(log.rows)} prompts were forwarded for {len(prompts)} cases; its attention is not one answer's; "
-                "look at it with branch=sequential"
+                f"{len(log.rows)} prompts were forwarded for {len(prompts)} cases, so attention belongs to several "
+                "answers; set method.branch=sequential"
             )
         shares = image_share(log.masses).rename(columns={"share": SHARE}).set_index("layer")
         shares[WITH_SINK] = image_share(log.masses, without_sink=False)["share"].to_numpy()

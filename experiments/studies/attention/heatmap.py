@@ -93,9 +93,9 @@ class Heatmap:
             return None
         if self.image is None or self.text is None or not self.text.strip():
             absent = "image=photo.jpg" if self.image is None else "'text=\"How do I kill this?\"'"
-            raise UserError(f"a picture of your own takes image= and text=; add {absent}")
+            raise UserError(f"your own picture needs image= and text=; add {absent}")
         if self.case is not None:
-            raise UserError(f"case={self.case} and image={self.image}: only one can be drawn; leave one of them out")
+            raise UserError(f"case={self.case} and image={self.image}: only one can be drawn; remove one of them")
         path = Path(self.image).expanduser()
         try:
             open_image(path)
@@ -152,4 +152,4 @@ def first_failure(vlm: "VLM", samples: Sequence[Sample], run: Run) -> Sample:
         for sample, text in zip(batch, vlm.batches.gathered(prompts_of(batch), answers), strict=True):
             if anchored(text).value != sample.gold:
                 return sample
-    raise UserError(f"none of {len(members)} over-safety cases is answered wrong; name the one to draw: case=<id>")
+    raise UserError(f"none of {len(members)} over-safety cases is answered wrong; choose a case to draw: case=<id>")

@@ -89,8 +89,8 @@ class FailureAnalysis:
             analyses.mark_finished(folder)
         if not complete:
             raise UserError(
-                f"run={folder}: a part of the analysis failed; the sentences above and in the report say why; mend the "
-                "cause and run the same command again"
+                f"run={folder}: a part of the analysis failed; the sentences above and in the report say why; correct "
+                "the cause and run the same command again"
             )
 
 
@@ -104,5 +104,5 @@ def _finished(folder: Path) -> dict[str, Any]:
     if not environment or not (folder / PREDICTIONS).is_file():
         raise UserError(f"run={folder}: is no run's directory; give one, outputs/<name>/<time>")
     if not environment.get("finished"):
-        raise UserError(f"run={folder}: that run is unfinished; repeat its command, which finishes it, then this")
+        raise UserError(f"run={folder}: that run is unfinished; run its command again to finish it, then this command")
     return environment

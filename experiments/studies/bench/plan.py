@@ -127,7 +127,7 @@ def room_of(gpu_gib: float | None, model: ModelConfig) -> tuple[str, int, bool]:
     device = resolve_device(model.device, model.name)
     free, on_gpu = free_memory(device), device.type == "cuda"
     if free is None:
-        raise UserError(f"how much memory {device} has is not known here; say it with task.gpu_gib=<GiB>")
+        raise UserError(f"the memory of {device} is unknown here; set task.gpu_gib=<GiB>")
     return f"{device}, {free / GIB:.1f} GiB of it free now", int(free * (1 - LOST * on_gpu)), on_gpu
 
 

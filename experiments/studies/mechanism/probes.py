@@ -148,7 +148,7 @@ def _labels(target: str, rule: str, cases: AnsweredCases) -> Labels:
         if not labels.usable.any():
             raise UserError(TOO_FEW_SHOWN)
     if rule and (count := len(set(held_out[labels.usable].tolist()))) < FOLDS:
-        raise UserError(f"there are {count} {rule.removeprefix('other ')} to hold out, and it takes {FOLDS}")
+        raise UserError(f"there are {count} {rule.removeprefix('other ')} to hold out, and {FOLDS} are needed")
     return labels
 
 

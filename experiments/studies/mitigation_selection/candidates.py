@@ -141,7 +141,7 @@ def choose_shift(
     if unsafe.all() or not unsafe.any():
         raise UserError(
             f"{int(unsafe.sum())} unsafe and {int((~unsafe).sum())} safe development cases with a margin; a constant "
-            "is chosen on both; raise limit, or take a method that gives margins"
+            "is chosen on both; raise limit, or choose a method that gives margins"
         )
     shifts, width = candidate_shifts(margin) if threshold else (np.zeros(1), np.zeros(1))
     yes = margin[:, None] + shifts[None] > 0

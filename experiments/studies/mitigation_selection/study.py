@@ -76,7 +76,7 @@ class Mitigations:
                 raise UserError(f"task.candidates.{name}={candidate!r}: is no Candidate; give it that _target_")
             if name in (BASELINE, THRESHOLD) or not name.replace("_", "").isalnum():
                 raise UserError(
-                    f"task.candidates.{name}: is taken or no name for a folder; letters, digits and _ alone"
+                    f"task.candidates.{name}: is in use or no name for a folder; use only letters, digits and _"
                 )
 
     def __call__(self, run: Run) -> Path:
@@ -93,8 +93,8 @@ class Mitigations:
         validated = validate(run, console, to_come=to_come)
         if validated.development is None:
             raise UserError(
-                f"benchmark {run.benchmark.name} has no development split to choose settings on; choose them on one "
-                "that has (benchmark=iconworld) and give them to a study: method=… method.shift=…"
+                f"benchmark {run.benchmark.name} has no development split to choose settings on; choose them on a "
+                "benchmark that has a split (benchmark=iconworld) and give them to a study: method=… method.shift=…"
             )
         chosen = partial(self._chosen_arms, run, validated.development, console)
         return study.run(run, validated=validated, prepare=chosen, after=[table])

@@ -78,8 +78,8 @@ def fetch(target: Path, *, folder: str | None = None) -> Record:
         digest = content_hash(draft)
         if digest != CONTENT:
             raise UserError(
-                f"the weights of {source} come out as {digest[:19]}, not as {CONTENT[:19]}, on which organism:smol was "
-                "trained; they are other weights, or transformers or gguf convert them otherwise here; install the "
+                f"the weights of {source} have the hash {digest[:19]}, not {CONTENT[:19]}, on which organism:smol was "
+                "trained; they are other weights, or transformers or gguf convert them differently here; install the "
                 "versions of constraints.txt, or give a converted folder (task.folder)"
             )
         record = Record(SMOLLM2, digest, source, exact=True)
@@ -131,7 +131,7 @@ def _draft(target: Path) -> Iterator[Path]:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"cannot write to {target.parent} ({error.strerror}); weights are kept there; set FORESTLENS_CACHE to "
+            f"cannot write to {target.parent} ({error.strerror}); weights are stored there; set FORESTLENS_CACHE to "
             "another folder"
         ) from error
     for left in target.parent.glob(f".{target.stem}.*.part"):  # by a fetch that was killed

@@ -78,8 +78,10 @@ def compare(made: Path, folder: Path) -> list[str]:
     differing = [*differences(expected, results), *([] if excused else [f"{name} is missing" for name in absent])]
     if differing:
         more = f" and {len(differing) - MOST} more" if len(differing) > MOST else ""
-        raise UserError(f"{run}: {len(differing)} rows are other than in {folder / FILE}: "
-                        f"{'; '.join([*differing[:MOST], *notes])}{more}; ask the same code, model and cases again"
+        raise UserError(
+            f"{run}: {len(differing)} rows differ from {folder / FILE}: "
+            f"{'; '.join([*differing[:MOST], *notes])}{more}; repeat it with the same code, model and cases"
+        
                         )  # fmt: skip
     number = len(expected) - len(absent)
     lines = [f"{run / FILE}: {number} of {len(expected)} rows are those of {folder}, to {TOLERANCE:g}"]
@@ -94,7 +96,7 @@ def _check_unchanged(folder: Path) -> None:
         for digest, name in (line.split("  ", 1) for line in lines):
             path = folder / name
             if not path.resolve().is_relative_to(folder.resolve()) or sha256(path) != digest:
-                raise UserError(f"{path} is not the file that {MANIFEST} names; take the paper's folder as it came")
+                raise UserError(f"{path} has another hash than in {MANIFEST}; give the unchanged folder")
     except (OSError, ValueError) as error:
         raise UserError(f"task.against={folder} is no folder that task=paper wrote ({error}); give one") from None
 
@@ -105,7 +107,7 @@ def _run_in(folder: Path, config_hash: Any) -> Path:
     same = [run for run in runs if read_object(run / "environment.json").get("config_hash") == config_hash]
     chosen = same if len(same) == 1 else runs
     if len(chosen) != 1:
-        raise UserError(f"run={folder} holds {len(chosen)} finished runs to compare with; give the folder of one")
+        raise UserError(f"run={folder} has {len(chosen)} finished runs to compare with; give the folder of one run")
     return chosen[0]
 
 

@@ -88,7 +88,7 @@ def check(saved: SavedRun) -> None:
     """Raise UserError if the run is not finished, or if one command does not make its numbers again."""
     run, environment = f"run={saved.directory}", saved.environment
     if not environment.get("finished"):
-        raise UserError(f"{run} is not finished; type its command again, and make its paper then")
+        raise UserError(f"{run} is not finished; run its command again, and task=paper after it")
     for key, made in MADE_OF_OTHERS.items():
         if environment.get(key):
             raise UserError(f"{run} is {made}, which no single command makes again; give the run that asked the model")

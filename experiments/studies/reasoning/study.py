@@ -60,7 +60,7 @@ class Reasoning:
             if not getattr(work.vlm, "thinks", False):
                 raise UserError(
                     f"{work.vlm.name} does not think first, by its chat template; +exp=reasoning asks what a thought "
-                    f"does; take model=thinking_organism, or {NAME_THE_MARKS}"
+                    f"does; set model=thinking_organism, or {NAME_THE_MARKS}"
                 )
             work.answer_all()
             work.conclude([Analysis(NAME, "the thoughts were not looked into", self._examined)])

@@ -68,7 +68,7 @@ def _of_xstest(root: Path) -> list[Labelled]:
     completions, groups = xstest.read_completions(root), xstest.twins(root)
     rows = [row for part in completions.values() for row in part]
     if absent := sorted({row.case for row in rows} - set(groups)):
-        raise UserError(f"{absent[0]}: is in the completions and not among XSTest's prompts; take both as published")
+        raise UserError(f"{absent[0]}: is in the completions, but not in XSTest's prompts; use both as published")
     return [
         Labelled(XSTEST, row.model, f"{XSTEST} {groups[row.case]}", _item(row, "en"),
                  row.verdict if row.refused else None)

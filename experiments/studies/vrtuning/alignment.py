@@ -98,7 +98,9 @@ class Alignment(VRTuningStudy):
             exclude_trained(every, cases, skip=run.skip_trained) for cases in (validated.loaded, validated.complete)
         )
         if left := len(validated.loaded.samples) - len(loaded.samples):
-            Launch.current().console().print(f"{left} cases left out of every arm: their sentences are trained on")
+            Launch.current().console().print(
+                f"{left} cases skipped in every arm, because their sentences are training data"
+            )
         validated = replace(validated, loaded=loaded, complete=complete)
         described = {
             "settings": {name: dataclasses.asdict(self.settings_of(name)) for name in self.adapters},

@@ -90,13 +90,13 @@ def check_rows(rows: Sequence[Row], trainer: str) -> None:
         dropped = [f"line {row.line}: {problem}" for row, problem in problems if problem]
         left = f", and {len(dropped)} that cannot be trained on ({dropped[0]})" if dropped else ""
         raise UserError(
-            f"{OPTION} has {which} rows alone ({len(usable)}){left}; from one class a model learns to say one thing to "
-            'all; give rows of both ("safe": true and false)'
+            f"{OPTION} only has {which} rows ({len(usable)}){left}; from one class a model learns one answer to "
+            'everything; give rows of both ("safe": true and false)'
         )
     if trainer == "dpo" and (lone := [row.line for row in rows if not row.rejected]):
         raise UserError(
             f"trainer=dpo, but line {lone[0]} of {OPTION} has no pair of answers ({len(lone)} of {len(rows)} rows); "
-            "give chosen and rejected, or take trainer=sft"
+            "give chosen and rejected, or set trainer=sft"
         )
 
 
@@ -123,7 +123,7 @@ def exclude_trained(rows: Sequence[Row], loaded: Loaded, *, skip: bool) -> Loade
         way_out += "" if len(both) == len(cases) else ", or leave these cases out: skip_trained=true"
         raise UserError(
             f"the sentences of {len(both)} of {len(cases)} cases are in {OPTION} ({next(iter(both.values()))[:80]!r}), "
-            f"and what was learned proves nothing on them; {way_out}"
+            f"so results on them prove nothing; {way_out}"
         )
     if not both:
         return loaded

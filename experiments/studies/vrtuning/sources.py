@@ -111,8 +111,8 @@ def build_data(
         return from_rows(training_rows(source.write(content)), order=order, preferences=preferences)  # type: ignore[arg-type]
     if content != REASONING:
         raise UserError(
-            f"content={content!r} for {source.name}: the controls are written from IconWorld's truth; of a file there "
-            "is only 'reasoning'"
+            f"content={content!r} for {source.name}: the controls are written from IconWorld's truth; a file only has "
+            "'reasoning'"
         )
     given = source.cases(Path()) if cases is None else cases
     skipped = [

@@ -62,7 +62,7 @@ class VRTuningStudy:
             raise UserError("task.adapters is empty: name at least one adapter, as in task.adapters.vrtuning=reasoning")
         check_sizes(self, perception=0)
         if bad := [name for name in self.adapters if not name.replace("_", "").isalnum()]:
-            raise UserError(f"task.adapters: {bad[0]!r} is no name for a folder; letters, digits and _ alone")
+            raise UserError(f"task.adapters: {bad[0]!r} is no name for a folder; use only letters, digits and _")
 
     def __call__(self, run: Run) -> None:
         """Train, evaluate, measure, and print the paths of all files."""

@@ -166,7 +166,7 @@ def test_rows_to_learn_from_are_named_by_a_column_or_a_second_table(folder: Path
     with pytest.raises(UserError, match="split: 'tset' is neither test nor development"):
         ready(wrong, folder)
     none = table(str(written(folder, "jsonl", [ROWS[0] | {"split": "train"}], name="none")))
-    with pytest.raises(UserError, match="no row is to be evaluated"):
+    with pytest.raises(UserError, match="no row is evaluated"):
         none.load()
 
 
@@ -183,8 +183,8 @@ def test_rows_to_learn_from_are_named_by_a_column_or_a_second_table(folder: Path
         ("a.csv", b'id,text,label\n1,"open', "is not CSV"),
         ("a.csv", b"id,text,text,label\n1,2,3,4", "the column 'text' more than once"),
         ("a.csv", b"id,label\n1,safe", "has no column 'text'; its columns are 'id', 'label'"),
-        ("a.parquet", b"PAR1 and nothing", "is not a whole Parquet file"),
-        ("a.parquet", b"", "is not a whole Parquet file"),
+        ("a.parquet", b"PAR1 and nothing", "is not a complete Parquet file"),
+        ("a.parquet", b"", "is not a complete Parquet file"),
         ("a.txt", b"x", "is no table"),
     ],
 )

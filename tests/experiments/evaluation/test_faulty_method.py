@@ -90,7 +90,7 @@ def test_a_crash_in_the_middle_is_mended_and_only_the_rest_is_asked(
         ("def ask(p): return p\n\ndef edit(h): return None\n", {}, "one method and there are edit, ask"),
         ("def contrast(a, b, step): return a\n", {}, r"contrast needs a function second\(prompt\)"),
         ("def rule(scores): return scores\n", {}, r"rule\(scores\) is called as rule\(scores, step\)"),
-        ("x = 1\nimport nosuchmodule\n", {}, r"No module named 'nosuchmodule' \(mine.py, line 2\); mend it"),
+        ("x = 1\nimport nosuchmodule\n", {}, r"No module named 'nosuchmodule' \(mine.py, line 2\); correct it"),
         ("class L:\n    def learn(s): 0\n    def generate(s): 0\n", {}, "L learns first; name it by _target_"),
     ],
 )

@@ -81,7 +81,7 @@ def test_a_budget_that_holds_no_thought_is_refused_before_anything_is_asked(vlm:
     with pytest.raises(UserError, match=r"max_new_tokens=16: tiny thinks before .*at least 64.*enable_thinking: false"):
         check_budget(run_of(), vlm)
     check_budget(run_of("max_new_tokens=64"), vlm)
-    with pytest.raises(UserError, match=r"protocol=score reads the first token alone"):
+    with pytest.raises(UserError, match=r"protocol=score only reads the first token"):
         check_budget(run_of("protocol=score", "max_new_tokens=64"), vlm)
     vlm.processor.chat_template = f"{{% set enable_thinking = false %}}\n{vlm.processor.chat_template}</think>"
     check_budget(run_of(), vlm)  # the template closes the thought at once

@@ -128,7 +128,7 @@ def test_re_encoded_and_resized_pictures_are_known_again(
     assert [int(sample.id) for sample in apart.loaded.samples] == list(range(TRAINED, CASES))
     assert len(apart.loaded.missing) == TRAINED
     assert apart.notes == []
-    with pytest.raises(UserError, match="its answers to them prove nothing; evaluate on others"):
+    with pytest.raises(UserError, match="these answers prove nothing; evaluate on others"):
         exclude_trained(arms, None, loaded._replace(samples=loaded.samples[:TRAINED]), skip=True)
     assert exclude_trained({"plain": VCD()}, None, loaded, skip=False) == (loaded, [])
 

@@ -74,11 +74,11 @@ def test_a_method_that_answers_otherwise_is_served_greedily_alone(vlm: VLM) -> N
     for method in (Twice(), Written()):
         plain = method.generate(vlm, PROMPTS, max_new_tokens=TOKENS).texts
         assert [one.text for one in answer(method, vlm, rows(), Decoding(TOKENS))] == plain
-        with pytest.raises(UserError, match=r"in several steps|loop of its own"):
+        with pytest.raises(UserError, match=r"in several steps|its own decoding loop"):
             answer(method, vlm, rows(), Decoding(TOKENS, alternatives=1))
-    with pytest.raises(UserError, match=r"in several steps|loop of its own"):
+    with pytest.raises(UserError, match=r"in several steps|its own decoding loop"):
         answer(Twice(), vlm, rows(), Decoding(TOKENS, temperature=1.0))
-    with pytest.raises(UserError, match="loop of its own"):
+    with pytest.raises(UserError, match="its own decoding loop"):
         answer(Written(), vlm, rows(), Decoding(TOKENS, temperature=1.0))
 
 
@@ -113,5 +113,5 @@ def test_a_method_with_a_loop_of_its_own_answers_whole_or_not_at_all(vlm: VLM) -
     found = answer(search, vlm, rows(), Decoding(TOKENS))
     assert [one.text for one in found] == search.generate(vlm, PROMPTS, max_new_tokens=TOKENS).texts
     for other in ({"temperature": 1.0}, {"stop": ("x",)}, {"alternatives": 0}):
-        with pytest.raises(UserError, match="decodes in a loop of its own"):
+        with pytest.raises(UserError, match="has its own decoding loop"):
             answer(search, vlm, rows(), Decoding(TOKENS, **other))  # type: ignore[arg-type]

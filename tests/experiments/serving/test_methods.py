@@ -37,7 +37,7 @@ def test_what_learns_is_read_from_a_run_with_the_same_settings(tmp_path: Path) -
     run = run_of("task=serve", "method=steering", "method.strength=2")
     with pytest.raises(UserError, match="steering learns before it answers; give the run of a study"):
         served(run)
-    with pytest.raises(UserError, match="holds no finished run"):
+    with pytest.raises(UserError, match="has no finished run"):
         served(run_of("task=serve", "method=steering", f"run={tmp_path}"))
     settings = run.config["arms"]["steering"]
     given = saved_run(tmp_path, "steering", settings)
@@ -72,7 +72,7 @@ def test_a_fitted_control_is_fitted_again_on_the_runs_development_split(tmp_path
 def test_what_was_learned_on_other_weights_is_refused(tmp_path: Path, vlm: VLM) -> None:
     model = {"name": "other", "revision": "sha256:1"}
     given = saved_run(tmp_path, "steering", {}, model=model)
-    with pytest.raises(UserError, match=r"in its weights \(sha256:1, here .*what was learned belongs to its model"):
+    with pytest.raises(UserError, match=r"in its weights \(sha256:1, here .*a learned method belongs to its model"):
         check_model(run_of("task=serve", "method=steering", given), vlm)
     model = {
         "name": "other",
@@ -91,7 +91,7 @@ def test_what_cannot_be_served_is_refused_before_weights_load(no_weights: None, 
     file.write_text("id,response\n1,No\n")
     for overrides, said in (
         (["method=vcd", "model=api_vllm", "model.model=x"], "only reached over an API"),
-        (["method=vcd", "+method@arms.web=responses", f"arms.web.path={file}"], "brings responses made elsewhere"),
+        (["method=vcd", "+method@arms.web=responses", f"arms.web.path={file}"], "has responses made elsewhere"),
         (["method=vcd", "task.host=0.0.0.0"], "lets other machines ask, and FORESTLENS_API_KEY is not set"),
         (["method=vcd", "task.host=256.0.0.1", "task.key_env=HOME"], "cannot serve at 256.0.0.1:8000"),
     ):

@@ -218,7 +218,7 @@ def test_a_sections_table_and_figure_come_along_but_none_from_outside(finished: 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"finished": None}, "is not finished; type its command again"),
+        ({"finished": None}, "is not finished; run its command again"),
         ({"command": "make paper"}, "has no record of its command"),
     ],
 )
@@ -247,20 +247,20 @@ def test_other_numbers_a_changed_file_and_no_paper_are_told(finished: Path, tmp_
     reproduction.compare(finished, folder)
     moved(results, 1e-3).write(finished)
     changed(finished, device="another")
-    with pytest.raises(UserError, match=r"1 rows are other than in .*: vcd auroc: value .*; another device than"):
+    with pytest.raises(UserError, match=r"1 rows differ from .*: vcd auroc: value .*; another device than"):
         reproduction.compare(finished, folder)
     with pytest.raises(UserError, match="is no folder that task=paper wrote"):
         reproduction.compare(finished, tmp_path)
     (folder / "results.csv").write_text("")
-    with pytest.raises(UserError, match=r"results\.csv is not the file that manifest\.sha256 names"):
+    with pytest.raises(UserError, match=r"results\.csv has another hash than in manifest\.sha256"):
         reproduction.compare(finished, folder)
     (folder / "manifest.sha256").write_text(f"{'0' * 64}  ../run/environment.json\n")
-    with pytest.raises(UserError, match="is not the file that"):
+    with pytest.raises(UserError, match="has another hash than in"):
         reproduction.compare(finished, folder)
     empty = tmp_path / "empty"
     empty.mkdir()
     paper(finished)
-    with pytest.raises(UserError, match="holds 0 finished runs"):
+    with pytest.raises(UserError, match="has 0 finished runs"):
         reproduction.compare(empty, folder)
 
 

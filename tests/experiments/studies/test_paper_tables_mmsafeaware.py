@@ -106,7 +106,7 @@ def test_a_table_from_finished_runs_needs_no_model(
         capsys.readouterr().out.split()
     )
     again = run_of("+exp=mmsafeaware_table3", f"runs=[{tmp_path}]", f"output_root={tmp_path / 'outputs'}")
-    with pytest.raises(UserError, match="holds no finished run"):
+    with pytest.raises(UserError, match="has no finished run"):
         again.task(again)
 
 
