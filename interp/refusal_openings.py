@@ -25,7 +25,7 @@ NEARLY_ALWAYS = 0.95  # refusal rate above which single first tokens count as op
 FOLDS = 5
 ENOUGH = 10  # refusals, and other answers, below which nothing is learned
 SEPARATES, COVERS = 0.90, 0.80  # cross-fitted AUROC and coverage that statistics need
-COVERS_FOR_TOOLS = 0.50
+SEPARATES_FOR_TOOLS, COVERS_FOR_TOOLS = 0.70, 0.50
 
 
 class Opening(NamedTuple):
@@ -105,7 +105,8 @@ class Check:
     @property
     def for_tools(self) -> bool:
         """Whether tools that look inside may follow the margin."""
-        return not self.why and (self.coverage or 0) >= COVERS_FOR_TOOLS
+        told, covered = (self.auroc or 0) >= SEPARATES_FOR_TOOLS, (self.coverage or 0) >= COVERS_FOR_TOOLS
+        return not self.why and told and covered
 
     @property
     def sentence(self) -> str:

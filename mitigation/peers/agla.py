@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from jaxtyping import Bool, Float
 
+from interp.errors import UserError
 from mitigation.branches import BranchLogits, BranchMethod, Inputs
 from mitigation.method import Work
 from mitigation.validation import check_beta, check_number
@@ -86,7 +87,7 @@ def own_attention(vlm: "VLM", prompts: "Sequence[Prompt]") -> "list[list[tuple[n
     It is the mean over layers and heads.
 
     Raises:
-        UserError: image tokens that stand for no place in the picture.
+        UserError: image tokens that stand for no place in the picture, or for an unknown one.
     """
     from interp.attention.record import Queries, record_attention
     from interp.attention.tables import patch_map
@@ -98,6 +99,11 @@ def own_attention(vlm: "VLM", prompts: "Sequence[Prompt]") -> "list[list[tuple[n
     for one in record.maps:
         weights = one.weights.mean((0, 1))
         grids = {grid.name.partition(":")[2]: grid for grid in reversed(record.rows[one.row].grids)}  # first by picture
+        if not grids:
+            raise UserError(
+                f"agla needs a map over the picture, and nothing says where in it the image tokens of {vlm.name} lie; "
+                "choose another method"
+            )
         ordered = [grids[number] for number in sorted(grids, key=lambda number: int(number or 1))]
         found.append([(patch_map(weights, grid).double().numpy(), grid.box) for grid in ordered])
     return found

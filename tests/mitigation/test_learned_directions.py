@@ -14,6 +14,7 @@ from interp.hooks.residual import LayerStates, edit_residual, last_layer, residu
 from interp.vlm import VLM, Prompt
 from mitigation.learned.activation_steering import DirectionSteering
 from mitigation.learned.direction_ablation import AblateDirection, AblateRandom, LearnedAblation
+from mitigation.learned.drift import DriftCorrection
 from mitigation.learned.probe_readout import LearnedReadout, TruthReadout
 from mitigation.learned.projection import levelled, projected
 from mitigation.learned.ridge_probe import (
@@ -25,7 +26,7 @@ from mitigation.learned.ridge_probe import (
     fit_readout,
     question_parts,
 )
-from mitigation.method import TrainableMethod
+from mitigation.method import TrainableMethod, abilities
 from mitigation.wrappers import Shifted
 from tests.planted import Plan, coloured, direction, planted
 from tests.tiny import picture
@@ -254,6 +255,12 @@ def test_what_was_learned_serves_only_the_weights_that_it_was_learned_on(
         other = VLM(own.model, own.processor, name="finetuned", revision="abc")
         with pytest.raises(UserError, match=r"in its weights \(None, here abc\); learn it on this model"):
             method.generate(other, pair, max_new_tokens=1)
+
+
+def test_what_learns_from_the_margin_says_so() -> None:
+    for follower in (TruthReadout(), AblateDirection(), DirectionSteering(towards="yes"), DriftCorrection()):
+        assert abilities(follower).follows_margin
+    assert not abilities(DirectionSteering()).follows_margin
 
 
 def test_levels_hold_at_the_answer_alone(vlm: VLM, learned: LearnedAblation, pair: list[Prompt]) -> None:
