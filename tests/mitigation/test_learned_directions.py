@@ -27,7 +27,7 @@ from mitigation.learned.ridge_probe import (
     question_parts,
 )
 from mitigation.method import TrainableMethod, abilities
-from mitigation.wrappers import Shifted, ShiftedTrainable
+from mitigation.wrappers import Shifted
 from tests.planted import Plan, coloured, direction, planted
 from tests.tiny import picture
 
@@ -275,17 +275,7 @@ def test_levels_hold_at_the_answer_alone(vlm: VLM, learned: LearnedAblation, pai
     assert replace(learned, to="safe").generate(vlm, pair, max_new_tokens=2).margins.isfinite().all()
 
 
-def test_controls_differ_by_seed_and_settings_are_checked(vlm: VLM, pair: list[Prompt]) -> None:
+def test_controls_differ_by_seed(vlm: VLM, pair: list[Prompt]) -> None:
     drawn = [AblateRandom(seed).generate(vlm, pair, max_new_tokens=1).margins for seed in (0, 0, 1)]
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
-    for make, message in (
-        (lambda: AblateDirection(by="mood"), "by='mood'"),
-        (lambda: DirectionSteering(columns="some"), "columns='some'"),
-        (lambda: DirectionSteering(kind="pca"), "kind='pca'"),
-        (lambda: TruthReadout(layer=0), "layer=0"),
-        (lambda: TruthReadout(strength=float("nan")), "strength=nan"),
-        (lambda: ShiftedTrainable(DirectionSteering(), float("inf")), "shift=inf"),
-    ):
-        with pytest.raises(UserError, match=message):
-            make()
