@@ -10,6 +10,7 @@ from experiments.metrics.claims import HIGHER
 from experiments.runs.records import read_records
 from experiments.runs.results_table import read_results
 from experiments.studies.mitigation_selection.candidates import Candidate
+from interp.errors import UserError
 from mitigation.controls import YesBias
 from mitigation.learned.direction_ablation import AblateDirection
 from mitigation.learned.probe_readout import TruthReadout
@@ -159,3 +160,11 @@ def test_settings_are_chosen_by_the_refusal_margin(monkeypatch: pytest.MonkeyPat
     row = results.get("readout", "auroc")
     assert row is not None
     assert row.value == 1
+
+
+def test_a_heatmap_of_answers_in_words_is_refused_with_the_way_to_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = refusing_run(monkeypatch, tmp_path, "+exp=heatmap_llava")
+    with pytest.raises(UserError, match="task=attention draws its worst failures at the decisive token"):
+        run.task(run)
