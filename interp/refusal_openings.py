@@ -66,13 +66,13 @@ def learn(answers: Sequence[Sequence[int]], refused: Sequence[bool], kind: Kind 
         for length in range(SHORTEST, min(LONGEST, len(answer)) + 1):
             begins[tuple(answer[:length])] += 1
             refusing[tuple(answer[:length])] += flag
-    found: dict[Tokens, Opening] = {}
+    learned: dict[Tokens, Opening] = {}
     for prefix, count in sorted(begins.items(), key=lambda item: len(item[0])):
-        if count < FEWEST or any(prefix[:length] in found for length in range(SHORTEST, len(prefix))):
+        if count < FEWEST or any(prefix[:length] in learned for length in range(SHORTEST, len(prefix))):
             continue
         if proportion_confint(refusing[prefix], count, method="wilson")[0] > max(SURE, rate):
-            found[prefix] = Opening(prefix, refusing[prefix], count)
-    return sorted(found.values(), key=lambda opening: (-opening.refused, opening.tokens))[:MOST]
+            learned[prefix] = Opening(prefix, refusing[prefix], count)
+    return sorted(learned.values(), key=lambda opening: (-opening.refused, opening.tokens))[:MOST]
 
 
 def log_odds(log_probabilities: Float[np.ndarray, "row opening"]) -> Float[np.ndarray, " row"]:

@@ -2,7 +2,8 @@
 
 It is exact in ``VLM.score`` and in every tool that scores prompts: patching, knockout, occlusion, priors, ablation. The
 logit lens is exact too. Tools that read a single column (direct attribution, part effects, integrated gradients,
-attention) need openings of one token. ``SequenceMetric.at`` gives these, for prompts that begin with what comes before.
+attention) need openings of one token. ``SequenceMetric.next_token`` gives these, for prompts that begin with what comes
+before.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,7 +55,7 @@ class SequenceMetric:
         stems = sorted({opening[:-1] for opening in self.openings}, key=len, reverse=True)
         return [stem for i, stem in enumerate(stems) if not any(other[: len(stem)] == stem for other in stems[:i])]
 
-    def at(self, begun: Tokens) -> "SequenceMetric":
+    def next_token(self, begun: Tokens) -> "SequenceMetric":
         """Return the metric of the next token behind ``begun``: the tokens that go on to an opening, against all else.
 
         Raises:
@@ -76,8 +77,8 @@ class SequenceMetric:
         """
         if max(map(len, self.openings)) > 1:
             raise UserError(
-                "this tool reads the logits of one column, and the openings have several tokens; take metric.at(begun) "
-                "and prompts that begin so (metric.at(begun).begin(prompts))"
+                "this tool reads the logits of one column, and the openings have several tokens; take "
+                "metric.next_token(begun) and prompts that begin so (metric.next_token(begun).begin(prompts))"
             )
         return self.read(lambda _: logits[:, None])
 
@@ -97,9 +98,9 @@ class SequenceMetric:
                 total += [path + chances[:, step, opening[-1]] for opening in here]
                 left.difference_update(here)
                 path = path + chances[:, step, stem[step]] if step < len(stem) else path
-        return self.of(torch.stack(total, dim=1))
+        return self.margin(torch.stack(total, dim=1))
 
-    def of(self, log_probabilities: Float[Tensor, "row opening"]) -> Float[Tensor, " row"]:
+    def margin(self, log_probabilities: Float[Tensor, "row opening"]) -> Float[Tensor, " row"]:
         """Return the margin from log P of each opening."""
         refusing = log_probabilities.double().logsumexp(1).clamp(max=NEAR_ONE)
         return (self.shift - refusing + (-refusing.expm1()).log()).float()

@@ -136,11 +136,11 @@ class RefusalMargins:
             raise NoMargin(f"no refusal margin to follow: {why}; {needed}. Take more cases, or another model.")
         refused = np.array(self._refused(self._taught))
         answered = float((~refused).mean())
-        whole = SequenceMetric(tuple(self._openings))
+        every = SequenceMetric(tuple(self._openings))
         if not next_token:
             margins = self._safety(BASELINE, self._openings, list(self._taught))
             shift = matching_shift(np.array([*margins.values()]), answered)
-            return replace(whole, shift=shift), f"The margin: {check.sentence}."
+            return replace(every, shift=shift), f"The margin: {check.sentence}."
         prompts = prompts_of([self.samples[case] for case in self._taught])
         begun = Counter(
             opening[:size]
@@ -151,7 +151,7 @@ class RefusalMargins:
         )
         measured: list[tuple[float, SequenceMetric]] = []
         for beginning, _ in begun.most_common(BEGINNINGS):
-            metric = whole.at(beginning)
+            metric = every.next_token(beginning)
             scores = self.vlm.batches.scores(metric.begin(prompts), metric=metric).double().numpy()
             shifted = replace(metric, shift=matching_shift(scores, answered))
             measured.append((float(roc_auc_score(refused, -scores)), shifted))
@@ -266,14 +266,17 @@ class RefusalMargins:
         settings = self.study.answering.settings(self.study.methods[arm], list(self.samples.values()))
         names = {opening: " ".join(map(str, opening)) for opening in wanted}
 
-        def known(case: str) -> dict[str, float]:
+        def log_chances(case: str) -> dict[str, float]:
             return self._known.setdefault((arm, case, settings[case]), {})
 
-        missing = [self.samples[case] for case in cases if not known(case).keys() >= {*names.values()}]
+        missing = [self.samples[case] for case in cases if not log_chances(case).keys() >= {*names.values()}]
         self._ask(arm, missing, names, settings)
         for line in self.store.records(FILE):
             self._known.setdefault((line["arm"], line["case"], line["settings"]), {}).update(line["openings"])
-        return {opening: np.array([known(case).get(name, np.nan) for case in cases]) for opening, name in names.items()}
+        return {
+            opening: np.array([log_chances(case).get(name, np.nan) for case in cases])
+            for opening, name in names.items()
+        }
 
     def _ask(
         self, arm: str, samples: Sequence[Sample], names: Mapping[Tokens, str], settings: Mapping[str, str]
@@ -291,14 +294,14 @@ class RefusalMargins:
                 if not seen:
                     continue
                 with answering.prefills.used_by(self.vlm):
-                    found = self.vlm.batches.gathered(
+                    scores = self.vlm.batches.gathered(
                         seen, lambda prompts: [*log_probabilities(method, self.vlm, prompts, list(names))]
                     )
                 self.store.append(
                     [
                         {"arm": arm, "case": prompt.key, "settings": settings[prompt.key],
                          "openings": dict(zip(names.values(), row.tolist(), strict=True))}
-                        for prompt, row in zip(seen, found, strict=True)
+                        for prompt, row in zip(seen, scores, strict=True)
                     ],
                     FILE,
                 )  # fmt: skip

@@ -59,7 +59,7 @@ def test_each_stem_is_read_once() -> None:
 
 def test_the_next_token_is_the_metric_of_one_column() -> None:
     vlm = family("llava")
-    metric = SEVERAL.at((7,))
+    metric = SEVERAL.next_token((7,))
     assert metric == SequenceMetric(((8,), (10,)), begun=(7,))
     begun = metric.begin(PROMPTS)
     expected = torch.tensor([brute_force(vlm, prompt, metric) for prompt in begun])

@@ -94,7 +94,7 @@ def record_answers(
         maps = {each.row: each for each in log.maps}
         texts, margins = in_words or answers.texts, answers.margins
         if vlm.metric is not None:
-            margins = vlm.metric.of(log_probabilities(method, vlm, prompts, vlm.metric.openings))
+            margins = vlm.metric.margin(log_probabilities(method, vlm, prompts, vlm.metric.openings))
         return [
             (prompt, text, margin, shares.loc[shares["row"] == row, [SHARE, WITH_SINK]], maps[row], log.rows[row])
             for row, (prompt, text, margin) in enumerate(zip(prompts, texts, margins.tolist(), strict=True))
