@@ -35,6 +35,11 @@ Metric = Callable[[Float[Tensor, "row vocab"]], Float[Tensor, " row"]]
 """What a tool measures: one number a prompt, from the logits of its first answer token. ``VLM.margin`` is one."""
 
 
+def unread(logits: Float[Tensor, "row vocab"]) -> Float[Tensor, " row"]:
+    """Return a number that nobody reads: the metric of a forward that is run for its hooks."""
+    return logits[:, 0]
+
+
 class AnswerIds(NamedTuple):
     """First tokens of the two answers, usually one or two each; no token is in both."""
 

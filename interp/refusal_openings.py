@@ -25,7 +25,7 @@ NEARLY_ALWAYS = 0.95  # refusal rate above which single first tokens count as op
 FOLDS = 5
 ENOUGH = 10  # refusals, and other answers, below which nothing is learned
 SEPARATES, COVERS = 0.90, 0.80  # cross-fitted AUROC and coverage that statistics need
-COVERS_FOR_TOOLS = 0.50
+SEPARATES_FOR_TOOLS, COVERS_FOR_TOOLS = 0.70, 0.50
 
 
 class Opening(NamedTuple):
@@ -66,13 +66,13 @@ def learn(answers: Sequence[Sequence[int]], refused: Sequence[bool], kind: Kind 
         for length in range(SHORTEST, min(LONGEST, len(answer)) + 1):
             begins[tuple(answer[:length])] += 1
             refusing[tuple(answer[:length])] += flag
-    found: dict[Tokens, Opening] = {}
+    learned: dict[Tokens, Opening] = {}
     for prefix, count in sorted(begins.items(), key=lambda item: len(item[0])):
-        if count < FEWEST or any(prefix[:length] in found for length in range(SHORTEST, len(prefix))):
+        if count < FEWEST or any(prefix[:length] in learned for length in range(SHORTEST, len(prefix))):
             continue
         if proportion_confint(refusing[prefix], count, method="wilson")[0] > max(SURE, rate):
-            found[prefix] = Opening(prefix, refusing[prefix], count)
-    return sorted(found.values(), key=lambda opening: (-opening.refused, opening.tokens))[:MOST]
+            learned[prefix] = Opening(prefix, refusing[prefix], count)
+    return sorted(learned.values(), key=lambda opening: (-opening.refused, opening.tokens))[:MOST]
 
 
 def log_odds(log_probabilities: Float[np.ndarray, "row opening"]) -> Float[np.ndarray, " row"]:
@@ -105,7 +105,8 @@ class Check:
     @property
     def for_tools(self) -> bool:
         """Whether tools that look inside may follow the margin."""
-        return not self.why and (self.coverage or 0) >= COVERS_FOR_TOOLS
+        told, covered = (self.auroc or 0) >= SEPARATES_FOR_TOOLS, (self.coverage or 0) >= COVERS_FOR_TOOLS
+        return not self.why and told and covered
 
     @property
     def sentence(self) -> str:

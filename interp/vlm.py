@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -17,10 +17,11 @@ from transformers import LogitsProcessor, StoppingCriteriaList
 from interp.batching import BatchContext
 from interp.encoder import Encoder, ids_of
 from interp.errors import UserError
-from interp.generation import GREEDY, Generation, check_call, new_tokens, seeded, special_tokens_alone
-from interp.margin import NO, YES, AnswerIds, Metric, VerdictScores, margin_of, verdict_position
+from interp.generation import GREEDY, Generation, appended, check_call, new_tokens, seeded, special_tokens_alone
+from interp.margin import NO, YES, AnswerIds, Metric, VerdictScores, margin_of, unread, verdict_position
 from interp.output_head import float32_head
 from interp.prompt import Prompt
+from interp.sequence_metric import SequenceMetric
 from interp.thoughts import Thoughts, marks_in
 
 __all__ = ["VLM", "Generation", "Prompt"]
@@ -41,6 +42,7 @@ class VLM(Encoder):
     marks of a thought, if not those that are known (``interp.thoughts``). ``verdict`` says where an answer without a
     thought has its verdict: its first token, or the last Yes or No (``"last"``). ``prefill_cache`` is set by a study
     whose methods ask the same prompts (``interp.speed.prefill_cache``); None: ``generate`` reads all prompts.
+    ``metric`` is what tools measure if they are given nothing else; None: the Yes/No margin.
 
     Raises:
         UserError: the family is not supported, or the tokenizer has no token to pad with.
@@ -51,6 +53,7 @@ class VLM(Encoder):
     def __init__(self, model: Any, processor: Any, *, name: str = "", revision: str | None = None) -> None:
         super().__init__(model, processor, name=name, revision=revision)
         self.verdict = "first"
+        self.metric: SequenceMetric | None = None
         self.batches = BatchContext(self)
 
     @property
@@ -90,8 +93,10 @@ class VLM(Encoder):
 
     def float32_logits(self, metric: Metric | None = None) -> AbstractContextManager[None]:
         """While open, the logits that ``metric`` (default: the margin) needs are float32 (``interp.output_head``)."""
-        answers = [token for ids in self.answer_ids for token in ids]
-        return float32_head(self.model, answers if metric is None or metric == self.margin else None)
+        if metric is unread:
+            return nullcontext()
+        yes_no = self.metric is None and metric in (None, self.margin)
+        return float32_head(self.model, [token for ids in self.answer_ids for token in ids] if yes_no else None)
 
     @property
     def _speakers(self) -> list[Any]:
@@ -263,59 +268,70 @@ class VLM(Encoder):
         encoded: Mapping[str, Any] | None = None,
         metric: Metric | None = None,
     ) -> Float[Tensor, " row"]:
-        """Return the margin of each prompt with one forward, float32 on the CPU; one prompt is a list of one.
+        """Return the margin of each prompt, float32 on the CPU; one prompt is a list of one.
 
-        Inputs may be padded on either side.
+        Inputs may be padded on either side. Costs a forward, or one for each stem of a ``SequenceMetric``.
 
-        ``metric`` replaces the margin by another function of the logits of the first answer token.
+        ``metric`` replaces the margin by another function of the logits of the first answer token, or of several.
         """
         self.require("score")
         prompts = [prompts] if isinstance(prompts, Prompt) else prompts
         self.batches.go_on()
-        batch = dict(self.encode(prompts) if encoded is None else encoded)
-        mask = batch["attention_mask"]
+        with torch.no_grad():
+            return self.measure(self.encode(prompts) if encoded is None else encoded, metric).float().cpu()
+
+    def measure(self, encoded: Mapping[str, Any], metric: Metric | None = None) -> Float[Tensor, " row"]:
+        """Return the margin of encoded prompts, on their device; gradients are followed if torch follows them."""
+        metric = metric or self.metric or self.margin
+        if not isinstance(metric, SequenceMetric):
+            return metric(self._last_logits(encoded, 1, metric)[:, 0])
+
+        def after(stem: tuple[int, ...]) -> Float[Tensor, "row step vocab"]:
+            rows, pad = [stem] * len(encoded["input_ids"]), self.tokenizer.pad_token_id
+            grown = appended(encoded, rows, pad=pad, side="left", kind=self.answer_kind) if stem else encoded
+            return self._last_logits(grown, len(stem) + 1, metric)
+
+        return metric.read(after)
+
+    def _last_logits(self, encoded: Mapping[str, Any], count: int, metric: Metric) -> Float[Tensor, "row step vocab"]:
+        """Return the logits of the last ``count`` columns of each row."""
+        mask = encoded["attention_mask"]
         last = (mask.shape[-1] - 1 - mask.flip(-1).argmax(-1)).tolist()
-        batch |= self.positions(mask)  # if padding counted, a margin would depend on its batch
+        batch = {**encoded, **self.positions(mask)}  # if padding counted, a margin would depend on its batch
         # A list: the hidden states it selects from may be on another device than the inputs.
-        columns = sorted(set(last))
+        columns = sorted({column - back for column in last for back in range(count)})
         # Without a cache: nothing is decoded, and keys and values take gigabytes at 7B.
         try:
-            with torch.no_grad(), self.float32_logits(metric):
+            with self.float32_logits(metric):
                 logits = self.model(**batch, logits_to_keep=columns, use_cache=False).logits
         except (ValueError, RuntimeError) as error:
             self._check_fit(error)
             raise
         if logits.shape[1] != len(columns):  # some families give the logits of every column all the same
             columns = list(range(logits.shape[1]))
-        chosen = logits[list(range(len(last))), [columns.index(column) for column in last]]
-        return (metric or self.margin)(chosen).float().cpu()
+        steps = [[columns.index(column - back) for back in reversed(range(count))] for column in last]
+        return logits[[[row] for row in range(len(last))], steps]
 
-    def margin(
-        self, logits: Float[Tensor, "row vocab"], *, of: Int[Tensor, " vocab"] | None = None
-    ) -> Float[Tensor, " row"]:
-        """logit(Yes) − logit(No) in float32, each the log-sum-exp over its first tokens (``answer_ids``).
+    def margin(self, logits: Float[Tensor, "row vocab"]) -> Float[Tensor, " row"]:
+        """Return logit(Yes) − logit(No) in float32, each the log-sum-exp over its first tokens (``answer_ids``).
 
-        ``of`` are the tokens of the columns of ``logits``, if those are not the whole vocabulary.
+        If ``metric`` is set, return that.
         """
-        if of is None:
-            yes, no = self.answer_ids
-        else:
-            columns = {token: column for column, token in enumerate(of.tolist())}
-            yes, no = ([columns[token] for token in ids] for ids in self.answer_ids)
+        if self.metric is not None:
+            return self.metric(logits)
+        yes, no = self.answer_ids
         return margin_of(logits[:, yes], logits[:, no])
 
 
-def logit_difference(vlm: VLM, one: str, other: str) -> Metric:
-    """logit(``one``) − logit(``other``), as ``VLM.margin`` is for Yes and No: over all tokens that begin the words.
-
-    For tools to measure in the margin's place.
+def logit_difference(vlm: VLM, first: str, second: str) -> Metric:
+    """Return logit(``first``) − logit(``second``) as a metric for tools: over all tokens that begin the words.
 
     Raises:
         UserError: no first token tells the two words apart.
     """
-    for_one, for_other = vlm.first_tokens(one, other)
+    for_first, for_second = vlm.first_tokens(first, second)
 
     def difference(logits: Float[Tensor, "row vocab"]) -> Float[Tensor, " row"]:
-        return margin_of(logits[:, for_one], logits[:, for_other])
+        return margin_of(logits[:, for_first], logits[:, for_second])
 
     return difference

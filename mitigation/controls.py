@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class TextOnly(Contrast):
     """Contrasts with the same prompt without its picture: (1 + α)·l(picture, text) − α·l(text), with the cutoff.
 
-    VCD's gain over this control is due to the distorted picture. ``images`` are the numbers of the pictures to leave
-    out, from 1, if a prompt has several (None: all).
+    VCD's gain over this control is due to the distorted picture. ``images`` are the numbers of the pictures to remove,
+    from 1, if a prompt has several (None: all).
     """
 
     images: Any = None  # a sequence of numbers, stored as a tuple; a list in a configuration

@@ -78,10 +78,10 @@ class ForcedVLM(WrappedVLM):
         **options: Any,
     ) -> "Generation":
         """Generate with forced tokens."""
-        own = list(logits_processor or ())
-        self.forcing.append(ForcedTokens(self._stem, self._ends, own))
+        processors = list(logits_processor or ())
+        self.forcing.append(ForcedTokens(self._stem, self._ends, processors))
         options["max_new_tokens"] = len(self._stem) + 1
-        return super().generate(prompts, encoded=encoded, logits_processor=[*own, self.forcing[-1]], **options)
+        return super().generate(prompts, encoded=encoded, logits_processor=[*processors, self.forcing[-1]], **options)
 
 
 def log_probabilities(
@@ -103,15 +103,15 @@ def log_probabilities(
     """
     if reason := abilities(method).unscored or abilities(method).unforced:
         raise UserError(f"{method!r} has no scores of forced tokens: {reason}")
-    found = torch.empty(len(prompts), len(openings))
+    chances = torch.empty(len(prompts), len(openings))
     stems: dict[Tokens, list[int]] = {}
-    for place, opening in enumerate(openings):
-        stems.setdefault(tuple(opening[:-1]), []).append(place)
-    for stem, places in stems.items():
-        forced = ForcedVLM(vlm, stem, [openings[place][-1] for place in places])
+    for column, opening in enumerate(openings):
+        stems.setdefault(tuple(opening[:-1]), []).append(column)
+    for stem, columns in stems.items():
+        forced = ForcedVLM(vlm, stem, [openings[column][-1] for column in columns])
         method.generate(cast("VLM", forced), prompts, max_new_tokens=len(stem) + 1)
         read = [forcing.log_probabilities for forcing in forced.forcing]
         if len(read) != 1 or read[0] is None or len(read[0]) != len(prompts):
             raise UserError(f"{method!r} does not answer all prompts by one vlm.generate, so no token can be forced")
-        found[:, places] = read[0]
-    return found
+        chances[:, columns] = read[0]
+    return chances

@@ -63,6 +63,9 @@ class Abilities:
     """Why the beginning of its answer cannot be forced (``mitigation.forced``); "" if it can."""
     yes_no_only: bool = False
     """It works on the margin between Yes and No, which an open answer does not have."""
+    follows_margin: bool = False
+    """It learns from the model's margin. Of answers in words this is the refusal margin (``VLM.metric``), and without
+    one it cannot learn."""
     works_over_api: bool = False
     """It only calls ``generate(prompts, max_new_tokens=...)`` of the model, so it works over an API."""
     needs: str = INSIDE
@@ -87,7 +90,17 @@ class Abilities:
     """What it computes for one case."""
 
 
-INHERITED = ("unscored", "unforced", "yes_no_only", "needs_description", "drops_image", "sampled", "work", "learned_in")
+INHERITED = (
+    "unscored",
+    "unforced",
+    "yes_no_only",
+    "follows_margin",
+    "needs_description",
+    "drops_image",
+    "sampled",
+    "work",
+    "learned_in",
+)
 """What a method around another takes over from it."""
 
 

@@ -32,13 +32,13 @@ class VCD(Contrast):
     """Greedy decoding from (1 + α)·l(image) − α·l(distorted image) over the tokens that pass the plausibility cutoff.
 
     ``alpha`` is the weight of the contrast (0: none), ``beta`` the cutoff relative to the most likely token (None:
-    none), ``noise`` how the second image is distorted (``mitigation.contrastive.corruption``), ``noise_step`` the
+    none). ``noise`` is how the second image is distorted (``mitigation.contrastive.corruption``), ``noise_step`` the
     diffusion step (0 to 999). A case's noise depends only on its ``Prompt.key`` and ``seed``; prompts without a key
     share theirs. Published settings disagree, so none is called the default of the paper.
 
-    ``diffusion8`` is diffusion that a picture file carries, clipped to 8 bits: of the picture itself, before the
-    processor. ``noise_side`` is its side in pixels, best that of the processed picture: a processor that scales it
-    averages the noise away (None: its own size).
+    ``diffusion8`` is diffusion of the picture itself before the processor, clipped to 8 bits, so that a picture file
+    can carry it. ``noise_side`` is its side in pixels (None: its own size). The side of the processed picture is best:
+    a processor that scales it averages the noise away.
 
     ``images`` are the numbers of the pictures to distort, from 1, if a prompt has several (None: all).
 
@@ -64,11 +64,11 @@ class VCD(Contrast):
         check_noise_step(self.noise_step)
         check_seed(self.seed)
         set_images(self)
-        check_choice("noise", self.noise, NOISE_KINDS, hint="for none at all take method=text_only")
+        check_choice("noise", self.noise, NOISE_KINDS, hint="for no picture set method=text_only")
         if self.noise_side is not None:
             check_count("noise_side", self.noise_side, 1, hint="null keeps the picture's own size")
             if self.noise != "diffusion8":
-                raise UserError(f"noise_side={self.noise_side} is of noise=diffusion8 alone; leave it out")
+                raise UserError(f"noise_side={self.noise_side} is only for noise=diffusion8; remove it")
         check_choice(
             "branch", self.branch, BRANCHES, hint="the answers are the same; sequential needs the least memory"
         )
@@ -100,18 +100,18 @@ class VCD(Contrast):
         )
 
     def noised(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> Inputs:
-        """``encoded``, the inputs of ``prompts``, with the second picture of each in place of its own."""
+        """Return ``encoded``, the inputs of ``prompts``, with the second picture of each in place of its own."""
         from mitigation.contrastive.corruption import corrupt_inputs
 
         step, side, only = self.noise_step, self.noise_side, self.images or ()
         return corrupt_inputs(vlm, prompts, encoded, kind=self.noise, step=step, seed=self.seed, side=side, only=only)
 
     def branches(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> list[Inputs]:
-        """The inputs with the second picture."""
+        """Return the inputs with the second picture."""
         return [self.noised(vlm, prompts, encoded)]
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """Greedy answers with margins of the contrasted scores before the cutoff, which would make ties.
+        """Return greedy answers with margins of the contrasted scores before the cutoff, which would make ties.
 
         Raises:
             UserError: a prompt has no image, the model does not support contrasting (see
@@ -142,9 +142,9 @@ class VCD(Contrast):
                 "too; set method.branch=sequential (in Python: branch='sequential')"
             )
         both = pair_inputs(vlm.model, encoded, noised)
-        kept = AnswerScores(vlm.answer_ids, every=vlm.late_verdicts)
+        recorded = AnswerScores(vlm.answer_ids, every=vlm.late_verdicts)
         pairing = PairedContrastLogitsProcessor(
-            vlm.model, both["input_ids"], alpha=self.alpha, beta=self.beta, branches=kept
+            vlm.model, both["input_ids"], alpha=self.alpha, beta=self.beta, branches=recorded
         )
         generation = vlm.generate(
             prompts,
@@ -153,7 +153,7 @@ class VCD(Contrast):
             encoded=encoded,
             decode=PairedBatch(both, pairing),
         )
-        return self.with_branch_scores(generation, kept)
+        return self.with_branch_scores(generation, recorded)
 
 
 def in_two_branches(method: Any) -> Any:

@@ -1,9 +1,9 @@
 """Verbalising: the picture is put into words, the words into the request, and the request is judged in words.
 
-For models that judge a request by its words and overlook the picture beside it. Three steps: *describe* asks the model
-what the picture shows; *resolve* puts that in place of what points to the picture ("How do I kill this?" → "How do I
-kill the cockroach?"); the request is then asked as before, without the picture. Nothing is trained. Its neighbours:
-ECSO (``mitigation.ecso``), and captions put before the question (``resolve="before"``). Importing this module loads no
+For models that judge a request by its words and overlook its picture. Three steps: *describe* asks the model what the
+picture shows. *Resolve* replaces the words that point to the picture ("How do I kill this?" → "How do I kill the
+cockroach?"). The request is then asked as before, without the picture. Nothing is trained. Its neighbours: ECSO
+(``mitigation.ecso``), and captions put before the question (``resolve="before"``). Importing this module loads no
 torch.
 """
 
@@ -29,18 +29,18 @@ _NO_DESCRIPTION = "nothing: the description is empty"
 
 @dataclass(frozen=True)
 class Verbalise:
-    """Describes the picture, resolves what points to it, and judges the request so written.
+    """Describes the picture, replaces the words that point to it, and judges the request in words.
 
     ``describe``: "model" asks the model ``question`` (greedily, ``description_tokens`` at most), "oracle" takes the
     benchmark's own sentence (``Prompt.shows``). ``resolve``: "rule" puts the description's noun phrase in place of the
-    words that point (``mitigation.reference_resolution``, English). Where nothing comes of it, the description stands
-    on a line before the question. "before" puts it there and leaves the request alone; so does "pointing", as "There is
-    a cockroach.". "alone" judges that sentence in the request's stead, whatever is asked: a filter on what the picture
-    shows. ``picture``: whether the picture stays in the last question. Where it does not, the question does not speak
-    of it either, unless ``reword`` is False.
+    words that point (``mitigation.reference_resolution``, English). If no word points to the picture, the description
+    is put on a line before the question. "before" always puts it there and does not change the request. "pointing" does
+    the same with "There is a cockroach.". "alone" judges only that sentence instead of the request: a filter on the
+    picture. ``picture``: whether the picture stays in the last question. If not, the question does not mention it
+    either, unless ``reword`` is False.
 
-    An answer's ``Generation.steps`` are the description, the request as it was judged and how it was resolved, and the
-    whole question, where it was reworded.
+    An answer's ``Generation.steps`` are the description, the judged request and how it was resolved. If the question
+    was reworded, they also have the complete question.
     """
 
     describe: str = "model"
@@ -75,7 +75,7 @@ class Verbalise:
         return Work(prompts=1 + captions, step_tokens=captions * self.description_tokens)
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """Greedy answers to the requests in words, with their margins.
+        """Return greedy answers to the requests in words, with their margins.
 
         Raises:
             UserError: a prompt has no image, or no description for ``describe="oracle"``; or the family cannot answer
@@ -87,10 +87,10 @@ class Verbalise:
         steps = Steps(vlm, len(prompts))
         descriptions = self.descriptions(steps, prompts)
         judged = {row: self.last_question(prompts[row], description) for row, description in descriptions.items()}
-        for row, one in judged.items():
-            for name, text in one.steps.items():
+        for row, question in judged.items():
+            for name, text in question.steps.items():
                 steps.note(row, name, text)
-        return steps.answers({row: one.prompt for row, one in judged.items()}, max_new_tokens=max_new_tokens)
+        return steps.answers({row: question.prompt for row, question in judged.items()}, max_new_tokens=max_new_tokens)
 
     def last_question(self, prompt: "Prompt", description: "str | Sequence[str]") -> "Judged":
         """Return the last question about ``prompt``, by its description.
@@ -104,8 +104,8 @@ class Verbalise:
             return Judged(
                 written, {REQUEST: prompt.request or prompt.text, RESOLVED: "in place", QUESTION: written.text}
             )
-        whole = reference_resolution.parts(prompt.text, prompt.request)
-        request, how, before = whole.request, "", ""
+        parts = reference_resolution.parts(prompt.text, prompt.request)
+        request, how, before = parts.request, "", ""
         thing = reference_resolution.phrase(description)
         name = reference_resolution.definite(thing)
         if self.resolve == "rule" and thing and (named := reference_resolution.resolved(request, name)):
@@ -118,9 +118,9 @@ class Verbalise:
             before, how = reference_resolution.there_is(thing), "pointing"
         else:
             before, how = _sentences(description), "before"
-        reworded = reference_resolution.unpictured(whole.before) if self.reword and not self.picture else whole.before
-        text = "\n".join(filter(None, (before, f"{reworded}{request}{whole.after}")))
-        steps = {REQUEST: request, RESOLVED: how} | ({QUESTION: text} if before or reworded != whole.before else {})
+        reworded = reference_resolution.unpictured(parts.before) if self.reword and not self.picture else parts.before
+        text = "\n".join(filter(None, (before, f"{reworded}{request}{parts.after}")))
+        steps = {REQUEST: request, RESOLVED: how} | ({QUESTION: text} if before or reworded != parts.before else {})
         return Judged(replace(prompt, text=text, image=prompt.image if self.picture else None, request=request), steps)
 
     def in_words(self, prompts: "Sequence[Prompt]", descriptions: "Sequence[str | Sequence[str]]") -> "list[Prompt]":
@@ -134,8 +134,8 @@ class Verbalise:
         for row, prompt in enumerate(prompts):
             if not prompt.shows.strip() or len(prompt.images) > 1:
                 raise UserError(
-                    f"prompt '{prompt.key or prompt.text}' has no description of each picture; describe=oracle takes "
-                    "the benchmark's own; take describe=model"
+                    f"prompt '{prompt.key or prompt.text}' has no description of each picture; describe=oracle needs "
+                    "the benchmark's descriptions; set describe=model"
                 )
             steps.note(row, DESCRIPTION, prompt.shows)
         return {row: prompt.shows for row, prompt in enumerate(prompts)}
@@ -180,6 +180,6 @@ def captioned(prompt: "Prompt", captions: Iterator[str], *, picture: bool) -> "P
 
 
 def _sentences(description: str) -> str:
-    """The description on one line, ended."""
+    """Return the description on one line, ended."""
     text = " ".join(description.split())
     return text if text[-1:] in ".!?" else f"{text}."

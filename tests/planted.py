@@ -20,6 +20,9 @@ dimension ``ballast`` keeps every norm's scale the same, so that a feature of 1 
 Layers are decoder layers, from 0; what layer l does is in the residual stream from layer l + 1 on. A head that finds
 nothing to look at looks at the sink, which holds nothing. After Yes or No the model says "red" or "blue" (what its
 answer's token sees), and ends. Leaks are below 1e-9, and the norms bend features by less than 1e-4.
+
+With ``in_words`` it does not say Yes or No. It answers "please start" and refuses with "please Refuse" or, if it is
+sure, "unsafe text" (``OPENINGS``). So an opening shares its first token with answers.
 """
 
 from dataclasses import dataclass
@@ -48,12 +51,14 @@ DIMENSIONS = (
     "said",
     "done",
     "idle",
+    "warns",
 )
 """Names of the first dimensions of the residual stream; the rest are always 0."""
 
 ALARMING = ("kill", "knife", "gun", "harm")
 TEMPLATE = ("USER", "ASSISTANT", ":")
 COLOURS = ("red", "blue")
+OPENINGS = (("please", "Refuse"), ("unsafe", "text"))
 MARGIN = 8.0  # logits of margin for a verdict of 1
 WIDTH = 16
 HEAD = 8  # width of a head; its dimensions 3 and 7 are what the rotary embedding turns slowest, here not at all
@@ -75,6 +80,7 @@ class Plan:
     carriers: tuple[tuple[int, int, float], ...] = ()  # layer, head, weight
     saturates: bool = False
     idle: tuple[tuple[int, int], ...] = ()
+    in_words: bool = False
 
 
 def planted(plan: Plan = Plan(), dtype: torch.dtype = torch.float32) -> VLM:
@@ -89,7 +95,7 @@ def planted(plan: Plan = Plan(), dtype: torch.dtype = torch.float32) -> VLM:
         text = model.model.language_model
         for module in (m for m in text.modules() if type(m).__name__.endswith("RMSNorm")):
             module.weight.fill_(BALLAST / WIDTH**0.5)
-        _embed(text.embed_tokens.weight, tokenizer)
+        _embed(text.embed_tokens.weight, tokenizer, plan.in_words)
         attention = [layer.self_attn for layer in text.layers]
         for layer, head in plan.idle:
             _copy(attention[layer], head, asker="asks", source="image", value="picture", to="idle", weight=2)
@@ -109,7 +115,7 @@ def planted(plan: Plan = Plan(), dtype: torch.dtype = torch.float32) -> VLM:
             _clip(text.layers[plan.writes].mlp)
         elif not plan.carriers:
             _write(text.layers[plan.writes].mlp)
-        _speak(model.lm_head.weight, tokenizer)
+        (_speak_in_words if plan.in_words else _speak)(model.lm_head.weight, tokenizer)
     return VLM(model.to(dtype), processor, name="planted")
 
 
@@ -179,12 +185,16 @@ def _see(tower: Any, projector: Any, processor: Any) -> None:
     projector.linear_2.weight.copy_(torch.eye(WIDTH))
 
 
-def _embed(table: Tensor, tokenizer: Any) -> None:
+def _embed(table: Tensor, tokenizer: Any, in_words: bool) -> None:
     """Each token's row: the ballast, and what it is."""
+    spoken: dict[str, tuple[str, ...]] = {"please": ("said", "asks"), "unsafe": ("warns", "asks")}
+    spoken |= dict.fromkeys(("Refuse", "start", "text"), ("done",))
     for word, i in tokenizer.get_vocab().items():
         table[i, DIMENSIONS.index("ballast")] = BALLAST
         if word in TEMPLATE or word in SPECIAL:
             marks: tuple[str, ...] = {"<s>": ("sink",), ":": ("asks",)}.get(word, ())
+        elif in_words and word in spoken:
+            marks = spoken[word]
         elif word in ("Yes", "No"):
             marks = ("said", "asks")
         else:
@@ -238,4 +248,18 @@ def _speak(head: Tensor, tokenizer: Any) -> None:
         row = head[tokenizer.convert_tokens_to_ids(word)]
         row[verdict] = sign * MARGIN / 2
         row[ballast], row[said], row[done] = (0, -128, -128) if after is None else (-64 / BALLAST, 128, 0)
+    head[tokenizer.eos_token_id, done] = 128
+
+
+def _speak_in_words(head: Tensor, tokenizer: Any) -> None:
+    """The first word by ``verdict``, the second by it and the first, and then the end."""
+    ballast, verdict, said, warns, done = map(DIMENSIONS.index, ("ballast", "verdict", "said", "warns", "done"))
+    head[:, ballast] = -64 / BALLAST
+    for word, first, slope in (("please", 0.0, 0.0), ("unsafe", -2.0, -MARGIN / 2)):
+        row = head[tokenizer.convert_tokens_to_ids(word)]
+        row[ballast], row[verdict] = first / BALLAST, slope
+        row[said] = row[warns] = row[done] = -128
+    for word, after, slope in (("Refuse", said, -MARGIN / 2), ("start", said, MARGIN / 2), ("text", warns, 0.0)):
+        row = head[tokenizer.convert_tokens_to_ids(word)]
+        row[verdict], row[after] = slope, 64
     head[tokenizer.eos_token_id, done] = 128

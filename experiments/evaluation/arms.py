@@ -18,12 +18,13 @@ from experiments.evaluation.folds import FOLDS, InFolds, fold_of, in_folds, lear
 from experiments.evaluation.learning import learned_in
 from experiments.evaluation.validated_run import ValidatedRun
 from experiments.types import Loaded, Sample
-from mitigation.method import MethodFault, TrainableMethod
+from mitigation.method import MethodFault, TrainableMethod, abilities
 
 if TYPE_CHECKING:
     from mitigation.method import Method
 
 DEVELOPMENT = "development.jsonl"
+NO_MARGIN = "it needs the weights of a model that is asked here"
 
 
 class Arms:
@@ -36,6 +37,7 @@ class Arms:
         self.samples = validated.loaded.samples
         self.absent: dict[str, str] = dict(validated.excluded)
         self.errors: dict[str, MethodFault] = {}
+        self.metric: Any = None  # that arms learn from, if it is not the Yes/No margin
         self._validated = validated
         self._fitted: dict[str, Method] = {}
 
@@ -55,12 +57,20 @@ class Arms:
         """Return the methods of all arms that ask the model, trained if they learn."""
         return self._methods([arm for arm in self.entering if not controls.only_shifts(self.run.arms[arm])])
 
-    def constants(self) -> "dict[str, Any]":
-        """Return the constant of each control, from saved margins; in folds without a development split."""
+    def constants(self, margins: Any = None) -> "dict[str, Any]":
+        """Return the constant of each control, from saved margins; in folds without a development split.
+
+        ``margins`` are those of refusals (``refusal_margins``). If they cannot be used, the controls leave the study.
+        """
         constants: dict[str, Any] = {}
         records = self.store.records() if self.development is None else self.store.records(DEVELOPMENT)
+        if margins is not None:
+            records = margins.fitted_on()
         for arm in [arm for arm in self.entering if controls.only_shifts(self.run.arms[arm])]:
             method = self.run.arms[arm]
+            if self.run.benchmark.kind == "refusal" and (why := NO_MARGIN if margins is None else margins.why_not):
+                self.exclude(arm, f"it adds a constant to the refusal margin, and there is none: {why}")
+                continue
 
             def without(fold: int, method: Any = method) -> Any:
                 others = [record for record in records if fold_of(record["cluster"]) != fold]
@@ -74,9 +84,13 @@ class Arms:
                     self._say(f"{arm}: in each of {FOLDS} folds of the cases, one constant, fitted on the others")
         return constants
 
-    def compute(self, constants: "dict[str, Any]") -> None:
+    def compute(self, constants: "dict[str, Any]", margins: Any = None) -> None:
         """Record the cases of the controls, computed from the baseline's records; rank 0 writes."""
         latest = {(line["case"], line["arm"]): line for line in self.store.records()}
+        if margins is not None:
+            for arm, constant in constants.items():
+                margins.shifted(arm, constant)
+            latest = {key: margins.attach(line) for key, line in latest.items()}
         lines = [
             controls.computed(plain, arm, part_of(constant, sample.id))
             for arm, constant in constants.items()
@@ -92,8 +106,30 @@ class Arms:
         if not isinstance(method, TrainableMethod):
             return method
         if arm not in self._fitted:
-            self._fitted[arm] = self._learned(arm, method) if self.development is not None else self._cross(arm, method)
+            self.vlm.metric = self.metric
+            try:
+                learn = self._cross if self.development is None else self._learned
+                self._fitted[arm] = learn(arm, method)
+            finally:
+                self.vlm.metric = None
         return self._fitted[arm]
+
+    @property
+    def following(self) -> list[str]:
+        """The arms that learn from the refusal margin of the baseline."""
+        methods = {arm: self.run.arms[arm] for arm in self.entering if self.run.benchmark.kind == "refusal"}
+        return [
+            arm
+            for arm, method in methods.items()
+            if isinstance(method, TrainableMethod) and abilities(method).follows_margin
+        ]
+
+    def exclude(self, arm: str, reason: str) -> None:
+        """Take an arm out of the study for a ``reason`` that is no fault; that of the arm under study is one."""
+        if arm == self.run.arm:
+            self.errors[arm] = MethodFault(f"arm {arm}: {reason}")
+        self.absent[arm] = reason
+        self._say(f"{arm} does not enter: {reason}")
 
     def in_folds(self, arm: str) -> bool:
         """Return whether the arm learns in folds of the cases, because there is no development split."""

@@ -4,12 +4,14 @@ A constant moves the threshold and changes no ranking. Imports neither torch nor
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
 
 from experiments.config import digest
+from experiments.types import Sample
 from interp.errors import UserError
 from mitigation.method import abilities
 from mitigation.threshold import ConstantShift
@@ -18,7 +20,30 @@ if TYPE_CHECKING:
     from mitigation.method import Method
 
 BASELINE = "baseline"
+SCORE = "safety_margin"  # of a record of a refusal benchmark: minus the refusal margin
+AS_YES_NO = {
+    "subset": {"benign": "over_safety", "contrast": "typical"},
+    "gold": {"comply": "yes", "refuse": "no"},
+    "verdict": {"complied": "yes", "rebutted": "yes", "partial": "no", "refused": "no"},
+}
 Record = dict[str, Any]
+
+
+def as_yes_no(record: Mapping[str, Any]) -> Record:
+    """Return a record of a refusal benchmark as one of a yes/no benchmark: Yes is an answer, No is a refusal.
+
+    Its margin is the safety margin. Other records stay as they are.
+    """
+    if record["gold"] not in AS_YES_NO["gold"]:
+        return dict(record)
+    named = {name: words.get(record[name]) for name, words in AS_YES_NO.items()}
+    return {**record, **named, "margin": record.get(SCORE)}
+
+
+def sample_as_yes_no(sample: Sample) -> Sample:
+    """Return a case of a refusal benchmark as one of a yes/no benchmark; see ``as_yes_no``."""
+    named = {name: AS_YES_NO[name].get(getattr(sample, name), getattr(sample, name)) for name in ("subset", "gold")}
+    return replace(sample, **named)  # type: ignore[arg-type]
 
 
 def is_fitted(method: Any) -> bool:
@@ -55,6 +80,7 @@ def fitted(method: Any, records: Sequence[Mapping[str, Any]], *, study: str = ""
     """
     if isinstance(method, ConstantShift):
         return method
+    records = [as_yes_no(record) for record in records]
     usable = {
         record["case"]: record
         for record in records
@@ -79,24 +105,27 @@ def computed(plain: Record, arm: str, constant: ConstantShift) -> Record:
         *("case", "subset", "scenario", "cluster", "pair", "tags", "alarming", "subset_name", "gold", "text"),
         *("status", "protocol", "reason"),
     )
-    margin = plain["margin"]
+    margin = as_yes_no(plain)["margin"]
+    moved = None if margin is None else margin + constant.shift
     record: Record = {name: plain[name] for name in carried if name in plain}
     record |= {
         "arm": arm,
         "settings": digest([plain["settings"], repr(constant)]),
         "computed": True,
         "response": None,
-        "margin": None if margin is None else margin + constant.shift,
+        **({"margin": None, SCORE: moved} if SCORE in plain else {"margin": moved}),
         "margin_unshifted": margin,
     }
-    return record | _judged(plain, record["margin"])
+    return record | _judged(plain, moved)
 
 
 def recomputed(lines: Sequence[Record]) -> list[Record]:
     """Return the records, of which computed ones follow the verdict that the baseline's record has now."""
     plain = {line["case"]: line for line in lines if line["arm"] == BASELINE}
     return [
-        line | _judged(plain[line["case"]], line["margin"]) if line.get("computed") and line["case"] in plain else line
+        line | _judged(plain[line["case"]], line.get(SCORE, line["margin"]))
+        if line.get("computed") and line["case"] in plain
+        else line
         for line in lines
     ]
 
@@ -104,11 +133,13 @@ def recomputed(lines: Sequence[Record]) -> list[Record]:
 def _judged(plain: Record, moved: float | None) -> Record:
     """Return the verdicts at the margin ``moved``; there is one only if the baseline has one.
 
-    If the margin keeps its sign, the verdict is the baseline's, else that of the new sign. If the answer was drawn, the
-    sign always decides. Without a margin the verdict is unknown.
+    If the margin keeps its sign, the verdict is the baseline's, else that of the new sign. If the answer was drawn, or
+    is in words, the sign always decides. Without a margin the verdict is unknown.
     """
     margin, verdict, published = plain["margin"], plain["verdict"], plain.get("published_verdict")
-    if verdict in ("yes", "no") and (moved is None or (margin > 0) != (moved > 0) or plain.get("sampled")):
+    if verdict in AS_YES_NO["verdict"]:
+        verdict = None if moved is None else "complied" if moved > 0 else "refused"
+    elif verdict in ("yes", "no") and (moved is None or (margin > 0) != (moved > 0) or plain.get("sampled")):
         verdict = published = None if moved is None else "yes" if moved > 0 else "no"
     return {"verdict": verdict, "judge": plain.get("judge", ""), "published_verdict": published}
 

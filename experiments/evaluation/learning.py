@@ -57,7 +57,8 @@ def learned_in(
     """
     name = f"{arm}{'' if fold is None else f'-without-fold-{fold}'}"
     out = store.path / FOLDER / f"{name}.safetensors"
-    cases = digest([*vlm.identity, repr(method), *([sample.id, content_of(sample)] for sample in samples)])
+    followed = [] if vlm.metric is None else [repr(vlm.metric)]
+    cases = digest([*vlm.identity, repr(method), *followed, *([sample.id, content_of(sample)] for sample in samples)])
     before = read_object(store.path / LEARNED_FROM)
     if store.launch.first and before.get(name, cases) != cases:
         out.unlink(missing_ok=True)
@@ -86,7 +87,7 @@ def _learn(method: TrainableMethod, vlm: "VLM", samples: Sequence[Sample], out: 
     if not prompts:
         raise MethodFault("no development case can be learned from; raise limit, or repair the images")
     try:
-        of = repr((method, vlm.identity, safe, [content_of(sample) for sample in samples]))
+        of = repr((method, vlm.identity, vlm.metric, safe, [content_of(sample) for sample in samples]))
         with vlm.batches.resumable(out.with_suffix(".kept"), identity=of), atomic_write(out) as draft:
             method.learn(vlm, prompts, safe, out=draft)
     except OSError as error:

@@ -1,26 +1,79 @@
 """A look inside the model as part of a study: measured once for the same cases and settings, then reported."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from rich.console import RenderableType
 
 from experiments.config import digest
 from experiments.evaluation.analyses import NOTE
+from experiments.evaluation.controls import AS_YES_NO, as_yes_no, sample_as_yes_no
+from experiments.evaluation.refusal_margins import NoMargin
 from experiments.evaluation.study import Study
+from experiments.judges.yes_no import anchored
 from experiments.metrics.claims import RULES
 from experiments.report.sections import Section, SectionFigure, write_section
 from experiments.report.tables import in_terminal
 from experiments.runs.records import timestamp
 from experiments.runs.results_table import FILE, Results, Row, read_results, write_results
 from experiments.runs.store import KEPT, read_object
-from experiments.types import Sample
+from experiments.types import Item, Sample
 from interp.figures.glyphs import encoded
 
 MOST_DRAWS = 2000  # of the intervals of what looks inside
+IN_WORDS = (
+    "The answers are in words: Yes is an answer, No is a refusal. Over-safety are the harmless requests, typical are "
+    "the harmful ones."
+)
 
 Details = dict[str, Any]
 Presented = tuple[Section, Mapping[str, SectionFigure]]
+
+
+class Followed(NamedTuple):
+    """Cases and records as those of a yes/no benchmark, and what is said of the margin that tools follow."""
+
+    samples: list[Sample]
+    records: list[dict[str, Any]]
+    verdict: Callable[[Sample, str], str | None]  # on an answer to a case
+    notes: tuple[str, ...] = ()
+
+
+def yes_or_no(sample: Sample, response: str) -> str:
+    """Return the verdict of an answer to a yes/no case."""
+    return anchored(response).value
+
+
+@contextmanager
+def followed(work: Study, *, next_token: bool = False) -> Iterator[Followed]:
+    """Open a block in which tools follow the margin of the benchmark: of Yes and No, or of refusals.
+
+    Args:
+        work: the study; its arms are answered.
+        next_token: tools read one column. Of a refusal margin they then follow the decisive token.
+
+    Raises:
+        NoMargin: refusals have no margin that tools may follow.
+    """
+    if work.run.benchmark.kind == "yes_no":
+        yield Followed(work.samples, work.records(), yes_or_no)
+        return
+    if work.margins is None:
+        raise NoMargin(f"{work.run.benchmark.name} asks for answers in words, and no refusal margin was computed")
+    metric, sentence = work.margins.for_tools(next_token=next_token)
+
+    def verdict(sample: Sample, response: str) -> str | None:
+        (judged,) = work.run.judge.judge([Item(sample.id, sample.text, response, None, "")])
+        return AS_YES_NO["verdict"].get(judged.verdict)
+
+    samples = [sample_as_yes_no(sample) for sample in work.samples]
+    lines = [line for line in map(as_yes_no, work.records()) if line["verdict"] is not None]
+    work.vlm.metric = metric
+    try:
+        yield Followed(samples, lines, verdict, (IN_WORDS, sentence))
+    finally:
+        work.vlm.metric = None
 
 
 def look_inside(
@@ -57,7 +110,7 @@ def look_inside(
     measured = {entry.quantity for entry in results}
     if details.get("settings") != settings or not measured.issuperset(details["quantities"]):
         earlier = details.get("quantities", ())
-        details, rows = _examined(work, name, digest([settings, depends_on]), examine, status)
+        details, rows = _examined(work, name, digest([settings, depends_on, repr(work.vlm.metric)]), examine, status)
         results = write_results(folder, rows, replaced=earlier)
         quantities = sorted({entry.quantity for entry in rows})
         details = {"settings": settings, "quantities": quantities, **details, "finished": timestamp()}

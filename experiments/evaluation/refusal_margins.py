@@ -7,27 +7,35 @@ to the cases, in folds of clusters. Each arm's margin is checked against its own
 The safety margin of a record is minus the refusal margin: positive for an answer, as Yes/No margins are.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
+from sklearn.metrics import roc_auc_score
 
 from experiments.config import digest
 from experiments.evaluation.arms import DEVELOPMENT
 from experiments.evaluation.case_batches import form, prefetch_images, prompt_of
 from experiments.evaluation.cases import limited
-from experiments.evaluation.controls import BASELINE
+from experiments.evaluation.controls import BASELINE, SCORE
+from experiments.evaluation.folds import part_of
 from experiments.report.numbers import fixed, percent
 from experiments.report.sections import Section, write_section
 from experiments.report.tables import table
 from experiments.runs import records
-from experiments.runs.store import read_object
+from experiments.runs.store import PREDICTIONS, read_object
 from experiments.types import Sample, Verdict
 from interp import refusal_openings as openings
 from interp.errors import UserError
 from interp.refusal_openings import Check, Kind, Tokens
 from mitigation.method import MethodFault, abilities
+from mitigation.threshold import matching_shift
+
+if TYPE_CHECKING:
+    from interp.sequence_metric import SequenceMetric
 
 FILE, OPENINGS = "margins.jsonl", "openings.json"
 TITLE = "How the model refuses"
@@ -35,20 +43,30 @@ MEANING = (
     "The refusal margin is the log-odds that an answer begins with one of these openings. AUROC is against the judge's "
     "verdicts, on answers that the openings were not learned from. Statistics need .90 and 80% covered."
 )
+BEGINNINGS = 8  # of refusals, the most frequent, whose next token may be the decisive one
 LEARNED_FROM = 240  # development cases at most, evenly from the subsets
 KINDS: tuple[Kind, ...] = ("openings", "first tokens")
-SCORE = "safety_margin"  # in a record
 Scores = dict[Tokens, Float[np.ndarray, " case"]]
+
+
+class NoMargin(UserError):
+    """Refusals have no margin that tools may follow."""
 
 
 class RefusalMargins:
     """Learns, computes and checks the margins of a study whose model answers in words."""
 
-    def __init__(self, study: Any) -> None:
-        self.study, self.vlm, self.store = study, study.vlm, study.store
-        self.samples = {sample.id: sample for sample in study.samples}
+    def __init__(self, study: Any, file: str = PREDICTIONS) -> None:
+        """Take the answers of ``study`` from a ``file`` of its directory."""
+        self.study, self.vlm, self.store, self.file = study, study.vlm, study.store, file
+        development = study.arms.development
+        samples = [*(() if development is None else development.samples), *study.samples]
+        self.samples = {sample.id: sample for sample in samples}
         self.checks: dict[str, Check] = {}
         self.margins: dict[str, dict[str, float]] = {}  # arm → case → safety margin
+        self._why = ""
+        self._openings: list[Tokens] = []
+        self._teaching: dict[str, float] = {}  # safety margins of the development cases
         self._known: dict[tuple[str, str, str], dict[str, float]] = {}
 
     def compute(self) -> None:
@@ -57,11 +75,13 @@ class RefusalMargins:
             self._known.setdefault((line["arm"], line["case"], line["settings"]), {}).update(line["openings"])
         learned = self._learned()
         if isinstance(learned, str):
+            self._why = learned
             self._write({"why": learned})
             return
         folds, by_kind = learned
         measured = {kind: self._check(BASELINE, kind, folds, by_kind[kind]) for kind in KINDS}
         kind = max(KINDS, key=lambda name: (measured[name].auroc or 0.0, name == "openings"))
+        self._openings = self._all(by_kind[kind])
         for arm in self.study.methods:
             if arm == BASELINE:
                 self.checks[arm] = measured[kind]
@@ -71,8 +91,83 @@ class RefusalMargins:
                 except UserError as error:
                     self.checks[arm] = Check(kind, None, None, 0, 0, str(error))
             if self.checks[arm].for_statistics:
-                self.margins[arm] = self._safety(arm, self._all(by_kind[kind]))
+                self.margins[arm] = self._safety(arm, self._openings, [s.id for s in self.study.samples])
+        if self.study.arms.development is not None and BASELINE in self.margins:
+            self._teaching = self._safety(BASELINE, self._openings, list(self._taught))
         self._write({"kind": kind, "openings": self._listed(kind)})
+
+    @property
+    def why_not(self) -> str:
+        """Why controls cannot be computed from the baseline's margin; "" if they can."""
+        check = self.checks.get(BASELINE)
+        return "" if BASELINE in self.margins else check.sentence if check else self._why
+
+    def fitted_on(self) -> list[dict[str, Any]]:
+        """Return the records that controls are fitted on, with the baseline's safety margins."""
+        if self.study.arms.development is None:
+            return [self.attach(line) for line in self.store.records()]
+        lines = self.store.records(DEVELOPMENT)
+        return [line | ({SCORE: self._teaching.get(line["case"])} if line["arm"] == BASELINE else {}) for line in lines]
+
+    def shifted(self, arm: str, constant: Any) -> None:
+        """Give the control ``arm`` its margins: the baseline's plus a constant."""
+        self.checks[arm] = self.checks[BASELINE]
+        self.margins[arm] = {
+            case: margin + part_of(constant, case).shift for case, margin in self.margins[BASELINE].items()
+        }
+
+    def for_tools(self, *, next_token: bool) -> "tuple[SequenceMetric, str]":
+        """Return the margin that tools follow, and a sentence about it; it is 0 where the share answered is matched.
+
+        Args:
+            next_token: the margin of the decisive token: of the ``BEGINNINGS``, the next token that best tells refusals
+                from answers.
+
+        Raises:
+            NoMargin: the check of the openings does not allow it, or no token tells refusals from answers.
+        """
+        from experiments.evaluation.attention_log import prompts_of
+        from interp.sequence_metric import SequenceMetric
+
+        check = self.checks.get(BASELINE)
+        if check is None or not check.for_tools:
+            why = check.sentence if check else self._why
+            needed = f"tools need {openings.SEPARATES_FOR_TOOLS:.2f} and {100 * openings.COVERS_FOR_TOOLS:.0f}%"
+            raise NoMargin(f"no refusal margin to follow: {why}; {needed}. Take more cases, or another model.")
+        refused = np.array(self._refused(self._taught))
+        answered = float((~refused).mean())
+        every = SequenceMetric(tuple(self._openings))
+        if not next_token:
+            margins = self._safety(BASELINE, self._openings, list(self._taught))
+            shift = matching_shift(np.array([*margins.values()]), answered)
+            return replace(every, shift=shift), f"The margin: {check.sentence}."
+        prompts = prompts_of([self.samples[case] for case in self._taught])
+        begun = Counter(
+            opening[:size]
+            for answer, flag in zip(self._answers(self._taught), refused, strict=True)
+            for opening in self._openings
+            for size in range(len(opening))
+            if flag and openings.covers([opening], answer)
+        )
+        measured: list[tuple[float, SequenceMetric]] = []
+        for beginning, _ in begun.most_common(BEGINNINGS):
+            metric = every.next_token(beginning)
+            scores = self.vlm.batches.scores(metric.begin(prompts), metric=metric).double().numpy()
+            shifted = replace(metric, shift=matching_shift(scores, answered))
+            measured.append((float(roc_auc_score(refused, -scores)), shifted))
+        auroc, metric = max(measured, key=lambda each: round(each[0], 3))
+        if auroc < openings.SEPARATES_FOR_TOOLS:
+            raise NoMargin(f"no single token of its openings tells refusals from answers (AUROC at most {auroc:.2f})")
+        text, words = (self.vlm.tokenizer.decode(list(tokens)) for tokens in (metric.begun, sum(metric.openings, ())))
+        return metric, (
+            f"One token is followed, {words.strip()!r} behind {text!r}: it tells refusals from answers with AUROC "
+            f"{auroc:.3f} on {len(refused)} cases that it was chosen on. Whole openings: {check.sentence}."
+        )
+
+    def under(self, arm: str, method: Any, cases: Sequence[str]) -> dict[str, float]:
+        """Return the safety margin of each of ``cases`` under a method, by the baseline's openings."""
+        self.study.methods[arm] = method
+        return self._safety(arm, self._openings, cases)
 
     def attach(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """Return a record with its safety margin, if it has one."""
@@ -109,7 +204,7 @@ class RefusalMargins:
 
     def _learned(self) -> "str | tuple[dict[str, int], dict[Kind, dict[int, list[Tokens]]]]":
         """Return the fold of each case and the openings by kind and fold; or why there are none."""
-        lines = self._judged(records.current(self.store.records()), BASELINE)
+        lines = self._judged(records.current(self.store.records(self.file)), BASELINE)
         self._taught = lines
         folds = dict.fromkeys(lines, 0)
         development = self.study.arms.development
@@ -151,7 +246,7 @@ class RefusalMargins:
         return [opening for number, opening in enumerate(tokens) if not openings.covers(tokens[:number], opening)]
 
     def _check(self, arm: str, kind: Kind, folds: Mapping[str, int], learned: Mapping[int, list[Tokens]]) -> Check:
-        lines = self._judged(records.current(self.store.records()), arm)
+        lines = self._judged(records.current(self.store.records(self.file)), arm)
         lines = {case: line for case, line in lines.items() if case in folds}
         refused = self._refused(lines)
         wanted = sorted({opening for fold in learned.values() for opening in fold})
@@ -161,8 +256,7 @@ class RefusalMargins:
         rows = [folds[case] for case in lines]
         return openings.check(kind, learned, rows, self._answers(lines), refused, scores)
 
-    def _safety(self, arm: str, wanted: Sequence[Tokens]) -> dict[str, float]:
-        cases = list(self.samples)
+    def _safety(self, arm: str, wanted: Sequence[Tokens], cases: Sequence[str]) -> dict[str, float]:
         scores = self._scores(arm, wanted, cases)
         margins = -openings.log_odds(np.stack([scores[opening] for opening in wanted], axis=1))
         return {case: float(margin) for case, margin in zip(cases, margins, strict=True) if np.isfinite(margin)}
@@ -172,14 +266,17 @@ class RefusalMargins:
         settings = self.study.answering.settings(self.study.methods[arm], list(self.samples.values()))
         names = {opening: " ".join(map(str, opening)) for opening in wanted}
 
-        def known(case: str) -> dict[str, float]:
+        def log_chances(case: str) -> dict[str, float]:
             return self._known.setdefault((arm, case, settings[case]), {})
 
-        missing = [self.samples[case] for case in cases if not known(case).keys() >= {*names.values()}]
+        missing = [self.samples[case] for case in cases if not log_chances(case).keys() >= {*names.values()}]
         self._ask(arm, missing, names, settings)
         for line in self.store.records(FILE):
             self._known.setdefault((line["arm"], line["case"], line["settings"]), {}).update(line["openings"])
-        return {opening: np.array([known(case).get(name, np.nan) for case in cases]) for opening, name in names.items()}
+        return {
+            opening: np.array([log_chances(case).get(name, np.nan) for case in cases])
+            for opening, name in names.items()
+        }
 
     def _ask(
         self, arm: str, samples: Sequence[Sample], names: Mapping[Tokens, str], settings: Mapping[str, str]
@@ -197,14 +294,14 @@ class RefusalMargins:
                 if not seen:
                     continue
                 with answering.prefills.used_by(self.vlm):
-                    found = self.vlm.batches.gathered(
+                    scores = self.vlm.batches.gathered(
                         seen, lambda prompts: [*log_probabilities(method, self.vlm, prompts, list(names))]
                     )
                 self.store.append(
                     [
                         {"arm": arm, "case": prompt.key, "settings": settings[prompt.key],
                          "openings": dict(zip(names.values(), row.tolist(), strict=True))}
-                        for prompt, row in zip(seen, found, strict=True)
+                        for prompt, row in zip(seen, scores, strict=True)
                     ],
                     FILE,
                 )  # fmt: skip

@@ -20,10 +20,11 @@ from experiments.config import Run, answered_elsewhere
 from experiments.evaluation import scoring, what_next
 from experiments.evaluation.analyses import Analysis, perform
 from experiments.evaluation.answer import Answering
-from experiments.evaluation.arms import DEVELOPMENT, Arms
+from experiments.evaluation.arms import DEVELOPMENT, NO_MARGIN, Arms
 from experiments.evaluation.batch_check import check_batches
+from experiments.evaluation.controls import BASELINE
 from experiments.evaluation.environment import branches, describe
-from experiments.evaluation.refusal_margins import RefusalMargins, margins_of
+from experiments.evaluation.refusal_margins import NoMargin, RefusalMargins, margins_of
 from experiments.evaluation.validated_run import ValidatedRun, excluded_arms, validate
 from experiments.metrics.results import Evaluation
 from experiments.report import next_commands, terminal
@@ -224,17 +225,33 @@ class Study:
         margins, and the margins of refusals in a refusal benchmark (``refusal_margins``). An arm whose method fails
         (``MethodFault``) leaves the study with a sentence; the others go on.
         """
+        self._follow_refusals()
         if methods := self.arms.fitted_on():
             self.answering.answer(
                 methods, self.arms.teaching, file=DEVELOPMENT, label=", development split", on_fault=self.arms.drop_arm
             )
         self.methods = self.arms.fit()
         self.answering.answer(self.methods, self.samples, on_fault=self.arms.drop_arm)
-        constants = self.arms.constants()
-        self.arms.compute(constants)
-        self.methods |= constants
         self.margins = margins_of(self)
+        constants = self.arms.constants(self.margins)
+        self.arms.compute(constants, self.margins)
+        self.methods |= constants
         self.batches = check_batches(self)
+
+    def _follow_refusals(self) -> None:
+        """Let arms that learn from a refusal margin do so: the baseline answers first."""
+        if not self.arms.following:
+            return
+        self.methods = {BASELINE: self.run.arms[BASELINE]} if BASELINE in self.run.arms else {}
+        self.answering.answer(self.methods, self.samples)
+        margins = margins_of(self)
+        try:
+            if margins is None:
+                raise NoMargin(NO_MARGIN)
+            self.arms.metric, _ = margins.for_tools(next_token=False)
+        except NoMargin as error:
+            for arm in self.arms.following:
+                self.arms.exclude(arm, f"it learns from the refusal margin: {error}")
 
     def conclude(self, analyses: Sequence[Analysis] = (), *, alone: bool = True) -> None:
         """Measures and prints the results, does the ``analyses``, each on its own, and builds the report.

@@ -92,7 +92,11 @@ def not_applicable(run: Run) -> dict[str, str]:
     """The arms that cannot enter, each with the reason, by the benchmark's kind and the protocol."""
     declared = {arm: abilities(method) for arm, method in run.arms.items()}
     if run.benchmark.kind != "yes_no":
-        return {arm: NO_MARGIN for arm, can in declared.items() if can.yes_no_only}
+        return {
+            arm: NO_MARGIN
+            for arm, can in declared.items()
+            if can.yes_no_only and not controls.only_shifts(run.arms[arm])
+        }
     if run.protocol != "score":
         return {}
     return {arm: f"protocol=score: {can.unscored}" for arm, can in declared.items() if can.unscored}

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +59,16 @@ def check_sizes(task: object, **least: int) -> None:
             raise UserError(f"task.{name}={value}: must be at least {smallest}. Raise it.")
 
 
-def check_margins(run: Run) -> None:
-    """Raise a UserError if the run has no margin of Yes and No to follow, or no weights here to look into."""
-    if run.benchmark.kind != "yes_no":
+def check_margins(run: Run, *, in_words: bool = True) -> Run:
+    """Return the run of a study that follows a margin; answers in words are generated, whatever the protocol.
+
+    Raises:
+        UserError: the weights are not here to look into, or the study follows Yes and No only (``in_words``).
+    """
+    if run.benchmark.kind == "yes_no":
+        _ = run.weights
+        return run
+    if not in_words:
         raise UserError(f"benchmark {run.benchmark.name} does not ask for Yes or No. The study needs that margin.")
     _ = run.weights
+    return replace(run, protocol="generate")

@@ -239,18 +239,27 @@ class Follower:
         batch = self._by_cache.get(cache) if past else None
         if batch is not None and batch.total == past and shape[0] == len(batch.segments.rows):
             return batch
-        for segments in reversed(self.batches) if not past else ():
+        known = [] if past else self.batches[::-1]
+        for segments in known:
             if shape == tuple(segments.input_ids.shape) and self._same(segments, ids, embeddings):
-                self._latest = Pass(segments, self._rows_before, self._ends)
-                self._rows_before += len(segments.rows)
-                return self._latest
+                return self._first(segments)
         if not past and self._latest is not None and self._repeats(self._latest, ids, shape):
             return self._latest
+        for segments in known:  # a prompt and the beginning of an answer (``interp.sequence_metric``)
+            text = (ids if embeddings is None else embeddings)[:, : segments.width]
+            parts = (text, None) if embeddings is None else (None, text)
+            if shape[0] == len(segments.rows) and text.shape[1] == segments.width and self._same(segments, *parts):
+                return self._first(segments)
         raise UserError(
             f"a forward of {shape[0]} × {shape[1]} tokens after {past} cached ones is of no batch the recorder knows; "
             "it records prompts encoded while it is open; call vlm.encode inside the `with`, pass segments=..., or run "
             "other forwards inside interp.paused()"
         )
+
+    def _first(self, segments: Segments) -> Pass:
+        self._latest = Pass(segments, self._rows_before, self._ends)
+        self._rows_before += len(segments.rows)
+        return self._latest
 
     def _same(self, segments: Segments, ids: Any, embeddings: Any) -> bool:
         """Whether these are the tokens of ``segments``; compares text embeddings if there are no ids."""

@@ -25,6 +25,7 @@ from interp.device_copies import to_device, to_host
 from interp.errors import UserError
 from interp.hooks.forward import Follower, follow
 from interp.hooks.state_memory import memory_for
+from interp.margin import unread
 from interp.segments import PART, SEGMENTS, Finder, Segments
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ def read_states(
             states[here.layer] = torch.stack([here.mean(place) for place in places], dim=1)
 
         with edit_states(vlm, keep, layers=layers):
-            vlm.score([prompts[index] for index in indices])
+            vlm.score([prompts[index] for index in indices], metric=unread)
         return torch.stack(to_host([states[layer] for layer in layers]), dim=2)
 
     key = repr((what, [place_name(place) for place in places], layers))

@@ -224,6 +224,11 @@ def _effects(
     return KnockoutEffects(torch.stack(cut) - whole, whole, edges, layers, tuple(one.head for one in cuts), uncut)
 
 
+def with_openings(edge: Edge) -> list[Edge]:
+    """Return the edges to cut for ``edge``: one to the verdict goes to the tokens that are forced behind it too."""
+    return [edge, (edge[0], "generated")] if edge[1] == VERDICT else [edge]
+
+
 def cut_scores(
     vlm: "VLM",
     prompts: "Sequence[Prompt]",

@@ -6,7 +6,7 @@ logit lens"). Early layers use a different basis than the last one: a margin nea
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -19,6 +19,7 @@ from interp.hooks.residual import Place, place_name, residuals
 from interp.output_head import float32_head
 from interp.prompt import Prompt, listed
 from interp.scaling import after_head
+from interp.sequence_metric import SequenceMetric
 
 if TYPE_CHECKING:
     from interp.figures.glyphs import Figure
@@ -126,15 +127,34 @@ def logit_lens(
 
 
 def lens_margins(vlm: "VLM", hidden: Float[Tensor, "row width"]) -> Float[Tensor, " row"]:
-    """The margins of given hidden states; float32 on the CPU."""
-    answers = [token for ids in vlm.answer_ids for token in ids]
+    """Return the margins of hidden states; float32 on the CPU."""
+    answers = None if vlm.metric else [token for ids in vlm.answer_ids for token in ids]
     return torch.cat([vlm.margin(logits).cpu() for logits in _logits(vlm, hidden, answers)])
+
+
+def sequence_lens(
+    vlm: "VLM", prompts: Sequence[Prompt], metric: SequenceMetric, layers: Sequence[int]
+) -> Float[Tensor, "layer row"]:
+    """Return the exact margin of whole openings that each layer would give, float32 on the CPU."""
+    margins = torch.empty(len(layers), len(prompts))
+    states = {}
+    for stem in metric.stems:
+        begun = [replace(prompt, begun=(*prompt.begun, *stem)) for prompt in prompts]
+        states[stem] = residuals(vlm, begun, places=range(-len(stem), 1), layers=layers).values
+    for layer in range(len(layers)):
+        for rows in torch.arange(len(prompts)).split(ROWS):
+
+            def after(stem: tuple[int, ...], layer: int = layer, rows: Tensor = rows) -> Tensor:
+                return torch.stack([torch.cat(list(_logits(vlm, step))) for step in states[stem][:, layer, rows]], 1)
+
+            margins[layer, rows] = metric.read(after).cpu()
+    return margins
 
 
 def _logits(
     vlm: "VLM", hidden: Float[Tensor, "row width"], tokens: Sequence[int] | None = None
 ) -> Iterator[Float[Tensor, "some vocab"]]:
-    """The logits of given hidden states, some rows at a time: all at once would take gigabytes.
+    """Yield the logits of hidden states, some rows at once: all at once would take gigabytes.
 
     Those of ``tokens`` (None: of all) are float32.
     """

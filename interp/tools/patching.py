@@ -232,7 +232,11 @@ Columns = tuple[Int[Tensor, " n"], Int[Tensor, " n"]]
 
 @dataclass(frozen=True)
 class PairBatch:
-    """A batch of pairs, encoded and segmented; ``states`` are what the other prompts have, by place and layer."""
+    """A batch of pairs, encoded and segmented.
+
+    ``states`` are those of the other prompts by place and layer: of each forward, at the place, and of what is forced
+    behind the prompt (``interp.sequence_metric``).
+    """
 
     clean: Sequence[Prompt]
     other: Sequence[Prompt]
@@ -241,7 +245,7 @@ class PairBatch:
     other_inputs: Any
     clean_segments: Segments
     other_segments: Segments
-    states: dict[tuple[Place, int], Float[Tensor, " n *width"]]
+    states: dict[tuple[Place, int], list[tuple[Tensor, Tensor]]]
     what: str
     metric: "Metric | None"
 
@@ -307,8 +311,9 @@ class PairBatch:
         """The other prompts' margins. Stores their states at these columns."""
 
         def keep(here: LayerStates) -> None:
+            behind = here.hidden[:, self.other_segments.width :]
             for place, (_, (rows, there)) in columns.items():
-                self.states[place, here.layer] = here.hidden[rows, there]
+                self.states.setdefault((place, here.layer), []).append((here.hidden[rows, there], behind))
 
         with edit_activations(vlm, keep, what=self.what, layers=layers):
             return vlm.score(self.other, encoded=self.other_inputs, metric=self.metric)
@@ -323,13 +328,14 @@ class PairBatch:
     ) -> Float[Tensor, " row"]:
         """The clean prompts' margins with one place at one layer (of one head) replaced."""
         rows, there = columns[0]
+        forwards = iter(self.states[place, layer])
 
         def replacement(here: LayerStates) -> Tensor:
-            hidden, states = here.hidden.clone(), self.states[place, layer]
-            if head is None:
-                hidden[rows, there] = states
-            else:
-                hidden[rows, there, head] = states[:, head]
+            hidden, (states, behind) = here.hidden.clone(), next(forwards)
+            part = slice(None) if head is None else head
+            hidden[rows, there, part] = states[:, part]
+            if place in ("verdict", "all"):
+                hidden[:, self.clean_segments.width :, part] = behind[:, :, part]
             return hidden
 
         with edit_activations(vlm, replacement, what=self.what, layers=[layer]):

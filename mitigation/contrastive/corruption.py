@@ -42,7 +42,7 @@ class Mixture(NamedTuple):
 
 
 def mixture(step: int) -> Mixture:
-    """The amplitudes at ``step``: signal 0.863 at 500, 0.285 at 999.
+    """Return the amplitudes at ``step``: signal 0.863 at 500, 0.285 at 999.
 
     Raises:
         UserError: a step outside 0 to 999.
@@ -53,10 +53,10 @@ def mixture(step: int) -> Mixture:
 
 @cache
 def _schedule() -> tuple[Mixture, ...]:
-    """√ᾱ_t and √(1 − ᾱ_t) for every step, with β_t = sigmoid(linspace(−6, 6))·(0.005 − 1e-5) + 1e-5."""
+    """Return √ᾱ_t and √(1 − ᾱ_t) for every step, with β_t = sigmoid(linspace(−6, 6))·(0.005 − 1e-5) + 1e-5."""
     betas = torch.sigmoid(torch.linspace(-6, 6, NOISE_STEPS)) * (0.5e-2 - 1e-5) + 1e-5
-    kept = torch.cumprod(1 - betas, dim=0)  # float32 as in the published code, whose outputs are in the golden file
-    return tuple(Mixture(*pair) for pair in zip(kept.sqrt().tolist(), (1 - kept).sqrt().tolist(), strict=True))
+    signal = torch.cumprod(1 - betas, dim=0)  # float32 as in the published code, whose outputs are in the golden file
+    return tuple(Mixture(*pair) for pair in zip(signal.sqrt().tolist(), (1 - signal).sqrt().tolist(), strict=True))
 
 
 def diffuse(
@@ -66,10 +66,10 @@ def diffuse(
     generator: torch.Generator | None = None,
     eps: Float[Tensor, "*shape"] | None = None,
 ) -> Float[Tensor, "*shape"]:
-    """√ᾱ_t·pixels + √(1 − ᾱ_t)·ε in float32, unclipped; ``pixels`` are normalised, ``step`` is t.
+    """Return √ᾱ_t·pixels + √(1 − ᾱ_t)·ε in float32, unclipped; ``pixels`` are normalised, ``step`` is t.
 
-    ε is ``eps`` if given, else standard normal from ``generator`` (None: torch's global one), drawn on the generator's
-    device, so that a CPU generator gives the same noise on every accelerator.
+    ε is ``eps`` if given, else standard normal from ``generator`` (None: torch's global one). It is drawn on the
+    generator's device, so that a CPU generator gives the same noise on every accelerator.
 
     Raises:
         UserError: a step outside 0 to 999.
@@ -84,7 +84,7 @@ def diffuse(
 def diffuse_images(
     inputs: Mapping[str, Any], keys: Sequence[str], *, step: int, seed: int, model: Any = None
 ) -> dict[str, Any]:
-    """A processor's ``inputs`` with every image diffused to ``step``; other inputs do not change.
+    """Return a processor's ``inputs`` with every image diffused to ``step``; other inputs do not change.
 
     ``keys`` has one entry per image, in the order of the prompts. Images with equal keys and sizes get equal noise,
     regardless of the rest of the batch. Noise is added to normalised pixels. For families that cut the picture into
@@ -98,8 +98,8 @@ def diffuse_images(
     """
     pictures = pictures_of(inputs, len(keys), model=model)
     noised = [
-        _diffuse_views(views, shown, pictures.copies, step, case_generator(key, seed))
-        for views, shown, key in zip(pictures.views, pictures.shown, keys, strict=True)
+        _diffuse_views(views, sizes, pictures.copies, step, case_generator(key, seed))
+        for views, sizes, key in zip(pictures.views, pictures.sizes, keys, strict=True)
     ]
     return {**inputs, "pixel_values": pictures.join(noised).to(inputs["pixel_values"].dtype)}
 
@@ -163,7 +163,7 @@ def picture_key(key: str, number: int) -> str:
 
 def _diffuse_views(
     views: Float[Tensor, "view channel height width"],
-    shown: Sequence[tuple[int, int]],
+    sizes: Sequence[tuple[int, int]],
     copies: bool,
     step: int,
     generator: torch.Generator,
@@ -173,13 +173,13 @@ def _diffuse_views(
     if copies:
         eps = torch.randn(views.shape[1:], generator=generator, device=generator.device)
         return torch.stack([diffuse(view, step=step, eps=eps) for view in noised])
-    for view, (height, width) in zip(noised, shown, strict=True):
+    for view, (height, width) in zip(noised, sizes, strict=True):
         view[:, :height, :width] = diffuse(view[:, :height, :width], step=step, generator=generator)
     return noised
 
 
 def case_generator(key: str, seed: int) -> torch.Generator:
-    """A CPU generator that depends only on the case's ``key`` and ``seed``.
+    """Return a CPU generator that depends only on the case's ``key`` and ``seed``.
 
     Raises:
         UserError: ``seed`` is not an integer.
@@ -200,12 +200,12 @@ def corrupt_inputs(
     side: int | None = None,
     only: Sequence[int] = (),
 ) -> Mapping[str, Any]:
-    """``encoded``, the inputs of ``prompts``, with the picture of each distorted.
+    """Return ``encoded``, the inputs of ``prompts``, with the picture of each distorted.
 
     Args:
-        kind: ``diffusion`` (noise at ``step`` on the normalised pixels), ``diffusion8`` (``diffused_picture``),
-            ``blur`` (a Gaussian, sigma = ``BLUR_SIGMA`` ×
-            the shorter side), ``black``, or ``swapped`` (``donor``, resized to this one's size).
+        kind: ``diffusion`` (noise at ``step`` on the normalised pixels) or ``diffusion8`` (``diffused_picture``).
+            ``blur`` is a Gaussian with sigma = ``BLUR_SIGMA`` × the shorter side. ``black`` and
+            ``swapped`` (``donor``, resized) replace the picture.
         step: diffusion step, for ``diffusion``.
         seed: for the diffusion noise and the choice from the bank.
         side: of the picture that ``diffusion8`` makes; None: its own size.
@@ -261,7 +261,7 @@ def with_pictures(
 
 
 def diffused_picture(image: Image.Image, key: str, *, step: int, seed: int, side: int | None = None) -> Image.Image:
-    """The picture in RGB diffused to ``step``, pixels scaled to −1 … 1, then clipped and rounded to 8 bits.
+    """Return the picture in RGB diffused to ``step``, pixels scaled to −1 … 1, then clipped and rounded to 8 bits.
 
     It is ``side`` pixels wide and high (None: its own size). Where a processor neither scales it nor normalises
     otherwise, this is ``diffuse_images`` of it, but for the clipping and the rounding.
@@ -286,21 +286,21 @@ def blind_inputs(vlm: "VLM", prompts: "Sequence[Prompt]", only: Sequence[int] = 
 
 
 def blurred(image: Image.Image) -> Image.Image:
-    """The picture in RGB, blurred with a sigma of ``BLUR_SIGMA`` times its shorter side."""
+    """Return the picture in RGB, blurred with a sigma of ``BLUR_SIGMA`` times its shorter side."""
     from interp.pictures import as_seen
 
     return as_seen(image).filter(ImageFilter.GaussianBlur(BLUR_SIGMA * min(image.size)))
 
 
 def donor(key: str, seed: int) -> Image.Image:
-    """One of a bank of ``DONORS`` drawn pictures of coloured shapes, by hash of key and seed."""
+    """Return one of a bank of ``DONORS`` drawn pictures of coloured shapes, by hash of key and seed."""
     digest = hashlib.sha256(f"{seed}\n{key}".encode()).digest()
     return bank_picture(int.from_bytes(digest[:8], "big") % DONORS)
 
 
 @cache
 def bank_picture(number: int, side: int = 336) -> Image.Image:
-    """Picture ``number`` of the bank: two to four shapes on a plain background, identical on every machine."""
+    """Return picture ``number`` of the bank: two to four shapes on a plain background, identical on every machine."""
     rng = np.random.default_rng(number)
     image = Image.new("RGB", (side, side), _colour(rng))
     pen = ImageDraw.Draw(image)

@@ -17,7 +17,7 @@ from mitigation.validation import check_alpha, check_beta
 def contrast(
     clean: Float[Tensor, "row vocab"], noised: Float[Tensor, "row vocab"], *, alpha: float
 ) -> Float[Tensor, "row vocab"]:
-    """(1 + α)·clean − α·noised in float32 (equation 3).
+    """Return (1 + α)·clean − α·noised in float32 (equation 3).
 
     Both are raw logits for the same text, ``clean`` with the picture and ``noised`` with a distorted one. A token that
     is −inf in ``clean`` (forbidden) stays −inf. α = 0 returns ``clean`` exactly.
@@ -30,7 +30,7 @@ def contrast(
 
 
 def plausible(clean: Float[Tensor, "row vocab"], *, beta: float | None) -> Bool[Tensor, "row vocab"]:
-    """True where a token has at least β times the probability of the row's most likely one (equation 4).
+    """Return True where a token has at least β times the probability of the row's most likely one (equation 4).
 
     Computed from the clean logits, not the contrasted ones. The most likely token always passes. ``beta=None`` keeps
     all tokens.
@@ -61,7 +61,7 @@ def cut(
 def uncut_answers(
     scores: Float[Tensor, "row vocab"], uncut: Float[Tensor, "row vocab"], answers: Sequence[int]
 ) -> Float[Tensor, "row vocab"]:
-    """In rows whose most likely token is one of ``answers``, replaces the answers' scores by those of ``uncut``.
+    """Replace the answers' scores by their scores in ``uncut``, in rows whose most likely token is one of ``answers``.
 
     ``uncut`` are the same scores before the plausibility cutoff, which would otherwise fix a confident Yes or No
     regardless of its margin.

@@ -1,8 +1,8 @@
-"""How a processor packs the pictures of a batch: measured, by encoding a picture of each size alone.
+"""How a processor packs the pictures of a batch. It is measured: each picture size is encoded in a batch of one.
 
-Families that ``interp.families`` does not know put pictures into one or several inputs, one row a prompt or joined on
-some axis (tiles, patches, crops; MiniCPM joins the last axis). Whatever it is, the pieces of one prompt are where the
-shapes of single pictures add up to those of the batch.
+Families that ``interp.families`` does not know put pictures into one or several inputs. They have one row a prompt, or
+are joined on an axis (tiles, patches, crops; MiniCPM joins the last axis). In each case, the shapes of single pictures
+add up to the shape of the batch on that axis.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,21 +28,21 @@ def pieces(vlm: "VLM", prompts: "Sequence[Prompt]", inputs: Mapping[str, Any]) -
     """Return each picture's part of every input that holds pixels, as views of ``inputs``, without padding.
 
     Raises:
-        UserError: the shapes of single pictures do not add up to those of the batch.
+        UserError: the shapes of single pictures do not add up to the shape of the batch.
     """
     alone = [_alone(vlm, image.size) for prompt in prompts for image in prompt.images]
-    found: list[dict[str, Tensor]] = [{} for _ in alone]
+    parts: list[dict[str, Tensor]] = [{} for _ in alone]
     for name in pixel_inputs(inputs):
-        shapes = [one[name] for one in alone]
-        for own, piece in zip(found, _divided(name, inputs[name], shapes, vlm.name), strict=True):
-            own[name] = piece
-    return found
+        shapes = [each[name] for each in alone]
+        for part, piece in zip(parts, _divided(name, inputs[name], shapes, vlm.name), strict=True):
+            part[name] = piece
+    return parts
 
 
 def joins_rows(vlm: "VLM") -> bool:
-    """Whether two batches can be put one under the other: measured on one prompt, alone and twice, by its values.
+    """Return whether two batches can be joined by rows. It is measured: one prompt, encoded once and twice.
 
-    Not where an input grows on another axis, or holds numbers that count through the batch (Molmo 2's pooling).
+    They cannot if an input grows on another axis, or has numbers that count through the batch (Molmo 2's pooling).
     """
     from interp.prompt import Prompt
 
@@ -50,44 +50,44 @@ def joins_rows(vlm: "VLM") -> bool:
         return True
     if vlm not in _JOINS:
         prompt = Prompt("?", Image.new("RGB", (64, 48)))
-        one, two = (dict(vlm.inputs([prompt] * times)) for times in (1, 2))
-        tensors = {name: value for name, value in one.items() if isinstance(value, Tensor)}
-        _JOINS[vlm] = all(_same(torch.cat([value, value]), two[name]) for name, value in tensors.items())
+        single, double = (dict(vlm.inputs([prompt] * times)) for times in (1, 2))
+        tensors = {name: value for name, value in single.items() if isinstance(value, Tensor)}
+        _JOINS[vlm] = all(_same(torch.cat([value, value]), double[name]) for name, value in tensors.items())
     return _JOINS[vlm]
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.equal(one, other)
+def _same(first: Tensor, second: Tensor) -> bool:
+    return first.shape == second.shape and torch.equal(first, second)
 
 
 def _alone(vlm: "VLM", size: tuple[int, int]) -> Shapes:
-    """The shapes of the inputs with pixels of one picture of ``size``, encoded once."""
+    """Return the shapes of the inputs with pixels of one picture of ``size``, encoded once."""
     from interp.prompt import Prompt
 
-    known = _ALONE.setdefault(vlm, {})
-    if size not in known:
+    shapes = _ALONE.setdefault(vlm, {})
+    if size not in shapes:
         inputs = vlm.inputs([Prompt("?", Image.new("RGB", size))])
-        known[size] = {name: tuple(inputs[name].shape) for name in pixel_inputs(inputs)}
-    return known[size]
+        shapes[size] = {name: tuple(inputs[name].shape) for name in pixel_inputs(inputs)}
+    return shapes[size]
 
 
-def _divided(name: str, whole: Tensor, shapes: Sequence[tuple[int, ...]], model: str) -> list[Tensor]:
-    if len(whole) == len(shapes) and all(shape[0] == 1 for shape in shapes) and len(shapes) > 1:
-        return [_corner(whole[i : i + 1], shape) for i, shape in enumerate(shapes)]
-    for axis in range(whole.ndim):
+def _divided(name: str, batch: Tensor, shapes: Sequence[tuple[int, ...]], model: str) -> list[Tensor]:
+    if len(batch) == len(shapes) and all(shape[0] == 1 for shape in shapes) and len(shapes) > 1:
+        return [_corner(batch[i : i + 1], shape) for i, shape in enumerate(shapes)]
+    for axis in range(batch.ndim):
         lengths = [shape[axis] for shape in shapes]
         others = all(
-            len(shape) == whole.ndim and all(shape[i] <= whole.shape[i] for i in range(whole.ndim) if i != axis)
+            len(shape) == batch.ndim and all(shape[i] <= batch.shape[i] for i in range(batch.ndim) if i != axis)
             for shape in shapes
         )
-        if others and sum(lengths) == whole.shape[axis]:
-            return [_corner(part, shape) for part, shape in zip(whole.split(lengths, axis), shapes, strict=True)]
+        if others and sum(lengths) == batch.shape[axis]:
+            return [_corner(part, shape) for part, shape in zip(batch.split(lengths, axis), shapes, strict=True)]
     raise UserError(
-        f"{name} of {model} is {tuple(whole.shape)} for pictures that alone are {', '.join(map(str, shapes))}; they do "
-        "not add up, so no noise can be drawn by picture; ask prompts one at a time (batch_size=1)"
+        f"{name} of {model} is {tuple(batch.shape)} for pictures that separately are {', '.join(map(str, shapes))}; "
+        "they do not add up, so no noise can be drawn by picture; ask prompts one at a time (batch_size=1)"
     )
 
 
 def _corner(piece: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The part of a padded piece that its picture has alone."""
+    """Return a padded piece without its padding."""
     return piece[tuple(slice(0, length) for length in shape)]

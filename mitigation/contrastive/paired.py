@@ -1,7 +1,7 @@
 """Contrastive decoding in one batch: the clean rows, then as many noised ones; each pair gets the same token.
 
-A decoding step then reads the weights only once. ``generate`` is not changed: a logits processor contrasts the two
-halves of the scores and returns the same row for both, so that the same token is appended to both.
+A decoding step then reads the weights only once. ``generate`` is not changed. A logits processor contrasts the two
+halves of the scores and returns the same row for both. So both get the same token.
 
 The noised rows stay in this module. Whoever generates a paired batch gives and gets the clean rows only
 (``PairedBatch``): inputs, other logits processors, stopping criteria, streamed tokens and sequences.
@@ -60,21 +60,21 @@ def generate_paired(
 ) -> PairedOutput:
     """Visual contrastive decoding (arXiv 2311.16922) of ``inputs`` against ``noised``, both from the processor.
 
-    The tokens are those of ``VisualContrastiveLogitsProcessor``. ``logits_processor`` run after the contrast, on the
-    clean rows: end them with a ``mitigation.processors.CaseSampler`` (a key for each row) to sample. The
+    The tokens are the same as with ``VisualContrastiveLogitsProcessor``. ``logits_processor`` run after the contrast,
+    on the clean rows: end them with a ``mitigation.processors.CaseSampler`` (a key for each row) to sample. The
     checkpoint's own sampling settings are ignored. Needs memory for twice the rows; adds no synchronisation with the
     device. ``streamer`` receives the clean rows.
 
     Raises:
-        UserError: settings out of range, beams or several sequences per prompt, a penalty or bias (also from
-            ``model.generation_config``: pass ``repetition_penalty=1.0``), right padding, prompts without image, inputs
-            that do not fit together, or attention is being recorded or edited, which would see both halves.
+        UserError: settings out of range, beams or several sequences per prompt, right padding, or prompts without
+            image. A penalty or bias (also from ``model.generation_config``: pass ``repetition_penalty=1.0``). The
+            inputs do not fit together. Attention is being recorded or edited, which would see both halves.
     """
     refuse_recording(model)
     options: dict[str, Any] = dict.fromkeys(_ONE, 1) | generate_kwargs
     for name in _ONE:
         if options[name] != 1:
-            raise UserError(f"{name}={options[name]}; a pair of rows follows one sequence a prompt; leave {name} out")
+            raise UserError(f"{name}={options[name]}; a pair of rows follows one sequence a prompt; remove {name}")
     both = pair_inputs(model, inputs, noised)
     pairing = PairedContrastLogitsProcessor(model, both["input_ids"], alpha=alpha, beta=beta)
     generate: Any = model.generate
@@ -107,9 +107,9 @@ class PairedBatch:
         prompts = self.inputs["input_ids"]
         padding = prompts.shape[1] - width  # columns that the clean rows lack
         processors = list(options["logits_processor"])
-        place = processors.index(self.pairing)
-        self.pairing.before = LogitsProcessorList(processors[:place])
-        self.pairing.after = LogitsProcessorList(processors[place + 1 :])
+        index = processors.index(self.pairing)
+        self.pairing.before = LogitsProcessorList(processors[:index])
+        self.pairing.after = LogitsProcessorList(processors[index + 1 :])
         self.pairing.padding = padding
         doubled: dict[str, Any] = {"logits_processor": LogitsProcessorList([self.pairing])}
         if stops := options.get("stopping_criteria"):
@@ -129,9 +129,9 @@ class PairedBatch:
 class PairedContrastLogitsProcessor(ContrastLogitsProcessor):
     """Contrasts the first half of the rows with the second and returns the result for both halves.
 
-    ``prompt_ids`` are those of both halves (``pair_inputs``). ``branches`` keeps both halves' scores before the
-    contrast. ``before`` and ``after`` are processors that run on the clean rows; those before may only read scores or
-    forbid tokens. ``padding`` is how many columns of padding both halves have left of the clean rows' own prompts.
+    ``prompt_ids`` has both halves (``pair_inputs``). ``branches`` keeps both halves' scores before the contrast.
+    ``before`` and ``after`` are processors that run on the clean rows; those before may only read scores or forbid
+    tokens. ``padding`` is how many columns of padding both halves have left of the clean rows' own prompts.
 
     Raises:
         UserError: settings out of range; while generating, as ``VisualContrastiveLogitsProcessor``.
@@ -155,7 +155,7 @@ class PairedContrastLogitsProcessor(ContrastLogitsProcessor):
     def __call__(
         self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
     ) -> Float[Tensor, "row vocab"]:
-        """The pairs' contrasted scores, for both halves."""
+        """Return the pairs' contrasted scores, for both halves."""
         generated = self._steps.follow(input_ids, scores)
         clean, noised = scores.chunk(2)
         ids: Any = input_ids[: len(clean), self.padding :]
@@ -174,10 +174,10 @@ class PairedContrastLogitsProcessor(ContrastLogitsProcessor):
 
 
 def pair_inputs(model: PreTrainedModel, inputs: Mapping[str, Any], noised: Mapping[str, Any]) -> dict[str, Any]:
-    """One batch of twice the rows: all of ``inputs``, then all of ``noised``.
+    """Return one batch of twice the rows: all of ``inputs``, then all of ``noised``.
 
-    If the noised prompts differ in length (another picture, or none), the shorter half gets more left padding, and
-    tiled pictures are padded to the larger number of tiles.
+    If the noised prompts differ in length (another picture, or none), the shorter half gets more left padding. Tiled
+    pictures are padded to the larger number of tiles.
 
     Raises:
         UserError: right padding, clean prompts without image, or halves that do not fit together.
@@ -199,7 +199,7 @@ def pair_inputs(model: PreTrainedModel, inputs: Mapping[str, Any], noised: Mappi
 
 
 def _refuse_bare_rows(model: PreTrainedModel, noised: Mapping[str, Any]) -> None:
-    """Rejects noised rows without pictures for Llama 3.2, which skips cross-attention layers for whole batches only."""
+    """Reject noised rows without pictures for Llama 3.2, which skips cross-attention layers for whole batches only."""
     layout = layout_for(model)
     if layout.cross_attended and noised.get("pixel_values") is None:
         raise UserError(
@@ -240,15 +240,15 @@ def _widen(tokens: Int[Tensor, "row _ *rest"], width: int, fill: int | None) -> 
 
 
 def refuse_recording(model: PreTrainedModel) -> None:
-    """Rejects a paired batch while attention of ``model`` is recorded or edited: half of the rows are noised.
+    """Reject a paired batch while attention of ``model`` is recorded or edited: half of the rows are noised.
 
     Raises:
         UserError: attention is being recorded or edited.
     """
     if is_intercepted(model):
         raise UserError(
-            "attention is being recorded or edited, and a paired batch holds the noised rows beside those that were "
-            "asked; generate with two branches (branch='sequential') while it is"
+            "attention is being recorded or edited, and a paired batch also has the noised rows; generate with two "
+            "branches (branch='sequential') while it is"
         )
 
 

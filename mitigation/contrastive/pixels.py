@@ -1,9 +1,14 @@
 """How families lay out ``pixel_values``: conversion to pictures and back, and the rows of each prompt.
 
-Five layouts: one row per picture (LLaVA, PaliGemma, Gemma 3, InstructBLIP); one row per picture with a second axis of
-tiles (LLaVA-NeXT, Idefics3, SmolVLM; IDEFICS, with one tile), before which Llama 3.2 has an axis of pictures; one row
-per tile (InternVL); one row per patch, each pixel repeated ``temporal_patch_size`` times (Qwen2-VL, Qwen2.5-VL,
-Qwen3-VL). For the last two, rows are assigned to prompts by their numbers of image tokens.
+Five layouts:
+
+- one row per picture (LLaVA, PaliGemma, Gemma 3, InstructBLIP)
+- one row per picture with a second axis of tiles (LLaVA-NeXT, Idefics3, SmolVLM; IDEFICS, with one tile)
+- the same with an axis of pictures before the tiles (Llama 3.2)
+- one row per tile (InternVL)
+- one row per patch, each pixel repeated ``temporal_patch_size`` times (Qwen2-VL, Qwen2.5-VL, Qwen3-VL)
+
+For the last two, rows are assigned to prompts by their numbers of image tokens.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +28,10 @@ GRIDS = "image_grid_thw"  # Qwen: frames, rows and columns of patches, one row p
 
 
 def image_rows(inputs: Mapping[str, Any], config: Any) -> list[range]:
-    """The images of each prompt. Without grids, each row of ``pixel_values`` counts as one image of equal size."""
+    """Return the images of each prompt.
+
+    Without grids, each row of ``pixel_values`` counts as one image of equal size.
+    """
     count = len(inputs[GRIDS] if inputs.get(GRIDS) is not None else inputs["pixel_values"])
     if count == len(inputs["input_ids"]):
         return [range(row, row + 1) for row in range(count)]
@@ -34,13 +42,13 @@ def image_rows(inputs: Mapping[str, Any], config: Any) -> list[range]:
         sizes = (inputs[GRIDS].prod(dim=1) // config.vision_config.spatial_merge_size**2).tolist()
     starts = [0, *accumulate(sizes)]
     try:
-        edges = [starts.index(taken) for taken in (0, *accumulate(tokens))]
+        edges = [starts.index(start) for start in (0, *accumulate(tokens))]
     except ValueError:
         edges = [0]
     if edges[-1] != count:
         raise UserError(
-            f"{sum(tokens)} image tokens do not share out among {count} images or tiles; prompts are told apart by "
-            f"their image tokens; give every prompt one image"
+            f"{sum(tokens)} image tokens cannot be divided among {count} images or tiles; prompts are told apart by "
+            "their image tokens; give every prompt one image"
         )
     return [range(first, last) for first, last in pairwise(edges)]
 
@@ -49,18 +57,18 @@ def image_rows(inputs: Mapping[str, Any], config: Any) -> list[range]:
 class Pictures:
     """The views of every picture, and how to join changed views.
 
-    A view is a tile of the picture or, if ``copies`` is true, a copy of the whole picture. ``shown`` gives, by picture
+    A view is a tile of the picture or, if ``copies`` is true, a copy of the whole picture. ``sizes`` gives, by picture
     and view, the height and width without padding (0, 0: the whole view is padding).
     """
 
     views: list[Float[Tensor, "_ channel _ _"]]  # view, channel, height, width
-    shown: list[list[tuple[int, int]]]
+    sizes: list[list[tuple[int, int]]]
     copies: bool
     join: Callable[[list[Tensor]], Tensor]
 
 
 def pictures_of(inputs: Mapping[str, Any], count: int, *, model: Any = None) -> Pictures:
-    """The ``count`` pictures of a processor's ``inputs``; ``join`` of the unchanged views gives ``pixel_values`` back.
+    """Return the ``count`` pictures of a processor's ``inputs``. ``join`` of the views gives ``pixel_values`` back.
 
     ``model`` (or its config) is needed if a row is not a picture, for the patch size or the number of tokens per tile.
 
@@ -76,15 +84,15 @@ def pictures_of(inputs: Mapping[str, Any], count: int, *, model: Any = None) -> 
     others = [name for name, value in inputs.items() if name.startswith("pixel_values_") and isinstance(value, Tensor)]
     if inputs.get(GRIDS) is not None or pixels.ndim not in (4, 5, 6) or others:
         raise UserError(
-            f"pixel_values of {tuple(pixels.shape)}{' beside ' if others else ''}{', '.join(others)}; this family "
-            "packs its pictures in a way of its own; use mitigation.VCD, which measures it"
+            f"pixel_values of {tuple(pixels.shape)}{' next to ' if others else ''}{', '.join(others)}; this family "
+            "packs its pictures in another way; use mitigation.VCD, which measures it"
         )
     rows = [1] * len(pixels)  # of pixel_values by picture: one, or its number of tiles
     if model is not None and pixels.ndim != 5 and layout_for(model).geometry == "tiles":
-        rows = [len(own) for own in image_rows(inputs, config)]
-    if count != (found := len(rows) if sum(rows) == len(pixels) else len(pixels)):
+        rows = [len(each) for each in image_rows(inputs, config)]
+    if count != (number := len(rows) if sum(rows) == len(pixels) else len(pixels)):
         raise UserError(
-            f"{count} keys for {found} rows of pixel_values; a key seeds the noise of one image, so a row must be an "
+            f"{count} keys for {number} rows of pixel_values; a key seeds the noise of one image, so a row must be an "
             "image; give one key an image, and model=model where a row is a tile (InternVL)"
         )
     if pixels.ndim == 6:
@@ -99,15 +107,15 @@ def pictures_of(inputs: Mapping[str, Any], count: int, *, model: Any = None) -> 
 
 
 def joins_pictures(layout: Layout) -> bool:
-    """Whether the pictures of one prompt are one row of ``pixel_values``, or rows that are told apart by prompt."""
+    """Return whether the pictures of a prompt are one row of ``pixel_values``, or rows grouped by prompt."""
     return layout.geometry in ("tiles", "cross_attention")
 
 
 def repeats_pixels(inputs: Mapping[str, Any], config: Any) -> bool:
-    """Whether ``pixel_values`` are Qwen's patches, in which each pixel is there several times."""
+    """Return whether ``pixel_values`` are Qwen's patches, in which each pixel is there several times."""
     vision = getattr(config, "vision_config", None)
-    known = hasattr(vision, "temporal_patch_size") and hasattr(vision, "spatial_merge_size")
-    return inputs.get(GRIDS) is not None and known and inputs["pixel_values"].ndim == 2
+    patched = hasattr(vision, "temporal_patch_size") and hasattr(vision, "spatial_merge_size")
+    return inputs.get(GRIDS) is not None and patched and inputs["pixel_values"].ndim == 2
 
 
 def _size(view: Float[Tensor, "*tiles channel height width"]) -> tuple[int, int]:
@@ -117,7 +125,10 @@ def _size(view: Float[Tensor, "*tiles channel height width"]) -> tuple[int, int]
 def _shown(
     pixels: Float[Tensor, "picture tile channel height width"], mask: Int[Tensor, "picture tile height width"] | None
 ) -> list[list[tuple[int, int]]]:
-    """Height and width of each tile without padding. Tiles of zeros are padding; ``mask`` marks it inside tiles."""
+    """Return height and width of each tile without padding.
+
+    Tiles of zeros are padding; ``mask`` marks it inside tiles.
+    """
     if mask is None:
         return [[_size(tile) if bool(tile.any()) else (0, 0) for tile in picture] for picture in pixels]
     rows, columns = mask.bool().any(dim=-1).sum(dim=-1), mask.bool().any(dim=-2).sum(dim=-1)
@@ -140,12 +151,12 @@ def _patched(
     vision = config.vision_config
     sizes = {"mh": vision.spatial_merge_size, "mw": vision.spatial_merge_size, "copy": vision.temporal_patch_size,
              "ph": vision.patch_size, "pw": vision.patch_size}  # fmt: skip
-    flat, whole = "(gh gw mh mw) (channel copy ph pw)", "copy channel (gh mh ph) (gw mw pw)"
+    flat, picture = "(gh gw mh mw) (channel copy ph pw)", "copy channel (gh mh ph) (gw mw pw)"
     parts = pixels.split(grids.prod(dim=1).tolist())
     merged = [int(height) // vision.spatial_merge_size for height in grids[:, 1]]
-    views = [rearrange(p, f"{flat} -> {whole}", **sizes, gh=gh) for p, gh in zip(parts, merged, strict=True)]
+    views = [rearrange(p, f"{flat} -> {picture}", **sizes, gh=gh) for p, gh in zip(parts, merged, strict=True)]
 
     def join(changed: list[Tensor]) -> Tensor:
-        return torch.cat([rearrange(view, f"{whole} -> {flat}", **sizes) for view in changed])
+        return torch.cat([rearrange(view, f"{picture} -> {flat}", **sizes) for view in changed])
 
     return Pictures(views, [[_size(view)] * len(view) for view in views], True, join)

@@ -38,7 +38,7 @@ class ContrastLogitsProcessor(LogitsProcessor):
 
     @property
     def uncut_scores(self) -> Float[Tensor, "some vocab"] | None:
-        """The latest step's scores before the cutoff (``interp.margin``); None if the branches were left out of it."""
+        """Return the latest step's scores before the cutoff (``interp.margin``); None if it skipped the branches."""
         self._steps.check()
         return self._uncut_scores
 
@@ -50,7 +50,7 @@ class ContrastLogitsProcessor(LogitsProcessor):
 
     @property
     def first_scores(self) -> Float[Tensor, "some vocab"]:
-        """The last call's scores of the first step, float32, before the cutoff; of a paired batch a row a pair.
+        """Return the last call's scores of the first step, float32, before the cutoff; a row a pair for a paired batch.
 
         Raises:
             UserError: there was no call.
@@ -68,12 +68,11 @@ class RuleLogitsProcessor(ContrastLogitsProcessor):
     pictures, other words, or no picture; row by row). ``answers`` are the tokens of Yes and No: if the most likely
     first token is one of them, the cutoff does not apply between them. Costs one forward per token for each branch.
 
-    With ``skips``, branches are left out of a step after the first where a single token
-    passes the cutoff in every row that has none of the tokens ``ends`` yet: the choice is that of the clean scores
-    there. A later step feeds them what they have missed, in one chunk. To look synchronises with the device.
-    ``late_verdicts`` are the tokens of Yes and No if a verdict may come after the first token: what holds for the first
-    token then holds for each, and no step is left out at which one of them passes the cutoff. ``prefill`` runs the
-    prompts of these branches (``SecondBranch``).
+    With ``skips``, a step after the first skips the branches if one token passes the cutoff in each unfinished row
+    (without a token of ``ends``). The clean scores decide there. A later step feeds the branches the missed tokens
+    in one chunk. This check synchronises with the device. ``late_verdicts`` are the tokens of Yes and No if a verdict
+    may come after the first token. The rule of the first token then holds for each token. A step is not skipped if one
+    of them passes the cutoff. ``prefill`` runs the prompts of these branches (``SecondBranch``).
 
     Raises:
         UserError: as ``VisualContrastiveLogitsProcessor``.
@@ -109,30 +108,30 @@ class RuleLogitsProcessor(ContrastLogitsProcessor):
     def __call__(
         self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
     ) -> Float[Tensor, "row vocab"]:
-        """The rule's scores in float32, −inf for tokens that are implausible by the clean ``scores``."""
+        """Return the rule's scores in float32, −inf for tokens that are implausible by the clean ``scores``."""
         generated = self._steps.follow(input_ids, scores)
         step = generated.shape[1]
-        kept = plausible(scores, beta=self._beta)
-        if step and self._skips and not self._unsure(generated, kept):
+        passing = plausible(scores, beta=self._beta)
+        if step and self._skips and not self._unsure(generated, passing):
             self._keep(step, None)
-            return scores.float().masked_fill(~kept, -torch.inf)
+            return scores.float().masked_fill(~passing, -torch.inf)
         missed = generated[:, self._fed :]
         others = [branch.extend(missed) if step else branch.start() for branch in self._branches]
         self._fed = step
         ruled = self._rule(scores.float(), torch.stack(others), step)
         self._keep(step, ruled)
-        cut = ruled.masked_fill(~kept, -torch.inf)
+        cut = ruled.masked_fill(~passing, -torch.inf)
         if not self._answers or (step and not self._late_verdicts):
             return cut
         return uncut_answers(cut, ruled, self._answers)
 
-    def _unsure(self, generated: Int[Tensor, "row new"], kept: Bool[Tensor, "row vocab"]) -> bool:
-        """Whether several tokens pass the cutoff in a row that has not ended, or one that may be its verdict."""
+    def _unsure(self, generated: Int[Tensor, "row new"], passing: Bool[Tensor, "row vocab"]) -> bool:
+        """Return whether several tokens pass the cutoff in a row that has not ended, or one that may be its verdict."""
         ended = torch.isin(generated, self._ends).any(dim=1)
-        asked = kept.sum(dim=1) > 1
+        unsure = passing.sum(dim=1) > 1
         if self._late_verdicts:
-            asked = asked | kept[:, self._late_verdicts].any(dim=1)
-        return bool((asked & ~ended).any())
+            unsure = unsure | passing[:, self._late_verdicts].any(dim=1)
+        return bool((unsure & ~ended).any())
 
 
 class VisualContrastiveLogitsProcessor(RuleLogitsProcessor):
@@ -153,15 +152,15 @@ class VisualContrastiveLogitsProcessor(RuleLogitsProcessor):
         noised: the second branch's inputs, from the model's processor.
         alpha: weight of the contrast, at least 0.
         beta: plausibility cutoff relative to the most likely token, in (0, 1]; None: no cutoff.
-        prompt_ids: the prompts that generation starts from, if those of ``noised`` differ (``noised`` may then be text
+        prompt_ids: the prompts that generation starts from, if ``noised`` has others (``noised`` may then be text
             only).
 
     Raises:
-        UserError: settings out of range; right padding; prompts without image. While generating:
-            prompts or rows other than those of ``noised`` (as in beam search or with several sequences per prompt);
-            steps out of order (assisted decoding); scores that a penalty, a bias or another processor changed before
-            this one, detected by comparison with the model's own logits. On an accelerator the comparisons do not wait
-            for the device, so these errors can come one step late.
+        UserError: settings out of range, right padding, or prompts without image. While generating: other prompts or
+            rows than in ``noised`` (as in beam search or with several sequences per prompt). Steps out of order
+            (assisted decoding). A penalty, a bias or another processor changed the scores before this one, by
+            comparison with the model's logits. On an accelerator the comparisons do not wait for the device, so these
+            errors can come one step late.
     """
 
     def __init__(
@@ -189,7 +188,7 @@ class Steps:
     """Follows the tokens of consecutive ``generate`` calls: the prompts, then one more token per row and step.
 
     Shapes are checked at once. Contents are compared on the device, and the result is copied to the host without
-    waiting, so that on an accelerator an error can come one step late.
+    waiting. So on an accelerator an error can come one step late.
     """
 
     def __init__(self, prompt_ids: Int[Tensor, "row position"], model: Any) -> None:
@@ -207,7 +206,7 @@ class Steps:
     def follow(
         self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
     ) -> Int[Tensor, "row new"]:
-        """The tokens generated so far, none at the first step.
+        """Return the tokens generated so far, none at the first step.
 
         Raises:
             UserError: this is not the next step, or ``scores`` are not the model's own.
@@ -235,7 +234,7 @@ class Steps:
         return input_ids[:, width:]
 
     def check(self) -> None:
-        """Raises the errors found so far.
+        """Raise the errors found so far.
 
         Raises:
             UserError: unexpected tokens or changed scores.
@@ -254,7 +253,7 @@ class Steps:
 
 
 class CleanLogits:
-    """The logits of forwards of ``speaker``, the module with the output head, without those of second branches.
+    """The logits of forwards of ``speaker``, the module with the output head, without second branches.
 
     A forward hook collects them during this object's lifetime. It keeps only weak references: ``generate`` holds its
     logits until its processors have run.
@@ -262,18 +261,18 @@ class CleanLogits:
 
     def __init__(self, speaker: torch.nn.Module) -> None:
         self._heard: list[weakref.ref[Tensor]] = []
-        own = weakref.ref(self)
+        reference = weakref.ref(self)
 
         @only_listens
         def hear(module: Any, arguments: Any, output: Any) -> None:
-            listener, logits = own(), getattr(output, "logits", None)
+            listener, logits = reference(), getattr(output, "logits", None)
             if listener is not None and logits is not None and not is_paused():
                 listener._heard = [*(ref for ref in listener._heard if ref() is not None), weakref.ref(logits)]
 
         weakref.finalize(self, speaker.register_forward_hook(hear).remove)
 
     def changed(self, scores: Float[Tensor, "row vocab"]) -> Bool[Tensor, ""]:
-        """Whether finite scores differ from the model's own; False if no forward was seen.
+        """Return whether finite scores differ from the model's own; False if no forward was seen.
 
         Forbidden tokens (−inf) are not a difference: they stay forbidden in the contrast. Logits that are alive for
         other reasons do no harm: one equal set is enough.
@@ -281,7 +280,7 @@ class CleanLogits:
         heard = [logits for ref in self._heard if (logits := ref()) is not None and logits.shape[::2] == scores.shape]
         if not heard:
             return torch.zeros((), dtype=torch.bool, device=scores.device)
-        own = [logits.detach()[:, -1].to(scores.device, torch.float32) for logits in heard]
-        if scores.device.type == "cpu" and any(torch.equal(one, scores) for one in own):  # nearly always
+        clean = [logits.detach()[:, -1].to(scores.device, torch.float32) for logits in heard]
+        if scores.device.type == "cpu" and any(torch.equal(each, scores) for each in clean):  # nearly always
             return torch.zeros((), dtype=torch.bool)
-        return ((torch.stack(own) != scores) & scores.isfinite()).any(dim=2).any(dim=1).all()
+        return ((torch.stack(clean) != scores) & scores.isfinite()).any(dim=2).any(dim=1).all()

@@ -1,7 +1,7 @@
 """The second branch of contrastive decoding: the same continuation after another prompt, with its own KV cache.
 
-It shares no state with the running ``generate``: positions are computed once for the prompt and then incremented, so
-that no state of the model (Qwen's ``rope_deltas``) is read or written, and the first forward creates the cache.
+It shares no state with the running ``generate``. Positions are computed once for the prompt and then incremented, so
+that no state of the model (Qwen's ``rope_deltas``) is read or written. The first forward creates the cache.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +26,7 @@ Prefill = Callable[[Mapping[str, Any], Callable[[], Any]], Any]
 class SecondBranch:
     """The same text after another picture, run step by step by ``model`` (transformers, or a peft wrapper).
 
-    ``inputs`` are the processor's outputs for the whole batch, with the pictures replaced: ``input_ids`` and
+    ``inputs`` are the processor's outputs for the batch, with the pictures replaced. They are ``input_ids`` and
     ``attention_mask`` (left-padded), ``pixel_values``, and the other inputs of the family's first forward. ``blind``
     allows prompts without a picture. ``prefill`` runs the prompts, or copies an earlier result (``VLM.prefill``).
 
@@ -46,11 +46,11 @@ class SecondBranch:
 
     @property
     def prompt_ids(self) -> Int[Tensor, "row position"]:
-        """Token ids of this branch's prompts."""
+        """Return token ids of this branch's prompts."""
         return self._prompts.inputs["input_ids"]
 
     def reset(self) -> None:
-        """Discards the cache and all tokens after the prompt."""
+        """Discard the cache and all tokens after the prompt."""
         self._cache: Any = None
         self._seen: dict[str, Any] = {}
         self._mask = self._prompts.mask
@@ -69,7 +69,7 @@ class SecondBranch:
         return cast("Tensor", logits)
 
     def extend(self, tokens: Int[Tensor, "row new"]) -> Float[Tensor, "row vocab"]:
-        """Appends ``tokens`` (one or several per row) and returns the raw float32 logits after them."""
+        """Append ``tokens`` (one or several per row) and return the raw float32 logits after them."""
         count = tokens.shape[1]
         positions = self._next if count == 1 else self._next + torch.arange(count, device=tokens.device)
         self._next = positions[..., -1:] + 1
@@ -78,7 +78,7 @@ class SecondBranch:
         return self._forward(self.speaker, positions, input_ids=tokens, **self._of_the_picture(count))
 
     def _of_the_picture(self, count: int) -> dict[str, Any]:
-        """Cross-attention masks for ``count`` new tokens: those of the prompt's last token."""
+        """Return cross-attention masks for ``count`` new tokens, equal to the mask of the prompt's last token."""
         given = self._prompts.inputs
         masks = {name: given[name][:, -1:] for name in self._along if given.get(name) is not None}
         rows = {name: mask.expand(-1, count, *mask.shape[2:]) for name, mask in masks.items()}
@@ -118,7 +118,7 @@ class SecondBranch:
 
 
 def _features_in(outputs: Any) -> Any:
-    """A picture's features in a forward's output, which transformers keeps elsewhere from 5.24 on."""
+    """Return a picture's features in a forward's output, which transformers keeps elsewhere from 5.24 on."""
     encoded = getattr(outputs, "image_outputs", None)
     return outputs.image_hidden_states if encoded is None else encoded.pooler_output
 
@@ -134,7 +134,7 @@ class _Prompts:
 
 
 def _prompts(model: PreTrainedModel, layout: Layout, inputs: Mapping[str, Any]) -> _Prompts:
-    """The prompts with positions as in generate(): from 0 at the first real token; 0 for padding."""
+    """Return the prompts with positions as in generate(): from 0 at the first real token; 0 for padding."""
     rest = dict(inputs)
     mask: Tensor = rest.pop("attention_mask")
     positions = (mask.long().cumsum(dim=1) - 1).masked_fill(mask == 0, 0)
@@ -147,7 +147,7 @@ def _prompts(model: PreTrainedModel, layout: Layout, inputs: Mapping[str, Any]) 
 
 @contextmanager
 def _kept_deltas(model: PreTrainedModel) -> Iterator[None]:
-    """Restores what generate() keeps of positions in the model: the main branch is still decoding with it."""
+    """Restore what generate() keeps of positions in the model: the main branch is still decoding with it."""
     held = [(module, module.rope_deltas) for module in model.modules() if hasattr(module, "rope_deltas")]
     try:
         yield
@@ -157,18 +157,18 @@ def _kept_deltas(model: PreTrainedModel) -> Iterator[None]:
 
 
 def bare(model: Any) -> Any:
-    """The model inside a peft wrapper, whose layers contain the adapter's; another model as it is."""
+    """Return the model inside a peft wrapper, whose layers contain the adapter's; another model as it is."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def speaker_of(model: Any) -> Any:
-    """The module with the output head; nested in InstructBLIP, whose outer forward embeds and inner one decodes."""
+    """Return the module with the output head. Nested in InstructBLIP: the outer forward embeds, the inner decodes."""
     model = bare(model)
     return model.get_submodule(layout_for(model).lm_head.rpartition(".")[0])
 
 
 def check_inputs(model: PreTrainedModel, inputs: Mapping[str, Any], *, blind: bool = False) -> None:
-    """Checks the processor's outputs.
+    """Check the processor's outputs.
 
     Raises:
         UserError: missing inputs, right padding or (unless ``blind``) prompts without a picture.
@@ -195,5 +195,5 @@ def check_inputs(model: PreTrainedModel, inputs: Mapping[str, Any], *, blind: bo
     if bool(without.any()):
         rows = without.nonzero().flatten().tolist()
         raise UserError(
-            f"no image in the prompts of rows {rows}; contrasting pictures needs one a prompt; leave these out"
+            f"no image in the prompts of rows {rows}; contrasting pictures needs one a prompt; remove these rows"
         )

@@ -55,8 +55,13 @@ class DirectionSteering:
         check_seed(self.seed)
         LearnedSteering(Path(), "", self.strength, self.columns)
 
+    @property
+    def follows_margin(self) -> bool:
+        """See ``mitigation.method.Abilities``."""
+        return self.towards == "yes"
+
     def check_cases(self, questions: Sequence[str], safe: Sequence[bool]) -> None:
-        """Checks, before any weights load, that these cases can teach it; of its own verdicts that is not known yet.
+        """Check, before any weights load, that these cases can teach it; of its own verdicts that is not known yet.
 
         Raises:
             UserError: too few of a class, or of different texts.

@@ -29,14 +29,13 @@ CHOOSING_CASES = 128
 
 @dataclass(frozen=True)
 class AblateDirection:
-    """Learns the direction from cases called safe to cases called unsafe, and answers without it.
+    """Learn the direction from cases called safe to cases called unsafe, and answer without it.
 
-    The direction is the difference of means at the verdict's column, between the cases that the model itself calls
-    unsafe and those that it calls safe (``by`` verdict; for open answers use ``by`` truth: unsafe against safe cases).
-    Among the residual layers of the model's first four fifths, it takes the one (or ``layer``) whose removal raises the
-    Yes/No margin of cases called unsafe the most. Arditi et al.'s second criterion, unchanged harmless answers, is not
-    applied; the tables report it. ``shuffle`` permutes the labels with this seed: the control for the effect of any
-    such direction.
+    The direction is the difference of means at the verdict's column. It is between the cases that the model itself
+    calls unsafe and those that it calls safe (``by`` verdict), or between unsafe and safe cases (``by`` truth).
+    It is taken at ``layer``, or else at the layer of the first four fifths whose removal raises the margin of cases
+    called unsafe the most. Arditi et al.'s second criterion, unchanged harmless answers, is not applied; the tables
+    report it. ``shuffle`` permutes the labels with this seed: the control for the effect of any such direction.
 
     ``to`` zero is the published ablation: the component is removed from every state, at every position and layer. Zero
     may lie far outside the range of the states. ``to`` safe instead sets the component at the verdict and at generated
@@ -47,6 +46,7 @@ class AblateDirection:
     to: str = "zero"
     layer: int | None = None
     shuffle: int | None = None
+    follows_margin: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_choice("by", self.by, BY)

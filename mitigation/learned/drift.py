@@ -53,6 +53,7 @@ class DriftCorrection:
     describe: str = "model"
     seed: int = 0
     drops_image: ClassVar[bool] = True
+    follows_margin: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_choice("correction", self.correction, ("mean", "caption", "map"))

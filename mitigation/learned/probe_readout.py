@@ -30,7 +30,7 @@ class TruthReadout:
     (``layer`` of the residual stream; None: the best one) a linear probe predicts safe against unsafe, in logits. The
     part of the hidden state that the question alone explains is removed first (by a linear regression on the mean
     embedding of the question's tokens, which needs no labels), because it would dominate. While generating,
-    ``strength`` times that logit is added at the same place along the mean gradient of the Yes/No margin, scaled to
+    ``strength`` times that logit is added at the same place along the mean gradient of the margin, scaled to
     move the margin by as many logits to first order. The rest of the answer follows from its first token. ``strength``
     0 changes nothing.
 
@@ -47,7 +47,7 @@ class TruthReadout:
     layer: int | None = None
     conjunction: bool = False
     seed: int = 0
-    yes_no_only: ClassVar[bool] = True  # it acts on the Yes/No margin
+    follows_margin: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_number("strength", self.strength)
@@ -98,7 +98,6 @@ class LearnedReadout(TrainedFile):
 
     KIND: ClassVar[str] = "TruthReadout"
     strength: float = 4.0
-    yes_no_only: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_number("strength", self.strength)

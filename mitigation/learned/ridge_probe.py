@@ -283,7 +283,7 @@ def learn_readout(
 
 
 def margin_gradient(vlm: "VLM", prompts: "Sequence[Prompt]", *, layer: int) -> Float[Tensor, " width"]:
-    """The mean gradient of the Yes/No margin with respect to the verdict's state at ``layer``.
+    """Return the mean gradient of the margin with respect to the verdict's state at ``layer``.
 
     Over at most 128 evenly spaced ``prompts``; in logits per unit of the residual stream, float32 on the CPU. Where a
     memory of the prompts is open (``interp.hooks.state_memory``), one pass over its prompts gives it the gradients at
@@ -305,22 +305,22 @@ def _gradients(vlm: "VLM", prompts: "Sequence[Prompt]", layer: int | None = None
     layers = list(range(1, last_layer(vlm) + 1)) if layer is None else [layer]
 
     def gradients(some: list[int]) -> Float[Tensor, "row layer width"]:
-        encoded = dict(vlm.encode([prompts[index] for index in some]))
-        if vlm.layout.position_kind == "1d":  # as in generate()
-            encoded["position_ids"] = (encoded["attention_mask"].long().cumsum(-1) - 1).clamp(min=0)
+        encoded = vlm.encode([prompts[index] for index in some])
+        verdict = encoded["input_ids"].shape[1] - 1  # inputs are padded on the left
         states: list[Tensor] = []
 
         def begin(here: LayerStates) -> Tensor:
-            # The first one is a leaf, and the others hang on it.
-            states.append(here.hidden if states else here.hidden.detach().requires_grad_())
+            # Each forward's first one is a leaf, and the others hang on it.
+            leaf = here.layer == layers[0]
+            states.append(here.hidden.detach().requires_grad_() if leaf else here.hidden)
             return states[-1]
 
-        with activation_gradients(vlm), vlm.float32_logits():
+        with activation_gradients(vlm):
             with edit_residual(vlm, begin, layers=layers):  # not in the backward pass, which runs layers again
-                margins = vlm.margin(vlm.model(**encoded, logits_to_keep=1, use_cache=False).logits[:, -1])
-            found = torch.autograd.grad(margins.sum(), states)
-        # Left padding: the verdict is the last column.
-        return torch.stack([gradient[:, -1].float().cpu() for gradient in found], dim=1)
+                margins = vlm.measure(encoded)
+            by_state = torch.autograd.grad(margins.sum(), states)
+        at_verdict = torch.stack([gradient[:, verdict].float().cpu() for gradient in by_state], dim=1)
+        return at_verdict.unflatten(1, (-1, len(layers))).sum(1)  # over the forwards of a ``SequenceMetric``
 
     return vlm.batches.measured(prompts, gradients, name=f"gradients at {layers}").movedim(1, 0)
 

@@ -1,4 +1,4 @@
-"""AGLA: the whole picture and the parts of it that matter to the question, both asked and added up.
+"""AGLA: adds the scores of the full picture and of its parts that matter to the question.
 
 Importing this module loads neither torch nor transformers; generating does.
 """
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from jaxtyping import Bool, Float
 
+from interp.errors import UserError
 from mitigation.branches import BranchLogits, BranchMethod, Inputs
 from mitigation.method import Work
 from mitigation.validation import check_beta, check_number
@@ -33,15 +34,15 @@ class AGLA(BranchMethod):
     """AGLA's decoding (An et al., CVPR 2025, arXiv 2406.12718): f + α·f′, f′ with all but the matching parts black.
 
     In the paper a separate matching model (BLIP's image-text matching, with GradCAM) says which parts of the picture
-    match the question, and its score how much is kept. **That model is not here.** The model's own attention
-    takes its place: the mean over all layers and heads of the attention of the prompt's last token on the image tokens.
-    So this is AGLA's rule with another map, not the published method; do not report it as AGLA's number.
+    match the question. Its score says how much of the picture stays. **That model is not here.** The model's own
+    attention replaces it. It is the mean over all layers and heads of the attention of the prompt's last token on the
+    image tokens. So this is AGLA's rule with another map, not the published method; do not report it as AGLA's number.
 
-    ``keep`` is the share of the picture's area that stays, where the map is highest (in the code 1 less half of the
-    matching score, by case; 0.8 stands for a score of 0.4, and is our choice). Like the code, the map is brought to
-    384 × 384, blurred, and the rest made black. α = 2 (``alpha``) and the cutoff β = 0.5 are those of the authors'
-    scripts for POPE (github.com/Lackel/AGLA). The authors sample; here it is greedy. The paper's equation numbers
-    could not be checked.
+    ``keep`` is the share of the picture's area that stays, where the map is highest. In the code it is 1 minus half of
+    the matching score, by case. 0.8 corresponds to a score of 0.4, and is our choice. Like the code, the map is brought
+    to 384 × 384, blurred, and the rest made black. α = 2 (``alpha``) and the cutoff β = 0.5 are from the authors'
+    scripts for POPE (github.com/Lackel/AGLA). The authors sample; here it is greedy. The paper's equation numbers could
+    not be checked.
     """
 
     alpha: float = 2.0
@@ -57,10 +58,10 @@ class AGLA(BranchMethod):
         check_number("keep", self.keep, 0.0, 1.0, hint="0 keeps nothing")
 
     def branches(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> list[Inputs]:
-        """The inputs with all but the matching parts black; none at α = 0.
+        """Return the inputs with all but the matching parts black; none at α = 0.
 
         Raises:
-            UserError: the family's image tokens stand for no place in the picture.
+            UserError: the family's image tokens have no position in the picture.
         """
         if not self.alpha:
             return []
@@ -76,7 +77,7 @@ class AGLA(BranchMethod):
         return masked(image, largest(over_picture(*next(maps)), self.keep))
 
     def scores(self, logits: BranchLogits, step: int) -> "Tensor":
-        """f + α·f′."""
+        """Return f + α·f′."""
         return logits.clean + self.alpha * logits.others[0]
 
 
@@ -86,7 +87,7 @@ def own_attention(vlm: "VLM", prompts: "Sequence[Prompt]") -> "list[list[tuple[n
     It is the mean over layers and heads.
 
     Raises:
-        UserError: image tokens that stand for no place in the picture.
+        UserError: image tokens without a position in the picture, or with an unknown position.
     """
     from interp.attention.record import Queries, record_attention
     from interp.attention.tables import patch_map
@@ -94,17 +95,22 @@ def own_attention(vlm: "VLM", prompts: "Sequence[Prompt]") -> "list[list[tuple[n
     vlm.layout.require_places(vlm.name)
     with record_attention(vlm, queries=Queries.VERDICT, maps=Queries.VERDICT) as record:
         vlm.score(prompts)
-    found = []
-    for one in record.maps:
-        weights = one.weights.mean((0, 1))
-        grids = {grid.name.partition(":")[2]: grid for grid in reversed(record.rows[one.row].grids)}  # first by picture
+    maps = []
+    for entry in record.maps:
+        weights = entry.weights.mean((0, 1))
+        grids = {grid.name.partition(":")[2]: grid for grid in reversed(record.rows[entry.row].grids)}  # the first
+        if not grids:
+            raise UserError(
+                f"agla needs a map over the picture, but the positions of the image tokens of {vlm.name} are unknown; "
+                "choose another method"
+            )
         ordered = [grids[number] for number in sorted(grids, key=lambda number: int(number or 1))]
-        found.append([(patch_map(weights, grid).double().numpy(), grid.box) for grid in ordered])
-    return found
+        maps.append([(patch_map(weights, grid).double().numpy(), grid.box) for grid in ordered])
+    return maps
 
 
-def over_picture(own: Float[np.ndarray, "height width"], box: "Box") -> Float[np.ndarray, "side side"]:
-    """The map over the whole picture, ``SIDE`` pixels wide and high, by cubic interpolation; then blurred.
+def over_picture(values: Float[np.ndarray, "height width"], box: "Box") -> Float[np.ndarray, "side side"]:
+    """Return the map over the whole picture, ``SIDE`` pixels wide and high, by cubic interpolation; then blurred.
 
     What the map does not cover gets the value at its nearest edge.
     """
@@ -112,14 +118,14 @@ def over_picture(own: Float[np.ndarray, "height width"], box: "Box") -> Float[np
 
     left, top, right, bottom = box
     middles = (np.arange(SIDE) + 0.5) / SIDE
-    rows = (middles - top) / (bottom - top) * own.shape[0] - 0.5
-    columns = (middles - left) / (right - left) * own.shape[1] - 0.5
-    spread = map_coordinates(own.astype(np.float64), np.meshgrid(rows, columns, indexing="ij"), mode="nearest")
+    rows = (middles - top) / (bottom - top) * values.shape[0] - 0.5
+    columns = (middles - left) / (right - left) * values.shape[1] - 0.5
+    spread = map_coordinates(values.astype(np.float64), np.meshgrid(rows, columns, indexing="ij"), mode="nearest")
     return gaussian_filter(spread, BLUR * SIDE)
 
 
 def largest(values: Float[np.ndarray, "height width"], keep: float) -> Bool[np.ndarray, "height width"]:
-    """True at the share ``keep`` of pixels with the highest values; ties with the last one stay too."""
+    """Return True at the share ``keep`` of pixels with the highest values; ties with the last one stay too."""
     count = round(keep * values.size)
     if not count:
         return np.zeros(values.shape, dtype=bool)
@@ -127,7 +133,7 @@ def largest(values: Float[np.ndarray, "height width"], keep: float) -> Bool[np.n
 
 
 def masked(image: "Image.Image", mask: Bool[np.ndarray, "height width"]) -> "Image.Image":
-    """The picture at its own size, black where the mask, stretched over it, is False."""
+    """Return the picture at its own size, black where the mask, stretched over it, is False."""
     from PIL import Image
 
     from interp.pictures import as_seen

@@ -16,7 +16,6 @@ from hydra.utils import get_object
 from experiments.config import CONF, build_run, options_of
 from experiments.config.defaults import defaults_of
 from experiments.config.options import with_defaults, written
-from interp.errors import UserError
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import composed, run_of
 
@@ -110,31 +109,6 @@ def test_every_model_composes(model: str) -> None:
     open_ = ("model.model=some/api", "model.base_url=http://127.0.0.1:8000/v1") if model == "api" else ()
     config = composed(f"model={model}", *open_)
     assert build_run(config.copy()).model.name == model
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("method.alpha=lots", r"arms\.vcd\.alpha='lots'"),
-        ("+method.gamma=1", r"arms\.vcd\.gamma: mitigation\.vcd\.VCD has no such argument; known: .*alpha"),
-        ("method.alpha=-1", r"alpha"),
-        ("method.beta=1.5", r"beta"),
-        ("method.noise_step=1000", r"999"),
-        ("+task.colour=red", r"task\.colour: experiments\.evaluation\.study\.run has no such argument"),
-        ("batch_size=0", r"batch_size=0: must be at least 1"),
-        ("protocol=guess", r"protocol=guess: must be one of generate, score"),
-        ("operating_point=1", r"operating_point=1.*: must lie between 0 and 1"),
-        ("limit=0", r"limit=0"),
-        ("benchmark.split=dev", r"train, development, test"),
-        ("method._target_=mitigation.nothing", r"_target_=mitigation\.nothing"),
-        ("model.dtype=float8", r"float8"),
-        ("benchmark=mmsafeaware", r"benchmark\.root: has no value; .*benchmark\.root=<value>"),
-    ],
-)
-def test_a_mistake_inside_a_node_is_one_sentence(override: str, message: str) -> None:
-    with pytest.raises(UserError, match=message) as error:
-        run_of(override)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.long

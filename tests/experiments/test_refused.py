@@ -1,10 +1,9 @@
 """Commands that cannot work are refused in one sentence, before weights are read or a file is written.
 
-``snapshots/refused.txt`` has each command and its sentence. Add a line ``$ command`` and run this file with
-``UPDATE_SNAPSHOTS=1`` to write the sentences.
+``snapshots/refused.txt`` has each command and its sentence. Add a line ``$ command``, run this file with
+``UPDATE_SNAPSHOTS=1``, and read the sentence.
 """
 
-import os
 import shlex
 from pathlib import Path
 
@@ -13,22 +12,15 @@ import pytest
 from interp.errors import UserError
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import run_of
+from tests.snapshots import check_entry, entries
 
 FILE = Path(__file__).parent / "snapshots" / "refused.txt"
-ENTRIES = [entry.partition("\n") for entry in FILE.read_text(encoding="utf-8").strip().split("\n\n")]
 
 
-@pytest.mark.parametrize(("command", "_", "sentence"), ENTRIES, ids=[first for first, *_ in ENTRIES])
-def test_the_sentence_that_refuses(command: str, _: str, sentence: str, tmp_path: Path, no_weights: None) -> None:
+@pytest.mark.parametrize("entry", entries(FILE), ids=lambda entry: entry[0])
+def test_the_sentence_that_refuses_a_command(entry: tuple[str, str], tmp_path: Path, no_weights: None) -> None:
     with pytest.raises(UserError) as refused:
-        (run := run_of(*shlex.split(command.removeprefix("$ ")), f"output_root={tmp_path}")).task(run)
-    said = str(refused.value).replace(f"{REPOSITORY}/", "")
-    if os.environ.get("UPDATE_SNAPSHOTS"):
-        before = FILE.read_text(encoding="utf-8")
-        FILE.write_text(
-            before.replace(f"{command}\n{sentence}".strip() + "\n", f"{command}\n{said}\n"), encoding="utf-8"
-        )
-        pytest.skip("wrote the sentence; read it")
-    assert said == sentence
-    assert "\n" not in said
+        (run := run_of(*shlex.split(entry[0]), f"output_root={tmp_path}")).task(run)
+    assert "\n" not in str(refused.value)
     assert not list(tmp_path.iterdir())
+    check_entry(FILE, entry, str(refused.value).replace(f"{REPOSITORY}/", ""))

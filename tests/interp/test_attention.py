@@ -10,10 +10,9 @@ from interp.errors import UserError
 from interp.hooks.attention import intercept
 from interp.hooks.forward import paused
 from interp.segments import SEGMENTS, segment
-from interp.vlm import VLM, Prompt
+from interp.vlm import VLM
 from tests.families import FAMILIES
 from tests.interp.eager import eager_weights
-from tests.tiny import picture
 
 TOLERANCE = 1e-5
 
@@ -120,31 +119,6 @@ def test_the_table_is_tidy_and_sums_to_one(family, prompts):
     assert set(zip(images["row"], images["tokens"], strict=True)) == set(enumerate(counts))
 
 
-def test_batches_are_counted_on(vlm, prompts):
-    with record_attention(vlm, queries=Queries.VERDICT) as record:
-        vlm.generate(prompts, max_new_tokens=2)
-        vlm.score(prompts[1:])
-        vlm.generate(prompts[:1], max_new_tokens=1)
-    assert sorted(set(record.masses["row"])) == [0, 1, 2, 3]
-    assert [len(row.labels) for row in record.rows] == [22, 22, 22, 20]
-    with record_attention(vlm, queries=Queries.VERDICT) as alone:
-        vlm.score(prompts[1:])
-    one, other = (r.masses[r.masses["row"] == n]["mass"].to_numpy() for r, n in ((record, 2), (alone, 0)))
-    assert one == pytest.approx(other, abs=1e-6)
-
-
-def test_sampling_and_no_cache(vlm, prompts):
-    native = vlm.generate(prompts, max_new_tokens=4, do_sample=True, seed=3)
-    with record_attention(vlm, queries=Queries.ALL) as cached:
-        sampled = vlm.generate(prompts, max_new_tokens=4, do_sample=True, seed=3)
-    with record_attention(vlm, queries=Queries.ALL) as uncached:
-        again = vlm.generate(prompts, max_new_tokens=4, do_sample=True, seed=3, use_cache=False)
-    assert native.token_ids == sampled.token_ids == again.token_ids
-    one, other = cached.masses, uncached.masses
-    assert one.drop(columns="mass").equals(other.drop(columns="mass"))
-    assert (one["mass"] - other["mass"]).abs().max() < TOLERANCE
-
-
 def test_inputs_encoded_before_need_their_segments(family, prompts):
     encoded = family.encode(prompts)
     with pytest.raises(UserError, match=r"of no batch the recorder knows.*segments="), record_attention(family):
@@ -236,22 +210,3 @@ def test_a_layer_with_an_attention_of_its_own_is_named(vlm, prompts):
     with pytest.raises(UserError, match=r"layer 1 of tiny attends without .* attn_implementation='eager'"):
         with record_attention(vlm):
             vlm.generate(prompts)
-
-
-def test_nothing_recorded_is_an_empty_table(vlm):
-    with record_attention(vlm) as record:
-        pass
-    assert record.masses.empty
-    assert list(record.masses)[:2] == ["row", "step"]
-
-
-def test_a_picture_twice_in_a_batch_and_none(vlm):
-    prompts = [Prompt("How do I kill it?"), Prompt("Is this safe?")]
-    with record_attention(vlm) as record:
-        vlm.generate(prompts, max_new_tokens=2)
-    assert set(record.masses.loc[record.masses["segment"] == "image_0", "tokens"]) == {0}
-    same = [Prompt("Is it?", picture()), Prompt("Is it?", picture())]
-    with record_attention(vlm, queries=Queries.VERDICT) as record:
-        vlm.score(same)
-    mass = record.masses.pivot_table("mass", ["layer", "head", "segment"], "row", observed=True)
-    assert mass[0].to_numpy() == pytest.approx(mass[1].to_numpy(), abs=1e-6)

@@ -52,14 +52,6 @@ def test_each_number_stands_in_its_own_row():
     assert not ((table["row"] == 10) & (table["query"] == 5)).any()
 
 
-def test_forwards_are_stacked_and_none_is_an_empty_table():
-    table = mass_table([masses(), masses(first_row=2, seed=1)])
-    assert table["segment"].dtype == "category"
-    assert sorted(set(table["row"])) == [0, 1, 2, 3]
-    assert mass_table([]).empty
-    assert list(mass_table([])) == list(table)
-
-
 @pytest.mark.long
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10**6))
@@ -71,12 +63,6 @@ def test_what_the_sink_leaves_sums_to_one(seed):
     filled = table[table["tokens"] > 0]
     assert (filled["mass_per_token"] * filled["tokens"]).to_numpy() == pytest.approx(filled["mass"].to_numpy())
     assert table.loc[table["tokens"] == 0, "mass_per_token"].isna().all()
-
-
-def test_a_query_that_looks_at_the_sink_alone_has_no_share_without_it():
-    piece = masses(rows=1, heads=1, layers=(0,), columns=(5,))
-    piece.mass.zero_()[..., SEGMENTS.index("sink")] = 1
-    assert normalised(mass_table([piece]))["mass_without_sink"].isna().all()
 
 
 def test_image_share_is_the_mean_over_heads():

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interp.batching import BatchRule, MemoryLimit, merged
-from interp.errors import UserError
 from interp.generation import Generation
 from interp.hooks.residual import residuals
 from interp.prompt_length import Lengths
@@ -85,14 +84,6 @@ def test_where_memory_runs_out_half_is_asked_and_no_more_from_then_on(
     assert said == [3, 1]
 
 
-def test_other_errors_than_those_of_memory_are_themselves() -> None:
-    def wrong(part: Sequence[Prompt]) -> Generation:
-        raise RuntimeError("shapes do not fit")
-
-    with pytest.raises(RuntimeError, match="shapes"):
-        MemoryLimit(4, lambda rows: None).parts(PROMPTS, wrong)
-
-
 QUESTIONS = ("How do I kill this?", "Is this safe?", "the cake", "Is it safe to eat the cake with a knife?", "this dog")
 ASKED = [Prompt(text, picture(i), key=str(i)) for i, text in enumerate(QUESTIONS)]
 OTHERS = [Prompt(text, picture(i + 10), key=f"other {i}") for i, text in enumerate(QUESTIONS)]
@@ -147,36 +138,6 @@ def test_prompts_with_and_without_a_picture_are_measured_apart_and_the_system_te
     torch.testing.assert_close(found, torch.cat([vlm.score([prompt]) for prompt in mixed]), atol=1e-5, rtol=0)
     short, long = Lengths(vlm).of_prompts(mixed[1::2])
     assert long == short + 4
-
-
-def test_without_a_study_memory_that_runs_out_is_a_warning(vlm: VLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = vlm.batches.scores(ASKED)
-    small(vlm, 2, monkeypatch)
-    with pytest.warns(UserWarning, match="out of memory; asking 2 prompts at once"):
-        torch.testing.assert_close(vlm.batches.scores(ASKED), plain, atol=1e-5, rtol=0)
-    small(vlm, 0, monkeypatch)
-    with (
-        pytest.warns(UserWarning, match="out of memory"),
-        pytest.raises(UserError, match=r"not enough memory for a single prompt \('0'\); take smaller"),
-    ):
-        vlm.batches.scores(ASKED)
-    with pytest.raises(UserError, match="0 prompts in batches of 32"):
-        vlm.batches.scores([])
-
-
-def test_what_is_gathered_is_in_order_too(vlm: VLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("interp.batching._free", lambda: None)
-    said: list[int] = []
-
-    def texts(some: list[Prompt]) -> list[str]:
-        if len(some) > 2:
-            raise MemoryError
-        return [prompt.text for prompt in some]
-
-    with vlm.batches.by(BatchRule(rows=4), on_lowered=said.append):
-        assert vlm.batches.gathered(ASKED, texts) == list(QUESTIONS)
-        assert vlm.batches.gathered([], texts) == []
-    assert said == [2]
 
 
 @pytest.mark.parametrize("tool", TOOLS.values(), ids=TOOLS.keys())

@@ -81,19 +81,3 @@ def test_every_family_gives_the_same_gradient_and_is_left_as_it_was(name: str) -
     assert traces(vlm) == before
     assert all(weight.grad is None for weight in vlm.model.parameters())
     assert torch.equal(vlm.score(PROMPTS), margins)
-
-
-def test_gradients_go_on_with_half_where_memory_runs_out(vlm: VLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = margin_gradient(vlm, PROMPTS, layer=1)
-    monkeypatch.setattr("interp.batching._free", lambda: None)
-
-    def full(prompts: Any, encoded: Any) -> None:
-        if len(prompts) > 1:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-
-    vlm.on_encode.append(full)
-    before = traces(vlm)
-    with pytest.warns(UserWarning, match="out of memory; asking 1 prompts"):
-        found = margin_gradient(vlm, PROMPTS, layer=1)
-    torch.testing.assert_close(found, whole, atol=1e-6, rtol=1e-5)
-    assert traces(vlm) == before

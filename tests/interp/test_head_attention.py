@@ -6,7 +6,6 @@ import torch
 from interp.attention.tables import patch_map
 from interp.errors import UserError
 from interp.tools.head_patterns import head_patterns
-from interp.tools.logit_attribution import direct_logit_attribution
 from interp.vlm import VLM, Prompt
 from tests.interp.eager import eager_weights
 from tests.planted import Plan, coloured, planted
@@ -47,20 +46,3 @@ def test_the_head_that_was_planted_looks_at_the_picture() -> None:
     assert found.maps["layer 1, head 0"].sum() == pytest.approx(1, abs=1e-3)
     before = head_patterns(vlm, prompt, [(1, 0)], step=-3).table  # a word, which asks for nothing
     assert before[before["segment"] == "sink"]["weight"].sum() == pytest.approx(1, abs=1e-3)
-
-
-def test_earlier_steps_and_ranked_heads(vlm: VLM, prompts: list[Prompt]) -> None:
-    top = direct_logit_attribution(vlm, prompts[0]).top(2)
-    found = head_patterns(vlm, prompts[0], top, step=-2)
-    assert torch.equal(found.weights[:, -2:], torch.zeros(2, 2))  # causal
-    torch.testing.assert_close(found.weights.sum(1), torch.ones(2))
-
-
-def test_what_cannot_be_shown_is_named(vlm: VLM, prompts: list[Prompt]) -> None:
-    for heads, message in (([(0, 4)], "no head 4"), ([], "no heads"), ([(2, 0)], "no layer 2")):
-        with pytest.raises(UserError, match=message):
-            head_patterns(vlm, prompts[0], heads)
-    with pytest.raises(UserError, match="step=1 comes after the verdict"):
-        head_patterns(vlm, prompts[0], [(0, 0)], step=1)
-    with pytest.raises(UserError, match="no map of the picture for 'the cake'"):
-        _ = head_patterns(vlm, Prompt("the cake"), [(0, 0)]).maps

@@ -8,9 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interp.errors import UserError
-from interp.hooks.attention import _TAPS, AttentionCall, _attention, intercept
-from interp.vlm import VLM
-from tests.families import FAMILIES
+from interp.hooks.attention import _TAPS, AttentionCall, intercept
 from tests.interp.eager import implementations
 
 
@@ -150,24 +148,6 @@ def test_several_may_be_open_and_close_in_any_order(vlm, prompts):
     logits(vlm, encoded)
     assert seen == ["first", "second"] * 2 + ["second"] * 2
     assert vlm.model.config.text_config._attn_implementation == "sdpa"
-
-
-def test_two_models_at_once(prompts):
-    one, other = VLM(*FAMILIES["llava"](0)), VLM(*FAMILIES["llava"](1))
-    seen = []
-    with intercept(one, observe=lambda call: seen.append(one)), intercept(other, observe=lambda c: seen.append(other)):
-        logits(one, one.encode(prompts))
-    assert seen == [one, one]
-
-
-def test_what_cannot_be_recorded_is_refused():
-    call = a_call()
-    args = (call.module, call.query, call.key, call.value, None)
-    with pytest.raises(UserError, match=r"takes s_aux, which cannot be recorded.*eager"):
-        _attention(*args, s_aux=torch.zeros(4))
-    with pytest.raises(UserError, match="static cache"):
-        _attention(call.module, call.query[:, :, :3], call.key, call.value, None)
-    assert _attention(*args, sliding_window=None, s_aux=None)[0].shape == (2, 5, 4, 8)
 
 
 def test_a_model_outside_the_interface_is_refused_and_left_alone(vlm, monkeypatch):

@@ -76,14 +76,6 @@ def test_a_batch_equals_its_rows(vlm: VLM, dtype: torch.dtype, tolerance: float)
     assert torch.equal(in_batches_of_one.values, alone)
 
 
-def test_places_that_are_not_there_are_nan(vlm: VLM) -> None:
-    found = residuals(vlm, PROMPTS, places=("verdict", "system"))
-    assert found.at("system", 1).isnan().all(1).tolist() == [True, False]
-    blind = residuals(vlm, [Prompt("Is this safe?")], places=("image", "user"), layers=[2])
-    assert blind.at("image", 2).isnan().all()
-    assert not blind.at("user", 2).isnan().any()
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("family", [llava, paligemma2], ids=["llava", "paligemma2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -195,34 +187,3 @@ def test_a_batch_of_no_known_prompts_is_refused_only_where_segments_are_asked_fo
     )
     with silence:
         assert not torch.equal(vlm.score(PROMPTS, encoded=encoded), plain)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"layers": [3]}, "no layer 3 in the residual stream of tiny; there are 0 to 2"),
-        ({"layers": [-1]}, "no layer -1"),
-        ({"layers": []}, "no layers"),
-        ({"places": ["picture"]}, "no place 'picture'.*known: verdict, image, user"),
-        ({"places": ["generated"]}, "no place 'generated'"),
-        ({"places": []}, "no places"),
-        ({"batch_size": 0}, "batches of 0"),
-    ],
-)
-def test_what_is_not_there_is_named(vlm: VLM, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        residuals(vlm, PROMPTS, **options)
-
-
-def test_more_of_what_is_refused(vlm: VLM) -> None:
-    with pytest.raises(UserError, match="0 prompts"):
-        residuals(vlm, [])
-    with pytest.raises(UserError, match="no layer 2 among what was read; there are: 0, 1"):
-        residuals(vlm, PROMPTS, layers=[0, 1]).at("verdict", 2)
-    with (
-        edit_residual(vlm, lambda here: here.hidden[:, -1:], layers=[1]),
-        pytest.raises(UserError, match="the shape must stay"),
-    ):
-        vlm.score(PROMPTS)
-    with edit_residual(vlm, lambda here: None, layers=[1]), pytest.raises(UserError, match="outside a forward"):
-        vlm.layout.module(vlm.model, "language_model")(inputs_embeds=torch.zeros(1, 2, 32))

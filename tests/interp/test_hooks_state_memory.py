@@ -67,11 +67,3 @@ def test_other_prompts_models_and_edits_are_read_anew(vlm: VLM) -> None:
         drawn = Prompt(ASKED[0].text, picture(3), key=ASKED[0].key)  # another picture under the same key
         assert not torch.allclose(residuals(vlm, [drawn], layers=(1,)).values, before[:, :, :1], atol=1e-4)
         assert residuals(other, ASKED[:1], layers=(1,)).values.shape != before[:, :, :1].shape
-
-
-def test_what_does_not_fit_is_read_as_without_it(vlm: VLM, forwards: list[int]) -> None:
-    plain = residuals(vlm, ASKED[:2]).values
-    with StateMemory(vlm, lambda: ASKED, mib=0).open():
-        assert torch.equal(residuals(vlm, ASKED[:2]).values, plain)
-        assert torch.equal(margin_gradient(vlm, ASKED[:2], layer=1), margin_gradient(vlm, ASKED[:2], layer=1))
-    assert forwards == [2, 2, 2, 2]

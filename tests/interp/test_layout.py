@@ -99,20 +99,6 @@ def test_the_projector_gives_what_stands_at_the_image_tokens(pieces):
     assert any(p.shape[0] == width or p.shape[-1] == width for p in projector.parameters() if p.ndim > 1)
 
 
-def test_a_config_may_name_several_ends():
-    """As Gemma 3's on the hub does; they are no words to trace."""
-    model = FAMILIES["llava"]().model
-    model.config.eos_token_id = [2, 3]
-    assert layout_for(model).blocks == layout_for(FAMILIES["llava"]().model).blocks
-    assert not layout_for(model).unread
-
-
-def test_the_image_token_is_the_configs():
-    model, processor = FAMILIES["gemma3"]()
-    token = layout_for(model).image_token_id(model.config)
-    assert token == processor.tokenizer.convert_tokens_to_ids("<image_soft_token>") != processor.image_token_id
-
-
 def test_a_picture_read_by_cross_attention_has_no_tokens():
     for name in ("idefics", "mllama"):
         model = FAMILIES[name]().model
@@ -121,11 +107,6 @@ def test_a_picture_read_by_cross_attention_has_no_tokens():
         with pytest.raises(UserError, match=f"no image tokens in the sequence of {name}: it reads pictures by cross-"):
             layout.image_token_id(model.config)
     assert not layout_for(FAMILIES["instructblip"]().model).cross_attended
-
-
-def test_position_kind(pieces):
-    rope = pieces.model.config.get_text_config().rope_parameters or {}
-    assert (layout_for(pieces.model).position_kind == "mrope") == ("mrope_section" in rope)
 
 
 def test_a_model_without_pictures_is_refused():

@@ -5,10 +5,9 @@ import torch
 
 from interp.hooks.residual import last_layer
 from interp.tools.lens import logit_lens
-from interp.vlm import VLM, Prompt, logit_difference
+from interp.vlm import VLM, Prompt
 from tests import families
 from tests.planted import MARGIN, Plan, coloured, planted
-from tests.tiny import picture
 
 
 def test_last_point_is_the_score(family: VLM, prompts: list[Prompt]) -> None:
@@ -27,15 +26,6 @@ def test_final_soft_cap_counts(prompts: list[Prompt]) -> None:
     assert not torch.allclose(wide[-1], narrow[-1], atol=1e-3)
 
 
-def test_bfloat16_and_batches(vlm: VLM) -> None:
-    vlm.model.bfloat16()
-    prompts = [Prompt("Is this safe?" + " Yes" * i, picture(i)) for i in range(3)]
-    together = logit_lens(vlm, prompts).margins[0]
-    torch.testing.assert_close(together[-1], vlm.score(prompts), atol=1e-2, rtol=0)
-    torch.testing.assert_close(logit_lens(vlm, prompts, batch_size=1).margins[0, -1], together[-1], atol=0.1, rtol=0)
-    assert together.dtype == torch.float32
-
-
 @pytest.mark.parametrize(("reads", "writes"), [(0, 1), (1, 3)])
 def test_the_planted_margin_is_there_from_the_writing_layer_on(reads: int, writes: int) -> None:
     redness = torch.tensor([-1.0, 0.6, 1.0])
@@ -44,14 +34,6 @@ def test_the_planted_margin_is_there_from_the_writing_layer_on(reads: int, write
     assert margins[: writes + 1].abs().max() < 1e-3
     for layer in range(writes + 1, 5):
         torch.testing.assert_close(margins[layer], MARGIN * redness, atol=0.05, rtol=0)
-
-
-def test_points_and_places(vlm: VLM, prompts: list[Prompt]) -> None:
-    every = logit_lens(vlm, prompts, places=("verdict", "image", "system"))
-    some = logit_lens(vlm, prompts, layers=(2, 0))
-    torch.testing.assert_close(some.margins[0], every.margins[0, [2, 0]])
-    assert not torch.allclose(every.margins[1], every.margins[0], atol=1e-3)
-    assert every.margins[2, 1].isnan().tolist() == [True, False]
 
 
 def test_tokens_are_those_of_the_model_at_every_position(family: VLM, prompts: list[Prompt]) -> None:
@@ -69,9 +51,3 @@ def test_tokens_are_those_of_the_model_at_every_position(family: VLM, prompts: l
     last = found.table[found.table["place"] == 0]
     assert last["token"].tolist() == [family.tokenizer.decode([i]) for i in found.tokens[-1, 0, 0].tolist()]
     assert last["rank"].tolist() == [1, 2, 3]
-
-
-def test_another_metric(vlm: VLM, prompts: list[Prompt]) -> None:
-    metric = logit_difference(vlm, "red", "cake")
-    found = logit_lens(vlm, prompts, metric=metric)
-    torch.testing.assert_close(found.margins[0, -1], vlm.score(prompts, metric=metric), atol=1e-5, rtol=0)

@@ -11,8 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from interp.checkpoints import hub
-from interp.checkpoints import load as loading
 from interp.checkpoints.config import ModelConfig
 from interp.errors import UserError
 from interp.loading import load
@@ -61,33 +59,11 @@ def test_keywords_of_the_template_change_prompt_and_identity(saved: Path) -> Non
         load(saved, template={"enable_thinking": False})
 
 
-def test_the_hash_of_several_files_is_that_of_their_listing(tmp_path: Path) -> None:
-    names = ["model-00002-of-00002.safetensors", "model-00001-of-00002.safetensors"]
-    for name in names:
-        (tmp_path / name).write_text(name)
-    listing = "".join(f"{hashlib.sha256(name.encode()).hexdigest()}  {name}\n" for name in sorted(names))
-    assert loading.weights_hash(tmp_path) == f"sha256:{hashlib.sha256(listing.encode()).hexdigest()[:12]}"
-    (tmp_path / names[0]).write_text("changed")
-    assert loading.weights_hash(tmp_path) != f"sha256:{hashlib.sha256(listing.encode()).hexdigest()[:12]}"
-
-
 @pytest.mark.usefixtures("no_weights")
 @pytest.mark.parametrize("path", ["./no/such", "/no/such", "~/no-such", "nosuch", "a/b/c", "../no-such"])
 def test_no_such_folder(path: str) -> None:
     with pytest.raises(UserError, match=f"no model folder at {path}; .*organism:llava"):
         load(path)
-
-
-@pytest.mark.usefixtures("no_weights")
-@pytest.mark.parametrize("name", ["unheard_of", ""])
-def test_no_such_organism(name: str) -> None:
-    with pytest.raises(UserError, match=f"no bundled organism '{name}'; known: "):
-        load(f"organism:{name}")
-
-
-def test_an_organism_is_a_folder_of_the_package(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "ORGANISMS", saved.parent)
-    assert load("organism:tiny-saved").revision.startswith("sha256:")
 
 
 @pytest.mark.usefixtures("no_weights")
@@ -105,17 +81,6 @@ def config(**changes: Any) -> Callable[[Path], None]:
 
 def without(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).unlink()
-
-
-T5 = config(model_type="instructblip", text_config={"model_type": "t5"})
-
-
-def only_a_bin_file(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-
-
-def broken_config(folder: Path) -> None:
-    (folder / "config.json").write_text("{")
 
 
 def own_code(folder: Path) -> None:
@@ -173,28 +138,6 @@ def test_missing_and_misshapen_parameters(checkpoint: Path) -> None:
     save_file(weights | {name: torch.zeros(2, 2)}, checkpoint / "model.safetensors", {"format": "pt"})
     with pytest.raises(UserError, match="cannot read the weights of "):
         load(str(checkpoint))
-
-
-@pytest.mark.parametrize(
-    ("error", "named"),
-    [
-        ("Qwen2VLVideoProcessor requires the Torchvision library", "needs torchvision; install the build"),
-        (
-            "SmolVLMProcessor requires the `num2words` package",
-            r"needs num2words; pip install 'forestlens\[processors\]'",
-        ),
-        (
-            "Gemma2 does not support attention through sdpa",
-            r"'sdpa' cannot be used \(.*; set .*attn_implementation=eager$",
-        ),
-    ],
-)
-def test_what_another_library_says_becomes_a_way_out(saved: Path, error: str, named: str) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise ImportError(error)
-
-    with pytest.raises(UserError, match=named):
-        loading._reading(loading.Source(str(saved)), "processor", fail, attn_implementation="sdpa")
 
 
 def test_an_attention_implementation_that_is_not_there(saved: Path) -> None:

@@ -1,9 +1,6 @@
 """Bounds on pictures reach the image processor, and those that mean nothing to a family are refused."""
 
-import json
-import shutil
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +9,6 @@ from PIL import Image
 from interp.checkpoints.config import ModelConfig
 from interp.checkpoints.load import set_bounds
 from interp.errors import UserError
-from interp.loading import load
 from interp.vlm import VLM, Prompt
 from tests import read_families
 from tests.families import FAMILIES
@@ -51,12 +47,6 @@ def test_llama_s_tiles_are_as_many_as_it_was_trained_with(tiles: int) -> None:
         set_bounds(vlm.processor.image_processor, ModelConfig("mllama", "a/b", max_tiles=tiles))
 
 
-@pytest.mark.usefixtures("no_weights")
-def test_a_bound_that_means_nothing_is_refused_before_weights_are_read(saved: Path) -> None:
-    with pytest.raises(UserError, match=r"model.max_pixels=100 means nothing to tiny, whose .*one size alone; leave"):
-        load(ModelConfig("tiny", str(saved), max_pixels=100))
-
-
 class Deaf:
     """An image processor that has a side, as Step3's has, and does not read it."""
 
@@ -72,18 +62,3 @@ class Deaf:
 def test_a_side_that_the_processor_does_not_read_is_refused(build: Callable[[], object]) -> None:
     with pytest.raises(UserError, match=r"longest_edge=32 means nothing to it, whose .*; leave it out"):
         set_bounds(build(), ModelConfig("it", "a/b", longest_edge=32))
-
-
-def test_a_processor_without_its_patch_size_is_named(saved: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(saved, tmp_path / "older")
-    settings = json.loads((folder / "processor_config.json").read_text())
-    settings.pop("patch_size")
-    (folder / "processor_config.json").write_text(json.dumps(settings))
-    with pytest.raises(UserError, match=r"the processor at .*older has no patch_size, .* add it to processor_config"):
-        load(folder)
-
-
-def test_an_upper_bound_below_the_checkpoint_s_lower_one() -> None:
-    vlm = VLM(*FAMILIES["qwen2_vl"]())
-    with pytest.raises(UserError, match="at least 1024 and at most 100 pixels"):
-        set_bounds(vlm.processor.image_processor, ModelConfig("qwen", "a/b", max_pixels=100))

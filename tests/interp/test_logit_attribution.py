@@ -6,7 +6,7 @@ from torch import Tensor
 
 from interp.errors import UserError
 from interp.tools.logit_attribution import direct_logit_attribution
-from interp.vlm import VLM, Prompt, logit_difference
+from interp.vlm import VLM, Prompt
 from tests.families import FAMILIES, every_family
 from tests.planted import MARGIN, Plan, coloured, planted
 
@@ -89,29 +89,6 @@ def test_a_planted_verdict_is_written_by_the_mlp_that_writes_it() -> None:
     torch.testing.assert_close(found.mlps, expected, atol=0.05, rtol=0)
     for nothing in (found.heads, found.embedding, found.constant, found.biases):
         assert nothing.abs().max() < 1e-3
-
-
-def test_a_batch_equals_its_prompts_and_the_table_its_tensors(vlm: VLM, prompts: list[Prompt]) -> None:
-    found = direct_logit_attribution(vlm, prompts)
-    alone = torch.cat([direct_logit_attribution(vlm, prompt).heads for prompt in prompts], -1)
-    torch.testing.assert_close(found.heads, alone, atol=1e-5, rtol=0)
-    torch.testing.assert_close(direct_logit_attribution(vlm, prompts, batch_size=1).heads, alone, atol=0, rtol=0)
-    table = found.table
-    sums = torch.tensor(table.groupby("row")["effect"].sum().to_numpy(), dtype=torch.float32)
-    torch.testing.assert_close(sums, found.metric, atol=1e-4, rtol=0)
-    (first, *_) = ranked = found.top(8)
-    sizes = found.heads.abs().mean(-1)
-    assert sizes[found.layers.index(first[0]), first[1]] == sizes.max()
-    assert len(set(ranked)) == 8
-    assert found.ranking["size"].is_monotonic_decreasing
-
-
-def test_another_metric_is_attributed_too(vlm: VLM, prompts: list[Prompt]) -> None:
-    metric = logit_difference(vlm, "red", "cake")
-    found = direct_logit_attribution(vlm, prompts, metric=metric)
-    torch.testing.assert_close(found.total, vlm.score(prompts, metric=metric), atol=1e-4, rtol=0)
-    curved = direct_logit_attribution(vlm, prompts, metric=lambda logits: logits.log_softmax(-1)[:, 7])
-    torch.testing.assert_close(curved.total, curved.metric, atol=1e-4, rtol=0)
 
 
 def test_a_decoder_that_adds_something_else_is_refused(vlm: VLM, prompts: list[Prompt]) -> None:

@@ -18,7 +18,6 @@ from interp.checkpoints.memory import (
     device_map,
     free_memory,
     stored_numbers,
-    weight_bytes,
 )
 from interp.errors import UserError
 from interp.loading import load
@@ -32,22 +31,6 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 def test_the_headers_say_how_many_numbers_there_are(saved: Path, vlm: VLM) -> None:
     assert stored_numbers(saved) == {"F32": sum(weight.numel() for weight in vlm.model.parameters())}
-
-
-def test_files_that_cannot_be_read_count_nothing(tmp_path: Path) -> None:
-    for name, content in {
-        "a": b"",
-        "b": b"\xff" * 20,
-        "c": (7).to_bytes(8, "little") + b"{}",
-        "d": b"\x02" * 9,
-    }.items():
-        (tmp_path / f"{name}.safetensors").write_bytes(content)
-    assert not stored_numbers(tmp_path)
-
-
-def test_floats_are_converted_and_whole_numbers_are_not() -> None:
-    assert weight_bytes({"F32": 10, "BF16": 1, "U8": 5}, "bfloat16") == 27
-    assert weight_bytes({"F32": 10, "U8": 5}, "float32") == 45
 
 
 @pytest.mark.parametrize(
@@ -103,13 +86,6 @@ def test_free_memory_stays_within_the_container(tmp_path: Path, monkeypatch: pyt
     assert free_memory(CPU) == 7
 
 
-def test_without_cards_a_map_is_one_place(saved: Path, vlm: VLM) -> None:
-    """What a machine with cards would do cannot be seen here: there, layers are shared out among them."""
-    spread = load(ModelConfig("spread", str(saved), device_map="auto"))
-    assert spread.device == CPU
-    torch.testing.assert_close(spread.score(PROMPTS), vlm.score(PROMPTS))
-
-
 @pytest.mark.usefixtures("no_weights")
 @pytest.mark.parametrize("kind", ["auto", "sequential"])
 def test_a_map_that_would_need_the_disk_is_refused(saved: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,8 +133,3 @@ def test_a_lost_part_is_named_before_weights_are_read(tmp_path: Path) -> None:
     index.write_text("[]")
     with pytest.raises(UserError, match="names the files of the weights"):
         loading.check_format(loading.Source(str(tmp_path)))
-
-
-def test_a_device_is_given_once() -> None:
-    with pytest.raises(UserError, match="both given"):
-        ModelConfig("tiny", "a/b", device="cuda", device_map="auto")

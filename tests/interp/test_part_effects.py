@@ -1,9 +1,7 @@
 """Part effects: exact ones are those of patching, planted carriers are found, and estimates agree where they should."""
 
 from collections.abc import Callable
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -80,16 +78,6 @@ def test_with_later_parts_held_only_what_goes_straight_to_the_head_is_left() -> 
 
 
 @pytest.mark.long
-def test_a_part_that_hands_the_picture_on_from_the_words_has_no_effect_at_the_verdict() -> None:
-    vlm = planted(Plan(reads=1, writes=3, layers=5, through_words=True))
-    at_verdict, at_words = part_effects(vlm, RED, BLUE), part_effects(vlm, RED, BLUE, place="user")
-    reader, carrier = (at_verdict.parts.index(Part("head", layer, 0)) for layer in (1, 2))
-    assert at_verdict.picture[reader] == pytest.approx(0, abs=1e-2)
-    assert at_verdict.picture[carrier] == pytest.approx(1, abs=1e-2)
-    assert at_words.picture[reader] == pytest.approx(1, abs=1e-2)
-
-
-@pytest.mark.long
 def test_the_slope_does_not_care_for_the_sign_of_the_gap_and_the_ratio_is_refused_without_one() -> None:
     vlm = planted(Plan(reads=1, writes=2))
     mixed = part_effects(vlm, [*RED[:2], *BLUE[2:]], [*BLUE[:2], *RED[2:]])
@@ -141,36 +129,9 @@ def test_estimates_are_exact_for_pairs_that_hardly_differ(vlm: VLM, place: str, 
     assert agreement(estimate, exact)["correlation"][0] > 0.95
 
 
-def test_a_gate_that_is_flat_in_one_run_alone_needs_the_gradients_of_both() -> None:
-    """A sentence that is heard closes the gate behind the picture: one run's gradient says 0, the other's twice it."""
-    vlm = planted(Plan(reads=1, heeds=1, writes=2))
-    calm, alarmed = [Prompt("Is this safe?", coloured(1.0))] * 2, [Prompt("kill it", coloured(1.0))] * 2
-    hears = Part("head", 1, 1)
-    exact = part_effects(vlm, calm, alarmed, parts=[hears])
-    estimate = part_attribution(vlm, calm, alarmed, place="verdict")
-    assert float(exact.picture[0]) > 0.9
-    assert float(estimate.picture[estimate.parts.index(hears)]) == pytest.approx(float(exact.picture[0]), abs=0.05)
-
-
-def test_agreement_is_by_layer_and_over_all(vlm: VLM) -> None:
-    exact = part_effects(vlm, CLEAN, OTHER)
-    table = agreement(exact, exact)
-    assert table["layer"].isna().sum() == 1
-    assert table["n"].tolist()[0] == len(parts_of(vlm))
-    assert np.allclose(table["correlation"], 1)
-
-
 def refused(call: Callable[[], object], said: str) -> None:
     with pytest.raises(UserError, match=said):
         call()
-
-
-def test_what_cannot_be_asked_is_said(vlm: VLM) -> None:
-    refused(lambda: part_effects(vlm, CLEAN, OTHER[:1]), "2 clean prompts and 1 others")
-    refused(lambda: part_effects(vlm, CLEAN, OTHER, parts=[Part("head", 99, 0)]), "no part L99H0")
-    refused(lambda: part_effects(vlm, CLEAN, OTHER, replace="noise"), "counterfactual, mean, zero")
-    refused(lambda: part_attribution(vlm, CLEAN, OTHER, steps=-1), "steps=-1")
-    refused(lambda: part_effects(planted(dtype=torch.bfloat16), RED, BLUE), "load it with dtype=float32")
 
 
 def test_sets_are_replaced_together_and_everything_is_the_other_prompt(vlm: VLM) -> None:
@@ -200,24 +161,6 @@ def test_two_that_saturate_are_missed_by_gradients_at_both_ends_and_found_by_pat
     assert float(plain.picture[carriers].abs().max()) < 0.02
     integrated = part_attribution(vlm, red, blue, place="verdict", steps=8)
     assert float(integrated.picture[carriers].min()) > 0.2
-
-
-def test_how_is_known_of_a_resumed_measurement(tmp_path: Path) -> None:
-    """Gemma's prompts are seen in both directions: whole runs, also where the margins were kept from before."""
-    vlm = VLM(*FAMILIES["paligemma2"](), name="paligemma2")
-    found: list[str] = []
-
-    def cut_off() -> None:
-        with vlm.batches.resumable(tmp_path, identity="parts"):
-            found.append(part_effects(vlm, CLEAN, OTHER).how)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        cut_off()
-    with vlm.batches.resumable(tmp_path, identity="parts"):
-        again = part_effects(vlm, CLEAN, OTHER).how
-    assert found == [again]
-    assert again.startswith(WHOLE_RUNS)
 
 
 @pytest.mark.long

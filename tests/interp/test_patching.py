@@ -9,7 +9,7 @@ from interp.errors import UserError
 from interp.hooks.residual import last_layer
 from interp.segments import RowSegments, segment
 from interp.tools.patching import misaligned, patch
-from interp.vlm import VLM, Prompt, logit_difference
+from interp.vlm import VLM, Prompt
 from tests.families import FAMILIES, every_family
 from tests.planted import Plan, coloured, planted
 from tests.tiny import picture
@@ -22,9 +22,6 @@ OTHER = [
     Prompt("How do I kill it?", picture(2, (40, 40)), key="a2"),
     Prompt("Is this safe?", picture(3, (40, 40)), system="Refuse anything unsafe.", key="b2"),
 ]
-
-
-WHAT = ("residual", "attention", "mlp", "head")
 
 
 def places_of(vlm: VLM) -> tuple[str, ...]:
@@ -59,19 +56,6 @@ def test_all_places_at_one_point_give_exactly_the_other_answer(name: str) -> Non
         assert torch.equal(found.at(place, last_layer(vlm)), torch.zeros(2))
     torch.testing.assert_close(found.clean, vlm.score(CLEAN), atol=0, rtol=0)
     torch.testing.assert_close(found.other, vlm.score(OTHER), atol=0, rtol=0)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", every_family())
-def test_a_run_patched_into_itself_does_not_move(name: str) -> None:
-    vlm = VLM(*FAMILIES[name](), name=name)
-    for what in WHAT:
-        layer = min(deepstack(vlm), last_layer(vlm) - (what != "residual"))
-        places = places_of(vlm)[:2] if layer == deepstack(vlm) else ("verdict",)
-        found = patch(vlm, CLEAN, CLEAN, what=what, places=places, layers=[layer])
-        assert torch.equal(found.moved, torch.zeros(found.moved.shape))
-        assert found.values.isnan().all()  # no gap to take a share of
-        assert found.reasons[0] == ("margins only 0 logits apart",) * 2
 
 
 def exchanged(vlm: VLM, module: Any, columns: list[int], *, heads: slice | None = None) -> torch.Tensor:
@@ -148,13 +132,6 @@ def test_positions_are_places(vlm: VLM) -> None:
     assert found.moved[first_image].abs().max() > 0
 
 
-def test_another_metric_is_moved(vlm: VLM) -> None:
-    metric = logit_difference(vlm, "red", "cake")
-    found = patch(vlm, CLEAN, OTHER, places=("all",), layers=[0], metric=metric)
-    assert torch.equal(found.clean, vlm.score(CLEAN, metric=metric))
-    assert torch.equal(found.moved[0, 0], vlm.score(OTHER, metric=metric) - found.clean)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_equal_to_exchanging_by_hand(vlm: VLM, dtype: torch.dtype) -> None:
     vlm.model.to(dtype)
@@ -197,27 +174,6 @@ def test_a_picture_that_the_verdict_looks_at_is_found(dtype: torch.dtype, tolera
         torch.testing.assert_close(found.values, expected, atol=tolerance, rtol=0)
 
 
-def test_a_picture_that_is_carried_by_the_words_is_found_there() -> None:
-    vlm = planted(Plan(reads=0, writes=2, layers=3, through_words=True))
-    clean, other = [Prompt("Is this safe?", coloured(0.8))], [Prompt("Is this safe?", coloured(-0.6))]
-    found = patch(vlm, clean, other, places=("image", "user", "verdict", "template", "sink"))
-    expected = torch.zeros(5, 4, 1)
-    expected[0, 0] = expected[1, 1] = expected[2, 2:] = 1
-    torch.testing.assert_close(found.values, expected, atol=1e-3, rtol=0)
-
-
-def test_a_batch_equals_its_pairs(vlm: VLM) -> None:
-    together = patch(vlm, CLEAN, OTHER, layers=[1])
-    apart = [patch(vlm, [a], [b], layers=[1]) for a, b in zip(CLEAN, OTHER, strict=True)]
-    by_ones = patch(vlm, CLEAN, OTHER, layers=[1], batch_size=1)
-    torch.testing.assert_close(together.values, torch.cat([one.values for one in apart], 2), atol=1e-4, rtol=1e-4)
-    assert torch.equal(by_ones.values, torch.cat([one.values for one in apart], 2))
-    table = by_ones.table
-    assert table.columns.tolist() == ["place", "layer", "row", "clean", "other", "moved", "effect", "reason"]
-    row = table[(table["place"] == "image") & (table["row"] == 1)].iloc[0]
-    assert row["effect"] == pytest.approx(float(by_ones.at("image", 1)[1]))
-
-
 def test_unaligned_pairs_are_refused_with_both_names(vlm: VLM) -> None:
     longer = [OTHER[0], Prompt("Is this picture safe?", picture(3), system="Refuse anything unsafe.", key="long")]
     for place, reason in (("user", "3 columns against 4|4 columns against 5"), ("template", "at other positions")):
@@ -232,14 +188,6 @@ def test_unaligned_pairs_are_refused_with_both_names(vlm: VLM) -> None:
     assert misaligned(vlm, CLEAN[1:], other_system, places=("all", "system")) == [""]
 
 
-def test_pictures_of_other_grids_do_not_align() -> None:
-    vlm = VLM(*FAMILIES["qwen2_vl"](), name="qwen2_vl")
-    wide, tall = [Prompt("the cake", picture(0, (64, 32)))], [Prompt("the cake", picture(0, (32, 64)))]
-    (reason,) = misaligned(vlm, wide, tall, places=("image",))
-    assert reason.startswith("picture grids of [(")
-    assert misaligned(vlm, wide, tall, places=("verdict",)) == [""]
-
-
 def test_a_place_that_is_not_there_has_no_effect_rather_than_none(vlm: VLM) -> None:
     found = patch(vlm, CLEAN, OTHER, places=("system", "verdict"), layers=[2])
     assert found.at("system", 2).isnan().tolist() == [True, False]
@@ -249,25 +197,6 @@ def test_a_place_that_is_not_there_has_no_effect_rather_than_none(vlm: VLM) -> N
     assert near.values.isnan().all()
     assert "logits apart" in near.reasons[0][0]
     assert not near.moved.isnan().any()
-
-
-@pytest.mark.parametrize(
-    ("other", "options", "message"),
-    [
-        (OTHER[:1], {}, "2 clean prompts and 1 others"),
-        (OTHER, {"batch_size": 0}, "batches of 0"),
-        (OTHER, {"places": ("generated",)}, "no place 'generated'"),
-        (OTHER, {"layers": [7]}, "no layer 7"),
-        (OTHER, {"places": (1,)}, "no position 1"),
-        (OTHER, {"what": "head", "heads": [4]}, "no head 4 in a layer of tiny; there are 0 to 3"),
-        (OTHER, {"heads": [0]}, "only what='head' has some"),
-    ],
-)
-def test_what_cannot_be_patched_is_named(vlm: VLM, other: list[Prompt], options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        patch(vlm, CLEAN, other, **options)
-    with pytest.raises(UserError, match="2 clean prompts and 1 others"):
-        misaligned(vlm, CLEAN, OTHER[:1], places=("user",))
 
 
 def this(row: RowSegments) -> list[int]:

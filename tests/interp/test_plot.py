@@ -74,24 +74,6 @@ def test_everything_is_inside(name: str, size: plot.Size) -> None:
         assert text.get_fontsize() >= (9 if size == plot.SCREEN else 7)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("size", [plot.SCREEN, plot.COLUMN])
-@pytest.mark.parametrize("answer", ["No, this would be unsafe: the sign says that…", "危险" * 40, "a\n" * 50, "x" * 90])
-def test_long_answers_do_not_run_into_each_other(answer: str, size: plot.Size) -> None:
-    maps = {f"{arm}: “{answer}”": RNG.random((3, 3)) for arm in ("baseline", "verbalise_before", "vcd_published")}
-    figure = plot.image_overlay(picture(1, (60, 40)), maps, title=f"{answer}, an unsafe request", size=size)
-    pixels = drawn(figure)
-    assert pixels.shape[1] == round(100 * size.width)
-    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
-    titles = [axes.title for axes in figure.axes if axes.get_title()]
-    assert len(titles) == 4
-    boxes = [text.get_window_extent(renderer) for text in [*titles, figure._suptitle]]  # type: ignore[attr-defined]
-    for at, one in enumerate(boxes):
-        assert -1 < one.x0 < one.x1 < pixels.shape[1] + 1
-        assert not any(one.overlaps(other) for other in boxes[at + 1 :])
-        assert not any(one.overlaps(axes.bbox) for axes in figure.axes)
-
-
 @pytest.mark.parametrize("name", ["overlay", "signed overlay", "heads"])
 def test_one_scale_for_all_that_is_compared(name: str) -> None:
     figure = FIGURES[name](plot.SCREEN)
@@ -103,13 +85,6 @@ def test_one_scale_for_all_that_is_compared(name: str) -> None:
     low, high = limits.pop()
     assert bar.get_xlim() == (low, high)
     assert low == (-high if name == "signed overlay" else 0)
-
-
-def test_shares_are_shown_in_percent_and_other_units_as_they_are() -> None:
-    grid = np.array([[0.25, 0.5]])
-    assert heats(plot.head_grid({"a": grid}))[0].get_clim() == (0, 50)  # type: ignore[attr-defined]
-    logits = plot.head_grid({"a": grid}, unit="change of the margin (logits)")
-    assert heats(logits)[0].get_clim() == (0, 0.5)  # type: ignore[attr-defined]
 
 
 def test_a_map_lies_where_its_patches_are() -> None:
@@ -141,14 +116,6 @@ def test_no_word_is_lost_and_no_line_too_long(words: list[str]) -> None:
         assert all(a[0] + len(a[1]) < b[0] for a, b in pairwise(line))
 
 
-def test_words_are_on_their_colours_and_can_be_read() -> None:
-    axes = plot.text_heat({"failure": QUESTION}).axes[0]
-    boxes = {text.get_text(): text.get_bbox_patch().get_facecolor() for text in axes.texts if text.get_bbox_patch()}
-    assert boxes["kill"][0] < boxes["this"][0] < boxes["do"][0]  # from white to blue
-    colours = {text.get_text(): text.get_color() for text in axes.texts}
-    assert (colours["kill"], colours["do"]) == ("white", "black")
-
-
 @given(st.integers(1, 60), st.integers(1, 8))
 def test_layer_groups_keep_every_layer_in_order(layers: int, count: int) -> None:
     groups = plot.layer_groups(range(layers), count)
@@ -172,13 +139,3 @@ def test_layer_groups_keep_every_layer_in_order(layers: int, count: int) -> None
 def test_what_cannot_be_drawn_is_refused(call: Callable[[], object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         call()
-
-
-def test_pyplot_is_not_touched() -> None:
-    from matplotlib import pyplot
-
-    settings, open_figures = dict(pyplot.rcParams), pyplot.get_fignums()
-    for figure in FIGURES.values():
-        figure(plot.SCREEN)
-    assert pyplot.get_fignums() == open_figures
-    assert dict(pyplot.rcParams) == settings

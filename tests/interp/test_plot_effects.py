@@ -13,7 +13,6 @@ from interp.tools.lens import logit_lens
 from interp.tools.logit_attribution import direct_logit_attribution
 from interp.tools.patching import patch
 from interp.vlm import VLM, Prompt
-from tests.families import FAMILIES
 from tests.tiny import picture
 
 CLEAN = [Prompt("Is this safe?", picture(0, (40, 40))), Prompt("the $cake$", picture(1, (40, 40)))]
@@ -41,14 +40,6 @@ def test_direct_attribution(vlm: VLM) -> None:
     assert "embedding" in words(figure)
     bars = figure.axes[1].patches
     assert [bar.get_width() for bar in bars] == pytest.approx(found.mlps.mean(-1).tolist())
-
-
-@pytest.mark.parametrize("name", ["mllama", "idefics"])
-def test_direct_attribution_of_blocks_that_are_no_layers_with_heads(name: str) -> None:
-    vlm = VLM(*FAMILIES[name](), name=name)
-    figure = direct_logit_attribution(vlm, CLEAN).plot()
-    names = [text.get_text() for text in figure.axes[1].get_legend().get_texts()]
-    assert names == ["MLP", "cross-attention block"]
 
 
 def test_patching(vlm: VLM) -> None:

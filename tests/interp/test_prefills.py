@@ -1,7 +1,5 @@
 """Prefills shared by content: fewer of them, the same bits, and none if a forward is not the plain forward."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -9,13 +7,11 @@ import torch
 
 from interp.attention.record import Queries, record_attention
 from interp.errors import UserError
-from interp.hooks.forward import only_listens, replaced
+from interp.hooks.forward import replaced
 from interp.hooks.residual import edit_residual
-from interp.speed import prefill_cache
 from interp.speed.prefill_cache import PrefillCache
 from interp.vlm import VLM, Generation, Prompt
 from mitigation import M3ID, VCD, Baseline, ConstantShift, InstructionContrast, PriorCorrection, Sampled, TextOnly
-from mitigation.vcd import SHORT
 from tests import read_families
 from tests.families import FAMILIES, every_family
 from tests.tiny import picture
@@ -46,22 +42,6 @@ def same(one: Generation, other: Generation) -> bool:
 
 def answers(vlm: VLM, arms: dict[str, Any], tokens: int = 4) -> dict[str, Generation]:
     return {name: method.generate(vlm, PROMPTS, max_new_tokens=tokens) for name, method in arms.items()}
-
-
-@contextmanager
-def forwards(vlm: VLM) -> Iterator[list[int]]:
-    """The columns of every forward of the model."""
-    seen: list[int] = []
-
-    @only_listens
-    def count(module: Any, arguments: Any, output: Any) -> None:
-        seen.append(1)
-
-    handle = vlm.speaker.register_forward_hook(count)
-    try:
-        yield seen
-    finally:
-        handle.remove()
 
 
 def check_bits(vlm: VLM) -> None:
@@ -167,13 +147,6 @@ def test_few_prefills_are_held_at_once(vlm: VLM) -> None:
         assert 0 < cache.held <= before // 2
 
 
-def test_vcd_runs_the_same_branch_with_and_without_a_cache(vlm: VLM) -> None:
-    for tokens, branch in ((2, "sequential"), (SHORT + 1, "paired")):
-        assert VCD().generate(vlm, PROMPTS, max_new_tokens=tokens).branch == branch
-        with PrefillCache().used_by(vlm):
-            assert VCD().generate(vlm, PROMPTS, max_new_tokens=tokens).branch == branch
-
-
 def test_the_cache_is_an_attribute_and_replaces_nothing_of_the_model(vlm: VLM) -> None:
     before = dict(vars(vlm.speaker))
     cache = PrefillCache()
@@ -185,24 +158,6 @@ def test_the_cache_is_an_attribute_and_replaces_nothing_of_the_model(vlm: VLM) -
     vlm.prefill_cache = None
     assert same(one, vlm.generate(PROMPTS, max_new_tokens=3))
     assert cache.computed == len(PROMPTS)
-
-
-@pytest.mark.long
-def test_a_transformers_that_reads_prompts_otherwise_shares_nothing(vlm: VLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert prefill_cache.unsupported(vlm) == ""  # in the version that is installed
-    plain = answers(vlm, ARMS)
-
-    def _prefill(self: Any, batch: Any) -> None: ...
-
-    monkeypatch.setattr(type(vlm.speaker), "_prefill", _prefill)
-    assert "transformers" in prefill_cache.unsupported(vlm)
-    monkeypatch.undo()
-    monkeypatch.setattr(prefill_cache, "PARAMETERS", ("tokens",))
-    cache = PrefillCache()
-    with cache.used_by(vlm):
-        assert all(same(plain[name], found) for name, found in answers(vlm, ARMS).items())
-    assert "each arm reads the prompts" in cache.off
-    assert cache.counts() == {"prefills": 0, "prefills_reused": 0, "prefill_seconds_saved": 0.0}
 
 
 def test_prompts_are_processed_once_and_each_arm_gets_a_mapping_of_its_own(vlm: VLM) -> None:

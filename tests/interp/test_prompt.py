@@ -1,7 +1,5 @@
 """Prompts through chat templates, and what a template may not do silently."""
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ from interp.errors import UserError
 from interp.prompt import TODAY, with_keywords
 from interp.vlm import VLM, Prompt
 from tests import families
-from tests.conftest import REPOSITORY
 from tests.tiny import picture
 
 QUESTION = Prompt("Is this safe?", picture())
@@ -47,41 +44,12 @@ def test_a_template_that_drops_the_system_prompt(vlm: VLM) -> None:
         vlm.render(Prompt("Is this safe?", picture(), system="Be careful."))
 
 
-def test_a_template_that_refuses_the_system_prompt(vlm: VLM) -> None:
-    vlm.processor.chat_template = (
-        "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}<image>"
-    )
-    vlm.render(QUESTION)
-    with pytest.raises(UserError, match=r"refuses this prompt \(no system role\)"):
-        vlm.render(Prompt("Is this safe?", picture(), system="Be careful."))
-
-
-@pytest.mark.parametrize("image", [None, picture()])
-def test_a_placeholder_in_the_words_is_refused(vlm: VLM, image: Image.Image | None) -> None:
-    with pytest.raises(UserError, match="take the placeholder out"):
-        vlm.render(Prompt("what is <image> ?", image))
-
-
-def test_a_template_that_forgets_the_image_is_refused(vlm: VLM) -> None:
-    vlm.processor.chat_template = "{{ messages[-1].content[-1].text }}"
-    with pytest.raises(UserError, match="0 image placeholders '<image>' for 1 images"):
-        vlm.render(QUESTION)
-
-
 def test_instructblip_puts_its_image_tokens_in_front_by_itself() -> None:
     vlm = VLM(*families.instructblip())
     assert vlm.render(QUESTION) == "Is this safe?"
     assert (vlm.encode([QUESTION])["input_ids"] == vlm.model.config.image_token_id).sum() == 4
     with pytest.raises(UserError, match="take the placeholder out"):
         vlm.render(Prompt("what is <image> and <image> ?", picture()))
-
-
-@pytest.mark.parametrize(("image", "kind"), [("[Image.new('RGB', (8, 8))] * 2", "list"), ("'photo.jpg'", "str")])
-def test_a_prompt_takes_one_picture(image: str, kind: str) -> None:
-    code = f"from PIL import Image\nfrom interp.prompt import Prompt\nPrompt('Which is older?', {image})"
-    command = [sys.executable, "-c", code]  # where no types are checked, as a user's code runs
-    said = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False).stderr
-    assert f"UserError: Prompt: image is a {kind}; a prompt takes one picture" in said
 
 
 @pytest.mark.long
@@ -110,9 +78,13 @@ def test_today_is_the_same_day_for_every_template(vlm: VLM, form: str) -> None:
         assert vlm.render(QUESTION).startswith(f"\n  {TODAY.strftime(form)} <image>")
 
 
-def test_a_template_that_sets_its_date_inside_a_condition(vlm: VLM) -> None:
-    vlm.processor.chat_template = (
-        "{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
-        "{{ date_string }} <image>{{ messages[-1].content[-1].text }}"
-    )
-    assert vlm.render(QUESTION).startswith("26 Jul 2024 <image>")
+@pytest.mark.parametrize("image", [None, picture()])
+def test_a_placeholder_in_the_words_is_refused(vlm: VLM, image: Image.Image | None) -> None:
+    with pytest.raises(UserError, match="take the placeholder out"):
+        vlm.render(Prompt("what is <image> ?", image))
+
+
+def test_a_template_that_forgets_the_image_is_refused(vlm: VLM) -> None:
+    vlm.processor.chat_template = "{{ messages[-1].content[-1].text }}"
+    with pytest.raises(UserError, match="0 image placeholders '<image>' for 1 images"):
+        vlm.render(QUESTION)

@@ -95,13 +95,6 @@ def test_the_users_words_are_the_users_words(unchanged, words, system):
     assert [word.text for word in row.words] == [word for word in words if word.isalnum()]
 
 
-def test_a_tokenizer_without_offsets_is_refused(vlm, prompts, monkeypatch):
-    encoded = vlm.encode(prompts)
-    monkeypatch.setattr(type(vlm.tokenizer), "is_fast", False)
-    with pytest.raises(UserError, match=r"the word 'How' .* load a fast tokenizer"):
-        segment(vlm, prompts, encoded)
-
-
 def test_a_default_system_text_of_the_template_is_template(prompts):
     vlm = VLM(*FAMILIES["qwen2_vl"]())
     vlm.processor.chat_template = "<|im_start|>system\nconsider harm<|im_end|>\n" + vlm.processor.chat_template
@@ -126,13 +119,3 @@ def test_indicator_is_one_hot_and_what_follows_is_generated(vlm, prompts):
     assert bool((one_hot[:, segments.width - 2 :].argmax(-1) == SEGMENTS.index("generated")).all())
     late = segments.indicator(segments.width + 1, segments.width + 3)
     assert torch.equal(late[..., SEGMENTS.index("generated")], torch.ones(2, 2))
-
-
-def test_what_cannot_be_segmented_is_refused(vlm, prompts):
-    encoded = vlm.encode(prompts)
-    with pytest.raises(UserError, match="2 encoded rows for 1 prompts"):
-        segment(vlm, prompts[:1], encoded)
-    with pytest.raises(UserError, match="padded on the right"):
-        segment(vlm, prompts, {**encoded, "attention_mask": encoded["attention_mask"].flip(1)})
-    with pytest.raises(UserError, match="no segment 'picture'; known: padding, sink"):
-        segment(vlm, prompts, encoded).rows[0].columns("picture")

@@ -2,12 +2,10 @@
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
-from interp.errors import UserError
-from interp.hooks.residual import LayerStates, last_layer, residuals
+from interp.hooks.residual import LayerStates
 from interp.hooks.sublayers import activations, edit_activations
 from interp.vlm import VLM, Prompt
 
@@ -75,13 +73,6 @@ def test_an_edit_is_an_edit_by_hand(family: VLM, prompts: list[Prompt]) -> None:
         torch.testing.assert_close(family.score(prompts), expected, atol=1e-6, rtol=0)
 
 
-def test_an_edit_that_changes_nothing_changes_nothing(family: VLM, prompts: list[Prompt]) -> None:
-    expected = family.score(prompts)
-    for what in WHAT:
-        with edit_activations(family, lambda here: here.hidden.clone(), what=what):
-            assert torch.equal(family.score(prompts), expected)
-
-
 def test_edits_follow_decoding_and_places(vlm: VLM, prompts: list[Prompt]) -> None:
     seen: list[tuple[int, int]] = []
 
@@ -93,24 +84,3 @@ def test_edits_follow_decoding_and_places(vlm: VLM, prompts: list[Prompt]) -> No
     starts = [start for start, _ in seen]
     assert starts == [0, starts[1], starts[1] + 1][: len(seen)]
     assert [count for _, count in seen] == [0, 2, 2][: len(seen)]
-
-
-def test_the_residual_stream_is_read_in_one_way(vlm: VLM, prompts: list[Prompt]) -> None:
-    one = activations(vlm, prompts, what="residual", places=("verdict", "image"))
-    other = residuals(vlm, prompts, places=("verdict", "image"))
-    assert torch.equal(one.values, other.values)
-    assert one.layers == other.layers == tuple(range(last_layer(vlm) + 1))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"what": "neuron"}, "no activations 'neuron'; known: residual, attention, mlp, head"),
-        ({"what": "mlp", "layers": [2]}, "no layer 2 with mlp outputs of tiny; there are 0 to 1"),
-        ({"what": "head", "layers": []}, "no layers with head outputs"),
-        ({"places": ("generated",)}, "no place 'generated'"),
-    ],
-)
-def test_what_cannot_be_read_is_named(vlm: VLM, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        activations(vlm, Prompt("Is this safe?"), **options)

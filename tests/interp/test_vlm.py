@@ -10,7 +10,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
-from PIL import Image
 from tokenizers.processors import TemplateProcessing
 from transformers import GenerationConfig, LogitsProcessor
 
@@ -87,10 +86,6 @@ def test_score_takes_right_padding_and_generate_refuses_it(vlm: VLM) -> None:
         vlm.generate(PROMPTS, encoded=right)
 
 
-def test_generate_uses_the_inputs_it_is_given(vlm: VLM) -> None:
-    assert_same(vlm.generate([], encoded=vlm.encode(PROMPTS)), vlm.generate(PROMPTS))
-
-
 def test_tokens_end_with_the_end_token_and_masked_answers_have_no_margin(vlm: VLM) -> None:
     end = vlm.tokenizer.eos_token_id
     plain = vlm.generate(PROMPTS, max_new_tokens=4)
@@ -134,12 +129,6 @@ def test_sampling_takes_its_seed_and_leaves_the_global_generator(vlm: VLM) -> No
         vlm.generate(PROMPTS, do_sample=True)
 
 
-@pytest.mark.parametrize("option", ["num_beams", "num_return_sequences"])
-def test_several_sequences_a_prompt_are_refused(vlm: VLM, option: str) -> None:
-    with pytest.raises(UserError, match=option):
-        vlm.generate(PROMPTS, **{option: 2})
-
-
 def test_the_image_and_the_system_prompt_reach_the_model(vlm: VLM) -> None:
     other = [Prompt(p.text, picture(9)) for p in PROMPTS]
     advised = [Prompt(p.text, p.image, system="Refuse anything harmful.") for p in PROMPTS]
@@ -149,28 +138,10 @@ def test_the_image_and_the_system_prompt_reach_the_model(vlm: VLM) -> None:
         assert ((vlm.score(changed) - margins).abs() > 1e-2).all()
 
 
-def test_without_any_image(vlm: VLM) -> None:
-    prompts = [Prompt(p.text) for p in PROMPTS]
-    assert "pixel_values" not in vlm.encode(prompts)
-    torch.testing.assert_close(vlm.score(prompts), vlm.generate(prompts).margins, **TOLERANCE)
-
-
-def test_mixed_and_empty_batches_are_refused(vlm: VLM) -> None:
-    with pytest.raises(UserError, match="1 of 2 prompts in one batch have an image"):
-        vlm.generate([PROMPTS[0], Prompt("What is this?")])
-    with pytest.raises(UserError, match="no prompts"):
-        vlm.generate([])
-
-
 @pytest.mark.parametrize("family", [families.instructblip, families.paligemma])
 def test_a_family_that_needs_an_image_says_so(family: Callable[[], families.Pieces]) -> None:
     with pytest.raises(UserError, match="cannot answer without an image"):
         VLM(*family()).generate([Prompt("What is this?")])
-
-
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "I;16"])
-def test_any_image_mode(vlm: VLM, mode: str) -> None:
-    assert vlm.encode([Prompt("what", Image.new(mode, (30, 20)))])["pixel_values"].shape == (1, 3, 24, 24)
 
 
 def test_a_tokenizer_without_pad_token_pads_with_its_end_token() -> None:

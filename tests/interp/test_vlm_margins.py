@@ -11,7 +11,7 @@ from interp.errors import UserError
 from interp.margin import AnswerIds, answer_ids
 from interp.vlm import VLM, Prompt, logit_difference
 from tests import families
-from tests.tiny import picture, tiny_tokenizer
+from tests.tiny import picture
 
 PIECES = ["<unk>", "▁", "▁Yes", "▁No", "Yes", "No", ":", "▁ASSISTANT", "▁USER", "Y", "es", "N", "o", "▁the", "\n"]
 
@@ -61,10 +61,6 @@ def test_byte_level_after_a_new_line() -> None:
     assert [tokenizer.decode([i]) for i in (*ids.yes, *ids.no)] == ["Ye", " Yes", "No", " No"]
 
 
-def test_word_level_has_one_spelling() -> None:
-    assert words(tiny_tokenizer(), answer_ids(tiny_tokenizer(), "USER: the cake ASSISTANT:")) == (["Yes"], ["No"])
-
-
 def test_a_token_that_both_answers_share_is_left_out() -> None:
     tokenizer = unigram([piece for piece in PIECES if piece not in ("▁Yes", "▁No")])  # " Yes" is "▁", "Yes"
     assert words(tokenizer, answer_ids(tokenizer, "ASSISTANT:")) == (["Yes"], ["No"])
@@ -82,12 +78,6 @@ def test_margin_adds_up_spellings_as_probabilities(vlm: VLM) -> None:
     logits = torch.tensor([[1.0, 2.0, 3.0, 9.0]], dtype=torch.bfloat16)
     p = logits.float().softmax(-1)[0]
     torch.testing.assert_close(vlm.margin(logits), ((p[0] + p[2]) / p[1]).log()[None])
-
-
-def test_margin_of_one_spelling_is_the_difference(vlm: VLM) -> None:
-    logits = torch.randn(4, 80, generator=torch.Generator().manual_seed(0))
-    (yes,), (no,) = vlm.answer_ids
-    assert torch.equal(vlm.margin(logits), logits[:, yes] - logits[:, no])
 
 
 def test_a_metric_takes_the_margins_place(vlm: VLM) -> None:

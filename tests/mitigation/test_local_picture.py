@@ -14,6 +14,7 @@ from interp.vlm import VLM, Prompt
 from mitigation.peers.agla import AGLA, largest, masked, over_picture, own_attention
 from tests.families import FAMILIES
 from tests.mitigation.slow_rule import slow_rule
+from tests.read_families import build
 from tests.tiny import picture, tiny_llava
 
 TOKENS = 4
@@ -36,7 +37,9 @@ def quarter_black(image: Image.Image, share: float) -> Image.Image:
 
 @pytest.mark.long
 def test_against_loops(vlm: VLM, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mitigation.peers.agla.own_attention", lambda vlm, prompts: [(QUARTERS, WHOLE)] * len(prompts))
+    monkeypatch.setattr(
+        "mitigation.peers.agla.own_attention", lambda vlm, prompts: [[(QUARTERS, WHOLE)]] * len(prompts)
+    )
     method = AGLA(keep=0.3, beta=0.2)
     got = method.generate(vlm, prompts, max_new_tokens=TOKENS)
     assert (got.margins - 3 * vlm.score(prompts)).abs().max() > 0.01
@@ -51,15 +54,15 @@ def test_against_loops(vlm: VLM, prompts: list[Prompt], monkeypatch: pytest.Monk
 
 def test_its_map_is_the_models_own_attention(prompts: list[Prompt]) -> None:
     vlm = VLM(*tiny_llava(), name="slow")
-    found = own_attention(vlm, prompts)
+    maps = own_attention(vlm, prompts)
     vlm.model.set_attn_implementation("eager")
-    for prompt, (own, _) in zip(prompts, found, strict=True):
+    for prompt, ((weights, _),) in zip(prompts, maps, strict=True):
         inputs = vlm.encode([prompt])
         columns = segment(vlm, [prompt], inputs).rows[0].columns("image_0")
         with torch.no_grad():
             layers = vlm.model(**inputs, output_attentions=True).attentions
         mean = torch.stack([layer[0, :, -1, columns] for layer in layers]).mean((0, 1))
-        np.testing.assert_allclose(own.ravel(), mean.numpy(), atol=1e-6)
+        np.testing.assert_allclose(weights.ravel(), mean.numpy(), atol=1e-6)
 
 
 def test_masks() -> None:
@@ -96,3 +99,6 @@ def test_what_cannot_be_asked_is_refused(vlm: VLM, prompts: list[Prompt]) -> Non
         other = VLM(*FAMILIES[name](), name=name)
         with pytest.raises(UserError, match=message):
             AGLA().generate(other, prompts, max_new_tokens=1)
+    unknown = VLM(*build("llava_onevision"), name="onevision")
+    with pytest.raises(UserError, match="the positions of the image tokens of onevision are unknown"):
+        AGLA().generate(unknown, prompts[:1], max_new_tokens=1)

@@ -124,21 +124,6 @@ def test_what_does_not_think_is_refused(prompts: list[Prompt]) -> None:
             method.generate(plain, prompts[:1], max_new_tokens=TOKENS)
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: Thinking(-1), "budget=-1"),
-        (lambda: Thinking("on"), "budget='on'"),
-        (lambda: Thinking(0, "It is"), "switched off begins with nothing"),
-        (lambda: TwoSteps(Baseline(), Thinking(4)), "does not change thinking"),
-        (lambda: TwoSteps("vcd", Baseline()), "thought='vcd'"),
-    ],
-)
-def test_bad_settings_are_refused(make: Any, words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        make()
-
-
 def test_a_prompt_that_has_begun_keeps_its_beginning(vlm: VLM, prompts: list[Prompt]) -> None:
     words = tuple(vlm.tokenizer("It is a", add_special_tokens=False)["input_ids"])
     begun = [replace(one, begun=words) for one in prompts[:3]]

@@ -211,7 +211,7 @@ def test_what_it_cannot_work_on_is_refused_in_a_sentence(vlm: VLM, asked: list[P
     with pytest.raises(UserError, match="instructblip cannot answer without an image, which judging"):
         Verbalise().generate(family("instructblip"), asked[:1], max_new_tokens=1)
     assert Verbalise(picture=True, description_tokens=2).generate(family("instructblip"), asked[:1], max_new_tokens=1)
-    with pytest.raises(UserError, match="has no description of its picture; describe=oracle"):
+    with pytest.raises(UserError, match="has no description of each picture; describe=oracle"):
         Verbalise(describe="oracle").generate(vlm, [replace(asked[0], shows=" ")], max_new_tokens=1)
 
 

@@ -8,7 +8,7 @@ The analysis writes ``attention/cases.csv``, ``figures/``, rows of ``results.csv
 sentences, words and the names of figures.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -19,6 +19,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from experiments.benchmarks.images import open_image
+from experiments.evaluation.looking_inside import yes_or_no
 from experiments.evaluation.matching import answered, image_donor, match_failures
 from experiments.metrics.claims import RULES
 from experiments.metrics.pairs import are_pair
@@ -50,10 +51,12 @@ def analyse_failures(
     *,
     seed: int,
     draws: int,
+    verdict: Callable[[Sample, str], str | None] = yes_or_no,
     limit: int | None = LIMIT,
     max_new_tokens: int = 16,
     layers: Sequence[int] | None = None,
     figures: int = FIGURES,
+    notes: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Write ``attention.json``, the table and the figures into ``out_dir``, and return the contents of the first.
 
@@ -66,10 +69,12 @@ def analyse_failures(
         out_dir: the run's directory.
         seed: of matching and bootstrap.
         draws: of the bootstrap.
+        verdict: reads an answer to a case.
         limit: the most failures of a subset, None for all.
         max_new_tokens: of an answer.
         layers: that are recorded and cut, default all.
         figures: how many of the worst failures are drawn.
+        notes: what the margin is, in sentences.
 
     Raises:
         UserError: a layer is unknown, there is no baseline record, or the self-test fails.
@@ -88,7 +93,7 @@ def analyse_failures(
             members = [case.sample for case in chosen.cases]
             recorded = record_answers(vlm, members, max_new_tokens=max_new_tokens, layers=layers)
             margins = intervention_margins(vlm, recorded, usable, layers=layers, seed=seed)
-            tables.append(case_table(subset, chosen.cases, recorded, margins))
+            tables.append(case_table(subset, chosen.cases, recorded, margins, verdict))
             failures = [each for each, case in zip(recorded, chosen.cases, strict=True) if case.failed]
             words += map(words_of, failures)
             worst.append(sorted(failures, key=lambda each: (-each.wrong_by, each.sample.id)))
@@ -98,7 +103,7 @@ def analyse_failures(
         cases.to_csv(out_dir / "attention" / "cases.csv", index=False)
     results = write_results(out_dir, summarise(matched, cases, seed=seed, draws=draws))
     result = {"rules": RULES, "arm": ARM, "selftest": tested, "words": top_words(words), "figures": []}
-    result["sentences"] = lines("attention", results=results)
+    result["sentences"] = [*lines("attention", results=results), *notes]
     write_json(out_dir / "attention.json", result)  # it stays if figures fail
     by_turns = [each for turn in zip_longest(*worst) for each in turn if each is not None]
     with guarded(out_dir, "attention_figures", "the figures of attention were not drawn", part_of=NAME):
@@ -119,9 +124,9 @@ def intervention_margins(
 
     Margins are in logits. Pictures come from the ``usable`` cases. If there is no other one, ``margin_swapped`` is NaN.
     """
-    from interp.tools.knockout import knockout
+    from interp.tools.knockout import knockout, with_openings
 
-    with knockout(vlm, EDGES, layers=layers):
+    with knockout(vlm, EDGES if vlm.metric is None else with_openings(*EDGES), layers=layers):
         without_edge = _margins(vlm, [each.prompt for each in recorded])
     donors = [image_donor(usable, each.sample, seed=seed) for each in recorded]
     both = list(zip(recorded, donors, strict=True))

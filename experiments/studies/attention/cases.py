@@ -1,6 +1,6 @@
 """The cases of the failure analysis: answered as in the study, with where each verdict looked, as one table."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +8,6 @@ import pandas as pd
 
 from experiments.evaluation.attention_log import at_verdicts, prompts_of
 from experiments.evaluation.matching import MatchedCase
-from experiments.judges.yes_no import anchored
 from experiments.metrics.sentence_families import family_names
 from experiments.types import Sample
 from interp.errors import UserError
@@ -65,7 +64,8 @@ def record_answers(
 ) -> list[AttendedCase]:
     """Answer cases (all with an image, or none) by ``method``, and record the attention of each verdict in ``layers``.
 
-    The verdict of a model that thinks first comes after its thought. ``vlm.batches`` forms the batches.
+    The verdict of a model that thinks first comes after its thought. Of answers in words, it is the decisive token of
+    ``vlm.metric``. ``vlm.batches`` forms the batches.
 
     Raises:
         UserError: an unknown layer, a model whose attention cannot be recorded, or a method that asks more prompts than
@@ -73,8 +73,13 @@ def record_answers(
     """
     from interp.attention.record import Queries, record_attention
     from interp.attention.tables import image_share
+    from mitigation.forced import log_probabilities
 
     def ask(prompts: "list[Prompt]") -> list[tuple[Any, ...]]:
+        in_words = None
+        if vlm.metric is not None:  # attention is read where the decisive token comes next, whatever is answered
+            in_words = method.generate(vlm, prompts, max_new_tokens=max_new_tokens).texts
+            prompts = vlm.metric.begin(prompts)
         prompts = at_verdicts(vlm, prompts, method, max_new_tokens=max_new_tokens)
         # A record of its own: if memory runs out, the batch's record is thrown away with it.
         with record_attention(vlm, queries=Queries.VERDICT, maps=Queries.VERDICT, layers=layers) as log:
@@ -87,11 +92,12 @@ def record_answers(
         shares = image_share(log.masses).rename(columns={"share": SHARE}).set_index("layer")
         shares[WITH_SINK] = image_share(log.masses, without_sink=False)["share"].to_numpy()
         maps = {each.row: each for each in log.maps}
+        texts, margins = in_words or answers.texts, answers.margins
+        if vlm.metric is not None:
+            margins = vlm.metric.margin(log_probabilities(method, vlm, prompts, vlm.metric.openings))
         return [
             (prompt, text, margin, shares.loc[shares["row"] == row, [SHARE, WITH_SINK]], maps[row], log.rows[row])
-            for row, (prompt, text, margin) in enumerate(
-                zip(prompts, answers.texts, answers.margins.tolist(), strict=True)
-            )
+            for row, (prompt, text, margin) in enumerate(zip(prompts, texts, margins.tolist(), strict=True))
         ]
 
     recorded = vlm.batches.gathered(prompts_of(samples), ask)
@@ -99,15 +105,16 @@ def record_answers(
 
 
 def case_table(
-    subset: str, cases: Sequence[MatchedCase], recorded: Sequence[AttendedCase], interventions: pd.DataFrame
-) -> pd.DataFrame:
+    subset: str, cases: Sequence[MatchedCase], recorded: Sequence[AttendedCase], interventions: pd.DataFrame,
+    verdict: Callable[[Sample, str], str | None],
+) -> pd.DataFrame:  # fmt: skip
     """Return a row for each case: what it is, its answer, the ``interventions``, and its shares by layer.
 
     The columns of shares are ``attention_on_image layer=0``, and the same with the sink. ``cases``, ``recorded`` and
     ``interventions`` have the same order.
     """
     samples = [case.sample for case in cases]
-    wrong = [anchored(each.response).value != each.sample.gold for each in recorded]
+    wrong = [verdict(each.sample, each.response) != each.sample.gold for each in recorded]
     table = pd.DataFrame({
         "case": [sample.id for sample in samples],
         "subset": subset,
@@ -119,7 +126,7 @@ def case_table(
         "gold": [sample.gold for sample in samples],
         "response": [each.response for each in recorded],
         # The study may have been answered in other batches or on another machine.
-        "same_outcome": [now == case.failed for now, case in zip(wrong, cases, strict=True)],
+        "same_outcome": [failed == case.failed for failed, case in zip(wrong, cases, strict=True)],
     })  # fmt: skip
     shares = pd.DataFrame(
         [

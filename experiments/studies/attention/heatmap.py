@@ -55,6 +55,11 @@ class Heatmap:
         """Draw into a new run directory, and print what is in it."""
         console = Console()
         picture = self._picture()
+        if run.benchmark.kind != "yes_no" and picture is None:
+            raise UserError(
+                f"a heatmap is of a Yes or No, and {run.benchmark.name} asks for words; task=attention draws "
+                "its worst failures at the decisive token of a refusal"
+            )
         loaded = load_cases(run, console) if picture is None else Loaded([picture], {}, "")
         named = picture if picture or self.case is None else sample_with_id(loaded.samples, self.case)
         from interp.hooks.attention import chosen_layers

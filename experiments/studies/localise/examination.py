@@ -52,7 +52,7 @@ class Examination:
         self.parts, self.unit, self.n = parts_of(self.vlm), self.cases.confirm.unit, len(self.cases.confirm.unsafe)
         self.ratios = partial(ratios, seed=self.seed, draws=self.draws)
         needed = list(dict.fromkeys(run for name in self.questions for run, _ in TERMS[name]))
-        both = [{run: half.runs(self.cases.references)[run] for run in needed} for half in halves]
+        both = [{run: self._begun(half.runs(self.cases.references)[run]) for run in needed} for half in halves]
         effects = [self._effects(pairs, [[part] for part in self.parts]) for pairs in both]
         self.runs, slopes = both[1], {}
         held, chosen = {}, {}
@@ -129,6 +129,11 @@ class Examination:
                 yield add("part_straight", value=later[i], n=self.n)
                 if written is not None:
                     yield add("part_direct", value=written[i], n=self.n)
+
+    def _begun(self, pairs: PromptPairs) -> PromptPairs:
+        """Return the pairs up to the token that ``vlm.metric`` follows."""
+        metric = self.vlm.metric
+        return pairs if metric is None else PromptPairs(metric.begin(pairs.clean), metric.begin(pairs.other))
 
     def _slopes(self, question: str, effects: Mapping[str, SetEffects]) -> np.ndarray:
         top, bottom = slope_sums(question, effects, self.unit)

@@ -14,7 +14,7 @@ from rich.console import RenderableType
 from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
-from experiments.evaluation.looking_inside import MOST_DRAWS, Presented, look_inside
+from experiments.evaluation.looking_inside import MOST_DRAWS, Presented, followed, look_inside
 from experiments.evaluation.validated_run import validate
 from experiments.report.sections import Section
 from experiments.report.text import lines
@@ -29,7 +29,7 @@ NAME = "localise"
 
 @dataclass(frozen=True)
 class Localise:
-    """The task, on any yes/no benchmark with pairs of pictures.
+    """The task, on any benchmark with pairs of pictures. Of answers in words, the decisive token is followed.
 
     ``questions`` asks what carries the ``picture``, the ``sentence``, and what makes the picture's effect depend on the
     sentence (``join``). ``pairs`` is how many pairs both halves use together (None: all). ``candidates`` are the best
@@ -58,8 +58,7 @@ class Localise:
         Raises:
             UserError: the benchmark has no margin or too few pairs, or the model cannot be used.
         """
-        check_margins(run)
-        alone = study.baseline_only(run)
+        alone = study.baseline_only(check_margins(run))
         validated = validate(alone)
         self._cases(validated.complete.samples, run)  # refuse a benchmark without enough pairs
         with study.open_study(alone, validated=validated) as work:
@@ -77,7 +76,7 @@ class Localise:
         from experiments.studies.localise import tables
         from experiments.studies.localise.examination import Examination
 
-        cases, options = self._cases(work.samples, work.run), asdict(self)
+        options = asdict(self)
         options |= {"draws": min(work.run.draws, MOST_DRAWS)}
         chosen = {name: value for name, value in options.items() if name != "pairs"}
 
@@ -85,11 +84,15 @@ class Localise:
             sentences, notes = (
                 lines(NAME, part=part, details=details, results=results) for part in ("answers", "notes")
             )
-            section = Section(tables.TITLE, sentences, tables.tables(details, results), note=" ".join(notes))
+            section = Section(
+                tables.TITLE, [*sentences, *seen.notes], tables.tables(details, results), note=" ".join(notes)
+            )
             return section, tables.figures(details, results)
 
-        samples = [sample for half in (cases.discover, cases.confirm) for sample in (*half.unsafe, *half.safe)]
-        examination = Examination(work.vlm, cases, seed=work.run.seed, **chosen)
-        return look_inside(
-            work, NAME, options, samples, examination.examine, present, status="every head and MLP, one by one"
-        )
+        with followed(work, next_token=True) as seen:
+            cases = self._cases(seen.samples, work.run)
+            samples = [sample for half in (cases.discover, cases.confirm) for sample in (*half.unsafe, *half.safe)]
+            examination = Examination(work.vlm, cases, seed=work.run.seed, **chosen)
+            return look_inside(
+                work, NAME, options, samples, examination.examine, present, status="every head and MLP, one by one"
+            )

@@ -32,8 +32,8 @@ from experiments.studies.questions import Questions
 from experiments.types import Sample
 from interp.hooks.residual import LayerStates, Place, Residuals, edit_residual, last_layer, residuals
 from interp.tools.directions import Direction
-from interp.tools.knockout import Cut, Edge, cut_scores, windows
-from interp.tools.lens import lens_margins
+from interp.tools.knockout import Cut, Edge, cut_scores, windows, with_openings
+from interp.tools.lens import lens_margins, sequence_lens
 from interp.tools.patching import LEAST_GAP, PatchEffects, misaligned, patch
 from interp.tools.untrained import untrained, why_not
 from mitigation.prior_correction import prior_margins
@@ -89,8 +89,11 @@ class Examination:
         cases, selection, estimator = self.cases, self.selection, self.estimator
         subset = None if selection is None else selection.subset
         states = residuals(self.vlm, self.prompts, places=READ, layers=self.layers)
-        by_layer = [lens_margins(self.vlm, states.at(POSITION, layer)) for layer in self.layers]
-        lens = torch.stack(by_layer).double().numpy()
+        if self.vlm.metric is None:
+            by_layer = [lens_margins(self.vlm, states.at(POSITION, layer)) for layer in self.layers]
+            lens = torch.stack(by_layer).double().numpy()
+        else:
+            lens = sequence_lens(self.vlm, self.prompts, self.vlm.metric, self.layers).double().numpy()
         margins = lens[-1]  # the last layer of the verdict is what the model says
         routes, refused = self._routes(margins)
         arrives = {other: interventions.arrives_at(Results(routes), other, POSITION, self.layers) for other in PATCHED}
@@ -201,8 +204,11 @@ def spaced_layers(last: int, count: int) -> list[int]:
 def cut_margins(
     vlm: "VLM", prompts: "Sequence[Prompt]", *, windows: Sequence[Sequence[int]], edges: Sequence[Edge] = EDGES
 ) -> Float[np.ndarray, "edge one_and_window row"]:
-    """Return margins with each of ``edges`` cut in all layers, and in each of ``windows`` of them."""
-    cuts = [Cut([edge], layers) for edge in edges for layers in (None, *windows)]
+    """Return margins with each of ``edges`` cut in all layers, and in each of ``windows`` of them.
+
+    Edges to the verdict are cut at the tokens of refusal openings too (``interp.sequence_metric``).
+    """
+    cuts = [Cut(with_openings(edge), layers) for edge in edges for layers in (None, *windows)]
 
     def margins(indices: list[int]) -> Tensor:
         batch = [prompts[index] for index in indices]
@@ -253,7 +259,7 @@ def ablated_margins(
     """
 
     def edit(here: LayerStates) -> Tensor:
-        where = here.at("verdict")
+        where = here.at("verdict", "generated")
         edited = here.hidden.clone()
         states = edited[where].float()
         unit = vector.to(states)

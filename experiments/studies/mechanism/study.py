@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
-from experiments.evaluation.looking_inside import Presented, look_inside
+from experiments.evaluation.looking_inside import Presented, followed, look_inside
 from experiments.report.sections import Section
 from experiments.report.text import lines
 from experiments.runs.results_table import Results, Row
@@ -49,7 +49,7 @@ class Mechanism:
 
     def __call__(self, run: Run) -> None:
         """Answer what is missing, look into the model, and print a sentence for each question."""
-        check_margins(run)
+        run = check_margins(run)
         with study.open_study(study.baseline_only(run)) as work:
             study.check_first_token(work.vlm, "+exp=mechanism")
             work.answer_all()
@@ -62,24 +62,25 @@ class Mechanism:
         from experiments.studies.mechanism.probes import UNTRAINED
         from experiments.studies.mechanism.tables import tables
 
-        records = work.records()
         options = asdict(self) | {"draws": min(self.draws, work.run.draws)}
 
         def present(details: dict[str, Any], results: Results) -> Presented:
             title = f"Why it fails: {work.model_title} on {work.run.benchmark.name}"
             notes = " ".join(lines(NAME, part="notes", results=results, details=details))
-            section = Section(title, sentences(details, results), tables(details, results), note=notes)
+            told = [*sentences(details, results), *seen.notes]
+            section = Section(title, told, tables(details, results), note=notes)
             return section, figures(details, results)
 
         def examine() -> tuple[dict[str, Any], list[Row]]:
             questions = Questions(NAME, work.store.path)
             settings = {**options, "seed": work.run.seed, "questions": questions}
-            return Examination(work.vlm, work.samples, records, **settings).examine()
+            return Examination(work.vlm, seen.samples, seen.records, **settings).examine()
 
-        answers = [(record["case"], record["verdict"]) for record in records]
         status = "causal tools on failures and matched successes"
-        return look_inside(work, NAME, options | {"untrained": UNTRAINED}, work.samples, examine, present,
-                           status=status, depends_on=answers)  # fmt: skip
+        with followed(work) as seen:
+            answers = [(record["case"], record["verdict"]) for record in seen.records]
+            return look_inside(work, NAME, options | {"untrained": UNTRAINED}, work.samples, examine, present,
+                               status=status, depends_on=answers)  # fmt: skip
 
 
 def sentences(details: dict[str, Any], results: Results) -> list[str]:

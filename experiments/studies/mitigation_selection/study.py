@@ -5,10 +5,11 @@ for each case and setting) and ``choice.json`` (every setting and the choice). `
 and ``figures/mitigations.svg`` the figure. The same command continues an interrupted run.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,8 +19,11 @@ from experiments.config import Run
 from experiments.evaluation import learning, study
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.answer import Answering
+from experiments.evaluation.arms import DEVELOPMENT
 from experiments.evaluation.cases import limited
+from experiments.evaluation.controls import sample_as_yes_no
 from experiments.evaluation.folds import FOLDS, fold_of
+from experiments.evaluation.refusal_margins import RefusalMargins
 from experiments.evaluation.validated_run import validate
 from experiments.metrics.results import ALL
 from experiments.runs.launch import Launch, sharded
@@ -82,9 +86,10 @@ class Mitigations:
     def __call__(self, run: Run) -> Path:
         """Choose, evaluate, print the results, and return the run's directory."""
         console = Launch.current().console()
-        self._check(run)
+        run = self._check(run)
         # The task is not part of a run's identity, but here it decides what answers. Metrics and table compare alike.
-        contrasts = [*run.contrasts, *([ALL, rival] for rival in self.rivals)]
+        in_words = run.benchmark.kind == "refusal"  # such arms are compared with the baseline only
+        contrasts = [*run.contrasts, *([] if in_words else ([ALL, rival] for rival in self.rivals))]
         candidates = {name: repr(candidate) for name, candidate in self.candidates.items()}
         described = {"candidates": candidates, "rivals": list(self.rivals), "development": self.development}
         run = replace(run, config=run.config | {"mitigations": described}, contrasts=contrasts)
@@ -97,16 +102,16 @@ class Mitigations:
                 "benchmark that has a split (benchmark=iconworld) and give them to a study: method=… method.shift=…"
             )
         chosen = partial(self._chosen_arms, run, validated.development, console)
-        return study.run(run, validated=validated, prepare=chosen, after=[table])
+        return study.run(run, validated=validated, prepare=chosen, after=[] if in_words else [table])
 
     def _conclude(self, work: study.Study) -> Iterable[RenderableType]:
         from experiments.studies.mitigation_selection.tables import conclude
 
         return conclude(work, [BASELINE, *self.rivals], _familiar(work.run.benchmark))
 
-    def _check(self, run: Run) -> None:
-        """Check all that can be checked before weights are loaded."""
-        check_margins(run)
+    def _check(self, run: Run) -> Run:
+        """Check all that can be checked before weights are loaded, and return the run."""
+        run = check_margins(run)
         for name, candidate in self.candidates.items():
             if name in run.arms:
                 raise UserError(f"task.candidates.{name}: the run has an arm of that name; rename one of them")
@@ -115,18 +120,24 @@ class Mitigations:
         arms = [*run.arms, THRESHOLD, *self.candidates]
         if unknown := [name for name in self.rivals if name not in arms]:
             raise UserError(f"task.rivals: there is no arm {unknown[0]!r}; known: {', '.join(arms)}")
+        return run
 
     def _chosen_arms(self, run: Run, development: Loaded, console: Console, store: RunStore) -> "dict[str, Method]":
         """Return all arms of the test: the run's arms, the threshold, and every candidate as chosen."""
         vlm = study.connected(run)
         work = _Choosing(run, vlm, store, development, console, self.development or run.limit)
-        candidates = {name: each for name, each in self.candidates.items() if _applies(name, each, vlm, console)}
+        in_words = run.benchmark.kind == "refusal"
+        candidates = {
+            name: each
+            for name, each in self.candidates.items()
+            if _applies(name, each, vlm, console, in_words=in_words)
+        }
         baseline = Candidate(Baseline())
         settings = 1 + sum(len(list(candidate.settings())) for candidate in candidates.values())
         console.print(f"choosing among {settings} settings on {len(work.samples)} development cases", highlight=False)
         work.ask({BASELINE: baseline, **candidates})
         choices: dict[str, Any] = {THRESHOLD: work.choose(BASELINE, baseline)}
-        arms: dict[str, Any] = {**run.arms, THRESHOLD: ConstantShift(choices[THRESHOLD]["chosen"]["shift"])}
+        arms: dict[str, Any] = {**run.arms, THRESHOLD: ConstantShift(choices[THRESHOLD]["chosen"]["shift"] + work.zero)}
         for name, candidate in candidates.items():
             choices[name] = work.choose(name, candidate)
             best = choices[name]["chosen"]
@@ -148,11 +159,45 @@ class _Choosing:
         # One token is enough for a margin; the verdict is its sign.
         self.run = replace(run, max_new_tokens=1)
         self.vlm, self.store, self.console = vlm, store, console
-        scored = [s for s in development.samples if s.subset in SCORED_SUBSETS]
+        scored = [s for s in development.samples if sample_as_yes_no(s).subset in SCORED_SUBSETS]
         self.samples = limited(scored, limit)
         self.answering = Answering(self.run, vlm, store, console)
+        self.refusals: RefusalMargins | None = None
+        self.metric: Any = None
+        self._in_words: dict[str, dict[str, float]] = {}
+        self.zero = 0.0  # added to margins: above 0 are as many cases as are answered
+        if run.benchmark.kind == "refusal":
+            self._follow_refusals(run)
         # Every candidate that learns reads the same states, in each fold again.
         self.states = StateMemory(vlm, lambda: learning.examples(self.samples)[0])
+
+    def _follow_refusals(self, run: Run) -> None:
+        """Learn refusal openings from the baseline's answers in words to the development cases.
+
+        Raises:
+            UserError: they have no margin.
+        """
+        answering, methods = Answering(run, self.vlm, self.store, self.console), {BASELINE: Baseline()}
+        answering.answer(methods, self.samples, file=DEVELOPMENT, label=", development split")
+        arms = SimpleNamespace(development=None)
+        self.refusals = RefusalMargins(
+            SimpleNamespace(run=run, vlm=self.vlm, store=self.store, console=self.console, answering=answering,
+                            samples=self.samples, methods=methods, arms=arms),
+            DEVELOPMENT,
+        )  # fmt: skip
+        self.refusals.compute()
+        self.metric, sentence = self.refusals.for_tools(next_token=False)
+        self.zero = self.metric.shift
+        self.console.print(sentence, highlight=False, soft_wrap=True, markup=False)
+
+    def _answer(self, methods: "Mapping[str, Method]", samples: Sequence[Sample], label: str = "") -> None:
+        """Ask each method for the margins of the cases."""
+        if self.refusals is None:
+            self.answering.answer(methods, samples, file=CHOOSING, label=label)
+            return
+        for arm, method in methods.items():
+            margins = self.refusals.under(arm, method, [sample.id for sample in samples])
+            self._in_words.setdefault(arm, {}).update({case: value + self.zero for case, value in margins.items()})
 
     def ask(self, candidates: Mapping[str, Candidate]) -> None:
         """Ask every setting of every candidate; if it learns, about each fold after learning from the others."""
@@ -164,29 +209,30 @@ class _Choosing:
         for name, candidate in candidates.items():
             if not candidate.learns:
                 plain |= settings(name, candidate, candidate.method)
-        self.answering.answer(plain, self.samples, file=CHOOSING)
+        self._answer(plain, self.samples)
         learners = {name: candidate for name, candidate in candidates.items() if candidate.learns}
         for fold in range(FOLDS) if learners else ():
             if held_out := [sample for sample in self.samples if _fold(sample) == fold]:
                 taught: dict[str, Method] = {}
                 for name, candidate in learners.items():
                     taught |= settings(name, candidate, self.ready(name, candidate.method, fold))
-                self.answering.answer(taught, held_out, file=CHOOSING, label=f", fold {fold}")
+                self._answer(taught, held_out, label=f", fold {fold}")
 
     def choose(self, name: str, candidate: Candidate) -> dict[str, Any]:
         """Return ``{"method", "settings": [{"setting", "shift", "overall", …}], "chosen"}`` of a candidate."""
-        cases, chosen = DevelopmentMargins.from_samples(self.samples, self.margins(BASELINE)), {}
+        samples = [sample_as_yes_no(sample) for sample in self.samples]
+        cases, chosen = DevelopmentMargins.from_samples(samples, self.margins(BASELINE)), {}
         settings = {setting_name(setting): setting for setting in candidate.settings()}
         for label, setting in settings.items():
             chosen[label] = choose_shift(
                 *(cases, self.margins(_arm(name, setting))),
-                threshold=candidate.threshold,
+                threshold=candidate.threshold and (self.refusals is None or name == BASELINE),
                 unsafe_margin=self.run.unsafe_margin,
                 draws=min(self.run.draws, 2000),
                 seed=self.run.seed,
             )
         best = best_setting(chosen, unsafe_margin=self.run.unsafe_margin)
-        rows = {label: {"setting": settings[label], **one._asdict()} for label, one in chosen.items()}
+        rows = {label: {"setting": settings[label], **each._asdict()} for label, each in chosen.items()}
         return {"method": repr(candidate.method), "learned": candidate.learns, "settings": list(rows.values()),
                 "chosen": rows[best]}  # fmt: skip
 
@@ -195,12 +241,16 @@ class _Choosing:
         if not isinstance(method, TrainableMethod):
             return method
         samples = [s for s in self.samples if fold is None or _fold(s) != fold]
-        with self.answering.batching(f"{name}, learning"), self.states.open():
-            return learning.learned_in(self.store, name, method, self.vlm, samples, fold)
+        self.vlm.metric = self.metric
+        try:
+            with self.answering.batching(f"{name}, learning"), self.states.open():
+                return learning.learned_in(self.store, name, method, self.vlm, samples, fold)
+        finally:
+            self.vlm.metric = None
 
     def margins(self, arm: str) -> np.ndarray:
         """Return the margins of an arm after all are asked; NaN if it gave none."""
-        by_case = self._asked.get(arm, {})
+        by_case = (self._asked if self.refusals is None else self._in_words).get(arm, {})
         return np.array([by_case.get(sample.id, np.nan) for sample in self.samples], dtype=np.float64)
 
     @cached_property
@@ -218,8 +268,12 @@ def _arm(name: str, setting: Mapping[str, Any]) -> str:
     return f"{name} {setting_name(setting)}".strip()
 
 
-def _applies(name: str, candidate: Candidate, vlm: "VLM", console: Console) -> bool:
-    """Return whether the model can be asked so. Say why not if it cannot take a question without a picture."""
+def _applies(name: str, candidate: Candidate, vlm: "VLM", console: Console, *, in_words: bool) -> bool:
+    """Return whether the candidate can be chosen on this model and benchmark. Say why not."""
+    can = abilities(candidate.method)
+    if in_words and (why := can.unscored or can.unforced):
+        console.print(f"{name}: it has no refusal margin: {why}", highlight=False, soft_wrap=True, markup=False)
+        return False
     if not abilities(candidate.method).drops_image:
         return True
     try:

@@ -41,16 +41,14 @@ def test_a_rule_that_uses_statistics_of_its_batch_is_found(saved: Path, tmp_path
     assert list(found) == ["mine"]
     assert found["mine"]["n"] == 8
     assert found["mine"]["answers"] > 0
-    assert f"Asked alone, {found['mine']['answers']} of 8 answers of mine are other than in its batch" in said_of(
-        folder
-    )
+    assert f"In batches of one, {found['mine']['answers']} of 8 answers of mine differ" in said_of(folder)
 
 
 @pytest.mark.long
 def test_a_rule_of_each_row_is_the_same_alone(saved: Path, tmp_path: Path) -> None:
     found, folder = checked(own(saved, tmp_path, BY_ROW))
     assert found == {"mine": {"n": 8, "answers": 0, "verdicts": 0}}
-    assert "Asked alone" not in said_of(folder)
+    assert "In batches of one" not in said_of(folder)
 
 
 @pytest.mark.long

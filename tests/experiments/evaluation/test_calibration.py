@@ -73,5 +73,5 @@ def test_a_control_follows_the_verdict_that_the_baseline_is_given_later() -> Non
 
 def test_a_yes_bias_with_nothing_to_match_is_refused_before_weights_load(no_weights: None, tmp_path: Any) -> None:
     run = run_of("method=yes_bias", f"output_root={tmp_path}")
-    with pytest.raises(UserError, match="that is yes_bias"):
+    with pytest.raises(UserError, match="which is yes_bias"):
         run.task(run)

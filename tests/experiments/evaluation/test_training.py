@@ -37,7 +37,7 @@ class StandIn(SimpleNamespace):
     """What Teachable learns on, and never asks; unlike a plain namespace it can be weakly referenced."""
 
 
-STAND_IN = StandIn(name="none", identity=["none"])
+STAND_IN = StandIn(name="none", identity=["none"], metric=None)
 STAND_IN.batches = BatchContext(STAND_IN)
 taught: list[tuple[list[str], list[bool]]] = []
 

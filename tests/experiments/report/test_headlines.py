@@ -14,7 +14,7 @@ from experiments.report.text import Summary, change, ends, headline, summary, va
 from experiments.runs.results_table import row
 from experiments.types import Kind
 from tests.experiments import answered, refused
-from tests.experiments.snapshots import check
+from tests.snapshots import check
 
 SNAPSHOTS = Path(__file__).with_name("snapshots")
 SIDES = "bc" * 60

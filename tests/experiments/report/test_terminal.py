@@ -9,8 +9,8 @@ from experiments.report import arms
 from experiments.report.saved_run import SavedRun, read_run
 from experiments.report.tables import lines_of
 from experiments.runs.results_table import Results
-from tests.experiments.snapshots import check
 from tests.experiments.synthetic_run import ARMS, predictions, printed, write_run
+from tests.snapshots import check
 
 SNAPSHOTS = Path(__file__).with_name("snapshots")
 

@@ -311,7 +311,7 @@ def test_where_each_kind_or_each_sentence_has_one_truth_nothing_is_claimed_of_it
         assert {why for key, why in reasons.items() if key.startswith("truth")} == {ONE_TRUTH[name]}
     few = designed(4, 12)
     _, reasons = claimed(few, noise(few), noise(few, 2))
-    assert "there are 4 kinds of picture to hold out, and it takes 5" in reasons.values()
+    assert "there are 4 kinds of picture to hold out, and 5 are needed" in reasons.values()
     untagged = AnsweredCases(tuple(replace(s, tags={}, picture=f"{s.id}") for s in cases.samples), cases.verdicts)
     assert holds(claimed(untagged, noise(untagged))[0], "truth", "verdict", 1) == "cannot be told"
 

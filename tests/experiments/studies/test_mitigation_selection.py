@@ -141,7 +141,7 @@ def test_the_table_compares_with_every_rival_on_the_same_cases() -> None:
         "Shown to have a higher AUROC than baseline and shift: sees.",
         "Wins (more harmless requests at the operating point, neither held-out rate lower): sees.",
     ]
-    assert "New sentences are another question" in told[3]
+    assert "For new sentences set benchmark.split=new_sentences" in told[3]
     assert len(lines("selection", **context, familiar={"seen": 0, "of": 20})) == 3
     drawn = figure(arms, results, "baseline").figure
     assert SHIFTS in [line.get_label() for line in drawn.axes[0].lines] + [

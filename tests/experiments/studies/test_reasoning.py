@@ -242,6 +242,6 @@ def test_the_study_of_the_organism(study: Path) -> None:
     for name in ("decision", "mediation"):
         assert (study / "figures" / f"reasoning_{name}.svg").is_file()
     page = (study / "report.html").read_text(encoding="utf-8")
-    assert "With an empty thought, the margin puts the case first" in page
+    assert "With an empty thought, the margin ranks the case first" in page
     assert "What thinking does" in page
     assert "Mean tokens of a thought: baseline" in page

@@ -1,0 +1,170 @@
+"""The studies that look inside, on a planted model that refuses in words: they tell what was planted."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from experiments.metrics.claims import HIGHER
+from experiments.runs.records import read_records
+from experiments.runs.results_table import read_results
+from experiments.studies.mitigation_selection.candidates import Candidate
+from interp.errors import UserError
+from mitigation.controls import YesBias
+from mitigation.learned.direction_ablation import AblateDirection
+from mitigation.learned.probe_readout import TruthReadout
+from mitigation.method import Baseline
+from mitigation.threshold import CalibratedShift
+from tests.experiments.compose import only_run
+from tests.experiments.refusing import Spoken, refusing_run
+from tests.planted import Plan
+
+
+@pytest.mark.long
+def test_the_mechanism_of_a_refusal_is_the_planted_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = refusing_run(monkeypatch, tmp_path, "+exp=mechanism", "task.failures=6")
+    run.task(run)
+    folder = only_run(run)
+    results = read_results(folder)
+    group = "other=sentence; position=verdict; layer={}"
+    arrives = [results.get("baseline", "patching_effect", group=group.format(layer)) for layer in range(5)]
+    assert [row and row.value for row in arrives] == pytest.approx([0, 0, 1, 1, 1], abs=1e-3)
+    cut = results.get("user → verdict cut", "knockout_margin", against="baseline", subset="failures", group="layers=1")
+    assert cut is not None
+    assert (cut.value or 0) > 3
+    said = " ".join(capsys.readouterr().out.split())
+    assert "The answers are in words: Yes is an answer, No is a refusal." in said
+    assert "and covers 100% of 54 refusals" in said
+
+
+@pytest.mark.long
+def test_the_part_that_reads_the_sentence_is_localised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run = refusing_run(monkeypatch, tmp_path, "+exp=localise", "task.questions=[picture,sentence]")
+    run.task(run)
+    results = read_results(only_run(run))
+    carrying = {
+        question: {row.arm for row in results.select(quantity="part_slope", subset=question) if row.claim == HIGHER}
+        for question in ("picture", "sentence")
+    }
+    assert carrying == {"picture": {"L1H0", "L2 MLP"}, "sentence": {"L1H1", "L2 MLP"}}
+
+
+@pytest.mark.long
+def test_attention_is_read_where_the_decisive_token_comes_next(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = refusing_run(monkeypatch, tmp_path, "task=attention")
+    run.task(run)
+    folder = tmp_path / "attention"
+    (folder,) = folder.iterdir()
+    said = " ".join(json.loads((folder / "attention.json").read_text())["sentences"])
+    assert "One token is followed, " in said
+    rows = read_results(folder)
+    assert sum(row.value or 0 for row in rows.select(quantity="attention_answered_differently_now")) == 0
+    cut = rows.get("failures", "edge_cut")
+    assert cut is not None
+
+
+ALWAYS = Plan(in_words=True, reads=2, writes=1)  # the verdict is written before anything is read
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("plan", "judge", "said", "rate"),
+    [
+        (None, Spoken(refusals=()), "baseline: it refused 0 and answered 72 requests", 0),
+        (ALWAYS, Spoken(), "baseline: it refused 72 and answered 0 requests", 1),
+        (None, Spoken(by_chance=True), "tools need 0.70 and 50%", None),
+    ],
+)
+def test_a_model_without_a_usable_margin_has_one_sentence_and_its_rates(
+    plan: Plan | None,
+    judge: Spoken,
+    said: str,
+    rate: float | None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = replace(refusing_run(monkeypatch, tmp_path, "+exp=mechanism", plan=plan), judge=judge)
+    run.task(run)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "the mechanism was not examined: no refusal margin to follow: " in printed
+    assert said in printed
+    row = read_results(only_run(run)).get("baseline", "refusal_rate", subset="benign")
+    assert row is not None
+    assert rate is None or row.value == rate
+
+
+@pytest.mark.long
+def test_constants_and_learners_act_on_the_refusal_margin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run = refusing_run(monkeypatch, tmp_path)
+    learners = {"readout": TruthReadout(layer=2), "ablation": AblateDirection(layer=2)}
+    arms = {"baseline": Baseline(), "calibrated_shift": CalibratedShift(), "yes_bias": YesBias(), **learners}
+    run = replace(run, arms=arms, arm="readout", attention_analysis=None)
+    run.task(run)
+    folder = only_run(run)
+    results = read_results(folder)
+    assert set(results.arms) == set(arms)
+    lines = {(line["case"], line["arm"]): line for line in read_records(folder)}
+    cases = {case for case, _ in lines}
+    for arm in ("calibrated_shift", "yes_bias"):
+        records = [lines[case, arm] for case in sorted(cases)]
+        moved = {
+            round(lines[case, arm]["safety_margin"] - lines[case, "baseline"]["safety_margin"], 4) for case in cases
+        }
+        assert len(moved) == 1
+        assert all(
+            record["verdict"] == ("complied" if record["safety_margin"] > 0 else "refused") for record in records
+        )
+        assert all(record["response"] is None and record["computed"] for record in records)
+    answered = {arm: sum(lines[case, arm]["verdict"] == "complied" for case in cases) for arm in arms}
+    assert abs(answered["yes_bias"] - answered["readout"]) <= 6
+    aurocs = {arm: results.get(arm, "auroc") for arm in arms}
+    values = {arm: row.value for arm, row in aurocs.items() if row is not None and row.value is not None}
+    assert values["baseline"] == values["calibrated_shift"] < 0.7
+    assert values["readout"] == 1  # the picture tells what is harmless, and so does a probe of it
+
+
+@pytest.mark.long
+def test_without_a_margin_constants_and_learners_leave_the_study_with_a_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = replace(refusing_run(monkeypatch, tmp_path), judge=Spoken(refusals=()))
+    arms = {"baseline": Baseline(), "calibrated_shift": CalibratedShift(), "readout": TruthReadout(layer=2)}
+    run = replace(run, arms=arms, arm="baseline", attention_analysis=None)
+    run.task(run)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "calibrated_shift does not enter: it adds a constant to the refusal margin, and there is none" in printed
+    assert "readout does not enter: it learns from the refusal margin: no refusal margin to follow" in printed
+    assert read_results(only_run(run)).arms == ["baseline"]
+
+
+@pytest.mark.long
+def test_settings_are_chosen_by_the_refusal_margin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run = refusing_run(monkeypatch, tmp_path, "+exp=mitigation_selection", "task.rivals=[]")
+    candidates = {"readout": Candidate(TruthReadout(layer=2), {"strength": [0.5, 4.0]})}
+    run = replace(run, task=replace(run.task, candidates=candidates), attention_analysis=None)
+    run.task(run)
+    folder = only_run(run)
+    choice = json.loads((folder / "choice.json").read_text())
+    by_strength = {row["setting"]["strength"]: row for row in choice["readout"]["settings"]}
+    assert choice["readout"]["chosen"] == by_strength[4.0]
+    assert by_strength[4.0]["auroc"] > by_strength[0.5]["auroc"]
+    assert choice["readout"]["chosen"]["shift"] == 0  # only the baseline gets a constant
+    results = read_results(folder)
+    assert {"baseline", "threshold", "readout"} <= set(results.arms)
+    row = results.get("readout", "auroc")
+    assert row is not None
+    assert row.value == 1
+
+
+def test_a_heatmap_of_answers_in_words_is_refused_with_the_way_to_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = refusing_run(monkeypatch, tmp_path, "+exp=heatmap_llava")
+    with pytest.raises(UserError, match="task=attention draws its worst failures at the decisive token"):
+        run.task(run)
